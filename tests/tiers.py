@@ -45,17 +45,20 @@ def tier(marks: Collection[str]) -> str:
 
 def bare_marks(path: Path) -> list[str]:
     """Return the lines of a file with a tier's mark that has no reason of three words or more."""
-    tree = ast.parse(path.read_text())
+    text = path.read_text()
+    if not any(f"mark.{name}" in text for name in MARKS):
+        return []
+    nodes = list(ast.walk(ast.parse(text)))
     marks = [
         node
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Attribute)
         and node.attr in MARKS
         and ast.unparse(node.value) == "pytest.mark"
     ]
     reasons = {
         node.func: node.args[0].value
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)
     }
     return [

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 import waldelta.changes.merge.merge as merge_module
 import waldelta.changes.stage.stage as stage_module
@@ -17,7 +18,7 @@ import waldelta.pipeline.advisory_locks as locks_module
 import waldelta.pipeline.source_connections as connections_module
 import waldelta.stages.apply.apply as apply_module
 from tests.oracles.target_rows import read_target
-from tests.support.connect_operations import insert_that_goes_on
+from tests.support.concurrent_work import insert_that_goes_on
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, StateError
 from waldelta.jobs.consume import consume
@@ -32,7 +33,7 @@ from waldelta.stages.apply.apply import apply
 from waldelta.stages.land.drain import drain
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("merged_by_spark")]
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 DDL = """
 create table t(
@@ -100,6 +101,7 @@ STATEMENTS = [
 
 
 @pytest.mark.soak("the same changes, one run each")
+@pytest.mark.usefixtures("merged_by_spark")
 def test_every_kind_of_change_one_run_each(runner, database, job):
     """Run after run the target holds what the source holds."""
     database.execute(STATEMENTS[0])
@@ -111,7 +113,7 @@ def test_every_kind_of_change_one_run_each(runner, database, job):
         assert target_rows(job) == source_rows(database), statement
 
 
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("merged_by_spark", "compiled")
 def test_every_kind_of_change_in_one_run(runner, database, job, where_decoded):
     """The same changes in one batch collapse to the same rows, in one commit; a second run changes
     nothing.
@@ -147,7 +149,7 @@ def test_an_update_of_a_row_the_target_lacks_is_skipped_and_counted(runner, data
     """As PostgreSQL's subscriber does; an upsert would invent rows."""
     database.execute("insert into t(id, v) values (1, 'a'), (2, 'b')")
     sync(runner, job)
-    runner.spark().sql(f"delete from delta.`{job.lake.target('public.t').uri}` where id = 1")
+    DeltaTable(job.lake.target("public.t").uri).delete("id = 1")
     database.execute("update t set v = 'x'")
     applied = run(runner, job)
     assert [row[:2] for row in target_rows(job)] == [(2, "x")]
@@ -229,6 +231,7 @@ def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(
 
 
 @pytest.mark.nightly("a race with another run, merged by Spark")
+@pytest.mark.usefixtures("merged_by_spark")
 @pytest.mark.parametrize("moment", ["count_statement", "commit_statement"])
 def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(
     runner, database, lake, monkeypatch, moment
@@ -269,6 +272,7 @@ def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(
 
 
 @pytest.mark.nightly("a statement that outlives its client, as in a copy")
+@pytest.mark.usefixtures("merged_by_spark")
 def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(
     runner, database, lake, tmp_path
 ):
@@ -285,7 +289,7 @@ def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(
 
 
 @pytest.mark.nightly("several tasks, as in test_target_where")
-@pytest.mark.usefixtures("compiled")
+@pytest.mark.usefixtures("on_spark", "compiled")
 def test_many_rows_are_collapsed_by_several_tasks(runner, database, job, monkeypatch):
     """Partitioned by key the result is the same; a file that isn't what its task wrote is told, and
     nothing is committed.
@@ -372,8 +376,7 @@ def test_a_range_of_few_large_rows_goes_to_the_tasks(runner, database, job, monk
     assert target_rows(job) == source_rows(database)
 
 
-@pytest.mark.usefixtures("compiled")
-def test_values_that_the_type_cant_hold_are_counted(runner, database, job, where_decoded):
+def test_values_that_the_type_cant_hold_are_counted(runner, database, job):
     """They stand verbatim beside the row; the run's summary says how many rows have such."""
     sync(runner, job)
     database.execute(

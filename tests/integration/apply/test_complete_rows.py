@@ -38,6 +38,7 @@ from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import TableResult
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets import RequiredAction, read_published
+from waldelta.stages.apply.apply import apply
 from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.stages.land.drain import drain
 from waldelta.stages.repair._repair_rows import merge_rows_in_driver
@@ -108,8 +109,6 @@ def source_rows(database, table="t"):
 
 def quarantine_rows(runner, database, job, count):
     """So many rows that no source could complete when they were applied; by now it could."""
-    from waldelta.stages.apply.apply import apply
-
     database.execute(
         f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, {count}) g"
     )
@@ -130,7 +129,6 @@ def told(job, table="t"):
     return [(row.status, json.loads(row.key)["id"], row.columns) for row in rows]
 
 
-@pytest.mark.usefixtures("compiled")
 def test_a_row_that_moves_into_the_filter(runner, database, lake, where_decoded):
     """It arrives as INSERT without its large value, which is read from the source and marked as
     such.
@@ -188,8 +186,6 @@ def test_a_row_that_the_source_no_longer_has(runner, database, job, where_decode
     drain(runner, job)
     database.execute("delete from t where id = 1")
     drained = replace(job, run_id="first")
-    from waldelta.stages.apply.apply import apply
-
     cut = apply(runner, drained).steps[0].targets[0]
     assert target_rows(job) == source_rows(database)
     assert (cut.inserted, cut.reread, cut.quarantined) == (1, 1, 1)
@@ -216,8 +212,6 @@ def test_a_quarantined_row_whose_key_moved_comes_back(runner, database, job):
     database.execute("update t set a = 'x'")
     drain(runner, job)
     database.execute("update t set id = 5, m = 5")
-    from waldelta.stages.apply.apply import apply
-
     assert apply(runner, replace(job, run_id="first")).failures == {}
     assert target_rows(job) == []
     done = run(runner, job, "second")
@@ -267,8 +261,6 @@ def test_the_messages_that_a_row_came_from(runner, database, job, where_decoded)
         database.execute(statement)
     drain(runner, job)
     database.execute("alter table t rename column big to hidden")
-    from waldelta.stages.apply.apply import apply
-
     assert apply(runner, replace(job, run_id="first")).failures == {}
     rows = {json.loads(row.key)["id"]: row for row in Quarantine(job.lake).rows("public.t", 1)}
     found = {
@@ -563,8 +555,6 @@ def test_a_stale_row_at_the_key_goes(runner, database, job):
     database.execute("delete from t where id = 1; update t set id = 1, a = 'x' where id = 2")
     drain(runner, job)
     database.execute("delete from t")
-    from waldelta.stages.apply.apply import apply
-
     assert apply(runner, job).failures == {}
     assert target_rows(job) == []
     assert told(job) == [(QUARANTINED, "1", ["big"])]
@@ -583,8 +573,6 @@ def test_a_run_that_is_done_again_tells_each_row_once(runner, database, job, mon
 
     def killed(*_):
         raise Killed
-
-    from waldelta.stages.apply.apply import apply
 
     monkeypatch.setattr("waldelta.changes.merge.merge._merge", killed)
     with pytest.raises(Killed):
@@ -620,8 +608,6 @@ def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(
         run(runner, job, "the next")
         real(*args)
 
-    from waldelta.stages.apply.apply import apply
-
     if fate == "killed":
         monkeypatch.setattr("waldelta.changes.merge.merge._merge", killed)
         with pytest.raises(Killed):
@@ -653,8 +639,6 @@ def test_a_change_that_nobody_sees_yet_is_no_row_that_is_gone(
     sync(runner, job)
     database.execute("alter system set synchronous_standby_names = 'absent'")
     database.execute("select pg_reload_conf()")
-    from waldelta.stages.apply.apply import apply
-
     waiting = database.connect(autocommit=True)
     try:
         pid = waiting.info.backend_pid

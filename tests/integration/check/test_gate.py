@@ -223,6 +223,7 @@ def test_released_changes_pass_once(gated, database):
     assert made.rows() == [(1, -1)]
 
 
+@pytest.mark.nightly("a release, as in test_released_changes_pass_once")
 def test_what_waits_is_released_behind_wal_without_changes(gated, database):
     """A run that finds none lands an empty batch, whose end says nothing of what has landed
     before.
@@ -243,6 +244,7 @@ def test_what_waits_is_released_behind_wal_without_changes(gated, database):
     assert made.rows() == [(1, -1)]
 
 
+@pytest.mark.nightly("a release of a table; test_released_changes_pass_once has rows")
 def test_a_whole_table_is_released_too(gated, database):
     """Of what passed nothing is left to judge: no number of rows, and no mean, is asked of
     nothing.
@@ -732,6 +734,7 @@ def test_read_again_or_discarded(gated, database):
     assert (list_quarantined(made.job), made.failed()) == ([], 0)
 
 
+@pytest.mark.nightly("what the pages say after each further decision")
 def test_what_keeps_no_row_out_is_met(gated, database):
     """Each expectation until the last of its rows is gone or decided on, though nothing of the
     target changes by that.
@@ -775,6 +778,7 @@ def test_too_many_rows_stop_the_table(gated, database, monkeypatch):
     assert (made.rows(), made.failed()) == ([], 0)
 
 
+@pytest.mark.nightly("a second gate beside the first")
 def test_a_stop_judges_what_is_left(gated, database):
     """Rows that another expectation sets aside aren't merged, so they don't stop the table."""
     made = gated()

@@ -9,7 +9,7 @@ import json
 import pytest
 from pyspark.sql import functions as F
 
-from tests.integration.check.test_quality import COLUMNS, DDL, FILTER, GOOD, VIOLATIONS, Scene
+from tests.integration.check.test_quality import COLUMNS, DDL, FILTER, GOOD, Scene
 from waldelta.config.expectation_files import OwnExpectation
 from waldelta.lake import target_uri
 from waldelta.lake.ledger import ColumnState
@@ -222,20 +222,26 @@ OWN = (
 )
 
 
-@pytest.mark.parametrize("row_filter", [FILTER, None])
-@pytest.mark.parametrize("own", [None, OWN])
-def test_a_quick_check_finds_all_met(lake, monkeypatch, row_filter, own):
+def test_a_quick_check_finds_all_met(lake, monkeypatch):
     """Of rows, keys and columns, with the results kept as of any check; nothing is rendered, and
     Great Expectations isn't asked.
     """
     monkeypatch.setattr("waldelta.stages.check.check.import_great_expectations", None)
-    lake.target(row_filter=row_filter)
-    if own:
-        lake.own(own)
-    (verdict,) = quickly(lake).tables
-    assert {o.success for o in verdict.outcomes} == {True}
-    assert len(verdict.outcomes) >= 4
-    assert verdict.page is None
+    tables = {
+        f"public.t{len(filtered or '')}_{len(own)}": (filtered, own)
+        for filtered in (FILTER, None)
+        for own in (OWN, "")
+    }
+    for table, (row_filter, own) in tables.items():
+        lake.target(table=table, row_filter=row_filter)
+        if own:
+            lake.own(own, f"{table}.yml")
+    verdicts = lake.check(left=RunOutcome(quick=frozenset(tables))).tables
+    assert len(verdicts) == 4
+    for verdict in verdicts:
+        assert {o.success for o in verdict.outcomes} == {True}
+        assert len(verdict.outcomes) >= 4
+        assert verdict.page is None
 
 
 def test_a_quick_check_of_a_small_table_needs_no_spark(lake, monkeypatch):
@@ -281,23 +287,20 @@ def test_rows_from_before_are_judged_again_where_the_day_decides(runner, conditi
     assert is_met_by_spark(frame, plan, row_conditions(plan), {}, since=5) is is_met
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"), [c[1:] for c in VIOLATIONS], ids=[c[0] for c in VIOLATIONS]
-)
-def test_a_quick_check_finds_what_any_finds(lake, rows, message):
-    """What isn't met is Great Expectations' to judge, with a page."""
-    lake.target(rows)
-    report = quickly(lake)
-    assert any(message in failure for failure in report.failures)
-    assert report.tables[0].page.is_file()
-    assert report.location == str(report.tables[0].page)
-
-
 def test_a_quick_check_after_others(lake):
-    """It leads to the reports that there are."""
-    lake.target(GOOD)
-    lake.check()
-    report = quickly(lake, "second")
+    """It leads to its own page, or to the reports that there are."""
+    lake.target([*GOOD, (4, "LGA", "1", None)])
+    report = quickly(lake)
+    assert report.location == str(report.tables[0].page)
+    lake.target(table="public.u")
+    report = check(
+        lake.runner,
+        lake.pipeline(),
+        lake.ledger,
+        "second",
+        ["public.u"],
+        RunOutcome(quick=frozenset({"public.u"})),
+    )
     assert report.location == str(lake.docs / "index.html")
 
 

@@ -38,6 +38,7 @@ from deltalake import DeltaTable
 from tests.integration.apply.test_complete_rows import wait_until
 from tests.oracles.scenario import Both, Scenario, running
 from tests.support.fixtures.postgres import new_database
+from tests.support.fixtures.spark import new_runner
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.snapshot.exported_snapshot import wait_for_version
 
@@ -429,7 +430,8 @@ def sync_points(spark_jvm, postgres, tmp_path_factory):
     """
     with pytest.MonkeyPatch.context() as patch, new_database(postgres, patch) as database:
         lake = (tmp_path_factory.mktemp("points") / "lake").as_uri()
-        with running(spark_jvm(), database, postgres, lake, all_together(), compare=False) as both:
+        runner = new_runner(spark_jvm, patch)
+        with running(runner, database, postgres, lake, all_together(), compare=False) as both:
             seen = [Seen.by(both)]
             for number in range(max(len(point.steps) for point in POINTS.values())):
                 both.write(step_of_all(number))

@@ -15,7 +15,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.oracles.compare import compare_target
-from tests.support.interrupted_copy import before_rows
+from tests.support.concurrent_work import before_rows
 from tests.support.pipelines import pipeline_file
 from tests.support.waiting import wait_until
 from waldelta.errors import LateWriter

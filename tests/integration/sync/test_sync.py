@@ -15,8 +15,7 @@ from pyspark import TaskContext
 import waldelta.stages.sync
 import waldelta.stages.sync.copy_table as copy_module
 import waldelta.stages.sync.sync as sync_module
-from tests.support.connect_operations import insert_that_goes_on
-from tests.support.interrupted_copy import before_rows
+from tests.support.concurrent_work import before_rows, insert_that_goes_on
 from tests.support.pipelines import job_of
 from tests.support.waiting import wait_until
 from waldelta.config import PipelineFile

@@ -6,7 +6,7 @@ import pytest
 
 import waldelta.stages.sync.sync as sync_module
 from tests.oracles.target_rows import read_target
-from tests.support.interrupted_copy import before_rows
+from tests.support.concurrent_work import before_rows
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import SyncFailed, TransactionsStillOpen
 from waldelta.jobs.consume import consume

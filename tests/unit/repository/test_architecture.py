@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.source_code import ROOT, modules, nodes_of, tree_of
 from tools.messages import docstrings
-
-ROOT = Path(__file__).parents[3]
 
 # folder -> packages of this project that may be imported from there
 MAY_IMPORT = {
@@ -43,20 +42,11 @@ CLASSIC_ONLY = {
 }
 
 
-def modules(folder: str) -> list[Path]:
-    return sorted((ROOT / folder).rglob("*.py"))
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-def only_for_types(tree: ast.Module) -> set[int]:
+def only_for_types(path: Path) -> set[int]:
     """The nodes that only type checkers run."""
     return {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes_of(path)
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
         for statement in node.body
         for inner in ast.walk(statement)
@@ -68,12 +58,12 @@ def imports(path: Path, *, when_run: bool = False) -> tuple[str, ...]:
     """What a file imports, in functions too: ``from a.b import c`` as a.b.c, relative ones with
     their dots in front; with ``when_run`` not what only type checkers see.
     """
-    return tuple(_imports(tree_of(path), when_run=when_run))
+    return tuple(_imports(path, when_run=when_run))
 
 
-def _imports(tree: ast.Module, *, when_run: bool) -> Iterator[str]:
-    unseen = only_for_types(tree) if when_run else set()
-    for node in ast.walk(tree):
+def _imports(path: Path, *, when_run: bool) -> Iterator[str]:
+    unseen = only_for_types(path) if when_run else set()
+    for node in nodes_of(path):
         if id(node) in unseen:
             continue
         if isinstance(node, ast.Import):
@@ -337,7 +327,7 @@ def test_job_code_is_connect_clean():
         for folder in ("include/waldelta", "spark_jobs")
         for path in modules(folder)
         if path.name != "session.py"
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if (
             isinstance(node, ast.Attribute)
             and node.attr in CLASSIC_ONLY
@@ -381,20 +371,16 @@ def test_only_the_lake_knows_the_table_format():
         if "include/waldelta/lake/" not in path.as_posix()
         for found in [
             *({"deltalake", "delta"} & imported(path)),
-            *(
-                text
-                for text in texts(tree_of(path))
-                if NAMES_DELTA.search(text) and path != SPARK_SETTINGS
-            ),
+            *(text for text in texts(path) if NAMES_DELTA.search(text) and path != SPARK_SETTINGS),
         ]
     ]
     assert wrong == []
 
 
-def texts(tree: ast.Module) -> Iterator[str]:
+def texts(path: Path) -> Iterator[str]:
     """The strings of a file, and the parts of its f-strings, without its docstrings."""
-    described = docstrings(tree)
-    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    described = docstrings(tree_of(path))
+    constants = (node for node in nodes_of(path) if isinstance(node, ast.Constant))
     for node in constants:
         if isinstance(node.value, str) and id(node) not in described:
             yield node.value
@@ -430,7 +416,7 @@ def test_no_function_grows_beyond_a_screen():
         f"{path.relative_to(ROOT)} {node.name}": n
         for folder in ("include/waldelta", "spark_jobs")
         for path in modules(folder)
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (n := (node.end_lineno or 0) - node.lineno + 1) > 45
     }
@@ -540,13 +526,13 @@ def test_no_public_constant_stands_for_two_things():
     assert {constant: names for constant, names in held.items() if len(names) > 1} == {}
 
 
-def _names(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _names(path: Path) -> Iterator[tuple[str, str]]:
     """Each name that a module defines, with how ``KEPT`` lists it: ``name`` of classes, functions
     and what the module itself holds, ``Class.field`` and ``function(parameter)``.
     """
-    for node in tree.body:
+    for node in tree_of(path).body:
         yield from ((name, name) for name in _assigned(node))
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.ClassDef):
             yield node.name, node.name
             for statement in node.body:
@@ -575,7 +561,7 @@ def test_replaced_words_are_no_names():
     found = set()
     for folder in ("include/waldelta", "include/waldelta_airflow", "include/demo", "spark_jobs"):
         for path in modules(folder):
-            names = [(path.stem, path.stem), *_names(tree_of(path))]
+            names = [(path.stem, path.stem), *_names(path)]
             found |= {listed for name, listed in names if words_of(name) & REPLACED}
     # One that is listed and not found would let a new name pass.
     assert sorted(found ^ KEPT) == []
@@ -598,24 +584,28 @@ def test_no_job_module_hides_one_of_the_standard_library(folder):
     assert stems & sys.stdlib_module_names == set()
 
 
-@pytest.mark.parametrize("path", modules("include/waldelta"), ids=lambda path: path.stem)
-def test_a_session_has_started_before_columns_are_made(path):
+def test_a_session_has_started_before_columns_are_made():
     """PySpark's functions need one: a function that is given a runner uses it, or hands it on,
     before it calls them. In a process whose other work has started one, nobody would notice.
     """
-    early = []
-    for function in ast.walk(tree_of(path)):
-        if not isinstance(function, ast.FunctionDef):
-            continue
-        if "runner" not in {argument.arg for argument in function.args.args}:
-            continue
-        nodes = sorted(
-            (node for node in ast.walk(function) if hasattr(node, "lineno")),
-            key=lambda node: (node.lineno, node.col_offset),
-        )
-        body = [node for node in nodes if isinstance(node, ast.Name)]
-        names = [node.id for node in body if node.lineno > function.body[0].lineno - 1]
-        uses = [name for name in names if name in ("runner", "F")]
-        if "F" in uses and uses[0] == "F" and "DataFrame" not in ast.unparse(function.args):
-            early.append(function.name)
+    early = [
+        f"{path.relative_to(ROOT)} {function.name}"
+        for path in modules("include/waldelta")
+        for function in nodes_of(path)
+        if isinstance(function, ast.FunctionDef)
+        and "runner" in {argument.arg for argument in function.args.args}
+        and "DataFrame" not in ast.unparse(function.args)
+        and _uses(function)[:1] == ["F"]
+    ]
     assert early == []
+
+
+def _uses(function: ast.FunctionDef) -> list[str]:
+    """The names ``runner`` and ``F`` in a function's body, in its order."""
+    names = [
+        node
+        for statement in function.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and node.id in ("runner", "F")
+    ]
+    return [node.id for node in sorted(names, key=lambda node: (node.lineno, node.col_offset))]

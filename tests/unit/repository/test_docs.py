@@ -5,7 +5,9 @@ file.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import markdown
@@ -39,9 +41,9 @@ ALERTS = ROOT / "docs/how-to/respond-to-alerts.md"
 SITE = sorted(ROOT.glob("docs/**/*.md"))
 PAGES = prose.pages()
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-each_page = pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
 
 
+@cache
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub gives a page's headings."""
     headings = re.findall(r"^#+ (.*)$", prose.FENCE.sub("", page.read_text()), re.MULTILINE)
@@ -73,18 +75,23 @@ def test_sentences_without_an_actor_are_found():
     assert prose.passive_share([text, "A run ends."]) == 1 / 6
 
 
-@each_page
-def test_links_resolve(page):
+def wrong_on(found: Mapping[Path, Collection[object]]) -> dict[str, list[object]]:
+    """What is wrong, by the file that has it."""
+    return {str(path.relative_to(ROOT)): sorted(wrong) for path, wrong in found.items() if wrong}
+
+
+def test_links_resolve():
     """Every relative link leads to a file, and to a heading where it names one."""
-    dead = []
-    for link in LINK.findall(prose.FENCE.sub("", page.read_text())):
-        path, _, anchor = link.partition("#")
-        if "://" in link or link.startswith("mailto:"):
-            continue
-        target = (page.parent / path).resolve() if path else page
-        if not target.exists() or (anchor and anchor not in anchors(target)):
-            dead.append(link)
-    assert dead == []
+    dead: dict[Path, list[str]] = {page: [] for page in PAGES}
+    for page in PAGES:
+        for link in LINK.findall(prose.FENCE.sub("", page.read_text())):
+            path, _, anchor = link.partition("#")
+            if "://" in link or link.startswith("mailto:"):
+                continue
+            target = (page.parent / path).resolve() if path else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                dead[page].append(link)
+    assert wrong_on(dead) == {}
 
 
 @pytest.mark.parametrize("page", SITE, ids=[str(page.relative_to(ROOT / "docs")) for page in SITE])
@@ -108,15 +115,14 @@ def test_the_site_shows_lists_and_blocks_as_such(page):
     )
 
 
-@each_page
-def test_make_targets_exist(page):
+def test_make_targets_exist():
     """`make x`, in backquotes or at the start of an indented line, is a target of the Makefile."""
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    text = page.read_text()
-    named = set(re.findall(r"`make ([a-z0-9-]+)", text)) | set(
-        re.findall(r"^ {4,}make ([a-z0-9-]+)", text, re.MULTILINE)
-    )
-    assert named - targets == set()
+    named = {
+        page: set(re.findall(r"(?:`|^ {4,})make ([a-z0-9-]+)", page.read_text(), re.MULTILINE))
+        for page in PAGES
+    }
+    assert wrong_on({page: names - targets for page, names in named.items()}) == {}
 
 
 DOTTED = re.compile(
@@ -131,6 +137,7 @@ MODULES = {
 NOT_MODULES = re.compile(r"waldelta\.(shop|generation|open)\b")
 
 
+@cache
 def is_there(name: str) -> bool:
     """Whether a dotted name is a package, a module or a Java class, or what such a one defines."""
     parts = name.split(".")
@@ -144,29 +151,34 @@ def is_there(name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize(
-    "path", [*PAGES, *MODULES.values()], ids=lambda path: str(path.relative_to(ROOT))
-)
-def test_modules_that_are_named_exist(path):
+def test_modules_that_are_named_exist():
     """In the pages, and in docstrings, comments and strings of the code."""
-    if path.name == "CHANGELOG.md":
-        return
-    named = {name for name in DOTTED.findall(path.read_text()) if not NOT_MODULES.match(name)}
-    assert sorted(name for name in named if not is_there(name)) == []
+    missing = {
+        path: {
+            name
+            for name in DOTTED.findall(path.read_text())
+            if not NOT_MODULES.match(name) and not is_there(name)
+        }
+        for path in [*PAGES, *MODULES.values()]
+        if path.name != "CHANGELOG.md"
+    }
+    assert wrong_on(missing) == {}
 
 
 COMMAND_LINE = re.compile(r"(?:\S*/)?(?:waldelta|python -m spark_jobs) +([A-Za-z][A-Za-z-]*)")
 
 
-@each_page
-def test_verbs_exist(page):
+def test_verbs_exist():
     """`waldelta verb`, in backquotes or a line of code, names a verb, or stands for one."""
-    text = page.read_text()
-    code = [*re.findall(r"`([^`\n]+)`", text), *re.findall(r"^ {4,}(.*)$", text, re.MULTILINE)]
-    code += [line for fence in prose.FENCE.finditer(text) for line in fence[0].splitlines()]
-    named = {found[1] for line in code if (found := COMMAND_LINE.match(line.strip()))}
-    first = {verb.split()[0] for verb in (*VERBS, *VERBS_WITHOUT_FILE)}
-    assert named - {*first, "VERB"} == set()
+    known = {"VERB", *(verb.split()[0] for verb in (*VERBS, *VERBS_WITHOUT_FILE))}
+    unknown = {}
+    for page in PAGES:
+        text = page.read_text()
+        code = [*re.findall(r"`([^`\n]+)`", text), *re.findall(r"^ {4,}(.*)$", text, re.MULTILINE)]
+        code += [line for fence in prose.FENCE.finditer(text) for line in fence[0].splitlines()]
+        named = {found[1] for line in code if (found := COMMAND_LINE.match(line.strip()))}
+        unknown[page] = named - known
+    assert wrong_on(unknown) == {}
 
 
 def test_every_verb_is_explained():

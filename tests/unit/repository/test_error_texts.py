@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
+from collections.abc import Iterable
 
 import pytest
 
-ROOT = Path(__file__).parents[3] / "include"
+from tests.support import source_code
+
+ROOT = source_code.ROOT / "include"
 TEXTS = ROOT / "waldelta/server_errors/texts.py"
 # These name errors that arrive as text, from texts.py alone.
 NAMING = {
@@ -46,10 +48,10 @@ def _is_from_texts(function: ast.expr) -> bool:
     return isinstance(pattern, ast.Name) and pattern.id.isupper() and pattern.id[0] != "_"
 
 
-def matched_texts(source: str) -> list[int]:
+def matched_texts(nodes: Iterable[ast.AST]) -> list[int]:
     """The lines that compare an error's text with words of their own."""
     lines = []
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
             if isinstance(node.left, ast.Constant) and _is_message(node.comparators[0]):
                 lines.append(node.lineno)
@@ -78,16 +80,16 @@ def matched_texts(source: str) -> list[int]:
     ],
 )
 def test_the_rule(line, is_refused):
-    assert bool(matched_texts(line)) is is_refused
+    assert bool(matched_texts(ast.walk(ast.parse(line)))) is is_refused
 
 
 def test_no_error_is_recognised_by_words_elsewhere():
-    files = [path for path in ROOT.rglob("*.py") if path != TEXTS]
+    files = [path for path in source_code.modules("include") if path != TEXTS]
     assert len(files) > 400
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in files
-        for line in matched_texts(path.read_text())
+        for line in matched_texts(source_code.nodes_of(path))
     ]
     assert not found, "decide by SQLSTATE, condition or number; a text goes to texts.py"
 

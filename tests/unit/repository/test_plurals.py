@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import pytest
 
+from tests.support import source_code
 from waldelta.quantities import counted
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = source_code.ROOT
 # What messages count; a number in front of one of these in the plural goes through counted().
 NOUNS = (
     "attempts|batches|calls|changes|columns|commits|conditions|copies|deletes|differences|errors|"
@@ -50,9 +50,9 @@ def test_counted(given, text):
     assert counted(*given) == text
 
 
-def plural_after_number(source: str) -> Iterator[tuple[int, str]]:
+def plural_after_number(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """The places where a number is followed by a noun in the plural, or "(s)" ends one."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             for value, text in zip(node.values, node.values[1:], strict=False):
                 words = text.value if isinstance(text, ast.Constant) else ""
@@ -83,7 +83,7 @@ def test_what_is_found():
         'f"{n} rows, {n:,} new keys, {_MOST} rows, {n} kB, {t.name} keeps"; f"{n} row(s)";'
         ' log.info("%d tables", n)'
     )
-    found = [text for _, text in plural_after_number(source)]
+    found = [text for _, text in plural_after_number(ast.walk(ast.parse(source)))]
     assert found == ["{n} rows, ", "{n} new keys, ", " row(s)", "%d tables"]
 
 
@@ -98,8 +98,8 @@ def test_no_plural_after_a_number():
         "plugins",
         "dags",
     ):
-        for path in sorted((REPOSITORY / folder).rglob("*.py")):
-            places = plural_after_number(path.read_text(encoding="utf-8"))
+        for path in source_code.modules(folder):
+            places = plural_after_number(source_code.nodes_of(path))
             wrong += [f"{path.relative_to(REPOSITORY)}:{line}: {text}" for line, text in places]
         for path in sorted((REPOSITORY / folder).rglob("*.html")):
             for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.source_code import ROOT, modules, nodes_of
 from tools import alerts, reference
 from waldelta.config.pipeline_file import json_schema
 from waldelta.error_catalog import ERROR_CATALOG, ERRORS
 
-ROOT = Path(__file__).parents[3]
-CODE = sorted((ROOT / "include").rglob("*.py"))
+CODE = modules("include")
 # Their messages come from a module that names the class nowhere else.
 ELSEWHERE = {
     "ApplyError": "waldelta/types/type_map.py",
@@ -97,10 +97,9 @@ def parts(node: ast.expr) -> list[str] | None:
 @cache
 def messages(path: Path) -> tuple[tuple[list[str], ...], frozenset[str]]:
     """All texts of a module as literal parts, and the classes of errors that it names."""
-    tree = ast.parse(path.read_text())
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    found = [parts(node) for node in ast.walk(tree) if isinstance(node, ast.expr)]
+    names = {node.id for node in nodes_of(path) if isinstance(node, ast.Name)}
+    names |= {node.name for node in nodes_of(path) if isinstance(node, ast.ClassDef)}
+    found = [parts(node) for node in nodes_of(path) if isinstance(node, ast.expr)]
     # A text for str.format has its arguments in braces.
     split = [re.split(r"\{[^{}]*\}", "\0".join(text)) for text in found if text is not None]
     return tuple("\0".join(text).split("\0") for text in split), frozenset(names)

@@ -1,18 +1,30 @@
-"""What goes on in a Spark Connect server when its client was killed: a statement within the last of
-its work.
+"""What happens while a run works: in the middle of its copy, or in a Spark Connect server whose
+client was killed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.waiting import wait_until
+from waldelta.stages.sync._write import write_copy
+
+
+def before_rows(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    """Have each copy do this first, with its snapshot taken and its chunks planned."""
+
+    def write(*given: Any) -> Any:
+        action()
+        return write_copy(*given)
+
+    monkeypatch.setattr("waldelta.stages.sync.copy_table.write_copy", write)
 
 
 @contextmanager

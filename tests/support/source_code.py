@@ -1,0 +1,26 @@
+"""The syntax trees of the repository's files, parsed once in a process."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def modules(folder: str) -> list[Path]:
+    """The Python files below a folder of the repository."""
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The tree of a file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file, those above first."""
+    return tuple(ast.walk(tree_of(path)))
