@@ -66,7 +66,9 @@ def is_certain(condition: str) -> bool:
     (True, False)
     """
     tree = parsed(condition)
-    return not isinstance(tree, Exception) and {node.key for node in tree.walk()} <= _KNOWN
+    return not isinstance(tree, Exception) and all(
+        node.key in _KNOWN and _has_known_arguments(node) for node in tree.walk()
+    )
 
 
 def evaluate(condition: str, rows: pa.Table) -> pa.ChunkedArray | None:
@@ -99,6 +101,8 @@ class _Evaluation:
 
     def value(self, node: exp.Expr) -> Datum:
         """Returns a part's value: one for each row, or a constant."""
+        if not _has_known_arguments(node):
+            raise _Uncertain(node.key)
         if node.key in _COMPARED:
             return _compare(node.key, self.value(node.this), self.value(node.expression))
         build = _PARTS.get(node.key)
@@ -183,7 +187,8 @@ class _Evaluation:
         pattern = self.value(node.expression)
         if not isinstance(pattern, pa.Scalar) or _ESCAPE in (pattern.as_py() or _ESCAPE):
             raise _Uncertain(node.key)
-        return pc.match_like(self.text(node), pattern.as_py())
+        found = pc.match_like(self.text(node), pattern.as_py())
+        return pc.invert(found) if node.args.get("negate") else found
 
     def text(self, node: exp.Expr) -> Datum:
         value = self.value(node.this)
@@ -212,6 +217,12 @@ class _Evaluation:
         if not pa.types.is_map(entries.type) or not key.is_string:
             raise _Uncertain(node.key)
         return pc.map_lookup(entries, pa.scalar(key.name), occurrence)
+
+
+def _has_known_arguments(node: exp.Expr) -> bool:
+    """Returns whether no argument changes what a part means, as NOT does that of LIKE."""
+    set_ones = {name for name, value in node.args.items() if value not in (None, [], False)}
+    return set_ones <= _ARGUMENTS | _MORE_ARGUMENTS.get(node.key, set())
 
 
 def _boolean(value: Datum) -> Datum:
@@ -273,3 +284,15 @@ _PARTS: dict[str, Callable[[_Evaluation, Any], Datum]] = {
     "length": lambda self, node: pc.utf8_length(self.text(node)),
 }
 _KNOWN = {*_PARTS, *_COMPARED, "identifier", "if", "datatype", "dataparam", "datatypeparam"}
+_ARGUMENTS = {"this", "expression", "expressions"}
+_MORE_ARGUMENTS = {
+    "literal": {"is_string"},
+    "identifier": {"quoted"},
+    "column": {"table"},
+    "cast": {"to"},
+    "trycast": {"to", "safe"},
+    "mapcontainskey": {"key"},
+    "case": {"ifs", "default"},
+    "if": {"true"},
+    "like": {"negate"},
+}

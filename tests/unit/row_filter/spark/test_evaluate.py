@@ -37,6 +37,9 @@ T, F, N = True, False, None
         ("t in ('EU', 'US')", [T, N, F]),
         ("not (t in ('EU', null))", [F, N, N]),
         ("t like 'a%'", [F, N, T]),
+        ("t not like 'a%'", [T, N, F]),
+        ("not (t not like 'a%')", [F, N, T]),
+        ("t not in ('EU', 'US')", [F, N, T]),
         ("char_length(t) > 2", [F, N, T]),
         ("endswith(t, 'U')", [T, N, F]),
         ("b and i = 1", [T, N, F]),
@@ -55,6 +58,8 @@ T, F, N = True, False, None
         ("case t when 'EU' then 1 else 2 end > 1", [F, T, T]),
         ("false", [F, F, F]),
         ("cast(null as boolean)", None),
+        ("t like 'a%' escape '/'", None),
+        ("i not between 1 and 2", None),
         ("i = '1'", None),  # Spark casts the text
         ("f > 1", None),  # and sorts NaN above infinity
         ("i = 1.0", None),
