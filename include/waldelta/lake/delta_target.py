@@ -22,12 +22,12 @@ from deltalake import (
     DeltaTable,
     QueryBuilder,
     Schema,
+    TableFeatures,
     Transaction,
     write_deltalake,
 )
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, VariantType
-from deltalake.table import TableFeatures
 from deltalake.transaction import AddAction, RemoveAction
 from psycopg import sql
 

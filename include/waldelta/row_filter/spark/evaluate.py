@@ -291,6 +291,8 @@ _MORE_ARGUMENTS = {
     "column": {"table"},
     "cast": {"to"},
     "trycast": {"to", "safe"},
+    # A key that a map lacks has no value, with either.
+    "bracket": {"offset", "safe"},
     "mapcontainskey": {"key"},
     "case": {"ifs", "default"},
     "if": {"true"},
