@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
@@ -47,9 +48,7 @@ def test_a_row_that_violates_one_is_found(runner, database, lake):
         success for meaning, success in of_run.items() if meaning.startswith("m has labels of")
     ] == [True]
     assert not any("later" in meaning for meaning in of_run)
-    runner.spark().sql(
-        f"update delta.`{job.lake.target('public.t').uri}` set v = -5 where id = 1"
-    ).collect()
+    DeltaTable(job.lake.target("public.t").uri).update({"v": "-5"}, predicate="id = 1")
     database.execute("insert into t values (4, 4, 4)")
     with pytest.raises(RunFailed) as failed:
         consume(runner, replace(job, run_id="wrong"))

@@ -9,11 +9,10 @@ import os
 from dataclasses import replace
 
 import pytest
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
-from waldelta.changes.merge.statements import session_settings
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.jobs.sync import run_sync
@@ -24,6 +23,8 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+BY_A_MERGE = CommitProperties({"userMetadata": json.dumps({"waldelta": {"verb": "apply"}})})
 
 
 @pytest.mark.parametrize(
@@ -65,17 +66,8 @@ def test_maintenance_judges_all_rows_of_what_has_changed(
     assert run("first", "insert into t values (10, 1)") == ["public.t", "public.u"]
     assert judged() == ("first", True, True)  # nothing was known before
     # As if a merge had written it.
-    with session_settings(
-        runner.spark(),
-        {
-            "spark.databricks.delta.commitInfo.userMetadata": json.dumps(
-                {"waldelta": {"verb": "apply"}}
-            )
-        },
-    ):
-        runner.spark().sql(
-            f"update delta.`{job.lake.target('public.t').uri}` set v = -1 where id = 3"
-        ).collect()
+    table = DeltaTable(job.lake.target("public.t").uri)
+    table.update({"v": "-1"}, predicate="id = 3", commit_properties=BY_A_MERGE)
     assert run("second", "insert into t values (11, 1)") == ["public.t", "public.u"]
     assert judged() == ("second", False, True)
     with pytest.raises(RunFailed) as failed:
@@ -134,23 +126,16 @@ def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(runner, d
 
     assert run("tenth", "update t set v = 1 where id > 90950").checked.passed == ["public.t"]
     assert not whole()
-    with session_settings(
-        runner.spark(),
-        {
-            "spark.databricks.delta.commitInfo.userMetadata": json.dumps(
-                {"waldelta": {"verb": "apply"}}
-            )
-        },
-    ):
-        target = f"delta.`{job.lake.target('public.t').uri}`"
-        runner.spark().sql(f"insert into {target} select * from {target} where id = 7").collect()
+    table = DeltaTable(job.lake.target("public.t").uri)
+    double = table.to_pyarrow_table(filters=[("id", "=", 7)])
+    write_deltalake(table, double, mode="append", commit_properties=BY_A_MERGE)
     with pytest.raises(RunFailed) as failed:
         run("double", "update t set v = 2 where id > 100990")
     assert [
         text.split(" (")[0].split(":")[1].strip()
         for text in failed.value.result.checked.failed_expectations
     ] == ["expect_target_key_to_be_unique"]
-    runner.spark().sql(f"delete from {target} where id = 7").collect()
+    DeltaTable(table.table_uri).delete("id = 7")
     assert run("more", "update t set v = 3 where id > 90500").checked.passed == ["public.t"]
     assert whole()
 

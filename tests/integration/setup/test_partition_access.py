@@ -5,6 +5,7 @@ which partitions it may not read.
 from __future__ import annotations
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.oracles.target_rows import read_target
 from tests.support.pipelines import pipeline_file
@@ -143,12 +144,8 @@ def test_select_on_the_root_alone(runner, database, shop):
     assert held(pipeline, "sales.r") == r
     assert run_retry(runner, pipeline.job()).status == "succeeded"
     assert pipeline.reconcile(runner).status == "succeeded"
-    runner.spark().sql(
-        f"delete from delta.`{pipeline.target_path('sales.r')}` where id in (10, 110)"
-    )
-    runner.spark().sql(
-        f"update delta.`{pipeline.target_path('parts.l1')}` set v = 'x' where id = 10"
-    )
+    DeltaTable(pipeline.target_path("sales.r")).delete("id in (10, 110)")
+    DeltaTable(pipeline.target_path("parts.l1")).update({"v": "'x'"}, predicate="id = 10")
     with pytest.raises(RunFailed, match=r"sales\.r"):
         pipeline.reconcile(runner)
     assert pipeline.reconcile(runner, repair=True).status == "succeeded"

@@ -95,11 +95,10 @@ def runners(result: dict) -> set[str]:
 def test_small_runs_need_no_java(commands, database, lake):
     """Copy, changes, checks, an idle run, a comparison with the source, a repair."""
     assert runners(commands.run("sync", **WITHOUT_JAVA)) == {"this process"}
-    for _ in range(2):
-        change(database)
-        result = commands.run("consume", **WITHOUT_JAVA)
-        assert runners(result) == {"this process"}
-        assert result["passed"] == [f"public.{name}" for name in TABLES]
+    change(database)
+    result = commands.run("consume", **WITHOUT_JAVA)
+    assert runners(result) == {"this process"}
+    assert result["passed"] == [f"public.{name}" for name in TABLES]
     assert runners(commands.run("consume", **WITHOUT_JAVA)) == {"this process"}
     for name in TABLES:
         assert held(lake, name) == source(database, name)
@@ -159,13 +158,9 @@ def test_more_work_names_the_missing_java(commands, database, lake):
 
 
 def test_spark_does_all_where_it_is_told_to(commands):
-    """WALDELTA_RUNNER takes the place of the file's runner."""
+    """Also what is small; WALDELTA_RUNNER takes the place of the file's runner."""
     failed = commands.run("sync", code=1, WALDELTA_RUNNER="spark", **WITHOUT_JAVA)
     assert failed["error"]["class"] == "JavaMissing"
-    commands.file.write_text(commands.file.read_text() + "runner: spark\n")
-    failed = commands.run("sync", code=1, **WITHOUT_JAVA)
-    assert failed["error"]["class"] == "JavaMissing"
-    assert runners(commands.run("sync", WALDELTA_RUNNER="auto", **WITHOUT_JAVA)) == {"this process"}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from tests.support.seeds import chosen_seed
 from waldelta.background import run_concurrently
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
-from waldelta.spark import OnSpark
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -91,12 +90,12 @@ def test_each_change_is_in_the_target_once(runner, database, job):
             copies = [
                 pool.submit(
                     sync,
-                    OnSpark(runner.spark().newSession()),
+                    writers.enter_context(runner.sibling(number)),
                     run(f"sync {names}"),
                     names,
                     "a test",
                 )
-                for names in ([NEW, KEYLESS], [OLD])
+                for number, names in enumerate(([NEW, KEYLESS], [OLD]))
             ]
             runs = 0
             while not all(copy.done() for copy in copies) or runs < 2:
