@@ -230,7 +230,7 @@ def check_tables(
     wrote = [name for name in tables if name in result.tables and result.verb != "validate"]
     paged = paged_targets(job, result, wrote)
     # Only rows of new changes have a newer position than those that were judged before.
-    touched = [name for name in wrote if name not in paged] if result.verb in MERGES else []
+    touched = wrote if result.verb in MERGES else []
     left = RunOutcome(
         versions,
         frozenset(wrote),

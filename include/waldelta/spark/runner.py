@@ -11,7 +11,6 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -91,10 +90,11 @@ class Runner(Protocol):
         ended. Raises ConfigError for a setting that it refuses.
         """
 
-    def sibling(self, number: int) -> AbstractContextManager[Runner]:
+    def sibling(self, number: int, *, reads: bool = False) -> AbstractContextManager[Runner]:
         """Open a runner with one more session, which has temporary views of its own.
 
-        ``number`` distinguishes several (sibling_session()).
+        ``number`` distinguishes several (sibling_session()). Opening it interrupts what a killed
+        run left there; with ``reads`` nothing was left that writes, and the first use opens it.
         """
 
     @property
@@ -112,14 +112,19 @@ class Runner(Protocol):
         """Interrupt what runs in the session; other sessions of its server or JVM continue."""
 
 
-@dataclass(frozen=True, slots=True)
 class OnSpark:
     """Runs everything on a session: the caller's own, or with ``runner: spark``."""
 
-    session: SparkSession
-    why: str = "on the caller's session"
     is_started = True
     uses = None
+
+    def __init__(self, session: SparkSession, why: str = "on the caller's session") -> None:
+        self._session, self.why = session, why
+
+    @property
+    def session(self) -> SparkSession:
+        """The session."""
+        return self._session
 
     def spark(self) -> SparkSession:
         """Returns the session."""
@@ -144,10 +149,15 @@ class OnSpark:
         return shared_settings(self.session, SESSION_SETTINGS)
 
     @contextmanager
-    def sibling(self, number: int) -> Iterator[OnSpark]:
+    def sibling(self, number: int, *, reads: bool = False) -> Iterator[OnSpark]:
         """Open a sibling of the session."""
-        with sibling_session(self.session, number) as sibling:
-            yield OnSpark(sibling, self.why)
+        with ExitStack() as opened:
+            sibling = _Sibling(
+                lambda: opened.enter_context(sibling_session(self.session, number)), self.why
+            )
+            if not reads:
+                sibling.spark()
+            yield sibling
 
     @property
     def has_siblings(self) -> bool:
@@ -163,6 +173,27 @@ class OnSpark:
         """Interrupt what runs in the session."""
         with suppress(Exception):  # The session has ended since.
             self.session.interruptAll()
+
+
+class _Sibling(OnSpark):
+    """Runs everything on a session that its first use opens, which takes tenths of a second."""
+
+    def __init__(self, make: Callable[[], SparkSession], why: str) -> None:
+        self._make, self._lock, self.why = make, threading.Lock(), why
+        self._own: SparkSession | None = None
+
+    @property
+    def session(self) -> SparkSession:
+        """The session."""
+        with self._lock:
+            if self._own is None:
+                self._own = self._make()
+        return self._own
+
+    def interrupt(self) -> None:
+        """Interrupt what runs in the session, where it was opened."""
+        if self._own is not None:
+            super().interrupt()
 
 
 class InProcess:
@@ -237,10 +268,10 @@ class InProcess:
             finally:
                 self._wait()
 
-    def sibling(self, number: int) -> AbstractContextManager[Runner]:
+    def sibling(self, number: int, *, reads: bool = False) -> AbstractContextManager[Runner]:
         """Open a sibling, whose session is started at its first use, too."""
         if self._on_spark is not None:
-            return self._on_spark.sibling(number)
+            return self._on_spark.sibling(number, reads=reads)
         return _in_process(lambda: sibling_session(self.spark(), number))
 
     @property

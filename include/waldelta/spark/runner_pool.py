@@ -26,10 +26,12 @@ MOST_AT_ONCE = 4
 class RunnerPool:
     """The given session and as many siblings as ``pieces`` of work need.
 
-    Leaving the ``with`` block ends the siblings.
+    Leaving the ``with`` block ends the siblings. ``reads``: the work writes nothing
+    (Runner.sibling()).
     """
 
-    def __init__(self, runner: Runner, pieces: int) -> None:
+    def __init__(self, runner: Runner, pieces: int, *, reads: bool = False) -> None:
+        self._reads = reads
         self._first, self._size = (
             runner,
             max(1, min(pieces, MOST_AT_ONCE)) if runner.has_siblings else 1,
@@ -41,7 +43,7 @@ class RunnerPool:
         with ExitStack() as unwind:
             self._free.put(self._first)
             for number in range(1, self._size):
-                self._free.put(unwind.enter_context(self._first.sibling(number)))
+                self._free.put(unwind.enter_context(self._first.sibling(number, reads=self._reads)))
             self._leave = unwind.pop_all()
         return self
 

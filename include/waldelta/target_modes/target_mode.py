@@ -52,8 +52,6 @@ class Feature(Enum):
     # Changes can be judged before they are merged, by expectations with ``gate`` stop or
     # quarantine.
     GATES = "gates"
-    # Consume runs check a target without Great Expectations.
-    QUICK_CHECKS = "quick checks"
     # Changes are applied once more.
     REPLAY = "replay"
     # A target's rows are compared with the source's.

@@ -6,10 +6,10 @@ import pytest
 
 from tests.support.bookkeeping import table_at
 from waldelta.stages.check.measure.duplicate_keys import (
-    DuplicateKeys,
     IntegerKey,
     find_duplicate_keys,
 )
+from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.measure.profile import profile_in_driver
 
 pytestmark = pytest.mark.spark
@@ -33,25 +33,25 @@ EDGES = [
 # edges in a soak.
 ALWAYS = (-32_768, 0, 32_769, 65_537)
 CASES = [
-    ("no rows", "bigint", [], DuplicateKeys(0)),
-    ("edges of the bitmaps", "bigint", EDGES, DuplicateKeys(0)),
-    *[(f"{n} twice", "bigint", [*EDGES, n], DuplicateKeys(2, (str(n),))) for n in ALWAYS],
-    ("three and two", "int", [1, 1, 1, 2, 2, 3], DuplicateKeys(5, ("1", "2"))),
-    ("a small integer", "smallint", [-32_768, 32_767, -32_768], DuplicateKeys(2, ("-32768",))),
-    ("one null", "int", [1, None], DuplicateKeys(0)),
-    ("two nulls", "int", [1, None, None], DuplicateKeys(2, ("null",))),
+    ("no rows", "bigint", [], FailingRows(0)),
+    ("edges of the bitmaps", "bigint", EDGES, FailingRows(0)),
+    *[(f"{n} twice", "bigint", [*EDGES, n], FailingRows(2, (str(n),))) for n in ALWAYS],
+    ("three and two", "int", [1, 1, 1, 2, 2, 3], FailingRows(5, ("1", "2"))),
+    ("a small integer", "smallint", [-32_768, 32_767, -32_768], FailingRows(2, ("-32768",))),
+    ("one null", "int", [1, None], FailingRows(0)),
+    ("two nulls", "int", [1, None, None], FailingRows(2, ("null",))),
     (
         "the ends of bigint",
         "bigint",
         [-(2**63), 2**63 - 1, 2**63 - 1],
-        DuplicateKeys(2, (str(2**63 - 1),)),
+        FailingRows(2, (str(2**63 - 1),)),
     ),
 ]
 SOAKED = [
     pytest.param(
         "bigint",
         [*EDGES, n],
-        DuplicateKeys(2, (str(n),)),
+        FailingRows(2, (str(n),)),
         id=f"{n} twice",
         marks=pytest.mark.soak("another number of duplicate keys"),
     )
@@ -77,7 +77,7 @@ def test_the_bitmap_finds_what_grouping_finds(runner, kind, keys, expected):
 
 def test_several_columns(runner):
     frame = runner.spark().sql("select * from values (1, 'a'), (1, 'b'), (1, 'a') as t(id, v)")
-    assert find_duplicate_keys(frame, ["id", "v"]) == DuplicateKeys(2, ("1, a",))
+    assert find_duplicate_keys(frame, ["id", "v"]) == FailingRows(2, ("1, a",))
 
 
 DENSITY = [
@@ -158,5 +158,5 @@ def test_a_composite_key_is_compared_by_its_first_column(runner, tmp_path):
     assert key.written_since(1).rows_in_question(frame).count() == 3
     assert find_duplicate_keys(
         key.written_since(1).rows_in_question(frame), ["k", "w"]
-    ) == DuplicateKeys(2, ("2, a",))
+    ) == FailingRows(2, ("2, a",))
     assert key.written_since(2).rows_in_question(frame).count() == 0

@@ -530,7 +530,7 @@ def test_any_expectation_can_stop(gated, database):
     """By row or of all rows together, Great Expectations' or ours; each alone, of the same rows."""
     made = gated()
     sync(made.runner, made.job)
-    database.execute("insert into t values (1, 1), (2, -2)")
+    database.execute("insert into t values (1, 1, 'x'), (2, -2, 'x')")
     for name, item, message in WHOLE:
         made.own(item)
         told = made.fails(name).error["message"]

@@ -2,8 +2,8 @@
 and reports.
 
 A failed expectation raises nothing in this module: ``QualityReport.raise_if_critical`` raises after
-all results are written. Great Expectations is imported only when it is needed, concurrently with
-the first measurements of the targets.
+all results are written. Great Expectations is imported only where it evaluates, or describes
+results on a page, and then while the targets are judged.
 """
 
 from __future__ import annotations
@@ -14,40 +14,35 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import read_own_suites
 from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
-from waldelta.lake import READ_FAILURES
 from waldelta.lake.ledger import SYNCED, Ledger, Quarantine, TableState, now
 from waldelta.lake.ledger.check_records import KEPT_PER_TABLE, latest_profiles, latest_suites
 from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.targets.external_commits import check_readable
 from waldelta.spark import Runner, RunnerPool
 from waldelta.spark.runner_pool import MOST_AT_ONCE
-from waldelta.stages.check._quick_check import check_quickly, measure_early
 from waldelta.stages.check._record import keep_report
-from waldelta.stages.check.check_run import CheckRun, Known, RunOutcome, failed
+from waldelta.stages.check.check_run import CheckRun, Known, RunOutcome, about, failed
 from waldelta.stages.check.gate.release import read_decided
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
-from waldelta.stages.check.measure.profile import (
-    PROFILED,
-    Measured,
-    Measurements,
-    profile_by_values,
-)
+from waldelta.stages.check.judge_target import judge_target
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.reports.data_docs import (
     Place,
     drop_old_checks,
     list_reports,
     open_place,
+    page_name,
     pages_may_be_missing,
+    write_page,
 )
 from waldelta.stages.check.suite.expectation import QualityReport, TableVerdict
-from waldelta.stages.check.suite.kinds import SuitePlan, kind_of
 from waldelta.stages.check.suite.profile_drift import Before, bounds_of
 from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules
 
@@ -85,7 +80,7 @@ def check(
     rules, before = _rules(ledger, outcome, wanted), _before(pipeline, ledger, names, run_id)
     with (
         _in_background() as background,
-        RunnerPool(runner, len(wanted)) as pool,
+        RunnerPool(runner, len(wanted), reads=True) as pool,
         private_files(OWNER_ONLY),
     ):
         given = (pipeline, run_id, began, runner, pool, background, own, outcome)
@@ -100,70 +95,51 @@ def check(
 
 
 def _judge(run: CheckRun, ledger: Ledger, states: Sequence[TableState]) -> QualityReport:
-    """Judge the targets, quickly where that is possible, and write the reports."""
-    kinds = {item.type for file in run.own.by_table.values() for item in file.suite.expectations}
-    is_needed = run.outcome.paged or not all(map(run.outcome.is_quick, states))
-    if is_needed:
+    """Judge the targets, and write the pages and their list."""
+    if run.outcome.paged or not {state.table_name for state in states} <= run.outcome.written:
+        # While the targets are judged: most of them will have a page.
+        kinds = {
+            each.type for file in run.own.by_table.values() for each in file.suite.expectations
+        }
         run.background.submit(import_great_expectations, kinds)
-    targets, lost = _open_targets(run, ledger, states)
-    run = replace(run, rules=_without_references(run.rules, {verdict.table for verdict in lost}))
-    met = {verdict.table: verdict for verdict in check_quickly(run, targets)}
+    targets, verdicts = _open_targets(run, ledger, states)
+    run = replace(
+        run, rules=_without_references(run.rules, {verdict.table for verdict in verdicts})
+    )
+    verdicts += run.pool.map(partial(judge_target, run), targets)
     place = open_place(run.pipeline, ledger.lake, run.run_id, run.began)
-    left = [target for target in targets if target.state.table_name not in met]
-    verdicts = [*lost, *_check_fully(run, place, left, kinds)]
-    if paged := [verdict for verdict in met.values() if run.outcome.has_page(verdict)]:
-        import_great_expectations(kinds)
-        from waldelta.stages.check._full_check import write_outcome_pages
-
-        by_name = {target.state.table_name: target for target in targets}
-        pages = write_outcome_pages(run, place, by_name, paged)
-        verdicts += pages
-        met = {name: verdict for name, verdict in met.items() if verdict not in paged}
+    by_name = {target.state.table_name: target for target in targets}
+    verdicts = [
+        replace(verdict, page=_write_page(run, place, by_name[verdict.table], verdict))
+        if run.outcome.has_page(verdict)
+        else verdict
+        for verdict in verdicts
+    ]
+    verdicts.sort(key=lambda verdict: verdict.table)
+    listed = [each for each in verdicts if each.page is not None or each.failed("critical")]
     index: Path | str | None = None
-    if verdicts:
+    if listed:
         with pages_may_be_missing():
             drop_old_checks(place, run.pipeline, ledger.lake)
         with pages_may_be_missing():
-            index = list_reports(place, run.pipeline, run.run_id, run.began, verdicts)
+            index = list_reports(place, run.pipeline, run.run_id, run.began, listed)
     elif isinstance(place, Path) and (place / "index.html").exists():
         index = place / "index.html"
-    both = sorted([*met.values(), *verdicts], key=lambda verdict: verdict.table)
-    return QualityReport(run.run_id, tuple(both), index, tuple(run.own.unused))
+    return QualityReport(run.run_id, tuple(verdicts), index, tuple(run.own.unused))
 
 
-def _check_fully(
-    run: CheckRun,
-    place: Place,
-    targets: Sequence[CheckedTarget],
-    kinds: AbstractSet[str],
-) -> list[TableVerdict]:
-    """Returns the verdicts of Great Expectations, which is imported during the measurements.
+def _write_page(
+    run: CheckRun, place: Place, target: CheckedTarget, verdict: TableVerdict
+) -> Path | str | None:
+    """Write a verdict's page; returns where it is, or None where nothing could be judged."""
+    if all(outcome.error is not None for outcome in verdict.outcomes):
+        return None
+    from waldelta.stages.check.great_expectations.run_suite import suite_result
 
-    ``kinds`` are the types of all own expectations.
-    """
-    if not targets:
-        return []
-    run.runner.spark()  # Without a session no target can be judged: that is no target's failure.
-    counts: list[Measurements] = [
-        measure_early(run.background, run.runner, target, run.rules_of(target).references)
-        for target in targets
-    ]
-
-    def plan(runner: Runner, target: CheckedTarget) -> SuitePlan | Exception:
-        try:
-            return run.suite_of(target, target.frame(runner).columns)
-        except Exception as err:
-            return err
-
-    plans = run.pool.map(plan, targets)
-    import_great_expectations(kinds)
-    from waldelta.stages.check._full_check import check_fully
-
-    planned = [
-        (target, plan, {**measured, **_profile_early(run.background, target, plan)})
-        for target, plan, measured in zip(targets, plans, counts, strict=True)
-    ]
-    return check_fully(run, place, planned)
+    errors = [str(outcome.error) for outcome in verdict.outcomes if outcome.error is not None]
+    facts = about(run, target, (*verdict.omitted, *errors))
+    result = suite_result(verdict, page_name(verdict.table), facts)
+    return write_page(place, *run.name, verdict.table, result)
 
 
 @contextmanager
@@ -174,29 +150,6 @@ def _in_background() -> Iterator[ThreadPoolExecutor]:
         yield executor
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
-
-
-def _profile_early(
-    background: ThreadPoolExecutor, target: CheckedTarget, plan: SuitePlan | Exception
-) -> Measurements:
-    """Measure a mirror's profile in the background, where the plan has an expectation about it."""
-    planned = () if isinstance(plan, Exception) else plan.expectations
-    columns = next((p.kwargs["columns"] for p in planned if kind_of(p.type).needs_profile), None)
-    if columns is None or target.state.kept_as.keeps_rows:
-        return {}
-
-    def measure() -> Measured | None:
-        try:
-            return profile_by_values(target.open(), columns)
-        except (*READ_FAILURES, KeyError) as err:
-            log.info(
-                "table=%s can't be measured on the driver, so Spark measures it: %s",
-                target.state.table_name,
-                err,
-            )
-            return None
-
-    return {PROFILED: background.submit(measure)}
 
 
 def _rules(

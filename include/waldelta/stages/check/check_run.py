@@ -30,7 +30,6 @@ from waldelta.stages.check.suite.expectation import Outcome, TableVerdict, unche
 from waldelta.stages.check.suite.kinds import SuitePlan, depends_on, plan_suite
 from waldelta.stages.check.suite.profile_drift import Before
 from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules
-from waldelta.target_modes import Feature
 
 # These depend on more than the target's rows, and an unchanged target is judged again by them.
 _NOT_OF_ROWS = ("earlier runs", "other data")
@@ -91,9 +90,7 @@ def is_unchanged_since_full_check(known: Known, target: CheckedTarget, plan: Sui
     return first == last or target.table.log.same_rows_as(first) >= last
 
 
-def changed_since(
-    known: Known, target: CheckedTarget, plan: SuitePlan, columns: Sequence[str]
-) -> int | None:
+def changed_since(known: Known, target: CheckedTarget, plan: SuitePlan) -> int | None:
     """Returns the position from which rows have changed since all of them met the suite.
 
     Returns None where that is unknown. Only applied changes may lie between the two versions,
@@ -103,11 +100,7 @@ def changed_since(
     found = next(iter(reversed(known.judged.get(target.state.table_name, ()))), None)
     if found is None or found.end_lsn is None or not _fits(found, target, plan):
         return None
-    if (
-        LSN not in columns
-        or target.state.kept_as.keeps_rows
-        or target.version - found.version > MOST_COMMITS
-    ):
+    if target.state.kept_as.keeps_rows or target.version - found.version > MOST_COMMITS:
         return None
     seen = found.version
     for commit in target.table.log.behind(found.version):
@@ -141,15 +134,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """A run's effect on its targets: the Delta versions it wrote, which targets get a quick check,
-    and which of these are ``paged``.
+    """A run's effect on its targets: the Delta versions it wrote, and which of them are ``paged``.
 
-    The others of these get a report page only when they fail an expectation, or have one that only
-    Great Expectations can evaluate.
+    The others that were ``written`` get a report page only when they fail an expectation. Of
+    targets that the run didn't write all rows are judged, and each gets a page.
     """
 
     versions: Mapping[str, int] = field(default_factory=dict)
-    quick: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
     paged: frozenset[str] = frozenset()
     # By target: what the constraints of its source tables guarantee.
     rules: Mapping[str, SourceRules] = field(default_factory=dict)
@@ -160,17 +152,14 @@ class RunOutcome:
     is_concurrent: bool = False
 
     def has_page(self, verdict: TableVerdict) -> bool:
-        """Returns whether a target gets a page that a quick check found to meet everything.
-
-        Upkeep writes one of what it judged anew.
-        """
-        return verdict.table in self.paged or (self.is_upkeep and verdict.whole)
-
-    def is_quick(self, state: TableState) -> bool:
-        """Returns whether a target gets a quick check; upkeep evaluates what may have changed."""
-        return self.is_upkeep or (
-            state.table_name in self.quick and state.kept_as.supports(Feature.QUICK_CHECKS)
-        )
+        """Returns whether a target gets a page: upkeep writes one of what it judged anew."""
+        if verdict.version is None:
+            return False
+        if any(not outcome.success for outcome in verdict.outcomes):
+            return True
+        if self.is_upkeep:
+            return verdict.whole
+        return verdict.table in self.paged or verdict.table not in self.written
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,22 +193,21 @@ class CheckRun:
         """Returns the source rules of a target."""
         return self.rules[target.state.table_name]
 
-    def suite_of(
-        self, target: CheckedTarget, columns: Sequence[str], rules: SourceRules | None = None
-    ) -> SuitePlan:
-        """Returns the plan of a target with these columns; ``rules`` replaces the source's."""
+    def suite_of(self, target: CheckedTarget, types: Mapping[str, str]) -> SuitePlan:
+        """Returns the plan of a target with these columns, by their Spark types."""
         name = target.state.table_name
         plan = plan_suite(
             target.state,
-            columns,
+            [*types],
             self.own.by_table.get(name),
-            rules or self.rules_of(target),
+            self.rules_of(target),
             self.before.get(name),
         )
-        if name in self.decided and LSN not in columns:
+        if name in self.decided and LSN not in types:
             plan = _without_positions(plan)
-        refused = self.own.refused.get(name)
-        return replace(plan, refused=refused) if refused else _without_refused(plan, self, target)
+        if (refused := self.own.refused.get(name)) is not None:
+            return replace(plan, refused=refused)
+        return _without_refused(plan, self, TargetColumns(types, bool(target.state.key_columns)))
 
 
 def _without_positions(plan: SuitePlan) -> SuitePlan:
@@ -232,12 +220,11 @@ def _without_positions(plan: SuitePlan) -> SuitePlan:
     return replace(plan, expectations=changed, omitted=(*plan.omitted, told))
 
 
-def _without_refused(plan: SuitePlan, run: CheckRun, target: CheckedTarget) -> SuitePlan:
+def _without_refused(plan: SuitePlan, run: CheckRun, columns: TargetColumns) -> SuitePlan:
     """Returns a plan without the own expectations that can't be evaluated, with their errors."""
-    file, state = run.own.by_table.get(plan.table), target.state
+    file = run.own.by_table.get(plan.table)
     if file is None:
         return plan
-    columns = TargetColumns(target.open().spark_types, bool(state.key_columns))
     whys = {
         file.place(number): why_refused(item, columns, is_built=False)
         for number, item in enumerate(file.suite.expectations)

@@ -140,7 +140,7 @@ def _unevaluable(
             )
             for n in others
         ]
-        outcomes = judge_rows(f"preflight of {table}", table, planned, rows)
+        outcomes = judge_rows(table, planned, rows)
         whys |= {
             n: "Great Expectations can't evaluate it on rows of the target"
             for n, outcome in zip(others, outcomes, strict=True)

@@ -83,10 +83,9 @@ def test_changed_since(tmp_path, verbs, row, expected):
         commit(uri, verb)
     at = CheckedTarget(target, len(verbs), table_at(uri))
     before = Known() if row is None else known(target, **row)
-    assert changed_since(before, at, PLAN, COLUMNS) == expected
-    assert changed_since(before, at, PLAN, ["id"]) is None
+    assert changed_since(before, at, PLAN) == expected
     history = replace(at, state=replace(target, mode="history"))
-    assert changed_since(before, history, PLAN, COLUMNS) is None
+    assert changed_since(before, history, PLAN) is None
 
 
 MET = [
@@ -138,7 +137,7 @@ def test_after_too_many_commits_it_is_not_told(tmp_path, monkeypatch):
     for verb in ["sync", "apply", "apply", "apply"]:
         commit(uri, verb)
     found = [
-        changed_since(known(target), CheckedTarget(target, version, table_at(uri)), PLAN, COLUMNS)
+        changed_since(known(target), CheckedTarget(target, version, table_at(uri)), PLAN)
         for version in (2, 3)
     ]
     assert found == [7, None]

@@ -59,7 +59,7 @@ from waldelta.stages.check.great_expectations.own_expectations import (
 from waldelta.stages.check.suite.expectation import PlannedExpectation
 from waldelta.stages.check.suite.kind import RowCondition
 from waldelta.stages.check.suite.kinds import kind_of, with_raw
-from waldelta.stages.check.suite.row_kinds import count_rows, is_met
+from waldelta.stages.check.suite.row_kinds import count_rows
 from waldelta.stages.check.suite.sql_conditions import columns_of
 from waldelta.target_modes import Feature
 
@@ -330,11 +330,11 @@ class _ByRow:
         """
         if not self.verdicts:
             return 0
-        failing = zip(self._conditions, self.failing, strict=True)
-        conditions = [replace(condition, unexpected=fails) for condition, fails in failing]
+        pairs = zip(self._conditions, self.failing, strict=True)
+        conditions = [replace(condition, unexpected=fails) for condition, fails in pairs]
         together = RowCondition(self.any_fails, self.any_fails, None)
         try:
-            *counts, (count, _) = count_rows(frame, [*conditions, together])
+            *counts, failing = count_rows(frame, [*conditions, together])
         except Exception as err:
             if (named := named_error(err)) is not None:
                 raise named from err
@@ -345,8 +345,8 @@ class _ByRow:
                 " expectation: the next run uses it"
             ) from err
         for verdict, condition, of in zip(self.verdicts, conditions, counts, strict=True):
-            verdict.unexpected, verdict.success = of[0], is_met(*of, condition.mostly)
-        return count
+            verdict.unexpected, verdict.success = of.rows, of.are_few(condition.mostly)
+        return failing.rows
 
     def take_examples(self, frame: DataFrame) -> None:
         """Give each expectation that isn't met some rows that fail it."""
@@ -471,10 +471,10 @@ def _stopped(
     by_row.count(frame)
     by_row.take_examples(frame)
     if others := [verdict for verdict in verdicts if verdict.condition is None]:
-        for number, verdict in enumerate(others):
+        for _number, verdict in enumerate(others):
             used = _used_columns(columns.names, verdict.gated.item.kwargs)
             rows = frame.where(_is_sent(columns, used)).drop(_NET)
-            _judge_as_a_whole(f"gate {number}", gate.table, rows, verdict)
+            _judge_as_a_whole(gate.table, rows, verdict)
     return [verdict for verdict in verdicts if not verdict.success]
 
 
@@ -490,7 +490,7 @@ def _is_sent(columns: JudgedColumns, names: Sequence[str] | None) -> Column:
     return reduce(lambda one, other: one & ~other, flags, F.lit(True))
 
 
-def _judge_as_a_whole(suite_name: str, table: str, rows: DataFrame, verdict: _Verdict) -> None:
+def _judge_as_a_whole(table: str, rows: DataFrame, verdict: _Verdict) -> None:
     """Have Great Expectations evaluate an expectation on several rows."""
     gated, item = verdict.gated, verdict.gated.item
     planned = PlannedExpectation(
@@ -501,7 +501,7 @@ def _judge_as_a_whole(suite_name: str, table: str, rows: DataFrame, verdict: _Ve
         verdict.success, verdict.observed = True, "no rows to judge"
         return
     try:
-        (found,) = judge_rows(suite_name, table, [planned], rows)
+        (found,) = judge_rows(table, [planned], rows)
     except WaldeltaError:
         raise
     except Exception as err:

@@ -12,6 +12,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.errors import ConfigError, StateError
@@ -164,3 +165,15 @@ def is_decided(positions: Collection[PositionRange]) -> Column:
     lsn = F.col(LSN)
     inside = [(lsn >= after) & (lsn < upto) for after, upto in positions]
     return F.coalesce(reduce(or_, inside), F.lit(False))
+
+
+def are_decided(lsn: pa.ChunkedArray, positions: Collection[PositionRange]) -> pa.ChunkedArray:
+    """Returns the same of each row by Arrow, by the rows' positions.
+
+    >>> are_decided(pa.chunked_array([[1, 5, 9, None]]), [(1, 2), (9, 10)]).to_pylist()
+    [True, False, True, False]
+    """
+    inside = [
+        pc.and_(pc.greater_equal(lsn, after), pc.less(lsn, upto)) for after, upto in positions
+    ]
+    return pc.fill_null(reduce(pc.or_, inside), False)

@@ -1,70 +1,35 @@
-"""Classes and metrics of the kinds that Great Expectations lacks; importing this module registers
-them, and imports all of Great Expectations.
+"""Classes of the kinds that Great Expectations lacks: it checks their arguments and describes them.
+
+Importing this module registers them, and imports all of Great Expectations.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from types import new_class
 from typing import Any
 
 from great_expectations.compatibility import pydantic
-from great_expectations.core.metric_domain_types import MetricDomainTypes
-from great_expectations.core.metric_function_types import MetricPartialFunctionTypes
-from great_expectations.execution_engine import ExecutionEngine, SparkDFExecutionEngine
 from great_expectations.expectations.core import ExpectColumnQuantileValuesToBeBetween
 from great_expectations.expectations.expectation import (
     BatchExpectation,
     render_suite_parameter_string,
 )
-from great_expectations.expectations.metrics.metric_provider import metric_partial, metric_value
-from great_expectations.expectations.metrics.table_metric_provider import TableMetricProvider
 from great_expectations.render import (
     LegacyDiagnosticRendererType,
     LegacyRendererType,
     RenderedStringTemplateContent,
 )
 from great_expectations.render.renderer.renderer import renderer
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
-from waldelta.stages.check.measure.duplicate_keys import find_duplicate_keys
-from waldelta.stages.check.measure.profile import PROFILED, Measurements, measure_profile
 from waldelta.stages.check.suite.kind import ExpectationKind
 from waldelta.stages.check.suite.kinds import KINDS
 
-# Attribute of the execution engine: what was measured in the background.
-MEASUREMENTS = "measured_in_background"
-
-
-class UnsatisfiedRowCount(TableMetricProvider):
-    """Counts the rows for which a condition isn't true, in one scan with a table's other
-    aggregates.
-    """
-
-    metric_name = "target_rows.unsatisfied_count"
-    value_keys = ("condition",)
-
-    @metric_partial(
-        engine=SparkDFExecutionEngine,
-        partial_fn_type=MetricPartialFunctionTypes.AGGREGATE_FN,
-        domain_type=MetricDomainTypes.TABLE,
-    )
-    def _spark(
-        cls,  # noqa: N805
-        metric_domain_kwargs: dict[str, Any],
-        metric_value_kwargs: dict[str, Any],
-        **_: Any,
-    ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-        # As in a publication's row filter, a null condition admits no row.
-        admitted = F.coalesce(F.expr(metric_value_kwargs["condition"]), F.lit(False))
-        return F.count(F.when(~admitted, F.lit(1))), metric_domain_kwargs, {}
-
 
 class _TargetExpectation(BatchExpectation):
-    """Base class of our expectations, which their kinds describe and judge."""
+    """Base class of our expectations, which their kinds describe and judge without it."""
 
     @classmethod
     @abstractmethod
@@ -104,62 +69,9 @@ class _TargetExpectation(BatchExpectation):
         )
         return shown
 
-    def _validate(
-        self,
-        metrics: dict[str, Any],
-        runtime_configuration: dict[str, Any] | None = None,  # noqa: ARG002
-        execution_engine: ExecutionEngine[Any] | None = None,  # noqa: ARG002
-    ) -> dict[str, Any]:
-        kind = self._kind()
-        arguments = {name: getattr(self, name) for name in kind.arguments}
-        success, details = kind.judge(arguments, metrics)
-        return {"success": success, "result": details}
-
-
-class _BackgroundMetric(TableMetricProvider):
-    """Returns what was measured in the background, or else measures it by Spark."""
-
-    value_keys = ("columns",)
-    # What finds the measurement, in the place of the columns.
-    lookup_key: tuple[str, ...] | None = None
-
-    @staticmethod
-    @abstractmethod
-    def measure(frame: DataFrame, columns: Sequence[Any]) -> Any:
-        """Measures the frame by Spark."""
-
-    @metric_value(engine=SparkDFExecutionEngine)
-    def _spark(
-        cls,  # noqa: N805
-        execution_engine: SparkDFExecutionEngine,
-        metric_domain_kwargs: dict[str, Any],
-        metric_value_kwargs: dict[str, Any],
-        **_: Any,
-    ) -> Any:
-        columns = metric_value_kwargs["columns"]
-        measurements: Measurements = getattr(execution_engine, MEASUREMENTS, {})
-        future = measurements.get(cls.lookup_key or tuple(columns))
-        if future is not None and (measured := future.result()) is not None:
-            return measured
-        frame, _, _ = execution_engine.get_compute_domain(
-            metric_domain_kwargs, MetricDomainTypes.TABLE
-        )
-        return cls.measure(frame, columns)
-
-
-class DuplicateKeyRows(_BackgroundMetric):
-    """Counts rows that share their key with another row."""
-
-    metric_name = "target_rows.duplicate_keys"
-    measure = staticmethod(find_duplicate_keys)
-
-
-class TargetProfile(_BackgroundMetric):
-    """Returns row count and column distributions."""
-
-    metric_name = "target_rows.profile"
-    measure = staticmethod(measure_profile)
-    lookup_key = PROFILED
+    def _validate(self, *_: Any, **__: Any) -> dict[str, Any]:
+        # Great Expectations registers no class without this method.
+        raise NotImplementedError(f"{self._kind().type} is judged without Great Expectations")
 
 
 def _answering_in_json(validate: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
@@ -195,7 +107,6 @@ def register(kind: ExpectationKind) -> None:
         "__doc__": type(kind).__doc__,
         "__annotations__": {name: argument.type for name, argument in arguments},
         "_kind": classmethod(lambda _: kind),
-        "metric_dependencies": kind.metrics,
         "success_keys": tuple(kind.arguments),
         **{
             name: pydantic.Field(description=argument.meaning, **argument.options)
@@ -207,5 +118,5 @@ def register(kind: ExpectationKind) -> None:
 
 
 for _kind in KINDS.values():
-    if _kind.metrics:
+    if _kind.arguments:
         register(_kind)

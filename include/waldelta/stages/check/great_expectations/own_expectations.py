@@ -17,6 +17,7 @@ from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
 from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, kind_of
 from waldelta.stages.check.suite.row_kinds import NO_TEXT, RowKind, column_name
 from waldelta.stages.check.suite.sql_conditions import unresolved_columns, why_not_parsed
+from waldelta.stages.check.suite.target_facts import GivenRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,12 +39,8 @@ def why_refused(
     ``is_built``: Great Expectations, whose import takes seconds, judges its name and arguments
     first.
     """
-    if is_built:
-        import_great_expectations({item.type})
-        from waldelta.stages.check.great_expectations.run_suite import why_not_built
-
-        if (why := why_not_built(item.type, item.kwargs)) is not None:
-            return [why]
+    if is_built and (why := why_not_built(item.type, item.kwargs)) is not None:
+        return [why]
     return [
         *_of_columns(item, columns),
         *_of_sql(item, columns),
@@ -169,22 +166,29 @@ def _of_gate(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:
         yield "gate: quarantine checks each row: remove mostly, or use stop"
 
 
-def judge_rows(
-    name: str, table: str, planned: Sequence[PlannedExpectation], rows: DataFrame
-) -> tuple[Outcome, ...]:
-    """Returns the outcomes of expectations on these rows, in their order; ``name`` is that of the
-    suite.
+def why_not_built(type_name: str, kwargs: Mapping[str, Any]) -> str | None:
+    """Returns why Great Expectations refuses an expectation's name or arguments, or None."""
+    import_great_expectations({type_name})
+    from waldelta.stages.check.great_expectations import run_suite
 
-    Raises ConfigError for a name or argument that Great Expectations refuses.
+    return run_suite.why_not_built(type_name, kwargs)
+
+
+def judge_rows(table: str, planned: Sequence[PlannedExpectation], rows: DataFrame) -> list[Outcome]:
+    """Returns the outcomes of expectations on these rows, in their order.
+
+    Our own kinds judge theirs, Great Expectations all others. Raises ConfigError for a name or an
+    argument that it refuses.
     """
-    import_great_expectations({each.type for each in planned})
-    from waldelta.stages.check.great_expectations.run_suite import (
-        SuiteCheck,
-        build_suite,
-        open_context,
-        outcomes,
-    )
+    given, found = GivenRows(rows), {}
+    for number, each in enumerate(planned):
+        if (outcomes := kind_of(each.type).outcomes([each], given)) is not None:
+            found[number] = outcomes[0]
+    left = [number for number in range(len(planned)) if number not in found]
+    if left:
+        import_great_expectations({planned[number].type for number in left})
+        from waldelta.stages.check.great_expectations.run_suite import judge_frame
 
-    plan = SuitePlan(table, tuple(planned))
-    check = SuiteCheck(open_context(), build_suite(name, plan))
-    return outcomes(check.run(rows, {}), plan)
+        plan = SuitePlan(table, tuple(planned[number] for number in left))
+        found |= dict(zip(left, judge_frame(f"rows of {table}", plan, rows), strict=True))
+    return [found[number] for number in range(len(planned))]

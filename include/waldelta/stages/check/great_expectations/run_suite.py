@@ -7,12 +7,11 @@ from __future__ import annotations
 import copy
 import difflib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import great_expectations as gx
 from great_expectations.compatibility import pydantic
-from great_expectations.core.batch_definition import BatchDefinition
 from great_expectations.core.expectation_validation_result import (
     ExpectationSuiteValidationResult,
     ExpectationValidationResult,
@@ -25,23 +24,20 @@ from great_expectations.data_context.types.base import (
     InMemoryStoreBackendDefaults,
 )
 from great_expectations.datasource.fluent import SparkDatasource
-from great_expectations.expectations.expectation import Expectation
+from great_expectations.expectations.expectation import Expectation, _format_map_output
 from great_expectations.expectations.registry import (
     get_expectation_impl,
     list_registered_expectation_implementations,
 )
 from pyspark.sql import DataFrame
 
+import waldelta.stages.check.great_expectations._custom  # noqa: F401 - registers our kinds
 from waldelta.errors import ConfigError
-from waldelta.lake.ledger import ColumnProfile
-from waldelta.stages.check.great_expectations._custom import MEASUREMENTS
-from waldelta.stages.check.measure.profile import Measured, Measurements
-from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
-from waldelta.stages.check.suite.kinds import SuitePlan, kind_of
-from waldelta.stages.check.suite.target_kinds import PROFILE, WITHOUT_VALUES
+from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation, TableVerdict
+from waldelta.stages.check.suite.kinds import SuitePlan
 
 
-def open_context() -> EphemeralDataContext:
+def _open_context() -> EphemeralDataContext:
     """Returns a context that writes nothing and sends no data."""
     config = DataContextConfig(
         config_version=4.0,
@@ -59,31 +55,13 @@ META = "waldelta"  # Under this key an expectation carries its number in the pla
 
 
 def build_suite(name: str, plan: SuitePlan) -> gx.ExpectationSuite:
-    """Returns the suite of a plan; raises ConfigError that lists every refused own expectation."""
-    suite, refused = build_known(name, plan)
-    if refused is not None:
-        raise refused
-    return suite
-
-
-def build_known(name: str, plan: SuitePlan) -> tuple[gx.ExpectationSuite, ConfigError | None]:
-    """Returns the suite without refused own expectations, and the error that lists these, or
-    None.
-    """
+    """Returns the suite of a plan; raises ConfigError for what Great Expectations refuses."""
     known = _known()
-    problems: list[str] = []
-    built = []
-    for number, planned in enumerate(plan.expectations):
-        try:
-            built.append(_build(number, planned, known))
-        except ValueError as err:
-            problems.append(f"{planned.place or planned.type}: {err}")
-    refused = (
-        ConfigError("expectations are refused:\n" + "\n".join(f"  - {p}" for p in problems))
-        if problems
-        else None
-    )
-    return gx.ExpectationSuite(name=name, expectations=built), refused
+    try:
+        built = [_build(number, planned, known) for number, planned in enumerate(plan.expectations)]
+    except ValueError as err:
+        raise ConfigError(f"expectations are refused: {err}") from err
+    return gx.ExpectationSuite(name=name, expectations=built)
 
 
 def why_not_built(type_name: str, kwargs: Mapping[str, Any]) -> str | None:
@@ -158,100 +136,46 @@ COUNTS_ONLY: dict[str, Any] = {"result_format": "SUMMARY", "partial_unexpected_c
 WITH_EXAMPLES: dict[str, Any] = {"result_format": "SUMMARY", "partial_unexpected_count": 5}
 
 
-class SuiteCheck:
-    """A suite prepared in a context: create it in one thread; ``run`` may be called from
-    several.
+def judge_frame(name: str, plan: SuitePlan, frame: DataFrame) -> tuple[Outcome, ...]:
+    """Returns the outcome of each expectation on these rows, in the plan's order.
+
+    Failed ones are evaluated again for examples. Raises ConfigError as build_suite() does.
     """
-
-    def __init__(self, context: EphemeralDataContext, suite: gx.ExpectationSuite) -> None:
-        self.name = suite.name
-        self._suite = suite
-        # Caching pays off for many scans, but a suite's aggregates are one scan.
-        self._source: SparkDatasource = context.data_sources.add_spark(suite.name, persist=False)
-        asset = self._source.add_dataframe_asset(suite.name)
-        self._batch: BatchDefinition[None] = asset.add_batch_definition_whole_dataframe("version")
-
-    def run(
-        self,
-        frame: DataFrame,
-        measurements: Measurements,
-    ) -> ExpectationSuiteValidationResult:
-        """Validate the frame on its own session; failed expectations are evaluated again for
-        examples.
-
-        ``measurements`` are what was requested before.
-        """
-        engine = self._source.get_execution_engine()
-        # By default the engine uses the process's default session, which lacks this frame's
-        # temporary views.
-        engine.spark = frame.sparkSession
-        setattr(engine, MEASUREMENTS, measurements)
-        batch = self._batch.get_batch({"dataframe": frame})
-        result = batch.validate(self._suite, result_format=COUNTS_ONLY)
-        if numbers := {
-            _number(item)
-            for item in result.results
-            if not item.success and "partial_unexpected_list" in item.result
-        }:
-            examples = batch.validate(self._part(numbers), result_format=WITH_EXAMPLES)
-            better = {_number(item): item for item in examples.results}
-            result.results = [better.get(_number(item), item) for item in result.results]
-        return result
-
-    def judge_again(
-        self, result: ExpectationSuiteValidationResult, rows: DataFrame, among: Collection[int]
-    ) -> set[int]:
-        """Validate expectations that aren't met again, on these rows; those met count as met.
-
-        ``among`` are the numbers of the expectations to take. Returns the numbers of those met.
-        """
-        again = {_number(item) for item in result.results if not item.success} & {*among}
-        if not again:
-            return set()
-        if rows.isEmpty():  # No aggregate can be computed of no rows.
-            met = {_number(item): item for item in result.results if _number(item) in again}
-            for item in met.values():
-                item.success, item.result, item.exception_info = True, {}, {}
-        else:
-            found = self._batch.get_batch({"dataframe": rows}).validate(
-                self._part(again), result_format=COUNTS_ONLY
-            )
-            met = {_number(item): item for item in found.results if item.success}
-        result.results = [met.get(_number(item), item) for item in result.results]
-        return set(met)
-
-    def _part(self, numbers: set[int]) -> gx.ExpectationSuite:
+    suite = build_suite(name, plan)
+    # Caching pays off for many scans, but a suite's aggregates are one scan.
+    source: SparkDatasource = _open_context().data_sources.add_spark(name, persist=False)
+    # By default the engine uses the process's default session, which lacks this frame's temporary
+    # views.
+    source.get_execution_engine().spark = frame.sparkSession
+    whole = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe("version")
+    batch = whole.get_batch({"dataframe": frame})
+    found = {
+        _number(item): item for item in batch.validate(suite, result_format=COUNTS_ONLY).results
+    }
+    missed = {
+        n for n, i in found.items() if not i.success and "partial_unexpected_list" in i.result
+    }
+    if missed:
         # An expectation can belong to only one suite, so the new suite gets copies.
-        chosen = [copy.copy(e) for e in self._suite.expectations if (e.meta or {})[META] in numbers]
-        return gx.ExpectationSuite(name=f"{self.name} examples", expectations=chosen)
+        chosen = [copy.copy(e) for e in suite.expectations if (e.meta or {})[META] in missed]
+        part = gx.ExpectationSuite(name=f"{name} examples", expectations=chosen)
+        again = batch.validate(part, result_format=WITH_EXAMPLES)
+        found |= {_number(item): item for item in again.results}
+    return tuple(_outcome(found[n], p) for n, p in enumerate(plan.expectations))
 
 
-def outcomes(result: ExpectationSuiteValidationResult, plan: SuitePlan) -> tuple[Outcome, ...]:
-    """Returns each judged expectation's outcome, in the plan's order."""
-    found = (_outcome(item, plan) for item in sorted(result.results, key=_number))
-    return tuple(one for one in found if kind_of(one.planned.type).is_judged(one.planned.kwargs))
-
-
-def measured(result: ExpectationSuiteValidationResult) -> Measured | None:
-    """Returns the measured profile, or None; removes it from the result, whose pages don't show
-    it.
-    """
-    for item in result.results:
-        if (found := item.result.pop(PROFILE, None)) is not None:
-            return found[0], [ColumnProfile(**column) for column in found[1:]]
-    return None
-
-
-def _outcome(item: ExpectationValidationResult, plan: SuitePlan) -> Outcome:
-    observed = item.result.get(WITHOUT_VALUES, item.result.get("observed_value"))
+def _outcome(item: ExpectationValidationResult, planned: PlannedExpectation) -> Outcome:
+    observed = item.result.get("observed_value")
     unexpected = item.result.get("unexpected_count")
-    raised = not item.success and _raised(item.exception_info or {})
+    raised = None if item.success else _raised(item.exception_info or {})
     return Outcome(
-        plan.expectations[_number(item)],
+        planned,
         None if raised else bool(item.success),
         None if observed is None else str(observed)[:200],
         None if unexpected is None else int(unexpected),
         examples=_examples(item),
+        details=item.result,
+        raised=raised,
     )
 
 
@@ -288,10 +212,53 @@ def _number(item: ExpectationValidationResult) -> int:
     return int(configuration.meta[META])
 
 
-def _raised(info: dict[str, Any]) -> bool:
-    """Returns whether evaluation raised; the information is of the expectation or of each
-    metric.
+def _raised(info: dict[str, Any]) -> str | None:
+    """Returns why evaluation raised; the information is of the expectation or of each metric."""
+    parts = [info] if "raised_exception" in info else [*info.values()]
+    messages = (
+        str(part.get("exception_message"))
+        for part in parts
+        if isinstance(part, dict) and part.get("raised_exception")
+    )
+    return next(messages, None)
+
+
+def suite_result(
+    verdict: TableVerdict, name: str, about: Mapping[str, str]
+) -> ExpectationSuiteValidationResult:
+    """Returns a verdict as a result of Great Expectations, which a page is rendered from.
+
+    ``about`` is what the page says about the data. Outcomes that are an error have no place in it.
     """
-    if "raised_exception" in info:
-        return bool(info["raised_exception"])
-    return any(isinstance(part, dict) and part.get("raised_exception") for part in info.values())
+    judged = [outcome for outcome in verdict.outcomes if outcome.error is None]
+    judged += [Outcome(planned, True, None, None) for planned in verdict.measured_only]
+    suite = build_suite(name, SuitePlan(name, tuple(outcome.planned for outcome in judged)))
+    return ExpectationSuiteValidationResult(
+        success=all(outcome.success for outcome in judged),
+        results=[_item(*each) for each in zip(judged, suite.expectations, strict=True)],
+        suite_name=name,
+        meta={"batch_parameters": about, "great_expectations_version": gx.__version__},
+    )
+
+
+def _item(outcome: Outcome, expectation: Expectation) -> ExpectationValidationResult:
+    details = {**outcome.details}
+    if "nonnull_count" in details:  # It was counted here, and Great Expectations derives the rest.
+        details = _format_map_output(
+            {**WITH_EXAMPLES, "include_unexpected_rows": False},
+            bool(outcome.success),
+            details["element_count"],
+            details["nonnull_count"],
+            details["unexpected_count"],
+            details["partial_unexpected_list"],
+        )["result"]
+    return ExpectationValidationResult(
+        success=bool(outcome.success),
+        expectation_config=expectation.configuration,
+        result=details,
+        exception_info={
+            "raised_exception": outcome.raised is not None,
+            "exception_message": outcome.raised,
+            "exception_traceback": None,
+        },
+    )

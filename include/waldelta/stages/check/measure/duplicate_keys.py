@@ -1,15 +1,13 @@
-"""Finds keys that occur in more than one row of a target. It is the check's most expensive query,
-so it starts first.
+"""Duplicate keys: keys that occur in more than one row of a target.
 
-Spark runs it while this process imports Great Expectations. This module doesn't need Great
-Expectations; ``ExpectTargetKeyToBeUnique`` makes an expectation of the result.
+It is the check's most expensive question, so it is asked first. Arrow answers it where the keys
+fit into this process's memory, Spark otherwise.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 
@@ -20,48 +18,86 @@ import pyarrow.dataset as ds
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.lake import MOST_DRIVER_BYTES, READ_FAILURES, DeltaTarget, TargetVersion
+from waldelta.arrow import table_of
+from waldelta.changes.decode.collapse import codes_of
+from waldelta.errors import class_and_text
+from waldelta.lake import (
+    MOST_DRIVER_BYTES,
+    READ_FAILURES,
+    DeltaTarget,
+    TargetVersion,
+    by_row_group,
+)
 from waldelta.spark_sql import quote
+from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows
 
 log = logging.getLogger(__name__)
 
-# The most keys that a failed expectation shows.
-MOST_EXAMPLES = 5
 # Each of Spark's bitmaps has a bit for this many neighbouring integers.
 _BITS = 32_768
 _BYTES_PER_KEY = 8
 _ROWS_AT_ONCE = 1 << 18
 # More ranges would make a filter that costs more than it saves.
 _MOST_RANGES = 100
+# This process compares the keys of up to so many rows, in files of so many bytes.
+_MOST_COMPARED_ROWS = 1_000_000
+_MOST_FILE_BYTES = 1 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class DuplicateKeys:
-    """How many rows share their key with another row, and some of those keys as text."""
+def read_keys(target: DeltaTarget, version: int, columns: Sequence[str]) -> pa.Table | None:
+    """Returns the keys of a version; None where they are many, or only Spark reads them."""
+    try:
+        table = target.open(version)
+        if not table.is_at_most(_MOST_COMPARED_ROWS, _MOST_FILE_BYTES):
+            return None
+        dataset = table.dataset()
+        if set(columns) - {*dataset.schema.names}:
+            return None
+        scanner = by_row_group(dataset).scanner(
+            list(columns), batch_size=_ROWS_AT_ONCE, batch_readahead=2, fragment_readahead=1
+        )
+        return table_of(scanner.to_batches(), scanner.projected_schema, MOST_DRIVER_BYTES)
+    except READ_FAILURES as err:
+        log.info("Spark compares the keys of %s: %s", target.uri, class_and_text(err))
+        return None
 
-    rows: int
-    examples: tuple[str, ...] = ()
+
+def duplicate_keys(keys: pa.Table) -> FailingRows:
+    """Returns the duplicate keys of a table of keys, by Arrow; nulls count as equal.
+
+    >>> duplicate_keys(pa.table({"a": [1, 1, None, 2, None], "b": ["x"] * 5}))
+    FailingRows(rows=4, examples=('1, x', 'null, x'), judged=None, total=5)
+    """
+    codes = codes_of(keys.columns)
+    _, places, counts = np.unique(codes, return_index=True, return_counts=True)
+    shared = counts > 1
+    found = keys.take(np.sort(places[shared]))
+    texts = [
+        ", ".join("null" if value is None else str(value) for value in row.values())
+        for row in found.slice(0, MOST_EXAMPLES).to_pylist()
+    ]
+    return FailingRows(int(counts[shared].sum()), tuple(texts), total=len(keys))
 
 
 def find_duplicate_keys(
     frame: DataFrame, columns: Sequence[str], *, dense: bool = False
-) -> DuplicateKeys:
+) -> FailingRows:
     """Returns the duplicate keys of the frame; nulls count as equal.
 
     ``dense``: the key is one integer whose values lie close together. A bitmap then finds out, at a
     third of the cost, whether there are any duplicates.
     """
     if dense and not _may_have_duplicates(frame, columns[0]):
-        return DuplicateKeys(0)
+        return FailingRows(0)
     keys = [F.col(quote(name)).alias(f"k{i}") for i, name in enumerate(columns)]
     names = [f"k{i}" for i in range(len(keys))]
     shared = frame.select(*keys).groupBy(*names).agg(F.count("*").alias("n")).where("n > 1")
     rows = shared.agg(F.sum("n")).collect()[0][0] or 0
     if not rows:
-        return DuplicateKeys(0)
+        return FailingRows(0)
     texts = [F.coalesce(F.col(name).cast("string"), F.lit("null")) for name in names]
     found = shared.orderBy(*names).limit(MOST_EXAMPLES).select(F.concat_ws(", ", *texts))
-    return DuplicateKeys(rows, tuple(row[0] for row in found.collect()))
+    return FailingRows(rows, tuple(row[0] for row in found.collect()))
 
 
 class IntegerKey:

@@ -30,7 +30,7 @@ from waldelta.postgres.publication_membership import from_texts
 from waldelta.spark import Runner
 from waldelta.spark_sql import quote
 from waldelta.stages.check.constraints.constraints import ForeignKey, KeyColumn
-from waldelta.stages.check.measure.duplicate_keys import MOST_EXAMPLES, DuplicateKeys
+from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows
 from waldelta.target_modes import MIRROR, TargetMode
 from waldelta.types import stored_type
 from waldelta.types.base import Comparison
@@ -347,7 +347,7 @@ def _side(known: KnownTargets, state: TableState, columns: Sequence[KeyColumn]) 
 log = logging.getLogger(__name__)
 
 
-def find_rows_without_parent(runner: Runner, reference: Reference) -> DuplicateKeys:
+def find_rows_without_parent(runner: Runner, reference: Reference) -> FailingRows:
     """Returns the rows without a parent row, found by Spark's anti-join.
 
     Rows with a null in their key refer to nothing.
@@ -368,10 +368,10 @@ def find_rows_without_parent(runner: Runner, reference: Reference) -> DuplicateK
         orphans = orphans.unionByName(own.where(~reduce(and_, present) & reduce(or_, present)))
     count = orphans.count()
     if not count:
-        return DuplicateKeys(0)
+        return FailingRows(0)
     texts = [F.coalesce(F.col(f"r{k}").cast("string"), F.lit("null")) for k in places]
     found = orphans.select(F.concat_ws(", ", *texts)).distinct().limit(MOST_EXAMPLES).collect()
-    return DuplicateKeys(count, tuple(sorted(row[0] for row in found)))
+    return FailingRows(count, tuple(sorted(row[0] for row in found)))
 
 
 def _padded(reference: Reference) -> tuple[list[bool], list[bool]]:
@@ -390,7 +390,7 @@ def _key_columns(letter: str, names: Sequence[str], padded: Sequence[bool]) -> l
     ]
 
 
-def count_rows_without_parent(runner: Runner, reference: Reference) -> DuplicateKeys:
+def count_rows_without_parent(runner: Runner, reference: Reference) -> FailingRows:
     """Returns the rows without a parent row.
 
     If both targets are small and every row has a parent, the driver finds out by itself; otherwise
@@ -399,7 +399,7 @@ def count_rows_without_parent(runner: Runner, reference: Reference) -> Duplicate
     try:
         found = rows_without_parent_in_driver(reference)
         if found == 0:
-            return DuplicateKeys(0)
+            return FailingRows(0)
         reference = reference if found is None else replace(reference, since=None)
     except (*READ_FAILURES, KeyError) as err:
         log.info(

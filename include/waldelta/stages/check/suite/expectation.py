@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -44,6 +45,9 @@ class Outcome:
     error: WaldeltaError | None = None
     # Some values that fail, as JSON, for the ledger alone.
     examples: tuple[str, ...] = ()
+    # What the page shows, in Great Expectations' terms, and why there is no result.
+    details: Mapping[str, Any] = field(default_factory=dict)
+    raised: str | None = None
 
     def __str__(self) -> str:
         if self.error is not None:
@@ -94,7 +98,7 @@ def unchecked(err: WaldeltaError) -> Outcome:
 class TableVerdict:
     """A target's outcomes, their Delta version, and their page.
 
-    ``page`` is a path, or a URI in an object store; it is None where a quick check found all met.
+    ``page`` is a path, or a URI in an object store; None without a page.
     ``version`` is None for a missing target.
     """
 
@@ -109,6 +113,8 @@ class TableVerdict:
     # all rows were judged (``PassedSuite``).
     suite: str | None = None
     whole: bool = False
+    # What was measured for later runs, which can't be judged yet.
+    measured_only: tuple[PlannedExpectation, ...] = ()
 
     def failed(self, severity: str) -> list[Outcome]:
         """Returns the unmet outcomes of one severity."""

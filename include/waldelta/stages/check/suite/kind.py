@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Literal
 import pyarrow as pa
 from pyspark.sql import Column
 
+from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
-from waldelta.stages.check.suite.target_facts import TargetFacts
+from waldelta.stages.check.suite.target_facts import JudgedRows, TargetFacts
 
 # Kinds of Great Expectations that judge only the target's rows, together or one by one.
 _OF_ROWS = (
@@ -34,8 +35,8 @@ _OF_OTHERS = "expect_table_row_count_to_equal_other_table"
 # these for a target that is unchanged.
 # "anything": what an own expectation refers to, such as the current date.
 DependsOn = Literal["row", "rows", "earlier runs", "other data", "anything"]
-# Success, and what Great Expectations keeps as details of the result.
-Judgement = tuple[bool, dict[str, Any]]
+# Which rows don't meet an expectation, and which it applies to.
+Masks = tuple[pa.ChunkedArray, pa.ChunkedArray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class ExpectationKind:
     the SQL condition by which a value in ``_wd_raw`` isn't one. A kind that ``needs_profile`` takes
     the ``columns`` of its arguments as measured, with the number of rows.
 
-    A kind with ``metrics`` gets a class in Great Expectations: ``arguments`` are its fields, and
-    ``judge`` reads the metrics of these names. The other kinds are Great Expectations' own.
+    A kind with ``arguments`` gets a class in Great Expectations, which checks them and describes
+    the expectation on a page. The other kinds are Great Expectations' own.
     """
 
     type: str
@@ -81,7 +82,6 @@ class ExpectationKind:
     of_nulls: Callable[[str], str] | None = None
     needs_profile: ClassVar[bool] = False
     arguments: ClassVar[Mapping[str, Argument]] = {}
-    metrics: ClassVar[tuple[str, ...]] = ()
 
     def plan(self, facts: TargetFacts) -> Iterable[PlannedExpectation]:  # noqa: ARG002
         """Yields the built-in expectations of this kind that a target must meet."""
@@ -99,44 +99,38 @@ class ExpectationKind:
         """Returns whether the expectation has a result; if not, it is only measured."""
         return True
 
+    def judges_rows(self, kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Returns whether it judges each row by itself, with these arguments."""
+        return self.scope == "row"
+
     def row_condition(self, kwargs: Mapping[str, Any]) -> RowCondition | None:  # noqa: ARG002
         """Returns the condition on single rows in Spark; None when there is none."""
         return None
 
-    def is_measured_early(self, planned: PlannedExpectation) -> bool:  # noqa: ARG002
-        """Returns whether the quick check needs no row condition.
+    def columns_read(self, planned: PlannedExpectation) -> Sequence[str] | None:  # noqa: ARG002
+        """Returns the columns that Arrow reads to judge single rows; None when it can't."""
+        return None
 
-        What the run measures, or knows before, then shows that the expectation is met.
-        """
-        return False
+    def failing(self, rows: pa.Table, planned: PlannedExpectation) -> Masks | None:  # noqa: ARG002
+        """Returns by Arrow which rows don't meet the expectation; None when that is uncertain."""
+        return None
 
-    def fits(self, columns: Mapping[str, str], kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """Returns whether a target with these columns may meet it: Spark types by listed name."""
-        return True
+    def outcome(self, planned: PlannedExpectation, found: FailingRows) -> Outcome:
+        """Returns the outcome by the rows that don't meet the expectation."""
+        details = {"unexpected_count": found.rows}
+        return Outcome(planned, not found.rows, None, found.rows, details=details)
 
-    def columns_read(self, planned: PlannedExpectation) -> Sequence[str] | None:
-        """Returns the columns that Arrow reads to judge the expectation; None when it can't."""
-        return None if planned.suffices is None else [planned.suffices]
-
-    def is_met_by(self, rows: pa.Table, planned: PlannedExpectation) -> bool:
-        """Returns whether all rows meet the expectation, by Arrow; False also when that is
-        uncertain.
-        """
-        return planned.suffices is not None and not rows[planned.suffices].null_count
-
-    def outcome(self, planned: PlannedExpectation, unmet: int = 0) -> Outcome:
-        """Returns the outcome without Great Expectations, by the number of rows that don't meet
-        it.
-        """
-        return Outcome(planned, not unmet, None, unmet)
+    def outcomes(
+        self,
+        planned: Sequence[PlannedExpectation],  # noqa: ARG002
+        rows: JudgedRows,  # noqa: ARG002
+    ) -> Sequence[Outcome] | None:
+        """Returns the outcomes of expectations on a target as a whole; None for another kind."""
+        return None
 
     def words(self, kwargs: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         """Returns the expectation in words for the report, as a template and its parameters."""
         return "$meaning", kwargs
-
-    def judge(self, kwargs: Mapping[str, Any], metrics: Mapping[str, Any]) -> Judgement:
-        """Returns success and details, which Great Expectations computes from these metrics."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

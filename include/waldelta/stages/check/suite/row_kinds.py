@@ -4,16 +4,19 @@ fail.
 They count what Great Expectations counts on Spark (tests compare the two): a null value meets every
 expectation except "not null", and so does a condition that evaluates to null. Only for expectations
 on nulls, with_raw() makes both consider values stored in ``_wd_raw``. Great Expectations runs a
-query per expectation to count failing rows; the quick check evaluates many in one.
+query per expectation to count failing rows; a check counts those of all in one. Arrow counts them
+where it certainly means the same.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import reduce
-from operator import or_
-from typing import Any, ClassVar
+from operator import and_, or_
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,6 +26,7 @@ from pyspark.sql import functions as F
 from waldelta.quantities import counted
 from waldelta.row_filter.spark.evaluate import evaluate, is_certain
 from waldelta.spark_sql import quote
+from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.suite._row_rules import (
     IN_SET,
     LENGTHS_BETWEEN,
@@ -34,12 +38,12 @@ from waldelta.stages.check.suite._row_rules import (
     enum_labels,
     not_null,
 )
-from waldelta.stages.check.suite.expectation import PlannedExpectation
+from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
 from waldelta.stages.check.suite.kind import (
     Argument,
     DependsOn,
     ExpectationKind,
-    Judgement,
+    Masks,
     RowCondition,
     is_plain,
 )
@@ -58,8 +62,17 @@ NO_TEXT = (
 )
 
 
-def _is_judged(*values: Column) -> Column:
-    return reduce(or_, (value.isNotNull() for value in values))
+# Decimals of so many digits are distinct doubles.
+_DIGITS, _MOST_EXACT = 15, 1e15
+# Which rows an expectation applies to: all, those with a value in every column, or in any.
+Judges = Literal["all", "complete", "any"]
+# What an argument of an expectation on pairs says about it; by default, pairs of nulls are ignored.
+IGNORE_ROW_IF = "ignore_row_if"
+_PAIRS: dict[str, Judges] = {
+    "both_values_are_missing": "any",
+    "either_value_is_missing": "complete",
+    "neither": "all",
+}
 
 
 @dataclass(frozen=True)
@@ -68,20 +81,18 @@ class RowKind(ExpectationKind):
 
     ``columns`` are the arguments that name columns, ``required`` and ``optional`` its other
     arguments. ``expected`` returns the Spark condition, by these columns and the arguments, or None
-    for arguments that only Great Expectations takes. ``judged`` is true for rows that it applies
-    to: by default, those where one of the columns isn't null.
-
-    ``meets`` returns by Arrow which values, none of them null, meet it. ``rules`` yields built-in
-    expectations of this kind.
+    for arguments that only Great Expectations takes. ``meets`` returns the same by Arrow, or None
+    where that is uncertain. A row whose condition is null meets it. ``judges`` says which rows it
+    applies to. ``rules`` yields built-in expectations of this kind.
     """
 
     type: str
     columns: tuple[str, ...]
     expected: Callable[..., Column | None]
+    meets: Callable[..., pa.ChunkedArray | None]
     required: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
-    judged: Callable[..., Column] = _is_judged
-    meets: Callable[[pa.ChunkedArray, Mapping[str, Any]], pa.ChunkedArray] | None = None
+    judges: Judges = "any"
     rules: Callable[[TargetFacts], Iterable[PlannedExpectation]] | None = None
     of_nulls: Callable[[str], str] | None = None
 
@@ -100,31 +111,73 @@ class RowKind(ExpectationKind):
         own = self.required.union(self.columns, self.optional, {"mostly"})
         return sorted(kwargs.keys() - own)
 
-    def row_condition(self, kwargs: Mapping[str, Any]) -> RowCondition | None:
-        """Returns the condition; None for arguments that only Great Expectations takes."""
+    def judges_rows(self, kwargs: Mapping[str, Any]) -> bool:
+        """Returns whether no argument is one that only Great Expectations takes."""
         required = self.required.union(self.columns)
         common = {name: kwargs[name] for name in kwargs.keys() & {"mostly"} - self.optional}
-        if not required <= kwargs.keys() or self.other_arguments(kwargs) or not are_common(common):
+        ignored = kwargs.get(IGNORE_ROW_IF, "neither")
+        return (
+            required <= kwargs.keys()
+            and not self.other_arguments(kwargs)
+            and are_common(common)
+            and isinstance(ignored, str)
+            and ignored in _PAIRS
+        )
+
+    def _judged(self, kwargs: Mapping[str, Any]) -> Judges:
+        return _PAIRS[kwargs[IGNORE_ROW_IF]] if IGNORE_ROW_IF in kwargs else self.judges
+
+    def row_condition(self, kwargs: Mapping[str, Any]) -> RowCondition | None:
+        """Returns the condition; None for arguments that only Great Expectations takes."""
+        if not self.judges_rows(kwargs):
             return None
         names = tuple(column_name(kwargs[argument]) for argument in self.columns)
         values = [F.col(quote(name)) for name in names]
-        expected, judged = self.expected(*values, kwargs), self.judged(*values)
-        if expected is None:
+        if (expected := self.expected(*values, kwargs)) is None:
             return None
+        present = [value.isNotNull() for value in values]
+        judges = self._judged(kwargs)
+        judged = F.lit(True) if judges == "all" else reduce(_BOTH[judges], present)
         return RowCondition(judged & ~expected, judged, names, float(kwargs.get("mostly", 1)))
 
     def columns_read(self, planned: PlannedExpectation) -> Sequence[str] | None:
-        """Returns the column whose values ``meets`` judges."""
-        if self.meets is None:
-            return super().columns_read(planned)
-        return [column_name(planned.kwargs["column"])]
+        """Returns the columns of the condition, if Arrow may know it."""
+        if not self.judges_rows(planned.kwargs):
+            return None
+        return [column_name(planned.kwargs[argument]) for argument in self.columns]
 
-    def is_met_by(self, rows: pa.Table, planned: PlannedExpectation) -> bool:
-        """Returns whether all values that aren't null meet the expectation."""
-        if self.meets is None:
-            return super().is_met_by(rows, planned)
-        values = rows[column_name(planned.kwargs["column"])].drop_null()
-        return bool(pc.all(self.meets(values, planned.kwargs), min_count=0).as_py())
+    def failing(self, rows: pa.Table, planned: PlannedExpectation) -> Masks | None:
+        """Returns the rows that fail, and those that are judged."""
+        values = [rows[column_name(planned.kwargs[argument])] for argument in self.columns]
+        try:
+            meets = self.meets(*values, planned.kwargs)
+        except (pa.ArrowException, OverflowError):
+            return None
+        if meets is None:
+            return None
+        present = [pc.is_valid(value) for value in values]
+        judges = self._judged(planned.kwargs)
+        judged = _all_true(rows) if judges == "all" else reduce(_ARROW_BOTH[judges], present)
+        return pc.and_(judged, pc.invert(pc.fill_null(meets, True))), judged
+
+    def outcome(self, planned: PlannedExpectation, found: FailingRows) -> Outcome:
+        """Returns the outcome by the rows that fail, with details as Great Expectations' own."""
+        mostly = float(planned.kwargs.get("mostly", 1))
+        details = {
+            "element_count": found.total,
+            "nonnull_count": None if self.judges == "all" else found.judged,
+            "unexpected_count": found.rows,
+            "partial_unexpected_list": [*found.examples],
+        }
+        return Outcome(planned, found.are_few(mostly), None, found.rows, details=details)
+
+
+_BOTH = {"complete": and_, "any": or_}
+_ARROW_BOTH = {"complete": pc.and_, "any": pc.or_}
+
+
+def _all_true(rows: pa.Table) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.repeat(True, len(rows))])
 
 
 class RowsSatisfy(RowKind):
@@ -140,7 +193,6 @@ class RowsSatisfy(RowKind):
             float, "smallest share of rows that must meet it", {"default": 1.0, "ge": 0, "le": 1}
         ),
     }
-    metrics: ClassVar[tuple[str, ...]] = ("target_rows.unsatisfied_count", "table.row_count")
 
     def row_condition(self, kwargs: Mapping[str, Any]) -> RowCondition | None:
         """Returns the condition with the columns that its text names."""
@@ -149,16 +201,30 @@ class RowsSatisfy(RowKind):
 
     def columns_read(self, planned: PlannedExpectation) -> Sequence[str] | None:
         """Returns the columns of a condition that Arrow may evaluate."""
+        if not self.judges_rows(planned.kwargs):
+            return None
         condition = planned.kwargs["condition"]
         columns = columns_of(condition) if is_certain(condition) else None
-        return super().columns_read(planned) if columns is None else columns
+        return columns if planned.suffices is None else [*(columns or ()), planned.suffices]
 
-    def is_met_by(self, rows: pa.Table, planned: PlannedExpectation) -> bool:
-        """Returns whether all rows certainly make the condition true."""
-        if super().is_met_by(rows, planned):
-            return True
+    def failing(self, rows: pa.Table, planned: PlannedExpectation) -> Masks | None:
+        """Returns the rows that don't make the condition true."""
+        judged = _all_true(rows)
+        if planned.suffices is not None and not rows[planned.suffices].null_count:
+            return pc.invert(judged), judged
         found = evaluate(planned.kwargs["condition"], rows)
-        return found is not None and bool(pc.all(pc.fill_null(found, False), min_count=0).as_py())
+        return None if found is None else (pc.invert(pc.fill_null(found, False)), judged)
+
+    def outcome(self, planned: PlannedExpectation, found: FailingRows) -> Outcome:
+        """Returns the outcome by the rows that don't make the condition true."""
+        outcome, observed = (
+            super().outcome(planned, found),
+            counted(found.rows, "row fails", "rows fail"),
+        )
+        details = {"observed_value": observed, "unexpected_count": found.rows}
+        if found.total is not None:
+            details["element_count"] = found.total
+        return replace(outcome, observed=observed, details=details)
 
     def own_scope(self, kwargs: Mapping[str, Any]) -> DependsOn:
         """Returns "row" if the condition is known to depend only on the row."""
@@ -169,15 +235,6 @@ class RowsSatisfy(RowKind):
         """Returns the meaning and the condition."""
         share = " for a share of $mostly" if kwargs.get("mostly", 1) < 1 else ""
         return f"$meaning{share}; in Spark SQL: $condition", kwargs
-
-    def judge(self, kwargs: Mapping[str, Any], metrics: Mapping[str, Any]) -> Judgement:
-        """Returns whether the share of rows that meet the condition is large enough."""
-        unexpected, rows = (metrics[name] for name in self.metrics)
-        return is_met(unexpected, rows, kwargs["mostly"]), {
-            "observed_value": counted(unexpected, "row fails", "rows fail"),
-            "element_count": rows,
-            "unexpected_count": unexpected,
-        }
 
 
 def are_common(kwargs: Mapping[str, Any]) -> bool:
@@ -191,29 +248,17 @@ def are_common(kwargs: Mapping[str, Any]) -> bool:
     return kwargs.keys() <= {"mostly"} and is_number and 0 <= mostly <= 1
 
 
-def is_met(unexpected: int, judged: int, mostly: float) -> bool:
-    """Returns whether enough rows meet the expectation.
-
-    Divides as Great Expectations does, because 0.55 * 100 is more than 55.
-
-    >>> is_met(45, 100, 0.55), is_met(46, 100, 0.55), is_met(0, 0, 1.0)
-    (True, False, True)
-    """
-    return not unexpected or (judged - unexpected) / judged >= mostly
-
-
-def count_rows(frame: DataFrame, conditions: Sequence[RowCondition]) -> list[tuple[int, int]]:
-    """Returns of each condition how many rows fail it, and how many it applies to, in one query.
-
-    The latter are the failing ones again where all rows must meet it.
-    """
+def count_rows(frame: DataFrame, conditions: Sequence[RowCondition]) -> list[FailingRows]:
+    """Returns of each condition how many rows fail it, and how many it applies to, in one query."""
     asked = [
         F.count(F.when(counts, 1)).alias(f"{name}{n}")
         for n, c in enumerate(conditions)
-        for name, counts in (("f", c.unexpected), ("j", c.judged if c.mostly < 1 else c.unexpected))
+        for name, counts in (("f", c.unexpected), ("j", c.judged))
     ]
-    (row,) = frame.agg(*asked).collect()
-    return [(int(row[f"f{n}"]), int(row[f"j{n}"])) for n in range(len(conditions))]
+    (row,) = frame.agg(F.count("*").alias("total"), *asked).collect()
+    return [
+        FailingRows(row[f"f{n}"], (), row[f"j{n}"], row["total"]) for n in range(len(conditions))
+    ]
 
 
 def column_name(column: Any) -> str:
@@ -275,79 +320,196 @@ def _greater(left: Column, right: Column, kwargs: Mapping[str, Any]) -> Column:
     return (left >= right) | left.eqNullSafe(right) if kwargs.get("or_equal") else left > right
 
 
+def _meets_bounds(values: pa.ChunkedArray, kwargs: Mapping[str, Any]) -> pa.ChunkedArray | None:
+    low, high = (_number(kwargs.get(name)) for name in ("min_value", "max_value"))
+    if not {type(low), type(high)} <= {float, type(None)}:
+        return None
+    parts = []
+    for bound, name, beyond, at_least in (
+        (low, "strict_min", pc.greater, pc.greater_equal),
+        (high, "strict_max", pc.less, pc.less_equal),
+    ):
+        if bound is not None:
+            if (pair := _comparable(values, bound)) is None:
+                return None
+            parts.append((beyond if kwargs.get(name) else at_least)(*pair))
+    return reduce(pc.and_, parts) if parts else None
+
+
+def _comparable(values: pa.ChunkedArray, bound: float) -> tuple[pa.ChunkedArray, Any] | None:
+    """Returns numbers and a bound that Arrow compares as Spark does, which rounds them to doubles.
+
+    Returns None where that is uncertain: Spark sorts NaN above infinity, and two long decimals may
+    round to one double.
+    """
+    kind = values.type
+    if pa.types.is_decimal(kind):
+        exact = Decimal(repr(bound))
+        is_short = len(exact.as_tuple().digits) <= _DIGITS and abs(bound) < _MOST_EXACT
+        return (values, pa.scalar(exact)) if is_short and kind.precision <= _DIGITS else None
+    if pa.types.is_integer(kind) or (
+        pa.types.is_floating(kind) and not pc.any(pc.is_nan(values)).as_py()
+    ):
+        return pc.cast(values, pa.float64(), safe=False), bound
+    return None
+
+
+def _is_in_arrow(values: pa.ChunkedArray, kwargs: Mapping[str, Any]) -> pa.ChunkedArray | None:
+    """Returns which values are in the set, whose values must be of the column's family."""
+    given, kind = kwargs["value_set"], values.type
+    if not isinstance(given, (list, tuple, set)) or not given:
+        return None
+    if pa.types.is_string(kind) and all(isinstance(value, str) for value in given):
+        return pc.is_in(values, value_set=pa.array(list(given), kind))
+    if pa.types.is_integer(kind) and all(type(value) is int for value in given):
+        return pc.is_in(values.cast(pa.int64()), value_set=pa.array(list(given), pa.int64()))
+    return None
+
+
+def _isnt_in_arrow(values: pa.ChunkedArray, kwargs: Mapping[str, Any]) -> pa.ChunkedArray | None:
+    found = _is_in_arrow(values, kwargs)
+    return None if found is None else pc.invert(found)
+
+
+# Of such an expression Java and RE2 find the same texts, in lines without a line's end.
+_SAME_REGEX = re.compile(
+    r"\^?(?:[\w :;,@#%&=<>~'\"/-]|\[\^?[\w :;,@#%=<>~'\"/.+*-]+\]|\\[dw.\-+*?()\[\]{}|/^$]"
+    r"|\((?!\?)|\)|[|.*+?]|\{\d+(?:,\d*)?\})*\$?",
+    re.ASCII,
+)
+_LINE_ENDS = "[\n\r\x85\u2028\u2029]"
+
+
+def _matches_in_arrow(values: pa.ChunkedArray, kwargs: Mapping[str, Any]) -> pa.ChunkedArray | None:
+    regex = kwargs["regex"]
+    if not (
+        pa.types.is_string(values.type)
+        and isinstance(regex, str)
+        and _SAME_REGEX.fullmatch(regex)
+        and not pc.any(pc.match_substring_regex(values, _LINE_ENDS)).as_py()
+    ):
+        return None
+    return pc.match_substring_regex(values, regex)
+
+
+def _matches_not_in_arrow(
+    values: pa.ChunkedArray, kwargs: Mapping[str, Any]
+) -> pa.ChunkedArray | None:
+    found = _matches_in_arrow(values, kwargs)
+    return None if found is None else pc.invert(found)
+
+
+def _lengths_in_arrow(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    return pc.utf8_length(values) if pa.types.is_string(values.type) else None
+
+
+def _length_meets_bounds(
+    values: pa.ChunkedArray, kwargs: Mapping[str, Any]
+) -> pa.ChunkedArray | None:
+    lengths = _lengths_in_arrow(values)
+    return None if lengths is None else _meets_bounds(lengths, kwargs)
+
+
+def _has_length(values: pa.ChunkedArray, kwargs: Mapping[str, Any]) -> pa.ChunkedArray | None:
+    lengths = _lengths_in_arrow(values)
+    if lengths is None or type(kwargs["value"]) is not int:
+        return None
+    return pc.equal(lengths, kwargs["value"])
+
+
+def _is_comparable(first: pa.ChunkedArray, second: pa.ChunkedArray) -> bool:
+    """Returns whether Spark and Arrow compare these columns in the same way."""
+    kinds = [first.type, second.type]
+    if all(map(pa.types.is_integer, kinds)):
+        return True
+    known = (pa.types.is_string, pa.types.is_date32, pa.types.is_timestamp, pa.types.is_boolean)
+    return first.type == second.type and any(test(first.type) for test in known)
+
+
+def _pair_is_equal(
+    first: pa.ChunkedArray, second: pa.ChunkedArray, _: Mapping[str, Any]
+) -> pa.ChunkedArray | None:
+    if not _is_comparable(first, second):
+        return None
+    # One null isn't equal to a value.
+    both = pc.and_(pc.is_null(first), pc.is_null(second))
+    return pc.or_(both, pc.fill_null(pc.equal(first, second), False))
+
+
+def _pair_is_greater(
+    first: pa.ChunkedArray, second: pa.ChunkedArray, kwargs: Mapping[str, Any]
+) -> pa.ChunkedArray | None:
+    if not _is_comparable(first, second):
+        return None
+    return (pc.greater_equal if kwargs.get("or_equal") else pc.greater)(first, second)
+
+
 _BOUNDS = frozenset({"min_value", "max_value", "strict_min", "strict_max"})
 _COLUMN, _PAIR = ("column",), ("column_A", "column_B")
 _SET, _REGEX = frozenset({"value_set"}), frozenset({"regex"})
-# ``meets`` takes the arguments that the rules plan.
+_IGNORE = frozenset({IGNORE_ROW_IF})
 ROW_EXPECTATION_KINDS = (
     RowKind(
         NOT_NULL,
         _COLUMN,
         lambda value, _: value.isNotNull(),
-        judged=lambda _: F.lit(True),
+        lambda values, _: pc.is_valid(values),
+        judges="all",
         rules=not_null,
         of_nulls=value_condition,
     ),
-    RowKind(
-        IN_SET,
-        _COLUMN,
-        _in_set,
-        _SET,
-        meets=lambda values, kwargs: pc.is_in(
-            values, value_set=pa.array(kwargs["value_set"], values.type)
-        ),
-        rules=enum_labels,
-    ),
+    RowKind(IN_SET, _COLUMN, _in_set, _is_in_arrow, _SET, rules=enum_labels),
     RowsSatisfy(
         ROWS_SATISFY,
         (),
         # A null condition admits no row.
         lambda kwargs: F.coalesce(F.expr(kwargs["condition"]), F.lit(False)),
+        lambda _: None,
         frozenset({"condition"}),
         frozenset({"meaning"}),
-        judged=lambda: F.lit(True),
+        judges="all",
         rules=conditions,
     ),
     RowKind(
         "expect_column_values_to_be_null",
         _COLUMN,
         lambda value, _: value.isNull(),
-        judged=lambda _: F.lit(True),
+        lambda values, _: pc.is_null(values),
+        judges="all",
         of_nulls=null_condition,
     ),
-    RowKind("expect_column_values_to_be_between", _COLUMN, _between, optional=_BOUNDS),
-    RowKind("expect_column_values_to_not_be_in_set", _COLUMN, _not_in_set, _SET),
     RowKind(
-        MATCH_REGEX,
-        _COLUMN,
-        _regex,
-        _REGEX,
-        meets=lambda values, kwargs: pc.match_substring_regex(values, kwargs["regex"]),
+        "expect_column_values_to_be_between", _COLUMN, _between, _meets_bounds, optional=_BOUNDS
     ),
-    RowKind("expect_column_values_to_not_match_regex", _COLUMN, _not_regex, _REGEX),
+    RowKind("expect_column_values_to_not_be_in_set", _COLUMN, _not_in_set, _isnt_in_arrow, _SET),
+    RowKind(MATCH_REGEX, _COLUMN, _regex, _matches_in_arrow, _REGEX),
+    RowKind(
+        "expect_column_values_to_not_match_regex",
+        _COLUMN,
+        _not_regex,
+        _matches_not_in_arrow,
+        _REGEX,
+    ),
     RowKind(
         LENGTHS_BETWEEN,
         _COLUMN,
         lambda value, kwargs: _between(F.length(value), kwargs),
+        _length_meets_bounds,
         optional=_BOUNDS,
-        meets=lambda values, kwargs: pc.less_equal(pc.utf8_length(values), kwargs["max_value"]),
     ),
-    RowKind(
-        LENGTHS_EQUAL,
-        _COLUMN,
-        _length_equals,
-        frozenset({"value"}),
-        meets=lambda values, kwargs: pc.equal(pc.utf8_length(values), kwargs["value"]),
-    ),
+    RowKind(LENGTHS_EQUAL, _COLUMN, _length_equals, _has_length, frozenset({"value"})),
     RowKind(
         "expect_column_pair_values_to_be_equal",
         _PAIR,
         lambda left, right, _: left.eqNullSafe(right),
+        _pair_is_equal,
+        optional=_IGNORE,
     ),
     RowKind(
         "expect_column_pair_values_a_to_be_greater_than_b",
         _PAIR,
         _greater,
-        optional=frozenset({"or_equal"}),
+        _pair_is_greater,
+        optional=frozenset({"or_equal"}) | _IGNORE,
     ),
 )

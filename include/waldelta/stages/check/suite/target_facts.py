@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from pyspark.sql import DataFrame
 
@@ -19,6 +19,15 @@ from waldelta.lake.ledger import TableState
 from waldelta.row_filter import EnumType
 from waldelta.spark import Runner
 from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
+from waldelta.stages.check.measure.columns import listed
+from waldelta.stages.check.measure.duplicate_keys import (
+    IntegerKey,
+    duplicate_keys,
+    find_duplicate_keys,
+    read_keys,
+)
+from waldelta.stages.check.measure.failing_rows import FailingRows
+from waldelta.stages.check.measure.profile import Measured, measure_profile
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.suite.profile_drift import Before
 
@@ -91,6 +100,97 @@ class CheckedTarget:
     def kept(self, runner: Runner) -> DataFrame:
         """Returns all rows, including those that are no longer in the source (unlike ``frame``)."""
         return self.table.frame(runner.spark(), self.version)
+
+
+class JudgedRows(Protocol):
+    """Rows that expectations on several rows are judged on."""
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        """The Spark types of the columns, by the names that Great Expectations lists."""
+
+    def frame(self) -> DataFrame:
+        """Returns the rows as Spark reads them."""
+
+    def duplicate_keys(self, columns: Sequence[str], *, are_met: bool) -> FailingRows:
+        """Counts the rows that share these values with another row; nulls count as equal.
+
+        ``are_met``: all rows of the version before the changes are known to differ in them.
+        """
+
+    def profile(self, columns: Sequence[Sequence[Any]]) -> Measured:
+        """Returns the number of rows, and the distribution of these columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenRows:
+    """Rows of a query, such as the changes that a gate judges."""
+
+    given: DataFrame
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        """The types of the columns."""
+        return {listed(name): kind for name, kind in self.given.dtypes}
+
+    def frame(self) -> DataFrame:
+        """Returns the rows."""
+        return self.given
+
+    def duplicate_keys(self, columns: Sequence[str], *, are_met: bool) -> FailingRows:  # noqa: ARG002
+        """Counts them by Spark."""
+        return find_duplicate_keys(self.given, columns)
+
+    def profile(self, columns: Sequence[Sequence[Any]]) -> Measured:
+        """Returns the profile by Spark."""
+        return measure_profile(self.given, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRows:
+    """The rows of a checked target, and what is known of them before they are read.
+
+    ``met`` is a version whose rows are all known to meet the suite. ``measured`` is the profile,
+    None where it wasn't measured.
+    """
+
+    target: CheckedTarget
+    runner: Runner
+    types: Mapping[str, str] = field(default_factory=dict)
+    references: Sequence[Reference] = ()
+    met: int | None = None
+    measured: Measured | None = None
+
+    def frame(self) -> DataFrame:
+        """Returns the rows that the source has now."""
+        return self.target.frame(self.runner)
+
+    def profile(self, columns: Sequence[Sequence[Any]]) -> Measured:
+        """Returns the profile, which Spark measures where it wasn't measured before."""
+        return self.measured or measure_profile(self.frame(), columns)
+
+    def duplicate_keys(self, columns: Sequence[str], *, are_met: bool) -> FailingRows:
+        """Counts them by Arrow where this process reads the keys, else by Spark.
+
+        Of a mirror only keys of rows written since ``met`` are compared with the others.
+        """
+        table, version = self.target.table, self.target.version
+        is_single, is_mirror = len(columns) == 1, not self.target.state.kept_as.keeps_rows
+        since = self.met if are_met and is_mirror else None
+        key = None
+        if is_single or since is not None:
+            key = IntegerKey.open(table, version, columns[0])
+        if key is not None and since is not None:
+            key = key.written_since(since)
+        if is_mirror:
+            if is_single and key is not None and key.is_unique():
+                return FailingRows()
+            if (keys := read_keys(table, version, columns)) is not None:
+                return duplicate_keys(keys)
+        if key is None:
+            return find_duplicate_keys(self.frame(), columns)
+        dense = is_single and key.is_dense
+        return find_duplicate_keys(key.rows_in_question(self.frame()), columns, dense=dense)
 
 
 @dataclass(frozen=True, slots=True)

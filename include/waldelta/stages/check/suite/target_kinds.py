@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
 from typing import Any, ClassVar
 
-import numpy as np
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode.collapse import codes_of
 from waldelta.lake.ledger import ALL_VALUES_KNOWN
 from waldelta.lake.ledger.check_records import (
     IS_FRESH,
@@ -21,55 +16,40 @@ from waldelta.lake.ledger.check_records import (
     recorded_unknown,
 )
 from waldelta.quantities import counted
-from waldelta.spark import Runner
 from waldelta.spark_sql import quote
 from waldelta.stages.check.measure.columns import column_differences
-from waldelta.stages.check.measure.duplicate_keys import (
-    DuplicateKeys,
-    IntegerKey,
-    find_duplicate_keys,
-)
+from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.measure.profile import profiled_columns
-from waldelta.stages.check.measure.references import Reference, count_rows_without_parent
+from waldelta.stages.check.measure.references import count_rows_without_parent
 from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
-from waldelta.stages.check.suite.kind import Argument, ExpectationKind, Judgement
+from waldelta.stages.check.suite.kind import Argument, ExpectationKind
 from waldelta.stages.check.suite.profile_drift import find_departures
-from waldelta.stages.check.suite.target_facts import CheckedTarget, TargetFacts
+from waldelta.stages.check.suite.target_facts import JudgedRows, TargetFacts, TargetRows
 from waldelta.target_modes import TargetMode
-
-# Result entry: the observed value without the rows' values that ``observed_value`` shows in the
-# report.
-WITHOUT_VALUES = "observed_without_values"
-# Result entry: the target's measured profile.
-PROFILE = "profile"
 
 _MEANING = Argument(str, "what is expected, in words")
 
 
 class TargetKind(ExpectationKind):
-    """Base class of the kinds in this module: the run measures them, or knows the result before.
+    """Base class of the kinds in this module, each of which judges one expectation by itself."""
 
-    ``if_met`` is what it observes when the expectation is met.
-    """
+    def outcomes(
+        self, planned: Sequence[PlannedExpectation], rows: JudgedRows
+    ) -> Sequence[Outcome] | None:
+        """Returns each outcome; an error of one is no other's."""
+        return [self.outcome_of(each, rows) for each in planned]
 
-    if_met: ClassVar[str]
+    def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:
+        """Returns the outcome of one expectation."""
+        raise NotImplementedError
 
-    def is_measured_early(self, planned: PlannedExpectation) -> bool:
-        """Returns whether the run planned it and doesn't know yet that it isn't met."""
-        # Only what the run itself planned is measured.
-        return planned.origin != "own" and bool(planned.kwargs.get("is_met", True))
 
-    def columns_read(self, planned: PlannedExpectation) -> Sequence[str] | None:
-        """Returns no columns where the run has the result without them."""
-        return () if self.is_measured_early(planned) else None
-
-    def is_met_by(self, rows: pa.Table, planned: PlannedExpectation) -> bool:  # noqa: ARG002
-        """Returns True, since ``columns_read`` says whether the run has another result."""
-        return True
-
-    def outcome(self, planned: PlannedExpectation, unmet: int = 0) -> Outcome:
-        """Returns the outcome without a number of rows."""
-        return Outcome(planned, not unmet, self.if_met, None)
+def _outcome(planned: PlannedExpectation, departures: Sequence[str], observed: str) -> Outcome:
+    """Returns the outcome of an expectation that fails with any departure, without rows."""
+    observed = "; ".join(departures) or observed
+    return Outcome(
+        planned, not departures, observed[:200], None, details={"observed_value": observed}
+    )
 
 
 class ColumnsMatch(TargetKind):
@@ -78,11 +58,9 @@ class ColumnsMatch(TargetKind):
     """
 
     type = "expect_target_columns_to_match"
-    if_met = "as recorded"
     arguments: ClassVar[Mapping[str, Argument]] = {
         "columns": Argument(dict[str, str], "Spark type by column")
     }
-    metrics: ClassVar[tuple[str, ...]] = ("table.column_types",)
 
     def plan(self, facts: TargetFacts) -> Iterator[PlannedExpectation]:
         """Yields that the target has the recorded columns."""
@@ -90,66 +68,46 @@ class ColumnsMatch(TargetKind):
         meaning = "columns and types match the ones recorded"
         yield PlannedExpectation(self.type, {"columns": columns}, "critical", "catalog", meaning)
 
-    def fits(self, columns: Mapping[str, str], kwargs: Mapping[str, Any]) -> bool:
-        """Returns whether these columns are the recorded ones."""
-        return not column_differences(kwargs["columns"], columns)
+    def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:
+        """Returns how the target's columns differ from the recorded ones."""
+        differences = column_differences(planned.kwargs["columns"], rows.types)
+        return _outcome(planned, differences, "as recorded")
 
     def words(self, kwargs: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         """Returns a sentence with all columns."""
         listed = ", ".join(f"{name} {type_name}" for name, type_name in kwargs["columns"].items())
         return "columns and types match the ones recorded: $listed", {"listed": listed}
 
-    def judge(self, kwargs: Mapping[str, Any], metrics: Mapping[str, Any]) -> Judgement:
-        """Returns how the columns of the frame differ."""
-        held = {c["name"]: c["type"].simpleString() for c in metrics["table.column_types"]}
-        differences = column_differences(kwargs["columns"], held)
-        return not differences, {"observed_value": "; ".join(differences) or self.if_met}
-
 
 class CountedKind(TargetKind):
-    """Base class of the kinds for which Spark counts rows in the background, by ``columns``."""
+    """Base class of the kinds that count rows, by the argument ``columns``."""
 
     arguments: ClassVar[Mapping[str, Argument]] = {
         "columns": Argument(list[str], "columns that identify the measured counts"),
         "meaning": _MEANING,
     }
-    metrics: ClassVar[tuple[str, ...]] = ("target_rows.duplicate_keys", "table.row_count")
     # What one row does, and what several rows do, that don't meet the expectation.
     one, more = "row fails", "rows fail"
 
-    def start_counts(
-        self,
-        *,
-        background: ThreadPoolExecutor,
-        runner: Runner,
-        target: CheckedTarget,
-        references: Sequence[Reference],
-        met: int | None,
-    ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
-        """Have Spark count rows that don't meet expectations of this kind, in the background.
-
-        Returns the counts by the argument ``columns`` of the planned expectations. ``met`` is a
-        version whose rows are known to meet the suite.
-        """
+    def count(self, planned: PlannedExpectation, rows: JudgedRows) -> FailingRows:
+        """Counts the rows that don't meet an expectation of this kind."""
         raise NotImplementedError
 
-    def outcome(self, planned: PlannedExpectation, unmet: int = 0) -> Outcome:
+    def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:
         """Returns the outcome with the counted rows."""
-        return Outcome(planned, not unmet, counted(unmet, self.one, self.more), unmet)
+        return self.outcome(planned, self.count(planned, rows))
 
-    def judge(self, kwargs: Mapping[str, Any], metrics: Mapping[str, Any]) -> Judgement:  # noqa: ARG002
-        """Returns the counted rows, with examples where there are some."""
-        found: DuplicateKeys = metrics["target_rows.duplicate_keys"]
+    def outcome(self, planned: PlannedExpectation, found: FailingRows) -> Outcome:
+        """Returns the outcome with the counted rows; the page shows examples of them."""
         observed = counted(found.rows, self.one, self.more)
         keys = "; ".join(f"({key})" for key in found.examples)
         details = {
             "observed_value": f"{observed}, such as {keys}" if keys else observed,
-            WITHOUT_VALUES: observed,
             "unexpected_count": found.rows,
         }
-        if "table.row_count" in metrics:
-            details["element_count"] = metrics["table.row_count"]
-        return not found.rows, details
+        if found.total is not None:
+            details["element_count"] = found.total
+        return Outcome(planned, not found.rows, observed, found.rows, details=details)
 
 
 class KeyUnique(CountedKind):
@@ -170,47 +128,10 @@ class KeyUnique(CountedKind):
         meaning = f"key ({', '.join(key)}) is unique"
         yield PlannedExpectation(self.type, {"columns": key}, "critical", "catalog", meaning)
 
-    def start_counts(
-        self,
-        *,
-        background: ThreadPoolExecutor,
-        runner: Runner,
-        target: CheckedTarget,
-        met: int | None,
-        **_: Any,
-    ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
-        """Have rows counted that share their key.
-
-        Of a mirror, only keys of rows written since ``met`` are compared.
-        """
-        columns, keeps_rows = tuple(target.state.key_columns), target.state.kept_as.keeps_rows
-        is_single, since = len(columns) == 1, None if keeps_rows else met
-
-        def count() -> DuplicateKeys:
-            key = (
-                IntegerKey.open(target.table, target.version, columns[0])
-                if is_single or since is not None
-                else None
-            )
-            if key is None:
-                return find_duplicate_keys(target.frame(runner), columns)
-            if since is not None:
-                key = key.written_since(since)
-            if is_single and not keeps_rows and key.is_unique():
-                return DuplicateKeys(0)
-            rows = key.rows_in_question(target.frame(runner))
-            return find_duplicate_keys(rows, columns, dense=is_single and key.is_dense)
-
-        return {columns: background.submit(count)} if columns else {}
-
-    def columns_read(self, planned: PlannedExpectation) -> Sequence[str] | None:
-        """Returns the key's columns."""
-        return list(planned.kwargs["columns"])
-
-    def is_met_by(self, rows: pa.Table, planned: PlannedExpectation) -> bool:
-        """Returns whether all keys differ; nulls count as equal."""
-        codes = codes_of([rows[name] for name in planned.kwargs["columns"]])
-        return len(np.unique(codes)) == len(codes)
+    def count(self, planned: PlannedExpectation, rows: JudgedRows) -> FailingRows:
+        """Counts the rows that share their key."""
+        columns = planned.kwargs["columns"]
+        return rows.duplicate_keys(columns, are_met=planned.origin != "own")
 
     def words(self, kwargs: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         """Returns a sentence with the key's columns."""
@@ -221,32 +142,16 @@ class KeptRowsHold(CountedKind):
     """The rows that a target keeps besides its live rows are consistent."""
 
     type = "expect_kept_rows_to_hold"
-    metrics: ClassVar[tuple[str, ...]] = ("target_rows.duplicate_keys",)
 
-    def start_counts(
-        self,
-        *,
-        background: ThreadPoolExecutor,
-        runner: Runner,
-        target: CheckedTarget,
-        **_: Any,
-    ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
-        """Have rows counted that break an invariant of the target's mode."""
-        mode, key = target.state.kept_as, target.state.key_columns
-        if not (rules := mode.rules(key)):
-            return {}
-        # The tasks that wait for this one are behind it in the queue.
-        found = background.submit(lambda: find_broken_rows(target.kept(runner), mode, key))
-        return {
-            (KEPT_ROWS, rule.label): background.submit(
-                lambda label: found.result()[label], rule.label
-            )
-            for rule in rules
-        }
-
-    def is_measured_early(self, planned: PlannedExpectation) -> bool:  # noqa: ARG002
-        """Returns False: the quick check is of mirrors, which keep live rows only."""
-        return False
+    def outcomes(
+        self, planned: Sequence[PlannedExpectation], rows: JudgedRows
+    ) -> Sequence[Outcome] | None:
+        """Returns how many rows break each invariant of the target's mode, in one query."""
+        target = _target_rows(rows).target
+        found = find_broken_rows(
+            target.kept(_target_rows(rows).runner), target.state.kept_as, target.state.key_columns
+        )
+        return [self.outcome(each, found[each.kwargs["columns"][-1]]) for each in planned]
 
     def plan(self, facts: TargetFacts) -> Iterator[PlannedExpectation]:
         """Yields what the rows of a target must meet that keeps more than live rows."""
@@ -262,19 +167,11 @@ class ReferencesHold(CountedKind):
     scope = "other data"
     one, more = "row has no parent row", "rows have no parent row"
 
-    def start_counts(
-        self,
-        *,
-        background: ThreadPoolExecutor,
-        runner: Runner,
-        references: Sequence[Reference],
-        **_: Any,
-    ) -> dict[tuple[str, ...], Future[DuplicateKeys]]:
-        """Have rows counted that have no parent row."""
-        return {
-            reference.lookup_key: background.submit(count_rows_without_parent, runner, reference)
-            for reference in references
-        }
+    def count(self, planned: PlannedExpectation, rows: JudgedRows) -> FailingRows:
+        """Counts the rows that have no parent row."""
+        target, key = _target_rows(rows), tuple(planned.kwargs["columns"])
+        (reference,) = (each for each in target.references if each.lookup_key == key)
+        return count_rows_without_parent(target.runner, reference)
 
     def plan(self, facts: TargetFacts) -> Iterator[PlannedExpectation]:
         """Yields that each foreign key holds, as a warning."""
@@ -294,15 +191,11 @@ class KnownBefore(TargetKind):
         "is_met": Argument(bool, "whether it is"),
         "observed": Argument(str, "what was found"),
     }
-    metrics: ClassVar[tuple[str, ...]] = ("table.row_count",)
 
-    def outcome(self, planned: PlannedExpectation, unmet: int = 0) -> Outcome:  # noqa: ARG002
+    def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:  # noqa: ARG002
         """Returns the outcome that the arguments contain."""
-        return Outcome(planned, bool(planned.kwargs["is_met"]), planned.kwargs["observed"], None)
-
-    def judge(self, kwargs: Mapping[str, Any], metrics: Mapping[str, Any]) -> Judgement:  # noqa: ARG002
-        """Returns the result that the arguments contain."""
-        return kwargs["is_met"], {"observed_value": kwargs["observed"]}
+        observed, is_met = planned.kwargs["observed"], bool(planned.kwargs["is_met"])
+        return Outcome(planned, is_met, observed, None, details={"observed_value": observed})
 
 
 class AllValuesKnown(KnownBefore):
@@ -342,7 +235,6 @@ class AsBefore(TargetKind):
     """
 
     type = "expect_target_to_be_as_before"
-    if_met = "as before"
     scope = "earlier runs"
     needs_profile = True
     arguments: ClassVar[Mapping[str, Argument]] = {
@@ -353,7 +245,6 @@ class AsBefore(TargetKind):
         "part": Argument(str, "rows or columns"),
         "meaning": _MEANING,
     }
-    metrics: ClassVar[tuple[str, ...]] = ("target_rows.profile",)
 
     def plan(self, facts: TargetFacts) -> Iterator[PlannedExpectation]:
         """Yields the expectations also without bounds, so that a full check measures."""
@@ -381,30 +272,31 @@ class AsBefore(TargetKind):
         note = "" if self.is_judged(kwargs) else " (not judged until enough runs have measured it)"
         return "$meaning$note", {"meaning": kwargs["meaning"], "note": note}
 
-    def judge(self, kwargs: Mapping[str, Any], metrics: Mapping[str, Any]) -> Judgement:
-        """Returns where the profile departs from the bounds, and the profile itself."""
-        rows, columns = measured = metrics[self.metrics[0]]
-        found = find_departures(measured, kwargs["part"], kwargs["bounds"])
-        details = {
-            "observed_value": "; ".join(found) or counted(rows, "row"),
-            "element_count": rows,
-        }
-        if kwargs["part"] == "rows":
-            details[PROFILE] = [rows, *(asdict(column) for column in columns)]
-        return not found, details
+    def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:
+        """Returns where the profile departs from the bounds."""
+        measured = rows.profile(planned.kwargs["columns"])
+        found = find_departures(measured, planned.kwargs["part"], planned.kwargs["bounds"])
+        return _outcome(planned, found, "as before")
 
 
-# Takes the place of column names as the key of the prefetched result.
+# Takes the place of column names in the arguments.
 KEPT_ROWS = "_wd_kept_rows"
+
+
+def _target_rows(rows: JudgedRows) -> TargetRows:
+    """Returns the rows as a target's; raises TypeError for others, which the run doesn't plan."""
+    if not isinstance(rows, TargetRows):
+        raise TypeError("only the rows of a target can be judged")
+    return rows
 
 
 def find_broken_rows(
     frame: DataFrame, mode: TargetMode, key: Sequence[str]
-) -> dict[str, DuplicateKeys]:
+) -> dict[str, FailingRows]:
     """Returns how many rows of a target break each invariant of its mode, by its label."""
     # Windows must be computed before their results can be counted.
     names, rules = ", ".join(map(quote, key)), mode.rules(key)
     columns = [f"{rule.broken.format(key=names)} as broken{n}" for n, rule in enumerate(rules)]
     counts = [F.count_if(f"broken{n}") for n in range(len(rules))]
     (row,) = mode.judged_rows(frame, key).selectExpr(*columns).agg(*counts).collect()
-    return {rule.label: DuplicateKeys(count) for rule, count in zip(rules, row, strict=True)}
+    return {rule.label: FailingRows(count) for rule, count in zip(rules, row, strict=True)}

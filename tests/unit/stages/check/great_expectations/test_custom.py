@@ -36,7 +36,7 @@ def test_an_answer_about_quantiles_can_be_written(most, success):
 
 
 def test_a_new_kind_gets_its_class():
-    """With its fields, its words and its judgement; Great Expectations finds it by its type."""
+    """With its fields and its words; Great Expectations finds it by its type."""
     from great_expectations.expectations.registry import get_expectation_impl
 
     from tests.unit.stages.check.suite.test_kinds import EvenKeys
@@ -45,9 +45,5 @@ def test_a_new_kind_gets_its_class():
     register(EvenKeys())
     made = get_expectation_impl(EvenKeys.type)(column="id")
     assert made.meaning == "all keys are even"
-    assert made._validate({"table.row_count": 3}) == {
-        "success": False,
-        "result": {"observed_value": "id"},
-    }
     with pytest.raises(ValueError, match="field required"):
         type(made)()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
 import pyarrow as pa
@@ -12,19 +11,12 @@ from deltalake import write_deltalake
 from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_kinds_plan import HELD, ID, state
 from waldelta.lake.ledger.check_records import ON_OTHERS
-from waldelta.stages.check._quick_check import (
-    is_met_in_driver,
-    measure_early,
-    quick_outcomes,
-    rest_outcomes,
-    row_conditions,
-)
 from waldelta.stages.check.check_run import suite_of
-from waldelta.stages.check.measure.duplicate_keys import DuplicateKeys
+from waldelta.stages.check.evaluate import count_by_arrow
+from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.suite.expectation import PlannedExpectation
 from waldelta.stages.check.suite.kind import Argument, ExpectationKind, RowCondition
-from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, depends_on, kind_of, plan_suite
-from waldelta.stages.check.suite.target_facts import CheckedTarget
+from waldelta.stages.check.suite.kinds import KINDS, depends_on, kind_of, plan_suite
 from waldelta.stages.check.suite.target_kinds import CountedKind
 
 
@@ -37,7 +29,6 @@ class EvenKeys(ExpectationKind):
         "column": Argument(str, "the key"),
         "meaning": Argument(str, "the same in words", {"default": "all keys are even"}),
     }
-    metrics = ("table.row_count",)
 
     def plan(self, facts):
         for column in facts.state.key_columns:
@@ -49,11 +40,11 @@ class EvenKeys(ExpectationKind):
     def columns_read(self, planned):
         return [planned.kwargs["column"]]
 
-    def is_met_by(self, rows, planned):
-        return all(value % 2 == 0 for value in rows[planned.kwargs["column"]].to_pylist())
-
-    def judge(self, kwargs, metrics):
-        return metrics["table.row_count"] == 0, {"observed_value": kwargs["column"]}
+    def failing(self, rows, planned):
+        keys = rows[planned.kwargs["column"]].to_pylist()
+        return pa.chunked_array([[key % 2 == 1 for key in keys]]), pa.chunked_array(
+            [[True for _ in keys]]
+        )
 
 
 class FewRows(CountedKind):
@@ -61,8 +52,8 @@ class FewRows(CountedKind):
 
     type = "expect_target_to_have_few_rows"
 
-    def start_counts(self, *, background, target, **_):
-        return {(target.table.uri,): background.submit(DuplicateKeys, 3)}
+    def count(self, planned, rows):
+        return FailingRows(3)
 
 
 @pytest.fixture
@@ -72,24 +63,19 @@ def even_keys(monkeypatch):
     return kind
 
 
-@pytest.mark.parametrize(("rows", "is_met"), [([2, 4], True), ([2, 3], False)])
-def test_a_new_kind_is_planned_and_judged(tmp_path, even_keys, rows, is_met):
+@pytest.mark.parametrize(("rows", "count"), [([2, 4], 0), ([2, 3], 1)])
+def test_a_new_kind_is_planned_and_judged(tmp_path, even_keys, rows, count):
     """Its class and the registry say all there is to know."""
     plan = plan_suite(state([ID]), HELD)
-    assert plan.expectations[-1].type == even_keys.type
+    number = len(plan.expectations) - 1
+    assert plan.expectations[number].type == even_keys.type
+    assert even_keys.judges_rows({})
+    assert depends_on(plan.expectations[number]) == "row"
     write_deltalake(str(tmp_path), pa.table({"id": rows}))
-    table = table_at(str(tmp_path)).open()
-    found = quick_outcomes(table, plan, lambda: is_met_in_driver(table, plan))
-    assert (found is not None) is is_met
-    assert not found or found[-1].planned.type == even_keys.type
-
-
-def test_a_new_kind_has_row_conditions(even_keys):
-    """Spark evaluates them with those of all others, and on changed rows only."""
-    plan = plan_suite(state([], keys=["id"]), HELD)
-    (condition,) = row_conditions(plan).values()
-    assert condition.columns == ("id",)
-    assert depends_on(plan.expectations[-1]) == "row"
+    dataset = table_at(str(tmp_path)).open().dataset()
+    found, undecided = count_by_arrow(dataset, {number: plan.expectations[number]})[number]
+    assert (found.rows, undecided) == (count, None)
+    assert even_keys.outcome(plan.expectations[number], found).success is (count == 0)
 
 
 def test_a_new_kind_makes_another_suite(even_keys, monkeypatch):
@@ -99,17 +85,10 @@ def test_a_new_kind_makes_another_suite(even_keys, monkeypatch):
     assert suite_of(plan_suite(state([ID]), HELD)) != found
 
 
-def test_a_new_kind_is_counted_with_the_others(monkeypatch):
-    """In the background; its outcome has the number of rows."""
-    monkeypatch.setitem(KINDS, FewRows.type, FewRows())
-    target = CheckedTarget(state([ID], keys=[]), 1, table_at("here"))
-    with ThreadPoolExecutor() as background:
-        counts = measure_early(background, None, target, [])
-    assert counts.keys() == {("here",)}
-    planned = PlannedExpectation(
-        FewRows.type, {"columns": ["here"]}, "critical", "catalog", "few rows"
-    )
-    (outcome,) = rest_outcomes(SuitePlan("public.t", (planned,)), counts)
+def test_a_new_kind_counts_for_itself():
+    """Its outcome has the number of rows."""
+    planned = PlannedExpectation(FewRows.type, {}, "critical", "catalog", "few rows")
+    (outcome,) = FewRows().outcomes([planned], None)
     assert (outcome.success, outcome.observed) == (False, "3 rows fail")
 
 
@@ -118,7 +97,8 @@ def test_an_unknown_kind_is_great_expectations_own():
     kind = kind_of("ExpectColumnMaxToBeBetween")
     planned = PlannedExpectation(kind.type, {"column": "id"}, "critical", "own", "m")
     assert (kind.type, kind.row_condition({})) == ("expect_column_max_to_be_between", None)
-    assert (kind.columns_read(planned), kind.is_measured_early(planned)) == (None, False)
+    assert (kind.columns_read(planned), kind.outcomes([planned], None)) == (None, None)
+    assert not kind.judges_rows({})
 
 
 def test_pages_know_the_kinds_that_depend_on_other_data():

@@ -12,10 +12,9 @@ from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.pipeline.targets.target_filter import to_text
 from waldelta.row_filter import EnumType, RowFilter
-from waldelta.stages.check._quick_check import rest_outcomes
 from waldelta.stages.check.check_run import rest_of
 from waldelta.stages.check.constraints.constraints import CheckConstraint
-from waldelta.stages.check.suite.kinds import plan_suite
+from waldelta.stages.check.suite.kinds import kind_of, plan_suite
 from waldelta.stages.check.suite.target_facts import SourceRules
 
 HELD = ["id", "_wd_lsn", "_wd_commit_ts", "_wd_raw"]
@@ -324,7 +323,11 @@ def test_values_that_were_not_sent(mode, rows, expected):
     plan = plan_suite(replace(state([ID]), mode=mode), HELD, None, SourceRules(unknown_rows=rows))
     found = [item for item in plan.expectations if item.severity == "warning"]
     assert [(item.type, item.kwargs.get("is_met")) for item in found] == expected
-    told = [(outcome.success, outcome.observed) for outcome in rest_outcomes(rest_of(plan), {})]
+    told = [
+        (outcome.success, outcome.observed)
+        for planned in rest_of(plan).expectations
+        for outcome in kind_of(planned.type).outcomes([planned], None)
+    ]
     assert told == [
         (met, f"{rows} rows in quarantine lack values") for _, met in expected if met is not None
     ]

@@ -1,0 +1,376 @@
+"""Evaluates the suite of a target: each expectation once, where it costs least.
+
+What is expected of single rows is counted together: by Arrow in this process, or by Spark in one
+aggregate where the rows are many, or where only Spark certainly knows what a condition means. Rows
+that an earlier check found to meet the suite, and that haven't changed since, aren't read again.
+The other kinds count for themselves, in the background. Great Expectations evaluates the kinds that
+are its own, and arguments that only it takes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from waldelta.errors import ConfigError, WaldeltaError, class_and_text
+from waldelta.lake import READ_FAILURES, TargetVersion, by_row_group, row_count
+from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
+from waldelta.metadata_columns import LSN
+from waldelta.pipeline import named_error
+from waldelta.spark_sql import quote
+from waldelta.stages.check.check_run import CheckRun, changed_since
+from waldelta.stages.check.gate.release import PositionRange, are_decided, is_decided
+from waldelta.stages.check.great_expectations.own_expectations import (
+    judge_rows,
+    why_not_built,
+    why_unevaluable,
+)
+from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows
+from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
+from waldelta.stages.check.suite.kind import ExpectationKind, RowCondition
+from waldelta.stages.check.suite.kinds import SuitePlan, depends_on, kind_of
+from waldelta.stages.check.suite.row_kinds import count_rows
+from waldelta.stages.check.suite.target_facts import TargetRows
+
+log = logging.getLogger(__name__)
+
+# A merge rewrites whole files, of whose rows few have changed. This process reads up to so many.
+_MOST_ROWS = 50 * MOST_DRIVER_ROWS
+_ROWS_AT_ONCE = 1 << 16
+
+# The rows that don't meet an expectation; of a gate also those that no operator let in.
+Counts = tuple[FailingRows, FailingRows | None]
+Numbered = Mapping[int, PlannedExpectation]
+
+
+@dataclass
+class SuiteEvaluation:
+    """The outcomes of a suite by the number of the expectation, and what wasn't judged.
+
+    ``table`` is what Arrow reads the rows of, None where only Spark reads them. ``omitted`` says
+    which gates aren't judged on which rows, ``refused`` which own expectations Great Expectations
+    refuses, by their place.
+    """
+
+    run: CheckRun
+    rows: TargetRows
+    plan: SuitePlan
+    table: TargetVersion | None
+    found: dict[int, Outcome] = field(default_factory=dict)
+    omitted: list[str] = field(default_factory=list)
+    refused: ConfigError | None = None
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """The outcomes in the plan's order."""
+        return [self.found[number] for number in sorted(self.found)]
+
+    @property
+    def positions(self) -> Sequence[PositionRange]:
+        """Positions of the rows that operators let in although they fail a gate."""
+        return self.run.decided.get(self.plan.table, ())
+
+    def evaluate(self) -> None:
+        """Evaluate every expectation that is judged.
+
+        Raises what reading the target raises, and what starting a session raises where only Spark
+        reads it. The outcome of an expectation that can't be evaluated by itself says why.
+        """
+        judged = {
+            number: planned
+            for number, planned in enumerate(self.plan.expectations)
+            if kind_of(planned.type).is_judged(planned.kwargs)
+        }
+        by_row = {n: p for n, p in judged.items() if kind_of(p.type).judges_rows(p.kwargs)}
+        others = sorted(judged.keys() - by_row.keys())
+        waiting = [
+            self.run.background.submit(self._of_kind, {n: judged[n] for n in numbers})
+            for _, numbers in groupby(others, lambda number: judged[number].type)
+        ]
+        self._count_rows(by_row)
+        for future in waiting:
+            future.result()
+        if left := {n: p for n, p in judged.items() if n not in self.found}:
+            self._by_great_expectations(left)
+        if self.positions:
+            self._judge_gates_again()
+
+    def _of_kind(self, planned: Numbered) -> None:
+        """Have a kind judge its expectations, unless it is Great Expectations' own."""
+        kind = kind_of(next(iter(planned.values())).type)
+        try:
+            outcomes = kind.outcomes([*planned.values()], self.rows)
+            self.found |= dict(zip(planned, outcomes or (), strict=False))
+        except WaldeltaError:
+            raise
+        except Exception as err:
+            if (named := named_error(err)) is not None:
+                raise named from err
+            if len(planned) == 1:
+                self.found |= {number: _unknown(each, err) for number, each in planned.items()}
+                return
+            for number, each in planned.items():
+                self._of_kind({number: each})
+
+    def _count_rows(self, planned: Numbered) -> None:
+        """Count the rows that fail expectations of single rows.
+
+        After changes only rows that may have changed are counted, where all others are known to
+        meet the expectation. If one of those fails, all rows are counted: a report says of how
+        many.
+        """
+        changes = {
+            number: each
+            for number, each in planned.items()
+            if each.kwargs.get("mostly", 1) == 1 and depends_on(each) == "row"
+        }
+        met = self.rows.met
+        if met is not None and changes:
+            counts = self._by_arrow(changes, met)
+            since = changed_since(self.run.known, self.rows.target, self.plan)
+            if since is not None and LSN in self.rows.types:
+                left = _without(changes, counts)
+                counts |= self._by_spark(left, lambda frame: frame.where(F.col(LSN) >= since))
+            fine = {number: count for number, count in counts.items() if not count[0].rows}
+            self._keep(planned, fine)
+            planned = _without(planned, self.found)
+        counts = self._by_arrow(planned, None)
+        counts |= self._by_spark(_without(planned, counts), lambda frame: frame)
+        self._keep(planned, counts)
+
+    def _by_arrow(self, planned: Numbered, met: int | None) -> dict[int, Counts]:
+        """Returns the counts of those that Arrow evaluates on the rows that were written since a
+        version, or on all.
+        """
+        table = self.table
+        if not planned or table is None or table.place.lake.on_spark:
+            return {}
+        try:
+            dataset = written_since(table, met)
+            return {} if dataset is None else count_by_arrow(dataset, planned, self.positions)
+        except (*READ_FAILURES, KeyError) as err:
+            log.info(
+                "table=%s can't be read in this process: %s", self.plan.table, class_and_text(err)
+            )
+            return {}
+
+    def _by_spark(
+        self, planned: Numbered, among: Callable[[DataFrame], DataFrame]
+    ) -> dict[int, Counts]:
+        """Returns the counts of those that Spark evaluates; keeps why one can't be evaluated."""
+        if not planned:
+            return {}
+        frame = among(self.rows.frame())
+        conditions = {n: kind_of(p.type).row_condition(p.kwargs) for n, p in planned.items()}
+        known = {n: condition for n, condition in conditions.items() if condition is not None}
+        gates = {n for n in known if planned[n].is_gate} if self.positions else set()
+        try:
+            return count_by_spark(frame, known, gates, self.positions)
+        except Exception as err:
+            if (named := named_error(err)) is not None:
+                raise named from err
+            if len(planned) > 1:
+                frame.count()  # Of a target that can't be read, no expectation is at fault.
+                return {
+                    number: counts
+                    for number, each in planned.items()
+                    for counts in self._by_spark({number: each}, among).values()
+                }
+            self.found |= {number: _unknown(each, err) for number, each in planned.items()}
+            return {}
+
+    def _keep(self, planned: Numbered, counts: Mapping[int, Counts]) -> None:
+        for number, (found, undecided) in counts.items():
+            each = planned[number]
+            outcome = kind_of(each.type).outcome(each, found)
+            mostly = float(each.kwargs.get("mostly", 1))
+            if not outcome.success and undecided is not None and undecided.are_few(mostly):
+                outcome = self._let_in(outcome)
+            self.found[number] = outcome
+
+    def _let_in(self, outcome: Outcome) -> Outcome:
+        """Returns the outcome of a gate that only rows don't meet which operators let in."""
+        self.omitted.append(
+            f"{outcome.planned.meaning}: not judged on rows that an operator accepted or released"
+        )
+        return Outcome(outcome.planned, True, None, None)
+
+    def _by_great_expectations(self, planned: Numbered) -> None:
+        whys = {n: why_not_built(each.type, each.kwargs) for n, each in planned.items()}
+        if listed := [
+            f"  - {planned[n].place or planned[n].type}: {w}" for n, w in whys.items() if w
+        ]:
+            self.refused = ConfigError("expectations are refused:\n" + "\n".join(listed))
+        known = {number: each for number, each in planned.items() if not whys[number]}
+        if known:
+            outcomes = judge_rows(self.plan.table, [*known.values()], self.rows.frame())
+            self.found |= dict(zip(known, outcomes, strict=True))
+
+    def _judge_gates_again(self) -> None:
+        """Judge gates on several rows again, without the rows that operators let in."""
+        missed = {
+            number: outcome.planned
+            for number, outcome in self.found.items()
+            if outcome.planned.is_gate
+            and outcome.success is False
+            and not kind_of(outcome.planned.type).judges_rows(outcome.planned.kwargs)
+        }
+        if not missed:
+            return
+        rest = self.rows.frame().where(~is_decided(self.positions))
+        if not rest.isEmpty():  # No aggregate can be computed of no rows.
+            again = judge_rows(self.plan.table, [*missed.values()], rest)
+            missed = {n: p for (n, p), o in zip(missed.items(), again, strict=True) if o.success}
+        self.found |= {number: self._let_in(self.found[number]) for number in missed}
+
+
+def _without(planned: Numbered, done: Mapping[int, Any]) -> Numbered:
+    return {number: each for number, each in planned.items() if number not in done}
+
+
+def _unknown(planned: PlannedExpectation, err: Exception) -> Outcome:
+    log.warning("%s can't be evaluated: %s", planned.meaning, class_and_text(err))
+    return Outcome(planned, None, None, None, raised=why_unevaluable(err))
+
+
+def written_since(table: TargetVersion, met: int | None) -> ds.Dataset | None:
+    """Returns the rows of files that a version lacks (None: all rows); None where Spark reads
+    them.
+
+    Raises what delta-rs and Arrow raise.
+    """
+    if not table.is_writable or table.has_deletion_vectors:
+        return None
+    new = table.files if met is None else table.files_since(met)
+    rows = row_count(new)
+    if rows is None or rows > _MOST_ROWS:
+        return None
+    dataset, paths = table.dataset(), {*new["path"].to_pylist()}
+    parts = [part for part in dataset.get_fragments() if part.path in paths]
+    if len(parts) != len(paths):
+        return None
+    return ds.FileSystemDataset(parts, dataset.schema, dataset.format, dataset.filesystem)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What the batches so far had of an expectation; ``rest`` counts rows that nobody let in."""
+
+    found: FailingRows = FailingRows(judged=0, total=0)  # noqa: RUF009 - it is frozen
+    rest: FailingRows = FailingRows(judged=0, total=0)  # noqa: RUF009
+
+    def add(
+        self,
+        kind: ExpectationKind,
+        planned: PlannedExpectation,
+        rows: pa.Table,
+        rest: pa.ChunkedArray | None,
+    ) -> bool:
+        """Add a batch; returns False where Arrow isn't certain of its rows."""
+        masks = kind.failing(rows, planned)
+        if masks is None:
+            return False
+        failing, judged = masks
+        self.found = _added(self.found, failing, judged)
+        if (room := MOST_EXAMPLES - len(self.found.examples)) > 0 and self.found.rows:
+            columns = rows.select(kind.columns_read(planned) or [])
+            examples = columns.filter(failing).slice(0, room)
+            self.found = replace(self.found, examples=(*self.found.examples, *_values(examples)))
+        if rest is not None:
+            self.rest = _added(self.rest, pc.and_(failing, rest), pc.and_(judged, rest))
+        return True
+
+
+def _added(found: FailingRows, failing: pa.ChunkedArray, judged: pa.ChunkedArray) -> FailingRows:
+    return replace(
+        found,
+        rows=found.rows + (pc.sum(failing).as_py() or 0),
+        judged=(found.judged or 0) + (pc.sum(judged).as_py() or 0),
+        total=(found.total or 0) + len(judged),
+    )
+
+
+def _values(rows: pa.Table) -> list[Any]:
+    """Returns the values of a column, or tuples of those of several, as Spark returns them."""
+    columns = [
+        [v.replace(tzinfo=None) if getattr(v, "tzinfo", None) else v for v in column.to_pylist()]
+        for column in rows.columns
+    ]
+    return columns[0] if len(columns) == 1 else [*zip(*columns, strict=True)]
+
+
+def count_by_arrow(
+    dataset: ds.Dataset, planned: Numbered, positions: Sequence[PositionRange] = ()
+) -> dict[int, Counts]:
+    """Returns the failing rows of each expectation of which Arrow is certain.
+
+    Raises what Arrow raises.
+    """
+    names = {*dataset.schema.names}
+    columns = {number: kind_of(p.type).columns_read(p) for number, p in planned.items()}
+    certain = {n: planned[n] for n, of in columns.items() if of is not None and {*of} <= names}
+    read = {name for number in certain for name in columns[number] or ()}
+    if positions and LSN in names:
+        read.add(LSN)
+    sums = {number: _Sums() for number in certain}
+    scanner = by_row_group(dataset).scanner(
+        sorted(read) or dataset.schema.names[:1],
+        batch_size=_ROWS_AT_ONCE,
+        batch_readahead=2,
+        fragment_readahead=1,
+    )
+    for batch in scanner.to_batches() if certain else ():
+        rows = pa.Table.from_batches([batch])
+        rest = pc.invert(are_decided(rows[LSN], positions)) if LSN in read and positions else None
+        for number, each in certain.items():
+            if number in sums and not sums[number].add(
+                kind_of(each.type), each, rows, rest if each.is_gate else None
+            ):
+                del sums[number]
+        if not sums:
+            break
+    return {
+        number: (one.found, one.rest if positions and certain[number].is_gate else None)
+        for number, one in sums.items()
+    }
+
+
+def count_by_spark(
+    frame: DataFrame,
+    conditions: Mapping[int, RowCondition],
+    gates: Iterable[int] = (),
+    positions: Sequence[PositionRange] = (),
+) -> dict[int, Counts]:
+    """Returns the failing rows of each condition, by one query, and examples of them.
+
+    Raises what Spark raises.
+    """
+    if not conditions:
+        return {}
+    rest = {}
+    for number in gates:
+        condition, undecided = conditions[number], ~is_decided(positions)
+        rest[number] = replace(
+            condition,
+            unexpected=condition.unexpected & undecided,
+            judged=condition.judged & undecided,
+        )
+    counts = count_rows(frame, [*conditions.values(), *rest.values()])
+    of_all = dict(zip(conditions, counts, strict=False))
+    of_rest = dict(zip(rest, counts[len(conditions) :], strict=True))
+    for number, found in of_all.items():
+        if found.rows and (columns := conditions[number].columns):
+            failing = frame.where(conditions[number].unexpected)
+            values = failing.select(*map(quote, columns)).limit(MOST_EXAMPLES).collect()
+            examples = [tuple(row) if len(columns) > 1 else row[0] for row in values]
+            of_all[number] = replace(found, examples=tuple(examples))
+    return {number: (found, of_rest.get(number)) for number, found in of_all.items()}

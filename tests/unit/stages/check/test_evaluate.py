@@ -1,0 +1,273 @@
+"""What a suite's evaluation finds by Arrow, and what it leaves to Spark."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from decimal import Decimal
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from tests.support.bookkeeping import table_at
+from tests.unit.stages.check.suite.test_kinds_plan import HELD, state
+from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
+from waldelta.errors import SparkUnreachable
+from waldelta.lake import Lake
+from waldelta.row_filter import EnumType
+from waldelta.stages.check.check_run import Known, has_page
+from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
+from waldelta.stages.check.evaluate import SuiteEvaluation, written_since
+from waldelta.stages.check.judge_target import _measure, _without_profile
+from waldelta.stages.check.measure.columns import listed
+from waldelta.stages.check.suite.kinds import plan_suite
+from waldelta.stages.check.suite.profile_drift import Before
+from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules, TargetRows
+from waldelta.stages.check.suite.target_kinds import AsBefore
+
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("mood", pa.string()),
+        ("n", pa.decimal128(9, 2)),
+        ("_wd_raw", pa.map_(pa.string(), pa.string())),
+    ]
+)
+COLUMNS = [
+    ("id", "bigint", "bigint", True),
+    ("mood", "mood", "string", False),
+    ("n", "numeric(9,2)", "decimal(9,2)", True),
+]
+LABELS = SourceRules(enums={"mood": EnumType("mood", ("sad", "ok"))})
+FINE = [(1, "ok", Decimal(1), None), (2, None, Decimal(2), None)]
+SPARK = "spark"
+KEY, ROWS = "expect_target_key_to_be_unique", "expect_target_rows_to_satisfy"
+NOT_NULL = "expect_column_values_to_not_be_null"
+IN_SET = "expect_column_values_to_be_in_set"
+LENGTHS = "expect_column_value_lengths_to_be_between"
+# Rows, rules, and the failing rows by the expectation, or that only Spark finds out.
+CASES = [
+    ("all met", FINE, LABELS, {}),
+    ("no rows", [], LABELS, {}),
+    ("a key twice", [*FINE, (2, "ok", Decimal(3), None)], LABELS, {KEY: 2}),
+    ("a key that is null", [*FINE, (None, "ok", Decimal(3), None)], LABELS, {NOT_NULL: 1}),
+    ("no label of the enum", [*FINE, (3, "happy", Decimal(3), None)], LABELS, {IN_SET: 1}),
+    ("null where NaN stands verbatim", [*FINE, (3, "ok", None, [("n", "NaN")])], LABELS, {}),
+    ("null where it could stand", [*FINE, (3, "ok", None, [("mood", "x")])], LABELS, {ROWS: 1}),
+    (
+        "a text as long as declared",
+        FINE,
+        SourceRules(declared=[DeclaredType("mood", "character varying(2)", 1043, 6)]),
+        {},
+    ),
+    (
+        "a longer one",
+        [*FINE, (3, "sad", Decimal(3), None)],
+        SourceRules(declared=[DeclaredType("mood", "character(2)", 1042, 6)]),
+        {LENGTHS: 1},
+    ),
+    (
+        "bits that are too few",
+        FINE,
+        SourceRules(declared=[DeclaredType("mood", "bit(3)", 1560, 3)]),
+        {"expect_column_value_lengths_to_equal": 1},
+    ),
+    (
+        "no numeric of that precision",
+        FINE,
+        SourceRules(declared=[DeclaredType("mood", "numeric(50,2)", 1700, ((50 << 16) | 2) + 4)]),
+        {"expect_column_values_to_match_regex": 1},
+    ),
+    ("no row that lacks a value", FINE, SourceRules(unknown_rows=0), {}),
+    (
+        "rows that do, in quarantine",
+        FINE,
+        SourceRules(unknown_rows=1),
+        {"expect_target_to_know_all_values": None},
+    ),
+    ("a condition in SQL", FINE, SourceRules([CheckConstraint("c", "(id > 0)")]), {}),
+    ("one that isn't met", FINE, SourceRules([CheckConstraint("c", "(id > 1)")]), {ROWS: 1}),
+    (
+        "one for Spark",
+        FINE,
+        SourceRules([CheckConstraint("c", "(id >= ((1)::bigint - id))")]),
+        SPARK,
+    ),
+]
+
+
+def write(folder, rows, mode="error"):
+    held = [dict(zip(SCHEMA.names, row, strict=True)) for row in rows]
+    write_deltalake(str(folder), pa.Table.from_pylist(held, SCHEMA), mode=mode)
+    return table_at(str(folder))
+
+
+class NoSpark:
+    """A runner for what needs no session."""
+
+    def spark(self):
+        raise SparkUnreachable("it isn't needed")
+
+
+def outcomes_of(place, plan, *, met=None, decided=()):
+    """The evaluation of a suite by Arrow; raises SparkUnreachable where that needs Spark."""
+    target, table = CheckedTarget(state(COLUMNS), place.open().version, place), place.open()
+    types = {listed(name): kind for name, kind in table.spark_types.items()}
+    with ThreadPoolExecutor() as background:
+        run = SimpleNamespace(background=background, decided={plan.table: decided}, known=Known())
+        evaluation = SuiteEvaluation(
+            run, TargetRows(target, NoSpark(), types, met=met), plan, table
+        )
+        evaluation.evaluate()
+    return evaluation
+
+
+def failing(evaluation):
+    return {o.planned.type: o.unexpected_count for o in evaluation.outcomes if not o.success}
+
+
+def failing_or_spark(*given, **named):
+    try:
+        return failing(outcomes_of(*given, **named))
+    except SparkUnreachable:
+        return SPARK
+
+
+@pytest.mark.parametrize(
+    ("rows", "rules", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
+def test_what_fails(tmp_path, rows, rules, expected):
+    plan = plan_suite(state(COLUMNS), HELD, None, rules)
+    assert failing_or_spark(write(tmp_path, rows), plan) == expected
+
+
+@pytest.mark.parametrize(
+    ("column", "observed"),
+    [
+        (("n", "numeric(9,2)", "decimal(10,2)", True), "n is decimal(9,2), not decimal(10,2)"),
+        (("gone", "text", "string", False), "gone is missing; n isn't recorded"),
+    ],
+)
+def test_other_columns_than_recorded(tmp_path, column, observed):
+    """Of another type, or missing."""
+    plan = plan_suite(state([*COLUMNS[:2], column]), HELD)
+    first, *_ = outcomes_of(write(tmp_path, FINE), plan).outcomes
+    assert (first.success, first.observed) == (False, observed)
+
+
+OWN = [
+    ({"type": NOT_NULL, "kwargs": {"column": "mood", "mostly": 0.1}}, {}),
+    ({"type": NOT_NULL, "kwargs": {"column": "mood", "mostly": 0.6}}, {NOT_NULL: 1}),
+    ({"type": KEY, "kwargs": {"columns": ["n"]}}, {}),
+    ({"type": ROWS, "kwargs": {"condition": "id > 1", "meaning": "m"}}, {ROWS: 1}),
+    ({"type": ROWS, "kwargs": {"condition": "abs(id) > 1", "meaning": "m"}}, SPARK),
+    ({"type": NOT_NULL, "kwargs": {"column": "MOOD"}}, SPARK),
+    ({"type": "expect_column_values_to_be_unique", "kwargs": {"column": "id"}}, SPARK),
+]
+
+
+@pytest.mark.parametrize(("item", "expected"), OWN)
+def test_own_expectations(tmp_path, item, expected):
+    """Arrow counts what it is certain of; a name in other letters, too, is Spark's to resolve."""
+    own = OwnSuiteFile(tmp_path, OwnSuite.model_validate({"expectations": [item]}))
+    plan = plan_suite(state(COLUMNS), HELD, own)
+    plan = replace(plan, expectations=plan.expectations[-1:])
+    assert failing_or_spark(write(tmp_path, FINE), plan) == expected
+
+
+def test_rows_that_an_operator_let_in(tmp_path):
+    """They aren't what a gate is for, and it says so; other rows that fail it still fail."""
+    item = {"type": NOT_NULL, "kwargs": {"column": "v"}, "gate": "stop"}
+    own = OwnSuiteFile(tmp_path, OwnSuite.model_validate({"expectations": [item]}))
+    plan = plan_suite(state([]), ["id", "v", "_wd_lsn"], own)
+    plan = replace(plan, expectations=plan.expectations[-1:])
+    rows = pa.table({"id": [1, 2, 3], "v": ["x", None, None], "_wd_lsn": [5, 6, 9]})
+    write_deltalake(str(tmp_path), rows)
+    place = table_at(str(tmp_path))
+    assert failing(outcomes_of(place, plan, decided=[(5, 7)])) == {NOT_NULL: 2}
+    evaluation = outcomes_of(place, plan, decided=[(5, 7), (9, 10)])
+    assert failing(evaluation) == {}
+    (told,) = evaluation.omitted
+    assert told.endswith("not judged on rows that an operator accepted or released")
+
+
+@pytest.mark.parametrize("rows", [2, 5, None])
+def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
+    """It is neither as before nor otherwise, which is told; measured, it is one of both."""
+    write_deltalake(uri := str(tmp_path), pa.table({"id": range(rows or 2), "n": range(rows or 2)}))
+    if rows is None:
+        next(tmp_path.glob("*.parquet")).unlink()
+    columns = [("id", "bigint", "bigint", True), ("n", "bigint", "bigint", False)]
+    plan = plan_suite(state(columns), ["id", "n"], None, None, Before(10, {"rows": (2, 4)}, {}))
+    place = table_at(uri)
+    target = CheckedTarget(state(columns), 0, place)
+    given = TargetRows(target, NoSpark(), place.open().spark_types, met=0)
+    measured = _measure(given, place.open(), plan)
+    assert (measured is None) is (rows is None)
+    if rows is None:
+        left = _without_profile(plan)
+        assert AsBefore.type not in [planned.type for planned in left.expectations]
+        assert [reason.split(":")[0] for reason in left.omitted] == ["drift"]
+        return
+    planned = next(p for p in plan.expectations if p.type == AsBefore.type)
+    (outcome,) = AsBefore().outcomes([planned], replace(given, measured=measured))
+    assert outcome.success is (rows == 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows", "expected"),
+    [(10_000, 100_009, False), (10_001, 100_009, True), (10_001, 100_010, False),
+     (100_000, 100_000, False), (None, 100_000, False), (None, 100_001, True)]
+)  # fmt: skip
+def test_large_targets_with_more_changes_than_a_tenth_get_pages(tmp_path, changes, rows, expected):
+    uri = str(tmp_path)
+    write_deltalake(uri, pa.table({"id": pa.array(range(rows), pa.int64())}))
+    write_deltalake(uri, pa.table({"id": pa.array([1], pa.int64())}), mode="overwrite")
+    assert has_page(changes, table_at(uri), 0) is expected
+    assert has_page(10_001, table_at(uri), 9)
+
+
+CHANGES = [case for case in CASES if case[0] != "a key twice"] + [
+    ("a key that an unchanged row has", [(10, "ok", Decimal(3), None)], LABELS, {KEY: 2}),
+    ("a key twice among the changed", [*FINE, (2, "ok", Decimal(3), None)], LABELS, {KEY: 2}),
+    ("a null in a column that may have none", [(3, "ok", None, None)], LABELS, {ROWS: 1}),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "rules", "expected"), [c[1:] for c in CHANGES], ids=[c[0] for c in CHANGES]
+)
+def test_after_changes_the_files_written_since_are_read(tmp_path, rows, rules, expected):
+    """What an older file has isn't looked at while the newer ones meet all: it was met before."""
+    write(tmp_path, [(10, None, Decimal(1), None)])
+    place = write(tmp_path, rows, "append")
+    plan = plan_suite(state(COLUMNS), HELD, None, rules)
+    assert failing_or_spark(place, plan, met=0) == expected
+
+
+def test_what_an_older_file_has_is_not_read_again(tmp_path):
+    write(tmp_path, [(10, "was not judged", Decimal(1), None)])
+    place, plan = write(tmp_path, FINE, "append"), plan_suite(state(COLUMNS), HELD, None, LABELS)
+    assert failing(outcomes_of(place, plan, met=0)) == {}
+    assert failing(outcomes_of(place, plan)) == {IN_SET: 1}
+    # A report says how many rows fail, so all are counted once one does.
+    place = write(tmp_path, [(11, "neither", Decimal(1), None)], "append")
+    assert failing(outcomes_of(place, plan, met=1)) == {IN_SET: 2}
+
+
+def test_more_rows_than_one_process_reads_are_sparks(tmp_path, monkeypatch):
+    write_deltalake(str(tmp_path), pa.table({"id": pa.array([1], pa.int64())}))
+    write_deltalake(str(tmp_path), pa.table({"id": pa.array([2, 3], pa.int64())}), mode="append")
+    place = table_at(str(tmp_path))
+    assert written_since(place.open(), 0).to_table()["id"].to_pylist() == [2, 3]
+    monkeypatch.setattr("waldelta.stages.check.evaluate._MOST_ROWS", 0)
+    assert written_since(place.open(), 0) is None
+
+
+def test_runner_spark_leaves_all_rows_to_it(tmp_path):
+    place = write(tmp_path, FINE)
+    on_spark = replace(place, lake=Lake(str(tmp_path.parent), on_spark=True))
+    plan = plan_suite(state(COLUMNS), HELD, None, LABELS)
+    assert failing_or_spark(on_spark, plan) == SPARK
