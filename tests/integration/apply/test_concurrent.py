@@ -326,6 +326,7 @@ def test_what_was_applied_to_a_table_that_left_is_told(runner, database, job, mo
     assert result.targets.unpublished == ["public.t"]
 
 
+@pytest.mark.nightly("a look after a run that other tests end")
 def test_a_look_finds_what_was_applied_and_never_told(runner, database, job, monkeypatch):
     """All that had landed was applied when landing failed, and nothing follows on the source: a run
     is worth it all the same, once.

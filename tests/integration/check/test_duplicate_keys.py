@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from tests.support.bookkeeping import table_at
-from waldelta.stages.check.measure.duplicate_keys import (
-    IntegerKey,
-    find_duplicate_keys,
-)
+from waldelta.stages.check.measure.duplicate_keys import IntegerKey, find_duplicate_keys
 from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.measure.profile import profile_in_driver
 
@@ -29,35 +28,24 @@ EDGES = [
     65_536,
     65_537,
 ]
-# In a bucket of negative ones, the bucket that has both signs, the next one and the last; the other
-# edges in a soak.
-ALWAYS = (-32_768, 0, 32_769, 65_537)
-CASES = [
-    ("no rows", "bigint", [], FailingRows(0)),
-    ("edges of the bitmaps", "bigint", EDGES, FailingRows(0)),
-    *[(f"{n} twice", "bigint", [*EDGES, n], FailingRows(2, (str(n),))) for n in ALWAYS],
-    ("three and two", "int", [1, 1, 1, 2, 2, 3], FailingRows(5, ("1", "2"))),
-    ("a small integer", "smallint", [-32_768, 32_767, -32_768], FailingRows(2, ("-32768",))),
-    ("one null", "int", [1, None], FailingRows(0)),
-    ("two nulls", "int", [1, None, None], FailingRows(2, ("null",))),
-    (
-        "the ends of bigint",
+CASES = {
+    "edges of the bitmaps": ("bigint", EDGES, FailingRows(0)),
+    "three and two": ("int", [1, 1, 1, 2, 2, 3], FailingRows(5, ("1", "2"))),
+    "two nulls": ("int", [1, None, None], FailingRows(2, ("null",))),
+    "the bucket of both signs": ("bigint", [*EDGES, 0], FailingRows(2, ("0",))),
+    "the ends of bigint": (
         "bigint",
         [-(2**63), 2**63 - 1, 2**63 - 1],
         FailingRows(2, (str(2**63 - 1),)),
     ),
-]
-SOAKED = [
-    pytest.param(
-        "bigint",
-        [*EDGES, n],
-        FailingRows(2, (str(n),)),
-        id=f"{n} twice",
-        marks=pytest.mark.soak("another number of duplicate keys"),
-    )
-    for n in EDGES
-    if n not in ALWAYS
-]
+}
+OTHERS = {
+    "no rows": ("bigint", [], FailingRows(0)),
+    "a small integer": ("smallint", [-32_768, 32_767, -32_768], FailingRows(2, ("-32768",))),
+    "one null": ("int", [1, None], FailingRows(0)),
+    **{f"{n} twice": ("bigint", [*EDGES, n], FailingRows(2, (str(n),))) for n in EDGES},
+}
+FURTHER = pytest.mark.nightly("further keys at the edges of the bitmaps")
 
 
 def is_dense(uri: str, version: int, column: str) -> bool:
@@ -67,7 +55,10 @@ def is_dense(uri: str, version: int, column: str) -> bool:
 
 @pytest.mark.parametrize(
     ("kind", "keys", "expected"),
-    [*(pytest.param(*case, id=name) for name, *case in CASES), *SOAKED],
+    [
+        *(pytest.param(*case, id=name) for name, case in CASES.items()),
+        *(pytest.param(*case, id=name, marks=FURTHER) for name, case in OTHERS.items()),
+    ],
 )
 def test_the_bitmap_finds_what_grouping_finds(runner, kind, keys, expected):
     frame = runner.spark().createDataFrame([(key,) for key in keys], f"`a.b` {kind}")
@@ -80,28 +71,28 @@ def test_several_columns(runner):
     assert find_duplicate_keys(frame, ["id", "v"]) == FailingRows(2, ("1, a",))
 
 
-DENSITY = [
-    ("one after the other", "id", True),
-    ("a bit of a byte for each key", "id * 60", True),
-    ("far apart", "id * 1000", False),
-    ("text", "cast(id as string)", False),
-    ("a null hides nothing", "nullif(id, 5)", True),
-    ("nulls alone", "cast(null as bigint)", False),
-]
+IDS = range(100_000)
+DENSITY = {
+    "one after the other": (pa.array(IDS), True),
+    "a bit of a byte for each key": (pa.array(60 * key for key in IDS), True),
+    "far apart": (pa.array(1000 * key for key in IDS), False),
+    "text": (pa.array(map(str, IDS)), False),
+    "a null hides nothing": (pa.array(None if key == 5 else key for key in IDS), True),
+    "nulls alone": (pa.nulls(100, pa.int64()), False),
+}
 
 
-@pytest.mark.parametrize(("key", "dense"), [c[1:] for c in DENSITY], ids=[c[0] for c in DENSITY])
-def test_density_follows_from_the_files_statistics(runner, tmp_path, key, dense):
-    runner.spark().range(0, 100_000, 1, 2).selectExpr(f"{key} as k").write.format("delta").save(
-        str(tmp_path)
-    )
-    assert is_dense(str(tmp_path), 0, "k") is dense
+@pytest.mark.parametrize(("keys", "dense"), DENSITY.values(), ids=DENSITY)
+def test_density_follows_from_the_files_statistics(tmp_path, keys, dense):
+    half = len(keys) // 2
+    for part in (keys[:half], keys[half:]):
+        write_deltalake(tmp_path, pa.table({"k": part}), mode="append")
+    assert is_dense(str(tmp_path), 1, "k") is dense
 
 
-def test_a_file_without_statistics_is_taken_as_sparse(runner, tmp_path):
-    frame = runner.spark().range(0, 100_000).selectExpr("id as k")
+def test_a_file_without_statistics_is_taken_as_sparse(tmp_path):
     properties = {"delta.dataSkippingNumIndexedCols": "0"}
-    frame.write.format("delta").options(**properties).save(str(tmp_path))
+    write_deltalake(tmp_path, pa.table({"k": pa.array(IDS)}), configuration=properties)
     assert not is_dense(str(tmp_path), 0, "k")
     assert not is_dense(str(tmp_path), 0, "other")
 

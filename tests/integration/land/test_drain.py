@@ -55,6 +55,7 @@ def job(database, lake):
     return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
 
 
+@pytest.mark.nightly("what Delta for Spark writes, which changes with its version")
 def test_the_change_log_is_the_table_that_spark_would_make(runner, job, lake):
     """Protocol, columns, partitions and properties: what Delta and whoever reads it go by."""
     kinds = {

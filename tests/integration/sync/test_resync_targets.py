@@ -269,6 +269,7 @@ def test_a_first_copy_that_did_not_end_is_taken_up(runner, database, job, ended)
     assert rows(job, "t") == source(database, "t")
 
 
+@pytest.mark.nightly("a message about tables that others copy")
 @pytest.mark.spark
 def test_tables_that_were_never_copied_are_named(runner, database, job):
     """A table added to the publication looks like the others on the source; its run says that its

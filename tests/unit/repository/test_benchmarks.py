@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import check, naive, resources
+from benchmarks import check
 from benchmarks.ours import STAGES, notes_of_job, notes_of_tasks
 from benchmarks.results import REFERENCE, Measurement, Result, Round, Score, read, write
-from benchmarks.scores import COMPARISONS, ratio, scores
-from benchmarks.targets import TARGETS, Target, target_of
+from benchmarks.scores import COMPARISONS, scores
+from benchmarks.targets import TARGETS, target_of
 from benchmarks.workloads import (
     BASELINES,
     FRESH,
@@ -28,9 +28,7 @@ from benchmarks.workloads import (
     Idle,
     Sync,
     Tables,
-    chosen,
 )
-from tests.support import pgoutput_encoder as encoder
 from waldelta.pipeline import RunResult, StageResult, TableResult
 
 
@@ -108,25 +106,6 @@ def test_what_different_runs_measured_is_compared_beside_their_own_drains():
     assert compared.rounds == pytest.approx([1.8 / 1.5, 1.5 / 2])
     assert compared.against == [15, 20]
     assert "clustered keys: 50m ÷ 1m" not in {score.name for score in scores(runs)}
-
-
-@pytest.mark.parametrize(("of", "to"), [([], [1.0]), ([1.0], []), ([1.0], [0.0])])
-def test_nothing_to_divide_is_no_ratio(of, to):
-    assert ratio("r", of, to) is None
-
-
-@pytest.mark.parametrize(
-    ("target", "value", "verdict"),
-    [
-        (Target("t", "s", 4, 2.5), 2.5, "aim"),
-        (Target("t", "s", 4, 2.5), 4, "must"),
-        (Target("t", "s", 4, 2.5), 4.01, "missed"),
-        (Target("t", "s", 1.15, least=0.85), 0.8, "missed"),
-        (Target("t", "s", 4, 2.5), 0, "missed"),  # nothing costs nothing
-    ],
-)
-def test_targets(target, value, verdict):
-    assert target.verdict(value) == verdict
 
 
 ESTIMATE = "estimate/fresh: rows, estimated ÷ copied"
@@ -263,27 +242,6 @@ def test_memory_is_compared_over_what_both_have_measured():
     assert verdicts == [(1963, 1963, check.SAME), (None, 5000, check.MISSED)]
 
 
-def test_accepted_measurements_say_where_they_are_from():
-    """Those of a workload replace the former ones; others stay, with the day, the commit and the
-    versions of theirs.
-    """
-    former, latter = (
-        {"cores": 2, "date": "2026-11-22"},
-        {"cores": 2, "date": "2026-11-23", "commit": "abc"},
-    )
-    first = check.accept(None, replace(RESULT, machine=former))
-    again = [measured("idle", "idle", [0.9])]
-    accepted = check.accept(
-        first, replace(RESULT, machine=latter, measurements=again, failed={"small": "e"})
-    )
-    assert accepted.measurements == [*BACKLOG[:-1], *again]
-    assert accepted.provenance == {
-        "backlog-1m-random": former, "small": former, "growth": former, "idle": latter
-    }  # fmt: skip
-    scaled_down = replace(RESULT, scale=0.1, machine=latter, measurements=again)
-    assert check.accept(first, scaled_down).provenance == {"idle": latter}
-
-
 def test_check_command(tmp_path, monkeypatch, capsys):
     """2 without anything to compare; 0 after the result is the reference; 1 once a ratio is worse,
     or a workload failed, or one with limits wasn't measured, unless that is meant.
@@ -306,14 +264,6 @@ def test_check_command(tmp_path, monkeypatch, capsys):
     write(replace(RESULT, failed={"sync": "RuntimeError: no space"}), tmp_path / "last.json")
     assert check.main(["--partial"]) == 1
     assert "sync failed: RuntimeError: no space" in capsys.readouterr().err
-
-
-def test_result_file(tmp_path):
-    write(RESULT, tmp_path / "a" / "result.json")
-    assert read(tmp_path / "a" / "result.json") == RESULT
-    accepted = check.accept(None, RESULT)
-    write(accepted, tmp_path / "reference.json")
-    assert read(tmp_path / "reference.json") == accepted
 
 
 def ours(workload, how, variant="", backlog="", tables=1):
@@ -387,53 +337,3 @@ def test_workloads_that_targets_judge():
     compared = {"growth", "one-transaction", "store", "backlog-50m-clustered"}
     assert compared == set(judged) - found
     assert "tables-busy" not in judged
-
-
-def test_a_check_is_told_from_the_task_that_reports_too():
-    """One task checks and reports: the check's seconds are those of its stage, and shared among the
-    run's tables.
-    """
-    (workload,) = chosen(["tables-200"])
-    found = {score.name: score.rounds for score in scores([ours(workload, TASKS, tables=200)])}
-    assert found["tables-200/tasks: check"] == [2, 2]
-    assert found["tables-200/tasks: check, per table"] == pytest.approx([0.01, 0.01])
-
-
-@pytest.mark.parametrize(
-    ("name", "command", "role"),
-    [
-        ("java", "java -cp x org.apache.spark.deploy.SparkSubmit", "jvm"),
-        ("python", "python -m pyspark.daemon pyspark.worker", "workers"),
-        ("python", "python -m waldelta.changes.python_daemon", "workers"),
-        ("pg_recvlogical", "pg_recvlogical -d x", "client"),
-    ],
-)
-def test_whose_memory_and_cpu_a_process_counts_as(name, command, role):
-    assert resources.role_of(name, command) == role
-
-
-@pytest.mark.parametrize(
-    ("title", "auxiliary"),
-    [
-        ("postgres: checkpointer ", True),
-        ("postgres: io worker 1", True),
-        ("postgres: postgres bench 127.0.0.1(5000) SELECT", False),
-        ("postgres: logical replication apply worker for subscription 16400 ", False),
-    ],
-)
-def test_which_cpu_of_the_source_is_not_ours(title, auxiliary):
-    assert resources.is_auxiliary(title) is auxiliary
-
-
-def test_the_naive_way_keeps_the_last_state_of_each_key():
-    columns = [("id", 20, -1, True), ("status", 25, -1, False), ("customer_id", 23, -1, False)]
-    messages = [
-        encoder.begin(1, 0, 7),
-        encoder.relation(16400, "public", "orders", columns),
-        encoder.insert(16400, [b"1", b"new", b"5"]),
-        encoder.insert(16400, [b"2", b"new", None]),
-        encoder.update(16400, [b"1", b"paid", b"6"]),
-        encoder.delete(16400, key=[b"2", None, None]),
-        encoder.commit(1, 2, 0),
-    ]
-    assert naive.last_states(iter(messages)) == [("U", 1, "paid", 6), ("D", 2, None, None)]
