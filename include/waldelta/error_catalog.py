@@ -312,7 +312,7 @@ ERROR_CATALOG: Final = MappingProxyType(
         "SchemaChanged": ErrorEntry(
             "The columns of a source table changed and the pipeline file says fail; the table or a"
             " column of its filter was renamed; a target with `copy: false` needs a copy; or a"
-            " replay can't place the table's columns or partitions.",
+            " replay can't place the key's columns.",
             "The table's changes wait.",
             "follow the message, then sync the table: initial sync with tables"
             " (docs/how-to/migrate-a-schema.md)",

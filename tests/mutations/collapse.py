@@ -7,7 +7,6 @@ from tests.mutations.mutation import Mutation
 _COLLAPSE = "unit/changes/decode/test_collapse.py"
 _KEYLESS = "unit/changes/decode/test_collapse_keyless.py"
 _STATES = "unit/changes/decode/test_row_states.py"
-_FINAL = "unit/stages/repair/replay/test_derive_states_final.py"
 
 MUTATIONS = (
     Mutation(
@@ -117,12 +116,5 @@ MUTATIONS = (
         "",
         "A clock that is set back makes a state end before it begins.",
         (_STATES,),
-    ),
-    Mutation(
-        "stages/repair/replay/_derive_states.py",
-        'keys_only(events, shape, ACTION_PURGE, gone, "old")',
-        'keys_only(events, shape, ACTION_PURGE, gone, "new")',
-        "A replay leaves rows at the keys that rows moved away from.",
-        (_FINAL,),
     ),
 )

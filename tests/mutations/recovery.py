@@ -10,7 +10,6 @@ _RECOVERY = "unit/slot/test_recovery.py"
 _DURABLE = "unit/slot/test_recovery_durable_position.py"
 _FAILOVER = "unit/slot/test_failover.py"
 _INTERVAL = "unit/stages/repair/replay/test_interval.py"
-_DERIVE = "unit/stages/repair/replay/test_derive_states.py"
 _LEDGER = "unit/lake/ledger/test_ledger.py"
 _RESTORED = "integration/slot/test_restored.py"
 _DRAIN = "integration/land/test_drain.py"
@@ -134,20 +133,6 @@ MUTATIONS = (
         "for move in left if run.at > move.at",
         "Runs after a failover end where the old timeline did.",
         (_FAILOVER, _INTERVAL),
-    ),
-    Mutation(
-        "stages/repair/replay/_derive_states.py",
-        'before = np.asarray(events["ord"]) <= plan.truncated_at.get(leaf, -1)',
-        'before = np.asarray(events["ord"]) > plan.truncated_at.get(leaf, -1)',
-        "A replay deletes the rows that came after a TRUNCATE.",
-        (_DERIVE,),
-    ),
-    Mutation(
-        "stages/repair/replay/_derive_states.py",
-        "hit: Bools = found[source] | found[destination]",
-        "hit: Bools = found[source]",
-        "A replay misses rows that moved to a touched key.",
-        ("unit/stages/repair/replay/test_derive_states_final.py",),
     ),
     Mutation(
         "pipeline/reported_commits.py",

@@ -116,16 +116,16 @@ MUTATIONS = (
     ),
     Mutation(
         "stages/repair/_repair_rows.py",
-        "gone = keys.take(pa.array(first[~np.isin(asked[first], read)]))",
-        "gone = keys.take(pa.array(first))",
+        "places = pa.array(first[~np.isin(codes[first], of_read)])",
+        "places = pa.array(first)",
         "A repair deletes the rows that it has read again.",
         (_REPAIR_ROWS,),
     ),
     Mutation(
-        "stages/repair/_repair_rows.py",
-        "found = again.take(pa.array(_first_of_each(read)))",
-        "found = again",
-        "A repair inserts a row twice whose key has two printed forms.",
-        (_REPAIR_ROWS,),
+        "changes/merge/by_file.py",
+        "return are_new(self._keys, matched) | unlike",
+        "return are_new(self._keys, matched)",
+        "A repair leaves rows that differ from the source's.",
+        ("unit/changes/merge/test_by_file.py",),
     ),
 )

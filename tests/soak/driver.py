@@ -10,14 +10,14 @@ it is ready, and of each run what it ended with. A scene's own runs are the comm
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
+from itertools import cycle
 from pathlib import Path
 from queue import Queue
 from typing import IO, Any
@@ -25,6 +25,7 @@ from typing import IO, Any
 import waldelta.changes.merge.merge
 import waldelta.slot.recovery
 import waldelta.stages.maintain.maintain
+import waldelta.stages.repair.repair
 from tests.soak.scene import OLD_AGE, kill_driver, wait_until
 from waldelta.jobs import Pipeline
 from waldelta.lake.ledger import now
@@ -104,20 +105,17 @@ def merge_either_way() -> None:
     """Small targets, which all are here, are merged by this process, by tasks and by Spark in
     turn.
     """
-    turns = {
-        name: itertools.cycle(goes)
-        for name, goes in {
-            "merge_in_driver": (True, False, False),
-            "merge_files": (True, False),
-        }.items()
-    }
-    for name, mine in turns.items():
-        merge = getattr(waldelta.changes.merge.merge, name)
-        setattr(
-            waldelta.changes.merge.merge,
-            name,
-            lambda *given, merge=merge, mine=mine: merge(*given) if next(mine) else None,
-        )
+    apply, repair = waldelta.changes.merge.merge, waldelta.stages.repair.repair
+    for module, name, goes in (
+        (apply, "merge_in_driver", (True, False, False)),
+        (apply, "merge_files", (True, False)),
+        (repair, "merge_written", (True, False)),
+    ):
+        setattr(module, name, _in_turn(getattr(module, name), cycle(goes)))
+
+
+def _in_turn(merge: Any, mine: Iterator[bool]) -> Any:
+    return lambda *given, **tagged: merge(*given, **tagged) if next(mine) else None
 
 
 def _run(spark: Any, wanted: dict[str, Any], told: Queue[str]) -> None:

@@ -118,7 +118,7 @@ STEPS: tuple[Step, ...] = (
     *(Step(point, prepare=prepared.refiltered) for point in _REPAIR),
     *(Step(point, file=CHECKED) for point in ("check.begun", "check.reported", "check.ended")),
     Step("run.ended"),
-    *(Step(point, "replay", prepared.damaged) for point in ("replay.merging", "replay.merged")),
+    *(Step(point, "replay", prepared.damaged, "replay") for point in _REPAIR[1:]),
     *(
         Step(point, "retry_quarantined", prepared.quarantined, "quarantine")
         for point in _REPAIR[1:]

@@ -148,11 +148,11 @@ class Pipeline:
         tables: Sequence[str] | None = None,
         run_id: str | None = None,
     ) -> RunResult:
-        """Derive the keys that the runs from ``start`` to ``end`` changed again from the change
-        log.
+        """Bring the rows that the runs from ``start`` to ``end`` changed to the source's present
+        state.
 
-        A row that differs is corrected, in all tables or in these; everything else in the targets
-        stays. Raises StateError when the change log no longer goes back that far.
+        A row that differs is corrected, in all tables or in these; other rows aren't read. Raises
+        StateError when the change log no longer goes back that far.
         """
         from waldelta.jobs.replay import replay
 

@@ -39,6 +39,7 @@ from waldelta.pipeline import Job, RunResult, StageResult, TableResult, of_table
 from waldelta.pipeline.drift import read_catalog_state, with_leaves
 from waldelta.pipeline.drift.drift import source_as_copied
 from waldelta.pipeline.drift.partitions import of_partition
+from waldelta.pipeline.drift.repair_plan import why_other_rows
 from waldelta.pipeline.run_result import CheckFindings
 from waldelta.pipeline.targets import (
     RequiredAction,
@@ -69,7 +70,6 @@ from waldelta.stages.repair.reconcile.compare_table import (
     why_not_compared,
 )
 from waldelta.stages.repair.repair import Again, repair
-from waldelta.target_modes import Feature
 
 
 def run_reconcile(
@@ -199,7 +199,7 @@ def compare_all(work: Reconciling) -> None:
     for found in chosen:
         if found.action != RequiredAction.APPLY or found.state is None:
             work.put(found.table_name, NOT_COMPARED, found.why or "it gets no changes")
-        elif why := _why_other_rows(found.state):
+        elif why := why_other_rows(found.state):
             work.put(found.table_name, NOT_COMPARED, why)
         else:
             fed[found.table_name] = found.state
@@ -209,17 +209,6 @@ def compare_all(work: Reconciling) -> None:
     if work.order.repair:
         for name, (feeding, compared) in sorted(keys.items()):
             _repair(work, name, feeding, compared)
-
-
-def _why_other_rows(state: TableState) -> str | None:
-    """Returns why a target differs from its source on purpose, or None."""
-    if state.copy_skipped:
-        return "its existing rows were not copied (copy: false), so it lacks rows by design"
-    return (
-        None
-        if state.kept_as.supports(Feature.RECONCILIATION)
-        else f"its target keeps rows that the source no longer has (mode {state.kept_as})"
-    )
 
 
 def _chosen(

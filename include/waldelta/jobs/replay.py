@@ -1,8 +1,8 @@
-"""Job replay: derives the rows that a range of runs changed from the change log again.
+"""Job replay: brings the rows that a range of runs changed to the source's present state.
 
 ::
 
-    land    the range of the runs that is replayed; nothing lands, and the slot stays as it is
+    land    the range of the runs that is replayed
     apply   keys changed in that range -> rows that differ are corrected   (stages.repair.replay)
     check, report: as job consume
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from waldelta.jobs._stages import all_failures, check_stage, continued, report_stage, run_stages
-from waldelta.lake.ledger import BatchCut, now
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.quantities import counted
 from waldelta.spark import Runner
@@ -28,30 +27,27 @@ def replay(
     """Run the stages of a replay, or some of them, for the job's interval or its own run's range.
 
     The stages have the names of a CDC run's, whose Airflow tasks run them. Afterwards targets, or
-    ``tables``, agree with the change log on the keys changed in that range, at each target's
-    watermark. Raises RunFailed.
+    ``tables``, agree with the source on the keys changed in that range, as of a snapshot. Raises
+    RunFailed.
     """
 
     def plan_stage(_: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
         span = read_span(job)
         result.landed.start_lsn, result.landed.end_lsn = str(span.start), str(span.end)
-        stage.detail = f"{span}; a replay lands nothing and leaves the slot alone"
+        stage.detail = str(span)
 
     def mend_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
-        from waldelta.stages.repair.replay.replay import replay as mend
+        from waldelta.stages.repair.replay_runs import replay as mend
 
         span = read_span(job)
         if span.is_empty:
             stage.detail = str(span)
             return
-        done = mend(runner, job, span, tables)
-        result.warnings += done.warnings
-        result.add_cut(BatchCut(now(), job.run_id, span.upto, span.end.value, None, done.cuts))
+        done = mend(runner, job, result, span, tables)
         result.targets.leave_behind(done.failures)
-        rows = sum(cut.written for cut in done.cuts)
         stage.detail = (
-            f"{span}: {counted(done.keys, 'key')} of {counted(len(done.cuts), 'table')},"
-            f" {counted(rows, 'row')} corrected"
+            f"{span}: {counted(done.keys, 'key')} of {counted(done.tables, 'table')},"
+            f" {counted(done.rows, 'row')} corrected"
         )
         if done.failures:
             raise all_failures(done.failures)

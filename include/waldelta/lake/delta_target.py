@@ -142,10 +142,6 @@ class DeltaTarget:
         """The newest version as a relation of Spark SQL, also to be written."""
         return f"delta.{quote(self.uri)}"
 
-    def relation_at(self, version: int) -> str:
-        """Return a version as a relation of Spark SQL."""
-        return f"{self.relation} version as of {version:d}"
-
     @property
     def files(self) -> FileSystem:
         """The table's folder."""

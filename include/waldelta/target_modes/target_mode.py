@@ -52,12 +52,8 @@ class Feature(Enum):
     # Changes can be judged before they are merged, by expectations with ``gate`` stop or
     # quarantine.
     GATES = "gates"
-    # Changes are applied once more.
-    REPLAY = "replay"
-    # A target's rows are compared with the source's.
-    RECONCILIATION = "reconciliation"
-    # Rows that a changed filter moves are added and removed.
-    DRIFT_REPAIR = "drift repair"
+    # A target's rows are compared with the source's, and brought to its present state.
+    MEND = "mend"
     # Options of the pipeline file.
     PARTITION_ROOT = "partition_root: true"
     WITHOUT_COPY = "copy: false"
@@ -65,9 +61,7 @@ class Feature(Enum):
 
 
 # What these do is right only for a target that has the source's rows and no others.
-_OF_SOURCE_ROWS = frozenset(
-    {Feature.GATES, Feature.REPLAY, Feature.RECONCILIATION, Feature.DRIFT_REPAIR}
-)
+_OF_SOURCE_ROWS = frozenset({Feature.GATES, Feature.MEND})
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,9 +45,8 @@ still moves the slot, so that an idle table keeps no WAL. Otherwise: land → ap
   other tables.
 - *If a run fails*, the next one continues. Clear a task to repeat its stage. Airflow does not retry
   errors that need an operator.
-- **A backfill**, or a cleared run that had succeeded, *replays*: it derives the rows of its
-  interval again from the change log and corrects rows that differ. It does not touch the slot and
-  can be repeated.
+- **A backfill**, or a cleared run that had succeeded, *replays*: it brings the rows
+  that its interval's runs changed to the source's present state. It can be repeated.
 """,
     "resync": """\
 Continues after the stream broke: the slot was lost, dropped or moved by another program, the source

@@ -372,10 +372,7 @@ def _maintenance(job: _Job) -> DAG:
 
 
 def _has_work(pipeline: PipelineFile, context: Any) -> bool:
-    """Returns whether there is work for Spark; moves an idle slot without a JVM.
-
-    A replay leaves the slot alone.
-    """
+    """Returns whether there is work for Spark; moves an idle slot without a JVM."""
     from waldelta.pipeline import waiting_for_locks
     from waldelta.stages.land.idle_check import check_idle
     from waldelta.stages.repair.replay.interval import is_replay, read_span
@@ -385,7 +382,7 @@ def _has_work(pipeline: PipelineFile, context: Any) -> bool:
         job = job_of(context, pipeline, *map(source_conninfo, pipeline.source.conn_ids))
         if is_replay(job):
             span = read_span(job)
-            log.info("this run replays from the change log: %s", span)
+            log.info("this run replays: %s", span)
             return not span.is_empty
         wait_s = settings.IDLE_CHECK_LOCK_WAIT.total_seconds()
         seen = waiting_for_locks(wait_s, lambda: check_idle(job))

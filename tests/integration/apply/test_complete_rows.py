@@ -5,7 +5,9 @@ in silence.
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from deltalake import DeltaTable
@@ -14,6 +16,7 @@ from pyspark.errors import AnalysisException
 from tests.oracles.target_rows import read_target
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.changes.merge.by_file import merge_written
 from waldelta.changes.merge.statements import merge_rows
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.jobs.consume import consume
@@ -41,7 +44,6 @@ from waldelta.pipeline.targets import RequiredAction, read_published
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.stages.land.drain import drain
-from waldelta.stages.repair._repair_rows import merge_rows_in_driver
 from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
 from waldelta.stages.sync.sync import sync
 
@@ -360,7 +362,7 @@ def retry_until(moment, runner, job, monkeypatch):
 
 @pytest.fixture(
     params=[
-        "merge_rows_in_driver",
+        "merge_written",
         pytest.param("merge_rows", marks=pytest.mark.soak("the same retry, merged by Spark")),
     ],
     ids=["Arrow", "Spark"],
@@ -370,8 +372,8 @@ def merging(request, monkeypatch):
     them.
     """
     if request.param == "merge_rows":
-        monkeypatch.setattr("waldelta.stages.repair._repair_rows.MOST_KEYS", 0)
-        monkeypatch.setattr("waldelta.stages.repair.repair.merge_rows_in_driver", lambda *_: False)
+        monkeypatch.setattr("waldelta.stages.repair._net_rows.MOST_COMPARED", 0)
+        monkeypatch.setattr("waldelta.stages.repair.repair.merge_written", lambda *_, **__: None)
     return request.param
 
 
@@ -386,7 +388,8 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
     (fifth,) = (row["id"] for row in list_quarantined(job) if row["key"]["id"] == "5")
     discard_quarantined(replace(job, run_id="away"), [fifth], by="Ann", reason="noise")
     before = job.read_states()["public.t"]
-    late = []
+    late, merge = [], {"merge_written": merge_written, "merge_rows": merge_rows}[merging]
+    raises_lost = pytest.raises(AnalysisException, match="PATH_NOT_FOUND")
 
     def retry(run_id, moment=None):
         retry_until(moment, runner, replace(job, run_id=run_id), monkeypatch)
@@ -402,8 +405,8 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
         found = Quarantine(job.lake).lacking("public.t", generation)
         return sorted(json.loads(key)["id"] for key in found)
 
-    def fails(*given):
-        late.append(given)
+    def fails(*given, **tagged):
+        late.append(partial(merge, *given, **tagged))
         raise RuntimeError("no space left")
 
     # The MERGE fails: at once all is as it was.
@@ -419,11 +422,8 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
     assert (job.read_states()["public.t"].status, lacking(3)) == ("copying", ["5"])
     assert not run(runner, job, "next").rows
     is_as_before()
-    if merging == "merge_rows_in_driver":
-        assert not merge_rows_in_driver(*late[0])
-    else:
-        with pytest.raises(AnalysisException, match="PATH_NOT_FOUND"):
-            merge_rows(*late[0])
+    with nullcontext() if merging == "merge_written" else raises_lost:
+        assert late[0]() is None
     is_as_before()
     # Killed after it: the next run enters that it is done, tells what it did, and goes on from
     # there.

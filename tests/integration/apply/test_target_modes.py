@@ -26,7 +26,7 @@ from waldelta.stages.apply.apply import apply
 from waldelta.stages.check.check import check
 from waldelta.stages.check.gate.quarantined_rows import list_quarantined
 from waldelta.stages.land.drain import drain
-from waldelta.stages.repair.replay.replay import replay
+from waldelta.stages.repair.replay_runs import replay
 from waldelta.stages.sync import _write as copy_states
 from waldelta.stages.sync.sync import sync
 from waldelta.target_modes import Fold, TargetMode, modes
@@ -386,7 +386,7 @@ def test_what_is_kept_is_never_taken_away(runner, database, lake):
     with pytest.raises(ModeRefused, match="no key"):
         sync(runner, by(w1="history", k="history"), ["public.k"])
     with pytest.raises(ModeRefused, match="a replay would overwrite"):
-        replay(runner, by(w1="history"), None, ["public.w1"])
+        replay(runner, by(w1="history"), None, None, ["public.w1"])
 
 
 @pytest.mark.soak("a mode beside a quarantine")

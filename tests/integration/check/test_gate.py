@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from deltalake import DeltaTable
 
-import waldelta.stages.repair.replay.replay as replay_module
+import waldelta.stages.repair.repair as repair_module
 from tests.oracles.target_rows import read_target
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import bare_slot, pipeline_file
@@ -27,13 +27,14 @@ from waldelta.monitoring.overview import read_glance
 from waldelta.monitoring.quarantine_rows import read_decided
 from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
 from waldelta.monitoring.table_list import read_changed
-from waldelta.pipeline import TableResult
+from waldelta.pipeline import RunResult, TableResult
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.corrected_expectations import corrected
 from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.stages.check.gate.release import release_tables
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.repair.replay.interval import read_span
+from waldelta.stages.repair.replay_runs import replay
 from waldelta.stages.sync.sync import sync
 from waldelta_airflow.reporting.assets import changed_targets
 
@@ -622,11 +623,14 @@ def test_rows_are_set_aside(gated, database, where_decoded):
     assert [chr(bytes.fromhex(message["raw"])[0]) for message in listed["9"]["messages"]] == ["I"]
 
 
+def replayed(made, job):
+    """The tables that a replay of the job's own run fails for."""
+    return replay(made.runner, job, RunResult("replay", job.run_id), read_span(job)).failures
+
+
 @pytest.mark.soak("a kill during a replay")
 def test_rows_that_a_replay_brings_stay_listed_until_it_has_committed(gated, database, monkeypatch):
-    """Its batches were applied before: nobody would take back what it told of rows that it then
-    didn't bring.
-    """
+    """They are in no run's changes any more."""
     made = gated()
     made.own(RULE.format("quarantine"))
     sync(made.runner, made.job)
@@ -634,17 +638,15 @@ def test_rows_that_a_replay_brings_stay_listed_until_it_has_committed(gated, dat
     made.run("first")
     made.own(RULE.format("warn"))
     job = replace(made.job, run_id="first")
-    span = read_span(job)
 
     def killed(*_):
         raise LockHeld("gone")
 
     with monkeypatch.context() as first:
-        first.setattr(replay_module, "_commit", killed)
-        first.setattr(replay_module, "TARGET_LOCK_TIMEOUT_S", 0.0)
-        assert list(replay_module.replay(made.runner, job, span).failures) == ["public.t"]
+        first.setattr(repair_module, "_commit", killed)
+        assert list(replayed(made, job)) == ["public.t"]
     assert ([row["key"]["id"] for row in list_quarantined(made.job)], made.rows()) == (["1"], [])
-    assert replay_module.replay(made.runner, job, span).failures == {}
+    assert replayed(made, job) == {}
     assert (list_quarantined(made.job), made.rows()) == ([], [(1, -1)])
 
 
@@ -665,7 +667,7 @@ def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
     for gate in ("quarantine", "warn"):
         made.own(RULE.format(gate))
         job = replace(made.job, run_id="first")
-        assert replay_module.replay(made.runner, job, read_span(job)).failures == {}
+        assert replayed(made, job) == {}
         assert (made.rows(), list_quarantined(made.job), made.told()) == (
             [(1, 1), (3, 3)],
             [],

@@ -10,6 +10,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from deltalake import DeltaTable
 
 import waldelta.stages.land.drain as land_module
 import waldelta.stages.repair.repair as repair_module
@@ -73,17 +74,6 @@ def difference(runner, job, table="t"):
     )
 
 
-def last_commit(runner, job):
-    history = (
-        runner.spark()
-        .sql(f"describe history delta.`{job.lake.target('public.t').uri}` limit 1")
-        .collect()[0]
-    )
-    return history["operation"], {
-        k: int(v) for k, v in history["operationMetrics"].items() if v.isdigit()
-    }
-
-
 @pytest.fixture
 def job(runner, database, lake):
     """A table of forty rows, of which those with a > 20 were copied."""
@@ -109,19 +99,14 @@ def test_rows_enter_and_leave_in_one_merge(runner, database, job, monkeypatch):
     database.execute("insert into t select g, g, g, 'late' from generate_series(1001, 1010) g")
     run(runner, job)  # a second file
     publish(database, job, "a > 10 and a < 1006")
+    files = DeltaTable(job.lake.target("public.t").uri).file_uris()
     assert (
         told(run(runner, job))
         == "10 rows added, 5 removed, 0 that changed during the repair were read again"
     )
-    operation, metrics = last_commit(runner, job)
-    found = {
-        name: metrics[name]
-        for name in ("numTargetFilesRemoved", "numTargetRowsInserted", "numTargetRowsDeleted")
-    }
-    assert (operation, found) == (
-        "MERGE",
-        {"numTargetFilesRemoved": 1, "numTargetRowsInserted": 10, "numTargetRowsDeleted": 5},
-    )
+    after = set(DeltaTable(job.lake.target("public.t").uri).file_uris())
+    before = set(files)
+    assert (len(before - after), len(after - before)) == (1, 2)
     assert difference(runner, job).rows == 0
     assert run(runner, job).warnings == []
 
@@ -165,7 +150,7 @@ def test_a_kill_between_any_two_steps(runner, database, job, monkeypatch):
     """Whatever is left of a repair, the next run makes the target whole, and feeds nothing
     twice.
     """
-    real = {name: getattr(repair_module, name) for name in ("stage_net", "_merge")}
+    real = {name: getattr(repair_module, name) for name in ("stage_rows", "_merge")}
 
     def after(name):
         def kill(*args):
@@ -178,7 +163,7 @@ def test_a_kill_between_any_two_steps(runner, database, job, monkeypatch):
         raise Killed
 
     moments = [
-        ("a > 30", "stage_net", after("stage_net"), True),
+        ("a > 30", "stage_rows", after("stage_rows"), True),
         ("a > 12", "_merge", at_once, True),
         ("a < 25", "_merge", after("_merge"), False),
     ]

@@ -86,7 +86,7 @@ def test_the_file_takes_what_a_later_mode_supports(monkeypatch):
 @pytest.mark.parametrize("feature", Feature)
 def test_a_mode_that_keeps_rows_has_no_feature_that_would_overwrite_them(feature):
     kept = MODES["history"]
-    if feature.value in {"gates", "replay", "reconciliation", "drift repair"}:
+    if feature.value in {"gates", "mend"}:
         with pytest.raises(ValueError, match=f"mode history keeps rows .*: no {feature.value}"):
             replace(kept, features={feature})
     else:

@@ -115,21 +115,13 @@ def collapse(
     of its rows. Where only some of a target's leaves were truncated, it is an array with a value
     for each event.
     """
-    events, chains = find_chains(events, shape, base_is_empty)
-    return _net_changes(events, shape, chains)
-
-
-def find_chains(
-    events: pa.Table, shape: EventShape, base_is_empty: bool | Bools
-) -> tuple[pa.Table, Chains]:
-    """Return the events in stream order, and their chains; ``base_is_empty`` as in collapse()."""
     if not isinstance(base_is_empty, bool):
         base_is_empty = base_is_empty[in_order_of(events)]
     events = in_order(events, shape)
     op = events["op"].to_numpy().astype(np.int64)
     old, new = identity_codes(events, shape)
     source, destination = np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new)
-    return events, Chains(op, source, destination, base_is_empty)
+    return _net_changes(events, shape, Chains(op, source, destination, base_is_empty))
 
 
 class Chains:

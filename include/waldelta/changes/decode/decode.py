@@ -84,9 +84,6 @@ class DecodePlan:
     wire_names: tuple[str, ...] = ()
     # The target's own filter; until route, events also have its columns, typed.
     routing: Routing | None = None
-    # For a column that a version doesn't have: its rows don't say anything about it (in a replay),
-    # instead of giving it the fill.
-    keeps_absent: bool = False
     # The column with the relation's oid, in a target that merges partitions.
     relid: int | None = None
     # For a target that isn't a mirror: how changes become row versions, in place of collapse.
@@ -264,7 +261,7 @@ def _decode_version(
         columns[name] = _new_value(rows, plan, described, i)
     for i in plan.shape.toastable:
         at = positions[i]
-        untold = np.full(len(rows), plan.keeps_absent and at is None and i not in identity)
+        untold = np.zeros(len(rows), np.bool_)
         columns[f"u{i}"] = pa.array(untold if i in identity or at is None else rows.unchanged[at])
     columns["lsn"], columns["commit_ts"] = commits(changes, plan.segments)
     if STATE_XID in plan.event_schema.names:
@@ -445,13 +442,10 @@ def with_typed_keys(events: pa.Table, plan: DecodePlan) -> pa.Table:
     return events
 
 
-def collapse_events(
-    events: pa.Table, plan: DecodePlan, *, fold: Callable[..., pa.Table] = collapse
-) -> pa.Table:
+def collapse_events(events: pa.Table, plan: DecodePlan) -> pa.Table:
     """Collapse events, and convert the result to the target's types; columns as in
     ``plan.net_schema``.
 
-    ``fold`` turns the events of a table with a key into net changes, or into their final states.
     Raises ApplyError for a key that the target's type can't hold.
     """
     base_is_empty = _base_is_empty(events, plan)
@@ -468,7 +462,7 @@ def collapse_events(
         net = collapse_copies(events, plan.shape, base_is_empty=base_is_empty)
         net = _typed(net, plan, {i: f"b{i}" for i in plan.shape.identity}, "base_raw")
     else:
-        net = fold(events, plan.shape, base_is_empty=base_is_empty)
+        net = collapse(events, plan.shape, base_is_empty=base_is_empty)
     texts = {i: f"c{i}" for i in range(len(plan.names)) if i not in plan.shape.key}
     return _typed(net, plan, texts, "raw").cast(plan.net_schema)
 

@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from waldelta.arrow import one_array
+from waldelta.arrow import Ints, one_array
+from waldelta.changes.decode.collapse import codes_of
 from waldelta.changes.decode.decode import DecodePlan, typed_key
 from waldelta.types import TargetType
 
@@ -46,13 +47,6 @@ def named_keys(keys: Collection[str], columns: Sequence[tuple[str, TargetType]])
     return table
 
 
-def typed_keys(keys: Collection[str], plan: DecodePlan) -> pa.Table:
-    """Return these keys in the base columns of net changes."""
-    texts = [json.loads(key) for key in sorted(keys)]
-    typed = [_typed([key[plan.names[i]] for key in texts], plan, i) for i in plan.shape.key]
-    return pa.table(dict(zip(plan.shape.bases, typed, strict=True)))
-
-
 def first_values(keys: Collection[str], plan: DecodePlan, kind: pa.DataType) -> pa.Array:
     """Return the values of these keys' first column, as ``kind``.
 
@@ -67,3 +61,28 @@ def first_values(keys: Collection[str], plan: DecodePlan, kind: pa.DataType) -> 
 def _typed(texts: Sequence[str], plan: DecodePlan, column: int) -> pa.Array:
     typed, _ = plan.types[column].from_text(pa.array(texts, pa.string()))
     return typed
+
+
+def typed_columns(keys: pa.Table) -> list[pa.ChunkedArray]:
+    """Return the typed columns ``k<k>`` of keys in the columns of named_keys()."""
+    return [keys[name] for name in keys.column_names if name.startswith("k")]
+
+
+def key_codes(kinds: Sequence[TargetType], *keys: Sequence[pa.ChunkedArray]) -> list[Ints]:
+    """Return integers for several lists of keys, equal where the keys are equal in PostgreSQL.
+
+    Each list is given by its columns, which have these types.
+    """
+    columns = []
+    for kind, *parts in zip(kinds, *keys, strict=True):
+        chunks = [chunk for part in parts for chunk in part.cast(kind.arrow).chunks]
+        values = one_array(pa.chunked_array(chunks, kind.arrow))
+        columns.append(pa.chunked_array([kind.equal_values(values)]))
+    ends = np.cumsum([len(part[0]) for part in keys])
+    return np.split(codes_of(columns), ends[:-1])
+
+
+def first_of_each(codes: Ints) -> Ints:
+    """Return the positions of the first occurrence of each code, in their order."""
+    _, first = np.unique(codes, return_index=True)
+    return np.asarray(np.sort(first), np.int64)

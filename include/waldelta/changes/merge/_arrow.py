@@ -4,7 +4,7 @@ NumPy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,42 +19,19 @@ from waldelta.changes.decode.collapse import (
     ACTION_PURGE,
     ACTION_UPDATE,
     ACTION_UPSERT,
-    EventShape,
     codes_of,
     codes_of_both,
 )
 from waldelta.changes.decode.collapse_keyless import PLACE
-from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_INSERTS, MERGED_UPDATES
+from waldelta.changes.merge.statements import (
+    MERGED_DELETES,
+    MERGED_INSERTS,
+    MERGED_UPDATES,
+    WrittenColumns,
+)
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.types import TargetType
 from waldelta.types.hstore import Hstore
-
-
-@dataclass(frozen=True, slots=True)
-class WrittenColumns:
-    """The columns that net changes write: the source's by name, and with ``metadata`` waldelta's
-    own.
-    """
-
-    names: Sequence[str]
-    shape: EventShape
-    metadata: bool
-
-    @property
-    def sources(self) -> dict[str, str]:
-        """The column of the net changes that each column of the target is written from."""
-        found = {name: f"c{i}" for i, name in enumerate(self.names)}
-        return found | {LSN: "lsn", COMMIT_TS: "commit_ts", RAW: "raw"} if self.metadata else found
-
-    @property
-    def key_names(self) -> list[str]:
-        """The target's key columns, in the order of the net changes' base columns."""
-        return [self.names[i] for i in self.shape.key]
-
-    @property
-    def bases(self) -> list[str]:
-        """The net changes' columns with the values of ``key_names``."""
-        return [f"b{k}" for k in range(len(self.shape.key))]
 
 
 def match(held: pa.Table, net: pa.Table, written: WrittenColumns) -> Ints:
@@ -177,6 +154,23 @@ class MergedRows:
         return (self.of_row >= 0) & ~self._deleted
 
 
+def are_equal(
+    rows: pa.Table, changes: pa.Table, written: WrittenColumns, kinds: Mapping[str, TargetType]
+) -> Bools:
+    """Return which rows of the target are written exactly as the complete change at their place."""
+    equal = np.ones(len(rows), np.bool_)
+    for name, source in written.sources.items():
+        if name in (LSN, COMMIT_TS):
+            continue
+        kind = Hstore() if name == RAW else kinds[name]
+        values = kind.exact_values(_both(rows[name], changes[source], kind.arrow))
+        if name == RAW:
+            values = _raw_entries(values)
+        codes = codes_of([pa.chunked_array([values])])
+        equal &= codes[: len(rows)] == codes[len(rows) :]
+    return equal
+
+
 _REMOVALS = pa.array([ACTION_UPDATE, ACTION_DELETE])
 
 
@@ -223,14 +217,18 @@ def _codes(
         if (written := kind.exact_values(both)) is not equal[-1]:
             exact.append(written)
     if metadata:
-        # As raw_entries() returns them: null without any.
-        raws = Hstore().exact_values(_both(rows[RAW], removed["base_raw"], Hstore().arrow))
-        is_empty = pc.equal(pc.binary_length(raws), 0)
-        equal.append(pc.if_else(is_empty, pa.scalar(None, raws.type), raws))
+        raws = _both(rows[RAW], removed["base_raw"], Hstore().arrow)
+        equal.append(_raw_entries(Hstore().exact_values(raws)))
     codes = codes_of([pa.chunked_array([values]) for values in equal])
     if not exact:
         return codes, codes
     return codes, codes_of([pa.chunked_array([values]) for values in (pa.array(codes), *exact)])
+
+
+def _raw_entries(raws: pa.Array) -> pa.Array:
+    """Return packed raw values as raw_entries() does: null without any."""
+    is_empty = pc.equal(pc.binary_length(raws), 0)
+    return pc.if_else(is_empty, pa.scalar(None, raws.type), raws)
 
 
 def _both(rows: pa.ChunkedArray, removed: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:

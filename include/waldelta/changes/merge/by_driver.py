@@ -18,17 +18,21 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from waldelta.arrow import Ints, table_of
-from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE, EventShape
+from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge._arrow import (
     MergedRows,
-    WrittenColumns,
     are_new,
     match,
     match_duplicates,
     matched_by,
 )
-from waldelta.changes.merge.statements import MERGED_DELETES, MERGED_UPDATES, CommitTag
+from waldelta.changes.merge.statements import (
+    MERGED_DELETES,
+    MERGED_UPDATES,
+    CommitTag,
+    WrittenColumns,
+)
 from waldelta.changes.stage.net_files import batches
 from waldelta.lake import MOST_DRIVER_BYTES, READ_FAILURES, Fence, TargetVersion, replace_by_rows
 from waldelta.lake.storage import row_group_bytes
@@ -63,7 +67,20 @@ def merge_in_driver(
         plan.truncated_leaves,
         decode.columns if changes_copies(plan, tag) else None,
     )
-    return commit_in_driver(job, plan.state.table_name, changes, tag, fence)
+    table = job.lake.target(plan.state.table_name).open()
+    if table.committed(tag.app_id) >= tag.batch:
+        return tag  # Delta skips a repeated MERGE in the same way.
+    try:
+        return _merge(table, changes, tag, fence)
+    except READ_FAILURES as err:
+        # For example, another writer has committed since. Spark will merge, or report why it can't.
+        # If this commit succeeded after all, Spark won't repeat it.
+        log.info(
+            "table=%s can't be merged by the driver, so Spark merges it: %s",
+            plan.state.table_name,
+            err,
+        )
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +96,6 @@ class NetChanges:
     is_truncated: bool = False
     truncated_leaves: Sequence[int] = ()
     duplicates: Sequence[tuple[str, TargetType]] | None = None
-
-    @classmethod
-    def whole(
-        cls, rows: pa.Table, names: Sequence[str], shape: EventShape, *, metadata: bool
-    ) -> NetChanges:
-        """Create net changes from complete rows; ``metadata``: waldelta's own columns are written,
-        too.
-        """
-        return cls(rows, WrittenColumns(names, shape, metadata))
 
     @property
     def truncates(self) -> bool:
@@ -106,22 +114,6 @@ class NetChanges:
         if self.duplicates is None:
             return match(rows, self.rows, self.written)
         return match_duplicates(rows, self.rows, self.duplicates, metadata=self.written.metadata)
-
-
-def commit_in_driver(
-    job: Job, table_name: str, changes: NetChanges, tag: CommitTag, fence: Fence
-) -> CommitTag | None:
-    """Commit as merge_in_driver() does."""
-    table = job.lake.target(table_name).open()
-    if table.committed(tag.app_id) >= tag.batch:
-        return tag  # Delta skips a repeated MERGE in the same way.
-    try:
-        return _merge(table, changes, tag, fence)
-    except READ_FAILURES as err:
-        # For example, another writer has committed since. Spark will merge, or report why it can't.
-        # If this commit succeeded after all, Spark won't repeat it.
-        log.info("table=%s can't be merged by the driver, so Spark merges it: %s", table_name, err)
-        return None
 
 
 def _merge(
@@ -154,17 +146,6 @@ def _merge(
 def changes_copies(plan: TargetPlan, tag: CommitTag) -> bool:
     """Return whether the changes update or delete duplicate rows of a table without a key."""
     return not plan.decode.shape.key and bool(tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE})
-
-
-def written_columns(job: Job, plan: TargetPlan, table: TargetVersion) -> WrittenColumns | None:
-    """Return what is written to the table.
-
-    None when it lacks one of the columns, or requires a writer feature that isn't implemented here.
-    """
-    written = WrittenColumns(
-        plan.decode.names, plan.decode.shape, job.pipeline.target.metadata_columns
-    )
-    return written if has_columns(table, written) else None
 
 
 def has_columns(table: TargetVersion, written: WrittenColumns) -> bool:

@@ -12,7 +12,7 @@ was read (as merge_in_driver's).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
@@ -25,14 +25,21 @@ import pyarrow.dataset as ds
 from waldelta.arrow import Bools, Ints
 from waldelta.changes.decode.collapse import net_changes
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge._arrow import MergedRows, WrittenColumns, are_new, match, matched_by
-from waldelta.changes.merge.by_driver import changes_copies, written_columns
+from waldelta.changes.merge._arrow import (
+    MergedRows,
+    are_equal,
+    are_new,
+    match,
+    matched_by,
+)
+from waldelta.changes.merge.by_driver import changes_copies, has_columns
 from waldelta.changes.merge.statements import (
     MERGED_DELETES,
     MERGED_INSERTS,
     MERGED_UPDATES,
     ROWS_PER_FILE,
     CommitTag,
+    WrittenColumns,
 )
 from waldelta.changes.stage.net_files import (
     NetFiles,
@@ -48,6 +55,7 @@ from waldelta.lake.data_file import discard, new_prefix
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
+from waldelta.types import TargetType
 from waldelta.types.bounds import shared_order
 
 log = logging.getLogger(__name__)
@@ -69,6 +77,8 @@ MERGED = pa.schema(
         ("is_possible", pa.bool_()),
     ]
 )
+
+COMPARED = pa.schema([("matched", pa.binary()), ("unlike", pa.binary())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +117,33 @@ def merge_files(
     """
     if changes_copies(plan, tag) or plan.truncated_leaves:
         return None
-    table = job.lake.target(plan.state.table_name).open()
+    decode = plan.decode
+    written = WrittenColumns(decode.names, decode.shape, job.pipeline.target.metadata_columns)
+    name, truncated = plan.state.table_name, plan.is_truncated
+    return merge_written(
+        runner, job, name, written, folder, tag=tag, fence=fence, truncated=truncated
+    )
+
+
+def merge_written(  # noqa: PLR0913 - a target, what is written to it, and how it is committed
+    runner: Runner,
+    job: Job,
+    table_name: str,
+    written: WrittenColumns,
+    folder: str,
+    *,
+    tag: CommitTag,
+    fence: Fence,
+    truncated: bool = False,
+) -> CommitTag | None:
+    """Commit as merge_files() does, by the columns that the net changes write."""
+    table = job.lake.target(table_name).open()
     if table.committed(tag.app_id) >= tag.batch:
         return tag  # Delta skips a repeated MERGE in the same way.
     try:
-        merge = _begun(runner, job, plan, folder, tag, table)
+        net = NetFiles.of(folder, job.lake)
+        is_whole = sum(net.rows) == net_changes(tag.counts)
+        merge = _begun(runner, table, written, net, truncated=truncated) if is_whole else None
         return None if merge is None else _merged(merge, table, tag, fence)
     except WaldeltaError:
         raise
@@ -121,7 +153,7 @@ def merge_files(
         # Spark won't repeat it.
         log.warning(
             "table=%s can't be merged file by file, so Spark merges it as a whole: %s",
-            plan.state.table_name,
+            table_name,
             without_values(err),
         )
         return None
@@ -147,24 +179,17 @@ def _merged(merge: _Merge, table: TargetVersion, tag: CommitTag, fence: Fence) -
 
 
 def _begun(
-    runner: Runner, job: Job, plan: TargetPlan, folder: str, tag: CommitTag, table: TargetVersion
+    runner: Runner, table: TargetVersion, written: WrittenColumns, net: NetFiles, *, truncated: bool
 ) -> _Merge | None:
-    """Return the merge, or None when Spark must merge this target or these net changes."""
-    if (written := written_columns(job, plan, table)) is None:
-        return None
-    target = _Target(
-        table.place,
-        table.schema,
-        written,
-        new_prefix(),
-    )
-    net = NetFiles.of(folder, job.lake)
+    """Return the merge, or None when only Spark can read or write this target."""
     files = table.files
-    is_whole = sum(net.rows) == net_changes(tag.counts)
     # A path with a folder is of a partitioned table, or of a clone.
-    if not is_whole or any("/" in path or "%" in path for path in files["path"].to_pylist()):
+    if not has_columns(table, written) or any(
+        "/" in path or "%" in path for path in files["path"].to_pylist()
+    ):
         return None
-    return _Merge(runner, target, net, files, truncated=plan.is_truncated)
+    target = _Target(table.place, table.schema, written, new_prefix())
+    return _Merge(runner, target, net, files, truncated=truncated)
 
 
 class _Merge:
@@ -243,6 +268,70 @@ class _Merge:
             self._files, written.key_names, [self._keys[base] for base in written.bases]
         )
         return list(compress(self._held, chosen))
+
+    def differing(self, kinds: Mapping[str, TargetType]) -> Bools:
+        """Return which net changes, all upserts or purges of complete rows, would change a row."""
+        target, net, count = self._target, self._net, len(self._keys)
+        parts = shares(self._touched(), count // 2)
+        matched, unlike = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        for row in self._runner.run(
+            len(parts), COMPARED, lambda number: _compare(target, net, count, parts[number], kinds)
+        ):
+            matched[unpacked(row["matched"], count)] = True
+            unlike[unpacked(row["unlike"], count)] = True
+        return are_new(self._keys, matched) | unlike
+
+
+def differing(
+    runner: Runner,
+    table: TargetVersion,
+    written: WrittenColumns,
+    net: NetFiles,
+    kinds: Mapping[str, TargetType],
+) -> Bools | None:
+    """Return which net changes, all upserts or purges of complete rows, would change the target.
+
+    ``kinds`` are the types of the written columns, by name. Returns None when only Spark can read
+    the target.
+    """
+    try:
+        merge = _begun(runner, table, written, net, truncated=False)
+        return None if merge is None else merge.differing(kinds)
+    except WaldeltaError:
+        raise
+    except Exception as err:
+        log.warning("%s is compared by Spark: %s", table.place.uri, without_values(err))
+        return None
+
+
+def _compare(
+    target: _Target,
+    net: NetFiles,
+    count: int,
+    share: Sequence[_File],
+    kinds: Mapping[str, TargetType],
+) -> pa.Table:
+    """Return which net changes have a row in these files, and which of these rows they would change
+    (run as a task).
+    """
+    keys = [_open(target, file).to_table(columns=target.written.key_names) for file in share]
+    of_row = match(
+        pa.concat_tables(keys), net.read(["action", *target.written.bases]), target.written
+    )
+    matched, unlike = matched_by(of_row, count), np.zeros(count, np.bool_)
+    if (changes := net.take(matched, MOST_NET_BYTES)) is None:
+        return pa.table([[packed(matched)], [packed(matched)]], schema=COMPARED)
+    begin, wanted = 0, np.flatnonzero(matched)
+    for file in share:
+        for part in parts_at_once(batches(_open(target, file))):
+            of_part = of_row[begin : begin + len(part)]
+            begin += len(part)
+            places = np.flatnonzero(of_part >= 0)
+            of_part = of_part[places]
+            rows = at_places(part, places).cast(target.schema)
+            held = changes.take(pa.array(np.searchsorted(wanted, of_part)))
+            unlike[of_part[~are_equal(rows, held, target.written, kinds)]] = True
+    return pa.table([[packed(matched)], [packed(unlike)]], schema=COMPARED)
 
 
 def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File]) -> pa.Table:

@@ -244,7 +244,7 @@ def _ours(table: TargetVersion, app_id: str) -> Iterator[dict[str, Any]]:
             if written.get("app_id") == app_id:
                 is_found = True
                 yield entry
-            elif written and written.get("verb") not in ("reshape", "replay", "void"):
+            elif written and written.get("verb") not in ("reshape", "void"):
                 return
 
 

@@ -101,21 +101,14 @@ def rewrite_statement(target: str, source: str, table: KeylessTarget) -> str:
     """Return the INSERT OVERWRITE that applies net changes (as in collapse_copies) from
     ``source``.
     """
-    rows = rewritten_rows(target, source, table)
-    return f"insert overwrite {target} ({', '.join(table.names)})\n{rows}"
-
-
-def rewritten_rows(base: str, source: str, table: KeylessTarget) -> str:
-    """Return the SELECT of relation ``base`` with the net changes applied, in the target's column
-    order.
-    """
     stored = ", ".join(f"t.{alias}" for alias in table.aliases)
     changed = ", ".join(
         f"case when r.action is null then t.{alias} else {value} end"
         for alias, value in zip(table.aliases, table.changed, strict=True)
     )
     return (
-        f"with {_chosen(base, source, table)}\n"
+        f"insert overwrite {target} ({', '.join(table.names)})\n"
+        f"with {_chosen(target, source, table)}\n"
         f"select {stored}\n"
         "from held as t\n"
         "left anti join wanted as w on t.alike = w.alike\n"
@@ -131,30 +124,7 @@ def rewritten_rows(base: str, source: str, table: KeylessTarget) -> str:
     )
 
 
-def different_rows(target: str, rows: str, table: KeylessTarget) -> str:
-    """Return the query of how many rows of ``rows`` the target lacks, and how many it has too many.
-
-    ``rows`` is a relation as rewritten_rows() returns it.
-    """
-    forms = _forms("v", table.columns, "raw" if table.metadata_columns else None)
-    moment = ", lsn, commit_ts" if table.metadata_columns else ""
-    return (
-        f"with both as (select {', '.join(table.aliases)}, 1 as n from {rows} union all select"
-        f" {table.renamed()}, -1 as n from {target}),\ncounted as (select sum(n) as n from both"
-        f" {forms} group by exact{moment})\nselect coalesce(sum(case when n > 0 then n end), 0) as"
-        " lacking, coalesce(-sum(case when n < 0 then n end), 0) as many\nfrom counted"
-    )
-
-
-def replace_statement(target: str, rows: str, table: KeylessTarget) -> str:
-    """Return the INSERT OVERWRITE with relation ``rows``, as rewritten_rows() returns it."""
-    return (
-        f"insert overwrite {target} ({', '.join(table.names)})\nselect"
-        f" {', '.join(table.aliases)} from {rows}"
-    )
-
-
-def _chosen(base: str, source: str, table: KeylessTarget) -> str:
+def _chosen(target: str, source: str, table: KeylessTarget) -> str:
     """Return CTEs of the staged removals and the matching target rows, numbered within equal rows.
 
     Comparing structs, nulls are equal and floats compare by value; ``exact`` distinguishes equal
@@ -164,7 +134,7 @@ def _chosen(base: str, source: str, table: KeylessTarget) -> str:
     there = f" as o where not coalesce({of_leaves('o', cut)}, false)" if cut else ""
     raws = ("raw", "base_raw") if table.metadata_columns else (None, None)
     return (
-        f"plain as (select {table.renamed()} from {base}{there}),\nheld as (select * from plain"
+        f"plain as (select {table.renamed()} from {target}{there}),\nheld as (select * from plain"
         f" {_forms('v', table.columns, raws[0])}),\nremovals as (select * from {source}"
         f" {_forms('b', table.columns, raws[1])} where action in ('{ACTION_UPDATE}',"
         f" '{ACTION_DELETE}')),\nnumbered as (select *, row_number() over (partition by alike order"

@@ -56,8 +56,7 @@ class CommitTag:
     """Delta's identity of one application of changes: a repeated one changes nothing.
 
     ``counts`` are the staged net changes by action. Together with Delta's metrics, they show what
-    the commit did. For a replay, ``batch`` isn't a batch, but the version of the target that the
-    replay began with. ``looked`` is the version up to which external commits had been reported
+    the commit did. ``looked`` is the version up to which external commits had been reported
     before this one.
     """
 
@@ -71,13 +70,40 @@ class CommitTag:
 
     @property
     def metadata(self) -> str:
-        """The commit's userMetadata, by which cuts and replays find it."""
+        """The commit's userMetadata, by which cuts find it."""
         return json.dumps({"waldelta": asdict(self)})
 
     @property
     def delta(self) -> Tag:
         """The same tag for a commit that delta-rs makes."""
         return Tag(self.app_id, self.batch, self.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenColumns:
+    """The columns that net changes write: the source's by name, and with ``metadata`` waldelta's
+    own.
+    """
+
+    names: Sequence[str]
+    shape: EventShape
+    metadata: bool
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """The column of the net changes that each column of the target is written from."""
+        found = {name: f"c{i}" for i, name in enumerate(self.names)}
+        return found | {LSN: "lsn", COMMIT_TS: "commit_ts", RAW: "raw"} if self.metadata else found
+
+    @property
+    def key_names(self) -> list[str]:
+        """The target's key columns, in the order of the net changes' base columns."""
+        return [self.names[i] for i in self.shape.key]
+
+    @property
+    def bases(self) -> list[str]:
+        """The net changes' columns with the values of ``key_names``."""
+        return [f"b{k}" for k in range(len(self.shape.key))]
 
 
 def merge_statement(

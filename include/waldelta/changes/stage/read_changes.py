@@ -4,30 +4,12 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan
 from waldelta.lake.changelog import ChangeLog
-from waldelta.lake.changelog.row_messages import ROW_KINDS
 from waldelta.pgoutput import Segments
 from waldelta.spark import Runner
-
-
-def read_row_changes(
-    runner: Runner, change_log: ChangeLog, plan: DecodePlan, relation_ids: Sequence[int]
-) -> DataFrame:
-    """Return row messages of these relations that a target's copy may lack, in decode()'s
-    columns.
-    """
-    return (
-        read_changes(runner, change_log, plan.segments)
-        .where(F.col("relation_id").isin(*relation_ids) & F.col("kind").isin(*ROW_KINDS))
-        .where(F.col("xid8") >= plan.snapshot.xmin)
-        .select(*CHANGE_COLUMNS)
-    )
 
 
 def read_changes(runner: Runner, change_log: ChangeLog, segments: Segments) -> DataFrame:

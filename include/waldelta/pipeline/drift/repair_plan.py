@@ -175,6 +175,15 @@ def merges_partitions(repair: Repair) -> bool:
     return repair.state.root_id is not None
 
 
+def why_other_rows(state: TableState) -> str | None:
+    """Return why a target differs from its source on purpose, or None."""
+    if state.copy_skipped:
+        return "its existing rows were not copied (copy: false), so it lacks rows by design"
+    if not state.kept_as.supports(Feature.MEND):
+        return f"its target keeps rows that the source no longer has (mode {state.kept_as})"
+    return None
+
+
 def obstacle(repair: Repair) -> str | None:
     """Return why only a whole copy is exact; None when the rows that enter and leave are known."""
     state, table = repair.state, repair.table
@@ -182,7 +191,7 @@ def obstacle(repair: Repair) -> str | None:
     present = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in table.columns}
     checks = [
         (
-            not state.kept_as.supports(Feature.DRIFT_REPAIR),
+            not state.kept_as.supports(Feature.MEND),
             f"it is kept as {state.kept_as}, which a repair would overwrite",
         ),
         (

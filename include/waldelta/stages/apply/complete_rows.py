@@ -87,20 +87,17 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     judge: Judge | None = None,
     *,
     fence: Fence,
-    filled: list[IncompleteRow] | None = None,
 ) -> Staged:
     """Complete the staged rows that lack values, and have ``judge`` (the gate) judge all of them.
 
     Returns what to merge instead. The records replace what a killed run recorded for the same
-    batches. Nothing would replace those of a replay, whose batches were applied before, so they are
-    added. ``filled`` then gets the records of rows that end up in the target, which the replay adds
-    after its commit. ``fence`` raises when another run owns the target now, whose records of later
+    batches. ``fence`` raises when another run owns the target now, whose records of later
     batches would be lost. Raises TransactionsStillOpen (retryable) while a change isn't visible on
     the source yet, SourceUnreachable, PrivilegeMissing, and what ``judge`` raises, with no record.
     """
     if not plan.decode.shape.key:
         return staged if judge is None else judge(staged).staged
-    state, after = plan.state, plan.batches.after if filled is None else plan.batches.upto
+    state, after = plan.state, plan.batches.after
     held = quarantine.outlines(state.table_name, state.generation)
     if not staged.incomplete and not held and judge is None:
         return staged
@@ -111,9 +108,7 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     judged = JudgedChanges(work.completed()) if judge is None else judge(work.completed())
     work.record_aside(judged.aside)
     work.keep_messages()
-    if filled is not None:
-        _add_records(quarantine, work.recorded, filled, fence)
-    elif work.recorded or any(row.batch > after for row in held):
+    if work.recorded or any(row.batch > after for row in held):
         quarantine.replace(state.table_name, state.generation, after, work.recorded, fence)
     fault_point("reread.told")
     if quarantined := judged.staged.counts.get(QUARANTINED_ROWS):
@@ -123,19 +118,6 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
             state.table_name, quarantined, quarantine.uri,
         )  # fmt: skip
     return judged.staged
-
-
-def _add_records(
-    quarantine: Quarantine,
-    recorded: Sequence[IncompleteRow],
-    filled: list[IncompleteRow],
-    fence: Fence,
-) -> None:
-    """Add the records of rows that the target lacks; ``filled`` gets those of the others."""
-    status = {key: row.status for key, row in latest_rows(recorded).items()}
-    filled += [row for row in recorded if status[row.key] in (RESOLVED, COMPLETED)]
-    if lacking_rows := [row for row in recorded if status[row.key] in (QUARANTINED, DISCARDED)]:
-        quarantine.add(lacking_rows, fence)
 
 
 @dataclass

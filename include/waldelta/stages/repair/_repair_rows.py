@@ -7,8 +7,6 @@ All of this is planned and staged before the repair's commit, and changes nothin
 from __future__ import annotations
 
 import json
-import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,25 +14,16 @@ from typing import Any
 import numpy as np
 import psycopg
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from psycopg import sql
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.arrow import Ints
-from waldelta.changes.decode.collapse import (
-    ACTION_DELETE,
-    ACTION_UPSERT,
-    EventShape,
-    codes_of_both,
-)
-from waldelta.changes.decode.row_keys import named_keys
-from waldelta.changes.merge.by_driver import NetChanges, commit_in_driver, read_within
-from waldelta.changes.merge.statements import CommitTag, staged_names, staged_shape
-from waldelta.changes.stage.net_files import parts_at_once
-from waldelta.changes.stage.stage import Staged
-from waldelta.errors import NeedsSync, without_values
-from waldelta.lake import DeltaTarget, Fence, open_parquet, row_count, write_parquet
+from waldelta.changes.decode.collapse import ACTION_PURGE, ACTION_UPSERT, EventShape
+from waldelta.changes.decode.row_keys import first_of_each, key_codes, named_keys, typed_columns
+from waldelta.changes.merge.statements import WrittenColumns, staged_names, staged_shape
+from waldelta.changes.stage.net_files import NetFiles, parts_at_once
+from waldelta.errors import NeedsSync, StagedLost
+from waldelta.lake import DeltaTarget, Lake, open_parquet, row_count, write_parquet
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Repair, is_dear
@@ -46,6 +35,7 @@ from waldelta.pipeline.drift.repair_plan import (
 )
 from waldelta.postgres import Connection
 from waldelta.postgres.planner_estimate import is_superuser, planned_rows
+from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.snapshot import (
@@ -59,14 +49,18 @@ from waldelta.snapshot import (
 )
 from waldelta.snapshot.read_selected import KEYS_PER_READ, key_columns, read_choices, read_keys
 from waldelta.spark import Runner
-from waldelta.spark.arrow_schema import ddl
-from waldelta.spark.task_attempts import once
-from waldelta.spark_sql import parquet, quote
+from waldelta.spark_sql import quote
+from waldelta.types import TargetType
 
 # Why a row is among a repair's net changes.
 ENTERS, LEAVES, TOUCHED = "enters", "leaves", "touched"
 # Leaf partitions are read by at most this many tasks.
 _MOST_TASKS = 16
+# A task reads the rows of this many keys.
+KEYS_PER_TASK = 50_000
+# The keys are in the driver's memory. With more, a copy is cheaper than reading by keys.
+MOST_KEYS = 10_000_000
+_WRITTEN = pa.schema([("rows", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +84,21 @@ class RepairRows:
     unheld: frozenset[tuple[str, ...]]
 
     @property
+    def key_types(self) -> list[TargetType]:
+        """Returns the types of the key's columns."""
+        types = dict(self.copy.columns)
+        return [types[column.name] for column in self.key]
+
+    @property
     def shape(self) -> EventShape:
         """Returns the positions of the key among the copy's columns."""
         return staged_shape(self.copy, [column.name for column in self.key])
+
+    @property
+    def written(self) -> WrittenColumns:
+        """Returns the target's columns that its rows are written to."""
+        names = [name for name, _ in self.copy.columns]
+        return WrittenColumns(names, self.shape, self.copy.lsn is not None)
 
     def named(self, keys: Iterable[str]) -> dict[tuple[str, ...], str]:
         """Returns quarantined keys by their texts, in the order of the key's columns."""
@@ -219,31 +225,19 @@ where c.relispartition
 """
 
 
-def stage_named(rows: RepairRows, keys: Collection[str], folder: str) -> int:
-    """Write quarantined keys with the columns of touched keys; returns how many there are.
+def quarantined_keys(rows: RepairRows, keys: Collection[str]) -> pa.Table:
+    """Returns quarantined keys with the columns of touched keys.
 
     The snapshot has such rows completely; a row that it doesn't have belongs in no target that
     continues from there. Raises NeedsSync when the key was renamed since.
     """
-    types, names = dict(rows.copy.columns), [column.name for column in rows.key]
+    names = [column.name for column in rows.key]
     if any(not json.loads(key).keys() >= {*names} for key in keys):
         raise NeedsSync(
             f"its key was renamed while {len(keys)} of its rows are in quarantine, or were named"
             " by their keys"
         )
-    write_parquet(folder, named_keys(keys, [(name, types[name]) for name in names]))
-    return len(keys)
-
-
-def _read_keys(
-    runner: Runner, rows: RepairRows, *folders: str, keys: Collection[str] | None = None
-) -> DataFrame:
-    """Returns staged keys, as ``b<k>`` and as their texts ``t<k>``; stages ``keys`` before that."""
-    if keys is not None:
-        stage_named(rows, keys, *folders)
-    staged = runner.spark().read.parquet(*folders)  # Columns need a session that has started.
-    bases = [F.col(f"k{k}").alias(base) for k, base in enumerate(rows.shape.bases)]
-    return staged.select(*bases, *(f"t{k}" for k in range(len(bases))))
+    return named_keys(keys, list(zip(names, rows.key_types, strict=True)))
 
 
 def _unheld_keys(
@@ -268,269 +262,136 @@ def _has_key(connection: psycopg.Connection[Any], text: str) -> bool:
         return False
 
 
-def _without(
-    batch: pa.RecordBatch, width: int, unheld: Collection[tuple[str, ...]]
-) -> pa.RecordBatch:
-    texts = zip(*(column.to_pylist() for column in batch.columns[:width]), strict=True)
+def stage_rows(runner: Runner, job: Job, rows: RepairRows, keys: pa.Table, folder: str) -> str:
+    """Write the net changes to the snapshot's rows: of those that enter, of those that leave, and
+    of ``keys``; returns their folder.
+
+    A key has one net change: its row, or, without a row, a purge.
+    """
+    names, bases, kinds = staged_names(rows.copy), rows.shape.bases, rows.key_types
+    schema = pa.schema(
+        [
+            ("why", pa.string()),
+            ("action", pa.string()),
+            *((base, kind.arrow) for base, kind in zip(bases, kinds, strict=True)),
+            *(f.with_name(name) for f, name in zip(rows.copy.schema, names, strict=True)),
+        ]
+    )
+    leaving = _leaving_keys(runner, job, rows, f"{folder}/leaving")
+    keys = keys.take(pa.array(first_of_each(*key_codes(kinds, typed_columns(keys)))))
+    if (count := len(keys) + len(leaving)) > MOST_KEYS:
+        raise NeedsSync(f"{count:,} of its keys would be read or removed one by one")
+    parts = [keys.slice(first, KEYS_PER_TASK) for first in range(0, len(keys), KEYS_PER_TASK)]
+    for number, part in enumerate(parts):
+        write_parquet(f"{folder}/keys", part.select([f"t{k}" for k in range(len(kinds))]), number)
+    tasks = min(len(rows.choices), _MOST_TASKS)
+    entering = tuple(rows.choices[number::tasks] for number in range(tasks))
+    reader = _Reader(
+        job.source.conninfo, job.lake, folder, schema, len(parts), entering,
+        rows.copy, rows.again, rows.key, rows.unheld, rows.holder.pid,
+    )  # fmt: skip
+    written = runner.run(len(parts) + tasks, _WRITTEN, reader.write)
+    net, read = f"{folder}/net", schema.empty_table()
+    if written:
+        read = NetFiles.of(net, job.lake).read(bases)
+    if len(read) != (expected := sum(row["rows"] for row in written)):
+        raise StagedLost(
+            f"staged rows are gone: {net} has {counted(len(read), 'row')} of {expected:,}: run"
+            " again"
+        )
+    gone = {TOUCHED: typed_columns(keys), LEAVES: [leaving[base] for base in bases]}
+    purges = removals(kinds, [read[base] for base in bases], gone, schema)
+    write_parquet(net, purges, len(written) + 1)
+    return net
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reads shares of the source's rows in tasks: first of the keys, then of the rows that
+    enter.
+    """
+
+    conninfo: str
+    lake: Lake
+    folder: str
+    schema: pa.Schema
+    shares_of_keys: int
+    entering: tuple[tuple[Choice, ...], ...]
+    copy: TableCopy
+    again: Choice
+    key: tuple[KeyAttribute, ...]
+    unheld: frozenset[tuple[str, ...]]
+    holder_pid: int
+
+    def write(self, number: int) -> pa.Table:
+        """Write one share's rows as a file of net changes; returns their number (_WRITTEN)."""
+        files, names, count = self.lake.files(self.folder), staged_names(self.copy), 0
+        shape = staged_shape(self.copy, [column.name for column in self.key])
+        fixed = (TOUCHED if number < self.shares_of_keys else ENTERS, ACTION_UPSERT)
+        files.create_dir("net")
+        path = f"net/part-{number + 1}.parquet"
+        with pq.ParquetWriter(path, self.schema, filesystem=files) as sink:
+            for part in parts_at_once(self._rows(number)):
+                rows = part.rename_columns(names)
+                same = [pa.array([text] * len(part), pa.string()) for text in fixed]
+                key = [rows[f"c{i}"] for i in shape.key]
+                sink.write_table(pa.table([*same, *key, *rows.columns], schema=self.schema))
+                count += len(part)
+        return pa.table([[count]], schema=_WRITTEN)
+
+    def _rows(self, number: int) -> Iterator[pa.RecordBatch]:
+        name = reader_name(self.holder_pid, number, self.copy.table)
+        if number >= self.shares_of_keys:
+            choices = self.entering[number - self.shares_of_keys]
+            return read_choices(self.conninfo, self.copy, choices, name)
+        with self.lake.files(self.folder).open_input_file(f"keys/part-{number}.parquet") as file:
+            texts = pq.read_table(file)
+        parts = (_without(part, self.unheld) for part in texts.to_batches(KEYS_PER_READ))
+        return read_keys(self.conninfo, self.copy, self.again, self.key, parts, name)
+
+
+def _without(batch: pa.RecordBatch, unheld: Collection[tuple[str, ...]]) -> pa.RecordBatch:
+    if not unheld:
+        return batch
+    texts = zip(*(column.to_pylist() for column in batch.columns), strict=True)
     return batch.filter(pa.array([row not in unheld for row in texts], pa.bool_()))
 
 
-def stage_rows(
-    runner: Runner,
-    job: Job,
-    rows: RepairRows,
-    staged: str,
-    touched: Mapping[str, int],
-) -> None:
-    """Write the rows that enter and the rows of touched keys, as the snapshot has them.
-
-    The columns are ``c<i>`` and the metadata columns. ``touched`` are the folders of keys to read
-    again, with the number of keys.
-    """
-    conninfo, copy, pid = job.source.conninfo, rows.copy, rows.holder.pid
-    again, key, unheld = rows.again, rows.key, rows.unheld
-    count = min(len(rows.choices), _MOST_TASKS)
-    tasks = [rows.choices[n::count] for n in range(count)]
-    names = staged_names(copy)
-    schema = pa.schema([f.with_name(name) for f, name in zip(copy.schema, names, strict=True)])
-
-    def read_entering(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in (number for batch in batches for number in batch.column(0).to_pylist()):
-            name = reader_name(pid, number, copy.table)
-            for found in read_choices(conninfo, copy, tasks[number], name):
-                yield found.rename_columns(names)
-
-    def read_again(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        wanted = (_without(batch, len(key), unheld) for batch in batches) if unheld else batches
-        for found in read_keys(conninfo, copy, again, key, wanted, reader_name(pid, 0, copy.table)):
-            yield found.rename_columns(names)
-
-    if _is_for_arrow(rows, touched):
-        write_parquet(f"{staged}/entering", schema.empty_table())
-        write_parts(f"{staged}/again", read_again(read_staged_texts(touched, len(key))), schema)
-        return
-    staging = [
-        (runner.spark().range(0, count, 1, max(1, count)), read_entering, f"{staged}/entering")
+def _leaving_keys(runner: Runner, job: Job, rows: RepairRows, folder: str) -> pa.Table:
+    """Returns the keys (``b<k>``) of the target's rows that leave it."""
+    fields = zip(rows.shape.bases, rows.key_types, strict=True)
+    schema = pa.schema([(base, kind.arrow) for base, kind in fields])
+    if rows.leaves is None:
+        return schema.empty_table()
+    held = job.lake.target(rows.drifted.state.table_name).frame(runner.spark())
+    columns = [
+        F.col(quote(column.name)).alias(base)
+        for column, base in zip(rows.key, rows.shape.bases, strict=True)
     ]
-    if touched:
-        staging.append((runner.spark().read.parquet(*touched), read_again, f"{staged}/again"))
-    for wanted, read, folder in staging:
-        wanted.mapInArrow(once(read), ddl(schema)).write.mode("overwrite").parquet(folder)
+    held.where(rows.leaves).select(*columns).write.mode("overwrite").parquet(folder)
+    # Spark's files don't store these types exactly.
+    return open_parquet(folder).to_table().cast(schema)
 
 
-def _is_for_arrow(rows: RepairRows, touched: Mapping[str, int]) -> bool:
-    """Returns whether only the rows of a few keys change, which the driver can stage without
-    Spark.
-    """
-    only_keys = not rows.choices and rows.leaves is None
-    return only_keys and 0 < sum(touched.values()) <= MOST_KEYS
-
-
-def stage_net(
-    runner: Runner,
-    job: Job,
-    rows: RepairRows,
-    staged: str,
-    touched: Mapping[str, int],
-) -> Staged:
-    """Write the MERGE's net changes, one per key, with counts by reason and by action."""
-    folder, bases = f"{staged}/net", rows.shape.bases
-    if (
-        _is_for_arrow(rows, touched)
-        and (counts := stage_net_in_driver(rows, staged, touched, TOUCHED)) is not None
-    ):
-        return Staged(folder, parquet(folder), counts)
-
-    def read(part: str, why: str) -> DataFrame:
-        found = runner.spark().read.parquet(f"{staged}/{part}").withColumn("why", F.lit(why))
-        return found.withColumns(
-            {base: F.col(f"c{i}") for base, i in zip(bases, rows.shape.key, strict=True)}
-        )
-
-    new, gone = read("entering", ENTERS), []
-    if touched:
-        # A key may have two printed forms, and was then read twice.
-        keys = _read_keys(runner, rows, *touched).select(F.lit(TOUCHED).alias("why"), *bases)
-        gone.append(keys.dropDuplicates(bases))
-        again = read("again", TOUCHED).dropDuplicates(bases)
-        new = new.join(gone[0], bases, "left_anti").unionByName(again)
-    if rows.leaves is not None:
-        held = job.lake.target(rows.drifted.state.table_name).frame(runner.spark())
-        columns = [
-            F.col(quote(column.name)).alias(base)
-            for column, base in zip(rows.key, bases, strict=True)
-        ]
-        leaving = held.where(rows.leaves).select(F.lit(LEAVES).alias("why"), *columns)
-        gone.append(leaving.join(gone[0], bases, "left_anti") if touched else leaving)
-    net = new.withColumn("action", F.lit(ACTION_UPSERT))
-    for keys in gone:
-        deletes = keys.join(new, bases, "left_anti").withColumn("action", F.lit(ACTION_DELETE))
-        net = net.unionByName(deletes, allowMissingColumns=True)
-    return _written(runner, net, folder)
-
-
-def _written(runner: Runner, net: DataFrame, folder: str) -> Staged:
-    """Write net changes, and count them by reason and by action."""
-    net.write.mode("overwrite").parquet(folder)
-    counts: Counter[str] = Counter()
-    for row in runner.spark().read.parquet(folder).groupBy("why", "action").count().collect():
-        counts.update({row["why"]: row["count"], row["action"]: row["count"]})
-    return Staged(folder, parquet(folder), dict(counts))
-
-
-def rows_to_judge(
-    runner: Runner,
-    rows: RepairRows,
-    staged: str,
-    waiting: str | None,
-    judged: Collection[str],
-    accepted: Collection[str],
-) -> DataFrame:
-    """Returns the rows of stage_net() that a gate judges.
-
-    These are the rows in quarantine with the keys in ``judged``, and rows that the changes in
-    ``waiting`` write. Accepted rows aren't judged. ``t<k>`` is the key in the quarantine's form,
-    null for rows that aren't in quarantine.
-    """
-    found = runner.spark().read.parquet(f"{staged}/net")
-    bases, is_judged = rows.shape.bases, F.col("t0").isNotNull()
-    found = found.where((F.col("why") == TOUCHED) & (F.col("action") == ACTION_UPSERT))
-    found = found.join(_read_keys(runner, rows, f"{staged}/judged", keys=judged), bases, "left")
-    if waiting is not None:
-        brought = _read_keys(runner, rows, waiting).select(*bases).distinct()
-        found = found.join(brought.withColumn("waits", F.lit(True)), bases, "left")
-        is_judged |= F.col("waits")
-    let = _read_keys(runner, rows, f"{staged}/accepted", keys=accepted)
-    return found.where(is_judged).drop("waits").join(let, bases, "left_anti")
-
-
-def hold_back(runner: Runner, rows: RepairRows, staged: str, keys: Collection[str]) -> Staged:
-    """Write and count stage_net()'s output, without the rows that stay in quarantine."""
-    still = _read_keys(runner, rows, f"{staged}/still", keys=keys)
-    rest = runner.spark().read.parquet(f"{staged}/net").join(still, rows.shape.bases, "left_anti")
-    return _written(runner, rest, f"{staged}/let")
-
-
-def untouched(
-    runner: Runner, rows: RepairRows, keys: Collection[str], staged: str, touched: str | None
-) -> set[str]:
-    """Returns those of these quarantined keys that aren't among the keys in folder ``touched``."""
-    if not keys or touched is None:
-        return set(keys)
-    held = _read_keys(runner, rows, f"{staged}/untouched", keys=keys)
-    left = held.join(_read_keys(runner, rows, touched), rows.shape.bases, "left_anti")
-    names = rows.named(keys)
-    return {names[tuple(row)] for row in left.drop(*rows.shape.bases).collect()}
-
-
-log = logging.getLogger(__name__)
-
-# One session in the driver reads up to this many keys; more keys are divided among Spark tasks.
-MOST_KEYS = 20_000
-
-
-def read_staged_texts(folders: Collection[str], width: int) -> Iterator[pa.RecordBatch]:
-    """Yields the texts of the touched keys in these folders (columns ``t<k>``), in batches for one
-    statement each.
-    """
-    for folder in folders:
-        texts = open_parquet(folder).to_table([f"t{k}" for k in range(width)])
-        yield from texts.combine_chunks().to_batches(KEYS_PER_READ)
-
-
-def _read_staged_keys(folders: Collection[str], rows: RepairRows) -> pa.Table:
-    """Returns the touched keys (columns ``k<k>``) cast to the target's types.
-
-    Spark's files don't store these types exactly.
-    """
-    types = dict(rows.copy.columns)
-    schema = pa.schema([(f"k{k}", types[column.name].arrow) for k, column in enumerate(rows.key)])
-    return pa.concat_tables(
-        [open_parquet(folder).to_table(schema.names).cast(schema) for folder in folders]
-    )
-
-
-def write_parts(folder: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
-    """Replace a folder's files by these rows, with one file's rows in memory."""
-    write_parquet(folder, schema.empty_table())
-    for number, part in enumerate(parts_at_once(batches), 1):
-        write_parquet(folder, part.cast(schema), number)
-
-
-def net_changes(again: pa.Table, touched: pa.Table, places: Sequence[int]) -> pa.Table:
-    """Returns one net change per touched key (columns ``k<k>``): the row read again, else a delete.
-
-    ``places`` are the indexes of the key's columns in ``again``. A key may have two printed forms,
-    and was then read twice.
-    """
-    bases = [f"b{k}" for k in range(len(places))]
-    for base, place in zip(bases, places, strict=True):
-        again = again.append_column(base, again[f"c{place}"])
-    keys = pa.table({base: touched[f"k{k}"].cast(again[base].type) for k, base in enumerate(bases)})
-    read, asked = codes_of_both([again[base] for base in bases], keys.columns)
-    found = again.take(pa.array(_first_of_each(read)))
-    first = _first_of_each(asked)
-    gone = keys.take(pa.array(first[~np.isin(asked[first], read)]))
-    parts = [(found, ACTION_UPSERT), (gone, ACTION_DELETE)]
-    acting = [
-        part.append_column("action", pa.array([action] * len(part), pa.string()))
-        for part, action in parts
-    ]
-    return pa.concat_tables(acting, promote_options="default").combine_chunks()
-
-
-def _first_of_each(codes: Ints) -> Ints:
-    _, first = np.unique(codes, return_index=True)
-    return np.asarray(np.sort(first), np.int64)
-
-
-def stage_net_in_driver(
-    rows: RepairRows, staged: str, touched: Collection[str], why: str
-) -> dict[str, int] | None:
-    """Write the net changes of the rows read again, as stage_net() does.
-
-    Returns None when they don't fit in memory, or when Arrow can't compare keys of their types
-    (arrays).
-    """
-    dataset = open_parquet(f"{staged}/again")
-    if (again := read_within(dataset, dataset.schema)) is None:
-        return None
-    try:
-        net = net_changes(again, _read_staged_keys(touched, rows), rows.shape.key)
-    except pa.ArrowException as err:
-        log.info(
-            "Spark stages the rows of %s, since the driver can't: %s", staged, without_values(err)
-        )
-        return None
-    write_parquet(
-        f"{staged}/net", net.add_column(0, "why", pa.array([why] * len(net), pa.string()))
-    )
-    counts = Counter({why: len(net)})
-    for found in pc.value_counts(net["action"]).to_pylist():
-        counts[found["values"]] = found["counts"]
-    return {name: count for name, count in counts.items() if count}
-
-
-def merge_rows_in_driver(
-    job: Job,
-    table_name: str,
-    rows: RepairRows,
-    folder: str,
-    tag: CommitTag,
-    fence: Fence,
-) -> bool:
-    """Merge the rows staged in ``folder`` into a small target, as merge_rows() does.
-
-    Returns False where Spark must merge. ``fence`` is verified as by merge_in_driver().
-    """
-    try:
-        dataset = open_parquet(folder)
-        net = read_within(dataset, dataset.schema)
-    except (OSError, pa.ArrowException) as err:
-        log.info("table=%s can't be merged on the driver: %s", table_name, without_values(err))
-        return False
-    if net is None:
-        return False
-    names = [name for name, _ in rows.copy.columns]
-    changes = NetChanges.whole(net, names, rows.shape, metadata=rows.copy.lsn is not None)
-    return commit_in_driver(job, table_name, changes, tag, fence) is not None
+def removals(
+    kinds: Sequence[TargetType],
+    read: Sequence[pa.ChunkedArray],
+    gone: Mapping[str, Sequence[pa.ChunkedArray]],
+    schema: pa.Schema,
+) -> pa.Table:
+    """Returns a purge for each key in ``gone``, by reason, of which no row was read."""
+    of_read, *of_gone = key_codes(kinds, read, *gone.values())
+    codes = np.concatenate(of_gone)
+    first = first_of_each(codes)
+    places = pa.array(first[~np.isin(codes[first], of_read)])
+    why = np.repeat(list(gone), [len(part) for part in of_gone])
+    columns = {
+        "why": pa.array(why, pa.string()).take(places),
+        "action": pa.array([ACTION_PURGE] * len(places), pa.string()),
+    }
+    for k, parts in enumerate(zip(*gone.values(), strict=True)):
+        kind = schema.field(f"b{k}").type
+        chunks = [chunk for part in parts for chunk in part.cast(kind).chunks]
+        columns[f"b{k}"] = pa.chunked_array(chunks, kind).take(places)
+    nothing = {f.name: pa.nulls(len(places), f.type) for f in schema if f.name not in columns}
+    return pa.table(columns | nothing).select(schema.names).cast(schema)

@@ -28,11 +28,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import psycopg
+import pyarrow as pa
 
-from waldelta.changes.merge.commits import commit_untouched, read_commit, take_over_target
+from waldelta.changes.merge.by_file import merge_written
+from waldelta.changes.merge.commits import (
+    commit_untouched,
+    read_commit,
+    read_untouched,
+    take_over_target,
+)
 from waldelta.changes.merge.statements import merge_rows
 from waldelta.changes.stage.folders import staged_in
-from waldelta.changes.stage.stage import Staged
 from waldelta.errors import (
     ConfigError,
     LateWriter,
@@ -48,6 +54,7 @@ from waldelta.lake.changelog import BatchNumbers
 from waldelta.lake.ledger import (
     ACCEPTED,
     COPYING,
+    DISCARDED,
     NEEDS_SYNC,
     QUARANTINED,
     IncompleteRow,
@@ -91,18 +98,22 @@ from waldelta.spark import Runner
 from waldelta.stages.check.gate.gate import StillFails, judge_complete_rows, read_gates
 from waldelta.stages.check.gate.release import landed_upto
 from waldelta.stages.land.drain import Drained, land_backlog, land_through
+from waldelta.stages.repair._net_rows import (
+    NetRows,
+    differing_rows,
+    hold_back,
+    stage_to_judge,
+    untouched,
+    untouched_keys,
+)
 from waldelta.stages.repair._repair_rows import (
     ENTERS,
     LEAVES,
+    TOUCHED,
     RepairRows,
-    hold_back,
-    merge_rows_in_driver,
     plan_rows,
-    rows_to_judge,
-    stage_named,
-    stage_net,
+    quarantined_keys,
     stage_rows,
-    untouched,
 )
 from waldelta.stages.repair.mend.unfinished_repairs import (
     carry_over,
@@ -110,7 +121,7 @@ from waldelta.stages.repair.mend.unfinished_repairs import (
     record_repaired,
     repair_tag,
 )
-from waldelta.stages.repair.reconcile.touched_keys import stage_changed
+from waldelta.stages.repair.reconcile.touched_keys import changed_keys
 from waldelta.stages.sync.copy_table import check_unaltered, source_as_of
 from waldelta.stages.sync.sync import OLD_TRANSACTIONS_TIMEOUT_S
 
@@ -145,7 +156,8 @@ class Again:
     ``keys`` have the quarantine's form. Quarantined rows are judged again, except accepted ones
     (the ids in ``accepted``, or all). ``reason`` goes into the ledger, ``by`` is the operator,
     ``why`` the operator's reason for accepting. ``compared`` is the target's version in which all
-    other rows were found equal to the source's.
+    other rows were found equal to the source's. ``touched`` are keys that replayed changes touch
+    (touched_schema()): their rows are judged by gates, and discarded ones stay as they are.
     """
 
     reason: str
@@ -155,6 +167,7 @@ class Again:
     accepted: frozenset[str] = frozenset()
     accepts_all: bool = False
     why: str | None = None
+    touched: pa.Table | None = None
 
     def accepts(self, watched: Mapping[str, IncompleteRow]) -> frozenset[str]:
         """Returns the keys of the rows that are written without a gate.
@@ -200,9 +213,9 @@ class _Work:
     folder: str
 
     @property
-    def touched(self) -> str:
-        """The folder of keys that changes after the target's position touch."""
-        return f"{self.folder}/touched"
+    def touched(self) -> pa.Table | None:
+        """The keys that replayed changes touch; None: nothing is replayed."""
+        return self.again.touched if self.again is not None else None
 
 
 def repair(runner: Runner, job: Job, drifted: Repair, again: Again | None = None) -> Repaired:
@@ -249,14 +262,17 @@ def _repair(
     work = _Work(runner, job, lock, again, held, generation, folder)
     drained = land_backlog(runner, job)
     with staged_in(runner, folder):
-        rows, keys, drained = _stage_rows(work, drifted, drained)
+        rows, net, waiting, drained = _stage_rows(work, drifted, drained)
+        if work.touched is not None and not net.counts:
+            cut = read_untouched(job, state)
+            return Repaired(cut, rows.holder.lsn, 0, 0, 0, drained)
         # Touched rows equal the source's from this commit on.
-        net, carried = _decide(work, rows, keys)
+        net, carried = _decide(work, rows, net, waiting)
         carried = [replace(row, at=now(), generation=generation) for row in carried]
         cut = _commit(work, rows, net, carried)
     kept = sum(row.status == QUARANTINED for row in carried)
-    entered, exited = (net.counts.get(why, 0) for why in (ENTERS, LEAVES))
-    return Repaired(cut, rows.holder.lsn, entered, exited, sum(keys.values()), drained, kept)
+    entered, exited, read_again = (net.counts.get(why, 0) for why in (ENTERS, LEAVES, TOUCHED))
+    return Repaired(cut, rows.holder.lsn, entered, exited, read_again, drained, kept)
 
 
 def _read_quarantined(
@@ -275,6 +291,10 @@ def _read_quarantined(
         for key, row in discarded_rows(rows).items()
         if json.loads(key).keys() == {*state.key_columns}
     }
+    if again is not None and again.touched is not None:
+        outdated = {key: row for key, row in watched.items() if row.status == DISCARDED}
+        discarded |= outdated
+        watched = {key: row for key, row in watched.items() if key not in outdated}
     keys = again.keys if again is not None else None
     if keys is not None:
         these = [*watched.values(), *(discarded[key] for key in discarded.keys() & keys)]
@@ -292,10 +312,10 @@ def _read_quarantined(
 
 def _stage_rows(
     work: _Work, drifted: Repair, drained: Drained
-) -> tuple[RepairRows, dict[str, int], Drained]:
-    """Take a snapshot, land what it sees, and stage its rows that enter or are read again.
+) -> tuple[RepairRows, NetRows, pa.Table | None, Drained]:
+    """Take a snapshot, land what it sees, and stage its rows that differ from the target's.
 
-    Returns how many keys were read again, by folder.
+    Returns the keys, too, that changes after the target's position touch.
     """
     runner, job, named, state = work.runner, work.job, work.held.named, drifted.state
     name, publications = state.table_name, job.pipeline.source.publication_names
@@ -315,43 +335,45 @@ def _stage_rows(
         identity = job.read_identity()
         last = job.change_log(identity).last_batch() or 0
         batches = BatchNumbers(Watermarks(job, identity).of(state), last)
-        counts = {
-            work.touched: stage_changed(runner, job, state, batches, work.touched),
-            f"{work.folder}/named": stage_named(rows, named, f"{work.folder}/named"),
-        }
-        keys = {folder: count for folder, count in counts.items() if count}
-        if is_dear(read_again := sum(keys.values()), rows.size):
+        waiting = changed_keys(runner, job, state, batches, f"{work.folder}/touched")
+        keys = quarantined_keys(rows, named)
+        if waiting is not None:
+            keys = pa.concat_tables([keys, waiting.cast(keys.schema)])
+        if is_dear(len(keys), rows.size):
             raise NeedsSync(
-                f"{read_again:,} of its rows changed during the repair, so a full copy costs no"
-                " more"
+                f"{len(keys):,} of its rows changed during the repair, so a full copy costs no more"
             )
-        stage_rows(runner, job, rows, work.folder, keys)
+        if work.touched is not None:
+            let = untouched_keys(rows, work.touched, work.held.discarded.keys())
+            keys = pa.concat_tables([keys, let.cast(keys.schema)])
+        staged = stage_rows(runner, job, rows, keys, work.folder)
         check_unaltered(job, replicated, membership)
-    return rows, keys, drained
+    net = differing_rows(runner, job, rows, staged, work.folder)
+    return rows, net, waiting, drained
 
 
 def _decide(
-    work: _Work, rows: RepairRows, keys: Mapping[str, int]
-) -> tuple[Staged, list[IncompleteRow]]:
+    work: _Work, rows: RepairRows, net: NetRows, waiting: pa.Table | None
+) -> tuple[NetRows, list[IncompleteRow]]:
     """Returns the net changes to merge, and the quarantine's rows of the new generation."""
-    runner, job, held, again = work.runner, work.job, work.held, work.again
-    waiting = work.touched if work.touched in keys else None
-    left_out = untouched(runner, rows, held.discarded.keys(), work.folder, waiting)
-    net = stage_net(runner, job, rows, work.folder, keys)
+    job, held, again = work.job, work.held, work.again
+    left_out = untouched(rows, held.discarded.keys(), waiting)
     carried = [held.discarded[key] for key in sorted(left_out)]
     if again is not None:
-        if waiting and left_out != held.discarded.keys():
+        if left_out != held.discarded.keys():
             raise StateError(
                 f"{rows.drifted.state.table_name}: changes of discarded rows wait in the change"
                 " log, and this would write them: run consume (the _cdc DAG) first"
             )
-        if still := _judge(work, rows, waiting):
-            net = hold_back(runner, rows, work.folder, still.keys())
+        if still := _judge(work, rows, net, waiting):
+            net = hold_back(rows, net, work.folder, still.keys())
         carried += _decided(job, again, held, still, rows.holder.lsn)
     return net, [*carried, *held.messages]
 
 
-def _judge(work: _Work, rows: RepairRows, waiting: str | None) -> dict[str, StillFails]:
+def _judge(
+    work: _Work, rows: RepairRows, net: NetRows, waiting: pa.Table | None
+) -> dict[str, StillFails]:
     """Returns the quarantined rows that still fail their gate, by key.
 
     Waiting changes are judged with them, because rows that a run would keep out must not enter this
@@ -359,12 +381,15 @@ def _judge(work: _Work, rows: RepairRows, waiting: str | None) -> dict[str, Stil
     """
     job, held, state = work.job, work.held, rows.drifted.state
     judged = {key: row for key, row in held.watched.items() if key not in held.accepted}
-    gate = read_gates(job, [state]).get(state.table_name)
-    if gate is None or not (judged or waiting):
+    brought = [keys for keys in (waiting, work.touched) if keys is not None]
+    gate, folder = read_gates(job, [state]).get(state.table_name), f"{work.folder}/judged"
+    if gate is None or not (judged or brought):
+        return {}
+    if not stage_to_judge(rows, net, folder, brought, judged, held.accepted):
         return {}
     names = rows.named(judged)
     opened = {texts for texts, key in names.items() if judged[key].status == QUARANTINED}
-    found = rows_to_judge(work.runner, rows, work.folder, waiting, judged, held.accepted)
+    found = work.runner.spark().read.parquet(folder)
     still = judge_complete_rows(
         job, gate, rows.copy, found, landed_upto(job, job.read_identity()), opened
     )
@@ -465,7 +490,7 @@ def _first_row(work: _Work, rows: RepairRows, marked: TableState) -> TableState:
 
 
 def _commit(
-    work: _Work, rows: RepairRows, net: Staged, carried: Sequence[IncompleteRow]
+    work: _Work, rows: RepairRows, net: NetRows, carried: Sequence[IncompleteRow]
 ) -> TargetCut:
     """Commit the net changes between two ledger rows.
 
@@ -511,15 +536,14 @@ def _end(runner: Runner, job: Job, begun: TableState, lock: AdvisoryLock) -> Non
         )
 
 
-def _merge(work: _Work, rows: RepairRows, begun: TableState, net: Staged) -> TargetCut:
-    job, name, lock = work.job, begun.table_name, work.lock
+def _merge(work: _Work, rows: RepairRows, begun: TableState, net: NetRows) -> TargetCut:
+    job, name, lock, folder = work.job, begun.table_name, work.lock, net.files.folder
     tag = repair_tag(begun, job.run_id, net.counts)
-    # For a drift, Spark's MERGE leaves files alone that no row enters or leaves.
-    reread_only = not net.counts.keys() & {ENTERS, LEAVES}
-    if not (reread_only and merge_rows_in_driver(job, name, rows, net.folder, tag, lock)):
+    done = merge_written(work.runner, job, name, rows.written, folder, tag=tag, fence=lock)
+    if done is None:
         # A run that committed concurrently may have copied the target again.
         lock.verify()
         key = [column.name for column in rows.key]
-        merge_rows(work.runner, job.lake.target(name), rows.copy, key, net.folder, tag)
+        merge_rows(work.runner, job.lake.target(name), rows.copy, key, folder, tag)
     # A touched key that the target never had isn't a skipped change.
     return replace(read_commit(job, begun, tag), skipped=0)

@@ -24,7 +24,6 @@ from waldelta.errors import StateError
 from waldelta.failpoints import fault_point
 from waldelta.lake import staging_folder
 from waldelta.lake.ledger import TableState
-from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import check_target
 from waldelta.pipeline.targets.watermarks import sync_app_id
@@ -83,7 +82,7 @@ class CopiedRows:
         bases = [F.col(f"c{i}").alias(base) for base, i in zip(shape.bases, shape.key, strict=True)]
         action = F.lit(ACTION_UPSERT).alias("action")
         rows = self.rows.toDF(*staged_names(copy)).select(action, *bases, "*")
-        return ExpectedRows(rows, copy.columns, shape, () if copy.lsn is None else (RAW,))
+        return ExpectedRows(rows, copy.columns, shape, copy.lsn is not None)
 
 
 def obstacle(

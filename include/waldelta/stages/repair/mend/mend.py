@@ -1,7 +1,7 @@
 """Differences: the net changes that bring a target from the rows that it has to those expected.
 
-The expected rows are those of a snapshot of the source, or states derived from the change log. Only
-rows that differ become changes, so that repairing a correct target changes nothing.
+The expected rows are those of a snapshot of the source. Only rows that differ become changes, so
+that repairing a correct target changes nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPDATE,
     EventShape,
 )
-from waldelta.changes.merge.statements import merged_raw, raw_entries
-from waldelta.metadata_columns import PREFIX, RAW
+from waldelta.changes.merge.statements import raw_entries
+from waldelta.metadata_columns import RAW
 from waldelta.spark_sql import quote
 from waldelta.types import TargetType
 
@@ -32,36 +32,34 @@ TWICE = "twice"
 class ExpectedRows:
     """The rows that a target should have, one for each key, in the columns of net changes.
 
-    A row with action ``purge`` is a key that no row should have. ``metadata`` are the metadata
-    columns that are compared. ``missing`` is the action of a row that the target lacks, as Spark
-    SQL of the row ``s``. ``extra`` is true of the target's row ``t`` when it leaves the target
-    unless its key is expected; None: other rows aren't read. In ``t`` the columns are ``t<i>``.
+    A row with action ``purge`` is a key that no row should have. ``has_raw``: raw values are
+    compared, too. ``is_whole``: the target should have no other rows; else rows of other keys
+    aren't read.
     """
 
     rows: DataFrame
     columns: Sequence[tuple[str, TargetType]]
     shape: EventShape
-    metadata: Sequence[str]
-    missing: str = f"'{ACTION_INSERT}'"
-    extra: str | None = "true"
+    has_raw: bool
+    is_whole: bool = True
 
 
 def differences(expected: ExpectedRows, target: DataFrame) -> DataFrame:
     """Return the net changes from the target's rows to the expected ones.
 
     They have the columns of the expected rows, and one of the actions ``delete``, ``update``,
-    TWICE, and those of ``missing``.
+    ``insert`` and TWICE.
     """
     shape = expected.shape
     held = target.select(
         *(F.col(quote(name)).alias(f"t{i}") for i, (name, _) in enumerate(expected.columns)),
-        *expected.metadata,
+        *([RAW] if expected.has_raw else []),
         F.lit(True).alias("held"),
     )
     keys = {base: f"t{i}" for base, i in zip(shape.bases, shape.key, strict=True)}
     # Only a join with all rows is worth a sort of all rows.
     copies, join = F.count("*").over(Window.partitionBy(*(f"s.{base}" for base in keys))), "left"
-    if expected.extra is not None:
+    if expected.is_whole:
         held = held.withColumn("copies", F.count("*").over(Window.partitionBy(*keys.values())))
         copies, join = F.col("t.copies"), "full_outer"
     joined = (
@@ -73,16 +71,12 @@ def differences(expected: ExpectedRows, target: DataFrame) -> DataFrame:
             join,
         )
     )
-    extra, is_held = (
-        F.expr(f"coalesce({expected.extra or False}, false)"),
-        F.col("t.held").isNotNull(),
-    )
+    is_held = F.col("t.held").isNotNull()
     action = (
-        F.when(F.col("s.given").isNull() & ~extra, None)
-        .when(copies > 1, TWICE)
+        F.when(copies > 1, TWICE)
         .when(F.col("s.given").isNull(), ACTION_DELETE)
         .when(F.col("s.action") == ACTION_PURGE, F.when(is_held, ACTION_DELETE))
-        .when(~is_held, F.expr(expected.missing))
+        .when(~is_held, ACTION_INSERT)
         .when(F.expr(" or ".join(_differing(expected))), ACTION_UPDATE)
     )
     bases = [F.coalesce(f"s.{base}", f"t.{at}").alias(base) for base, at in keys.items()]
@@ -92,15 +86,10 @@ def differences(expected: ExpectedRows, target: DataFrame) -> DataFrame:
 
 def _differing(expected: ExpectedRows) -> list[str]:
     """Return a condition per column that is true where two rows of one key differ."""
-    toastable, found = expected.shape.toastable, []
-    for i, (_, kind) in enumerate(expected.columns):
-        sent = kind.stored_sql(f"s.c{i}")
-        differs = f"not ({kind.exact_sql(f't.t{i}')} <=> {kind.exact_sql(sent)})"
-        found.append(f"(not s.u{i} and {differs})" if i in toastable else differs)
-    for name in expected.metadata:
-        now, then = f"t.{name}", f"s.{name.removeprefix(PREFIX)}"
-        if name == RAW:
-            merged = merged_raw([column for column, _ in expected.columns], toastable)
-            now, then = raw_entries(now), raw_entries(f"({merged})")
-        found.append(f"not ({now} <=> {then})")
-    return found
+    pairs = [
+        (kind.exact_sql(f"t.t{i}"), kind.exact_sql(kind.stored_sql(f"s.c{i}")))
+        for i, (_, kind) in enumerate(expected.columns)
+    ]
+    if expected.has_raw:
+        pairs.append((raw_entries(f"t.{RAW}"), raw_entries("s.raw")))
+    return [f"not ({now} <=> {then})" for now, then in pairs]

@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from waldelta.arrow import one_array
 from waldelta.changes.decode.row_keys import named_keys
 from waldelta.errors import LateWriter, NeedsSync
-from waldelta.lake import open_parquet, remove_folder, staging_folder
+from waldelta.lake import staging_folder
 from waldelta.lake.changelog import BatchNumbers, BatchRanges, Snapshot, last_truncates
 from waldelta.lake.ledger import (
     DIFFERENT,
@@ -60,7 +60,7 @@ from waldelta.stages.repair.reconcile._row_differences import (
 from waldelta.stages.repair.reconcile._row_differences import DIFFERENT_VALUES as DIFFERS
 from waldelta.stages.repair.reconcile._source_side import BYTES_PER_CHUNK, SourceSide
 from waldelta.stages.repair.reconcile._target_side import TargetSide, is_among, read_small
-from waldelta.stages.repair.reconcile.touched_keys import stage_changed
+from waldelta.stages.repair.reconcile.touched_keys import changed_keys
 from waldelta.target_modes import Feature
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def why_not_compared(job: Job, feeding: ComparedTarget) -> str | None:
     """Returns why a comparison would be meaningless, or None."""
     state, table = feeding.state, feeding.as_copied.table
     mode = job.pipeline.target.mode_of(state.table_name)
-    if not mode.supports(Feature.RECONCILIATION):
+    if not mode.supports(Feature.MEND):
         return f"its mode is {mode}: only a mirror holds what its source holds"
     if not table.publishes >= EVERY_CHANGE:
         left = ", ".join(sorted(EVERY_CHANGE - table.publishes))
@@ -305,12 +305,9 @@ def _touched(
 ) -> Iterator[_Keys]:
     """Yields the keys that these ranges of batches change."""
     folder = staging_folder(job.lake, "reconcile", 0, 0, f"{job.run_id} {state.table_name}")
-    try:
-        for number, (seen, batches) in enumerate(ranges):
-            if stage_changed(runner, job, seen, batches, f"{folder}/{number}"):
-                yield _hashed(open_parquet(f"{folder}/{number}").to_table(), plan)
-    finally:
-        remove_folder(folder)
+    for seen, batches in ranges:
+        if (keys := changed_keys(runner, job, seen, batches, folder)) is not None:
+            yield _hashed(keys, plan)
 
 
 def _lacking(job: Job, feeding: ComparedTarget, plan: Fingerprint) -> tuple[_Keys, _Keys]:

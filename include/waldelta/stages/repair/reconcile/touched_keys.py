@@ -1,42 +1,44 @@
-"""Touched keys: writes every key that a range of landed batches removes or writes a row of, for a
-repair to read.
-"""
+"""Touched keys: every key that a range of landed batches removes or writes a row of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from waldelta.changes.decode.collapse import DELETE, INSERT
-from waldelta.changes.decode.decode import DecodePlan, decode, typed_key
+from waldelta.changes.decode.collapse import DELETE, INSERT, EventShape, codes_of
+from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, decode, typed_key
+from waldelta.changes.decode.row_keys import first_of_each
 from waldelta.changes.decode.target_plan import TargetPlan, plan_target
-from waldelta.changes.stage.read_changes import read_row_changes
-from waldelta.errors import NeedsSync
-from waldelta.lake import write_parquet
+from waldelta.errors import NeedsSync, StagedLost
+from waldelta.lake import open_parquet, remove_folder
 from waldelta.lake.changelog import BatchNumbers, BatchRanges, ChangeLog
+from waldelta.lake.changelog.row_messages import row_messages
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import read_catalog_state
 from waldelta.postgres.type_catalog import read_types
+from waldelta.quantities import counted
 from waldelta.spark import Runner
-from waldelta.spark.arrow_schema import ddl
-from waldelta.spark.task_attempts import once
+from waldelta.spark.runner import shares
+
+_WRITTEN = pa.schema([("rows", pa.int64())])
 
 
-def stage_changed(
+def changed_keys(
     runner: Runner, job: Job, state: TableState, batches: BatchNumbers, folder: str
-) -> int:
-    """Write the keys that a range of batches changes; returns how many there are.
+) -> pa.Table | None:
+    """Returns the keys that a range of batches changes (touched_schema()); None: it changes none.
 
-    Changes by transactions that the state's snapshot sees are left out. Raises NeedsSync for
-    changes that aren't only of rows.
+    Changes by transactions that the state's snapshot sees are left out. Tasks write into
+    ``folder``, which is empty afterwards. Raises NeedsSync for changes that aren't only of rows.
     """
     if batches.is_empty:
-        return 0
+        return None
     identity, target = job.read_identity(), job.pipeline.target
     change_log = job.change_log(identity)
     sizes = job.read_landed_sizes(identity, *batches)
@@ -49,30 +51,40 @@ def stage_changed(
         )
     if plan.truncated or plan.evolution is not None:
         raise NeedsSync("it was truncated or altered during the repair")
-    return stage_touched(runner, change_log, plan, folder) if plan.volume.rows else 0
+    return read_touched(runner, change_log, plan, folder) if plan.volume.rows else None
 
 
-def stage_touched(runner: Runner, change_log: ChangeLog, plan: TargetPlan, folder: str) -> int:
-    """Write the keys (columns as in touched_schema()) as Parquet into ``folder``; returns how many.
+def read_touched(runner: Runner, change_log: ChangeLog, plan: TargetPlan, folder: str) -> pa.Table:
+    """Returns the keys that a plan's changes touch, one per printed form.
 
     The target's own filter is ignored, because the row itself is read again later.
     """
-    everything = replace(plan.decode, routing=None)
+    decode = replace(plan.decode, routing=None)
     if plan.rows is not None:
-        keys = touched_keys(plan.rows.to_batches(), everything)
-        write_parquet(folder, keys)
-        return len(keys)
+        return touched_keys(plan.rows.to_batches(), decode)
+    chosen = row_messages(decode.segments, plan.state.relation_ids, decode.snapshot)
+    dealt, lake = shares(change_log.pieces(chosen)), change_log.lake
+    base, _, name = folder.rpartition("/")
 
-    def keys_of(parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for part in parts:
-            yield from touched_keys([part], everything).to_batches()
+    def write(number: int) -> pa.Table:
+        keys = touched_keys(change_log.read(dealt[number], chosen, CHANGE_COLUMNS), decode)
+        files = lake.files(base)
+        files.create_dir(name)
+        pq.write_table(keys, f"{name}/part-{number}.parquet", filesystem=files)
+        return pa.table([[len(keys)]], schema=_WRITTEN)
 
-    changes = read_row_changes(runner, change_log, everything, plan.state.relation_ids)
-    found = changes.mapInArrow(once(keys_of), ddl(touched_schema(everything)))
-    found.dropDuplicates([f"t{k}" for k in range(len(everything.shape.key))]).write.mode(
-        "overwrite"
-    ).parquet(folder)
-    return runner.spark().read.parquet(folder).count()
+    try:
+        written = sum(row["rows"] for row in runner.run(len(dealt), _WRITTEN, write))
+        keys = open_parquet(folder).to_table() if dealt else touched_keys([], decode)
+    finally:
+        remove_folder(folder)
+    if len(keys) != written:
+        raise StagedLost(
+            f"staged keys are gone: {folder} had {counted(len(keys), 'key')} of {written:,}: run"
+            " again"
+        )
+    texts = [keys[name] for name in keys.column_names if name.startswith("t")]
+    return keys.take(pa.array(first_of_each(codes_of(texts))))
 
 
 def touched_schema(plan: DecodePlan) -> pa.Schema:
@@ -88,6 +100,7 @@ def touched_keys(changes: Iterable[pa.RecordBatch], plan: DecodePlan) -> pa.Tabl
     """Returns the old and new keys of the events in ``changes`` (CHANGE_COLUMNS), one per printed
     form.
     """
+    plan = _of_key(plan)
     names = [f"t{k}" for k in range(len(plan.shape.key))]
     found = [pa.schema([(name, pa.string()) for name in names]).empty_table()]
     for events in (events for part in changes for events in decode(part, plan)):
@@ -105,3 +118,18 @@ def touched_keys(changes: Iterable[pa.RecordBatch], plan: DecodePlan) -> pa.Tabl
             f"k{k}", typed_key(keys[f"t{k}"], plan.types[i], plan.names[i], present)
         )
     return keys.cast(touched_schema(plan))
+
+
+def _of_key(plan: DecodePlan) -> DecodePlan:
+    """Returns the plan for events with only the key's columns."""
+    key = plan.shape.key
+    return replace(
+        plan,
+        shape=EventShape(len(key), tuple(range(len(key)))),
+        names=tuple(plan.names[i] for i in key),
+        types=tuple(plan.types[i] for i in key),
+        positions=tuple(tuple(places[i] for i in key) for places in plan.positions),
+        fills=tuple(plan.fills[i] for i in key),
+        wire_names=tuple(plan.wire_names[i] for i in key),
+        relid=key.index(plan.relid) if plan.relid in key else None,
+    )

@@ -1,1 +1,1 @@
-"""Replay: derives a target's states again from the change log."""
+"""Replay: which runs, and which rows they touched."""

@@ -8,7 +8,6 @@ statistics; no Spark, no source.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -20,7 +19,6 @@ from waldelta.lake.ledger import BatchCut, ColumnState, Run, SlotMove, TableStat
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import Relation
 from waldelta.pipeline import Job
-from waldelta.postgres.publication_membership import from_texts
 
 CONSUME_VERB, REPLAY = "consume", "replay"
 
@@ -163,9 +161,14 @@ def segments(runs: Iterable[Run]) -> list[ConsumedWal]:
 def range_by_cuts(reach: Reach, cuts: Iterable[BatchCut]) -> Reach:
     """Returns the log's reach, beginning where the last dropped batch ended if its cut is stored.
 
-    The log itself knows only its first commit, which is after the end of the run before.
+    The log itself knows only its first commit, which is after the end of the run before. A batch
+    without transactions has no cut: where nothing is left, the last cut's end is that of the log.
     """
-    ends = [cut.end_lsn for cut in cuts if cut.batch == reach.dropped]
+    ends = [
+        cut.end_lsn
+        for cut in cuts
+        if cut.batch == reach.dropped or (not reach.ends and cut.batch < reach.dropped)
+    ]
     return replace(reach, begins_at=max(ends)) if reach.is_cut and ends else reach
 
 
@@ -199,55 +202,6 @@ def _why_nothing(chosen: Sequence[Run], interval: tuple[datetime, datetime] | No
         f"the ledger knows no run of the interval from {interval[0]:%Y-%m-%d %H:%M:%S} to"
         f" {interval[1]:%Y-%m-%d %H:%M:%S} UTC"
     )
-
-
-def may_lack_rows(state: TableState, first: TableState, *, hides_origins: bool) -> bool:
-    """Returns whether the target may rightly lack a row that its source updates.
-
-    That is so when filters changed since the copy, or inserts aren't published (of each merged
-    partition). It is also so when a leaf partition was attached with its rows, or changes of other
-    origins are hidden. A PostgreSQL subscriber skips such updates too. ``first`` is the copy's own
-    entry. For merged partitions, doubtful_leaves() returns the attached ones.
-    """
-    published = not state.publishes or "insert" in state.publishes
-    members = from_texts(state.entries)
-    partly = {m.relation for m in members} - {
-        m.relation for m in members if "insert" in m.publishes
-    }
-    before, after = (
-        {(f.oid, f.inherits) for f in s.storage.files} if s.storage else set()
-        for s in (first, state)
-    )
-    attached = state.root_id is None and bool(after - before)
-    return bool(state.later_filters) or not published or bool(partly) or hides_origins or attached
-
-
-def doubtful_leaves(state: TableState, history: Sequence[TableState]) -> frozenset[int]:
-    """Returns the leaves of merged partitions whose changes may have been another target's, by oid.
-
-    These are leaves that were attached, or detached and attached again: what was published of them
-    before went to another target or to none. Leaves that another target replicates now count too.
-    Leaves that were created as a partition, or existed at the copy, don't count, whether they still
-    exist or not. ``history`` are the target's entries since its copy.
-    """
-    rows = [*history, state]
-    files = {(f.oid, f.inherits) for row in rows if row.storage for f in row.storage.files}
-    # The ledger lists a new leaf before its file is recorded.
-    known = {
-        f.oid
-        for row in rows
-        if row.storage
-        for f in row.storage.files
-        if f.oid not in row.unmended_leaves
-    }
-    attached_twice = {oid for oid, times in Counter(oid for oid, _ in files).items() if times > 1}
-    back = (
-        {f.oid for f in state.storage.files if f.oid in state.unmended_leaves}
-        if state.storage
-        else set()
-    )
-    certain = (known & set(state.relation_ids)) - attached_twice - back
-    return frozenset({*state.relation_ids, *state.unmended_leaves}) - certain
 
 
 def place_columns_by_history(

@@ -12,16 +12,12 @@ import pytest
 from tests.support.pipelines import job_of, whole_database
 from waldelta.errors import StateError
 from waldelta.lake.changelog.change_log import Reach
-from waldelta.lake.ledger import BatchCut, ColumnState, Run, SlotMove, StorageState, TableState
-from waldelta.lake.ledger.records import FileState
+from waldelta.lake.ledger import BatchCut, ColumnState, Run, SlotMove, TableState
 from waldelta.pgoutput import Relation
 from waldelta.pgoutput.relation import RelationColumn
-from waldelta.postgres.publication_membership import Membership, to_texts
 from waldelta.stages.repair.replay.interval import (
-    doubtful_leaves,
     falls_into,
     is_replay,
-    may_lack_rows,
     place_columns_by_history,
     place_columns_by_name,
     plan_span,
@@ -120,6 +116,7 @@ CUTS = {
     "it isn't kept": (Reach({3: 30}, True, 22, 2), [(1, 10), (3, 30)], 22),
     "none was dropped": (Reach({3: 30}, False, 22, 2), [(2, 20)], 22),
     "all were": (Reach({}, True, 0, 2), [(2, 20)], 20),
+    "all were, and the last had nothing": (Reach({}, True, 0, 3), [(1, 10), (2, 20)], 20),
 }
 
 
@@ -235,71 +232,3 @@ def test_old_columns_are_placed_by_their_numbers(case):
     assert place_columns_by_name(STATE, relation) == tuple(
         names.index(c) if c in names else None for c in ("id", "new")
     )
-
-
-LEAVES = StorageState([FileState(1, 1)]), StorageState([FileState(1, 7), FileState(2, 2)])
-LACKS = {
-    "all is published": (STATE, False, False),
-    "a filter changed": (replace(STATE, later_filters=["true"]), False, True),
-    "no inserts": (replace(STATE, publishes=["update"]), False, True),
-    "origins are hidden": (STATE, True, True),
-    "a leaf was attached": (replace(STATE, storage=LEAVES[1]), False, True),
-}
-
-
-@pytest.mark.parametrize("case", LACKS)
-def test_when_a_missing_row_is_no_damage(case):
-    """Where PostgreSQL's own subscriber may not have it either."""
-    state, hidden, expected = LACKS[case]
-    assert may_lack_rows(state, replace(STATE, storage=LEAVES[0]), hides_origins=hidden) is expected
-
-
-def of_leaves(files, *, fed=(1, 2), told=()) -> TableState:
-    """An entry of a target that gathers leaves; ``files`` are by oid, with when each was
-    attached.
-    """
-    storage = StorageState([FileState(oid, 1, inherits) for oid, inherits in files.items()])
-    return replace(
-        STATE, root_id=7, relation_ids=list(fed), storage=storage, unmended_leaves=list(told)
-    )
-
-
-COPIED = of_leaves({1: "5", 2: "5"})
-DOUBTFUL = {
-    "as it was copied": ([], COPIED, set()),
-    "one was made since": ([], of_leaves({1: "5", 2: "5", 3: "8"}, fed=(1, 2, 3)), set()),
-    "one went": ([of_leaves({1: "5", 2: "5"}, told=[2])], of_leaves({1: "5"}, told=[2]), set()),
-    "one feeds another target": ([], of_leaves({1: "5"}, fed=[1], told=[2]), {2}),
-    "one came with rows": ([], of_leaves({1: "5", 2: "5", 3: "8"}, fed=(1, 2, 3), told=[3]), {3}),
-    "one came, and went": (
-        [of_leaves({1: "5", 2: "5", 3: "8"}, fed=(1, 2, 3), told=[3])],
-        of_leaves({1: "5", 2: "5"}, fed=(1, 2, 3), told=[3]),
-        {3},
-    ),
-    "one came, which no run has told yet": ([], of_leaves({1: "5", 2: "5"}, fed=(1, 2, 3)), {3}),
-    "attached again": ([], of_leaves({1: "5", 2: "9"}, told=[2]), {2}),
-    "attached again, and gone": (
-        [of_leaves({1: "5", 2: "9"}, told=[2])],
-        of_leaves({1: "5"}, told=[2]),
-        {2},
-    ),
-    "not recorded by that version": ([], replace(COPIED, storage=None), set()),
-}
-
-
-@pytest.mark.parametrize("case", DOUBTFUL)
-def test_leaves_whose_changes_may_not_have_been_the_targets(case):
-    """Those that were made as partitions, or only went, are certain."""
-    since, state, expected = DOUBTFUL[case]
-    assert doubtful_leaves(state, [COPIED, *since]) == expected
-
-
-def test_of_gathered_leaves_all_must_publish_inserts():
-    """And one that was made since has sent all of its rows."""
-    state = of_leaves({1: "5", 2: "5", 3: "8"}, fed=(1, 2, 3))
-    assert not may_lack_rows(state, COPIED, hides_origins=False)
-    members = [
-        Membership(1, 4, frozenset({"table 6"}), publishes=frozenset({"insert", "update"})),
-        Membership(2, 5, frozenset({"table 8"}), publishes=frozenset({"update"})),
-    ]
-    assert may_lack_rows(replace(state, entries=to_texts(members)), COPIED, hides_origins=False)

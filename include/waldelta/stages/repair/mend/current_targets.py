@@ -1,0 +1,68 @@
+"""Reads the targets whose rows are read again, and what the source has of them now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from waldelta.errors import NeedsSync
+from waldelta.lake.ledger import TableState
+from waldelta.pipeline import Job, RunResult
+from waldelta.pipeline.drift import CatalogTable, Repair, read_catalog_state
+from waldelta.pipeline.drift.drift import source_as_copied
+from waldelta.pipeline.drift.partitions import of_partition
+from waldelta.pipeline.targets import (
+    ReplicatedTarget,
+    RequiredAction,
+    TableLifecycle,
+    TargetSource,
+    read_unlocked_sources,
+)
+from waldelta.pipeline.targets.lifecycle import states
+from waldelta.postgres.lock_waits import LockedTables
+from waldelta.spark import Runner
+from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentTargets:
+    """Every table's lifecycle, the states of those with a target that gets changes, and their
+    sources.
+    """
+
+    lifecycles: list[TableLifecycle]
+    states: dict[str, TableState]
+    catalog: Mapping[str, CatalogTable]
+    mappings: Mapping[str, TargetSource]
+    targets: Mapping[str, ReplicatedTarget]
+    locked: LockedTables
+
+    @classmethod
+    def read(cls, runner: Runner, job: Job, verb: str, result: RunResult) -> CurrentTargets:
+        """Read them once killed repairs have ended; what these did is added to the result."""
+        with job.source.connect(verb) as connection:
+            mappings, targets, locked = read_unlocked_sources(connection, job.pipeline, sizes=False)
+            lifecycles, ended = end_killed_repairs(runner, job, mappings)
+            replicated = states(lifecycles, RequiredAction.APPLY)
+            catalog = read_catalog_state(connection, replicated)
+        for cut in ended.values():
+            result.add_repair(cut)
+        by_name = {state.table_name: state for state in replicated}
+        return cls(lifecycles, by_name, catalog, mappings, {str(t.id): t for t in targets}, locked)
+
+    def as_copied(self, job: Job, name: str) -> Repair:
+        """Returns what is needed to read rows of a target again.
+
+        Raises NeedsSync for a target that has drifted or gets no changes now, and TableBusy for one
+        whose source another session keeps locked.
+        """
+        if name not in self.states:
+            raise NeedsSync(f"{name}: it gets no changes now: status says what it waits for")
+        target = self.targets.get(name)
+        if target is not None and target.is_unread:
+            raise self.locked.busy(name)
+        if target is None or target.problem is not None:
+            why = target.problem if target else "it is no longer published"
+            raise NeedsSync(f"{name}: {why}")
+        there = of_partition(self.states[name], self.catalog[name], self.mappings.get(name))
+        return source_as_copied(job.pipeline, *there, target)
