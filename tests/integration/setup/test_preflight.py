@@ -12,7 +12,6 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from demo.embedded_postgres import EmbeddedPostgres
 from tests.integration.setup.test_setup import job_for, state
 from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import beside_superuser
@@ -449,26 +448,15 @@ def test_row_level_security(database, lake, role):
 # ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def poor_server(tmp_path_factory, postgres):
+def test_server_not_fit(new_server, lake):
     """A server as it comes, without room for slots."""
-    folder = tmp_path_factory.mktemp("poor")
-    settings = {
-        "wal_level": "replica",
-        "max_replication_slots": "1",
-        "max_slot_wal_keep_size": "-1",
-        "temp_file_limit": "1GB",
-        "idle_in_transaction_session_timeout": "60s",
-        "fsync": "off",
-    }
-    server = EmbeddedPostgres(folder, version=postgres.version, settings=settings)
-    try:
-        yield server.start()
-    finally:
-        server.delete()
-
-
-def test_server_not_fit(poor_server, lake):
+    poor_server = new_server(
+        wal_level="replica",
+        max_replication_slots="1",
+        max_slot_wal_keep_size="-1",
+        temp_file_limit="1GB",
+        idle_in_transaction_session_timeout="60s",
+    ).start()
     with connect(poor_server.conninfo(), "test") as conn:
         conn.execute("create table if not exists public.t (id int primary key)")
         job = job_for(
@@ -491,29 +479,22 @@ def test_server_not_fit(poor_server, lake):
         assert conn.execute("select count(*) from pg_replication_slots").fetchone() == (0,)
 
 
-def test_standby(tmp_path_factory, postgres, lake):
+def test_standby(new_server, lake):
     """Copies need the primary's snapshots."""
-    server = EmbeddedPostgres(
-        tmp_path_factory.mktemp("standby"), version=postgres.version, settings={"fsync": "off"}
-    )
-    try:
-        server.start()
-        with connect(server.conninfo(), "test") as conn:
-            conn.execute("create table public.t (id int primary key)")
-        server.stop()
-        (server.data / "standby.signal").touch()
-        server.start()
-        with connect(server.conninfo(), "test") as conn:
-            job = job_for(
-                server.conninfo(), lake, {"name": "p", "tables": [T | {"where": "id > 1"}]}
-            )
-            with pytest.raises(
-                PreflightFailed,
-                match="the server is a standby: point the connection at the primary",
-            ):
-                apply_setup(conn, job)
-    finally:
-        server.delete()
+    server = new_server()
+    server.start()
+    with connect(server.conninfo(), "test") as conn:
+        conn.execute("create table public.t (id int primary key)")
+    server.stop()
+    (server.data / "standby.signal").touch()
+    server.start()
+    with connect(server.conninfo(), "test") as conn:
+        job = job_for(server.conninfo(), lake, {"name": "p", "tables": [T | {"where": "id > 1"}]})
+        with pytest.raises(
+            PreflightFailed,
+            match="the server is a standby: point the connection at the primary",
+        ):
+            apply_setup(conn, job)
 
 
 def test_pooler(database, conn, lake, monkeypatch):

@@ -7,18 +7,15 @@ from __future__ import annotations
 import logging
 import shutil
 import subprocess
-import tempfile
 import uuid
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 from psycopg import sql
 
-from demo.embedded_postgres import EmbeddedPostgres
 from tests.support.pipelines import job_of
 from waldelta.config import PipelineFile, Source
 from waldelta.errors import (
@@ -362,7 +359,7 @@ def test_teardown_removes_only_what_the_pipeline_made(database, conn, lake, tabl
     assert events(lake)[-1] == "created"
 
 
-def test_teardown_leaves_what_another_server_has(database, conn, lake, tables):
+def test_teardown_leaves_what_another_server_has(new_server, database, conn, lake, tables):
     """A slot of that name there is read by somebody else, wherever it stands, and ours would go on
     holding WAL, unheard of.
     """
@@ -371,32 +368,23 @@ def test_teardown_leaves_what_another_server_has(database, conn, lake, tables):
         database.execute("create table w (); drop table w; select pg_switch_wal()")
     apply_setup(conn, job)
     slot = job.pipeline.source.slot
-    folder = Path(tempfile.mkdtemp(prefix="waldelta-postgres-"))
-    server = EmbeddedPostgres(
-        folder, version=database.server.version, settings={"fsync": "off"}
-    ).start()
-    try:
-        with connect(server.conninfo(), "test") as elsewhere:
-            elsewhere.execute(
-                "create table public.flights (id int, origin text, delay int, primary key (id,"
-                " origin))"
-            )
-            other = job_for(
-                server.conninfo(), f"{lake}_there", {"name": "p", "tables": [FLIGHTS]}, slot=slot
-            )
-            apply_setup(elsewhere, other)
-            assert (
-                read_slot(elsewhere, slot).confirmed_flush_lsn
-                < read_slot(conn, slot).confirmed_flush_lsn
-            )
-            with pytest.raises(
-                SourceChanged, match="nothing was dropped: point the connection back"
-            ):
-                teardown(elsewhere, job_of(job.pipeline, server.conninfo()))
-            assert read_slot(elsewhere, slot) is not None
-            assert set(read_publications(elsewhere)) == {"p"}
-    finally:
-        server.delete()
+    server = new_server().start()
+    with connect(server.conninfo(), "test") as elsewhere:
+        elsewhere.execute(
+            "create table public.flights (id int, origin text, delay int, primary key (id, origin))"
+        )
+        other = job_for(
+            server.conninfo(), f"{lake}_there", {"name": "p", "tables": [FLIGHTS]}, slot=slot
+        )
+        apply_setup(elsewhere, other)
+        assert (
+            read_slot(elsewhere, slot).confirmed_flush_lsn
+            < read_slot(conn, slot).confirmed_flush_lsn
+        )
+        with pytest.raises(SourceChanged, match="nothing was dropped: point the connection back"):
+            teardown(elsewhere, job_of(job.pipeline, server.conninfo()))
+        assert read_slot(elsewhere, slot) is not None
+        assert set(read_publications(elsewhere)) == {"p"}
     assert events(lake) == ["creating", "created"]
     assert teardown(conn, job) == [f"slot {slot}", "publication p"]
 

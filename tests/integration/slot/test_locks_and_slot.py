@@ -319,33 +319,20 @@ def _until_active(conn, name):
     pytest.fail("pg_recvlogical did not start")
 
 
-def test_lost_slot(tmp_path_factory, postgres):
+def test_lost_slot(new_server):
     """A server that really took the WAL away."""
-    from demo.embedded_postgres import EmbeddedPostgres
-
-    settings = {
-        "max_slot_wal_keep_size": "1MB",
-        "max_wal_size": "32MB",
-        "min_wal_size": "32MB",
-        "fsync": "off",
-    }
-    server = EmbeddedPostgres(
-        tmp_path_factory.mktemp("small"), version=postgres.version, settings=settings
-    )
-    try:
-        server.start()
-        with connect(server.conninfo(), "test") as conn:
-            create_slot(conn, "s")
-            for _ in range(4):
-                conn.execute("select pg_logical_emit_message(false, 'x', repeat('x', 8000000))")
-                conn.execute("select pg_switch_wal()")
-            conn.execute("checkpoint")
-            with pytest.raises(SlotLost, match="max_slot_wal_keep_size"):
-                check_health(read_slot(conn, "s"), "s")
-            with pytest.raises(psycopg.Error):
-                conn.execute(
-                    "select pg_logical_slot_peek_binary_changes"
-                    "('s', null, null, 'proto_version', '1', 'publication_names', 'p')"
-                )
-    finally:
-        server.delete()
+    server = new_server(max_slot_wal_keep_size="1MB", max_wal_size="32MB", min_wal_size="32MB")
+    server.start()
+    with connect(server.conninfo(), "test") as conn:
+        create_slot(conn, "s")
+        for _ in range(4):
+            conn.execute("select pg_logical_emit_message(false, 'x', repeat('x', 8000000))")
+            conn.execute("select pg_switch_wal()")
+        conn.execute("checkpoint")
+        with pytest.raises(SlotLost, match="max_slot_wal_keep_size"):
+            check_health(read_slot(conn, "s"), "s")
+        with pytest.raises(psycopg.Error):
+            conn.execute(
+                "select pg_logical_slot_peek_binary_changes"
+                "('s', null, null, 'proto_version', '1', 'publication_names', 'p')"
+            )

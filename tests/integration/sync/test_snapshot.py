@@ -8,7 +8,6 @@ import time
 import psycopg
 import pytest
 
-from demo.embedded_postgres import EmbeddedPostgres
 from waldelta.errors import NotPrimary, SnapshotLost, SourceUnreachable, TransactionsStillOpen
 from waldelta.lsn import Lsn
 from waldelta.postgres import connect
@@ -125,10 +124,9 @@ class TestOldTransactions:
         writer.close()
 
 
-def test_commit_that_waits_for_a_synchronous_standby(tmp_path_factory):
+def test_commit_that_waits_for_a_synchronous_standby(new_server):
     """It is decoded already, but no snapshot sees it: the snapshot waits until it does."""
-    folder = tmp_path_factory.mktemp("sync_standby")
-    with EmbeddedPostgres(folder, settings={"fsync": "off"}) as server:
+    with new_server() as server:
         conninfo = server.conninfo()
         with connect(conninfo, "waldelta sync") as conn:
             conn.execute("set synchronous_commit = local")
@@ -240,15 +238,14 @@ class TestHolder:
                 assert holder.active_tasks() == {3: 0}
             until(lambda: holder.active_tasks() == {})
 
-    def test_refused_on_a_standby(self, tmp_path_factory):
+    def test_refused_on_a_standby(self, new_server):
         """A standby's snapshots leave running transactions out."""
-        server = EmbeddedPostgres(tmp_path_factory.mktemp("standby"), settings={"fsync": "off"})
+        server = new_server()
         with server:
             pass
         (server.data / "standby.signal").touch()
         with server, pytest.raises(NotPrimary, match="primary"), SnapshotHolder(server.conninfo()):
             pass
-        server.delete()
 
 
 def test_password_is_in_no_error(database):
