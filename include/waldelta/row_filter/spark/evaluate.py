@@ -29,6 +29,7 @@ _COMPARED: dict[str, Callable[[Datum, Datum], Datum]] = {
     "gt": pc.greater,
     "gte": pc.greater_equal,
 }
+_MOST_DIGITS = 38  # of a decimal
 # The types of constants, by sqlglot's names. Spark's session has the time zone UTC.
 _TYPES = {
     "TINYINT": pa.int8(),
@@ -129,6 +130,9 @@ class _Evaluation:
             kind = pa.decimal128(*(int(part.name) for part in node.to.expressions))
         if kind is None or not text.is_string:
             raise _Uncertain(node.key)
+        # Arrow also reads hexadecimal numbers, which are no numbers to Spark.
+        if pa.types.is_integer(kind) and not text.name.removeprefix("-").isdigit():
+            raise _Uncertain(node.key)
         return pa.scalar(text.name).cast(kind)
 
     def logic(self, node: exp.Expr) -> Datum:
@@ -148,8 +152,9 @@ class _Evaluation:
     def among(self, node: exp.Expr) -> Datum:
         if not node.expressions:  # a query
             raise _Uncertain(node.key)
-        value = self.value(node.this)
-        equal = [_compare("eq", value, self.value(one)) for one in node.expressions]
+        value, *listed = (self.value(part) for part in (node.this, *node.expressions))
+        _check_alike([value, *listed])
+        equal = [_compare("eq", value, one) for one in listed]
         found = equal[0]
         for one in equal[1:]:
             found = pc.or_kleene(found, one)
@@ -247,9 +252,14 @@ def _family(kind: pa.DataType) -> object:
 
 
 def _check_alike(values: list[Datum]) -> None:
-    families = {_family(value.type) for value in values if not pa.types.is_null(value.type)}
-    if len(families) != 1:
+    kinds = [value.type for value in values if not pa.types.is_null(value.type)]
+    if len({_family(kind) for kind in kinds}) != 1:
         raise _Uncertain("several types")
+    # Spark rounds decimals to a common type, which has fewer places than one of them needs.
+    decimals = [kind for kind in kinds if pa.types.is_decimal(kind)]
+    whole = max((kind.precision - kind.scale for kind in decimals), default=0)
+    if whole + max((kind.scale for kind in decimals), default=0) > _MOST_DIGITS:
+        raise _Uncertain("a common type with fewer decimal places")
 
 
 def _compare(key: str, first: Datum, second: Datum) -> Datum:

@@ -75,6 +75,13 @@ T, F, N = True, False, None
         ("cast('1_0' as int) = i", None),
         ("cast('1.55' as decimal(2,1)) = n", None),  # Spark rounds it
         ("cast('1.5' as decimal) = n", None),
+        ("try_cast('0x1' as int) = i", None),  # Spark reads no hexadecimal number
+        # Spark rounds both to decimal(38,0), or the list's values to a type of its own.
+        ("n < cast('1' as decimal(38,0))", None),
+        ("coalesce(n, cast('1' as decimal(38,0))) = n", None),
+        ("case when b then n else cast('1' as decimal(38,0)) end = n", None),
+        ("n in (n, cast('1' as decimal(38,0)))", None),
+        ("n in (cast('1.500' as decimal(20,3)))", [T, N, F]),
         ("i < 99999999999999999999", None),
         ("cast('1970-01-01 00:00:00' as timestamp) = ts", None),  # in which zone
         ("case when b then 1 else 'x' end = 1", None),
