@@ -395,9 +395,13 @@ def test_rows_are_accepted_by_decision(gated, database):
     sync(made.runner, made.job)
     database.execute("update t set v = -1; insert into t values (2, -2), (3, -3), (4, -4)")
     made.run("first")
-    (kept,) = (row["id"] for row in list_quarantined(made.job) if row["key"]["id"] == "4")
-    database.execute("update t set v = 3 where id = 3")
+    before = {row["key"]["id"]: row["id"] for row in list_quarantined(made.job)}
+    kept = before["4"]
+    database.execute("update t set v = 3 where id = 3; update t set v = -5 where id = 4")
     accept(made, "one", "2")
+    # The id of a row that wasn't decided stays, until its values change.
+    after = {row["key"]["id"]: row["id"] for row in list_quarantined(made.job)}
+    assert (after["1"], after["4"] != kept) == (before["1"], True)
     assert (made.rows(), listed(made).keys()) == ([(1, 1), (2, -2), (3, 3)], {"1", "4"})
     # Whoever has seen other values decides on those that there are now.
     with pytest.raises(RunFailed, match="not open in quarantine"):
@@ -422,7 +426,7 @@ def test_rows_are_accepted_by_decision(gated, database):
         "update t set v = 8 where id = 2; delete from t where id = 3; insert into t values (5, -5)"
     )
     made.run("second")
-    assert (made.rows(), listed(made).keys()) == ([(1, -1), (2, 8), (4, -4)], {"5"})
+    assert (made.rows(), listed(made).keys()) == ([(1, -1), (2, 8), (4, -5)], {"5"})
 
 
 @pytest.mark.soak("a retry after a release")

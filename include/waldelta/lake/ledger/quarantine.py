@@ -78,7 +78,8 @@ class IncompleteRow(LedgerRow):
     still quarantined, ``sent`` has the source's values at ``lsn``. ``batch`` is the last of the
     batches that were applied with the row. ``messages`` are the messages of a quarantined row, in
     commit order; None in rows of earlier versions. ``lsn`` of an accepted row is its position in
-    the target. ``by`` is who decided to read it again, accepted or discarded it.
+    the target. ``by`` is who decided to read it again, accepted or discarded it. ``row_id`` is the
+    id that it had before a repair began another generation with it.
     """
 
     # For rows: quarantined, reread, resolved, accepted, discarded; for messages: unreadable,
@@ -96,6 +97,7 @@ class IncompleteRow(LedgerRow):
     messages: list[SentMessage] | None = None
     by: str | None = None
     outdated: bool | None = None
+    row_id: str | None = None
 
     table: ClassVar[str] = "quarantine"
 
@@ -103,11 +105,14 @@ class IncompleteRow(LedgerRow):
     def id(self) -> str:
         """The name that people use for it.
 
-        It stays the same as long as the row is open. When the key is quarantined again, that row
-        has another one.
+        It stays the same as long as the row is open with these values, whatever is decided on
+        other rows. When a change quarantines the key again, or a repair reads other values, that
+        row has another one.
         """
         if (message := message_of(self.key)) is not None:
             return message
+        if self.row_id is not None:
+            return self.row_id
         named = f"{self.table_name}\n{self.generation}\n{self.batch}\n{self.lsn}\n{self.key}"
         return hashlib.sha256(named.encode()).hexdigest()[:ID_LETTERS]
 
@@ -129,7 +134,7 @@ def message_of(key: str) -> str | None:
 
 
 # The columns to read for a row's id, and when and by whom it was written.
-OF_ID = ("at", "run_id", "status", "table_name", "generation", "batch", "lsn", "key")
+OF_ID = ("at", "run_id", "status", "table_name", "generation", "batch", "lsn", "key", "row_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +252,17 @@ class Quarantine:
             for row in rows_of(IncompleteRow, rows)
             if row.status == QUARANTINED and (row.reason or "").startswith(FAILS)
         ]
+
+    def causes(self, run_id: str, tables: Collection[str]) -> dict[str, frozenset[bool]]:
+        """Return by table whether rows that a run quarantined fail a gate: yes, no, or both."""
+        chosen = of_tables(tables) & (pc.field("run_id") == run_id)
+        rows = self._table.scan(("table_name", "status", "reason"), chosen=chosen, kept=False)
+        found: dict[str, set[bool]] = {}
+        for row in rows.to_pylist():
+            if row["status"] == QUARANTINED:
+                fails = (row["reason"] or "").startswith(FAILS)
+                found.setdefault(row["table_name"], set()).add(fails)
+        return {name: frozenset(of) for name, of in found.items()}
 
     def ids_decided(self, run_id: str, status: str) -> set[str]:
         """Return the ids of the quarantined rows on which a run has recorded this decision.

@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -268,7 +269,7 @@ def _repair(
             return Repaired(cut, rows.holder.lsn, 0, 0, 0, drained)
         # Touched rows equal the source's from this commit on.
         net, carried = _decide(work, rows, net, waiting)
-        carried = [replace(row, at=now(), generation=generation) for row in carried]
+        carried = [replace(row, at=now(), generation=generation, row_id=row.id) for row in carried]
         cut = _commit(work, rows, net, carried)
     kept = sum(row.status == QUARANTINED for row in carried)
     entered, exited, read_again = (net.counts.get(why, 0) for why in (ENTERS, LEAVES, TOUCHED))
@@ -402,13 +403,15 @@ def _decided(
     """Yields the new quarantine records: rows that still fail, with current values, and accepted
     ones.
 
-    A discarded row that still fails stays discarded.
+    A discarded row that still fails stays discarded. A row keeps its id while its values do: an
+    operator who has seen other values must look again before deciding by the id.
     """
     for key, found in sorted(still.items()):
         row = held.watched[key]
         if row.status == QUARANTINED:
             row = replace(
                 row,
+                row_id=row.id if _values(found.sent) == _values(row.sent) else None,
                 run_id=job.run_id,
                 columns=[],
                 sent=found.sent,
@@ -431,7 +434,12 @@ def _decided(
             lsn=as_of.value,
             reason=again.why,
             by=again.by,
+            row_id=row.id,
         )
+
+
+def _values(sent: str | None) -> Any:
+    return None if sent is None else json.loads(sent)
 
 
 def _as_seen(

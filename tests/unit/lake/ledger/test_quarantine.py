@@ -227,7 +227,7 @@ def test_a_table_of_an_older_version_gets_what_it_lacks(lake):
     """Its rows stay as they are; both ways of writing add the columns, and rows are found again by
     the same id.
     """
-    write_earlier(lake, [row(QUARANTINED, "a", 3)], ["messages", "by"])
+    write_earlier(lake, [row(QUARANTINED, "a", 3)], ["messages", "by", "row_id"])
     quarantine = Quarantine(Lake(lake))
     (held,) = quarantine.rows(NAME, 1)
     assert (held.messages, held.by) == (None, None)
@@ -248,3 +248,35 @@ def test_each_row_has_an_id_of_its_own():
         row(QUARANTINED, "a", 1, generation=2), row(QUARANTINED, "a", 1, table="public.t"),
     ]  # fmt: skip
     assert len({r.id for r in rows}) == len(rows)
+
+
+def test_an_id_stays_when_a_repair_carries_the_row_on(lake):
+    """An operator decides on one row after the other, each of which is a repair."""
+    quarantine, ids = Quarantine(Lake(lake)), []
+    held = row(QUARANTINED, "a", 1)
+    for generation in (1, 2, 3):
+        ids.append(held.id)
+        quarantine.replace(NAME, generation, -1, [held])
+        (found,) = quarantine.open_rows({NAME: generation})
+        held = replace(found, row_id=found.id, generation=generation + 1, lsn=100 + generation)
+    assert len({*ids, held.id}) == 1
+    again = replace(row(QUARANTINED, "a", 9, generation=3), lsn=900)
+    quarantine.add([again])
+    (found,) = quarantine.open_rows({NAME: 3})
+    assert found.id not in ids
+
+
+CAUSES = ("fails x (y.yml)", "the source has no such row")
+
+
+def test_a_run_knows_why_it_quarantined_rows(lake):
+    quarantine = Quarantine(Lake(lake))
+    rows = [
+        replace(row(QUARANTINED, key, 1), reason=reason, run_id="r1")
+        for key, reason in zip("ab", CAUSES, strict=True)
+    ]
+    quarantine.add(rows[:1])
+    assert quarantine.causes("r1", [NAME]) == {NAME: frozenset([True])}
+    quarantine.add([*rows[1:], replace(rows[0], run_id="r2", key='{"id": "c"}')])
+    assert quarantine.causes("r1", [NAME]) == {NAME: frozenset([True, False])}
+    assert quarantine.causes("r3", [NAME]) == quarantine.causes("r1", ["public.u"]) == {}

@@ -207,6 +207,7 @@ TABLES = {
             ),
             "by": "string",
             "outdated": "bool",
+            "row_id": "string",
         },
     ),
     Reconciliation: (
