@@ -1,8 +1,8 @@
-"""The engineer's own expectations: one YAML file per table in ``include/expectations/<pipeline>/``.
+"""The engineer's own expectations: one YAML file per table in the folder ``quality.suites``.
 
 ::
 
-    # include/expectations/flights/public.flights.yml
+    # expectations/flights/public.flights.yml
     # (or flights.yml, while one schema has such a table)
     expectations:
       - type: expect_column_values_to_be_between

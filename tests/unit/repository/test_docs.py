@@ -309,3 +309,14 @@ def test_all_pages_call_the_example_connection_alike():
     other = {one for one in named if not re.search(r"(?i)shop_(source|standby)$", one)}
     assert named - other
     assert other == set()
+
+
+def test_pages_for_users_name_no_path_of_the_repository():
+    """The wheel doesn't have these folders; a link leads to the file instead."""
+    pages = [*(ROOT / "docs/how-to").glob("*.md"), *(ROOT / "docs/reference").glob("*.md")]
+    found = [
+        f"{page.name}: {text}"
+        for page in (ROOT / "docs/tutorial.md", *pages)
+        for text in re.findall(r"[`\"][^`\"\n]*\binclude/[^`\"\n]*[`\"]", page.read_text())
+    ]
+    assert found == []
