@@ -69,7 +69,8 @@ class DefaultGrant:
     A partition created later doesn't inherit the grants of existing ones.
 
     >>> statements("r", [DefaultGrant("app", "sales")])
-    ['alter default privileges for role app in schema sales grant select on tables to r;']
+    ['alter default privileges for role app in schema sales grant select on tables to r;  -- for\
+ every table that app will create in sales, among them future partitions']
     """
 
     creator: str
@@ -91,8 +92,11 @@ def statements(role: str, needs: Iterable[Need]) -> list[str]:
             attributes.append(f"alter role {role} {need.name};{_comment(need.why)}")
         elif isinstance(need, DefaultGrant):
             given = f"grant select on tables to {role};"
+            covers = f"every table that {need.creator} will create in {need.schema}"
+            why_given = f"for {covers}, among them future partitions"
             defaults.append(
-                f"alter default privileges for role {need.creator} in schema {need.schema} {given}"
+                f"alter default privileges for role {need.creator} in schema {need.schema}"
+                f" {given}{_comment(why_given)}"
             )
         else:
             listed = names.setdefault(need.what, [])

@@ -27,6 +27,7 @@ from waldelta.stages.setup.draft.draft import (
     notes_of,
     owners_sql,
     pipeline_name,
+    why_keyless,
 )
 from waldelta.stages.setup.draft.inventory import FoundTable, Inventory, read_inventory
 from waldelta.stages.setup.facts.publications import PublicationState, read_publications
@@ -201,7 +202,8 @@ def _summary(draft: Draft, path: Path, sql_path: Path, sql: str) -> str:
     total = sum(table.size_bytes + table.toast_bytes for table in tables)
     lines = [f"{path}: {', '.join([counted(len(tables), 'table'), *rows, size(total)])}"]
     lines += [
-        f"  {table.id}: no key, so only its inserts and truncates are published; see the file"
+        f"  {table.id}: {why_keyless(table)}, so only its inserts and truncates are published; see"
+        " the file"
         for table in tables
         if not table.identity
     ]

@@ -207,6 +207,19 @@ class CatalogRelation:
     identity_columns: tuple[str, ...]
     ancestors: tuple[int, ...]
     owner: str = ""
+    has_deferrable_key: bool = False
+
+    @property
+    def why_unidentified(self) -> str:
+        """Why nothing identifies the old rows of a relation without identity columns."""
+        match self.replica_identity:
+            case "n":
+                return "its replica identity is nothing"
+            case "i":
+                return "the index of its replica identity was dropped"
+        if self.has_deferrable_key:
+            return "its primary key is deferrable, which doesn't identify rows"
+        return "it has no primary key"
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -255,6 +268,7 @@ def read_relations(conn: Connection, oids: Sequence[int]) -> list[CatalogRelatio
             ),
             ancestors=tuple(row.ancestors),
             owner=row.owner,
+            has_deferrable_key=row.has_deferrable_key,
         )
         for row in rows
     ]
@@ -364,7 +378,12 @@ select c.oid,
            where d.classid = 'pg_class'::regclass and d.objid = c.oid and d.deptype = 'e'
        ) as extension_owned,
        pg_get_userbyid(c.relowner)::text as owner,
-       array(select relid::oid from pg_partition_ancestors(c.oid) where relid <> c.oid) as ancestors
+       array(select relid::oid from pg_partition_ancestors(c.oid) where relid <> c.oid)
+         as ancestors,
+       exists (
+           select from pg_index i
+           where i.indrelid = c.oid and i.indisprimary and not i.indimmediate
+       ) as has_deferrable_key
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 where c.oid = any(%(oids)s::oid[])

@@ -41,11 +41,13 @@ def listed(source: Source) -> list[tuple[str, TableId]]:
 class Unpublished:
     """Listed tables that their publication doesn't include, and publications that don't exist.
 
-    ``absent`` has the present name of each absent publication, None where none has its mark.
+    ``gone`` are those of the tables that the source doesn't have. ``absent`` has the present name
+    of each absent publication, None where none has its mark.
     """
 
     tables: tuple[str, ...] = ()
     absent: Mapping[str, str | None] = field(default_factory=dict)
+    gone: tuple[str, ...] = ()
 
     def warnings(self) -> Iterator[str]:
         """Yield a warning for each absent publication, and one for tables of all others."""
@@ -61,13 +63,20 @@ class Unpublished:
                 " tables:"
                 f" {way}, or run setup; then run the initial sync of its tables"
             )
-        if self.tables and not self.absent:
+        if self.absent:
+            return
+        if self.gone:
             yield (
-                f"in the pipeline file, but not published: {', '.join(self.tables)}; PostgreSQL"
-                " sends none of their changes, and the targets stay as they are. Either setup never"
-                " ran for them, or they were dropped, renamed, or removed from the publication"
-                " (also by DROP COLUMN … CASCADE): run setup, then the initial sync with these"
-                " tables, or remove them from the file"
+                f"in the pipeline file, but not published: {', '.join(self.gone)}; the source has"
+                " no table of this name, and the target stays as it is: correct the name, or"
+                " remove the table from the file"
+            )
+        if others := [name for name in self.tables if name not in self.gone]:
+            yield (
+                f"in the pipeline file, but not published: {', '.join(others)}; the source has"
+                " the table, but its publication doesn't name it, so PostgreSQL sends none of its"
+                " changes, and the target stays as it is: run setup, then the initial sync of the"
+                " table, or remove it from the file"
             )
 
 
@@ -94,11 +103,13 @@ def unpublished(connection: psycopg.Connection[Any], source: Source) -> Unpublis
     return Unpublished(
         tuple(dict.fromkeys(str(TableId(row.schema, row.name)) for row in rows)),
         {name: renamed[0][0] if len(absent) == len(renamed) == 1 else None for name in absent},
+        tuple(dict.fromkeys(str(TableId(r.schema, r.name)) for r in rows if r.is_gone)),
     )
 
 
 _LACKING = """
-select distinct w.schema, w.name, w.publication, p.oid is null as is_absent
+select distinct w.schema, w.name, w.publication, p.oid is null as is_absent,
+  c.oid is null as is_gone
 from unnest(%(publications)s::text[], %(schemas)s::text[], %(names)s::text[]) as w (publication,
   schema, name)
 left join pg_publication p on p.pubname = w.publication

@@ -127,7 +127,7 @@ def test_the_file_says_what_it_knows_of_a_table(source, lake, tmp_path):
     assert re.search(r"big values in .*body.* stored out of line", docs)
     assert "partition root with 2 partitions: one target" in comments("public.events")
     assert "a copy stops at a value of key column day" in comments("public.events")
-    assert "no key: replica identity full is needed" in comments("public.log")
+    assert "it has no primary key, so only inserts and truncates are" in comments("public.log")
     assert "0 rows, 0 bytes" in comments("public.log")
     assert "events_2025" not in text
 

@@ -120,4 +120,8 @@ def test_a_renamed_publication_is_named_with_its_present_name(any_database, lake
         assert "it was renamed or dropped: rename it back" in told
         any_database.execute("create publication p for table t")
         (told,) = unpublished(conn, job.pipeline.source).warnings()
-        assert told.startswith("in the pipeline file, but not published: public.u; ")
+        begins = "in the pipeline file, but not published: public.u; the source has "
+        assert told.startswith(f"{begins}the table, but its publication doesn't name it")
+        any_database.execute("drop table u")
+        (told,) = unpublished(conn, job.pipeline.source).warnings()
+        assert told.startswith(f"{begins}no table of this name")

@@ -205,7 +205,8 @@ def test_a_table_that_left_the_publication_is_named(runner, database, job):
     assert (result.targets.needs_sync, result.targets.never_copied) == ([], [])
     (told,) = result.warnings
     assert told.startswith(
-        "in the pipeline file, but not published: public.t; PostgreSQL sends none of their changes"
+        "in the pipeline file, but not published: public.t; the source has the table, but its"
+        " publication doesn't name it, so PostgreSQL sends none of its changes"
     )
     assert status(job) == ("removed", 1)
     insert(database, 2)

@@ -113,11 +113,24 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     fault_point("reread.told")
     if quarantined := judged.staged.counts.get(QUARANTINED_ROWS):
         log.warning(
-            "table=%s rows=%d lack values that the source no longer has, or fail a gate: they are"
-            " in %s, not in the target",
-            state.table_name, quarantined, quarantine.uri,
+            "table=%s rows=%d %s: they are in %s, not in the target",
+            state.table_name, quarantined, _why_quarantined(quarantined, len(judged.aside)),
+            quarantine.uri,
         )  # fmt: skip
     return judged.staged
+
+
+def _why_quarantined(rows: int, failing: int) -> str:
+    """Returns why rows are quarantined, of which ``failing`` fail a gate.
+
+    >>> _why_quarantined(2, 2), _why_quarantined(2, 1)
+    ('fail a gate', 'lack values that the source no longer has, 1 of them fails a gate instead')
+    """
+    if rows == failing:
+        return "fail a gate"
+    lacks = "lack values that the source no longer has"
+    others = f"{failing} of them {'fails' if failing == 1 else 'fail'} a gate instead"
+    return f"{lacks}, {others}" if failing else lacks
 
 
 @dataclass

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from waldelta.errors import NeedsSync, SchemaChanged, WaldeltaError
-from waldelta.lake.ledger import BatchCut, IncompleteRow, TableState, TargetCut
+from waldelta.lake.ledger import BatchCut, IncompleteRow, Quarantine, TableState, TargetCut
 from waldelta.lake.storage import BOOKKEEPING
 from waldelta.pipeline import Job, RunResult, of_table, unexpected_error
 from waldelta.pipeline.drift import Repair
@@ -60,12 +60,15 @@ def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
     for cut in applied.steps:
         result.add_cut(cut)
     result.targets.told_applied = True
+    causes = _causes(job, [name for name, table in result.tables.items() if table.quarantined])
     for name, table in sorted(result.tables.items()):
         if table.quarantined:
+            one = table.quarantined == 1
             result.warnings.append(
-                f"{name}: {counted(table.quarantined, 'row')} came without values that the source"
-                " no longer has, or fail an expectation with gate: quarantine; stored in"
-                f" {BOOKKEEPING}/{IncompleteRow.table}, not in the target"
+                f"{name}: {counted(table.quarantined, 'row')}"
+                f" {why_quarantined(causes.get(name, frozenset()), one=one)}; stored in"
+                f" {BOOKKEEPING}/{IncompleteRow.table}, not in the target: `waldelta quarantine"
+                f" FILE` lists {'it' if one else 'them'}"
             )
         if table.verbatim and not job.pipeline.target.metadata_columns:
             result.warnings.append(
@@ -80,6 +83,24 @@ def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
     ]
     result.targets.unpublished = list(applied.unpublished.tables)
     result.warnings += applied.unpublished.warnings()
+
+
+def _causes(job: Job, tables: Collection[str]) -> dict[str, frozenset[bool]]:
+    """Returns by table whether rows that this run quarantined fail a gate: yes, no, or both."""
+    return Quarantine(job.lake).causes(job.run_id, tables) if tables else {}
+
+
+def why_quarantined(causes: frozenset[bool], *, one: bool) -> str:
+    """Returns why a run quarantined rows, by whether some fail a gate.
+
+    >>> why_quarantined(frozenset([True]), one=True)
+    'fails an expectation with gate: quarantine'
+    """
+    parts = {
+        False: "came without values that the source no longer has",
+        True: f"{'fails' if one else 'fail'} an expectation with gate: quarantine",
+    }
+    return ", or ".join(text for gate, text in parts.items() if gate in (causes or parts))
 
 
 def add_external_commits(result: RunResult, applied: Applied) -> None:

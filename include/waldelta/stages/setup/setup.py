@@ -280,7 +280,7 @@ def _plan_setup(
         if not renew:  # A lost slot is recreated whatever the expectations are.
             findings += judge_suites(job.pipeline, targets, states, judge_suite)
     findings += _forgotten(job, facts.actual)
-    findings += judge_replaced(states.values(), facts)
+    findings += judge_replaced(conn, states.values(), facts)
     scripted = _is_scripted(slot_conn, job, facts)
     if not renew and not scripted:
         findings += judge_history(job, facts.slot)

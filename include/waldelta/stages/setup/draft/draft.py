@@ -16,6 +16,7 @@ import yaml
 from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.grants import Attribute, Grant, Need, on_one_line, sql_name, statements
+from waldelta.postgres import CatalogRelation
 from waldelta.postgres.connection import NAME_BYTES
 from waldelta.postgres.partition_access import needs_of
 from waldelta.quantities import counted, first_of, size
@@ -143,7 +144,8 @@ class Draft:
             if self.where is not None:
                 yield f"          where: {_scalar(self.where)}"
             elif number == 0:
-                yield "          # where: <row filter in SQL, over columns of the key>"
+                over = " over columns of the key" if table.identity and not table.is_full else ""
+                yield f"          # where: <row filter in SQL{over}>"
             if number == 0:
                 yield "          # columns: [<columns to replicate; by default all>]"
 
@@ -175,16 +177,27 @@ def facts_of(table: FoundTable) -> str:
     """Returns rows, size, key and replica identity in one line."""
     relation, whole = table.relation, table.size_bytes + table.toast_bytes
     rows = "not analyzed yet" if table.rows is None else f"≈ {counted(table.rows, 'row')}"
-    key = f"key ({', '.join(relation.primary_key)})" if relation.primary_key else "no key"
     identity = _IDENTITIES[relation.replica_identity]
-    return f"{rows}, {size(whole)}, {key}, replica identity {identity}"
+    return f"{rows}, {size(whole)}, {_key_of(relation)}, replica identity {identity}"
+
+
+def _key_of(relation: CatalogRelation) -> str:
+    """Returns the columns that identify rows; with replica identity full, all of them do."""
+    if relation.primary_key:
+        return f"key ({', '.join(relation.primary_key)})"
+    if relation.replica_identity == "i" and relation.identity_columns:
+        return f"key of an index ({', '.join(relation.identity_columns)})"
+    return "key of all columns" if relation.replica_identity == "f" else "no key"
 
 
 def notes_of(table: FoundTable) -> Iterator[str]:
     """Yields a line for each thing to know before the table is replicated."""
     if not table.identity:
-        yield f"{_why_keyless(table)}; then move it to the first publication"
-    elif table.relation.replica_identity == "f":
+        yield (
+            f"{why_keyless(table)}, so only inserts and truncates are published:"
+            f" {_remedy_of_keyless(table)}; then move it to the first publication"
+        )
+    elif table.is_full:
         yield "replica identity full: each UPDATE and DELETE writes the whole old row to WAL"
     if table.is_root:
         yield (
@@ -219,17 +232,23 @@ def notes_of(table: FoundTable) -> Iterator[str]:
         yield "row-level security: the role needs bypassrls where a policy hides rows from it"
 
 
-def _why_keyless(table: FoundTable) -> str:
-    if table.relation.primary_key and table.relation.identity_columns:
-        return (
-            "its partitions have another replica identity than the root, or a generated column is"
-            " part of it, so only inserts and truncates are published: give all the same"
-        )
-    return (
-        "no key: replica identity full is needed for updates and deletes, so only inserts and"
-        f" truncates are published. Add a primary key, or: alter table {table.id} replica identity"
-        " full"
-    )
+def why_keyless(table: FoundTable) -> str:
+    """Returns why nothing identifies a table's old rows."""
+    if not table.relation.identity_columns:
+        return table.relation.why_unidentified
+    if table.is_identity_generated:
+        return "a generated column is part of its replica identity"
+    return "its partitions have another replica identity than the root"
+
+
+def _remedy_of_keyless(table: FoundTable) -> str:
+    relation, alter = table.relation, f"alter table {table.id} replica identity"
+    if relation.identity_columns and not table.is_identity_generated:
+        return "give all the same"
+    if relation.replica_identity == "n" and relation.primary_key:
+        return f"{alter} default"
+    is_bare = not (relation.primary_key or relation.has_deferrable_key)
+    return f"add a primary key, or: {alter} full" if is_bare else f"{alter} full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +339,7 @@ def _identities(file: PipelineFile, tables: Sequence[FoundTable]) -> Iterator[st
         )
     ]
     if keyless:
-        yield "-- To replicate updates and deletes of tables without a key too:"
+        yield "-- To replicate updates and deletes of the other tables too:"
     for table in keyless:
         for relation in dict.fromkeys([table.id, *(leaf.id for leaf in table.leaves)]):
             name = sql_name(relation.schema, relation.name)

@@ -62,6 +62,11 @@ class FoundTable:
         return self.relation.relkind == "p"
 
     @property
+    def is_full(self) -> bool:
+        """Returns whether its replica identity is full."""
+        return self.relation.replica_identity == "f"
+
+    @property
     def identity(self) -> tuple[str, ...]:
         """Returns the columns by which the stream identifies old rows of all leaves.
 
@@ -75,8 +80,13 @@ class FoundTable:
             and (leaf.replica_identity == "f") == (self.relation.replica_identity == "f")
             for leaf in stored
         )
-        is_generated = any(c.generated and c.name in own for c in self.relation.columns)
-        return own if same and not is_generated else ()
+        return own if same and not self.is_identity_generated else ()
+
+    @property
+    def is_identity_generated(self) -> bool:
+        """Returns whether a generated column is part of its replica identity."""
+        own = self.relation.identity_columns
+        return any(c.generated and c.name in own for c in self.relation.columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -320,11 +320,17 @@ class _Identity:
                     " and truncates",
                 )
         else:
-            yield self.refused(
-                "it has no primary key or replica identity",
-                f"add a primary key, or alter table {self.leaf.id} replica identity using index …"
-                " (or full, where there is none), or publish only inserts and truncates",
-            )
+            yield self.refused(*self._without_key())
+
+    def _without_key(self) -> tuple[str, str]:
+        """Returns why nothing identifies old rows, and the remedy."""
+        relation, alter = self.relation, f"alter table {self.leaf.id} replica identity"
+        remedy = f"{alter} using index … (or full, where there is none)"
+        if relation.replica_identity == "n" and relation.primary_key:
+            remedy = f"{alter} default"
+        elif relation.replica_identity == "d" and not relation.has_deferrable_key:
+            remedy = f"add a primary key, or {remedy}"
+        return relation.why_unidentified, f"{remedy}, or publish only inserts and truncates"
 
     def _coverage(self) -> Iterator[Finding]:
         relation, key, listed = self.relation, self.key, self.table.columns

@@ -134,18 +134,24 @@ def judge_modes(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> 
             yield problem(f"target.tables.{name}.mode: {err}")
 
 
-def judge_replaced(states: Iterable[TableState], facts: Facts) -> Iterator[Finding]:
+def judge_replaced(
+    conn: Connection, states: Iterable[TableState], facts: Facts
+) -> Iterator[Finding]:
     """Yields a warning for each target whose source was replaced since its copy."""
     for state in sorted(states, key=attrgetter("table_name")):
         found = facts.tables.get(TableId.parse(state.fed_by or state.table_name))
         if found is None or state.root_id is not None or not state.relation_ids:
             continue
         if found.relation.relkind == "r" and found.relation.oid not in state.relation_ids:
+            known = conn.execute(_NAME_OF_OID, (list(state.relation_ids),)).fetchone()
             yield warning(
-                f"{found.relation.id} isn't the table that its target was copied from, which was"
-                " dropped or renamed: setup publishes the new one, and the next run copies it"
-                f" into {state.table_name}"
+                f"{found.relation.id} isn't the table that its target was copied from, which"
+                f" {'was dropped' if known is None else f'is {known[0]} now'}: setup publishes the"
+                f" new one, and the next run copies it into {state.table_name}"
             )
+
+
+_NAME_OF_OID = "select oid::regclass::text from pg_class where oid = any(%s::oid[])"
 
 
 def _published(

@@ -155,3 +155,36 @@ def test_a_key_that_a_copy_may_stop_at_is_noted():
     noted = replace(noted, relation=replace(noted.relation, columns=tuple(columns)))
     (told,) = (note for note in notes_of(noted) if note.startswith("a copy stops"))
     assert "key column b that" in told
+
+
+KEYS = {
+    "replica identity nothing": ("n", ("id",), (), "key (id), replica identity nothing", False),
+    "a primary key": ("d", ("id",), ("id",), "key (id), replica identity default", True),
+    "an index": ("i", (), ("id",), "key of an index (id), replica identity using index", True),
+    "all columns": ("f", (), ("id",), "key of all columns, replica identity full", False),
+    "no key": ("d", (), (), "no key, replica identity default", False),
+}
+
+
+@pytest.mark.parametrize("identity, primary, own, told, of_key", KEYS.values(), ids=KEYS)
+def test_comments_agree_on_the_key(identity, primary, own, told, of_key):
+    """A table that is said to have no key has no key column, and no filter over its columns."""
+    found = table(TableId("public", "t"), identity, own)
+    at = TableColumn("id", 1, PgType(1184, -1, "timestamptz", type_name="timestamptz"), False)
+    relation = replace(found.relation, primary_key=primary, columns=(at,))
+    text = draft(replace(found, relation=relation)).as_yaml()
+    assert f"{told}\n" in text
+    is_keyless = not (primary or own)
+    assert ("no key" in text) is ("it has no primary key" in text) is is_keyless
+    assert ("key column" in text) is bool(own)
+    assert ("over columns of the key" in text) is of_key
+
+
+def test_a_keyless_table_says_which_part_of_its_identity_is_missing():
+    found = table(TableId("public", "t"))
+    (why,) = notes_of(replace(found, leaves=(replace(found.leaves[0], identity_columns=("x",)),)))
+    assert why.startswith("its partitions have another replica identity")
+    generated = replace(found.relation.columns[0], generated="s")
+    relation = replace(found.relation, columns=(generated,))
+    why = next(notes_of(replace(found, relation=relation)))
+    assert why.startswith("a generated column is part of its replica identity")
