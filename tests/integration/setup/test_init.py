@@ -296,7 +296,11 @@ def test_a_database_without_tables_is_named(database, monkeypatch, caplog):
     [
         (["", "", "", ""], None),
         (["99", "1-2", "Bad Name", "mine", "/no/uri", "file:///tmp/other", "never", ""], 2),
-        (['"odd.schema", public.orders', "", "", ""], 2),
+        pytest.param(
+            ['"odd.schema", public.orders', "", "", ""],
+            2,
+            marks=pytest.mark.nightly("names instead of numbers"),
+        ),
     ],
     ids=["defaults", "corrected", "names"],
 )

@@ -5,6 +5,7 @@ resync is the way past it.
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -168,21 +169,11 @@ def test_a_row_filter_that_raises(runner, any_database, lake):
     assert 9 in ids(job, "public.g")
 
 
-@pytest.mark.parametrize(
-    ("encoding", "character"),
-    [
-        pytest.param("WIN1252", b"\\x81", id="one byte"),
-        pytest.param(
-            "EUC_JP",
-            b"\\xfe\\xfe",
-            id="two bytes",
-            marks=pytest.mark.soak("another text of the same encoding"),
-        ),
-    ],
-)
-def test_a_byte_without_an_equivalent(runner, postgres, monkeypatch, lake, encoding, character):
-    """Alone in its transaction the row is found with its table; a streamed transaction that is open
-    yet stops nothing.
+@contextmanager
+def undecodable(runner, postgres, monkeypatch, lake, encoding, character):
+    """A job whose slot holds a character that UTF-8 lacks, in a table of a database in this
+    encoding, and what a drain of it gives. Alone in its transaction the row is found with its
+    table; a streamed transaction that is open yet stops nothing.
     """
     with new_database(
         postgres, monkeypatch, f"encoding '{encoding}' locale 'C' template template0"
@@ -204,15 +195,39 @@ def test_a_byte_without_an_equivalent(runner, postgres, monkeypatch, lake, encod
             database.execute("insert into b values (1, 'before')")
             assert drain(runner, job).unreadable is None
         database.execute("insert into b values (2, 'after')")
-        drained = drain(runner, job)
+        yield database, job, drain(runner, job)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "character"),
+    [
+        pytest.param("WIN1252", b"\\x81", id="one byte"),
+        pytest.param(
+            "EUC_JP",
+            b"\\xfe\\xfe",
+            id="two bytes",
+            marks=pytest.mark.soak("another text of the same encoding"),
+        ),
+    ],
+)
+def test_a_byte_without_an_equivalent(runner, postgres, monkeypatch, lake, encoding, character):
+    """It is named with its bytes, its table and its transaction."""
+    with undecodable(runner, postgres, monkeypatch, lake, encoding, character) as (_, _, drained):
         sequence = character.decode().replace("\\", " 0").strip()
-        assert f"table public.a): PostgreSQL says 'character with byte sequence {sequence}" in str(
-            drained.unreadable
-        )
-        assert re.search(r"transaction \d+, commit at", str(drained.unreadable))
+        told = str(drained.unreadable)
+        assert f"table public.a): PostgreSQL says 'character with byte sequence {sequence}" in told
+        assert re.search(r"transaction \d+, commit at", told)
         assert drained.changes == 0
 
-        # A copy can't read such a row either; once it is corrected, a resync is the way past it.
+
+@pytest.mark.nightly("two resyncs; test_partition_access has one in make test")
+def test_a_resync_is_the_way_past_it(runner, postgres, monkeypatch, lake):
+    """A copy can't read such a row either; once it is corrected, a resync goes on behind it."""
+    with undecodable(runner, postgres, monkeypatch, lake, "WIN1252", b"\\x81") as (
+        database,
+        job,
+        _,
+    ):
         error, _ = failed(lambda: run_resync(runner, replace(job, run_id="resync")))
         assert error is SyncFailed
         database.execute("update a set v = 'z' where id = 1")
