@@ -16,6 +16,7 @@ from tests.support.pipelines import pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.jobs import Pipeline
 from waldelta.pipeline.job import lake_of
+from waldelta.pipeline.run_result import RunFailed
 
 pytestmark = pytest.mark.pg
 
@@ -120,6 +121,42 @@ def test_the_python_object_needs_no_session(commands, database, lake, monkeypatc
     assert runners(pipeline.consume().document()) == {"this process"}
     for name in TABLES:
         assert held(lake, name) == source(database, name)
+
+
+def test_own_expectations_and_gates_need_no_session(commands, database, lake, monkeypatch):
+    """Of kinds that are known: they are met, keep a row out, and stop a table run after run."""
+    monkeypatch.setattr(
+        "waldelta.spark.session.spark_session", lambda *_, **__: pytest.fail("Java")
+    )
+    suites = commands.file.parent / "suites"
+    suites.mkdir()
+
+    def own(name: str, gate: str) -> None:
+        items = [
+            ("expect_column_values_to_be_between", {"column": "n", "min_value": 0}),
+            ("expect_column_values_to_match_regex", {"column": "a", "regex": "^x"}),
+        ]
+        texts = {"expectations": [{"type": t, "kwargs": k, "gate": gate} for t, k in items]}
+        (suites / f"public.{name}.yml").write_text(yaml.safe_dump(texts))
+
+    document = yaml.safe_load(commands.file.read_text())
+    document["quality"] = document.get("quality", {}) | {"suites": str(suites)}
+    commands.file.write_text(yaml.safe_dump(document))
+    for name, gate in zip(TABLES, ("warn", "quarantine", "stop"), strict=True):
+        own(name, gate)
+    pipeline = Pipeline.load(commands.file)
+    assert runners(pipeline.sync().document()) == {"this process"}
+    for name in TABLES:
+        database.execute(f"insert into {name} (id, a, n) values (501, 'xx', 1)")
+    database.execute("insert into u (id, a) values (502, 'y'); update v set n = -1 where id = 7")
+    for _ in range(2):  # The second run finds the same changes waiting.
+        with pytest.raises(RunFailed) as failed:
+            pipeline.consume()
+        result = failed.value.result.document()
+        assert "expect_column_values_to_be_between on n (1 row)" in result["error"]["message"]
+        assert runners(result) == {"this process"}
+        assert [row["key"] for row in pipeline.quarantined(["public.u"])] == [{"id": "502"}]
+        assert [len(held(lake, name)) for name in TABLES] == [501, 501, 500]
 
 
 @pytest.mark.nightly("four further processes; test_gate decides in its own")

@@ -58,7 +58,8 @@ from waldelta.stages.apply._apply_batches import measures, plan_apply_batches, r
 from waldelta.stages.apply._select_targets import SelectedTargets, select_targets, select_unchanged
 from waldelta.stages.apply.complete_rows import complete_rows
 from waldelta.stages.apply.outcome import Applied, isolated, without_failure
-from waldelta.stages.check.gate.gate import TableGate, judge_of, read_gates
+from waldelta.stages.check.gate.gate import judge_of, read_gates
+from waldelta.stages.check.gate.table_gate import TableGate
 from waldelta.stages.check.gate.verdicts import record_passed
 from waldelta.stages.sync.skipped_copy import is_empty
 from waldelta.target_modes.column_names import clashes

@@ -17,6 +17,7 @@ from waldelta.errors import class_and_text
 from waldelta.types import TargetType
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
 log = logging.getLogger(__name__)
@@ -45,15 +46,20 @@ def failing_examples(
     then all are included. Without examples the result is the same, so an error is only logged.
     """
     try:
-        rows = frame.where(fails).limit(EXAMPLE_ROWS).select(f"{net}.*").toArrow()
-        flags = {columns.names[i]: rows[f"u{i}"].to_pylist() for i in columns.toastable}
-        absent = [[name for name, of in flags.items() if of[n]] for n in range(len(rows))]
-        pairs = list(zip(columns.names, columns.types, strict=True))
-        texts = values_as_json(rows, pairs, absent)
-        return [_example(text, columns, read) for text in texts]
+        return examples_of(
+            frame.where(fails).limit(EXAMPLE_ROWS).select(f"{net}.*").toArrow(), columns, read
+        )
     except Exception as err:
         log.warning("rows that fail a gate can't be shown: %s", class_and_text(err))
         return []
+
+
+def examples_of(rows: pa.Table, columns: JudgedColumns, read: Sequence[str] | None) -> list[str]:
+    """Returns net changes as failing_examples() does."""
+    flags = {columns.names[i]: rows[f"u{i}"].to_pylist() for i in columns.toastable}
+    absent = [[name for name, of in flags.items() if of[n]] for n in range(len(rows))]
+    texts = values_as_json(rows, list(zip(columns.names, columns.types, strict=True)), absent)
+    return [_example(text, columns, read) for text in texts]
 
 
 def _example(text: str, columns: JudgedColumns, read: Sequence[str] | None) -> str:

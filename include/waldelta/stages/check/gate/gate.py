@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from waldelta.changes.decode.net_rows import WRITTEN, as_net, values_as_json
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.stage.stage import Staged
 from waldelta.config.expectation_files import (
-    OwnExpectation,
     TargetColumns,
     assign_suites,
     is_condition,
@@ -40,17 +39,26 @@ from waldelta.config.expectation_files import (
     read_each,
 )
 from waldelta.errors import ConfigError, QualityFailed, WaldeltaError
-from waldelta.lake.ledger import ExpectationResult, TableState, now
-from waldelta.lake.ledger.quarantine import FAILS
+from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import COMMIT_TS, LSN, METADATA_TYPES, RAW
 from waldelta.pipeline import Job, named_error
 from waldelta.quantities import counted
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
+from waldelta.stages.check.gate._in_process import FewRows, rows_after, written_rows
 from waldelta.stages.check.gate.examples import JudgedColumns, failing_examples
 from waldelta.stages.check.gate.release import lands_later, released_upto
 from waldelta.stages.check.gate.set_aside import JudgedChanges, set_aside
-from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP
+from waldelta.stages.check.gate.table_gate import (
+    MOST_SET_ASIDE,
+    Gated,
+    TableGate,
+    Verdict,
+    listed,
+    reason_of,
+    record,
+    stopped,
+)
 from waldelta.stages.check.great_expectations.own_expectations import (
     judge_rows,
     why_refused,
@@ -65,47 +73,7 @@ from waldelta.target_modes import Feature
 
 log = logging.getLogger(__name__)
 
-# More rows than this in one range are not a few bad ones: an operator must decide before anything
-# is merged.
-MOST_SET_ASIDE = 10_000
 _NET = "_wd_net"
-_CALLED = {"stop": STOP, "quarantine": QUARANTINE}
-
-
-@dataclass(frozen=True, slots=True)
-class Gated:
-    """An expectation that judges before the merge, its place, and its name in its file."""
-
-    item: OwnExpectation
-    place: str
-    called: str
-
-    @property
-    def meaning(self) -> str:
-        """Returns the expectation's name in messages."""
-        column = self.item.kwargs.get("column") if self.item.notes else None
-        return self.called + (f" on {column}" if column else "")
-
-
-@dataclass(frozen=True, slots=True)
-class TableGate:
-    """One table's gate; commits that end by ``released`` pass its ``stop``."""
-
-    table: str
-    expectations: tuple[Gated, ...] = ()
-    problem: ConfigError | None = None
-    released: int = 0
-
-
-@dataclass(slots=True)
-class _Verdict:
-    gated: Gated
-    condition: RowCondition | None
-    unexpected: int | None = None
-    success: bool | None = None
-    why: str | None = None
-    observed: str | None = None
-    examples: list[str] = field(default_factory=list)
 
 
 def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
@@ -157,6 +125,8 @@ def judge(
             " target of mode mirror supports: set gate: warn"
         )
     columns = _columns_of(plan)
+    if (found := _judge_in_process(runner, job, plan, gate, columns, staged)) is not None:
+        return found
     _ = runner.spark().version  # Conditions can be made only once the session has started.
     verdicts = _verdicts(job, gate, columns)
     if not any(staged.counts.get(action) for action in WRITTEN):
@@ -170,26 +140,50 @@ def judge(
             if judged.staged is not staged:
                 frame = _batch_frame(runner, job, plan, judged.staged)
             rest = frame.where(lands_later(F.col(f"{_NET}.lsn"), gate.released))
-            _check_passes(gate, columns, rest, stops)
+            if failed := _stopped(columns, gate, rest, stops):
+                raise stopped(gate, failed)
     finally:
-        _record(job, gate, verdicts)
+        record(job, gate, verdicts)
     return judged
 
 
-def _check_passes(
-    gate: TableGate, columns: JudgedColumns, frame: DataFrame, verdicts: list[_Verdict]
-) -> None:
-    """Raise QualityFailed when changes fail expectations with ``gate: stop``."""
-    if failed := _stopped(columns, gate, frame, verdicts):
-        raise QualityFailed(
-            f"{gate.table}: not merged, since its changes fail expectations with gate:"
-            f" stop:\n{_listed(failed)}\nThey wait in the change log, the slot advances,"
-            " and the target stays unchanged. Correct the expectation or the data: the"
-            " next run checks them again (as many as one apply batch takes:"
-            " docs/how-to/release-a-gate.md). Or release the landed changes: quarantine"
-            f" --release --tables {gate.table} --reason WHY. The command quarantine, and the page"
-            " quarantine, show some of the rows"
-        )
+def _judge_in_process(
+    runner: Runner,
+    job: Job,
+    plan: TargetPlan,
+    gate: TableGate,
+    columns: JudgedColumns,
+    staged: Staged,
+) -> JudgedChanges | None:
+    """Returns what judge() returns; None where only Spark can judge the changes, or refuse the
+    gate.
+    """
+    has_metadata = job.pipeline.target.metadata_columns
+    of_target = _target_columns(columns, has_metadata=has_metadata)
+    refused = (why_refused(g.item, of_target, is_built=False) for g in gate.expectations)
+    if staged.net is None or job.lake.on_spark or any(refused):
+        return None
+    verdicts = [Verdict(gated, None) for gated in gate.expectations]
+    rows = written_rows(staged.net)
+    if not FewRows(gate, columns, verdicts, has_metadata).are_certain(rows):
+        return None
+    if not len(rows):
+        return JudgedChanges(staged)
+    asides = [v for v in verdicts if v.gated.item.gate == "quarantine"]
+    stops = [v for v in verdicts if v.gated.item.gate == "stop"]
+    try:
+        by_row = FewRows(gate, columns, asides, has_metadata)
+        judged = _set_aside(runner, plan, by_row, staged, rows)
+        net = judged.staged.net
+        rest = rows_after(rows if net is None else written_rows(net), gate.released)
+        by_row = FewRows(gate, columns, stops, has_metadata)
+        by_row.count(rest)
+        by_row.take_examples(rest)
+        if failed := [verdict for verdict in stops if not verdict.success]:
+            raise stopped(gate, failed)
+    finally:
+        record(job, gate, verdicts)
+    return judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,18 +241,18 @@ def judge_complete_rows(
         for verdict, count in zip(asides.verdicts, kept, strict=True):
             verdict.unexpected, verdict.success = (verdict.unexpected or 0) + count, not count
     finally:
-        _record(job, gate, verdicts)
+        record(job, gate, verdicts)
     return still
 
 
 def _check_enters(
-    gate: TableGate, columns: JudgedColumns, frame: DataFrame, verdicts: list[_Verdict]
+    gate: TableGate, columns: JudgedColumns, frame: DataFrame, verdicts: list[Verdict]
 ) -> None:
     """Raise QualityFailed when rows that were read again fail expectations with a gate."""
     if failed := _stopped(columns, gate, frame, verdicts):
         raise QualityFailed(
             f"{gate.table}: its rows weren't read again, since rows that would enter the target"
-            f" fail expectations with a gate:\n{_listed(failed)}\nFirst let a run apply the"
+            f" fail expectations with a gate:\n{listed(failed)}\nFirst let a run apply the"
             " waiting changes: it quarantines rows that fail gate: quarantine. Where gate: stop"
             " stops it, correct the expectation or the data, or release the changes: quarantine"
             f" --release --tables {gate.table} --reason WHY"
@@ -290,7 +284,7 @@ class _ByRow:
 
     gate: TableGate
     columns: JudgedColumns
-    verdicts: Sequence[_Verdict]
+    verdicts: Sequence[Verdict]
 
     @cached_property
     def failing(self) -> list[Column]:
@@ -319,8 +313,7 @@ class _ByRow:
 
     def reason(self, numbers: Sequence[int]) -> str:
         """Returns why a row is in quarantine, by the numbers of the expectations it fails."""
-        gated = [self.verdicts[n].gated for n in numbers]
-        return FAILS + "; ".join(f"{one.meaning} ({one.place})" for one in gated)
+        return reason_of(self.verdicts, numbers)
 
     def count(self, frame: DataFrame) -> int:
         """Count the rows that fail each expectation, and return how many fail any, by one query.
@@ -341,7 +334,7 @@ class _ByRow:
             self._find_unevaluable(frame)
             raise QualityFailed(
                 f"{self.gate.table}: not merged, since its gate can't be"
-                f" evaluated:\n{_listed([v for v in self.verdicts if v.why])}\nCorrect the"
+                f" evaluated:\n{listed([v for v in self.verdicts if v.why])}\nCorrect the"
                 " expectation: the next run uses it"
             ) from err
         for verdict, condition, of in zip(self.verdicts, conditions, counts, strict=True):
@@ -372,24 +365,27 @@ def _columns_of(plan: TargetPlan) -> JudgedColumns:
     return JudgedColumns(decode.names, decode.types, key, decode.shape.toastable)
 
 
-def _verdicts(job: Job, gate: TableGate, columns: JudgedColumns) -> list[_Verdict]:
+def _verdicts(job: Job, gate: TableGate, columns: JudgedColumns) -> list[Verdict]:
     """Returns a verdict without a result for each expectation; raises ConfigError for a refused
     gate.
     """
     kinds = zip(columns.names, columns.types, strict=True)
     raw = [name for name, kind in kinds if job.pipeline.target.metadata_columns and kind.may_be_raw]
-    types = {name: kind.spark for name, kind in zip(columns.names, columns.types, strict=True)}
-    own = METADATA_TYPES if job.pipeline.target.metadata_columns else {}
-    of_target = TargetColumns(types | own, bool(columns.key))
+    of_target = _target_columns(columns, has_metadata=job.pipeline.target.metadata_columns)
     verdicts, problems = [], []
     for gated in gate.expectations:
         condition, whys = _condition(gated, of_target, raw)
-        verdicts.append(_Verdict(gated, condition))
+        verdicts.append(Verdict(gated, condition))
         problems += [f"{gated.place}: {why}" for why in whys]
     if problems:
         listed = "\n".join(f"  - {problem}" for problem in problems)
         raise ConfigError(f"{gate.table}: its changes wait, since its gate is refused:\n{listed}")
     return verdicts
+
+
+def _target_columns(columns: JudgedColumns, *, has_metadata: bool) -> TargetColumns:
+    types = {name: kind.spark for name, kind in zip(columns.names, columns.types, strict=True)}
+    return TargetColumns(types | (METADATA_TYPES if has_metadata else {}), bool(columns.key))
 
 
 def _condition(
@@ -437,8 +433,9 @@ def _values(job: Job, columns: JudgedColumns) -> list[Column]:
 
 
 def _set_aside(
-    runner: Runner, plan: TargetPlan, asides: _ByRow, staged: Staged, frame: DataFrame
+    runner: Runner, plan: TargetPlan, asides: _ByRow | FewRows, staged: Staged, frame: Any
 ) -> JudgedChanges:
+    """Take out failing rows: of a frame by _ByRow, of net changes in memory by FewRows."""
     count = asides.count(frame)
     if not count:
         return JudgedChanges(staged)
@@ -448,7 +445,7 @@ def _set_aside(
         raise QualityFailed(
             f"{table}: not merged: {count:,} of its changed rows fail expectations with gate:"
             f" quarantine, and a run quarantines at most {MOST_SET_ASIDE:,} at"
-            f" once:\n{_listed(asides.verdicts)}\nIts changes wait in the change log: correct the"
+            f" once:\n{listed(asides.verdicts)}\nIts changes wait in the change log: correct the"
             " expectation, which the next run uses, or make it warn until they are merged"
         )
     found, of_rows = asides.failing_rows(frame)
@@ -464,8 +461,8 @@ def _set_aside(
 
 
 def _stopped(
-    columns: JudgedColumns, gate: TableGate, frame: DataFrame, verdicts: list[_Verdict]
-) -> list[_Verdict]:
+    columns: JudgedColumns, gate: TableGate, frame: DataFrame, verdicts: list[Verdict]
+) -> list[Verdict]:
     """Returns the expectations that the rows don't meet."""
     by_row = _ByRow(gate, columns, [v for v in verdicts if v.condition is not None])
     by_row.count(frame)
@@ -490,7 +487,7 @@ def _is_sent(columns: JudgedColumns, names: Sequence[str] | None) -> Column:
     return reduce(lambda one, other: one & ~other, flags, F.lit(True))
 
 
-def _judge_as_a_whole(table: str, rows: DataFrame, verdict: _Verdict) -> None:
+def _judge_as_a_whole(table: str, rows: DataFrame, verdict: Verdict) -> None:
     """Have Great Expectations evaluate an expectation on several rows."""
     gated, item = verdict.gated, verdict.gated.item
     planned = PlannedExpectation(
@@ -546,37 +543,3 @@ def _texts(given: Any, argument: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(given, (list, tuple, set)):
         for value in given:
             yield from _texts(value, argument)
-
-
-def _listed(verdicts: Sequence[_Verdict]) -> str:
-    return "\n".join(f"  - {v.gated.meaning} ({_found(v)}) at {v.gated.place}" for v in verdicts)
-
-
-def _found(verdict: _Verdict) -> str:
-    return verdict.why or (
-        counted(verdict.unexpected, "row") if verdict.unexpected is not None else "not met"
-    )
-
-
-def _record(job: Job, gate: TableGate, verdicts: Sequence[_Verdict]) -> None:
-    """Record the verdicts together with the checks' results, where the pages find both."""
-    at = now()
-    rows = [
-        ExpectationResult(
-            at,
-            job.run_id,
-            gate.table,
-            v.gated.item.type,
-            f"{_CALLED[v.gated.item.gate]}{v.gated.meaning}",
-            v.gated.item.severity if v.gated.item.gate == "quarantine" else "critical",
-            "own",
-            v.success,
-            v.why or v.observed,
-            v.unexpected,
-            None,
-            examples=v.examples or None,
-        )
-        for v in verdicts
-        if v.success is not None or v.why
-    ]
-    job.ledger.append_all(rows)
