@@ -227,6 +227,14 @@ REFUSED = [
         "type: expect_column_to_exist, kwargs: {column: id, severity: info}",
         "write severity and notes next to kwargs",
     ),
+    ("type: expect_target_rows_to_satisfy, kwargs: {condition: id > 0}", "kwargs.meaning"),
+    (
+        "type: expect_target_rows_to_satisfy, kwargs: {condition: true, meaning: m}",
+        "kwargs.condition",
+    ),
+    ("type: expect_target_key_to_be_unique, kwargs: {columns: id}", "kwargs.columns"),
+    ("type: expect_target_key_to_be_unique, kwargs: {columns: [id], mostly: 1}", "kwargs.mostly"),
+    ("type: expect_column_values_to_be_null, kwargs: {column: [id]}", "kwargs.column"),
 ]
 
 

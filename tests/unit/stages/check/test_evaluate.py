@@ -47,6 +47,7 @@ KEY, ROWS = "expect_target_key_to_be_unique", "expect_target_rows_to_satisfy"
 NOT_NULL = "expect_column_values_to_not_be_null"
 IN_SET = "expect_column_values_to_be_in_set"
 LENGTHS = "expect_column_value_lengths_to_be_between"
+LENGTH, BETWEEN = "expect_column_value_lengths_to_equal", "expect_column_values_to_be_between"
 # Rows, rules, and the failing rows by the expectation, or that only Spark finds out.
 CASES = [
     ("all met", FINE, LABELS, {}),
@@ -165,6 +166,12 @@ OWN = [
     ({"type": ROWS, "kwargs": {"condition": "abs(id) > 1", "meaning": "m"}}, SPARK),
     ({"type": NOT_NULL, "kwargs": {"column": "MOOD"}}, SPARK),
     ({"type": "expect_column_values_to_be_unique", "kwargs": {"column": "id"}}, SPARK),
+    # Spark sorts NaN above infinity, Great Expectations converts a text to a boolean, and a number
+    # of more than 64 bits is none of Arrow's.
+    ({"type": BETWEEN, "kwargs": {"column": "n", "max_value": float("nan")}}, SPARK),
+    ({"type": BETWEEN, "kwargs": {"column": "id", "max_value": float("nan")}}, SPARK),
+    ({"type": BETWEEN, "kwargs": {"column": "id", "min_value": 1, "strict_min": "no"}}, SPARK),
+    ({"type": LENGTH, "kwargs": {"column": "mood", "value": 1 << 70}}, SPARK),
 ]
 
 

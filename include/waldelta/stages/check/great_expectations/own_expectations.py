@@ -37,10 +37,13 @@ def why_refused(
     """Returns why an own expectation can't be evaluated on a target with these columns.
 
     ``is_built``: Great Expectations, whose import takes seconds, judges its name and arguments
-    first.
+    first. It also says what is wrong with the arguments of our own kinds.
     """
-    if is_built and (why := why_not_built(item.type, item.kwargs)) is not None:
+    misfits = kind_of(item.type).misfits(item.kwargs)
+    if (is_built or misfits) and (why := why_not_built(item.type, item.kwargs)) is not None:
         return [why]
+    if misfits:
+        return [f"{item.type}: of another type than expected: kwargs.{', kwargs.'.join(misfits)}"]
     return [
         *_of_columns(item, columns),
         *_of_sql(item, columns),

@@ -228,9 +228,14 @@ def suite_result(
 ) -> ExpectationSuiteValidationResult:
     """Returns a verdict as a result of Great Expectations, which a page is rendered from.
 
-    ``about`` is what the page says about the data. Outcomes that are an error have no place in it.
+    ``about`` is what the page says about the data. Outcomes that are an error have no place in it,
+    nor has an own expectation that was judged although Great Expectations refuses its arguments.
     """
-    judged = [outcome for outcome in verdict.outcomes if outcome.error is None]
+    judged = [
+        outcome
+        for outcome in verdict.outcomes
+        if outcome.error is None and _has_place(outcome.planned)
+    ]
     judged += [Outcome(planned, True, None, None) for planned in verdict.measured_only]
     suite = build_suite(name, SuitePlan(name, tuple(outcome.planned for outcome in judged)))
     return ExpectationSuiteValidationResult(
@@ -239,6 +244,10 @@ def suite_result(
         suite_name=name,
         meta={"batch_parameters": about, "great_expectations_version": gx.__version__},
     )
+
+
+def _has_place(planned: PlannedExpectation) -> bool:
+    return planned.origin != "own" or why_not_built(planned.type, planned.kwargs) is None
 
 
 def _item(outcome: Outcome, expectation: Expectation) -> ExpectationValidationResult:

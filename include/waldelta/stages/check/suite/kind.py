@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
+from pydantic import TypeAdapter, ValidationError
 from pyspark.sql import Column
 
 from waldelta.stages.check.measure.failing_rows import FailingRows
@@ -64,6 +66,23 @@ class Argument:
     meaning: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def takes(self, value: Any) -> bool:
+        """Returns whether a value is of the type.
+
+        >>> [Argument(list[str], "columns").takes(value) for value in (["id"], "id", None)]
+        [True, False, False]
+        """
+        try:
+            _adapter(self.type).validate_python(value, strict=True)
+        except ValidationError:
+            return False
+        return True
+
+
+@cache
+def _adapter(of: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(of)
+
 
 class ExpectationKind:
     """A kind of expectation: how it is planned and evaluated, and what its result depends on.
@@ -94,6 +113,20 @@ class ExpectationKind:
     def own_scope(self, kwargs: Mapping[str, Any]) -> DependsOn:  # noqa: ARG002
         """Returns what decides the result of an own expectation, by its arguments."""
         return "anything"
+
+    def misfits(self, kwargs: Mapping[str, Any]) -> list[str]:
+        """Returns the arguments that a kind of ours lacks, doesn't take, or takes of another type.
+
+        Great Expectations says the same of its own kinds, and converts some types.
+        """
+        if not self.arguments:
+            return []
+        absent = {name for name, of in self.arguments.items() if "default" not in of.options}
+        return sorted(
+            (absent - kwargs.keys())
+            | (kwargs.keys() - self.arguments.keys())
+            | {n for n in self.arguments.keys() & kwargs if not self.arguments[n].takes(kwargs[n])}
+        )
 
     def is_judged(self, kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Returns whether the expectation has a result; if not, it is only measured."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import reduce
+from math import isnan
 from operator import and_, or_
 from typing import Any, ClassVar, Literal
 
@@ -68,6 +69,8 @@ _DIGITS, _MOST_EXACT = 15, 1e15
 Judges = Literal["all", "complete", "any"]
 # What an argument of an expectation on pairs says about it; by default, pairs of nulls are ignored.
 IGNORE_ROW_IF = "ignore_row_if"
+# Arguments that are true or false; Great Expectations converts other values.
+_SWITCHES = frozenset({"strict_min", "strict_max", "or_equal"})
 _PAIRS: dict[str, Judges] = {
     "both_values_are_missing": "any",
     "either_value_is_missing": "complete",
@@ -112,7 +115,7 @@ class RowKind(ExpectationKind):
         return sorted(kwargs.keys() - own)
 
     def judges_rows(self, kwargs: Mapping[str, Any]) -> bool:
-        """Returns whether no argument is one that only Great Expectations takes."""
+        """Returns whether no argument is one that only Great Expectations takes, or refuses."""
         required = self.required.union(self.columns)
         common = {name: kwargs[name] for name in kwargs.keys() & {"mostly"} - self.optional}
         ignored = kwargs.get(IGNORE_ROW_IF, "neither")
@@ -122,6 +125,8 @@ class RowKind(ExpectationKind):
             and are_common(common)
             and isinstance(ignored, str)
             and ignored in _PAIRS
+            and all(isinstance(kwargs[name], str) for name in self.columns)
+            and all(isinstance(kwargs[name], bool) for name in _SWITCHES & kwargs.keys())
         )
 
     def _judged(self, kwargs: Mapping[str, Any]) -> Judges:
@@ -151,8 +156,8 @@ class RowKind(ExpectationKind):
         values = [rows[column_name(planned.kwargs[argument])] for argument in self.columns]
         try:
             meets = self.meets(*values, planned.kwargs)
-        except (pa.ArrowException, OverflowError):
-            return None
+        except (pa.ArrowException, OverflowError, TypeError):
+            return None  # An argument of no type that Arrow knows, or a number beyond 64 bits.
         if meets is None:
             return None
         present = [pc.is_valid(value) for value in values]
@@ -324,6 +329,8 @@ def _meets_bounds(values: pa.ChunkedArray, kwargs: Mapping[str, Any]) -> pa.Chun
     low, high = (_number(kwargs.get(name)) for name in ("min_value", "max_value"))
     if not {type(low), type(high)} <= {float, type(None)}:
         return None
+    if any(bound is not None and isnan(bound) for bound in (low, high)):
+        return None  # Spark sorts it above infinity.
     parts = []
     for bound, name, beyond, at_least in (
         (low, "strict_min", pc.greater, pc.greater_equal),
