@@ -29,8 +29,9 @@ from waldelta.lake.store_connection import read_store_options
 
 log = logging.getLogger(__name__)
 
-# A run works on one target after the other, a few at once, and on the ledger's tables all the time.
-_MOST_IDLE = 32
+# A run opens each target several times, and the ledger's tables all the time. Each file of a table
+# takes about 1.5 kB of memory.
+_MOST_IDLE, _MOST_IDLE_FILES = 512, 100_000
 
 
 class TableCache:
@@ -46,7 +47,9 @@ class TableCache:
         self._copies_logs = copies_logs
         # A garbage collection within a method may give a table back in the same thread.
         self._lock = RLock()
-        self._tables: OrderedDict[str, tuple[DeltaTable, tuple[int, int] | None]] = OrderedDict()
+        self._tables: OrderedDict[str, tuple[DeltaTable, tuple[int, int] | None, int]] = (
+            OrderedDict()
+        )
         self._root: FileSystem | None = None
         # By table and transaction id: a version, and the id's last number then.
         self._transactions: dict[tuple[str, str], tuple[int, int]] = {}
@@ -81,7 +84,7 @@ class TableCache:
         with self._lock:
             tables = {
                 uri.removeprefix(f"{lake.root}/"): table
-                for uri, (table, _) in self._tables.items()
+                for uri, (table, *_) in self._tables.items()
                 # No run reads all of the change log, which is large.
                 if uri.startswith(own) and uri != changes
             }
@@ -97,7 +100,7 @@ class TableCache:
         has another entry of its version by now is another table, and isn't handed out.
         """
         with self._lock:
-            table, entry = self._tables.get(uri, (None, None))
+            table, entry, _ = self._tables.get(uri, (None, None, 0))
             if table is None or (version is not None and table.version() != version):
                 return None
             self._tables.pop(uri, None)
@@ -123,20 +126,22 @@ class TableCache:
     def give_back(self, uri: str, table: DeltaTable) -> None:
         """Keep a table whose caller is done, unless a newer one is kept.
 
-        The one that was kept longest goes.
+        Those that were kept longest go, so that the rest takes little memory.
         """
         version = table.version()
         if isinstance(table, CopiedTable) and version > table.log.known.version:
             return  # Its last commit was interrupted and isn't in the store.
-        entry = entry_identity(uri, version)
+        entry, count = entry_identity(uri, version), len(table.file_uris())
         with self._lock:
-            kept, _ = self._tables.get(uri, (None, None))
+            kept, *_ = self._tables.get(uri, (None, None, 0))
             if kept is not None and kept.version() > version:
                 return
-            self._tables[uri] = table, entry
+            self._tables[uri] = table, entry, count
             self._tables.move_to_end(uri)
-            if len(self._tables) > _MOST_IDLE:
-                self._tables.popitem(last=False)
+            files = sum(count for *_, count in self._tables.values())
+            while len(self._tables) > _MOST_IDLE or files > _MOST_IDLE_FILES:
+                *_, count = self._tables.popitem(last=False)[1]
+                files -= count
 
 
 def _of_task() -> TableCache:

@@ -152,8 +152,10 @@ def test_tables_that_were_opened_are_not_sent_to_another_process(target):
     assert target.lake.cache.take(target.uri) is not None
 
 
-def test_only_so_many_tables_are_kept(lake, monkeypatch):
-    monkeypatch.setattr("waldelta.lake.lake._MOST_IDLE", 2)
+@pytest.mark.parametrize("limit", ["_MOST_IDLE", "_MOST_IDLE_FILES"])
+def test_only_so_many_tables_are_kept(lake, monkeypatch, limit):
+    """By their number, and by that of their files, which take the memory."""
+    monkeypatch.setattr(f"waldelta.lake.lake.{limit}", 2)
     targets = [Lake(lake).target(f"s.t{number}") for number in range(3)]
     cache = targets[0].lake.cache
     for target in targets:
