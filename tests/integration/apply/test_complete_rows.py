@@ -423,7 +423,7 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
     assert not run(runner, job, "next").rows
     is_as_before()
     with nullcontext() if merging == "merge_written" else raises_lost:
-        assert late[0]() is None
+        late[0]()
     is_as_before()
     # Killed after it: the next run enters that it is done, tells what it did, and goes on from
     # there.
