@@ -31,7 +31,7 @@ from waldelta.lake.ledger import ColumnState, Ledger, Reconciliation, RowDiffere
 from waldelta.lake.ledger.reconciliations import ColumnDifference
 from waldelta.spark import OnSpark
 from waldelta.stages.check.check import check
-from waldelta.stages.check.great_expectations.run_suite import open_context
+from waldelta.stages.check.great_expectations.run_suite import _open_context
 from waldelta.stages.check.reports._result_view import check_page
 from waldelta.stages.check.reports.data_docs import list_reconciliation
 from waldelta.stages.check.reports.index import ReportEntry, add_entry, read_entries
@@ -249,7 +249,7 @@ def test_nor_of_any_type_of_expectation(browser, tmp_path):
     """Evaluated by Great Expectations in pandas, which is quicker than Spark and has the same
     results.
     """
-    context = open_context()
+    context = _open_context()
     frame = pd.DataFrame(ROWS, columns=MANY)
     batch = (
         context.data_sources.add_pandas("p")
