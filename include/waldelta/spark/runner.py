@@ -47,6 +47,8 @@ LOCAL_TASKS = 4
 # The number of the session for concurrent work, above those of a pool.
 _CONCURRENT = 9
 _FAILED = pa.field("_wd_failed", pa.string())
+# Why Spark works where a step names no other reason.
+ONLY_SPARK = "a step that only Spark does"
 
 
 class Runner(Protocol):
@@ -74,8 +76,8 @@ class Runner(Protocol):
         ends the other tasks at once, because their work is useless without it.
         """
 
-    def spark(self) -> SparkSession:
-        """Returns the session, which the first call may have to start.
+    def spark(self, why: str = ONLY_SPARK) -> SparkSession:
+        """Returns the session, which the first call may have to start; the run prints ``why``.
 
         Raises SparkUnreachable, JavaMissing or ConfigError when there can't be one.
         """
@@ -126,7 +128,7 @@ class OnSpark:
         """The session."""
         return self._session
 
-    def spark(self) -> SparkSession:
+    def spark(self, why: str = ONLY_SPARK) -> SparkSession:  # noqa: ARG002
         """Returns the session."""
         return self.session
 
@@ -215,9 +217,9 @@ class InProcess:
         """Whether the session exists, or is being started."""
         return self._on_spark is not None or self._start is not None
 
-    def spark(self) -> SparkSession:
+    def spark(self, why: str = ONLY_SPARK) -> SparkSession:
         """Returns the session, which the first call starts."""
-        return self._used("a step that only Spark does").session
+        return self._used(why).session
 
     def _used(self, why: str) -> OnSpark:
         self.uses, self.why = self.uses + 1, self.why or why
@@ -268,11 +270,15 @@ class InProcess:
             finally:
                 self._wait()
 
-    def sibling(self, number: int, *, reads: bool = False) -> AbstractContextManager[Runner]:
-        """Open a sibling, whose session is started at its first use, too."""
+    @contextmanager
+    def sibling(self, number: int, *, reads: bool = False) -> Iterator[Runner]:
+        """Open a sibling, whose session is started at its first use, too, for the same reason."""
         if self._on_spark is not None:
-            return self._on_spark.sibling(number, reads=reads)
-        return _in_process(lambda: sibling_session(self.spark(), number))
+            with self._on_spark.sibling(number, reads=reads) as on_spark:
+                yield on_spark
+            return
+        with _in_process(lambda: sibling_session(self.spark(runner.why), number)) as runner:
+            yield runner
 
     @property
     def is_connect(self) -> bool:

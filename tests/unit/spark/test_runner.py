@@ -61,8 +61,8 @@ def test_a_sibling_has_no_session_before_its_first_use(monkeypatch):
     first = InProcess(lambda: spark)
     with first.sibling(1) as second:
         assert (first.is_started, second.is_started) == (False, False)
-        assert second.spark().version == "4"
-    assert (first.is_started, first.uses) == (True, 1)
+        assert second.spark("column mapping").version == "4"
+    assert (first.is_started, first.uses, first.why) == (True, 1, "column mapping")
 
 
 def test_a_session_is_started_in_the_background_once():

@@ -28,7 +28,7 @@ from waldelta.changes.merge.target_table import (
 )
 from waldelta.errors import ModeRefused
 from waldelta.lake import Tag
-from waldelta.lake.delta_statements import set_deletion_vectors
+from waldelta.lake.delta_statements import needs_mapping, set_deletion_vectors
 from waldelta.lake.ledger import COPYING, TableState, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
@@ -91,6 +91,7 @@ def write_copy(
     here = open_target(place, rows.columns) if is_plain else None
     if here is not None:
         return copy_files(runner, here, rows.tasks, rows.reader, rows.tag, rows.all_read)
+    runner.spark(_why_by_spark(rows, mode, marks=marks, is_first=former is None))
     prepare_states(runner, job, str(table_id), rows.columns, rows.copy.key_columns)
     marked = place.open().writes_deletion_vectors
     if marks and not marked:
@@ -116,6 +117,17 @@ def write_copy(
     if marked and not marks:  # This can follow only now, when no deletion vectors are left.
         set_deletion_vectors(runner.spark(), place, wanted=False)
     return WrittenCopy(written, whole=whole)
+
+
+def _why_by_spark(rows: CopyRows, mode: TargetMode, *, marks: bool, is_first: bool) -> str:
+    """Returns what of a copy delta-rs doesn't write."""
+    if mode.keeps_rows:
+        return f"a copy into a target of mode {mode.name}"
+    if needs_mapping(column.name for column in rows.columns):
+        return "column mapping, which a column's name requires"
+    if marks:
+        return "deletion vectors"
+    return "features of a target that delta-rs doesn't write" if is_first else "a copy's diff"
 
 
 def keep_target(runner: Runner, job: Job, name: str, generation: int) -> WrittenCopy:

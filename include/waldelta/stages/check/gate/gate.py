@@ -127,7 +127,9 @@ def judge(
     columns = _columns_of(plan)
     if (found := _judge_in_process(runner, job, plan, gate, columns, staged)) is not None:
         return found
-    _ = runner.spark().version  # Conditions can be made only once the session has started.
+    _ = runner.spark(
+        "a gate that only Spark evaluates"
+    ).version  # Conditions can be made only once the session has started.
     verdicts = _verdicts(job, gate, columns)
     if not any(staged.counts.get(action) for action in WRITTEN):
         return JudgedChanges(staged)
