@@ -37,7 +37,15 @@ for manager in (plugins_manager, of_tasks):
 """
 
 
-@pytest.mark.parametrize("has_point", [True, False], ids=["entry point", "file"])
+@pytest.mark.parametrize(
+    "has_point",
+    [
+        pytest.param(True, id="entry point"),
+        pytest.param(
+            False, id="file", marks=pytest.mark.nightly("the file by which the demo loads it")
+        ),
+    ],
+)
 def test_the_plugin_is_registered_once(tmp_path, has_point):
     """Without an import error, in the processes of Airflow and in those of its tasks; with the
     repository's plugins folder in both cases.

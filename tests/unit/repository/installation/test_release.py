@@ -71,6 +71,7 @@ def test_the_sdist_has_what_the_wheel_is_built_from(built):
     }
 
 
+@pytest.mark.nightly("what make release checks itself")
 def test_an_index_would_take_both(built):
     """As make release checks it."""
     for tool in (["twine", "check", "--strict"], ["check_wheel_contents"]):
