@@ -15,6 +15,7 @@ from tests.oracles.random_workload import Workload
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed
 from waldelta.lake import local_path
+from waldelta.lake.ledger import Quarantine
 from waldelta.pipeline.job import load_job
 from waldelta.spark import InProcess, OnSpark
 from waldelta.stages.apply.apply import apply
@@ -29,16 +30,27 @@ MODES = {"h": "history", "s": "soft_delete", "c": "changelog"}
 OTHERS = {
     "keyless": {},
     "one_key": {},
+    "gated": {},
     **{name: {"mode": mode} for name, mode in MODES.items()},
 }
 DDL = """
 create table keyless(id int, part int, a int, b text);
 alter table keyless replica identity full;
 create table one_key(id int primary key, part int, a int, b text);
+create table gated(id int primary key, part int, a int, b text);
 create table h(id int primary key, part int, a int, b text);
 create table s(id int primary key, part int, a int, b text);
 create table c(id int primary key, part int, a int, b text);
 alter table h replica identity full; alter table c replica identity full;
+"""
+GATES = """
+expectations:
+  - {type: expect_column_values_to_be_between, kwargs: {column: a, max_value: 600},
+     gate: quarantine}
+  - {type: expect_column_values_to_match_regex, kwargs: {column: b, regex: "[0-4]$"},
+     gate: quarantine}
+  - {type: expect_target_rows_to_satisfy, kwargs: {condition: part < 9, meaning: of a part},
+     gate: stop}
 """
 RUNS = 2
 
@@ -63,6 +75,12 @@ def rows_of(job, name: str) -> tuple[pa.Schema, list[dict]]:
     return rows.schema, sorted(rows.to_pylist(maps_as_pydicts="strict"), key=repr)
 
 
+def set_aside(job) -> list[tuple]:
+    """What a gate has quarantined, in one order."""
+    rows = Quarantine(job.lake).rows("public.gated", 1)
+    return sorted((row.status, row.key, row.sent, row.reason, row.outdated) for row in rows)
+
+
 @pytest.mark.nightly("each shape and mode on both runners, which the unit tests have apart")
 def test_targets_are_equal_on_both_runners(runner, spark_jvm, database, lake, tmp_path):
     """What has landed once is applied to two copies of the lake. A new target is written alike,
@@ -75,7 +93,11 @@ def test_targets_are_equal_on_both_runners(runner, spark_jvm, database, lake, tm
         workload = Workload(connection, seed, [*WORKLOAD])
         tables = {f"public.{name}": options for name, options in (WORKLOAD | OTHERS).items()}
         target = {"root": lake, "tables": {name: o for name, o in tables.items() if o}}
-        file = pipeline_file(lake, f"s_{database.name}", [*tables], target=target)
+        suites = tmp_path / "suites"
+        suites.mkdir()
+        suites.joinpath("public.gated.yml").write_text(GATES)
+        quality = {"enabled": False, "suites": str(suites)}
+        file = pipeline_file(lake, f"s_{database.name}", [*tables], target=target, quality=quality)
         job = bare_slot(database, file)
         for _ in range(5):
             workload.transaction()
@@ -96,6 +118,8 @@ def test_targets_are_equal_on_both_runners(runner, spark_jvm, database, lake, tm
             assert not job.lake.on_spark
             assert apply(there, other).failures == {}
             assert apply(here, job).failures == {}
+            assert (seed, run, set_aside(job)) == (seed, run, set_aside(other))
+            assert set_aside(job)
             for name in WORKLOAD | OTHERS:
                 seen = (f"WALDELTA_SEED={seed}", run, name)
                 assert (seen, *rows_of(job, name)) == (seen, *rows_of(other, name))
