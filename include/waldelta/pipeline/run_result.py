@@ -82,7 +82,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
 }
 
 # What an error that keeps a target behind means, where that isn't a failure.
-_STATES = {"QualityFailed": "stopped by a gate", "LockHeld": "in use by another run"}
+_STATES = {"QualityFailed": "stopped", "LockHeld": "in use by another run"}
 # The parts of a result whose fields are keys of its JSON next to the others.
 _PARTS = ("landed", "targets", "checked", "reported")
 
@@ -434,7 +434,7 @@ class RunResult:
         if self.verb == "validate":
             console.print(self._expectations())
         elif self.tables or self.targets.states():
-            console.print(self._table())
+            console.print(_unbroken(self._table(), console), crop=False)
         stages = ", ".join(
             f"{name} {done.seconds:.1f} s ({', '.join(filter(None, (done.status, done.runner)))})"
             for name, done in self.stages.items()
@@ -510,6 +510,15 @@ class RunFailed(Exception):
     def __init__(self, result: RunResult) -> None:
         super().__init__((result.error or {}).get("message", "failed"))
         self.result = result
+
+
+def _unbroken(table: Table, console: Console) -> Table:
+    """Give a table the width that its names and numbers need, also beyond the console's."""
+    from rich.measure import Measurement
+
+    needed = Measurement.get(console, console.options.update(width=1_000), table).maximum
+    table.width = needed if needed > console.width else None
+    return table
 
 
 def _lsn(text: str | None) -> int | None:

@@ -71,7 +71,7 @@ def test_a_run_that_came_to_no_table_shows_no_empty_one():
 
 
 STATES = {
-    "stopped by a gate": ("public.b", {"public.b": QualityFailed("no")}, ()),
+    "stopped": ("public.b", {"public.b": QualityFailed("no")}, ()),
     "failed: ApplyError": ("public.b", {"public.b": ApplyError("no")}, ()),
     "in use by another run": ("public.b", {"public.b": LockHeld("no")}, ()),
     "behind": ("public.[b]", {}, ["public.[b]"]),
@@ -89,6 +89,16 @@ def test_a_table_that_the_run_did_not_change_is_a_row_with_its_state(state, verb
         (line,) = [line for line in shown(result).splitlines() if name in line]
         assert line.split(maxsplit=1)[1].strip() == state
         assert RunResult.from_json(result.to_json()).targets == result.targets
+
+
+def test_names_are_whole_in_a_narrow_terminal():
+    result = RunResult("consume", "r", "failed", tables={"public.customers": TableResult()})
+    result.targets.leave_behind({"warehouse.order_positions": ApplyError("no")})
+    console = Console(file=io.StringIO(), width=80)
+    result.print_summary(console)
+    lines = console.file.getvalue().splitlines()
+    (line,) = [line for line in lines if "warehouse.order_positions" in line]
+    assert line.endswith("failed: ApplyError  ")
 
 
 def test_tables_without_a_copy_are_rows_with_their_state():

@@ -18,7 +18,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from waldelta.config.expectation_files import OwnExpectation, OwnSuiteFile, TargetColumns, is_sql
-from waldelta.errors import WaldeltaError, class_and_text
+from waldelta.errors import SlotMissing, WaldeltaError, class_and_text
 from waldelta.findings import Finding, problem, warning
 from waldelta.lake import READ_FAILURES
 from waldelta.lake.ledger import SYNCED
@@ -110,6 +110,8 @@ class SuiteJudge:
                 return None
             rows = state.kept_as.live_rows(target.frame(spark, found.version), state.key_columns)
             return rows.limit(MOST_ROWS)
+        except SlotMissing:  # Before the first setup there are no rows.
+            return None
         except (WaldeltaError, *READ_FAILURES) as err:
             log.info("expectations aren't judged on rows of %s: %s", table, class_and_text(err))
             return None
