@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -332,63 +330,20 @@ def _classic_session(master: str, name: str) -> SparkSession:
         return SparkSession.builder.config(conf=conf).getOrCreate()
 
 
-_INCUBATOR = "WARNING: Using incubator modules: "
-_LAST_LINES_S = 5.0
-# Python warns of a running process that nothing refers to.
-_GREPS: list[subprocess.Popen[bytes]] = []
-
-
 @contextmanager
 def _stdout_as_stderr() -> Iterator[None]:
-    """Give processes that are started inside stderr for their stdout, without Java's warning.
+    """Give processes that are started inside stderr for their stdout.
 
-    Delta's VACUUM prints to the JVM's stdout, where only the result of a verb belongs. Java warns
-    of a module that Spark's launcher adds, and has no option against that.
+    Delta's VACUUM prints to the JVM's stdout, where only the result of a verb belongs.
     """
     sys.stdout.flush()
-    sys.stderr.flush()
-    own = [os.dup(1), os.dup(2)]
-    grep = _start_grep()
+    own = os.dup(1)
     try:
-        os.dup2(2 if grep is None or grep.stdin is None else grep.stdin.fileno(), 1)
-        os.dup2(1, 2)
+        os.dup2(2, 1)
         yield
-    except BaseException:
-        _restore(own, grep)
-        if grep is not None:  # The JVM's last lines have the reason, and come before the error.
-            with suppress(subprocess.TimeoutExpired):
-                grep.wait(_LAST_LINES_S)
-        raise
-    _restore(own, grep)
-
-
-def _start_grep() -> subprocess.Popen[bytes] | None:
-    """Return a process that passes lines on to stderr, but for the warning; None without grep.
-
-    It ends with the last process that writes to it, which may live longer than this one.
-    """
-    if log_level() == "DEBUG" or (grep := shutil.which("grep")) is None:
-        return None
-    command = [grep, "--line-buffered", "-v", f"^{_INCUBATOR}"]
-    _GREPS.append(
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=2,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    )
-    return _GREPS[-1]
-
-
-def _restore(own: Sequence[int], grep: subprocess.Popen[bytes] | None) -> None:
-    sys.stderr.flush()
-    for target, copy in zip((1, 2), own, strict=True):
-        os.dup2(copy, target)
-        os.close(copy)
-    if grep is not None and grep.stdin is not None:
-        grep.stdin.close()
+    finally:
+        os.dup2(own, 1)
+        os.close(own)
 
 
 def _is_submitted() -> bool:

@@ -62,24 +62,6 @@ with _stdout_as_stderr():
     os.system("echo Deleted 0 files and directories in a total of 1 directories.")
 print("result")
 """
-STARTING = """
-import os, subprocess, sys
-from waldelta.spark.session import _stdout_as_stderr
-fails = len(sys.argv) > 1
-try:
-    with _stdout_as_stderr():
-        # It outlives the context, as a JVM does, and says something later.
-        jvm = subprocess.Popen(["sh", "-c", "echo WARNING: Using incubator modules: jdk.x >&2;"
-            " echo first >&2; read x; echo WARNING: other >&2; echo last"], stdin=subprocess.PIPE)
-        if fails:
-            jvm.communicate()
-            raise ValueError("no start")
-except ValueError as err:
-    print(err, file=sys.stderr)
-print("result")
-if not fails:
-    jvm.communicate()
-"""
 
 
 def test_a_process_that_a_session_starts_prints_to_stderr():
@@ -89,12 +71,3 @@ def test_a_process_that_a_session_starts_prints_to_stderr():
     )
     assert done.stdout == "result\n"
     assert "Deleted 0 files" in done.stderr
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_warning_of_a_module_of_java_is_not_shown(fails):
-    """All other lines are, also those after the start, and a failed start's before its error."""
-    command = [sys.executable, "-c", STARTING, *(["fails"] if fails else [])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    lines = ["first", "WARNING: other", "last", *(["no start"] if fails else [])]
-    assert (done.stdout, done.stderr.splitlines()) == ("result\n", lines)
