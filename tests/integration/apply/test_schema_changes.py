@@ -686,7 +686,7 @@ def test_a_table_that_another_replaces(runner, database, lake):
     assert "remove" not in str(err.value)
     (warned,) = beside_superuser(pipeline.check().warnings)
     assert warned.startswith(
-        "public.t isn't the table that its target was copied from, which is t_old now"
+        "public.t isn't the table that its target was copied from, which is public.t_old now"
     )
     pipeline.setup()
     (warned,) = pipeline.consume(runner).warnings

@@ -153,7 +153,7 @@ def test_violations_are_critical(lake, is_quick):
     tables = [f"public.t{number}" for number in range(len(VIOLATIONS))]
     for table, (rows, _) in zip(tables, VIOLATIONS, strict=True):
         lake.target(rows, table)
-    report = lake.check(left=RunOutcome(quick=frozenset(tables)) if is_quick else None)
+    report = lake.check(left=RunOutcome(written=frozenset(tables)) if is_quick else None)
     with pytest.raises(QualityFailed) as caught:
         report.raise_if_critical()
     for verdict, (_, message) in zip(report.tables, VIOLATIONS, strict=True):
