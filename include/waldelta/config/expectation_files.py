@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -121,7 +123,7 @@ class OwnSuite(StrictModel):
     expectations: tuple[OwnExpectation, ...] = Field(min_length=1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OwnSuiteFile:
     """A suite and its file, so that problems found later can name their place."""
 
@@ -135,9 +137,13 @@ class OwnSuiteFile:
 
     def meaning(self, number: int) -> str:
         """Returns the expectation's name, unique in its file, which identifies its results."""
-        meanings = [item.meaning for item in self.suite.expectations]
-        is_alone = meanings.count(meanings[number]) == 1
-        return meanings[number] if is_alone else f"{meanings[number]} (expectations[{number}])"
+        meaning = self.suite.expectations[number].meaning
+        is_alone = self._meanings[meaning] == 1
+        return meaning if is_alone else f"{meaning} (expectations[{number}])"
+
+    @cached_property
+    def _meanings(self) -> Counter[str]:
+        return Counter(item.meaning for item in self.suite.expectations)
 
 
 @dataclass(frozen=True, slots=True)

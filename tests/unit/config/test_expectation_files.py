@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+from time import process_time
 
 import pytest
 
-from waldelta.config.expectation_files import read_own_suites
+from waldelta.config.expectation_files import (
+    OwnExpectation,
+    OwnSuite,
+    OwnSuiteFile,
+    read_own_suites,
+)
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger import TableState, now
 from waldelta.stages.check.suite.kinds import plan_suite
@@ -130,6 +136,15 @@ def test_no_two_are_called_alike(tmp_path, items, expected):
         if item.origin == "own"
     ]
     assert [item.meaning for item in planned] == expected
+
+
+def test_ten_thousand_are_named_in_a_moment(tmp_path):
+    """By one pass over them, not by one for each, which took minutes."""
+    kwargs = [{"column": f"c{number}"} for number in range(10_000)]
+    items = [OwnExpectation(type="expect_column_to_exist", kwargs=each) for each in kwargs]
+    own, began = OwnSuiteFile(tmp_path, OwnSuite(expectations=items)), process_time()
+    assert len({own.meaning(number) for number in range(len(items))}) == len(items)
+    assert process_time() - began < 10
 
 
 @pytest.mark.parametrize(
