@@ -90,8 +90,9 @@ def _targets(runner: Runner, job: Job, result: RunResult, stage: StageResult) ->
 def _check(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
     """Check all rows of targets that changed since their last full check.
 
-    Quick checks of runs with few changes leave that to maintenance. Unchanged targets get only the
-    expectations that depend on other data. Raises QualityFailed when a critical expectation failed.
+    Runs read only what they changed where the rest met the suite before. Unchanged targets get only
+    the expectations that depend on other data. Raises QualityFailed when a critical expectation
+    failed.
     """
     if not job.pipeline.quality.enabled:
         stage.detail = "switched off"

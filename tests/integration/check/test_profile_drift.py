@@ -1,5 +1,5 @@
 """Drift against earlier runs: nothing is said at first, nor while all is as it was; then a warning,
-in quick and full checks.
+after few changes and in full checks.
 """
 
 from __future__ import annotations

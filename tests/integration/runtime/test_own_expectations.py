@@ -103,6 +103,11 @@ NAMES = [
         "kwargs.row_condition: the target has no column stat: did you mean state?",
     ),
     (f"{{type: {ROWS}, kwargs: {{condition: id > 0}}}}", "kwargs.meaning: field required"),
+    (f"{{type: {ROWS}, kwargs: {{condition: true, meaning: m}}}}", "kwargs.condition"),
+    (
+        "{type: expect_target_key_to_be_unique, kwargs: {columns: [amuont]}}",
+        "kwargs.columns: the target has no column amuont: did you mean amount?",
+    ),
     (
         "{type: expect_table_row_count_to_be_between, kwargs: {max_value: 9}, gate: quarantine}",
         "gate: quarantine needs an expectation that identifies the failing rows",
@@ -136,10 +141,14 @@ OF_SPARK = [
     ),
 ]
 # What is refused only once the target has a row that it can't be evaluated on.
-OF_ROWS = (
-    f"{{type: {ROWS}, kwargs: {{condition: cast(price as int) > 0, meaning: m}}, gate: stop}}",
-    "CAST_INVALID_INPUT",
-)
+OF_ROWS = [
+    (
+        f"{{type: {ROWS}, kwargs: {{condition: cast(price as int) > 0, meaning: m}}, gate: stop}}",
+        "CAST_INVALID_INPUT",
+    ),
+    # A kind for rows that a target keeps is none of an engineer's.
+    ("{type: expect_kept_rows_to_hold, kwargs: {columns: [id], meaning: m}}", "TypeError"),
+]
 FINE = [
     f"{{type: {BETWEEN}, kwargs: {{column: ID, min_value: '0'}}, gate: quarantine}}",
     f"{{type: {BETWEEN}, kwargs: {{column: due, min_value: '2020-01-01'}}, gate: quarantine}}",
@@ -177,7 +186,7 @@ def test_names_columns_and_arguments_are_judged_without_spark(database, conn, la
         (told,) = [text for text in problems if text.startswith(f"{place}[{number}]: ")]
         assert said in told, item
     assert len(problems) == len(NAMES)
-    written(tmp_path, *FINE, *(item for item, _ in OF_SPARK), OF_ROWS[0])
+    written(tmp_path, *FINE, *(item for item, _ in [*OF_SPARK, *OF_ROWS]))
     assert plan_setup(conn, job, judge_names).problems == ()
 
 
@@ -221,7 +230,7 @@ def test_spark_evaluates_them_on_columns_and_rows(runner, database, conn, lake, 
     job = bare_slot(
         database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], None,
                                 quality={"suites": str(folder)}))  # fmt: skip
-    written(folder, *FINE, *(item for item, _ in OF_SPARK), OF_ROWS[0])
+    written(folder, *FINE, *(item for item, _ in [*OF_SPARK, *OF_ROWS]))
 
     def problems():
         with judging(job, runner.spark()) as judge_suite:
@@ -232,7 +241,7 @@ def test_spark_evaluates_them_on_columns_and_rows(runner, database, conn, lake, 
         return [(f"expectations[{len(FINE) + n}]: ", said) for n, (_, said) in enumerate(cases)]
 
     database.execute("insert into t (id, price) values (1, 'NaN'), (2, 1.5)")
-    for cases in (OF_SPARK, [*OF_SPARK, OF_ROWS]):
+    for cases in (OF_SPARK, [*OF_SPARK, *OF_ROWS]):
         found = problems()
         expected = of(cases)
         assert [text.partition(": ")[0] + ": " for text in found] == [p for p, _ in expected], found

@@ -136,22 +136,25 @@ def _unevaluable(
             if n not in whys and kind_of(item.type).row_condition(item.kwargs) is None
         ]
     ):
-        planned = [
-            PlannedExpectation(
+        planned = {
+            n: PlannedExpectation(
                 items[n].type, dict(items[n].kwargs), items[n].severity, "own", file.meaning(n)
             )
             for n in others
-        ]
-        outcomes = judge_rows(table, planned, rows)
+        }
+        ours = [n for n in others if kind_of(items[n].type).arguments]
+        whys |= failures(lambda some: judge_rows(table, [planned[n] for n in some], rows), ours)
+        theirs = [n for n in others if n not in ours]
+        outcomes = judge_rows(table, [planned[n] for n in theirs], rows)
         whys |= {
             n: "Great Expectations can't evaluate it on rows of the target"
-            for n, outcome in zip(others, outcomes, strict=True)
+            for n, outcome in zip(theirs, outcomes, strict=True)
             if outcome.success is None
         }
     yield from sorted(whys.items())
 
 
-def failures(evaluate: Callable[[Sequence[int]], None], numbers: Sequence[int]) -> dict[int, str]:
+def failures(evaluate: Callable[[Sequence[int]], object], numbers: Sequence[int]) -> dict[int, str]:
     """Returns why some of these expectations can't be evaluated, by number.
 
     Usually all of them can, and together they need a few Spark jobs instead of some for each.

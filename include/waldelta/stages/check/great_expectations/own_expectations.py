@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 # Arguments that name columns the target must have; a list names several.
-_COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list")
+_COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list", "columns")
 # An expectation of this kind asks whether the column is there.
 _ASKS_FOR_COLUMN = "expect_column_to_exist"
 NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")

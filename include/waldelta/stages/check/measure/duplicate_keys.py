@@ -1,7 +1,7 @@
 """Duplicate keys: keys that occur in more than one row of a target.
 
-It is the check's most expensive question, so it is asked first. Arrow answers it where the keys
-fit into this process's memory, Spark otherwise.
+It is the check's most expensive question, so it is asked beside the others. Arrow answers it where
+the keys fit into this process's memory, Spark otherwise.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Profile: a target's row count and the distribution of its columns, measured during the check.
 
-Arrow measures small targets, and every target of a full check, batch by batch, while Spark does
-what only Spark can. After few changes a larger target's profile comes from the statistics in its
-log, which cost no scan and have no mean. Spark measures what Arrow can't read.
+Arrow measures small targets, and every target whose rows are all judged, batch by batch. After few
+changes a larger target's profile comes from the statistics in its log, which cost no scan and have
+no mean. Spark measures what Arrow can't read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from itertools import islice
 from math import inf, isfinite, sqrt
 from typing import Any
@@ -29,10 +28,6 @@ _MOST_COLUMNS = 100
 _ROWS_AT_ONCE = 1 << 16
 
 Measured = tuple[int, list[ColumnProfile]]
-# What is measured in the background: by a key's columns, or what takes their place, its counts
-# (DuplicateKeys), and under PROFILED a mirror's profile, None where Arrow can't measure it.
-Measurements = Mapping[tuple[str, ...], Future[Any]]
-PROFILED = ("_wd_profile",)
 
 
 def profiled_columns(state: TableState) -> list[tuple[str, bool]]:

@@ -36,7 +36,7 @@ from waldelta.types import stored_type
 from waldelta.types.base import Comparison
 from waldelta.types.type_map import key_type
 
-# Takes the place of column names as the key of the prefetched result.
+# Takes the place of a column name in an expectation's arguments.
 FOREIGN_KEY = "_wd_foreign_key"
 
 _OPERATIONS = frozenset({"insert", "update", "delete", "truncate"})
@@ -81,7 +81,7 @@ class Reference:
 
     @property
     def lookup_key(self) -> tuple[str, str, str]:
-        """Returns the key of the prefetched result."""
+        """Returns what an expectation's arguments identify it by."""
         return FOREIGN_KEY, self.referring.table, self.name
 
     @property

@@ -47,13 +47,13 @@ _CONCURRENT_JOBS = ("validate", "maintain", "quarantine")
 
 
 def read_rules(
-    job: Job, result: RunResult, tables: Sequence[str], quick: Collection[str] = ()
+    job: Job, result: RunResult, tables: Sequence[str], merged: Collection[str] = ()
 ) -> dict[str, SourceRules]:
     """Returns by target what the source guarantees; empty, with a warning, when it can't be
     queried.
 
-    ``quick`` are targets that the run changed little: their foreign keys are judged only on changed
-    rows.
+    ``merged`` are targets that the run merged changes into: their foreign keys are judged only on
+    changed rows.
     """
     if not tables:
         return {}
@@ -90,7 +90,7 @@ def read_rules(
             omitted=omitted,
         )
         rules[name] = _with_freshness(job, result, name, of, lag)
-    return _with_references(job, result, rules, keys, states, quick) if keys else rules
+    return _with_references(job, result, rules, keys, states, merged) if keys else rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ def _with_references(
     rules: dict[str, SourceRules],
     keys: Sequence[ForeignKey],
     states: dict[str, TableState],
-    quick: Collection[str],
+    merged: Collection[str],
 ) -> dict[str, SourceRules]:
     targets = {name: job.lake.target(name) for name in states}
     quarantine = Quarantine(job.lake)
@@ -214,11 +214,11 @@ def _with_references(
         hidden = "changes that reached the source by replication aren't read (options.origin)"
         keys = [replace(key, obstacle=key.obstacle or hidden) for key in keys]
     planned = plan_references(keys, known)
-    since = _since(job) if quick and job.pipeline.target.metadata_columns else None
+    since = _since(job) if merged and job.pipeline.target.metadata_columns else None
     told = {}
     for name, of in rules.items():
         references = planned.references.get(name, [])
-        if name in quick:
+        if name in merged:
             references = [touched(reference, since, known) for reference in references]
         told[name] = replace(
             of, references=references, omitted=(*of.omitted, *planned.omitted.get(name, ()))
