@@ -14,13 +14,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from waldelta.cli._output import COMMAND
 from waldelta.config import split_table_name
 from waldelta.decision_options import DECISIONS
 from waldelta.errors import ConfigError
 from waldelta.stages.repair.replay.interval import REPLAY
 
-# What an installation calls the command line, and what messages and pages call it.
-COMMAND: Final = "waldelta"
 _MODULES: Final = ("waldelta", "spark_jobs")
 # A quoted name may contain commas.
 _LISTED = re.compile(r'(?:"[^"]*(?:"|$)|[^",])+')

@@ -11,25 +11,22 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from waldelta.cli._options import COMMAND
 from waldelta.control_characters import visible, visible_json
 from waldelta.error_catalog import REMEDIES
 from waldelta.quantities import counted
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from waldelta.config import PipelineFile
-    from waldelta.stages.setup.setup import SetupPlan
-
-if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
+    from waldelta.config import PipelineFile
     from waldelta.pipeline import RunResult
+    from waldelta.stages.setup.setup import SetupPlan
 
+# What an installation calls the command line, and what messages and pages call it.
+COMMAND: Final = "waldelta"
 # Where there is no terminal, such as in a task's log: eighty columns would cut table names.
 _WIDTH = 120
 _NARROWEST = 80

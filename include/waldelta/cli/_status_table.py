@@ -11,8 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from waldelta.cli._options import COMMAND
-from waldelta.cli._output import moment, stopped_table, whole
+from waldelta.cli._output import COMMAND, moment, stopped_table, whole
 from waldelta.errors import SlotError
 from waldelta.lake.ledger import SKIPPED
 from waldelta.monitoring.attention import SLOT_WORDS

@@ -19,8 +19,8 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from waldelta.cli._options import COMMAND, check_values, completion_script, parse
-from waldelta.cli._output import Output, plan_document, plan_text, quarantine_table
+from waldelta.cli._options import check_values, completion_script, parse
+from waldelta.cli._output import COMMAND, Output, plan_document, plan_text, quarantine_table
 from waldelta.config import load_pipeline_file
 from waldelta.config.airflow_connection import take_from_airflow
 from waldelta.config.pipeline_folder import pipeline_paths

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import waldelta
-from waldelta.cli._options import COMMAND
+from waldelta.cli._output import COMMAND
 from waldelta.cli.fork_socket import other_end, receive_request
 
 log = logging.getLogger("waldelta.fork_server")

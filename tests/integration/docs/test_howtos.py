@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from waldelta.cli._options import _OWN, ALIASES, COMMAND
+from waldelta.cli._options import _OWN, ALIASES
+from waldelta.cli._output import COMMAND
 from waldelta.cli.command_line import main
 from waldelta.jobs import Pipeline
 from waldelta.lake import Lake

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from waldelta.cli._options import COMMAND
+from waldelta.cli._output import COMMAND
 from waldelta.cli.command_line import main
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]

@@ -12,17 +12,13 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from waldelta.errors import StateError
+from waldelta.lake.changelog.change_log import Reach
 from waldelta.lake.ledger import BatchCut, ColumnState, Run, SlotMove, TableState
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import Relation
 from waldelta.pipeline import Job
-
-if TYPE_CHECKING:
-    # Its package imports deltalake, without which doctor still says what is missing.
-    from waldelta.lake.changelog.change_log import Reach
 
 CONSUME_VERB, REPLAY = "consume", "replay"
 
