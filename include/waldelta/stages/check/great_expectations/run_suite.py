@@ -239,7 +239,7 @@ def suite_result(
     judged += [Outcome(planned, True, None, None) for planned in verdict.measured_only]
     suite = build_suite(name, SuitePlan(name, tuple(outcome.planned for outcome in judged)))
     return ExpectationSuiteValidationResult(
-        success=all(outcome.success for outcome in judged),
+        success=all(outcome.success for outcome in verdict.outcomes if outcome.error is None),
         results=[_item(*each) for each in zip(judged, suite.expectations, strict=True)],
         suite_name=name,
         meta={"batch_parameters": about, "great_expectations_version": gx.__version__},

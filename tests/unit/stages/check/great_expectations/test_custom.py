@@ -5,6 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
+from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation, TableVerdict
+
 
 @pytest.mark.parametrize(("most", "success"), [(3, True), (2, False)])
 def test_an_answer_about_quantiles_can_be_written(most, success):
@@ -47,3 +49,14 @@ def test_a_new_kind_gets_its_class():
     assert made.meaning == "all keys are even"
     with pytest.raises(ValueError, match="field required"):
         type(made)()
+
+
+def test_a_page_fails_by_what_has_no_place_on_it():
+    """An own expectation can be judged with a bound that Great Expectations refuses."""
+    from waldelta.stages.check.great_expectations.run_suite import suite_result
+
+    kind = "expect_column_values_to_be_between"
+    planned = PlannedExpectation(kind, {"column": "at", "max_value": [3]}, "critical", "own", kind)
+    verdict = TableVerdict("public.t", 0, (Outcome(planned, None, None, None, raised="x"),), ())
+    result = suite_result(verdict, "public.t", {})
+    assert (result.success, result.results) == (False, [])
