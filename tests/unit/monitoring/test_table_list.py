@@ -18,7 +18,7 @@ from waldelta.lake.ledger import (
 )
 from waldelta.lake.ledger.records import AttributeState
 from waldelta.monitoring.table_details import read_table_details
-from waldelta.monitoring.table_list import content_label, read_content
+from waldelta.monitoring.table_list import content_label, copied_rows, read_content
 from waldelta.postgres.publication_membership import Membership, to_texts
 
 EVERY = ["delete", "insert", "truncate", "update"]
@@ -145,3 +145,23 @@ def test_rows_kept_out_of_a_target_are_counted(lake):
     assert content.summary == (
         "1 row missing or outdated: in quarantine; 1 row missing or outdated: discarded"
     )
+
+
+def test_rows_are_those_of_the_last_copy(lake):
+    """Not those that a repair, or a decision on quarantined rows, read again."""
+    ledger = Ledger(Lake(lake))
+    for number, (generation, status, snapshot, rows) in enumerate(
+        [
+            (1, "copying", "", 0),
+            (1, "synced", "1:1:", 20),
+            (1, "synced", "1:1:", 20),  # a column was added
+            (2, "copying", "2:2:", 0),  # a repair begins with its snapshot
+            (2, "synced", "2:2:", 1),
+        ]
+    ):
+        ledger.append(
+            TableState(
+                minutes(number), "r", "public.a", generation, status, snapshot=snapshot, rows=rows
+            )
+        )
+    assert copied_rows(ledger, ["public.a", "public.b"]) == {"public.a": 20}
