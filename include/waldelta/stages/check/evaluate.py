@@ -136,10 +136,11 @@ class SuiteEvaluation:
         met = self.rows.met
         if met is not None and changes:
             counts = self._by_arrow(changes, met)
-            since = changed_since(self.run.known, self.rows.target, self.plan)
-            if since is not None and LSN in self.rows.types:
-                left = _without(changes, counts)
-                counts |= self._by_spark(left, lambda frame: frame.where(F.col(LSN) >= since))
+            if (left := _without(changes, counts)) and LSN in self.rows.types:
+                # This reads the log of each commit since.
+                since = changed_since(self.run.known, self.rows.target, self.plan)
+                if since is not None:
+                    counts |= self._by_spark(left, lambda frame: frame.where(F.col(LSN) >= since))
             fine = {number: count for number, count in counts.items() if not count[0].rows}
             self._keep(planned, fine)
             planned = _without(planned, self.found)
