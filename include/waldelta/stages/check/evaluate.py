@@ -165,9 +165,16 @@ class SuiteEvaluation:
             return {}
 
     def _by_spark(
-        self, planned: Numbered, among: Callable[[DataFrame], DataFrame]
+        self,
+        planned: Numbered,
+        among: Callable[[DataFrame], DataFrame],
+        *,
+        is_readable: bool = False,
     ) -> dict[int, Counts]:
-        """Returns the counts of those that Spark evaluates; keeps why one can't be evaluated."""
+        """Returns the counts of those that Spark evaluates; keeps why one can't be evaluated.
+
+        ``is_readable``: Spark has read the target, so an error is an expectation's.
+        """
         if not planned:
             return {}
         frame = among(self.rows.frame())
@@ -180,11 +187,13 @@ class SuiteEvaluation:
             if (named := named_error(err)) is not None:
                 raise named from err
             if len(planned) > 1:
-                frame.count()  # Of a target that can't be read, no expectation is at fault.
+                if not is_readable:
+                    frame.count()
                 numbers = sorted(planned)
                 halves = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
                 first, second = ({n: planned[n] for n in half} for half in halves)
-                return {**self._by_spark(first, among), **self._by_spark(second, among)}
+                counts = self._by_spark(first, among, is_readable=True)
+                return counts | self._by_spark(second, among, is_readable=True)
             self.found |= {number: _unknown(each, err) for number, each in planned.items()}
             return {}
 
