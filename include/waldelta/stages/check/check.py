@@ -116,7 +116,7 @@ def _judge(run: CheckRun, ledger: Ledger, states: Sequence[TableState]) -> Quali
         for verdict in verdicts
     ]
     verdicts.sort(key=lambda verdict: verdict.table)
-    listed = [each for each in verdicts if each.page is not None or each.failed("critical")]
+    listed = [each for each in verdicts if each.version is None or run.outcome.has_page(each)]
     index: Path | str | None = None
     if listed:
         with pages_may_be_missing():
