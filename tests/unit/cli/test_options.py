@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
 from waldelta.cli._options import VERBS, parse
 from waldelta.cli.command_line import main
 from waldelta.decision_options import DECISIONS
@@ -209,9 +210,7 @@ FORMS = [
 
 
 @pytest.mark.airflow
-@pytest.mark.parametrize(
-    ("asked", "told"), [case[1:] for case in FORMS], ids=[case[0] for case in FORMS]
-)
+@cases("asked, told", FORMS)
 def test_what_airflows_form_lets_people_ask_for_is_refused_for_good(asked, told, tmp_path):
     """By a named error in the result, which its task shows, and doesn't try again: with
     spark-submit too.

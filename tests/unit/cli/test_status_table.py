@@ -8,30 +8,11 @@ from waldelta.cli._output import rendered
 from waldelta.cli._status_table import slot_error, status_table
 from waldelta.errors import SlotLost, SlotMissing
 
-SLOT = {
-    "name": "shop_cdc",
-    "wal_status": "reserved",
-    "confirmed_flush_lsn": "0/2",
-    "lag_bytes": 68_000,
-    "retained_bytes": 24 << 20,
-    "safe_wal_size": 8 << 30,
-    "warnings": [],
-}
-TARGET = {
-    "action": "apply",
-    "status": "synced",
-    "mode": "mirror",
-    "copy_skipped": False,
-    "limits": [],
-    "generation": 1,
-    "rows_copied": 1_200,
-    "reason": None,
-    "quarantined": 0,
-    "external_commits": [],
-    "drift": [],
-    "stopped": None,
-    "error": None,
-}
+SLOT = {"name": "shop_cdc", "wal_status": "reserved", "confirmed_flush_lsn": "0/2", "warnings": []}
+SLOT |= {"lag_bytes": 68_000, "retained_bytes": 24 << 20, "safe_wal_size": 8 << 30}
+TARGET = {"action": "apply", "status": "synced", "mode": "mirror", "copy_skipped": False}
+TARGET |= {"limits": [], "generation": 1, "rows_copied": 1_200, "reason": None, "quarantined": 0}
+TARGET |= {"external_commits": [], "drift": [], "stopped": None, "error": None}
 GATE = {
     "since": "2026-01-01T00:03:04+00:00",
     "expectations": ["amount is positive: 2 rows"],
@@ -41,26 +22,28 @@ GATE = {
 }
 
 
+EMPTY = "gaps unpublished absent_publications new_tables unreadable_partitions unread_messages"
+LAST_RUN = {"run_id": "r1", "verb": "consume", "status": "succeeded"}
+
+
 def status(**changed):
     """The status of a healthy pipeline, with these keys changed."""
     return {
         "pipeline": "shop",
         "slot": SLOT,
-        "gaps": [],
-        "unpublished": [],
-        "absent_publications": [],
-        "new_tables": [],
-        "unreadable_partitions": [],
-        "unread_messages": [],
+        **{name: [] for name in EMPTY.split()},
         "targets": {"public.orders": TARGET},
         "last_cut": {"batch": 7, "at": "2026-01-01T00:00:00.5+00:00", "end_lsn": 1},
-        "last_run": {
-            "run_id": "r1",
-            "verb": "consume",
-            "status": "succeeded",
-            "at": "2026-01-01T02:03:04+02:00",
-        },
+        "last_run": LAST_RUN | {"at": "2026-01-01T02:03:04+02:00"},
     } | changed
+
+
+def orders(**changed):
+    return {"targets": {"public.orders": TARGET | changed}}
+
+
+def message(status):
+    return {"unread_messages": [{"id": "0123456789abcdef", "status": status}]}
 
 
 def test_a_healthy_pipeline_is_a_few_lines():
@@ -77,15 +60,10 @@ def test_a_healthy_pipeline_is_a_few_lines():
     assert "Data gaps" not in text
 
 
+GAP = {"from_lsn": "0/1", "to_lsn": None, "cause": "SlotLost", "remedy": "run resync"}
+ERROR = {"class": "ApplyError", "message": "public.orders: no", "run_id": "r7"}
 FINDINGS = {
-    "a data gap": (
-        {
-            "gaps": [
-                {"from_lsn": "0/1", "to_lsn": None, "cause": "SlotLost", "remedy": "run resync"}
-            ]
-        },
-        "Data gaps\n  0/1..?: SlotLost: run resync",
-    ),
+    "a data gap": ({"gaps": [GAP]}, "Data gaps\n  0/1..?: SlotLost: run resync"),
     "a warning of the slot": (
         {"slot": SLOT | {"warnings": ["slot shop_cdc keeps 9 GB of WAL"]}},
         "Slot\n  slot shop_cdc keeps 9 GB of WAL",
@@ -99,25 +77,25 @@ FINDINGS = {
         "New tables that match a pattern, but not published\n  sales.b",
     ),
     "a message that can't be read": (
-        {"unread_messages": [{"id": "0123456789abcdef", "status": "unreadable"}]},
+        message("unreadable"),
         (
             "Unreadable messages\n  0123456789abcdef: to continue without it:\n"
             "    waldelta quarantine shop.yml --skip --row 0123456789abcdef --reason TEXT\n"
         ),
     ),
     "a message that was skipped": (
-        {"unread_messages": [{"id": "0123456789abcdef", "status": "skipped"}]},
+        message("skipped"),
         (
             "0123456789abcdef: skipped. Repair its tables (reconcile --repair), then:\n"
             "    waldelta quarantine shop.yml --discard --row 0123456789abcdef --reason TEXT\n"
         ),
     ),
     "a table that a gate stops, in its line": (
-        {"targets": {"public.orders": TARGET | {"stopped": GATE}}},
+        orders(stopped=GATE),
         "stopped by a gate   decide: see below",
     ),
     "a table that a gate stops": (
-        {"targets": {"public.orders": TARGET | {"stopped": GATE}}},
+        orders(stopped=GATE),
         (
             "Stopped by a gate\n  public.orders: since 2026-01-01 00:03:04 UTC, 3 changes wait:"
             " amount is positive: 2 rows\n"
@@ -127,53 +105,32 @@ FINDINGS = {
         ),
     ),
     "a table that no release helps": (
-        {"targets": {"public.orders": TARGET | {"stopped": GATE | {"may_pass": False}}}},
+        orders(stopped=GATE | {"may_pass": False}),
         "the expectation: waldelta consume shop.yml\n",
     ),
     "a table that was released": (
-        {"targets": {"public.orders": TARGET | {"stopped": GATE | {"released": True}}}},
+        orders(stopped=GATE | {"released": True}),
         "released; to merge them: waldelta consume shop.yml\n",
     ),
     "a table that an error keeps behind": (
-        {
-            "targets": {
-                "public.orders": TARGET
-                | {
-                    "error": {
-                        "class": "ApplyError",
-                        "message": "public.orders: no",
-                        "run_id": "r7",
-                        "at": "2026-01-01T00:03:04+00:00",
-                    }
-                }
-            }
-        },
+        orders(error=ERROR | {"at": "2026-01-01T00:03:04+00:00"}),
         "Behind\n  public.orders: since run r7, 2026-01-01 00:03:04 UTC: ApplyError: no\n",
     ),
-    "a target without an initial copy": (
-        {"targets": {"public.orders": TARGET | {"copy_skipped": True}}},
-        "synced, no initial copy",
-    ),
-    "a table that isn't copied": (
-        {"targets": {"public.orders": TARGET | {"action": "broken", "status": "failed"}}},
-        "failed   sync it",
-    ),
+    "a target without an initial copy": (orders(copy_skipped=True), "synced, no initial copy"),
+    "a table that isn't copied": (orders(action="broken", status="failed"), "failed   sync it"),
     "a table that left the publication": (
-        {"targets": {"public.orders": TARGET | {"action": "removed", "status": "removed"}}},
+        orders(action="removed", status="removed"),
         "removed   none: not published",
     ),
     "another program's commit": (
-        {"targets": {"public.orders": TARGET | {"external_commits": ["version 3: DELETE"]}}},
+        orders(external_commits=["version 3: DELETE"]),
         "External commits\n  public.orders: version 3: DELETE",
     ),
     "drift": (
-        {"targets": {"public.orders": TARGET | {"drift": ["1 partition added"]}}},
+        orders(drift=["1 partition added"]),
         "Publication drift\n  public.orders: 1 partition added",
     ),
-    "a pipeline that never ran": (
-        {"last_run": None, "last_cut": None, "targets": {}},
-        "none yet",
-    ),
+    "a pipeline that never ran": ({"last_run": None, "last_cut": None, "targets": {}}, "none yet"),
 }
 
 
@@ -188,11 +145,7 @@ SLOTS = {
     "lost": (SLOT | {"wal_status": "lost"}, SlotLost, "lost"),
     "reserved": (SLOT, None, "healthy (reserved)"),
     "extended": (SLOT | {"wal_status": "extended"}, None, "healthy (extended)"),
-    "unreserved": (
-        SLOT | {"wal_status": "unreserved"},
-        None,
-        "about to be lost (unreserved)",
-    ),
+    "unreserved": (SLOT | {"wal_status": "unreserved"}, None, "about to be lost (unreserved)"),
 }
 
 

@@ -7,6 +7,7 @@ from time import process_time
 
 import pytest
 
+from tests.cases import cases
 from waldelta.config.expectation_files import (
     OwnExpectation,
     OwnSuite,
@@ -120,9 +121,7 @@ CALLED = [
 ]
 
 
-@pytest.mark.parametrize(
-    "items, expected", [case[1:] for case in CALLED], ids=[case[0] for case in CALLED]
-)
+@cases("items, expected", CALLED)
 def test_no_two_are_called_alike(tmp_path, items, expected):
     """Their results, and their rows on the pages, are told apart by what they are called."""
     (tmp_path / "t.yml").write_text(f"expectations: [{', '.join(items)}]")

@@ -41,102 +41,42 @@ def test_without_a_connection_the_environment_opens_the_store():
     assert read_store_options("file:///lake", None, environment) == {}
 
 
-@pytest.mark.parametrize(
-    ("root", "connection", "expected"),
-    [
-        (
-            S3,
-            "aws://key:se%2Fcret@/?region_name=eu-central-1",
-            {
-                "AWS_ACCESS_KEY_ID": "key",
-                "AWS_SECRET_ACCESS_KEY": "se/cret",
-                "AWS_REGION": "eu-central-1",
-            },
-        ),
-        (
-            S3,
-            {
-                "conn_type": "aws",
-                "login": "key",
-                "password": "secret",
-                "extra": {"endpoint_url": "http://127.0.0.1:9", "aws_session_token": "t"},
-            },
-            {
-                "AWS_ACCESS_KEY_ID": "key",
-                "AWS_SECRET_ACCESS_KEY": "secret",
-                "AWS_SESSION_TOKEN": "t",
-                "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
-                "AWS_ALLOW_HTTP": "true",
-            },
-        ),
-        (
-            S3,
-            {
-                "conn_type": "aws",
-                "extra": json.dumps(
-                    {
-                        "role_arn": "arn:aws:iam::1:role/r",
-                        "service_config": {"s3": {"endpoint_url": "https://s3.example"}},
-                        "config_kwargs": {"s3": {"addressing_style": "virtual"}},
-                    }
-                ),
-            },
-            {
-                "AWS_IAM_ROLE_ARN": "arn:aws:iam::1:role/r",
-                "AWS_ENDPOINT_URL": "https://s3.example",
-                "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true",
-            },
-        ),
-        (
-            AZURE,
-            "wasb://acc:k%3D@",
-            {"AZURE_STORAGE_ACCOUNT_NAME": "acc", "AZURE_STORAGE_ACCOUNT_KEY": "k="},
-        ),
-        (
-            AZURE,
-            {
-                "conn_type": "wasb",
-                "extra": {
-                    "connection_string": "AccountName=acc;AccountKey=k==;BlobEndpoint=http://x"
-                },
-            },
-            {
-                "AZURE_STORAGE_ACCOUNT_NAME": "acc",
-                "AZURE_STORAGE_ACCOUNT_KEY": "k==",
-                "AZURE_STORAGE_ENDPOINT": "http://x",
-            },
-        ),
-        (
-            AZURE,
-            {
-                "conn_type": "adls",
-                "host": "acc",
-                "login": "client",
-                "password": "secret",
-                "extra": {"tenant_id": "t"},
-            },
-            {
-                "AZURE_STORAGE_ACCOUNT_NAME": "acc",
-                "AZURE_STORAGE_CLIENT_ID": "client",
-                "AZURE_STORAGE_CLIENT_SECRET": "secret",
-                "AZURE_STORAGE_TENANT_ID": "t",
-            },
-        ),
-        (
-            GOOGLE,
-            {"conn_type": "google_cloud_platform", "extra": {"keyfile_dict": KEY}},
-            {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(KEY)},
-        ),
-        (
-            GOOGLE,
-            "google-cloud-platform://?key_path=/k.json",
-            {"GOOGLE_SERVICE_ACCOUNT": "/k.json"},
-        ),
-        (GOOGLE, "google-cloud-platform://", {}),
-    ],
-)
+def aws(extra=None, **fields):
+    return {"conn_type": "aws", **fields, "extra": extra or {}}
+
+
+SECRETS = {"login": "key", "password": "secret"}
+OPENED = [
+    (S3, "aws://key:se%2Fcret@/?region_name=eu-central-1",
+     {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "se/cret", "REGION": "eu-central-1"}),
+    (S3, aws({"endpoint_url": "http://127.0.0.1:9", "aws_session_token": "t"}, **SECRETS),
+     {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "SESSION_TOKEN": "t",
+      "ENDPOINT_URL": "http://127.0.0.1:9", "ALLOW_HTTP": "true"}),
+    (S3, aws(json.dumps({"role_arn": "arn:aws:iam::1:role/r",
+                         "service_config": {"s3": {"endpoint_url": "https://s3.example"}},
+                         "config_kwargs": {"s3": {"addressing_style": "virtual"}}})),
+     {"IAM_ROLE_ARN": "arn:aws:iam::1:role/r", "ENDPOINT_URL": "https://s3.example",
+      "VIRTUAL_HOSTED_STYLE_REQUEST": "true"}),
+    (AZURE, "wasb://acc:k%3D@", {"ACCOUNT_NAME": "acc", "ACCOUNT_KEY": "k="}),
+    (AZURE, {"conn_type": "wasb", "extra": {
+        "connection_string": "AccountName=acc;AccountKey=k==;BlobEndpoint=http://x"}},
+     {"ACCOUNT_NAME": "acc", "ACCOUNT_KEY": "k==", "ENDPOINT": "http://x"}),
+    (AZURE, {"conn_type": "adls", "host": "acc", "login": "client", "password": "secret",
+             "extra": {"tenant_id": "t"}},
+     {"ACCOUNT_NAME": "acc", "CLIENT_ID": "client", "CLIENT_SECRET": "secret", "TENANT_ID": "t"}),
+    (GOOGLE, {"conn_type": "google_cloud_platform", "extra": {"keyfile_dict": KEY}},
+     {"SERVICE_ACCOUNT_KEY": json.dumps(KEY)}),
+    (GOOGLE, "google-cloud-platform://?key_path=/k.json", {"SERVICE_ACCOUNT": "/k.json"}),
+    (GOOGLE, "google-cloud-platform://", {}),
+]  # fmt: skip
+PREFIX = {S3: "AWS", AZURE: "AZURE_STORAGE", GOOGLE: "GOOGLE"}
+
+
+@pytest.mark.parametrize("root, connection, expected", OPENED)
 def test_a_connection_stands_for_delta_rs_options(root, connection, expected):
-    assert options(root, connection) == expected
+    assert options(root, connection) == {
+        f"{PREFIX[root]}_{name}": value for name, value in expected.items()
+    }
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 
+from tests.cases import cases
 from tests.support.bookkeeping import did, minutes, pipeline, result, run
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
@@ -210,9 +211,7 @@ COMPARED = [
 ]
 
 
-@pytest.mark.parametrize(
-    "found, fed, verdict, told, oldest", [c[1:] for c in COMPARED], ids=[c[0] for c in COMPARED]
-)
+@cases("found, fed, verdict, told, oldest", COMPARED)
 def test_how_the_lake_compares_with_its_source(book, found, fed, verdict, told, oldest):
     """However long ago that was; and it says how old the knowledge is."""
     long_ago = timedelta(days=400)
@@ -309,11 +308,7 @@ HEADLINES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "lacking, verdict, headline, summary",
-    [case[1:] for case in HEADLINES],
-    ids=[case[0] for case in HEADLINES],
-)
+@cases("lacking, verdict, headline, summary", HEADLINES)
 def test_the_number_beside_a_verdict_is_what_the_verdict_is_about(
     book, lacking, verdict, headline, summary
 ):
@@ -362,9 +357,7 @@ TOLD_BY_RUNS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "found, told", [case[1:] for case in TOLD_BY_RUNS], ids=[case[0] for case in TOLD_BY_RUNS]
-)
+@cases("found, told", TOLD_BY_RUNS)
 def test_what_the_latest_run_found_is_told(book, found, told):
     """Also while a later one runs, or failed before it could know."""
     book.append(run("r", minutes(0), result=json.dumps({"stages": {"apply": {}}} | found)))
@@ -478,9 +471,7 @@ UNCHECKED = [
 ]
 
 
-@pytest.mark.parametrize(
-    "since, told", [case[1:] for case in UNCHECKED], ids=[case[0] for case in UNCHECKED]
-)
+@cases("since, told", UNCHECKED)
 def test_changes_that_nobody_checked_are_told(book, since, told):
     """A later run checks what it changed itself: of the others an older verdict stands as if it
     were of now.
@@ -535,9 +526,7 @@ MENDED = [
 ]
 
 
-@pytest.mark.parametrize(
-    "states, found", [case[1:] for case in MENDED], ids=[case[0] for case in MENDED]
-)
+@cases("states, found", MENDED)
 def test_a_copy_takes_a_difference_away_until_it_is_compared_again(book, states, found):
     """What a repair of drift, or of rows in quarantine, doesn't: it mends the rows that it is
     about.
@@ -615,9 +604,7 @@ OF_SWITCHED_OFF = [
 ]
 
 
-@pytest.mark.parametrize(
-    "judged, last, verdict", [c[1:] for c in OF_SWITCHED_OFF], ids=[c[0] for c in OF_SWITCHED_OFF]
-)
+@cases("judged, last, verdict", OF_SWITCHED_OFF)
 def test_results_that_nothing_renews_are_not_shown(book, judged, last, verdict):
     """Without checks a table would stay red for ever."""
     book.append(TableState(minutes(-9), "s", "public.a", 1, "synced"))

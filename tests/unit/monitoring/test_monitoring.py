@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from tests.cases import cases
 from tests.support.bookkeeping import NOON, did, minutes, pipeline, result, run, write_earlier
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
@@ -191,9 +192,7 @@ CHANGED = [
 ]
 
 
-@pytest.mark.parametrize(
-    "rows, expected", [case[1:] for case in CHANGED], ids=[case[0] for case in CHANGED]
-)
+@cases("rows, expected", CHANGED)
 def test_what_runs_did_by_table(book, rows, expected):
     """Each change once, whatever became of its run."""
     for row in rows:
@@ -518,9 +517,7 @@ LATEST_CHECKS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "rows, counts", [case[1:] for case in LATEST_CHECKS], ids=[case[0] for case in LATEST_CHECKS]
-)
+@cases("rows, counts", LATEST_CHECKS)
 def test_the_last_word_on_each_expectation_counts(book, rows, counts):
     """Checks, maintenance and gates each judge a part of what is expected of a table."""
     for _, of_one_check in groupby(rows, attrgetter("at")):
@@ -566,9 +563,7 @@ UNJUDGED = [
 ]
 
 
-@pytest.mark.parametrize(
-    "rows, counts", [case[1:] for case in UNJUDGED], ids=[case[0] for case in UNJUDGED]
-)
+@cases("rows, counts", UNJUDGED)
 def test_a_check_that_broke_off_takes_no_verdict_away(book, rows, counts):
     """Nor is it told any more once the target was looked at; the same when what failed is older
     than the days that are read.

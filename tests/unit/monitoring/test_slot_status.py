@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
+from tests.cases import cases
 from tests.support.bookkeeping import minutes, pipeline, run
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Gap, Ledger
@@ -52,9 +51,7 @@ SLOTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "rows, at, idle, failed, expected", [c[1:] for c in SLOTS], ids=[c[0] for c in SLOTS]
-)
+@cases("rows, at, idle, failed, expected", SLOTS)
 def test_a_slot_is_healthy_only_while_that_is_known(lake, rows, at, idle, failed, expected):
     """While PostgreSQL is down, nobody knows."""
     book = Ledger(Lake(lake))

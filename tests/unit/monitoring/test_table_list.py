@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
+from tests.cases import cases
 from tests.support.bookkeeping import minutes
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
@@ -118,9 +117,7 @@ CONTENT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "more, summary, label", [c[1:] for c in CONTENT], ids=[c[0] for c in CONTENT]
-)
+@cases("more, summary, label", CONTENT)
 def test_all_rows_are_claimed_only_of_a_target_that_has_them(more, summary, label):
     state = replace(STATE, **more)
     assert read_content(state).summary == summary

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cases import cases
 from waldelta.errors import ApplyError, LockHeld, SchemaChanged, SyncFailed, TableBusy
 from waldelta.pipeline import lock_wait, waiting_for_locks
 from waldelta.pipeline.lock_wait import is_of_locks
@@ -27,7 +28,7 @@ OF_LOCKS = [
 ]
 
 
-@pytest.mark.parametrize("err, waits", [c[1:] for c in OF_LOCKS], ids=[c[0] for c in OF_LOCKS])
+@cases("err, waits", OF_LOCKS)
 def test_only_locks_of_other_runs_are_waited_for(err, waits):
     assert is_of_locks(err) is waits
 

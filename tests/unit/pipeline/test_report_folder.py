@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from tests.cases import cases
 from tests.support.pipelines import pipeline_file
 from waldelta.config.quality import Quality
 from waldelta.errors import ConfigError
@@ -40,9 +41,7 @@ FOLDERS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("root", "quality", "folder"), [f[1:] for f in FOLDERS], ids=[f[0] for f in FOLDERS]
-)
+@cases("root, quality, folder", FOLDERS)
 def test_a_folder_of_this_machine_is_taken(root, quality, folder):
     pipeline = pipeline_file(root, "shop", quality=quality)
     assert docs_folder(pipeline) == Path(folder)

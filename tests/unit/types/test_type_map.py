@@ -28,64 +28,34 @@ def numeric(precision, scale):
 
 
 def array_of(element, oid=1_000_000):
-    return PgType(
-        oid,
-        element.typmod,
-        f"{element.name}[]",
-        kind="array",
-        element=element,
-    )
+    return PgType(oid, element.typmod, f"{element.name}[]", kind="array", element=element)
 
 
 def domain_over(base):
     return PgType(20_000, -1, "d", kind="domain", base=base)
 
 
-BOOL, BYTEA, INT4, TEXT = (
-    PgType(16, -1, "boolean"),
-    PgType(17, -1, "bytea"),
-    PgType(23, -1, "integer"),
-    PgType(25, -1, "text"),
-)
+BOOL, BYTEA = PgType(16, -1, "boolean"), PgType(17, -1, "bytea")
+INT4, TEXT = PgType(23, -1, "integer"), PgType(25, -1, "text")
 FLOAT4, FLOAT8 = PgType(700, -1, "real"), PgType(701, -1, "double precision")
-DATE, TIMESTAMP, TIMESTAMPTZ = (
-    PgType(1082, -1, "date"),
-    PgType(1114, -1, "timestamp"),
-    PgType(1184, -1, "timestamptz"),
-)
-BOX, POINT = (
-    PgType(603, -1, "box", type_name="box"),
-    PgType(600, -1, "point", type_name="point", element=FLOAT8),
-)
+DATE, TIMESTAMP = PgType(1082, -1, "date"), PgType(1114, -1, "timestamp")
+TIMESTAMPTZ = PgType(1184, -1, "timestamptz")
+BOX = PgType(603, -1, "box", type_name="box")
+POINT = PgType(600, -1, "point", type_name="point", element=FLOAT8)
 ENUM = PgType(20_001, -1, "mood", kind="enum", type_name="mood", type_schema="public")
 HSTORE = PgType(20_002, -1, "public.hstore", type_name="hstore", type_schema="public")
 VECTOR = PgType(20_003, 3, "public.vector(3)", type_name="vector", type_schema="public")
 GEOMETRY = PgType(20_004, -1, "public.geometry", type_name="geometry", type_schema="public")
-FAMILIES = [
-    BOOL,
-    BYTEA,
-    INT4,
-    TEXT,
-    FLOAT8,
-    numeric(12, 2),
-    DATE,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    HSTORE,
-    VECTOR,
-]
-FAMILIES += [array_of(t) for t in (BOOL, BYTEA, INT4, TEXT, numeric(12, 2), DATE, BOX)]
+FAMILIES = [BOOL, BYTEA, INT4, TEXT, FLOAT8, numeric(12, 2), DATE, TIMESTAMP, TIMESTAMPTZ, HSTORE]
+FAMILIES += [VECTOR, *(array_of(t) for t in (BOOL, BYTEA, INT4, TEXT, numeric(12, 2), DATE, BOX))]
 
 
 def texts(*values):
     return pa.array([None if v is None else v.encode() for v in values], pa.binary())
 
 
-ANY_NUMERIC, JSON, JSONB = (
-    PgType(1700, -1, "numeric"),
-    PgType(114, -1, "json"),
-    PgType(3802, -1, "jsonb"),
-)
+ANY_NUMERIC = PgType(1700, -1, "numeric")
+JSON, JSONB = PgType(114, -1, "json"), PgType(3802, -1, "jsonb")
 AS_DOUBLE, AS_DECIMAL = TypeOptions(numeric="double"), TypeOptions(numeric="decimal(38,4)")
 AS_VARIANT = TypeOptions(json="variant")
 
@@ -178,26 +148,17 @@ def test_types(pg_type, spark):
     assert target_type(pg_type).spark == spark
 
 
+NEVER_RAW = [BOOL, BYTEA, INT4, FLOAT8, TEXT, ENUM, HSTORE, ANY_NUMERIC]
+
+
 @pytest.mark.parametrize(
     "pg_type, options, expected",
     [
-        (BOOL, DEFAULT_TYPES, False),
-        (BYTEA, DEFAULT_TYPES, False),
-        (INT4, DEFAULT_TYPES, False),
-        (FLOAT8, DEFAULT_TYPES, False),
-        (TEXT, DEFAULT_TYPES, False),
-        (ENUM, DEFAULT_TYPES, False),
-        (HSTORE, DEFAULT_TYPES, False),
-        (ANY_NUMERIC, DEFAULT_TYPES, False),
-        (ANY_NUMERIC, AS_DOUBLE, True),
-        (ANY_NUMERIC, AS_DECIMAL, True),
-        (numeric(12, 2), DEFAULT_TYPES, True),
-        (DATE, DEFAULT_TYPES, True),
-        (TIMESTAMP, DEFAULT_TYPES, True),
-        (TIMESTAMPTZ, DEFAULT_TYPES, True),
-        (JSONB, AS_VARIANT, True),
-        (VECTOR, DEFAULT_TYPES, True),
+        *((t, DEFAULT_TYPES, False) for t in NEVER_RAW),
+        *((t, DEFAULT_TYPES, True) for t in (numeric(12, 2), DATE, TIMESTAMP, TIMESTAMPTZ, VECTOR)),
         *((array_of(t), DEFAULT_TYPES, True) for t in (BOOL, BYTEA, INT4, TEXT, numeric(9, 1))),
+        *((ANY_NUMERIC, options, True) for options in (AS_DOUBLE, AS_DECIMAL)),
+        (JSONB, AS_VARIANT, True),
         (array_of(ANY_NUMERIC), AS_DOUBLE, True),
     ],
     ids=str,
@@ -398,137 +359,53 @@ VALUES = [
     (VECTOR, "[1,2.5,-3e-05]", [1.0, 2.5, -2.9999999242136255e-05]),
     (VECTOR, "{1}", RAW),
 ]
+DOUBLES = {
+    "0": 0.0, "0.000": 0.0, "-1.50": -1.5, "0.1": 0.1, "123456789012345": 123456789012345.0,
+    "1" + "0" * 22: 1e22, "NaN": "nan", "Infinity": float("inf"), "-Infinity": float("-inf"),
+    "0.30000000000000004": 0.1 + 0.2, "100": 100.0, "0.00001": 1e-5,
+    "9007199254740992": 2.0**53, "-1" + "0" * 308: -1e308,
+}  # fmt: skip
+NO_DOUBLES = [
+    "9007199254740993", "0.1000000000000000055511151231257827", "0.33333333333333333333",
+    "1" + "0" * 400, "0." + "0" * 400 + "1", "12345678901234567890", "1.0000000000000000000000001",
+]  # fmt: skip
+DECIMALS = {"0": "0.0000", "-1.5": "-1.5000", "1.500000": "1.5000"}
+DECIMALS |= {"9" * 34 + ".9999": "9" * 34 + ".9999"}
+NO_DECIMALS = ["NaN", "Infinity", "-Infinity", "1" + "0" * 34, "1.00001", "-0.00000000001"]
+NO_DECIMALS += ["1" + "0" * 100 + ".5"]
+DOCUMENTS = [
+    '{"a": 1}', "[]", "{}", "null", '"x"', "1.10", "-0", "9" * 38,
+    '{"a": {"a": [{"a": 1}, {"a": 2}]}, "b": "\\""}',
+    '["12345678901234567890123456789012345678901234567890", "1e5"]',
+    '{"a": "{", "b": "{"}', "[" * 500 + "]" * 500,
+]  # fmt: skip
+NO_DOCUMENTS = ["9" * 39, "0." + "1" * 38, "[" * 501 + "]" * 501, '{"' + "k" * 50_001 + '": 1}']
+NO_DOCUMENTS += ['"' + "x" * (4 << 20) + '"']
+# What only json, which is kept as it was written, can be.
+WRITTEN = [
+    "1e2", "1.5E-7", '{"a":1,"b":{"a":2}}', '"\\ud83d\\ude00"', '{"\\n":1,"n":2}',
+    '[{"a":1},{"a":2}]', '{"a":{"b":1},"b":2}',
+]  # fmt: skip
+NO_VARIANT = [
+    '{"a":1,"a":2}', '[0,{"b":{"x":1 ,"y":2, "x" : 3}}]', "1e400", "1.00000000000000000000001e5",
+    '"\\ud83d"', '{"a":1,"\\u0061":2}', '{"":1,"":2}',
+]  # fmt: skip
 # type, option, what it holds, and what it can't
 CHOSEN = [
-    (
-        ANY_NUMERIC,
-        AS_DOUBLE,
-        {
-            "0": 0.0,
-            "0.000": 0.0,
-            "-1.50": -1.5,
-            "0.1": 0.1,
-            "123456789012345": 123456789012345.0,
-            "1" + "0" * 22: 1e22,
-            "NaN": "nan",
-            "Infinity": float("inf"),
-            "-Infinity": float("-inf"),
-            "0.30000000000000004": 0.1 + 0.2,
-            "100": 100.0,
-            "0.00001": 1e-5,
-            "9007199254740992": 2.0**53,
-            "-1" + "0" * 308: -1e308,
-        },
-        [
-            "9007199254740993",
-            "0.1000000000000000055511151231257827",
-            "0.33333333333333333333",
-            "1" + "0" * 400,
-            "0." + "0" * 400 + "1",
-            "12345678901234567890",
-            "1.0000000000000000000000001",
-        ],
-    ),
-    (
-        ANY_NUMERIC,
-        AS_DECIMAL,
-        {
-            "0": Decimal("0.0000"),
-            "-1.5": Decimal("-1.5000"),
-            "1.500000": Decimal("1.5000"),
-            "9" * 34 + ".9999": Decimal("9" * 34 + ".9999"),
-        },
-        [
-            "NaN",
-            "Infinity",
-            "-Infinity",
-            "1" + "0" * 34,
-            "1.00001",
-            "-0.00000000001",
-            "1" + "0" * 100 + ".5",
-        ],
-    ),
-    (
-        ANY_NUMERIC,
-        TypeOptions(numeric="decimal(38,38)"),
-        {"0.5": Decimal("0." + "5" + "0" * 37), "0": Decimal("0E-38")},
-        ["1", "-12.5"],
-    ),
-    (
-        ANY_NUMERIC,
-        TypeOptions(numeric="decimal(38,0)"),
-        {"5": Decimal(5), "5.00": Decimal(5), "9" * 38: Decimal("9" * 38)},
-        ["0.5", "1" + "0" * 38],
-    ),
-    (
-        array_of(ANY_NUMERIC),
-        AS_DECIMAL,
-        {"{1.5,NULL}": [Decimal("1.5000"), None]},
-        ["{1.5,NaN}", "{0.00001}"],
-    ),
-    (
-        array_of(ANY_NUMERIC),
-        AS_DOUBLE,
-        {"{1.5,NULL}": [1.5, None]},
-        ["{1.5,0.33333333333333333333}"],
-    ),
-    *(
-        (
-            kind,
-            AS_VARIANT,
-            {
-                t: t
-                for t in [
-                    '{"a": 1}',
-                    "[]",
-                    "{}",
-                    "null",
-                    '"x"',
-                    "1.10",
-                    "-0",
-                    "9" * 38,
-                    '{"a": {"a": [{"a": 1}, {"a": 2}]}, "b": "\\""}',
-                    '["12345678901234567890123456789012345678901234567890", "1e5"]',
-                    '{"a": "{", "b": "{"}',
-                    "[" * 500 + "]" * 500,
-                ]
-            },
-            [
-                "9" * 39,
-                "0." + "1" * 38,
-                "[" * 501 + "]" * 501,
-                '{"' + "k" * 50_001 + '": 1}',
-                '"' + "x" * (4 << 20) + '"',
-            ],
-        )
-        for kind in (JSON, JSONB)
-    ),
-    (
-        JSON,
-        AS_VARIANT,
-        {
-            t: t
-            for t in [
-                "1e2",
-                "1.5E-7",
-                '{"a":1,"b":{"a":2}}',
-                '"\\ud83d\\ude00"',
-                '{"\\n":1,"n":2}',
-                '[{"a":1},{"a":2}]',
-                '{"a":{"b":1},"b":2}',
-            ]
-        },
-        [
-            '{"a":1,"a":2}',
-            '[0,{"b":{"x":1 ,"y":2, "x" : 3}}]',
-            "1e400",
-            "1.00000000000000000000001e5",
-            '"\\ud83d"',
-            '{"a":1,"\\u0061":2}',
-            '{"":1,"":2}',
-        ],
-    ),
-]
+    (ANY_NUMERIC, AS_DOUBLE, DOUBLES, NO_DOUBLES),
+    (ANY_NUMERIC, AS_DECIMAL, {t: Decimal(value) for t, value in DECIMALS.items()}, NO_DECIMALS),
+    (ANY_NUMERIC, TypeOptions(numeric="decimal(38,38)"),
+     {"0.5": Decimal("0." + "5" + "0" * 37), "0": Decimal("0E-38")}, ["1", "-12.5"]),
+    (ANY_NUMERIC, TypeOptions(numeric="decimal(38,0)"),
+     {"5": Decimal(5), "5.00": Decimal(5), "9" * 38: Decimal("9" * 38)}, ["0.5", "1" + "0" * 38]),
+    (array_of(ANY_NUMERIC), AS_DECIMAL, {"{1.5,NULL}": [Decimal("1.5000"), None]},
+     ["{1.5,NaN}", "{0.00001}"]),
+    (array_of(ANY_NUMERIC), AS_DOUBLE, {"{1.5,NULL}": [1.5, None]},
+     ["{1.5,0.33333333333333333333}"]),
+    *((kind, AS_VARIANT, dict(zip(DOCUMENTS, DOCUMENTS, strict=True)), NO_DOCUMENTS)
+      for kind in (JSON, JSONB)),
+    (JSON, AS_VARIANT, dict(zip(WRITTEN, WRITTEN, strict=True)), NO_VARIANT),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", range(len(CHOSEN)))
@@ -601,10 +478,14 @@ def test_values(pg_type, text, value):
 @pytest.mark.parametrize("pg_type", FAMILIES, ids=lambda t: t.name)
 @pytest.mark.parametrize("given", [[], [None], [None] * 3], ids=["empty", "null", "nulls"])
 def test_nothing_to_read(pg_type, given):
-    """Empty and all-null arrays, also without buffers, have the right type."""
+    """Empty and all-null arrays, also without buffers, have the right type; which stays equal on
+    its way into Spark's tasks.
+    """
+    target = target_type(pg_type)
+    assert pickle.loads(pickle.dumps(target)) == target
     for array in (texts(*given), pa.nulls(len(given), pa.binary()), texts("1", *given).slice(1)):
-        typed, raw = target_type(pg_type).from_text(array)
-        assert (typed.type, typed.to_pylist(), raw) == (target_type(pg_type).arrow, given, None)
+        typed, raw = target.from_text(array)
+        assert (typed.type, typed.to_pylist(), raw) == (target.arrow, given, None)
 
 
 @pytest.mark.parametrize("pg_type", FAMILIES, ids=lambda t: t.name)
@@ -682,12 +563,6 @@ def test_bytes_that_are_not_utf8(pg_type):
     """Such bytes come only from SQL_ASCII databases; the error says so."""
     with pytest.raises(DecodeError, match="SQL_ASCII"):
         target_type(pg_type).from_text(pa.array([b"1", b"\xff\xfe"], pa.binary()))
-
-
-@pytest.mark.parametrize("pg_type", FAMILIES, ids=lambda t: t.name)
-def test_types_travel_to_tasks(pg_type):
-    """A type is pickled into Spark's tasks and stays equal."""
-    assert pickle.loads(pickle.dumps(target_type(pg_type))) == target_type(pg_type)
 
 
 def test_copy_expressions_quote_the_column():

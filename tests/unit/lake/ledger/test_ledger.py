@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from tests.cases import cases
 from tests.support.bookkeeping import table_at, write_earlier
 from tests.support.power_cut import Disk
 from waldelta.errors import LateWriter, TargetNotWritable
@@ -468,9 +469,7 @@ LANDED_BY = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "moves, landed", [case[1:] for case in LANDED_BY], ids=[case[0] for case in LANDED_BY]
-)
+@cases("moves, landed", LANDED_BY)
 def test_what_a_runs_attempts_landed(ledger, moves, landed):
     """By the moves of the slot, which also a killed attempt recorded."""
     life = SlotMove(NOON, "setup", "created", "s", "1", 1, "0/1", 10)

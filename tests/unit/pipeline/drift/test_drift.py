@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from tests.cases import cases
 from waldelta.config import PipelineFile
 from waldelta.lake.ledger import ColumnState, StorageState, TableState
 from waldelta.lake.ledger.records import AttributeState, FileState
@@ -81,126 +82,44 @@ def table(columns=(("id", 1), ("a", 2)), row_filter=None, leaves=()):
     )
 
 
+LIST = (("id", 1), ("a", 2), ("b", 3))
+GREATER = {"row_filter": "(a > 1)"}
+DBA = {"manage": False}
+# How the pipeline file differs, the target at its copy, the table now; what is said of it, and
+# whether it is mended.
 CASES = [
-    ("nothing", pipeline(), state(), table(), None, None),
-    (
-        "the same filter",
-        pipeline(where="a > 5"),
-        state(own="a > 5", row_filter="(a > 1)"),
-        table(row_filter="(a > 1)"),
-        None,
-        None,
-    ),
-    (
-        "own filter",
-        pipeline(where="a > 6"),
-        state(own="a > 5"),
-        table(),
-        r"where is a > 6, but its copy was made with a > 5",
-        True,
-    ),
-    ("new own filter", pipeline(where="a > 6"), state(), table(), r"with every row", True),
-    ("own filter gone", pipeline(), state(own="a > 5"), table(), r"where is gone", True),
-    (
-        "own filter, a DBA's publication",
-        pipeline(where="a > 6", manage=False),
-        state(),
-        table(),
-        r"every row",
-        True,
-    ),
-    (
-        "own filter, to be told",
-        pipeline(where="a > 6", drift="report"),
-        state(),
-        table(),
-        r"every row",
-        False,
-    ),
-    (
-        "publication's filter",
-        pipeline(),
-        state(row_filter="(a > 1)"),
-        table(row_filter="(a > 2)"),
-        r"\(a > 2\).*\(a > 1\)",
-        True,
-    ),
-    (
-        "a DBA's filter",
-        pipeline(manage=False),
-        state(row_filter="(a > 1)"),
-        table(),
-        r"filter is true.*\(a > 1\)",
-        False,
-    ),
-    (
-        "a DBA's, mended",
-        pipeline(manage=False, drift="repair"),
-        state(),
-        table(row_filter="(a > 1)"),
-        r"made with true",
-        True,
-    ),
-    (
-        "open since earlier",
-        pipeline(manage=False),
-        state(later=["(a > 1)", "true"]),
-        table(),
-        r"filter is true",
-        False,
-    ),
-    (
-        "column list",
-        pipeline(),
-        state(columns=[("id", 1), ("b", 3)], unpublished=[2]),
-        table([("id", 1), ("a", 2), ("b", 3)]),
-        r"column a was added",
-        True,
-    ),
-    (
-        "publish set",
-        pipeline(),
-        state(publishes=["insert"]),
-        table(),
-        r"it publishes delete, insert, but at its copy it published insert",
-        True,
-    ),
-    ("an added column", pipeline(), state(), table([("id", 1), ("a", 2), ("n", 3)]), None, None),
-    (
-        "partition came",
-        pipeline(),
-        state(leaves=[10]),
-        table(leaves=[10, 11]),
-        r"partition public\.t_11 was added",
-        False,
-    ),
-    (
-        "partition went",
-        pipeline(),
-        state(leaves=[10, 11]),
-        table(leaves=[10]),
-        r"1 partition left the table",
-        False,
-    ),
-    (
-        "partitions mended",
-        pipeline(drift="repair"),
-        state(leaves=[10]),
-        table(leaves=[10, 11]),
-        r"was added",
-        True,
-    ),
-]
+    ("nothing", {}, {}, {}, None, None),
+    ("the same filter", {"where": "a > 5"}, {"own": "a > 5"} | GREATER, GREATER, None, None),
+    ("own filter", {"where": "a > 6"}, {"own": "a > 5"}, {},
+     r"where is a > 6, but its copy was made with a > 5", True),
+    ("new own filter", {"where": "a > 6"}, {}, {}, r"with every row", True),
+    ("own filter gone", {}, {"own": "a > 5"}, {}, r"where is gone", True),
+    ("own filter, a DBA's publication", {"where": "a > 6"} | DBA, {}, {}, r"every row", True),
+    ("own filter, to be told", {"where": "a > 6", "drift": "report"}, {}, {}, r"every row", False),
+    ("publication's filter", {}, GREATER, {"row_filter": "(a > 2)"}, r"\(a > 2\).*\(a > 1\)", True),
+    ("a DBA's filter", DBA, GREATER, {}, r"filter is true.*\(a > 1\)", False),
+    ("a DBA's, mended", DBA | {"drift": "repair"}, {}, GREATER, r"made with true", True),
+    ("open since earlier", DBA, {"later": ["(a > 1)", "true"]}, {}, r"filter is true", False),
+    ("column list", {}, {"columns": LIST[::2], "unpublished": [2]}, {"columns": LIST},
+     r"column a was added", True),
+    ("publish set", {}, {"publishes": ["insert"]}, {},
+     r"it publishes delete, insert, but at its copy it published insert", True),
+    ("an added column", {}, {}, {"columns": LIST}, None, None),
+    ("partition came", {}, {"leaves": [10]}, {"leaves": [10, 11]},
+     r"partition public\.t_11 was added", False),
+    ("partition went", {}, {"leaves": [10, 11]}, {"leaves": [10]},
+     r"1 partition left the table", False),
+    ("partitions mended", {"drift": "repair"}, {"leaves": [10]}, {"leaves": [10, 11]},
+     r"was added", True),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("file", "held", "now", "reason", "mends"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
-)
+@cases("file, held, now, reason, mends", CASES)
 def test_find_drift(file, held, now, reason, mends):
     """What the pipeline file changed is mended, what others changed is told, unless the file says
     otherwise.
     """
-    drift = find_drift(file, held, now, CatalogTable())
+    drift = find_drift(pipeline(**file), state(**held), table(**now), CatalogTable())
     if reason is None:
         assert drift is None
         return
@@ -254,63 +173,33 @@ def member(entry="table 1", publication=1, **said):
     return Membership(1, publication, entries, **{"publishes": frozenset(EVERY)} | said)
 
 
+REMOVED = "removed from a publication"
+BELOW_TWO = member("table 2", 2, row_filter="(a > 5)")
 AWAY = [
     # What published it at its copy, how it is published now, by what, and what is told.
     ("the same entry", [member()], {}, [member()], None),
     ("one more", [member()], {}, [member(), member("table 2", 2)], None),
-    ("another one", [member()], {}, [member("table 2")], "removed from a publication"),
+    ("another one", [member()], {}, [member("table 2")], REMOVED),
     ("one of two stays", [member(), member("table 2", 2)], {}, [member("table 2", 2)], None),
-    (
-        "one of two stays, which says less",
-        [member(), member("table 2", 2, row_filter="(a > 5)")],
-        {},
-        [member("table 3"), member("table 2", 2, row_filter="(a > 5)")],
-        "removed from a publication",
-    ),
-    (
-        "another filter",
-        [member()],
-        {"row_filter": "(a > 1)"},
-        [member("table 2", row_filter="(a > 1)")],
-        "^its publications' filter is.* true$",
-    ),
-    (
-        "away, and another filter",
-        [member()],
-        {"row_filter": "(a > 1)"},
-        [member("table 2", row_filter="(a > 1)", is_apart=True)],
-        "filter is .*removed from a publication",
-    ),
-    (
-        "another column list",
-        [member()],
-        {"columns": [("id", 1)]},
-        [member("table 2", column_list="1")],
-        None,
-    ),
-    (
-        "away, and another column list",
-        [member()],
-        {"columns": [("id", 1)]},
-        [member("table 2", column_list="1", is_apart=True)],
-        "removed from a publication",
-    ),
-    (
-        "a column was added while it was away",
-        [member()],
-        {"columns": [("id", 1), ("a", 2), ("n", 3)]},
-        [member("table 2")],
-        "removed from a publication",
-    ),
+    ("one of two stays, which says less", [member(), BELOW_TWO], {}, [member("table 3"), BELOW_TWO],
+     REMOVED),
+    ("another filter", [member()], GREATER, [member("table 2", **GREATER)],
+     "^its publications' filter is.* true$"),
+    ("away, and another filter", [member()], GREATER, [member("table 2", is_apart=True, **GREATER)],
+     "filter is .*removed from a publication"),
+    ("another column list", [member()], {"columns": LIST[:1]}, [member("table 2", column_list="1")],
+     None),
+    ("away, and another column list", [member()], {"columns": LIST[:1]},
+     [member("table 2", column_list="1", is_apart=True)], REMOVED),
+    ("a column was added while it was away", [member()], {"columns": LIST}, [member("table 2")],
+     REMOVED),
     ("options there and back", [member(version=1)], {}, [member(version=2)], "other options"),
     ("another owner", [member(version=1)], {}, [member(version=2, owner=3)], None),
     ("not known", [], {}, [member("table 2")], None),
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("then", "now", "entries", "reason"), [c[1:] for c in AWAY], ids=[c[0] for c in AWAY]
-)
+@cases("then, now, entries, reason", AWAY)
 def test_a_table_that_was_out_of_its_publications(then, now, entries, reason):
     """It is told in every run from then on; what is new but explained is recorded."""
     dba, present = pipeline(manage=False), replace(table(**now), entries=frozenset(entries))
@@ -324,11 +213,8 @@ def test_a_table_that_was_out_of_its_publications(then, now, entries, reason):
     assert (again.reasons, again.is_new) == (found.reasons, False)
 
 
-INSERTS, WITHOUT_V, WITH_V = (
-    frozenset({"insert"}),
-    (("id", 1), ("a", 2)),
-    (("id", 1), ("a", 2), ("v", 3)),
-)
+INSERTS = frozenset({"insert"})
+WITHOUT_V, WITH_V = (("id", 1), ("a", 2)), (("id", 1), ("a", 2), ("v", 3))
 LEAF = replace(member("table 3", 2), relation=2)
 
 
@@ -338,89 +224,42 @@ def looked_at(*entries, columns=WITH_V, row_filter=None):
     return replace(table(columns, row_filter), entries=frozenset(entries), publishes=publishes)
 
 
-INSERTS_ALONE, OTHER_LIST = (
-    member(version=2, publishes=INSERTS),
-    member("table 2", column_list="1 2"),
-)
+INSERTS_ALONE = looked_at(member(version=2, publishes=INSERTS))
+WITHOUT = looked_at(member("table 2", column_list="1 2"), columns=WITHOUT_V)
+BACK = f"^it was {REMOVED}"
 TWO = {"table 5", "schema 6"}
 LOOKS = [
     # What published it at its copy, what each look finds, and what each tells (None: nothing).
-    (
-        "operations go and come",
-        [member()],
-        [looked_at(INSERTS_ALONE), looked_at(member(version=3)), looked_at(member(version=3))],
-        [
-            "^it publishes insert, but at its copy it published delete, insert, update$",
-            "^it was removed from a publication .* other options",
-            "^it was removed from a publication",
-        ],
-    ),
-    (
-        "operations go, one comes, all come",
-        [member()],
-        [
-            looked_at(INSERTS_ALONE),
-            looked_at(member(version=3, publishes=INSERTS | {"update"})),
-            looked_at(member(version=4)),
-        ],
-        [
-            "^it publishes insert, but",
-            "^it publishes insert, update, but",
-            "^it was removed from a publication",
-        ],
-    ),
-    (
-        "more operations come and go",
-        [member()],
-        [
-            looked_at(member(version=2, publishes=frozenset([*EVERY, "truncate"]))),
-            looked_at(member(version=3)),
-        ],
-        ["truncate, update, but at its copy", None],
-    ),
-    (
-        "operations go from one leaf, and come",
-        [member(), LEAF],
-        [
-            looked_at(member(), replace(LEAF, version=2, publishes=INSERTS)),
-            looked_at(member(), replace(LEAF, version=3)),
-        ],
-        ["^it was removed from a publication", "^it was removed from a publication"],
-    ),
-    (
-        "a column leaves and comes",
-        [member()],
-        [looked_at(OTHER_LIST, columns=WITHOUT_V), looked_at(member("table 3"))],
-        [None, "^column v was added to its column list$"],
-    ),
-    (
-        "a column leaves, and stays away",
-        [member()],
-        [looked_at(OTHER_LIST, columns=WITHOUT_V)] * 2,
-        [None, None],
-    ),
-    (
-        "a filter comes and goes",
-        [member()],
-        [
-            looked_at(member("table 2", row_filter="(a > 1)"), row_filter="(a > 1)"),
-            looked_at(member("table 3")),
-        ],
-        ["^its publications' filter is", "^its publications' filter is"],
-    ),
-    (
-        "what decides of two entries goes and comes",
-        [member(entries=TWO)],
-        [looked_at(member(entries=TWO)), looked_at(member(entries={"table 5", "schema 9"}))],
-        [None, "^it was removed from a publication"],
-    ),
-]
+    ("operations go and come", [member()],
+     [INSERTS_ALONE, looked_at(member(version=3)), looked_at(member(version=3))],
+     ["^it publishes insert, but at its copy it published delete, insert, update$",
+      f"{BACK} .* other options", BACK]),
+    ("operations go, one comes, all come", [member()],
+     [INSERTS_ALONE, looked_at(member(version=3, publishes=INSERTS | {"update"})),
+      looked_at(member(version=4))],
+     ["^it publishes insert, but", "^it publishes insert, update, but", BACK]),
+    ("more operations come and go", [member()],
+     [looked_at(member(version=2, publishes=frozenset([*EVERY, "truncate"]))),
+      looked_at(member(version=3))],
+     ["truncate, update, but at its copy", None]),
+    ("operations go from one leaf, and come", [member(), LEAF],
+     [looked_at(member(), replace(LEAF, version=2, publishes=INSERTS)),
+      looked_at(member(), replace(LEAF, version=3))],
+     [BACK, BACK]),
+    ("a column leaves and comes", [member()], [WITHOUT, looked_at(member("table 3"))],
+     [None, "^column v was added to its column list$"]),
+    ("a column leaves, and stays away", [member()], [WITHOUT] * 2, [None, None]),
+    ("a filter comes and goes", [member()],
+     [looked_at(member("table 2", **GREATER), **GREATER), looked_at(member("table 3"))],
+     ["^its publications' filter is", "^its publications' filter is"]),
+    ("what decides of two entries goes and comes", [member(entries=TWO)],
+     [looked_at(member(entries=TWO)), looked_at(member(entries={"table 5", "schema 9"}))],
+     [None, BACK]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("evolves", [True, False])
-@pytest.mark.parametrize(
-    ("first", "looks", "told"), [c[1:] for c in LOOKS], ids=[c[0] for c in LOOKS]
-)
+@cases("first, looks, told", LOOKS)
 def test_what_look_after_look_tells(first, looks, told, evolves):
     """That all is as it was again doesn't bring what was sent to nobody; whether the target's
     columns followed or not.

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.cases import cases
 from tests.unit.pipeline.drift.test_drift import EVERY, member
 from tests.unit.pipeline.drift.test_drift import state as drift_state
 from tests.unit.pipeline.drift.test_drift import table as drift_table
@@ -41,140 +42,72 @@ def table(**changes):
     return replace(drift_table(**options), **{"publishes": ALL} | changes)
 
 
+GREATER = {"row_filter": "(a > 1)"}
+INSERTS = frozenset({"insert"})
+BOTH = {"publications": ("p", "q"), "entries": TWO}
+LEAF_INSERTS = {*TWO, replace(member(publishes=INSERTS), relation=2)}
+THREE = (("id", 1), ("a", 2), ("b", 3))
 OBSTACLES = [
-    ("a filter alone", state(), table(row_filter="(a > 1)"), None),
-    ("a partition came", state(leaves=[2]), table(leaves=[2, 3]), None),
-    (
-        "it keeps deleted rows",
-        state(mode="soft_delete"),
-        table(row_filter="(a > 1)"),
-        "kept as soft_delete",
-    ),
-    ("it keeps every state", state(mode="history"), table(), "kept as history"),
-    ("no key", state(key_columns=[]), table(key_columns=()), "no key"),
-    ("another key", state(), table(key_columns=("a",)), "another key"),
-    ("a column more", state(), table(columns=(("id", 1), ("a", 2), ("b", 3))), "columns"),
-    ("a column that came back", state(unpublished=[2]), table(), "was added to its column list"),
-    ("recreated", state(), table(relation_ids=(2,)), "isn't the relation"),
-    (
-        "told for a while",
-        state(later=["(a > 2)"]),
-        table(row_filter="(a > 2)"),
-        "filter changed before",
-    ),
-    (
-        "two publications",
-        state(entries=to_texts(TWO)),
-        table(publications=("p", "q"), entries=TWO),
-        None,
-    ),
-    (
-        "two publications, not known then",
-        state(),
-        table(publications=("p", "q"), entries=TWO),
-        "same filters",
-    ),
-    (
-        "two, and one sends inserts alone",
-        state(entries=to_texts(TWO)),
-        table(publications=("p", "q"), entries=UNLIKE),
-        "same filters",
-    ),
-    (
-        "it was so when it was copied",
-        state(entries=to_texts(UNLIKE)),
-        table(publications=("p", "q"), entries=TWO),
-        "same filters",
-    ),
-    (
-        "inserts alone",
-        state(publishes=["insert"]),
-        table(publishes=frozenset({"insert"})),
-        "not every kind",
-    ),
-    ("truncate since", state(), table(publishes=ALL | {"truncate"}), "other operations"),
-    ("fed by another table", state(fed_by="public.t", table_name="public.u"), table(), None),
-    ("not as it was copied", state(fed_by="public.s"), table(), "another table"),
-    (
-        "gathered leaves, of which one came",
-        state(root_id=1, relation_ids=[2]),
-        table(relation_ids=(2, 3)),
-        None,
-    ),
-    (
-        "of another root",
-        state(root_id=9, relation_ids=[2]),
-        table(relation_ids=(2,)),
-        "isn't the relation",
-    ),
-    (
-        "one leaf sends inserts alone",
-        state(entries=to_texts(TWO)),
-        table(
-            entries=frozenset({*TWO, replace(member(publishes=frozenset({"insert"})), relation=2)})
-        ),
-        "same filters",
-    ),
-    ("a partition went", state(leaves=[2, 3]), table(leaves=[2]), None),
-    ("another took its place", state(leaves=[2, 3]), table(leaves=[2, 4]), None),
-]
+    ("a filter alone", {}, GREATER, None),
+    ("a partition came", {"leaves": [2]}, {"leaves": [2, 3]}, None),
+    ("it keeps deleted rows", {"mode": "soft_delete"}, GREATER, "kept as soft_delete"),
+    ("it keeps every state", {"mode": "history"}, {}, "kept as history"),
+    ("no key", {"key_columns": []}, {"key_columns": ()}, "no key"),
+    ("another key", {}, {"key_columns": ("a",)}, "another key"),
+    ("a column more", {}, {"columns": THREE}, "columns"),
+    ("a column that came back", {"unpublished": [2]}, {}, "was added to its column list"),
+    ("recreated", {}, {"relation_ids": (2,)}, "isn't the relation"),
+    ("told for a while", {"later": ["(a > 2)"]}, {"row_filter": "(a > 2)"}, "changed before"),
+    ("two publications", {"entries": to_texts(TWO)}, BOTH, None),
+    ("two publications, not known then", {}, BOTH, "same filters"),
+    ("two, and one sends inserts alone", {"entries": to_texts(TWO)}, BOTH | {"entries": UNLIKE},
+     "same filters"),
+    ("it was so when it was copied", {"entries": to_texts(UNLIKE)}, BOTH, "same filters"),
+    ("inserts alone", {"publishes": ["insert"]}, {"publishes": INSERTS}, "not every kind"),
+    ("truncate since", {}, {"publishes": ALL | {"truncate"}}, "other operations"),
+    ("fed by another table", {"fed_by": "public.t", "table_name": "public.u"}, {}, None),
+    ("not as it was copied", {"fed_by": "public.s"}, {}, "another table"),
+    ("gathered leaves, of which one came", {"root_id": 1, "relation_ids": [2]},
+     {"relation_ids": (2, 3)}, None),
+    ("of another root", {"root_id": 9, "relation_ids": [2]}, {"relation_ids": (2,)},
+     "isn't the relation"),
+    ("one leaf sends inserts alone", {"entries": to_texts(TWO)},
+     {"entries": frozenset(LEAF_INSERTS)}, "same filters"),
+    ("a partition went", {"leaves": [2, 3]}, {"leaves": [2]}, None),
+    ("another took its place", {"leaves": [2, 3]}, {"leaves": [2, 4]}, None),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("held", "present", "expected"), [case[1:] for case in OBSTACLES], ids=[c[0] for c in OBSTACLES]
-)
+@cases("held, present, expected", OBSTACLES)
 def test_obstacle(held, present, expected):
-    found = obstacle(Repair(held, present))
+    found = obstacle(Repair(state(**held), table(**present)))
     assert found is None if expected is None else expected in found
 
 
+FIVE, THREE_UP = FilterRule("(a > 5)"), FilterRule("(a > 3)")
+ENTERS = "((a > 3)) and not (((a > 5)))"
+TRUE_ONLY = FilterRule("((a > 1) IS TRUE)")
 ENTERING = [
     # before, after, columns that may be NULL, conditions
-    (FilterRule("(a > 5)"), FilterRule("(a > 3)"), [], ["((a > 3)) and not (((a > 5)))"]),
-    (
-        FilterRule("(a > 5)"),
-        FilterRule("(a > 3)"),
-        ["a"],
-        ["((a > 3)) and not (((a > 5)))", '((a > 3)) and ("a" is null) and (((a > 5))) is null'],
-    ),
-    (FilterRule("(a > 5)"), FilterRule("(a > 3)"), ["b"], ["((a > 3)) and not (((a > 5)))"]),
-    (FilterRule("(a > 5)"), FilterRule(), [], ["not (((a > 5)))"]),
-    (FilterRule(), FilterRule("(a > 5)"), ["a"], []),
-    (
-        FilterRule("(a > 5)", "(b > 1)"),
-        FilterRule("(a > 5)", "(b > 0)"),
-        [],
-        ["((a > 5)) and ((b > 0)) and not (((b > 1)))"],
-    ),
-    (
-        FilterRule("(a > 5)", "(b > 1)"),
-        FilterRule("(a > 5)"),
-        [],
-        ["((a > 5)) and not (((b > 1)))"],
-    ),
-    (
-        FilterRule("(a > 5)", "(b > 1)"),
-        FilterRule("(a > 4)", "(b > 0)"),
-        [],
-        ["((a > 4)) and ((b > 0)) and not (((a > 5)) and ((b > 1)))"],
-    ),
+    (FIVE, THREE_UP, [], [ENTERS]),
+    (FIVE, THREE_UP, ["a"], [ENTERS, '((a > 3)) and ("a" is null) and (((a > 5))) is null']),
+    (FIVE, THREE_UP, ["b"], [ENTERS]),
+    (FIVE, FilterRule(), [], ["not (((a > 5)))"]),
+    (FilterRule(), FIVE, ["a"], []),
+    (FilterRule("(a > 5)", "(b > 1)"), FilterRule("(a > 5)", "(b > 0)"), [],
+     ["((a > 5)) and ((b > 0)) and not (((b > 1)))"]),
+    (FilterRule("(a > 5)", "(b > 1)"), FIVE, [], ["((a > 5)) and not (((b > 1)))"]),
+    (FilterRule("(a > 5)", "(b > 1)"), FilterRule("(a > 4)", "(b > 0)"), [],
+     ["((a > 4)) and ((b > 0)) and not (((a > 5)) and ((b > 1)))"]),
     # NULL without a column that is.
     (FilterRule("((a % 2) = 0)"), FilterRule(), [], ["((((a % 2) = 0))) is not true"]),
-    (
-        FilterRule("(a = ANY ('{1,NULL}'::integer[]))"),
-        FilterRule(),
-        [],
-        ["(((a = ANY ('{1,NULL}'::integer[])))) is not true"],
-    ),
+    (FilterRule("(a = ANY ('{1,NULL}'::integer[]))"), FilterRule(), [],
+     ["(((a = ANY ('{1,NULL}'::integer[])))) is not true"]),
     (FilterRule("(a = ANY (ARRAY[1, 2]))"), FilterRule(), [], ["not (((a = ANY (ARRAY[1, 2]))))"]),
-    (
-        FilterRule("((a > 1) IS TRUE)"),
-        FilterRule(),
-        ["a"],
-        ["not ((((a > 1) IS TRUE)))", '("a" is null) and ((((a > 1) IS TRUE))) is null'],
-    ),
+    (TRUE_ONLY, FilterRule(), ["a"],
+     ["not ((((a > 1) IS TRUE)))", '("a" is null) and ((((a > 1) IS TRUE))) is null']),
     (FilterRule("(a > NULL::integer)"), FilterRule(), [], ["(((a > NULL::integer))) is not true"]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("before", "after", "nullable", "expected"), ENTERING)
@@ -241,11 +174,7 @@ LEAVES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("held", "leaves", "renewed", "again", "expected"),
-    [c[1:] for c in LEAVES],
-    ids=[c[0] for c in LEAVES],
-)
+@cases("held, leaves, renewed, again, expected", LEAVES)
 def test_leaves_that_a_repair_looks_at(held, leaves, renewed, again, expected):
     files = [FileState(file.oid, file.relfilenode, "7") for file in held.storage.files]
     held = replace(held, storage=StorageState(files))

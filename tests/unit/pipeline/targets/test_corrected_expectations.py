@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import cases
 from tests.support.bookkeeping import minutes
 from tests.support.pipelines import job_of, whole_database
 from waldelta.config.expectation_files import read_own_suites
@@ -58,7 +59,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("results, is_asked", [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@cases("results, is_asked", CASES)
 def test_edited_expectations_that_failed_are_asked_again(job, results, is_asked):
     write(job, "app.t.yml", BEFORE)
     for each in results:

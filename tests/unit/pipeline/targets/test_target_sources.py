@@ -42,8 +42,8 @@ BELOW = {
     name("gone"): Partition(99, (), None),
 }
 
-# What is published, what the pipeline file says, and what feeds each target then: relations,
-# source, root, filter.
+IN_ROOT = {"p": {"partition_root": True}}
+FROM_T = {"from": "public.t", "where": "x"}
 CASES = {
     "tables by their names": (
         LEAVES,
@@ -51,36 +51,28 @@ CASES = {
         {"p_1": ({11}, "p_1"), "p_2_a": ({121}, "p_2_a"), "other": ({9}, "other")},
     ),
     "a filter": (published(t=7), {"t": {"where": "a > 5"}}, {"t": ({7}, "t", None, "a > 5")}),
-    "leaves gathered": (
-        LEAVES,
-        {"p": {"partition_root": True}},
-        {"p": ({11, 121}, "p", 1), "other": ({9}, "other")},
-    ),
+    "leaves gathered": (LEAVES, IN_ROOT, {"p": ({11, 121}, "p", 1), "other": ({9}, "other")}),
     "gathered, filtered": (
         published(p_1=(11, 1)),
         {"p": {"partition_root": True, "where": "a"}},
         {"p": ({11}, "p", 1, "a")},
     ),
-    "nothing to gather": (
-        published(other=9),
-        {"p": {"partition_root": True}},
-        {"other": ({9}, "other")},
-    ),
-    "published via its root": (published(P=1), {"p": {"partition_root": True}}, {"p": ({1}, "p")}),
+    "nothing to gather": (published(other=9), IN_ROOT, {"other": ({9}, "other")}),
+    "published via its root": (published(P=1), IN_ROOT, {"p": ({1}, "p")}),
     "one part via its root": (
         published(p_1=(11, 1), P_2=(12, 1)),
-        {"p": {"partition_root": True}},
+        IN_ROOT,
         {"p": ({11}, "p", 1), "p_2": ({12}, "p_2")},
     ),
     "an unknown root": (LEAVES[-1:], {"q": {"partition_root": True}}, {"other": ({9}, "other")}),
     "one table for two": (
         published(t=7),
-        {"a": {"from": "public.t", "where": "x"}, "b": {"from": "public.t", "where": "y"}},
+        {"a": FROM_T, "b": FROM_T | {"where": "y"}},
         {"a": ({7}, "t", None, "x"), "b": ({7}, "t", None, "y")},
     ),
     "and kept itself": (
         published(t=7),
-        {"a": {"from": "public.t", "where": "x"}, "t": {}},
+        {"a": FROM_T, "t": {}},
         {"a": ({7}, "t", None, "x"), "t": ({7}, "t")},
     ),
     "a partition of a root": (
@@ -105,19 +97,15 @@ CASES = {
         {"a": {"from": "public.u", "where": "x"}},
         {"t": ({7}, "t")},
     ),
-    "from itself": (
-        published(t=7),
-        {"t": {"from": "public.t", "where": "x"}},
-        {"t": ({7}, "t", None, "x")},
-    ),
+    "from itself": (published(t=7), {"t": FROM_T}, {"t": ({7}, "t", None, "x")}),
     "a name that is taken": (
         published(t=7, u=8),
-        {"u": {"from": "public.t", "where": "x"}},
+        {"u": FROM_T},
         {"t": ({7}, "t"), "u": ({8}, "u", None, "x")},
     ),
     "from a leaf that is gathered": (
         published(p_1=(11, 1)),
-        {"p": {"partition_root": True}, "a": {"from": "public.p_1", "where": "x"}},
+        IN_ROOT | {"a": {"from": "public.p_1", "where": "x"}},
         {"p": ({11}, "p", 1)},
     ),
 }
@@ -151,45 +139,30 @@ def leaf(oid: int, *columns: str, key: tuple[str, ...] = (), **told: object) -> 
     )
 
 
+BOTH = (RELID, "a", "b")
+BY_A, BY_B = {"key": ("a",)}, {"key": ("b",)}
 GATHERED = {
     "by the root's key": (
-        relation("a", "b", key=("a",)),
-        [leaf(2, "a", "b", key=("a",))],
-        (RELID, "a", "b"),
-        ("a",),
+        relation("a", "b", **BY_A), [leaf(2, "a", "b", **BY_A)], BOTH, ("a",)
     ),
     "in the root's order": (
-        relation("a", "b", key=("a", "b")),
-        [leaf(2, "b", "a", key=("b", "a"))],
-        (RELID, "a", "b"),
-        ("a", "b"),
+        relation("a", "b", key=("a", "b")), [leaf(2, "b", "a", key=("b", "a"))], BOTH, ("a", "b")
     ),
     "by leaf and key": (
-        relation("a", "b"),
-        [leaf(2, "a", "b", key=("b",)), leaf(3, "b", "a", key=("b",))],
-        (RELID, "a", "b"),
+        relation("a", "b"), [leaf(2, "a", "b", **BY_B), leaf(3, "b", "a", **BY_B)], BOTH,
         (RELID, "b"),
     ),
     "by another identity than the root's key": (
-        relation("a", "b", key=("a",)),
-        [leaf(2, "a", "b", key=("b",))],
-        (RELID, "a", "b"),
-        (RELID, "b"),
+        relation("a", "b", **BY_A), [leaf(2, "a", "b", **BY_B)], BOTH, (RELID, "b")
     ),
     "without a key": (relation("a"), [leaf(2, "a"), leaf(3, "a")], (RELID, "a"), ()),
     "keys differ": (
-        relation("a", "b"),
-        [leaf(2, "a", "b", key=("a",)), leaf(3, "a", "b")],
-        (RELID, "a", "b"),
-        (),
+        relation("a", "b"), [leaf(2, "a", "b", **BY_A), leaf(3, "a", "b")], BOTH, ()
     ),
     "what all of them publish": (
-        relation("a", "b"),
-        [leaf(2, "a", "b"), leaf(3, "a")],
-        (RELID, "a"),
-        (),
+        relation("a", "b"), [leaf(2, "a", "b"), leaf(3, "a")], (RELID, "a"), ()
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", GATHERED)

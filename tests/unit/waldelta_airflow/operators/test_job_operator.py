@@ -26,6 +26,7 @@ from airflow.sdk.exceptions import (
 )
 from airflow.sdk.execution_time.timeout import TimeoutPosix
 
+from tests.cases import cases
 from tests.support.fixtures.airflow import PIPELINE
 from tests.support.waiting import wait_until
 from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
@@ -139,9 +140,7 @@ TRIES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "stages, try_number, counted", [case[1:] for case in TRIES], ids=[case[0] for case in TRIES]
-)
+@cases("stages, try_number, counted", TRIES)
 def test_a_run_is_counted_once(
     make_task, make_context, job, monkeypatch, stages, try_number, counted
 ):

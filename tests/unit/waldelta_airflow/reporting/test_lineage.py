@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from airflow.sdk import Connection
 
+from tests.cases import cases
 from tests.support.pipelines import pipeline_file
 from waldelta.config import load_pipeline_file
 from waldelta.lake import local_path
@@ -148,9 +149,7 @@ PUBLISHED = [
 ]
 
 
-@pytest.mark.parametrize(
-    "publications, expected", [case[1:] for case in PUBLISHED], ids=[case[0] for case in PUBLISHED]
-)
+@cases("publications, expected", PUBLISHED)
 def test_the_filter_that_is_in_force(provider, publications, expected):
     """As PostgreSQL joins those of the publications that a slot reads together."""
     from waldelta_airflow.reporting.lineage import lineage

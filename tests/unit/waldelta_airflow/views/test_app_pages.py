@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi.testclient import TestClient
 
+from tests.cases import cases
 from tests.support.bookkeeping import run
 from tests.support.fixtures.airflow import PIPELINE
 from tests.support.plugin_app import plugin_app
@@ -361,9 +362,7 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "path, status", [case[1:] for case in ANSWERS], ids=[case[0] for case in ANSWERS]
-)
+@cases("path, status", ANSWERS)
 def test_every_answer_has_the_security_headers(shop, monkeypatch, path, status):
     """Those of FastAPI itself and of errors too; what can't be read is named without its value."""
 
@@ -745,9 +744,7 @@ EQUAL = [
 ]
 
 
-@pytest.mark.parametrize(
-    "found, told, fine", [case[1:] for case in EQUAL], ids=[case[0] for case in EQUAL]
-)
+@cases("found, told, fine", EQUAL)
 def test_nothing_is_fine_that_was_not_compared(
     write_pipeline, schedules, open_pages, found, told, fine
 ):
@@ -896,9 +893,7 @@ DECISIONS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("form", "conf"), [case[1:] for case in DECISIONS], ids=[case[0] for case in DECISIONS]
-)
+@cases("form, conf", DECISIONS)
 def test_buttons_of_the_quarantine_trigger_its_dag(shop, open_pages, decided, form, conf):
     """In the name of who pressed it; a form that isn't ours is refused."""
     answer = open_pages("op").post("/p/shop/quarantine", data=form, headers=OWN)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
+from tests.cases import cases
 from waldelta.config import Publication
 from waldelta.postgres import TableId
 from waldelta.stages.setup.facts.publications import (
@@ -150,9 +149,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "wanted, actual, statements", [c[1:] for c in CASES], ids=[c[0] for c in CASES]
-)
+@cases("wanted, actual, statements", CASES)
 def test_plan(wanted, actual, statements):
     planned = plan_publications([wanted], {"p": actual} if actual else {})
     assert [s.text() for s in planned] == statements
