@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from waldelta.lake.lake import Lake
 
+T = TypeVar("T")
 # The properties by which columns have other names in files, and by which Spark's commits mark rows
 # as deleted, instead of rewriting their files.
 COLUMN_MAPPING, DELETION_VECTORS = "delta.columnMapping.mode", "delta.enableDeletionVectors"
@@ -230,6 +231,17 @@ class DeltaTarget:
             return self.open_from_log() if from_log else self.open()
         except TableNotFoundError:
             return None
+
+    def committed(self, app_id: str) -> tuple[int, int] | None:
+        """Return the newest version, and the number of a transaction id's last commit then.
+
+        None when there is no table. A table that this process has read at that version isn't opened
+        again.
+        """
+        known = self.lake.cache.unchanged(self.lake, self.uri, app_id)
+        if known is None and (table := self.find()) is not None:
+            known = table.version, table.committed(app_id)
+        return known
 
     def find_known(self) -> TargetVersion | None:
         """Open a version by open_known(); None when there is no table."""
@@ -419,7 +431,11 @@ class TargetVersion:
 
     def committed(self, app_id: str) -> int:
         """Return the number of a transaction id's last commit; 0 without any."""
-        return self.place.lake.cache.committed(self.table, self.place.uri, app_id)
+        return self.read_once(app_id, lambda: self.table.transaction_version(app_id) or 0)
+
+    def read_once(self, name: str, read: Callable[[], T]) -> T:
+        """Return what ``read`` reads of this version; it is kept by name for the next caller."""
+        return self.place.lake.cache.read_once(self.table, self.place.uri, name, read)
 
     def commits(self, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield the commits, newest first, as delta-rs reads them from the table's log.

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import RLock
+from typing import Any, TypeVar
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
@@ -21,6 +22,7 @@ from waldelta.lake.storage import (
     CHANGES,
     bookkeeping_uri,
     entry_identity,
+    entry_path,
     local_path,
     open_folder,
     target_uri,
@@ -29,6 +31,7 @@ from waldelta.lake.store_connection import read_store_options
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 # A run opens each target several times, and the ledger's tables all the time. Each file of a table
 # takes about 1.5 kB of memory.
 _MOST_IDLE, _MOST_IDLE_FILES = 512, 100_000
@@ -51,8 +54,9 @@ class TableCache:
             OrderedDict()
         )
         self._root: FileSystem | None = None
-        # By table and transaction id: a version, and the id's last number then.
-        self._transactions: dict[tuple[str, str], tuple[int, int]] = {}
+        # By table and name: a version, the identity of its log entry, and what was read of it.
+        self._read: dict[tuple[str, str], tuple[int, tuple[int, int] | None, Any]] = {}
+        self._idle_files = 0
         self._logs: KnownLogs | None = None
         self._requests = requests_made()
 
@@ -100,22 +104,34 @@ class TableCache:
         has another entry of its version by now is another table, and isn't handed out.
         """
         with self._lock:
-            table, entry, _ = self._tables.get(uri, (None, None, 0))
+            table, entry, files = self._tables.get(uri, (None, None, 0))
             if table is None or (version is not None and table.version() != version):
                 return None
             self._tables.pop(uri, None)
+            self._idle_files -= files
         return table if entry_identity(uri, table.version()) == entry else None
 
-    def committed(self, table: DeltaTable, uri: str, app_id: str) -> int:
-        """Return the number of a transaction id's last commit at a table's version; 0 without
-        any.
+    def read_once(self, table: DeltaTable, uri: str, name: str, read: Callable[[], T]) -> T:
+        """Return what ``read`` returns of a table's version; the last version's is kept by name."""
+        version, entry = table.version(), entry_identity(uri, table.version())
+        known = self._read.get((uri, name))
+        if known is None or known[:2] != (version, entry):
+            known = self._read[uri, name] = version, entry, read()
+        value: T = known[2]
+        return value
+
+    def unchanged(self, lake: Lake, uri: str, name: str) -> tuple[int, Any] | None:
+        """Return a version and what was read of it by this name while it is the newest, else None.
+
+        On a disk this opens no table. In an object store it is always None.
         """
-        version = table.version()
-        known = self._transactions.get((uri, app_id))
-        if known is None or known[0] != version:
-            known = version, table.transaction_version(app_id) or 0
-            self._transactions[uri, app_id] = known
-        return known[1]
+        version, entry, value = self._read.get((uri, name), (0, None, None))
+        is_newest = (
+            entry is not None
+            and entry == entry_identity(uri, version)
+            and not lake.has(f"{uri}/{entry_path(version + 1)}")
+        )
+        return (version, value) if is_newest else None
 
     def root_files(self, lake: Lake) -> FileSystem:
         """Return the lake's root as a file system, always the same: it keeps its connections."""
@@ -133,15 +149,14 @@ class TableCache:
             return  # Its last commit was interrupted and isn't in the store.
         entry, count = entry_identity(uri, version), len(table.file_uris())
         with self._lock:
-            kept, *_ = self._tables.get(uri, (None, None, 0))
+            kept, _, files = self._tables.get(uri, (None, None, 0))
             if kept is not None and kept.version() > version:
                 return
             self._tables[uri] = table, entry, count
             self._tables.move_to_end(uri)
-            files = sum(count for *_, count in self._tables.values())
-            while len(self._tables) > _MOST_IDLE or files > _MOST_IDLE_FILES:
-                *_, count = self._tables.popitem(last=False)[1]
-                files -= count
+            self._idle_files += count - files
+            while len(self._tables) > _MOST_IDLE or self._idle_files > _MOST_IDLE_FILES:
+                self._idle_files -= self._tables.popitem(last=False)[1][-1]
 
 
 def _of_task() -> TableCache:

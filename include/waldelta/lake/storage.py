@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -79,6 +80,7 @@ def bookkeeping_uri(root: str, name: str) -> str:
     return f"{root}/{BOOKKEEPING}/{name}"
 
 
+@lru_cache(maxsize=4_096)
 def local_path(uri: str) -> Path | None:
     """Return the folder of a ``file://`` URI without decoding it; None for object stores."""
     parts = urlsplit(uri)
@@ -106,17 +108,20 @@ def sync_commit(uri: str, version: int) -> None:
     # Earlier commits that weren't forced are included: an external writer's, a killed run's, and
     # those that only changed properties or columns. A table can't be read when its log has a gap or
     # names a missing file.
-    known, *_ = _synced.get(uri, (version,))
+    known, *identity = _synced.get(uri, (version,))
     for earlier in range(known + 1 if known < version else max(0, version - _EARLIER), version):
         _sync_if_there(folder, earlier)
     _sync_files(folder, version, _fsync)
-    # Every table is two folders below the lake's root, which may be as new as the table.
-    for path in (folder / "_delta_log", folder, *folder.parents[:2]):
-        _fsync(path)
-    with suppress(
-        PermissionError
-    ):  # The folder belongs to another user, who is responsible for it.
-        _fsync(folder.parents[2])
+    _fsync(folder / "_delta_log")
+    # The folders are forced once: another table has taken the place of this one where the last
+    # commit's entry is another.
+    if not identity or entry_identity(uri, known) != tuple(identity):
+        # Every table is two folders below the lake's root, which may be as new as the table.
+        for path in (folder, *folder.parents[:2]):
+            _fsync(path)
+        with suppress(PermissionError):
+            # The folder belongs to another user, who is responsible for it.
+            _fsync(folder.parents[2])
     _synced[uri] = forced
 
 

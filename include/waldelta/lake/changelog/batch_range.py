@@ -77,6 +77,11 @@ class BatchRange:
         return self.change_log.rows(self.stream, MOST_DRIVER_MESSAGE_BYTES)
 
     @property
+    def is_in_memory(self) -> bool:
+        """Whether all row messages are in memory, by relation; threads may share the range then."""
+        return self._rows is not None and self._by_relation is not None
+
+    @property
     def _most_rows(self) -> int:
         return 0 if self.change_log.lake.on_spark else MOST_DRIVER_ROWS
 
@@ -172,7 +177,8 @@ class BatchRanges:
     def of(self, batches: BatchNumbers) -> BatchRange:
         """Return the range of these batches."""
         after, upto = batches
-        if batches not in self._read:
+        if (batch_range := self._read.get(batches)) is None:
             messages = sum(size for batch, size in self._sizes.items() if after < batch <= upto)
-            self._read = {batches: BatchRange(self.change_log, batches, messages, self._split)}
-        return self._read[batches]
+            batch_range = BatchRange(self.change_log, batches, messages, self._split)
+            self._read = {batches: batch_range}
+        return batch_range

@@ -386,6 +386,11 @@ def read_sorted(
     tables. Files whose rows are all older aren't opened. Of large files, only the needed row groups
     and columns are read. Others are read whole and cached; without ``kept``, only the smallest.
     """
+    if kept and (rows := table.read_once("rows", lambda: _read_few(table))) is not None:
+        if since is not None:
+            rows = rows.filter(pc.field("at") >= since)
+        named = rows if columns is None else rows.select(_names(rows.schema, columns))
+        return named if chosen is None else rows.filter(chosen).select(named.column_names)
     schema, actions = table.schema, table.files
     if chosen is not None:
         actions = _may_have(actions, schema, chosen)
@@ -397,8 +402,7 @@ def read_sorted(
             actions = actions.filter(
                 ends.is_null() | (ends >= pa.scalar(since - STATISTIC, pa.timestamp("us", "UTC")))
             )
-    wanted = schema.names if columns is None else (*columns, "at")
-    names = [name for name in dict.fromkeys(wanted) if name in schema.names]
+    names = schema.names if columns is None else _names(schema, columns)
     place, parts = _place_of(table), [schema.empty_table().select(names)]
     for file in actions.select(["path", "size_bytes", "num_records"]).to_pylist():
         path, size = file["path"], file["size_bytes"]
@@ -410,6 +414,17 @@ def read_sorted(
             rows = _read_whole(place, path, size, schema)
             parts.append((rows if chosen is None else rows.filter(chosen)).select(names))
     return pa.concat_tables(parts).sort_by("at")
+
+
+def _names(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
+    """Return those of the columns, and ``at``, that a table has."""
+    return [name for name in dict.fromkeys((*columns, "at")) if name in schema.names]
+
+
+def _read_few(table: TargetVersion) -> pa.Table | None:
+    """Return all rows, oldest first; None where they are many."""
+    many = (pc.sum(table.files["num_records"]).as_py() or 0) > _SMALL_ROWS
+    return None if many else read_files(table, table.sized_files)
 
 
 def _may_have(actions: pa.Table, schema: pa.Schema, chosen: pc.Expression) -> pa.Table:
@@ -443,7 +458,8 @@ def _within(texts: Sequence[str], bounds: Mapping[str, str | None]) -> pc.Expres
 def read_files(table: TargetVersion, files: Sequence[tuple[str, int]]) -> pa.Table:
     """Return all rows of some files (path, bytes), oldest first, by the table's current schema."""
     place, schema = _place_of(table), table.schema
-    return pa.concat_tables([_read_whole(place, *file, schema) for file in files]).sort_by("at")
+    parts = [_read_whole(place, *file, schema) for file in files]
+    return pa.concat_tables([schema.empty_table(), *parts]).sort_by("at")
 
 
 def _place_of(table: TargetVersion) -> _Place:

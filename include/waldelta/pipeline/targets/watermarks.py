@@ -83,12 +83,11 @@ class Watermarks:
         """
         place = self._job.lake.target(state.table_name)
         try:
-            if (table := place.find()) is None:
+            if (newest := place.committed(apply_app_id(self.identity, state))) is None:
                 raise StateError(
                     f"{state.table_name}: its target {place.uri} is gone: run the initial sync for"
                     " it again"
                 )
-            committed = table.committed(apply_app_id(self.identity, state))
         except TableError as err:
             altered = upgrade(place, state.table_name, self._last_version(state), err)
             if altered is not None:
@@ -98,7 +97,7 @@ class Watermarks:
                 f" ({str(err).splitlines()[0]}): restore the missing files of its _delta_log, or"
                 " remove the folder and run the initial sync for it again"
             ) from err
-        self.versions[state.table_name] = table.version
+        self.versions[state.table_name], committed = newest
         floor = self.identity.floor
         in_cut = self.cut.batch if self.cut is not None and self.cut.of(state) is not None else 0
         applied = max(committed, in_cut, floor)
@@ -150,6 +149,5 @@ def messages_app_id(identity: SlotIdentity) -> str:
 
 def messages_applied(job: Job, identity: SlotIdentity) -> int:
     """Return the last batch whose logical messages are in their table."""
-    table = job.lake.bookkeeping(MESSAGES).find()
-    committed = table.committed(messages_app_id(identity)) if table is not None else 0
-    return max(identity.floor, committed)
+    newest = job.lake.bookkeeping(MESSAGES).committed(messages_app_id(identity))
+    return max(identity.floor, newest[1] if newest is not None else 0)
