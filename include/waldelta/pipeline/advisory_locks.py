@@ -131,7 +131,7 @@ def advisory_lock(conninfo: str, name: LockName, application_name: str) -> Itera
 
 
 class LockSessions(AbstractContextManager["LockSessions"]):
-    """Sessions that hold one lock after the other.
+    """Sessions that hold one lock after the other; threads may share them.
 
     With many small targets, a backend for each lock would be most of what a run costs the source.
 
@@ -167,12 +167,15 @@ class LockSessions(AbstractContextManager["LockSessions"]):
 
     def _try(self, name: LockName, application_name: str) -> tuple[Connection, bool]:
         """Return a session, and whether it got the lock."""
-        while self._idle:
+        while True:
+            try:
+                idle = self._idle.pop()
+            except IndexError:
+                return _tried(connect(self._conninfo, application_name), name, application_name)
             with suppress(
                 psycopg.Error
             ):  # The server or a firewall may have ended the session while it was idle.
-                return _tried(self._idle.pop(), name, application_name)
-        return _tried(connect(self._conninfo, application_name), name, application_name)
+                return _tried(idle, name, application_name)
 
     def __exit__(self, *_: object) -> None:
         while self._idle:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Literal
 
 from psycopg.rows import namedtuple_row
@@ -79,7 +80,7 @@ def read_types(conn: Connection, types: Iterable[tuple[int, int]]) -> dict[tuple
 
 
 class KnownTypes:
-    """Describes types for several callers, with one query per type.
+    """Describes types for several callers, also in threads, with one query per type.
 
     ``connected`` returns the connection for that.
     """
@@ -87,13 +88,15 @@ class KnownTypes:
     def __init__(self, connected: Callable[[], AbstractContextManager[Connection]]) -> None:
         self._connected = connected
         self._known: dict[tuple[int, int], PgType] = {}
+        self._lock = Lock()
 
     def __call__(self, types: Iterable[tuple[int, int]]) -> dict[tuple[int, int], PgType]:
         """Describe types as ``read_types`` does, as they were when first read."""
         wanted = set(types)
-        if unknown := wanted - self._known.keys():
-            with self._connected() as connection:
-                self._known |= read_types(connection, unknown)
+        with self._lock:
+            if unknown := wanted - self._known.keys():
+                with self._connected() as connection:
+                    self._known |= read_types(connection, unknown)
         return {pair: self._known[pair] for pair in wanted}
 
 

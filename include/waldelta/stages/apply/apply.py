@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 
 from waldelta.changes.decode.message_search import find_unreadable
 from waldelta.changes.decode.net_rows import WRITTEN
@@ -53,7 +55,7 @@ from waldelta.pipeline.targets.external_commits import Watch
 from waldelta.pipeline.targets.lifecycle import mark_for_copy
 from waldelta.postgres.type_catalog import KnownTypes
 from waldelta.quantities import counted
-from waldelta.spark import Runner
+from waldelta.spark import Runner, RunnerPool
 from waldelta.stages.apply._apply_batches import measures, plan_apply_batches, reported_batches
 from waldelta.stages.apply._select_targets import SelectedTargets, select_targets, select_unchanged
 from waldelta.stages.apply.complete_rows import complete_rows
@@ -196,13 +198,7 @@ def _apply_upto(
             behind = is_all and all(watermark <= upto for watermark in watermarks.values())
             # Unreported commits are reported with a published cut where there is one.
             told = unreported_cuts if behind or upto == (ends or [last])[-1] else {}
-            # Targets with the same batches to apply follow each other, so that they read them
-            # together.
-            in_turn = sorted(
-                without_failure(states, applied), key=lambda state: watermarks[state.table_name]
-            )
-            done = [_apply_batch(run, state, upto, told, applied) for state in in_turn]
-            cuts = sorted((one for one in done if one is not None), key=lambda one: one.table_name)
+            cuts = _apply_batches(run, without_failure(states, applied), upto, told, applied)
             applied.steps.append(
                 finish_step(job, change_log, upto, cuts, complete=behind and applied.is_complete)
             )
@@ -257,6 +253,36 @@ def _begun(  # noqa: PLR0913, PLR0917 - as _apply_upto() has them
             )
         finally:
             applied.foreign = sorted({*applied.foreign, *watch.reported})
+
+
+def _apply_batches(
+    run: _Run,
+    states: Sequence[TableState],
+    upto: int,
+    unreported_cuts: dict[str, TargetCut],
+    applied: Applied,
+) -> list[TargetCut]:
+    """Bring targets up to a batch; returns the cuts of those that didn't fail, by name."""
+
+    def batch_of(state: TableState) -> int:
+        return run.watermarks[state.table_name]
+
+    def apply_one(runner: Runner, state: TableState) -> TargetCut | None:
+        return _apply_batch(replace(run, runner=runner), state, upto, unreported_cuts, applied)
+
+    cuts: list[TargetCut | None] = []
+    # Targets with the same batches to apply follow each other, so that they read them together.
+    for batch, of_batch in groupby(sorted(states, key=batch_of), batch_of):
+        targets = list(of_batch)
+        batches = BatchNumbers(batch, upto)
+        # A small target waits for the disk and the source most of the time. On Spark, one target
+        # uses all cores.
+        several = not (batches.is_empty or run.runner.is_started) and (
+            run.stretches.of(batches).is_in_memory
+        )
+        with RunnerPool(run.runner, len(targets) if several else 1) as pool:
+            cuts += pool.map(apply_one, targets)
+    return sorted((cut for cut in cuts if cut is not None), key=attrgetter("table_name"))
 
 
 def _apply_batch(
