@@ -14,6 +14,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from tests.pictures.story import AT, NOTEBOOK, SINCE, TAMPERED, Tale, Trouble, today
+from tests.support.bookkeeping import add_reports
 from waldelta.config import PipelineFile
 from waldelta.lake import Lake, target_uri
 from waldelta.lake.ledger import (
@@ -35,9 +36,8 @@ from waldelta.lake.ledger import (
 from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations
 from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult, describe_error
-from waldelta.pipeline.report_folder import docs_folder
 from waldelta.pipeline.run_result import ReportedLag
-from waldelta.stages.check.reports.index import ReportEntry, add_entry
+from waldelta.stages.check.reports.index import ReportEntry
 
 _MEANINGS = (
     "key (id) is unique", "key column id has no nulls", "NOT NULL column created_at has no nulls",
@@ -411,13 +411,9 @@ def _befall_orders(pipeline: PipelineFile, ledger: Ledger, lake: _Lake) -> None:
         for n, what in ((1, "UPDATE"), (2, "DELETE"))
     ]
     ledger.append(replace(ledger.table_states()[TAMPERED], at=NOTEBOOK, foreign_commits=commits))
-    folder, last = docs_folder(pipeline), list(lake.batches.values())[-1]
-    assert folder is not None
-    for one in last.targets:
-        page = f"{one.table_name}.html"
-        met = len(_MEANINGS)
-        entry = ReportEntry(
-            last.at, pipeline.pipeline, last.run_id, one.table_name, one.version, met, (), (), page
-        )
-        add_entry(folder, entry)
-        (folder / page).write_text("<h1>a report</h1>")
+    last, met = list(lake.batches.values())[-1], len(_MEANINGS)
+    run = (last.at, pipeline.pipeline, last.run_id)
+    entries = [
+        ReportEntry(*run, one.table_name, one.version, met, (), (), "page") for one in last.targets
+    ]
+    add_reports(pipeline, *entries)

@@ -60,7 +60,7 @@ def main() -> None:
 
 def take_data_docs(browser: WebDriver, lake: Path, folder: Path) -> None:
     """The page of the latest check of the flights."""
-    pages = (lake / "_waldelta/data_docs/validations/public/flights").rglob("*.html")
+    pages = (lake / "_waldelta/data_docs/checks").rglob("public.flights.html")
     latest = max(pages, key=lambda page: page.stat().st_mtime)
     path = folder / "data-docs.png"
     take(browser, latest.as_uri(), path, _WIDTH, _HEIGHT)

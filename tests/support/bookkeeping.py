@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
 
 import pyarrow as pa
 from deltalake import write_deltalake
@@ -13,6 +14,9 @@ from waldelta.config import PipelineFile
 from waldelta.lake import DeltaTarget, Lake, bookkeeping_uri
 from waldelta.lake.ledger import ExpectationResult, Ledger, Run, TargetCut
 from waldelta.lake.ledger.records import LedgerRow, schema_of
+from waldelta.pipeline.report_folder import CHECKS
+from waldelta.stages.check.reports.docs_store import DocsStore
+from waldelta.stages.check.reports.index import ReportEntry
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -78,3 +82,25 @@ def pipeline(lake: str) -> PipelineFile:
 def table_at(uri: str) -> DeltaTarget:
     """The Delta table at a URI or path, of a lake without credentials."""
     return DeltaTarget(Lake(uri), uri)
+
+
+PAGE = "<h1>page</h1>"
+
+
+def add_reports(
+    pipeline: PipelineFile, *entries: ReportEntry, name: str = "", text: str = PAGE
+) -> list[ReportEntry]:
+    """List reports of one run of their pipeline, each with a page where its entry names one.
+
+    Returns them as they are listed.
+    """
+    first = entries[0]
+    own = pipeline.model_copy(update={"pipeline": first.pipeline})
+    lake = Lake(pipeline.target.root)
+    run = DocsStore(own, lake).begin(CHECKS, first.run_id, first.at)
+    listed = []
+    for entry in entries:
+        page = entry.page and run.page_of(run.write_page(name or quote(entry.table, safe=""), text))
+        listed.append(replace(entry, page=page))
+    run.write_list(listed)
+    return listed

@@ -10,7 +10,8 @@ from waldelta.errors import ConfigError
 from waldelta.findings import Finding, problem
 from waldelta.lake import bookkeeping_uri, local_path
 
-ENTRIES_FOLDER = ".entries"
+# The folders of the two kinds of reports.
+CHECKS, RECONCILIATIONS = "checks", "reconciliations"
 
 
 def docs_uri(root: str) -> str:
@@ -48,7 +49,7 @@ def _is_ours(folder: Path) -> bool:
         return True
     except OSError:
         return False
-    return not held or ENTRIES_FOLDER in held
+    return not held or not held.isdisjoint((CHECKS, RECONCILIATIONS))
 
 
 def judge_docs(pipeline: PipelineFile) -> Iterator[Finding]:

@@ -291,8 +291,6 @@ def report(page_request: PageRequestDep, name: str, path: str) -> Response:
         served = served_report(found, path)
     if served is None:
         raise HTTPException(404, "There is no such report.")
-    if isinstance(served, Path):
-        return FileResponse(served, headers=REPORT_HEADERS)
     return HTMLResponse(served, headers=REPORT_HEADERS)
 
 

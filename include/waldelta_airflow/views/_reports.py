@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from waldelta.config import PipelineFile
-from waldelta.pipeline.report_folder import docs_folder
-from waldelta.stages.check.reports.index import (
-    CheckedRun,
-    ReportEntry,
-    checked_runs,
-    entry_of,
-    read_entries,
-)
+from waldelta.stages.check.reports.docs_store import DocsStore
+from waldelta.stages.check.reports.index import CheckedRun, ReportEntry, checked_runs
 from waldelta.stages.check.reports.page import static_index
-from waldelta.stages.check.reports.store_reports import StoreReports
 from waldelta_airflow._connections import pipeline_lake
 
 
-def served_report(pipeline: PipelineFile, path: str) -> Path | bytes | None:
-    """Returns the page of a report that is listed for this pipeline, or None.
+def served_report(pipeline: PipelineFile, path: str) -> bytes | None:
+    """Returns the page of a report that is listed for this pipeline; None for anything else.
 
-    It is a file, or the content of an object in the lake's store, which raises the store's errors.
-    None is returned for any other file or object, and where a symbolic link leads outside.
+    Raises the errors of the store that the lake is in.
     """
-    folder = docs_folder(pipeline)
-    if folder is None:
-        return StoreReports(pipeline_lake(pipeline)).read_page(pipeline.pipeline, path)
-    return _file_of(folder, pipeline.pipeline, path)
-
-
-def _file_of(folder: Path, pipeline: str, path: str) -> Path | None:
-    root = folder.resolve()
-    try:
-        file = (root / path).resolve()
-    except (OSError, ValueError):
-        return None
-    if not file.is_relative_to(root) or file.suffix != ".html" or not file.is_file():
-        return None
-    entry = entry_of(folder, page := file.relative_to(root).as_posix())
-    return file if entry is not None and (entry.pipeline, entry.page) == (pipeline, page) else None
+    return DocsStore(pipeline, pipeline_lake(pipeline)).read_page(path)
 
 
 def reports_index(pipeline: PipelineFile) -> str:
@@ -52,18 +27,9 @@ def read_reports(pipeline: PipelineFile, run_id: str | None = None) -> list[Chec
 
     Raises the errors of the store that the lake is in.
     """
-    folder = docs_folder(pipeline)
-    entries = (
-        StoreReports(pipeline_lake(pipeline)).read_entries(run_id)
-        if folder is None
-        else read_entries(folder)
-    )
+    entries = DocsStore(pipeline, pipeline_lake(pipeline)).read_entries(run_id)
     # A folder may serve several pipelines; links contain the pipeline.
-    return checked_runs(
-        entry
-        for entry in entries
-        if entry.pipeline == pipeline.pipeline and run_id in (None, entry.run_id)
-    )
+    return checked_runs(entry for entry in entries if entry.pipeline == pipeline.pipeline)
 
 
 def reports_of(pipeline: PipelineFile, run_id: str) -> dict[str, ReportEntry]:

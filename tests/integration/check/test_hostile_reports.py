@@ -22,10 +22,11 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
 
 import waldelta.stages.check.great_expectations._custom  # noqa: F401 - it registers ours
+from tests.support.bookkeeping import add_reports
 from tests.support.browser import open_browser
 from tests.support.pipelines import pipeline_file
 from tests.support.plugin_app import plugin_app, serve
-from waldelta.config import PipelineFile, split_table_name
+from waldelta.config import PipelineFile, load_pipeline_file, split_table_name
 from waldelta.lake import Lake, target_uri
 from waldelta.lake.ledger import ColumnState, Ledger, Reconciliation, RowDifference, TableState, now
 from waldelta.lake.ledger.reconciliations import ColumnDifference
@@ -34,7 +35,7 @@ from waldelta.stages.check.check import check
 from waldelta.stages.check.great_expectations.run_suite import _open_context
 from waldelta.stages.check.reports._result_view import check_page
 from waldelta.stages.check.reports.data_docs import list_reconciliation
-from waldelta.stages.check.reports.index import ReportEntry, add_entry, read_entries
+from waldelta.stages.check.reports.index import ReportEntry
 from waldelta.stages.check.suite.expectation import QualityReport
 
 pytestmark = [pytest.mark.spark, pytest.mark.airflow]
@@ -325,18 +326,18 @@ def test_through_the_plugin_nothing_comes_alive_either(
     (tmp_path / "shop.yml").write_text(yaml.safe_dump(document))
     page = lake / page_of(report).relative_to(whole)
     folder = lake / "_waldelta" / "data_docs"
-    old = folder / "validations" / "old.html"
-    old.write_text(
+    alive = (
         f"<html><head>{REFRESH}</head><body><img"
         f" src=http://127.0.0.1:9/x>{SCRIPT}{CLOSING}</body></html>"
     )
-    add_entry(
-        folder,
-        ReportEntry(
-            now() - timedelta(days=1), "shop", "r", TABLE, 1, 1, (), (), "validations/old.html"
-        ),
+    at = now() - timedelta(days=1)
+    (entry,) = add_reports(
+        load_pipeline_file(tmp_path / "shop.yml"),
+        ReportEntry(at, "shop", "r", TABLE, 1, 1, (), (), "old.html"),
+        name="old",
+        text=alive,
     )
-    assert len(read_entries(folder)) >= 2
+    old = folder / entry.page
     with serve(plugin_app("viewer")) as base:
         for path in (page, old):
             address = f"{base}/docs/shop/{quote(path.relative_to(folder).as_posix())}"

@@ -334,9 +334,7 @@ def test_hostile_names(lake):
     for html in (page, lake.docs / "index.html"):
         assert "<script>alert(1)" not in html.read_text()
         assert "<img src=x>" not in html.read_text()
-    links = set(
-        re.findall(r"validations/[^\"'<>\\ ]+\.html", (lake.docs / "index.html").read_text())
-    )
+    links = set(re.findall(r"checks/[^\"'<>\\ ]+\.html", (lake.docs / "index.html").read_text()))
     assert links
     assert all((lake.docs / unquote(unescape(link))).is_file() for link in links)
 

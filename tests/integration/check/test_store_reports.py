@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.support.bookkeeping import add_reports
 from tests.support.fixtures.stores import ON_EACH_SERVER
 from tests.support.pipelines import pipeline_file
 from tests.support.plugin_app import plugin_app
@@ -20,8 +21,8 @@ from waldelta.lake.ledger import Reconciliation
 from waldelta.pipeline.report_folder import judge_docs
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.check.reports.data_docs import list_reconciliation, list_reports, prune_reports
+from waldelta.stages.check.reports.docs_store import CHECKS, DocsStore
 from waldelta.stages.check.reports.index import ReportEntry
-from waldelta.stages.check.reports.store_reports import CHECKS, StoreReports
 from waldelta.stages.check.suite.expectation import TableVerdict
 from waldelta_airflow.views._reports import read_reports, reports_of
 
@@ -75,23 +76,23 @@ def client(role):
 
 def check_of(lake, pipeline, at, run_id="scheduled__1", tables=("public.orders",)):
     """Write what a check does of these tables; returns the pages' places among the reports."""
-    run = StoreReports(lake).begin(CHECKS, run_id, at)
+    run = DocsStore(pipeline, lake).begin(CHECKS, run_id, at)
     pages = [run.write_page(table, f"<h1>{table} {run_id}</h1>") for table in tables]
     verdicts = [
         TableVerdict(table, 3, (), (), page) for table, page in zip(tables, pages, strict=True)
     ]
-    assert list_reports(run, pipeline, run_id, at, verdicts) == run.uri
+    assert list_reports(run, run_id, at, verdicts) == f"{run.docs.uri}/{run.path}"
     return [run.page_of(page) for page in pages]
 
 
 @ON_EACH_SERVER
 def test_a_run_appears_with_all_its_pages(lake, shop):
     """Until its list is written, it has none; a run whose check was tried again has its last."""
-    reports = StoreReports(lake)
+    reports = DocsStore(shop, lake)
     run = reports.begin(CHECKS, "scheduled__1", NOON)
     written = run.page_of(run.write_page("public.orders", "<h1>é</h1>"))
     assert reports.read_entries() == []
-    assert reports.read_page("shop", written) is None
+    assert reports.read_page(written) is None
     gone = ReportEntry(NOON, "shop", "scheduled__1", "public.gone", None, 1, ("lost",), (), "")
     listed = [
         ReportEntry(NOON, "shop", "scheduled__1", "public.orders", 3, 4, (), (), written),
@@ -99,7 +100,7 @@ def test_a_run_appears_with_all_its_pages(lake, shop):
     ]
     run.write_list(listed)
     assert reports.read_entries() == reports.read_entries("scheduled__1") == listed
-    assert reports.read_page("shop", written) == "<h1>é</h1>".encode()
+    assert reports.read_page(written) == "<h1>é</h1>".encode()
     (again,) = check_of(lake, shop, NOON + timedelta(minutes=5))
     check_of(lake, shop, NOON, "scheduled__2")
     found = reports_of(shop, "scheduled__1")
@@ -117,7 +118,7 @@ def test_a_run_appears_with_all_its_pages(lake, shop):
 @ON_EACH_SERVER
 def test_only_old_runs_are_pruned(lake, shop, bucket):
     """Also one that was killed before it wrote its list; of each kind the last ones stay."""
-    killed = StoreReports(lake).begin(CHECKS, "killed", NOON - timedelta(days=1))
+    killed = DocsStore(shop, lake).begin(CHECKS, "killed", NOON - timedelta(days=1))
     killed.write_page("public.orders", "values")
     pages = [check_of(lake, shop, NOON + timedelta(hours=n), f"run_{n}")[0] for n in range(3)]
     compared = [
@@ -189,7 +190,7 @@ def test_only_its_listed_pages_are_served(lake, shop, bucket):
     ]
     viewer = client("viewer")
     assert viewer.get(f"/docs/shop/{page}").status_code == 200
-    assert [path for path in paths if StoreReports(lake).read_page("shop", path)] == []
+    assert [path for path in paths if DocsStore(shop, lake).read_page(path)] == []
     shown = [
         path
         for path in paths
@@ -201,9 +202,9 @@ def test_only_its_listed_pages_are_served(lake, shop, bucket):
     assert shown == []
 
 
-def test_a_list_that_names_other_objects_leads_nowhere(lake, bucket):
+def test_a_list_that_names_other_objects_leads_nowhere(lake, shop, bucket):
     """Another writer of the bucket can write a list, too."""
-    run = StoreReports(lake).begin(CHECKS, "r", NOON)
+    run = DocsStore(shop, lake).begin(CHECKS, "r", NOON)
     bucket.create("lake/secret.html", b"values")
     names = ["../../../../secret.html", f"{run.path}/../../secret.html", "secret.html", 5, None]
     entry = {
@@ -212,11 +213,11 @@ def test_a_list_that_names_other_objects_leads_nowhere(lake, bucket):
     }  # fmt: skip
     lists = [[entry | {"page": name} for name in names], {"page": "x"}, 7, [[]], [None]]
     for n, content in enumerate(lists):
-        odd = StoreReports(lake).begin(CHECKS, "r", NOON + timedelta(hours=n))
+        odd = DocsStore(shop, lake).begin(CHECKS, "r", NOON + timedelta(hours=n))
         bucket.create(f"{DOCS}/{odd.path}/entries.json", json.dumps(content).encode())
-    torn = StoreReports(lake).begin(CHECKS, "torn", NOON)
+    torn = DocsStore(shop, lake).begin(CHECKS, "torn", NOON)
     bucket.create(f"{DOCS}/{torn.path}/entries.json", b"\xff{")
-    assert StoreReports(lake).read_entries() == []
+    assert DocsStore(shop, lake).read_entries() == []
 
 
 @pytest.mark.airflow
@@ -244,8 +245,8 @@ def test_a_store_that_refuses_is_said_and_hides_no_other_reports(
         )
     )
     local = load_pipeline_file(pipelines / "local.yml")
-    folder = tmp_path / "_waldelta" / "data_docs"
-    list_reports(folder, local, "locals_run", NOON, [TableVerdict("public.t", None, (), (), None)])
+    gone = ReportEntry(NOON, "local", "locals_run", "public.t", None, 1, (), (), "")
+    add_reports(local, gone)
     wrong = Identity("nobody", "wrong-secret")
     connect(monkeypatch, bucket.seen_by(wrong))
     viewer = client("viewer")
@@ -257,9 +258,9 @@ def test_a_store_that_refuses_is_said_and_hides_no_other_reports(
     assert "wrong-secret" not in said + "".join(answer.text for answer in answers)
 
 
-def test_a_key_that_may_not_write_is_named(bucket):
+def test_a_key_that_may_not_write_is_named(shop, bucket):
     readers = Lake(bucket.uri("lake"), bucket.seen_by(READER).storage_options)
-    run = StoreReports(readers).begin(CHECKS, "r", NOON)
+    run = DocsStore(shop, readers).begin(CHECKS, "r", NOON)
     with pytest.raises(TargetNotWritable, match="check the credentials") as refused:
         run.write_page("public.orders", "text")
     assert READER.secret_key not in str(refused.value)

@@ -13,6 +13,7 @@ from tests.support.pipelines import pipeline_file
 from waldelta.config.quality import Quality
 from waldelta.errors import ConfigError
 from waldelta.lake import Lake
+from waldelta.lake.ledger import Reconciliation, now
 from waldelta.pipeline.report_folder import docs_folder, docs_uri, judge_docs
 from waldelta.stages.check.reports.data_docs import list_reconciliation
 
@@ -59,11 +60,12 @@ def test_an_object_store_named_for_the_pages_is_refused(uri):
         Quality(data_docs=uri)
 
 
+FOUND = [Reconciliation(now(), "r", "public.t", "equal")]
 HELD = {
     "there is none": (None, True),
     "it is empty": ((), True),
-    "reports": ((".entries/x.json", "index.html"), True),
-    "reports and another's file": ((".entries/x.json", "mine.txt"), True),
+    "reports": (("checks/r/entries.json", "index.html"), True),
+    "reports and another's file": (("reconciliations/r/x.html", "mine.txt"), True),
     "other files": (("passwords.json",), False),
     "another's pages": (("index.html", "validations/x.html"), False),
 }
@@ -82,12 +84,12 @@ def test_a_named_folder_of_other_files_is_refused(held, taken, tmp_path):
     pipeline = pipeline_file(STORES[0], "shop", quality={"data_docs": str(folder)})
     assert [found.severity for found in judge_docs(pipeline)] == ([] if taken else ["problem"])
     if taken:
-        assert list_reconciliation(pipeline, LAKE, []) == folder / "index.html"
+        assert list_reconciliation(pipeline, LAKE, FOUND) == folder / "index.html"
     else:
         with pytest.raises(
             ConfigError, match="holds other files than reports: name a new or an empty folder"
         ):
-            list_reconciliation(pipeline, LAKE, [])
+            list_reconciliation(pipeline, LAKE, FOUND)
         assert stat.S_IMODE(folder.stat().st_mode) == 0o755
         assert sorted(
             p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()

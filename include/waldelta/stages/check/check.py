@@ -24,6 +24,7 @@ from waldelta.failpoints import fault_point
 from waldelta.lake.ledger import SYNCED, Ledger, Quarantine, TableState, now
 from waldelta.lake.ledger.check_records import KEPT_PER_TABLE, latest_profiles, latest_suites
 from waldelta.permissions import OWNER_ONLY, private_files
+from waldelta.pipeline.report_folder import CHECKS
 from waldelta.pipeline.targets.external_commits import check_readable
 from waldelta.spark import Runner, RunnerPool
 from waldelta.spark.runner_pool import MOST_AT_ONCE
@@ -33,15 +34,8 @@ from waldelta.stages.check.gate.release import read_decided
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 from waldelta.stages.check.judge_target import judge_target
 from waldelta.stages.check.measure.references import Reference
-from waldelta.stages.check.reports.data_docs import (
-    Place,
-    drop_old_checks,
-    list_reports,
-    open_place,
-    page_name,
-    pages_may_be_missing,
-    write_page,
-)
+from waldelta.stages.check.reports.data_docs import list_reports, page_name, write_page
+from waldelta.stages.check.reports.docs_store import DocsStore, RunFolder
 from waldelta.stages.check.suite.expectation import QualityReport, TableVerdict
 from waldelta.stages.check.suite.profile_drift import Before, bounds_of
 from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules
@@ -107,7 +101,8 @@ def _judge(run: CheckRun, ledger: Ledger, states: Sequence[TableState]) -> Quali
         run, rules=_without_references(run.rules, {verdict.table for verdict in verdicts})
     )
     verdicts += run.pool.map(partial(judge_target, run), targets)
-    place = open_place(run.pipeline, ledger.lake, run.run_id, run.began)
+    docs = DocsStore(run.pipeline, ledger.lake)
+    place = docs.begin(CHECKS, run.run_id, run.began)
     by_name = {target.state.table_name: target for target in targets}
     verdicts = [
         replace(verdict, page=_write_page(run, place, by_name[verdict.table], verdict))
@@ -117,19 +112,12 @@ def _judge(run: CheckRun, ledger: Ledger, states: Sequence[TableState]) -> Quali
     ]
     verdicts.sort(key=lambda verdict: verdict.table)
     listed = [each for each in verdicts if each.version is None or run.outcome.has_page(each)]
-    index: Path | str | None = None
-    if listed:
-        with pages_may_be_missing():
-            drop_old_checks(place, run.pipeline, ledger.lake)
-        with pages_may_be_missing():
-            index = list_reports(place, run.pipeline, run.run_id, run.began, listed)
-    elif isinstance(place, Path) and (place / "index.html").exists():
-        index = place / "index.html"
+    index = list_reports(place, run.run_id, run.began, listed) if listed else docs.index
     return QualityReport(run.run_id, tuple(verdicts), index, tuple(run.own.unused))
 
 
 def _write_page(
-    run: CheckRun, place: Place, target: CheckedTarget, verdict: TableVerdict
+    run: CheckRun, place: RunFolder, target: CheckedTarget, verdict: TableVerdict
 ) -> Path | str | None:
     """Write a verdict's page; returns where it is, or None where nothing could be judged."""
     if all(outcome.error is not None for outcome in verdict.outcomes):
@@ -139,7 +127,7 @@ def _write_page(
     errors = [str(outcome.error) for outcome in verdict.outcomes if outcome.error is not None]
     facts = about(run, target, (*verdict.omitted, *errors))
     result = suite_result(verdict, page_name(verdict.table), facts)
-    return write_page(place, *run.name, verdict.table, result)
+    return write_page(place, run.run_id, run.began, verdict.table, result)
 
 
 @contextmanager

@@ -184,11 +184,6 @@ class CheckRun:
     # By target: the positions of rows that operators let in although they fail its gates.
     decided: Mapping[str, Sequence[PositionRange]] = field(default_factory=dict)
 
-    @property
-    def name(self) -> tuple[str, str, datetime]:
-        """Returns what distinguishes the run in the reports: pipeline, Airflow run id and time."""
-        return self.pipeline.pipeline, self.run_id, self.began
-
     def rules_of(self, target: CheckedTarget) -> SourceRules:
         """Returns the source rules of a target."""
         return self.rules[target.state.table_name]

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import tenacity
 
+from tests.support.pipelines import pipeline_file
 from waldelta.errors import LateWriter
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Reconciliation, RowDifference, now
 from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations, last_answers
-from waldelta.stages.check.reports._reconciliation_page import prune_pages, write_pages
-from waldelta.stages.check.reports.index import ReportEntry, add_entry, checked_runs, read_entries
+from waldelta.stages.check.reports.data_docs import list_reconciliation
+from waldelta.stages.check.reports.docs_store import RECONCILIATIONS, DocsStore
+from waldelta.stages.check.reports.index import checked_runs
 from waldelta.stages.check.reports.page import static_index
 
 HOSTILE = "<script>alert(1)</script>"
 
 
-def list_pages(folder, pipeline, names, found):
-    for entry in write_pages(folder, pipeline, names, found):
-        add_entry(folder, entry)
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(tmp_path.as_uri())
+
+
+def docs_of(lake, pipeline="shop"):
+    return DocsStore(pipeline_file(lake.root, pipeline, ["public.t"]), lake)
 
 
 def row(run_id, table="public.t", status="equal", **details):
@@ -173,69 +180,54 @@ def test_an_attempt_without_an_answer_takes_none_away(tmp_path):
     )
 
 
-def test_pages_are_listed_and_pruned_with_their_runs(tmp_path):
+def test_pages_are_listed_and_pruned_with_their_runs(lake):
     """Nothing in them is markup; the run whose table differs is a failed one."""
-    names = {"public.t": "public.t", HOSTILE: "hostile"}
     odd = RowDifference(
         "different", f'{{"id": "{HOSTILE}"}}', 1, [ColumnDifference(HOSTILE, HOSTILE, None)]
     )
+    hostile, docs = f'public."{HOSTILE}"', docs_of(lake)
     for n in range(3):
         at = now() - timedelta(hours=3 - n)
-        found = [
-            row(f"r{n}", at=at),
-            row(
-                f"r{n}",
-                HOSTILE,
-                "different",
-                different=3,
-                differences=[odd],
-                at=at,
-                reason=HOSTILE,
-                by=HOSTILE,
-            ),
-        ]
-        list_pages(tmp_path, "shop", names, found)
+        of_hostile = {"different": 3, "differences": [odd], "reason": HOSTILE, "by": HOSTILE}
+        found = [row(f"r{n}", at=at), row(f"r{n}", hostile, "different", at=at, **of_hostile)]
+        list_reconciliation(docs.pipeline, lake, found)
         if n == 0:
-            list_pages(tmp_path, "other", names, found)
-    assert prune_pages(tmp_path, "other", 1) == 0
-    assert len({entry.page for entry in read_entries(tmp_path)}) == 8
-    runs = checked_runs(entry for entry in read_entries(tmp_path) if entry.pipeline == "shop")
+            list_reconciliation(docs_of(lake, "other").pipeline, lake, found)
+    assert docs_of(lake, "other").prune(RECONCILIATIONS, 1) == 0
+    assert len({entry.page for entry in docs.read_entries()}) == 8
+    runs = checked_runs(entry for entry in docs.read_entries() if entry.pipeline == "shop")
     assert [(run.run_id, run.verdict, len(run.entries)) for run in runs] == [
         (f"r{n}", "failed", 2) for n in (2, 1, 0)
     ]
-    text = (tmp_path / runs[0].entries[0].page).read_text()
+    text = docs.read_page(runs[0].entries[0].page).decode()
     assert "<script" not in text
     assert "and 2 more" in text
-    assert prune_pages(tmp_path, "shop", 1) == 2
-    left = checked_runs(read_entries(tmp_path))
+    assert docs.prune(RECONCILIATIONS, 1) == 2
+    left = checked_runs(docs.read_entries())
     assert [(run.pipeline, run.run_id) for run in left] == [("shop", "r2"), ("other", "r0")]
 
 
-def test_pruning_removes_no_file_outside_the_folder(tmp_path):
-    """An entry is a file that another account may have written: neither dots, links nor absolute
-    paths lead elsewhere.
-    """
-    folder, outside = tmp_path / "docs", tmp_path / "outside"
-    outside.mkdir()
-    (folder / "reconciliations").mkdir(parents=True)
-    (folder / "reconciliations" / "link").symlink_to(outside)
-    (folder / "index.html").touch()
-    names = ["dots.html", "link.html", "absolute.html"]
-    pages = [
-        "../../outside/dots.html",
-        "link/link.html",
-        f"/{outside}/absolute.html",
-        "../index.html",
-    ]
-    for name in names:
-        (outside / name).touch()
-    for n, page in enumerate(pages):
-        at = now() - timedelta(hours=n)
-        listed = f"reconciliations/{page}"
-        add_entry(folder, ReportEntry(at, "shop", f"r{n}", "public.t", 1, 1, (), (), listed))
-    prune_pages(folder, "shop", 0)
-    assert sorted(path.name for path in outside.iterdir()) == sorted(names)
-    assert (folder / "index.html").exists()
+def test_pruning_removes_no_file_outside_the_folder(lake, tmp_path):
+    """Another account may have linked a run's folder, or the folder of all."""
+    docs, outside = docs_of(lake), tmp_path / "outside"
+    (run,) = {Path(entry.page).parent for entry in listed(docs, row("r"))}
+    folder = tmp_path / "_waldelta/data_docs"
+    (folder / run).rename(outside)
+    (folder / run).symlink_to(outside)
+    assert (docs.read_entries(), docs.prune(RECONCILIATIONS, 0)) == ([], 0)
+    (folder / run).unlink()
+    (folder / run.parent).rename(outside / "all")
+    (folder / run.parent).symlink_to(outside / "all")
+    (outside / "all" / run.name).mkdir()
+    assert docs.prune(RECONCILIATIONS, 0) == 0
+    names = {path.name for path in outside.rglob("*")}
+    assert names == {"all", run.name, "entries.json", "public.t.html"}
+
+
+def listed(docs, *found):
+    """Returns what the list says of these comparisons, read for the first time."""
+    list_reconciliation(docs.pipeline, Lake(docs.pipeline.target.root), found)
+    return [e for e in docs.read_entries() if e.run_id == found[0].run_id]
 
 
 LISTED = [
@@ -262,10 +254,10 @@ LISTED = [
 
 
 @pytest.mark.parametrize("status, details, verdict, told", LISTED, ids=[case[0] for case in LISTED])
-def test_the_list_says_what_was_found(tmp_path, status, details, verdict, told):
+def test_the_list_says_what_was_found(lake, status, details, verdict, told):
     """What was repaired is so; nothing is an expectation that wasn't met."""
-    list_pages(tmp_path, "shop", {"public.t": "public.t"}, [row("r", status=status, **details)])
-    (run,) = checked_runs(read_entries(tmp_path))
+    docs = docs_of(lake)
+    (run,) = checked_runs(listed(docs, row("r", status=status, **details)))
     assert run.verdict == verdict
     assert f"<td>{told}</td>" in static_index("shop", [run])
-    assert f'class="mark {verdict}"' in (tmp_path / run.entries[0].page).read_text()
+    assert f'class="mark {verdict}"' in docs.read_page(run.entries[0].page).decode()

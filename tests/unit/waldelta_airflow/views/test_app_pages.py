@@ -19,7 +19,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.cases import cases
-from tests.support.bookkeeping import run
+from tests.support.bookkeeping import add_reports, run
 from tests.support.fixtures.airflow import PIPELINE
 from tests.support.plugin_app import plugin_app
 from waldelta.config import load_pipeline_file
@@ -44,9 +44,8 @@ from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliatio
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.stopped_tables import Stopped, Unmet
-from waldelta.pipeline.report_folder import docs_folder
 from waldelta.stages.check.gate.verdicts import STOP
-from waldelta.stages.check.reports.index import ReportEntry, add_entry
+from waldelta.stages.check.reports.index import ReportEntry
 from waldelta_airflow.views._dag_states import ActionDag, DagRunState, DagState, UnderWay
 from waldelta_airflow.views._installed_pipelines import Schedule, load_pipelines, pipeline_of
 from waldelta_airflow.views._trigger import DagPaused
@@ -195,12 +194,9 @@ def fill(pipeline, run_id=RUN_ID, said="fine"):
             Reconciliation(at, run_id, f"public.{said}", "not compared", said),
         ]
     )
-    folder, page = docs_folder(pipeline), "validations/a b.html"
-    (folder / "validations").mkdir(parents=True, exist_ok=True)
-    (folder / page).write_text("<h1>page</h1>")
-    add_entry(
-        folder, ReportEntry(at, pipeline.pipeline, run_id, "public.orders", 3, 1, (said,), (), page)
-    )
+    run = (at, pipeline.pipeline, run_id)
+    entry = ReportEntry(*run, "public.orders", 3, 1, (said,), (), "page")
+    add_reports(pipeline, entry, name="a b")
     return pipeline
 
 
@@ -261,7 +257,7 @@ def test_all_links_lead_somewhere(shop, open_pages):
         "/docs/",
         "/style.css",
     } <= seen
-    assert any(link.startswith("/docs/shop/validations/") for link in seen)
+    assert any(link.startswith("/docs/shop/checks/") for link in seen)
 
 
 @pytest.mark.parametrize(
@@ -1384,9 +1380,8 @@ def test_values_of_rows_can_need_more_than_reading(
         assert [("v4lue" in answers[n].text) for n in (0, 3)] == [shown, shown]
         assert "Gates that stopped tables" in answers[3].text
         assert row.id in answers[0].text
-        assert client.get("/docs/shop/validations/a%20b.html").status_code == (
-            200 if shown else 403
-        )
+        pages = re.findall(r'href="(/docs/shop/[^"]+a%20b.html)"', client.get("/docs/").text)
+        assert [client.get(page).status_code for page in pages] == [200 if shown else 403]
 
 
 def test_a_message_that_cant_be_read_is_no_row_of_its_run(write_pipeline, schedules, open_pages):

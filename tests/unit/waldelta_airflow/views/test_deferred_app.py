@@ -11,8 +11,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.support.bookkeeping import add_reports
 from waldelta.config import load_pipeline_file
-from waldelta.stages.check.reports.index import ReportEntry, add_entry
+from waldelta.stages.check.reports.index import ReportEntry
 from waldelta_airflow.views._reports import reports_of, served_report
 from waldelta_airflow.views.deferred_app import DeferredApp
 
@@ -24,16 +25,10 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 @pytest.fixture
 def docs(write_pipeline, tmp_path):
     folder = tmp_path / "lake" / "shop" / "_waldelta" / "data_docs"
-    (folder / "validations").mkdir(parents=True)
+    (folder / "checks").mkdir(parents=True)
     (folder / "index.html").write_text("<h1>index</h1>")
-    (folder / "validations" / "run.html").write_text("<h1>run</h1>")
-    for name in ("unlisted.html", "validations/unlisted.html", "passwords.json"):
+    for name in ("unlisted.html", "checks/unlisted.html", "passwords.json", "notes.txt"):
         (folder / name).write_text("values")
-    (folder / "listed.json").write_text("values")
-    (folder / "notes.txt").write_text("not a report")
-    (folder / ".results" / "other").mkdir(parents=True)
-    for kept in ("other/kept.json", "kept.html"):
-        (folder / ".results" / kept).write_text("values")
     (tmp_path / "secret.html").write_text("secret")
     (folder / "link.html").symlink_to(tmp_path / "secret.html")
     write_pipeline("shop")
@@ -41,10 +36,16 @@ def docs(write_pipeline, tmp_path):
 
 
 @pytest.fixture
-def listed(docs):
-    """The list names a page, a file that is none and a link that leads out of the folder."""
-    for page in ("validations/run.html", "listed.json", "link.html"):
-        add_entry(docs, ReportEntry(NOON, "shop", "r", "public.t", 1, 1, (), (), page))
+def listed(docs, tmp_path, pipelines):
+    """A page, and in its run's folder a file that isn't listed and a link that leads outside."""
+    (entry,) = checked(pipelines, NOON, run_id="r")
+    run = (docs / entry.page).parent
+    for name in ("unlisted.html", "notes.txt"):
+        (run / name).write_text("values")
+    linked = docs / checked(pipelines, NOON, run_id="linked")[0].page
+    linked.unlink()
+    linked.symlink_to(tmp_path / "secret.html")
+    return [run.relative_to(docs).as_posix(), linked.relative_to(docs).as_posix()]
 
 
 @pytest.fixture
@@ -53,40 +54,35 @@ def client(docs, open_pages):
 
 
 def checked(
-    folder,
+    pipelines,
     at,
     table="public.orders",
     run_id="scheduled__1",
     failures=(),
-    warnings=(),
     pipeline="shop",
+    page="page",
+    **failed,
 ):
-    """A report on the list, with its page."""
-    page = f"validations/{table}/{at:%H%M%S} {run_id}.html"
-    (folder / page).parent.mkdir(parents=True, exist_ok=True)
-    (folder / page).write_text("<h1>page</h1>")
-    add_entry(
-        folder,
-        ReportEntry(at, pipeline, run_id, table, 3, 4, tuple(failures), tuple(warnings), page),
-    )
+    """Reports of a run, with their pages; ``failed`` are other tables of it."""
+    shop = load_pipeline_file(pipelines / "shop.yml")
+    tables = {table: failures} | {f"public.{name}": [why] for name, why in failed.items()}
+    entries = [
+        ReportEntry(at, pipeline, run_id, name, 3, 4, tuple(whys), (), page)
+        for name, whys in tables.items()
+    ]
+    return add_reports(shop, *entries)
 
 
 HOSTILE = "<script>alert(1)</script>"
 
 
-def test_the_index_lists_the_runs_newest_first(client, docs):
+def test_the_index_lists_the_runs_newest_first(client, pipelines):
     """Run, table, time and result; what failed is said at once and comes first; the links lead to
     pages.
     """
-    checked(docs, NOON, "public.a", "old_run")
-    checked(docs, NOON + timedelta(hours=1), "public.a", "new_run")
-    checked(
-        docs,
-        NOON + timedelta(hours=1),
-        "public.z",
-        "new_run",
-        failures=["key (id) is unique (2 rows)"],
-    )
+    checked(pipelines, NOON, "public.a", "old_run")
+    late = NOON + timedelta(hours=1)
+    checked(pipelines, late, "public.a", "new_run", z="key (id) is unique (2 rows)")
     text = client.get("/docs/").text
     places = [text.index(part) for part in ("new_run", "public.z", "public.a", "old_run")]
     assert places == sorted(places)
@@ -97,34 +93,35 @@ def test_the_index_lists_the_runs_newest_first(client, docs):
     assert [client.get(link).text for link in links] == ["<h1>page</h1>"] * 3
 
 
-def test_a_table_that_couldnt_be_checked_has_no_link(client, docs):
+def test_a_table_that_couldnt_be_checked_has_no_link(client, pipelines):
     """Its run failed, and there is no page of it to lead to."""
-    checked(docs, NOON, "public.a")
+    checked(pipelines, NOON, "public.a")
     failures = ("couldn't be checked: it isn't there",)
-    add_entry(
-        docs, ReportEntry(NOON, "shop", "scheduled__1", "public.gone", None, 1, failures, (), "")
-    )
+    checked(pipelines, NOON, "public.gone", "manual__2", failures, page="")
     text = client.get("/docs/?failed=true").text
     assert "couldn&#x27;t be checked" in text
     assert "<td>public.gone</td>" in text
-    assert re.findall(r'href="/docs/shop/([^"/]+)', text) == ["validations"]
+    assert "/docs/shop/" not in text
 
 
-def test_nothing_in_the_index_is_markup(client, docs):
+def test_nothing_in_the_index_is_markup(client, pipelines):
     """Names of runs, tables and expectations are text."""
-    checked(docs, NOON, 'public."<img src=x>"', HOSTILE.replace("/", "|"), [HOSTILE])
+    checked(pipelines, NOON, 'public."<img src=x>"', HOSTILE, [HOSTILE])
     text = client.get("/docs/").text
     assert "&lt;img src=x&gt;" in text
     assert "<script>" not in text
     assert "<img" not in text
 
 
-def test_the_index_has_pages_and_can_show_failed_runs_only(client, docs):
+def test_the_index_has_pages_and_can_show_failed_runs_only(client, pipelines):
     """Long lists are cut, with links to the rest; the failed runs can be had alone."""
     for minute in range(45):
         failures = ["no nulls"] if minute == 2 else []
         checked(
-            docs, NOON + timedelta(minutes=minute), run_id=f"run_{minute:02}", failures=failures
+            pipelines,
+            NOON + timedelta(minutes=minute),
+            run_id=f"run_{minute:02}",
+            failures=failures,
         )
     first, second = client.get("/docs/").text, client.get("/docs/?page=2").text
     assert (first.count('class="run"'), second.count('class="run"')) == (30, 15)
@@ -139,10 +136,13 @@ def test_the_index_has_pages_and_can_show_failed_runs_only(client, docs):
 
 
 def test_without_reports_the_index_says_so(client, docs):
-    """An entry whose page is gone isn't listed, nor is a broken one."""
-    checked(docs, NOON)
-    next((docs / "validations" / "public.orders").iterdir()).unlink()
-    (docs / ".entries" / "broken.json").write_text("{")
+    """A run that hasn't listed its pages isn't shown, nor is a broken list."""
+    for number, text in enumerate(("", "{", "[{}]")):
+        run = docs / f"checks/2026-01-01T12000{number}.000000Z-shop-0123456789abcdef"
+        run.mkdir()
+        (run / "public.orders.html").write_text("values")
+        if text:
+            (run / "entries.json").write_text(text)
     assert "No reports yet" in client.get("/docs/").text
 
 
@@ -150,8 +150,8 @@ def test_reports_are_served_without_scripts(client, listed):
     """Reports show values from the source; no script in them may act with the reader's login, and
     no image is fetched.
     """
-    answer = client.get("/docs/shop/validations/run.html")
-    assert answer.text == "<h1>run</h1>"
+    answer = client.get(f"/docs/shop/{listed[0]}/public.orders.html")
+    assert answer.text == "<h1>page</h1>"
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert policy.endswith("; sandbox")
@@ -160,10 +160,10 @@ def test_reports_are_served_without_scripts(client, listed):
 
 
 @pytest.mark.parametrize("path", ["", "index.html"])
-def test_a_pipelines_own_list_is_made_anew(client, docs, path):
+def test_a_pipelines_own_list_is_made_anew(client, pipelines, path):
     """The folder's own index may have been written by another pipeline, or by hand."""
-    checked(docs, NOON, "public.mine")
-    checked(docs, NOON, "public.theirs", pipeline="other")
+    checked(pipelines, NOON, "public.mine")
+    checked(pipelines, NOON, "public.theirs", pipeline="other")
     answer = client.get(f"/docs/shop/{path}")
     assert "public.mine" in answer.text
     assert "public.theirs" not in answer.text
@@ -178,14 +178,14 @@ def test_a_pipelines_own_list_is_made_anew(client, docs, path):
         "shop/absent.html",
         "shop/notes.txt",
         "shop/unlisted.html",
-        "shop/validations/unlisted.html",
+        "shop/checks/unlisted.html",
         "shop/passwords.json",
-        "shop/listed.json",
         "shop/link.html",
-        "shop/.results/other/kept.json",
-        "shop/validations/../.results/other/kept.json",
-        "shop/.results/kept.html",
-        "shop/validations",
+        "shop/{run}/entries.json",
+        "shop/{run}/unlisted.html",
+        "shop/{run}/notes.txt",
+        "shop/{run}",
+        "shop/{linked}",
         "shop/%2e%2e/%2e%2e/%2e%2e/secret.html",
         "shop/..%2f..%2f..%2fsecret.html",
         "shop/%2fetc%2fpasswd",
@@ -195,28 +195,27 @@ def test_a_pipelines_own_list_is_made_anew(client, docs, path):
     ],
 )
 def test_nothing_else_is_served(client, listed, path):
-    """Neither other files nor kept results nor anything outside the folder, by dots, absolute paths
-    or symbolic links.
+    """Neither other files nor anything outside the folder, by dots, absolute paths or symbolic
+    links.
     """
-    assert client.get(f"/docs/{path}").status_code == 404
+    run, linked = listed
+    assert client.get(f"/docs/{path.format(run=run, linked=linked)}").status_code == 404
 
 
-def test_of_a_shared_folder_each_pipeline_shows_its_own_reports(client, docs):
+def test_of_a_shared_folder_each_pipeline_shows_its_own_reports(client, docs, pipelines):
     """Who may read one pipeline may not read the others' values."""
-    checked(docs, NOON, "public.mine")
-    checked(docs, NOON, "public.theirs", pipeline="other")
-    paths = [path.relative_to(docs).as_posix() for path in sorted(docs.rglob("public.*/*.html"))]
-    paths += [path.relative_to(docs).as_posix() for path in docs.glob(".entries/*.json")]
+    checked(pipelines, NOON, "public.mine")
+    checked(pipelines, NOON, "public.theirs", pipeline="other")
+    paths = [path.relative_to(docs).as_posix() for path in docs.glob("checks/*/*")]
     assert len(paths) == 4
     shown = [path for path in paths if client.get(f"/docs/shop/{path}").status_code == 200]
-    assert [path.partition(".")[2].partition("/")[0] for path in shown] == ["mine"], shown
+    assert [path.rpartition("/")[2] for path in shown] == ["public.mine.html"], shown
 
 
 def test_a_check_that_is_tried_again_has_the_report_of_how_it_ended(docs, pipelines):
     """Its task was cleared, so that its run has two."""
-    checked(docs, NOON, "public.a", failures=["no nulls"])
-    checked(docs, NOON + timedelta(minutes=5), "public.a")
-    checked(docs, NOON, "public.b", failures=["no nulls"])
+    checked(pipelines, NOON, "public.a", failures=["no nulls"], b="no nulls")
+    checked(pipelines, NOON + timedelta(minutes=5), "public.a")
     found = reports_of(load_pipeline_file(pipelines / "shop.yml"), "scheduled__1")
     assert {table: entry.verdict for table, entry in found.items()} == {
         "public.a": "passed",
@@ -227,7 +226,9 @@ def test_a_check_that_is_tried_again_has_the_report_of_how_it_ended(docs, pipeli
 def test_an_absolute_path_doesnt_leave_the_folder(docs, listed, tmp_path, pipelines):
     """Joining an absolute path replaces the folder; it must be refused."""
     shop = load_pipeline_file(pipelines / "shop.yml")
-    assert served_report(shop, str(docs / "validations" / "run.html")) is not None
+    page = f"{listed[0]}/public.orders.html"
+    assert served_report(shop, page) is not None
+    assert served_report(shop, str(docs / page)) is None
     assert served_report(shop, str(tmp_path / "secret.html")) is None
 
 

@@ -4,57 +4,20 @@ escaped.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import datetime
-from pathlib import Path
 
 from waldelta.control_characters import html_text
 from waldelta.lake.ledger import DIFFERENT, EQUAL, REPAIRED, Reconciliation, RowDifference
 from waldelta.lake.ledger.reconciliations import NOT_COMPARED
 from waldelta.lsn import Lsn
 from waldelta.quantities import counted
-from waldelta.stages.check.reports.index import (
-    ReportEntry,
-    checked_runs,
-    read_entries,
-    remove_entry,
-    write_whole,
-)
+from waldelta.stages.check.reports.index import ReportEntry
 from waldelta.stages.check.reports.page import fact_table, mark, page
-from waldelta.stages.check.reports.store_reports import RECONCILIATIONS, RunFolder
-
-_UNSAFE = re.compile(r"[^A-Za-z0-9_.:+@=-]")
-_LONGEST = 100
 
 
-def write_pages(
-    place: Path | RunFolder, pipeline: str, names: dict[str, str], found: Sequence[Reconciliation]
-) -> list[ReportEntry]:
-    """Write a page for each table that was compared, or that couldn't be; returns what to list.
-
-    ``names`` are the tables' file names.
-    """
-    return [
-        _entry(row, found[0].at, pipeline, _write(place, pipeline, names[row.table_name], row))
-        for row in found
-    ]
-
-
-def _write(place: Path | RunFolder, pipeline: str, name: str, row: Reconciliation) -> str:
-    """Write a table's page and return its place among the reports."""
-    if isinstance(place, RunFolder):
-        return place.page_of(place.write_page(name, table_page(row)))
-    run = (
-        f"{pipeline} {_UNSAFE.sub('_', row.run_id)[:_LONGEST].strip('.') or '_'}"
-        f" {row.at:%Y-%m-%dT%H:%M:%SZ}"
-    )
-    path = place / RECONCILIATIONS / run / f"{name}.html"
-    write_whole(path, table_page(row))
-    return path.relative_to(place).as_posix()
-
-
-def _entry(row: Reconciliation, at: datetime, pipeline: str, page: str) -> ReportEntry:
+def entry_of(row: Reconciliation, at: datetime, pipeline: str, page: str) -> ReportEntry:
+    """Returns what the list of reports says of a table's comparison."""
     version = f", Delta version {row.version}" if row.version is not None else ""
     return ReportEntry(
         at,
@@ -68,24 +31,6 @@ def _entry(row: Reconciliation, at: datetime, pipeline: str, page: str) -> Repor
         page=page,
         told=summary_of(row) + version,
     )
-
-
-def prune_pages(folder: Path, pipeline: str, keep: int) -> int:
-    """Remove the pages of all but a pipeline's last ``keep`` reconciliations; returns how many.
-
-    Several pipelines may share a folder, each with its own limit.
-    """
-    pages = [
-        entry
-        for entry in read_entries(folder)
-        if entry.page.startswith(f"{RECONCILIATIONS}/") and entry.pipeline == pipeline
-    ]
-    old = checked_runs(pages)[keep:]
-    for run in old:
-        for entry in run.entries:
-            (folder / entry.page).unlink(missing_ok=True)
-            remove_entry(folder, entry.page)
-    return len(old)
 
 
 def summary_of(row: Reconciliation) -> str:
