@@ -442,20 +442,29 @@ def test_a_named_error_is_shown_whole_and_not_retried(stack, shop, mails):
         shop.source.execute("alter table clients rename to customers")
 
 
-def test_spark_submit_runs_one_application_whose_stages_the_tasks_show(submitted_shop):
+@pytest.mark.parametrize("submits", [False, True], ids=["small", "large"])
+def test_spark_submit_runs_one_application_whose_stages_the_tasks_show(submitted_shop, submits):
     """The same pipeline through spark-submit: equal targets, an event, and only the first task
-    started Spark, with no secret argument.
+    started Spark, for a large run alone, with no secret argument.
     """
     shop = submitted_shop
     change(shop)
+    if submits:
+        shop.source.execute(
+            "insert into customers select n, 'many' from generate_series(1001, 102000) n"
+        )
     with none_in_arguments(secrets_of(shop.stack)):
         run = shop.run("cdc")
     assert run.states == dict.fromkeys(CDC, "success") | NO_COPY
     assert shop.is_equal()
-    (event,) = shop.client.asset_events(source_dag_id="submitted_cdc", source_run_id=run.run_id)
-    assert (event["name"], event["extra"]["inserted"]) == ("submitted/public.orders", 2)
+    events = shop.client.asset_events(source_dag_id="submitted_cdc", source_run_id=run.run_id)
+    inserted = {"submitted/public.orders": 2} | (
+        {"submitted/public.customers": 101_000} if submits else {}
+    )
+    assert {event["name"]: event["extra"]["inserted"] for event in events} == inserted
     logs = {task: shop.client.log("submitted_cdc", run.run_id, task) for task in CDC[1:]}
-    assert [task for task, log in logs.items() if "Spark-Submit cmd" in log] == ["land"]
+    of_spark = [task for task, log in logs.items() if "Spark-Submit cmd" in log]
+    assert of_spark == (["land"] if submits else [])
 
 
 @pytest.mark.parametrize("fixture", ["shop", "submitted_shop"])

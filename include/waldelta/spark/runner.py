@@ -222,7 +222,10 @@ class InProcess:
         return self._used(why).session
 
     def _used(self, why: str) -> OnSpark:
-        self.uses, self.why = self.uses + 1, self.why or why
+        if not self.why:
+            self.why = why
+            log.info("starting Spark: %s", why)
+        self.uses += 1
         return self._started()
 
     def _started(self) -> OnSpark:

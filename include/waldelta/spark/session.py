@@ -27,6 +27,8 @@ from waldelta.spark.java import check_java
 from waldelta.spark.session_settings import is_connect, set_settings
 from waldelta.spark.settings import (
     LOCAL_MASTER,
+    NEEDS_SPARK,
+    WITHOUT_SPARK_VARIABLE,
     authentication,
     check_pyspark,
     driver_memory,
@@ -86,8 +88,12 @@ def open_session(
 
     With a job and a key, a Connect session is one that a later run can find again: that run
     interrupts what a killed run left running there. The key's lock is taken first, since only its
-    loss shows that the other run is dead. Raises LockHeld when that run is alive.
+    loss shows that the other run is dead. Raises LockHeld when that run is alive. Ends the process
+    as a kill does where WALDELTA_WITHOUT_SPARK is set.
     """
+    if WITHOUT_SPARK_VARIABLE in os.environ:
+        log.info("this process ends here, and spark-submit runs the rest")
+        raise SystemExit(NEEDS_SPARK)
     key = session_key if job is not None and "SPARK_REMOTE" in os.environ else None
     with session_lock(job, key) if job is not None and key is not None else nullcontext():
         spark = spark_session(

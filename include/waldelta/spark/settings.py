@@ -29,6 +29,10 @@ _CHECKOUT = Path(__file__).resolve().parents[3]
 # The log level of jobs: DEBUG adds the stack traces of named errors, Python's and Spark's.
 LOG_LEVEL_VARIABLE = "WALDELTA_LOG_LEVEL"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+# Where it is set, a process that needs a session ends with this exit code instead of starting one:
+# spark-submit then runs the rest as an application.
+WITHOUT_SPARK_VARIABLE = "WALDELTA_WITHOUT_SPARK"
+NEEDS_SPARK = 75
 LOG4J = Path(__file__).with_name("log4j2.properties")
 
 _NO_PYSPARK = (

@@ -22,6 +22,7 @@ from waldelta.decision_options import DECISIONS
 from waldelta.errors import StageTimeout
 from waldelta.quantities import counted
 from waldelta.spark.java import check_java
+from waldelta.spark.settings import NEEDS_SPARK, WITHOUT_SPARK_VARIABLE
 from waldelta_airflow import _connections as connections
 from waldelta_airflow._airflow_versions import AirflowSkipException, AirflowTaskTimeout
 from waldelta_airflow.launchers.child_process import ChildProcess
@@ -52,6 +53,7 @@ _RUN_TYPES = ("scheduled", "manual", "backfill")
 # Options without a value; any other option's text may be "True" too.
 _FLAGS = ("dry-run", "sql", "hand-over", "again", "repair", "due", *DECISIONS)
 _NOTHING = ("", "None", "False", "[]")
+_APPLICATION = package_folder() / "cli" / "submitted" / "waldelta_job.py"
 _CHECK, _REPORT, _RECONCILE = "check", "report", "reconcile"
 
 
@@ -60,9 +62,9 @@ class WaldeltaJobOperator(BaseOperator):
 
     - ``spark_connect``: a child process that is a thin client of a running Spark Connect server.
       Each stage is a separate client, except the report, which the check's client also makes.
-    - ``spark``: spark-submit, one application per DAG run. The task of the first stage runs all
-      stages, and the tasks of the others read their results from the pipeline's ledger. A stage
-      that is retried or cleared is submitted alone.
+    - ``spark``: one process per DAG run, and spark-submit once that needs Spark: one application
+      then runs the rest. The task of the first stage runs all stages, and the tasks of the others
+      read their results from the pipeline's ledger. A stage that is retried or cleared runs alone.
 
     :param pipeline_path: the pipeline file
     :param pipeline: its content
@@ -220,14 +222,20 @@ class WaldeltaJobOperator(BaseOperator):
         with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
             result = Path(folder) / "result.json"
             arguments = self.arguments(
-                context, result, (self.stage,) if alone and self.stage else ()
+                context, result, (self.stage,) if alone and self.stage else (), submits=True
             )
             environment = connections.job_environment(source, {"WALDELTA_LAUNCHER": "SPARK_SUBMIT"})
-            self._running = job = spark_submit(
+            application = spark_submit(
                 spark, context["ti"].dag_id, arguments, Path(folder), environment
             )
-            application = package_folder() / "cli" / "submitted" / "waldelta_job.py"
-            code = job.run(application, environment)
+            if self.verb not in WITHOUT_SPARK:
+                self.log.info("running %s", " ".join(arguments))
+                without = connections.job_environment(source, {WITHOUT_SPARK_VARIABLE: "1"})
+                self._running = job = self._start(arguments, without)
+                if (code := job.run()) != NEEDS_SPARK:
+                    return JobResult.read(result, code)
+            self._running = application
+            code = application.run(_APPLICATION, environment)
             if code and not result.exists():
                 check_java()
             return JobResult.read(result, code)
@@ -250,7 +258,9 @@ class WaldeltaJobOperator(BaseOperator):
         )
         return result
 
-    def arguments(self, context: Context, result: Path, stages: Iterable[str]) -> list[str]:
+    def arguments(
+        self, context: Context, result: Path, stages: Iterable[str], *, submits: bool = False
+    ) -> list[str]:
         """Returns the job's command line, which has no secrets."""
         run = context["dag_run"]
         # A wait for another run that took all of the task's time would end as a timeout, which
@@ -260,7 +270,8 @@ class WaldeltaJobOperator(BaseOperator):
             "run-id": run.run_id,
             "run-type": _run_type(run),
             "stage": ",".join(stages),
-            "again": str(self.verb == "consume" and _try_number(context) > 1),
+            # An application continues what a process has begun (_run_application).
+            "again": str(self.verb == "consume" and (submits or _try_number(context) > 1)),
             "lock-wait": f"{lock_wait.total_seconds():g}",
             "result": str(result),
         }

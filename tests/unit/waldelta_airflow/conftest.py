@@ -117,8 +117,11 @@ def spark_submit_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: F
         'while [ "$1" ]; do case "$1" in */waldelta_job.py) shift; break;; esac; shift; done\n'
         f'exec {sys.executable} -P -m waldelta "$@"\n'
     )
-    program.chmod(0o755)
-    monkeypatch.setattr("waldelta_airflow._connections.sys.executable", str(folder / "python"))
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for file in (program, python):
+        file.chmod(0o755)
+    monkeypatch.setattr("waldelta_airflow._connections.sys.executable", str(python))
     jars = tmp_path / "jars"
     jars.mkdir()
     (jars / "delta.jar").touch()

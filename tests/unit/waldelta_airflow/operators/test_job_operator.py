@@ -517,6 +517,8 @@ def test_spark_submit_runs_all_stages_in_one_application(
     job.does(result={"status": "failed", "stages": stages, "error": error}, exit=1)
     make_task(stage="land", first=True).execute(make_context())
     assert "stage" not in job.options
+    assert "again" in job.options  # It continues what a process has begun.
+    assert "WALDELTA_WITHOUT_SPARK" not in job.seen["environment"]
     assert spark_submit_program.stat().st_mode & 0o077 == 0
     submitted = spark_submit_program.read_text().splitlines()
     assert submitted[:2] == ["--master", "local[2]"]
@@ -528,6 +530,21 @@ def test_spark_submit_runs_all_stages_in_one_application(
     assert environment["WALDELTA_LAUNCHER"] == "SPARK_SUBMIT"
     assert "SPARK_REMOTE" not in environment
     assert PASSWORD not in spark_submit_program.read_text()
+
+
+def test_a_small_run_submits_nothing(
+    make_task, make_context, job, spark_submit_program, monkeypatch
+):
+    """Its process ends it without Spark, or with an error of its own: no application follows."""
+    use_spark_submit(monkeypatch)
+    job.does(result={"status": "succeeded", "changes": 7}, small=True)
+    assert make_task(stage="land", first=True).execute(make_context()) == {"changes": 7}
+    assert job.seen["environment"]["WALDELTA_WITHOUT_SPARK"] == "1"
+    assert "stage" not in job.options
+    job.does(exit=1, small=True)
+    with pytest.raises(AirflowException, match="ended with exit code 1"):
+        make_task(stage="land", first=True).execute(make_context())
+    assert not spark_submit_program.exists()
 
 
 def test_later_stages_read_how_theirs_went(
