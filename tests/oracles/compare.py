@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from waldelta.pipeline import Job
+
 log = logging.getLogger(__name__)
 
 BYTES_PER_TASK = 64 << 20
@@ -132,6 +134,16 @@ def compare_target(
         found.extra,
     )
     return found
+
+
+def differing(runner: Runner, job: Job, *names: str) -> dict[str, Difference]:
+    """Return the targets, of these or of all, that don't hold what their sources do."""
+    states = job.read_states()
+    found = {
+        name: compare_target(runner, job.source.conninfo, job.pipeline, states[name])
+        for name in names or states
+    }
+    return {name: difference for name, difference in found.items() if difference.rows}
 
 
 def difference(

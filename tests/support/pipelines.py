@@ -4,9 +4,12 @@ database.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable
+from typing import Any
 
 from waldelta.config import PipelineFile
+from waldelta.jobs import Pipeline
 from waldelta.lake.ledger import SlotMove, now
 from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.job import load_job
@@ -55,6 +58,29 @@ def job_of(
     return Job(pipeline, SourceConnections(pipeline.source, conninfo, read_conninfo), run_id)
 
 
+def job_for(server: Any, lake: str, *publications: dict, name: str = "flights", **source) -> Job:
+    """A run of these publications on a database, or by a connection string; its slot is new unless
+    it is named.
+    """
+    slot = source.pop("slot", None) or f"s_{uuid.uuid4().hex[:10]}"
+    own = {"conn_id": "test_source", "slot": slot, "publications": list(publications), **source}
+    document = {"pipeline": name, "source": own, "target": {"root": lake}}
+    conninfo = server if isinstance(server, str) else server.conninfo
+    return job_of(PipelineFile.model_validate(document), conninfo, "run_1")
+
+
+def source_state(database) -> tuple:
+    """Everything that setup could change."""
+    slots = "select slot_name, active from pg_replication_slots where database = %s"
+    return (
+        *(
+            database.execute(f"select to_jsonb(r) from pg_publication{what} r order by 1")
+            for what in ("", "_rel", "_namespace")
+        ),
+        database.execute(slots, (database.name,)),
+    )
+
+
 def bare_slot(database, pipeline: PipelineFile) -> Job:
     """Make publication and slot by hand, without setup, and enter the slot into the ledger."""
     job = load_job(pipeline, "test")
@@ -82,6 +108,28 @@ def bare_slot(database, pipeline: PipelineFile) -> Job:
         )
     )
     return job
+
+
+def bare_job(
+    database, lake: str, tables: list[str] | None = None, options: dict | None = None, **overrides
+) -> Job:
+    """The same of a pipeline of these tables whose slot has the database's name."""
+    slot = f"s_{database.name}"
+    return bare_slot(database, pipeline_file(lake, slot, tables, options, **overrides))
+
+
+def new_pipeline(
+    database, lake: str, tables: list[str] | None = None, options: dict | None = None, **overrides
+) -> Pipeline:
+    """A pipeline of these tables whose slot has the database's name; nothing is set up."""
+    return Pipeline(pipeline_file(lake, f"s_{database.name}", tables, options, **overrides))
+
+
+def copied(runner, pipeline: Pipeline) -> Pipeline:
+    """Set a pipeline up, copy its tables, and return it."""
+    pipeline.setup()
+    pipeline.sync(runner)
+    return pipeline
 
 
 def beside_superuser(warnings: Iterable[str]) -> list[str]:

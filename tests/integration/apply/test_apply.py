@@ -1,6 +1,4 @@
-"""Applying landed changes: after every kind of change the target equals the source's published
-rows.
-"""
+"""After every kind of change the target equals the source's published rows."""
 
 from __future__ import annotations
 
@@ -14,13 +12,12 @@ from deltalake import DeltaTable
 
 import waldelta.changes.merge.merge as merge_module
 import waldelta.changes.stage.stage as stage_module
-import waldelta.pipeline.advisory_locks as locks_module
-import waldelta.pipeline.source_connections as connections_module
 import waldelta.stages.apply.apply as apply_module
 from tests.oracles.target_rows import read_target
 from tests.support.concurrent_work import insert_that_goes_on
-from tests.support.pipelines import bare_slot, pipeline_file
-from waldelta.errors import LateWriter, LockHeld, SchemaChanged, StagedLost, StateError
+from tests.support.kills import killed_in
+from tests.support.pipelines import bare_job, bare_slot, pipeline_file
+from waldelta.errors import LateWriter, LockHeld, StagedLost, StateError
 from waldelta.jobs.consume import consume
 from waldelta.lake import local_path, staging_folder
 from waldelta.lake.ledger import Ledger, RowCounts, TableState, now
@@ -70,7 +67,7 @@ def run(runner, job):
 @pytest.fixture
 def job(database, lake):
     database.execute(DDL)
-    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    return bare_job(database, lake)
 
 
 STATEMENTS = [
@@ -100,24 +97,9 @@ STATEMENTS = [
 ]
 
 
-@pytest.mark.soak("the same changes, one run each")
-@pytest.mark.usefixtures("merged_by_spark")
-def test_every_kind_of_change_one_run_each(runner, database, job):
-    """Run after run the target holds what the source holds."""
-    database.execute(STATEMENTS[0])
-    sync(runner, job)
-    assert target_rows(job) == source_rows(database)
-    for statement in STATEMENTS[1:]:
-        database.execute(statement)
-        run(runner, job)
-        assert target_rows(job) == source_rows(database), statement
-
-
 @pytest.mark.usefixtures("merged_by_spark", "compiled")
 def test_every_kind_of_change_in_one_run(runner, database, job, where_decoded):
-    """The same changes in one batch collapse to the same rows, in one commit; a second run changes
-    nothing.
-    """
+    """One batch collapses to the source's rows in one commit; a second run changes nothing."""
     sync(runner, job)
     for statement in STATEMENTS:
         database.execute(statement)
@@ -156,93 +138,17 @@ def test_an_update_of_a_row_the_target_lacks_is_skipped_and_counted(runner, data
     assert (applied.steps[0].targets[0].updated, applied.steps[0].targets[0].skipped) == (1, 1)
 
 
-@pytest.mark.nightly("a failing table, as in test_altered_targets")
-def test_a_failing_table_does_not_hold_up_the_others(runner, database, lake):
-    """A changed table waits, loudly, with its changes kept; the others go on, and after a new sync
-    it catches up.
-    """
-    database.execute(
-        "create table t(id int primary key, v text); create table u(id int primary key, v text)"
-    )
-    target = {"root": lake, "schema_changes": "fail"}
-    job = bare_slot(
-        database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], target=target)
-    )
-    sync(runner, job)
-    database.execute(
-        "alter table t add column extra int; insert into t values (1, 'a', 1); insert into u values"
-        " (1, 'u')"
-    )
-    drain(runner, job)
-    applied = apply(runner, job)
-    assert isinstance(applied.failures["public.t"], SchemaChanged)
-    assert "added: extra" in str(applied.failures["public.t"])
-    assert target_rows(job, "public.u", ("id", "v")) == [(1, "u")]
-    sync(runner, job, ["public.t"], "column added")
-    database.execute("insert into t values (2, 'b', 2)")
-    run(runner, job)
-    assert target_rows(job, "public.t", ("id", "v", "extra")) == [(1, "a", 1), (2, "b", 2)]
-
-
-@pytest.mark.soak("a defect planted in each step")
-def test_a_defect_in_one_tables_way_does_not_hold_up_the_others(
-    runner, database, lake, monkeypatch
-):
-    """Errors without a name, too, are one table's, wherever they come from; once they are gone it
-    catches up.
-
-    All tables have their locks in one session, and are planned on one connection.
-    """
-    opened, connect = [], connections_module.connect
-    for module in (connections_module, locks_module):
-        monkeypatch.setattr(
-            module, "connect", lambda info, name: opened.append(name) or connect(info, name)
-        )
-    database.execute("create table t(id int primary key); create table u(id int primary key)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"]))
-    sync(runner, job)
-    ways = (
-        (apply_module, "read_unreported"),
-        (apply_module, "plan_target"),
-        (apply_module, "read_commit"),
-    )
-    for number, (module, where) in enumerate(ways):
-        database.execute(f"insert into t values ({number}); insert into u values ({number})")
-        drain(runner, job)
-        real = getattr(module, where)
-
-        def broken(*given, real=real, **named):
-            if any(getattr(value, "table_name", None) == "public.t" for value in given):
-                raise KeyError("c1")
-            return real(*given, **named)
-
-        monkeypatch.setattr(module, where, broken)
-        opened.clear()
-        failures = apply(runner, job).failures
-        assert opened.count(f"waldelta apply {job.pipeline.source.slot}") == 2
-        assert len([name for name in opened if name.startswith("waldelta lock")]) == 1
-        assert {name: str(err) for name, err in failures.items()} == {
-            "public.t": "public.t: KeyError: 'c1'"
-        }
-        assert target_rows(job, "public.u", ("id",))[number:] == [(number,)]
-        monkeypatch.setattr(module, where, real)
-    run(runner, job)
-    assert target_rows(job, columns=("id",)) == source_rows(database)
-
-
 @pytest.mark.nightly("a race with another run, merged by Spark")
 @pytest.mark.usefixtures("merged_by_spark")
 @pytest.mark.parametrize("moment", ["count_statement", "commit_statement"])
 def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(
     runner, database, lake, monkeypatch, moment
 ):
-    """Another run has applied the first of its batches meanwhile, and died: Delta's version alone
-    would let it write both.
-    """
+    """Another run has applied the first batch meanwhile; Delta's version alone lets both write."""
     database.execute(
         "create table t(id int); alter table t replica identity full; insert into t values (0)"
     )
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     sync(runner, job)
     for number in (1, 2):
         changed = (
@@ -278,7 +184,7 @@ def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(
 ):
     """A killed client's, in a Connect server: the next run brings the same changes."""
     database.execute("create table t(id int); insert into t values (1)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     sync(runner, job)
     database.execute("insert into t values (2)")
     local_path(staging_folder(job.lake, "public.t", 1, 1, "killed")).mkdir(parents=True)
@@ -291,11 +197,7 @@ def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(
 @pytest.mark.nightly("several tasks, as in test_target_where")
 @pytest.mark.usefixtures("on_spark", "compiled")
 def test_many_rows_are_collapsed_by_several_tasks(runner, database, job, monkeypatch):
-    """Partitioned by key the result is the same; a file that isn't what its task wrote is told, and
-    nothing is committed.
-
-    By their bytes they are several; the rows of large values are staged a few at a time.
-    """
+    """A file that isn't what its task wrote is reported, and nothing is committed."""
     monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_ROWS", 1000)
     monkeypatch.setattr("waldelta.lake.changelog.batch_range.BYTES_PER_COLLAPSE", 0)
     monkeypatch.setattr("waldelta.changes.stage.net_files.PART_BYTES", 50_000)
@@ -357,25 +259,6 @@ def _doing_all_twice(*given, run=OnSpark.run, **options):
     return run(*given, **options)
 
 
-@pytest.mark.soak("a bound that unit tests cover")
-def test_a_range_of_few_large_rows_goes_to_the_tasks(runner, database, job, monkeypatch):
-    """What the driver reads is bounded in bytes, not only in rows."""
-    monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_MESSAGE_BYTES", 100_000)
-    staged = []
-    real = stage_module._stage_in_tasks
-    monkeypatch.setattr(
-        stage_module, "_stage_in_tasks", lambda *given: staged.append(1) or real(*given)
-    )
-    sync(runner, job)
-    database.execute("insert into t(id, v) values (1, 'small')")
-    run(runner, job)
-    assert staged == []
-    database.execute(f"insert into t(id, big) select g, {BIG} from generate_series(2, 30) g")
-    run(runner, job)
-    assert staged == [1]
-    assert target_rows(job) == source_rows(database)
-
-
 def test_values_that_the_type_cant_hold_are_counted(runner, database, job):
     """They stand verbatim beside the row; the run's summary says how many rows have such."""
     sync(runner, job)
@@ -390,7 +273,7 @@ def test_values_that_are_lost_are_told(runner, database, lake):
     """Without metadata columns there is no place for them."""
     database.execute("create table t(id int primary key, n numeric(5,2))")
     target = {"root": lake, "metadata_columns": False}
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", target=target))
+    job = bare_job(database, lake, target=target)
     sync(runner, job)
     database.execute("insert into t values (1, 'NaN'), (2, 1)")
     (warning,) = consume(runner, job).warnings
@@ -399,24 +282,13 @@ def test_values_that_are_lost_are_told(runner, database, lake):
     )
 
 
-def test_what_a_killed_run_committed_is_told_by_the_next(runner, database, job, monkeypatch):
-    """A run that died between its merge and its report leaves rows that nobody counted, checked or
-    announced.
-    """
+def test_what_a_killed_run_committed_is_told_by_the_next(runner, database, job):
+    """A run that died between merge and report leaves rows that nobody counted or announced."""
     sync(runner, job)
     database.execute("insert into t(id, v) values (1, 'a'), (2, 'b')")
     drain(runner, job)
-
-    class Killed(BaseException):
-        pass
-
-    def killed(*_):
-        raise Killed
-
-    monkeypatch.setattr("waldelta.stages.apply.apply.read_commit", killed)
-    with pytest.raises(Killed):
+    with killed_in("waldelta.stages.apply.apply.read_commit"):
         apply(runner, job)
-    monkeypatch.undo()
     result = consume(runner, replace(job, run_id="the next"))
     assert (result.tables["public.t"].inserted, result.tables["public.t"].changed) == (2, True)
     again = consume(runner, replace(job, run_id="and another"))
@@ -452,12 +324,10 @@ def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(
 
 @pytest.mark.parametrize("policy", ["fail", "ignore"])
 def test_a_table_whose_last_sync_failed_is_left_out(runner, database, lake, policy):
-    """It gets no changes until it is synced by hand, if it may not be copied again by itself, and
-    every run says so.
-    """
+    """It gets no changes until an operator syncs it, and every run says so."""
     database.execute("create table t(id int primary key, v text, n numeric(10,2), big text)")
     target = {"root": lake, "schema_changes": policy}
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", target=target))
+    job = bare_job(database, lake, target=target)
     sync(runner, job)
     job.ledger.append(TableState(now(), "r", "public.t", 2, "failed", reason="disk full"))
     database.execute("insert into t(id) values (1)")

@@ -1,6 +1,4 @@
-"""What tasks fail by, on a master that does failed tasks again: a dead process is replaced, an
-error is told once.
-"""
+"""On a master that repeats failed tasks: a dead process is replaced, an error reported once."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("err, kind", ERRORS.values(), ids=ERRORS)
 def test_a_bite_that_fails_is_peeked_once(runner, lake, tmp_path, err, kind):
-    """It is for the run to take a smaller one; the server would go through it four times for
-    nothing.
-    """
+    """The run takes a smaller window; four attempts would read the same WAL for nothing."""
     note, told = tmp_path / "peeks", str(err)
 
     class ChangeLog:

@@ -1,6 +1,4 @@
-"""Rows that come without all of their values: completed from the source, or quarantined; never null
-in silence.
-"""
+"""Rows that arrive without all values are completed from the source, or quarantined."""
 
 from __future__ import annotations
 
@@ -15,7 +13,9 @@ from pyspark.errors import AnalysisException
 
 from tests.oracles.target_rows import read_target
 from tests.support.bookkeeping import read_expectation_results
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.kills import killed_at, killed_in
+from tests.support.pipelines import bare_job
+from tests.support.waiting import wait_until
 from waldelta.changes.merge.by_file import merge_written
 from waldelta.changes.merge.statements import merge_rows
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
@@ -30,12 +30,10 @@ from waldelta.lake.ledger import (
     IncompleteRow,
     Ledger,
     Quarantine,
-    SentMessage,
     now,
 )
 from waldelta.lake.ledger.check_records import VALUES_KNOWN, recorded_unknown
 from waldelta.lake.ledger.quarantine import COMPLETED
-from waldelta.lsn import Lsn
 from waldelta.monitoring.status import read_status
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import TableResult
@@ -76,16 +74,12 @@ IDENTITIES = {
 
 
 def made(database, lake, tables=None):
-    """A pipeline over these tables (by default one with its primary key, ``t``), by their kinds of
-    identity.
-    """
+    """A pipeline over these tables (by default ``t``), by their kinds of replica identity."""
     tables = tables or {"t": "default"}
     for table, identity in tables.items():
         ddl = IDENTITIES[identity].format(t=table)
         database.execute(f"{ddl}; alter table {table} alter big set storage external")
-    job = bare_slot(
-        database, pipeline_file(lake, f"s_{database.name}", [f"public.{table}" for table in tables])
-    )
+    job = bare_job(database, lake, [f"public.{table}" for table in tables])
     listed = ", ".join(f"{table} where (a > 'm')" for table in tables)
     database.execute(
         f"drop publication s_{database.name}_pub; create publication s_{database.name}_pub for"
@@ -132,9 +126,7 @@ def told(job, table="t"):
 
 
 def test_a_row_that_moves_into_the_filter(runner, database, lake, where_decoded):
-    """It arrives as INSERT without its large value, which is read from the source and marked as
-    such.
-    """
+    """It arrives as INSERT without its large value, which is read from the source."""
     tables = {f"by_{identity}": identity for identity in IDENTITIES}
     job = made(database, lake, tables)
     for table in tables:
@@ -182,113 +174,41 @@ def test_many_rows_are_read_in_pieces(runner, database, job, where_decoded, monk
 
 def test_a_row_that_the_source_no_longer_has(runner, database, job, where_decoded):
     """It isn't written, nor lost: quarantine holds what came, and the run says so."""
-    database.execute(f"insert into t values (1, 'a', {BIG}, 'NaN'), (2, 'a', {BIG}, 2)")
+    database.execute(
+        f"insert into t values (1, 'a', {BIG}, 'NaN'), (2, 'a', {BIG}, 2), (3, 'a', {BIG}, 3)"
+    )
     sync(runner, job)
     database.execute("update t set a = 'x'")
     drain(runner, job)
-    database.execute("delete from t where id = 1")
+    database.execute("delete from t where id = 1; update t set id = 5, m = 5 where id = 3")
     drained = replace(job, run_id="first")
     cut = apply(runner, drained).steps[0].targets[0]
-    assert target_rows(job) == source_rows(database)
-    assert (cut.inserted, cut.reread, cut.quarantined) == (1, 1, 1)
-    assert sorted(told(job)) == [(QUARANTINED, "1", ["big"]), (COMPLETED, "2", ["big"])]
-    (row,) = [r for r in Quarantine(job.lake).rows("public.t", 1) if r.status == QUARANTINED]
+    assert target_rows(job) == [row for row in source_rows(database) if row[0] == 2]
+    assert (cut.inserted, cut.reread, cut.quarantined) == (1, 1, 2)
+    assert [row[:2] for row in sorted(told(job), key=lambda row: row[1])] == [
+        (QUARANTINED, "1"), (COMPLETED, "2"), (QUARANTINED, "3"),
+    ]  # fmt: skip
+    row = next(
+        row for row in Quarantine(job.lake).rows("public.t", 1) if json.loads(row.key)["id"] == "1"
+    )
+    assert (row.status, row.columns) == (QUARANTINED, ["big"])
     assert json.loads(row.sent) == {"id": "1", "a": "x", "m": "NaN"}
     assert row.lsn is not None
     assert row.commit_ts is not None
     assert "no row with this key" in row.reason
-    assert read_status(job)["targets"]["public.t"]["quarantined"] == 1
-    run(runner, job, "second")
-    assert told(job)[-1][:2] == (RESOLVED, "1")
+    assert read_status(job)["targets"]["public.t"]["quarantined"] == 2
+    assert run(runner, job, "second").skipped == 0
+    # The update that moved row 3 brings it, read by its new key: it is no update of a missing row.
+    assert {row[:2] for row in told(job)[3:]} == {
+        (RESOLVED, "1"), (RESOLVED, "3"), (COMPLETED, "5"),
+    }  # fmt: skip
     assert read_status(job)["targets"]["public.t"]["quarantined"] == 0
     assert target_rows(job) == source_rows(database)
 
 
-@pytest.mark.soak("a second way of a key into quarantine")
-def test_a_quarantined_row_whose_key_moved_comes_back(runner, database, job):
-    """The update that moved it brings it, read by its new key; as an update of a missing row it
-    would be skipped.
-    """
-    database.execute(f"insert into t values (1, 'a', {BIG}, 1)")
-    sync(runner, job)
-    database.execute("update t set a = 'x'")
-    drain(runner, job)
-    database.execute("update t set id = 5, m = 5")
-    assert apply(runner, replace(job, run_id="first")).failures == {}
-    assert target_rows(job) == []
-    done = run(runner, job, "second")
-    assert target_rows(job) == source_rows(database)
-    assert done.skipped == 0
-    assert [row[:2] for row in told(job)] == [(QUARANTINED, "1"), (RESOLVED, "1"), (COMPLETED, "5")]
-
-
-def kept(job, **key):
-    """The messages of the row that was quarantined last: their kinds, and whether they are the
-    change log's own.
-    """
-    rows = [row for row in Quarantine(job.lake).rows("public.t", 1) if row.status == QUARANTINED]
-    log = DeltaTable(job.change_log(job.read_identity()).uri).to_pyarrow_table()
-    landed = {(row["batch"], row["seq"]): row for row in log.to_pylist()}
-    assert rows[-1].messages == [
-        SentMessage(at["batch"], at["seq"], at["lsn"], at["xid8"], at["data"])
-        for at in (landed[message.batch, message.seq] for message in rows[-1].messages)
-    ]
-    return json.loads(rows[-1].key)["id"], "".join(
-        chr(message.raw[0]) for message in rows[-1].messages
-    )
-
-
-@pytest.mark.nightly("messages of a quarantined row, which the page's tests read")
-@pytest.mark.usefixtures("compiled")
-def test_the_messages_that_a_row_came_from(runner, database, job, where_decoded):
-    """All of them, as they were sent: of a row that moved, of one that was there before, and of one
-    that stays in quarantine.
-    """
-    database.execute(
-        f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, 3) g; insert into t"
-        " values (9, 'z')"
-    )
-    sync(runner, job)
-    for statement in (
-        "update t set a = 'x'; update t set m = 5 where id = 1",
-        (
-            "update t set id = 11, m = 6 where id = 1; delete from t where id = 9; update t set id"
-            " = 9 where id = 11"
-        ),
-        (
-            "update t set id = 1 where id = 2; update t set m = 8 where id = 9; insert into t"
-            " values (4, 'z', 'new')"
-        ),
-    ):
-        database.execute(statement)
-    drain(runner, job)
-    database.execute("alter table t rename column big to hidden")
-    assert apply(runner, replace(job, run_id="first")).failures == {}
-    rows = {json.loads(row.key)["id"]: row for row in Quarantine(job.lake).rows("public.t", 1)}
-    found = {
-        key: "".join(chr(message.raw[0]) for message in row.messages) for key, row in rows.items()
-    }
-    # Moved in, changed, moved twice and changed; moved in and moved; moved in.
-    assert found == {"9": "IUUUU", "1": "IU", "3": "I"}
-    assert kept(job)[0] in found
-    (listed,) = (row for row in list_quarantined(job) if row["key"]["id"] == "3")
-    (message,) = listed["messages"]
-    assert bytes.fromhex(message["raw"]).startswith(b"I")
-    assert Lsn.parse(message["lsn"]) < Lsn.parse(listed["lsn"])
-    # Updated, but still nowhere to be read.
-    database.execute("alter table t rename column hidden to big")
-    database.execute("delete from t where id in (1, 3); update t set m = 9 where id = 9")
-    drain(runner, job)
-    database.execute("delete from t")
-    assert apply(runner, replace(job, run_id="second")).failures == {}
-    assert kept(job) == ("9", "IUUUUU")
-
-
 @pytest.mark.nightly("a decision, as in test_gate")
 def test_a_discarded_row(runner, database, job):
-    """The target lacks it for good, whatever its key is by then: what changes it finds no row, and
-    a new row at its key is a new row.
-    """
+    """The target lacks it for good, under later keys too; a new row at its key is a new row."""
     quarantine_rows(runner, database, job, 3)
     ids = {row["key"]["id"]: row["id"] for row in list_quarantined(job)}
     root = job.pipeline.target.root
@@ -343,19 +263,9 @@ def test_a_discarded_row(runner, database, job):
     assert quarantine.lacking("public.t", state.generation) == {}
 
 
-class Killed(BaseException):
-    """What no handler catches."""
-
-
 def retry_until(moment, runner, job, monkeypatch):
     """A retry that is killed at a fault point, and leaves what it has staged."""
-
-    def at(step):
-        if step == moment:
-            raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr("waldelta.stages.repair.repair.fault_point", at)
+    with monkeypatch.context() as patched, killed_at(moment, "waldelta.stages.repair.repair"):
         patched.setattr("waldelta.changes.stage.folders.remove_folder", lambda _: None)
         run_retry(runner, job, by="Ann")
 
@@ -368,9 +278,7 @@ def retry_until(moment, runner, job, monkeypatch):
     ids=["Arrow", "Spark"],
 )
 def merging(request, monkeypatch):
-    """Rows that are read again are staged and merged by Arrow, or by Spark; the name of what merges
-    them.
-    """
+    """The name of the function that merges rows read again: Arrow's or Spark's."""
     if request.param == "merge_rows":
         monkeypatch.setattr("waldelta.stages.repair._net_rows.MOST_COMPARED", 0)
         monkeypatch.setattr("waldelta.stages.repair.repair.merge_written", lambda *_, **__: None)
@@ -379,11 +287,7 @@ def merging(request, monkeypatch):
 
 @pytest.mark.nightly("a kill of each step of a retry")
 def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, merging):
-    """Whether it had committed is asked of the target: nothing is copied, nothing is put right
-    twice, or too late.
-
-    What was discarded goes on lacking in the generation that it begins, and in none that it didn't.
-    """
+    """The target says whether it committed. Discarded rows stay discarded in its generation."""
     quarantine_rows(runner, database, job, 5)
     (fifth,) = (row["id"] for row in list_quarantined(job) if row["key"]["id"] == "5")
     discard_quarantined(replace(job, run_id="away"), [fifth], by="Ann", reason="noise")
@@ -391,7 +295,7 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
     late, merge = [], {"merge_written": merge_written, "merge_rows": merge_rows}[merging]
     raises_lost = pytest.raises(AnalysisException, match="PATH_NOT_FOUND")
 
-    def retry(run_id, moment=None):
+    def retry(run_id, moment):
         retry_until(moment, runner, replace(job, run_id=run_id), monkeypatch)
 
     def is_as_before():
@@ -413,12 +317,11 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
     with monkeypatch.context() as patched:
         patched.setattr(f"waldelta.stages.repair.repair.{merging}", fails)
         with pytest.raises(RunFailed, match="no space left"):
-            retry("failed")
+            run_retry(runner, replace(job, run_id="failed"), by="Ann")
     is_as_before()
     # Killed before it: so it is from the next run on, and the merge finds nothing to merge when it
     # comes after all.
-    with pytest.raises(Killed):
-        retry("killed before", "repair.begun")
+    retry("killed before", "repair.begun")
     assert (job.read_states()["public.t"].status, lacking(3)) == ("copying", ["5"])
     assert not run(runner, job, "next").rows
     is_as_before()
@@ -428,8 +331,7 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
     # Killed after it: the next run enters that it is done, tells what it did, and goes on from
     # there.
     database.execute("update t set m = 7 where id = 4; delete from t where id = 1")
-    with pytest.raises(Killed):
-        retry("killed after", "repair.merged")
+    retry("killed after", "repair.merged")
     database.execute("update t set m = 8 where id = 3")
     done = run(runner, job, "takes it up")
     state = job.read_states()["public.t"]
@@ -450,12 +352,9 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
 
 
 def test_a_retry_that_is_killed_before_a_failover(runner, database, job, monkeypatch):
-    """A failover judges by what is synced, so that a repair from before it may be ahead of the new
-    primary: a copy isn't.
-    """
+    """A repair from before the failover may be ahead of the new primary; a copy isn't."""
     quarantine_rows(runner, database, job, 1)
-    with pytest.raises(Killed):
-        retry_until("repair.merged", runner, job, monkeypatch)
+    retry_until("repair.merged", runner, job, monkeypatch)
     move = job.ledger.slot_moves()[-1]
     job.ledger.append(replace(move, at=now(), event="promoted", timeline=move.timeline + 1))
     with job.source.connect("test") as connection:
@@ -464,9 +363,7 @@ def test_a_retry_that_is_killed_before_a_failover(runner, database, job, monkeyp
 
 
 def test_quarantined_rows_are_listed_and_read_again(runner, database, job):
-    """As of a snapshot: also those that were changed, deleted or made anew since; then the stream
-    goes on.
-    """
+    """Also those that were changed, deleted or inserted again since; then the stream goes on."""
     quarantine_rows(runner, database, job, 4)
     database.execute(
         "delete from t where id in (1, 2); insert into t values (2, 'z', 'new'); update t set m = 7"
@@ -560,25 +457,16 @@ def test_a_stale_row_at_the_key_goes(runner, database, job):
     assert told(job) == [(QUARANTINED, "1", ["big"])]
 
 
-def test_a_run_that_is_done_again_tells_each_row_once(runner, database, job, monkeypatch):
+def test_a_run_that_is_done_again_tells_each_row_once(runner, database, job):
     """Killed between quarantine and merge, the next run starts from the same watermark."""
     database.execute(f"insert into t values (1, 'a', {BIG}, 1), (2, 'a', {BIG}, 1)")
     sync(runner, job)
     database.execute("update t set a = 'x'")
     drain(runner, job)
     database.execute("delete from t where id = 1")
-
-    class Killed(BaseException):
-        pass
-
-    def killed(*_):
-        raise Killed
-
-    monkeypatch.setattr("waldelta.changes.merge.merge._merge", killed)
-    with pytest.raises(Killed):
+    with killed_in("waldelta.changes.merge.merge._merge"):
         apply(runner, job)
     assert len(told(job)) == 2
-    monkeypatch.undo()
     assert apply(runner, job).failures == {}
     assert sorted(told(job)) == [(QUARANTINED, "1", ["big"]), (COMPLETED, "2", ["big"])]
 
@@ -587,17 +475,12 @@ def test_a_run_that_is_done_again_tells_each_row_once(runner, database, job, mon
 def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(
     runner, database, job, monkeypatch, fate
 ):
-    """With later batches beside it nothing is incomplete any more: what was told is taken back, and
-    isn't told any more.
-    """
+    """With later batches nothing is incomplete any more, so the quarantine is withdrawn."""
     database.execute(f"insert into t values (1, 'a', {BIG}, 1)")
     sync(runner, job)
     database.execute("update t set a = 'x'")
     drain(runner, job)
     database.execute("delete from t")
-
-    def killed(*_):
-        raise Killed
 
     def slept(*args, real=DeltaTarget.create_with):
         monkeypatch.undo()
@@ -609,10 +492,8 @@ def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(
         real(*args)
 
     if fate == "killed":
-        monkeypatch.setattr("waldelta.changes.merge.merge._merge", killed)
-        with pytest.raises(Killed):
+        with killed_in("waldelta.changes.merge.merge._merge"):
             apply(runner, job)
-        monkeypatch.undo()
         run(runner, job)
     else:
         monkeypatch.setattr(DeltaTarget, "create_with", slept)
@@ -641,11 +522,9 @@ def test_a_change_that_nobody_sees_yet_is_no_row_that_is_gone(
     database.execute("select pg_reload_conf()")
     waiting = database.connect(autocommit=True)
     try:
-        pid = waiting.info.backend_pid
+        asked = f"select from pg_stat_activity where pid = {waiting.info.backend_pid}"
         waiting.pgconn.send_query(b"update t set a = 'x'")
-        wait_until(
-            database, "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s", pid
-        )
+        wait_until(lambda: database.execute(f"{asked} and wait_event = 'SyncRep'"))
         drain(runner, job)
         monkeypatch.setattr("waldelta.stages.apply._source_values.VISIBLE_TIMEOUT_S", 0.1)
         assert isinstance(apply(runner, job).failures["public.t"], TransactionsStillOpen)
@@ -653,22 +532,8 @@ def test_a_change_that_nobody_sees_yet_is_no_row_that_is_gone(
     finally:
         database.execute("alter system reset synchronous_standby_names")
         database.execute("select pg_reload_conf()")
-    wait_until(database, "select state = 'idle' from pg_stat_activity where pid = %s", pid)
+    wait_until(lambda: database.execute(f"{asked} and state = 'idle'"))
     waiting.close()
     assert apply(runner, job).failures == {}
     assert target_rows(job) == source_rows(database)
     assert told(job) == [(COMPLETED, "1", ["big"])]
-
-
-def wait_until(database, query, *params):
-    import tenacity
-
-    @tenacity.retry(
-        retry=tenacity.retry_if_result(lambda found: found is not True),
-        stop=tenacity.stop_after_delay(60),
-        wait=tenacity.wait_fixed(0.05),
-    )
-    def found():
-        return database.execute(query, params)[0][0]
-
-    found()

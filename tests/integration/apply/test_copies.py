@@ -1,6 +1,4 @@
-"""Tables without a key: equal rows are copies, and every change of one of them arrives as exactly
-that.
-"""
+"""Tables without a key: each change concerns exactly one of several equal rows."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from psycopg import sql
 
 from tests.oracles.native_subscriber import native_subscriber, wait_until_caught_up
 from tests.oracles.target_rows import read_target
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.pipeline import TableResult
 from waldelta.stages.apply.apply import apply
@@ -47,7 +45,7 @@ def _merged(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def job(database, lake):
     database.execute(DDL)
-    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    return bare_job(database, lake)
 
 
 def source_rows(connection) -> Counter:
@@ -91,74 +89,8 @@ def run(runner, job) -> tuple[int, int, int, int]:
     return told.inserted, told.updated, told.deleted, told.skipped
 
 
-@pytest.mark.soak("the same changes, counted run by run")
-def test_each_change_touches_one_copy(runner, database, job, where_decoded):
-    """Duplicates and nulls are counted, not merged; so is what each run did."""
-    database.execute("insert into t(a, b) select 'x', null from generate_series(1, 3)")
-    sync(runner, job)
-    one = "(select ctid from t where a = 'x' limit 1)"
-    for statement, done in [
-        (f"delete from t where ctid = {one}", (0, 0, 1, 0)),
-        (f"update t set b = 1 where ctid = {one}", (0, 1, 0, 0)),
-        (
-            "insert into t(a) values ('x'), ('x'), (null); delete from t where a is null",
-            (2, 0, 0, 0),
-        ),
-        (f"delete from t where ctid = {one}; insert into t(a) values ('x')", (1, 0, 1, 0)),
-        ("update t set a = 'y'", (0, 4, 0, 0)),
-        ("delete from t where b is null; insert into t values ('z')", (1, 0, 3, 0)),
-        (
-            "truncate t; insert into t(a) values ('n'), ('n'); delete from t where ctid = '(0,1)'",
-            (1, 0, 0, 0),
-        ),
-    ]:
-        database.execute(statement)
-        told = run(runner, job)
-        assert target_rows(job) == source_rows(database.connection), statement
-        assert told == done, statement
-
-
-@pytest.mark.soak("values of one type only")
-def test_rows_that_differ_only_where_the_type_fails(runner, database, job):
-    """numeric(10,2) holds no NaN: such values lie beside the row, and still tell rows apart."""
-    database.execute("insert into t(a, m) values ('x', 'NaN'), ('x', null), ('x', 'NaN')")
-    sync(runner, job)
-    database.execute("delete from t where m is null; update t set a = 'y' where ctid = '(0,1)'")
-    run(runner, job)
-    assert target_rows(job) == source_rows(database.connection)
-
-
-@pytest.mark.soak("values of one type only")
-@pytest.mark.parametrize("one, other", [("f = '0'", "f = '-0'"), ("n = 1.0", "n = 1.00")])
-def test_equal_rows_written_differently(runner, database, job, one, other):
-    """PostgreSQL holds them equal; the copy that goes is the one that the source lost, as long as
-    there is one.
-    """
-    for condition in (one, other):
-        column, value = condition.split(" = ")
-        database.execute(f"insert into t({column}) values ({value})")
-    sync(runner, job)
-    database.execute("delete from t where ctid = '(0,2)'")
-    run(runner, job)
-    assert target_rows(job) == source_rows(database.connection)
-    assert sum(target_rows(job).values()) == 1
-
-
-@pytest.mark.soak("values of one type only")
-def test_an_equal_row_is_taken_where_the_very_same_is_missing(runner, database, job):
-    """As PostgreSQL's subscriber, which compares by the type's equality."""
-    database.execute("insert into t(n, f) values (1.00, '-0')")
-    sync(runner, job)
-    runner.spark().sql(f"update delta.`{job.lake.target('public.t').uri}` set n = '1.0', f = 0.0D")
-    database.execute("update t set a = 'found'")
-    assert run(runner, job) == (0, 1, 0, 0)
-    assert target_rows(job) == source_rows(database.connection)
-
-
 def test_missing_rows_are_skipped_and_counted(runner, database, job):
-    """An update of a row that the target lacks adds none, and the commit says what was done, to a
-    later run too. Spark plans it for 60 columns, in time that doesn't double with each of them.
-    """
+    """The commit says so to a later run, too. 60 columns don't double Spark's planning each."""
     wide = ", ".join(f"add column c{n} int default {n}" for n in range(50))
     database.execute(f"alter table t {wide}")
     database.execute("insert into t(a, b) values ('x', 1), ('x', 1), ('y', 2)")
@@ -171,59 +103,8 @@ def test_missing_rows_are_skipped_and_counted(runner, database, job):
     assert target_rows(job) == source_rows(database.connection)
 
 
-@pytest.mark.soak("another moment of a kill")
-def test_what_a_killed_run_rewrote_is_told_by_the_next(runner, database, job, monkeypatch):
-    """Delta's metrics of a rewrite say nothing of it: the commit itself carries the counts."""
-    database.execute("insert into t(a) select 'x' from generate_series(1, 5)")
-    sync(runner, job)
-    database.execute("delete from t where ctid = '(0,1)'; update t set b = 1 where ctid = '(0,2)'")
-    drain(runner, job)
-
-    class Killed(BaseException):
-        pass
-
-    def killed(*_):
-        raise Killed
-
-    monkeypatch.setattr("waldelta.stages.apply.apply.read_commit", killed)
-    with pytest.raises(Killed):
-        apply(runner, job)
-    monkeypatch.undo()
-    assert run(runner, job) == (0, 1, 1, 0)
-
-
-@pytest.mark.soak("a second kind of change")
-def test_a_column_added_between_changes(runner, database, job):
-    """Old rows show the default, in the target, in the stream before it and in that after it."""
-    database.execute("insert into t(a, b) select 'x', g % 2 from generate_series(1, 6) g")
-    sync(runner, job)
-    database.execute(
-        "update t set a = 'y' where ctid = '(0,1)'; insert into t(a) values ('z'), ('z')"
-    )
-    database.execute(
-        "alter table t add column extra int default 7; delete from t where a = 'z' and ctid ="
-        " '(0,9)'"
-    )
-    database.execute("update t set extra = 8 where a = 'y'; delete from t where ctid = '(0,2)'")
-    run(runner, job)
-    assert target_rows(job) == source_rows(database.connection)
-    extra = (
-        runner.spark()
-        .read.format("delta")
-        .load(job.lake.target("public.t").uri)
-        .groupBy("extra")
-        .count()
-        .collect()
-    )
-    assert Counter(dict(map(tuple, extra))) == Counter(
-        dict(database.execute("select extra, count(*) from t group by extra"))
-    )
-
-
 def test_a_change_without_its_whole_old_row_copies_again(runner, database, job):
-    """Another replica identity sends less than it takes to find the row: the table is copied, then
-    with a key.
-    """
+    """Another replica identity sends less than finds the row: the table is copied with a key."""
     database.execute("insert into t(a, b) values ('x', 1)")
     sync(runner, job)
     database.execute("alter table t alter b set not null; create unique index i on t(b)")
@@ -286,9 +167,7 @@ def equal_rows(rows: Counter) -> Counter:
 
 @pytest.mark.soak("random changes against a native subscriber")
 def test_random_changes_of_copies(runner, database, postgres, job):
-    """Many duplicates, nulls and TOASTed values: the target is the source, and PostgreSQL's own
-    subscriber agrees.
-    """
+    """Duplicates, nulls and TOASTed values, compared with PostgreSQL's own subscriber, too."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)

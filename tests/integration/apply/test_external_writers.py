@@ -1,6 +1,4 @@
-"""Others write to targets, between runs and beside a merge: their commits are told, retried upon,
-or nobody's business.
-"""
+"""External writers commit to targets, between runs and during a merge."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from pyspark.sql.types import BooleanType
 import waldelta.changes.merge.by_file
 import waldelta.changes.merge.merge
 from tests.support.fixtures.postgres import new_database
-from tests.support.pipelines import pipeline_file
+from tests.support.pipelines import new_pipeline, pipeline_file
 from waldelta.errors import StateError
 from waldelta.jobs import Pipeline
 from waldelta.lake import TargetVersion, local_path
@@ -114,17 +112,13 @@ def runner(spark_jvm):
 
 @pytest.fixture(scope="module")
 def pipeline(runner, database, tmp_path_factory):
-    """Of tables with a key, each with two rows; small ones, and without our columns, so that
-    anybody can write to them.
-    """
+    """Tables with a key and two rows each, without our columns, so that anybody can write."""
     for name in TABLES:
         database.execute(f"create table {name}(id int primary key, v text)")
         database.execute(f"insert into {name} values (1, 'source'), (2, 'source')")
     lake = (tmp_path_factory.mktemp("foreign") / "lake").as_uri()
     target = {"root": lake, "metadata_columns": False}
-    made = Pipeline(
-        pipeline_file(lake, f"s_{database.name}", [f"public.{n}" for n in TABLES], target=target)
-    )
+    made = new_pipeline(database, lake, [f"public.{n}" for n in TABLES], target=target)
     made.setup()
     made.sync(runner)
     return made
@@ -132,9 +126,7 @@ def pipeline(runner, database, tmp_path_factory):
 
 @pytest.fixture
 def add(database):
-    """Adds a row to each table, which becomes a file of its own that OPTIMIZE has something to do
-    with.
-    """
+    """Adds a row to each table, which becomes a file of its own that OPTIMIZE can compact."""
 
     def made(number):
         for name in TABLES:
@@ -278,9 +270,7 @@ def test_what_others_write_between_runs_is_told_once_and_stays_on_record(
 
 @pytest.mark.soak("cuts of many versions")
 def test_a_cut_is_given_as_long_as_it_can_be_read(runner, pipeline, add):
-    """At later versions of the same rows where a VACUUM took the older ones' files; an older cut
-    otherwise, or none.
-    """
+    """A VACUUM takes files: later versions of the same rows are given, an older cut, or none."""
 
     def is_read_as(rows):
         cut = pipeline.cut()

@@ -6,7 +6,7 @@ import pytest
 
 import waldelta.changes.stage.split as split_module
 from tests.oracles.target_rows import read_target
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.lake import local_path
 from waldelta.stages.sync.sync import sync
@@ -22,9 +22,7 @@ def job(database, lake, runner):
     for table in TABLES:
         database.execute(f"create table {table}(id int primary key, v text)")
         database.execute(f"insert into {table} select g, 'old' from generate_series(1, 300) g")
-    job = bare_slot(
-        database, pipeline_file(lake, f"s_{database.name}", [f"public.{table}" for table in TABLES])
-    )
+    job = bare_job(database, lake, [f"public.{table}" for table in TABLES])
     sync(runner, job)
     return job
 
@@ -49,9 +47,7 @@ def write_mixed(database):
 
 
 def test_many_tables_mixed(runner, database, job, monkeypatch):
-    """Few changes of one are applied here, many by tasks, both from what was written anew by table
-    once for the range.
-    """
+    """Few changes are applied here, many by tasks, all from one rewrite of the range by table."""
     made = []
 
     def split(*given):

@@ -1,6 +1,4 @@
-"""Targets that keep more than a mirror does: what the source has now is in each of them, and what
-it had then in its history.
-"""
+"""Targets that keep more than a mirror: what the source has now, and what it had."""
 
 from __future__ import annotations
 
@@ -11,8 +9,9 @@ from threading import current_thread
 import pytest
 from deltalake import DeltaTable
 
-from tests.oracles.compare import compare_target
+from tests.oracles.compare import differing
 from tests.oracles.random_workload import Workload
+from tests.support.kills import killed_at
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed
 from waldelta.config.pipeline_file import TargetTable
@@ -126,13 +125,6 @@ def write(workload, transactions):
         workload.transaction()
 
 
-def assert_equal(runner, job, what):
-    """Of each table the target's current rows are the source's."""
-    for state in job.read_states().values():
-        difference = compare_target(runner, job.source.conninfo, job.pipeline, state)
-        assert difference.rows == 0, (what, difference)
-
-
 def test_every_mode_holds_what_the_source_has_and_had(
     runner, database, lake, where_decoded, workload
 ):
@@ -183,7 +175,7 @@ def test_a_copy_of_a_target_that_keeps_more(runner, database, lake, workload, mo
     consume(runner, job)
     check_intervals(held(job, "w1"))
     assert replayed(held(job, "w3")) == source(connection, "w3")
-    assert_equal(runner, job, "after the copy")
+    assert differing(runner, job) == {}
 
 
 @pytest.mark.soak("takes minutes: a copy without differences, on three targets")
@@ -205,7 +197,7 @@ def test_a_copy_of_what_is_there_already_changes_nothing(runner, database, lake,
     write(workload, 10)
     consume(runner, job)
     assert as_of(held(job, "w1"), Lsn.parse(lsn).value) == then
-    assert_equal(runner, job, "after the copy")
+    assert differing(runner, job) == {}
 
 
 class Archive(TargetMode):
@@ -276,22 +268,17 @@ def test_a_mode_needs_nothing_but_its_class(runner, database, lake, monkeypatch)
     }  # fmt: skip
     (state,) = job.read_states().values()
     assert (state.mode, state.kept_as) == ("archive", ARCHIVE)
-    assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
+    assert differing(runner, job) == {}
     (verdict,) = check(runner, job.pipeline, job.ledger, "check").tables
     found = {outcome.planned.meaning: outcome.success for outcome in verdict.outcomes}
     assert found["archive: keys are unique"] is True
     database.execute("truncate a; insert into a values (4, 'z', 's')")
     sync(runner, job, ["public.a"])
     consume(runner, job)
-    (state,) = job.read_states().values()
-    assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
+    assert differing(runner, job) == {}
     assert [row["id"] for row in held(job, "a") if row["_wd_gone"] is None] == [4]
     with pytest.raises(ModeRefused, match="has mode archive in the lake"):
         sync(runner, in_mode(job, "history"), ["public.a"])
-
-
-class Killed(BaseException):
-    """What a kill is to the process."""
 
 
 @pytest.mark.nightly("kills of modes, which test_mode_faults has at each step")
@@ -305,7 +292,7 @@ class Killed(BaseException):
         ),
     ],
 )
-def test_a_run_that_is_killed_leaves_nothing_twice(runner, database, lake, monkeypatch, step):
+def test_a_run_that_is_killed_leaves_nothing_twice(runner, database, lake, step):
     """Before the commit and behind it: the next run ends with each state and each change once."""
     for name in MODES:
         database.execute(
@@ -318,15 +305,8 @@ def test_a_run_that_is_killed_leaves_nothing_twice(runner, database, lake, monke
     for name in MODES:
         database.execute(f"update {name} set a = a + 1")
         database.execute(f"delete from {name} where id = 2")
-
-    def fault_point(reached):
-        if reached == step:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr("waldelta.stages.apply.apply.fault_point", fault_point)
-        with pytest.raises(Killed):
-            consume(runner, job)
+    with killed_at(step, "waldelta.stages.apply.apply"):
+        consume(runner, job)
     consume(runner, job)
     consume(runner, job)
     states = sorted((r["id"], r["a"], r["_wd_valid_to_lsn"] is None) for r in held(job, "w1"))
@@ -343,9 +323,7 @@ def test_a_run_that_is_killed_leaves_nothing_twice(runner, database, lake, monke
 
 @pytest.mark.nightly("further moments of the modes that the first test walks")
 def test_what_is_kept_is_never_taken_away(runner, database, lake):
-    """A mirror becomes a history by a new copy; nothing becomes a mirror again; without a key there
-    is a changelog alone.
-    """
+    """A copy turns a mirror into a history, and nothing into a mirror."""
     for name in MODES:
         database.execute(f"create table {name} (id int primary key, v text)")
         database.execute(f"insert into {name} values (1, 'x'), (2, 'y')")
@@ -391,9 +369,7 @@ def test_what_is_kept_is_never_taken_away(runner, database, lake):
 
 @pytest.mark.soak("a mode beside a quarantine")
 def test_a_retry_leaves_what_is_kept_alone(runner, database, lake):
-    """A quarantined row is a row of the source's now, and its MERGE would write over closed states:
-    only a copy is exact.
-    """
+    """Its MERGE would overwrite closed states: only a copy is exact."""
     tables = {"w1": "history", "w2": "soft_delete"}
     modes = tables | {"w3": "changelog"}
     for name in modes:
@@ -442,9 +418,7 @@ def test_a_retry_leaves_what_is_kept_alone(runner, database, lake):
 
 @pytest.mark.soak("several refused copies")
 def test_a_copy_that_is_refused_leaves_the_target_fed(runner, database, lake):
-    """Positions that begin anew (another server), other columns, no key: nothing is taken away, and
-    changes go on.
-    """
+    """Positions that restart, other columns, no key: nothing is lost, and changes go on."""
     for name in MODES:
         database.execute(f"create table {name} (id int primary key, v text)")
         database.execute(f"insert into {name} values (1, 'x'), (2, 'y')")

@@ -1,6 +1,4 @@
-"""Whether a partition of a published root was truncated: told by its file and its rows, or not told
-until it can be.
-"""
+"""Whether a partition of a published root was truncated, by its file and its rows."""
 
 from __future__ import annotations
 
@@ -103,9 +101,7 @@ ALONE = {
 
 @pytest.mark.parametrize("statements, alone", ALONE.values(), ids=ALONE)
 def test_emptied_once_more(database, conn, state, statements, alone):
-    """What a TRUNCATE of the root explains, which is sent, is no news; what happened to a partition
-    behind it is.
-    """
+    """A TRUNCATE of the root is sent; what happens to a partition after it is not."""
     known, leaf = state
     for statement in statements:
         database.execute(statement)
@@ -115,9 +111,7 @@ def test_emptied_once_more(database, conn, state, statements, alone):
 
 
 def test_only_what_had_ended_when_all_was_landed(database, conn, state):
-    """A TRUNCATE of the root that hasn't landed yet looks the same; it is asked again by the run
-    that has it.
-    """
+    """A TRUNCATE of the root that hasn't landed looks the same: a later run decides."""
     known, leaf = state
     before = read_oldest_xid(conn)
     database.execute("truncate t_1")
@@ -126,9 +120,7 @@ def test_only_what_had_ended_when_all_was_landed(database, conn, state):
 
 
 def test_what_may_not_be_read_is_not_told(database, conn, state):
-    """A partition that came without a grant: its old file stays on record, and no run fails
-    for it.
-    """
+    """A partition without a grant keeps its old file on record, and no run fails."""
     known, _ = state
     database.execute("truncate t_1")
     database.execute(

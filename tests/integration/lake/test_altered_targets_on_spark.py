@@ -9,8 +9,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.support.fixtures.postgres import new_database
-from tests.support.pipelines import pipeline_file
-from waldelta.jobs import Pipeline
+from tests.support.pipelines import new_pipeline
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.spark import OnSpark
 
@@ -126,7 +125,7 @@ def pipeline(runner, database, tmp_path_factory):
         database.execute(f"insert into {name} values (1, 'a'), (2, 'b')")
     target = {"root": lake, "metadata_columns": False}
     tables = [f"public.{name}" for name in TABLES]
-    made = Pipeline(pipeline_file(lake, f"s_{database.name}", tables, target=target))
+    made = new_pipeline(database, lake, tables, target=target)
     made.setup()
     made.sync(runner)
     for name in TABLES:

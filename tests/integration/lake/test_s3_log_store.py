@@ -21,7 +21,7 @@ from demo.embedded_postgres import free_port
 from demo.stack.processes import stop, wait_until
 from demo.stack.spark_connect_server import SparkConnectServer
 from tests.support.fixtures.stores import ON_EACH_SERVER
-from tests.support.seeds import chosen_seed, is_long
+from tests.support.seeds import chosen_seed
 from tests.support.servers.s3_server import READER, Bucket
 from waldelta.spark.settings import S3_LOG_STORE, log_store_settings
 
@@ -35,8 +35,6 @@ pytestmark = [
 IMPL = "spark.delta.logStore.s3a.impl"
 FIRST_COMMIT = r"java PUT .*/_delta_log/0{19}1\.json"
 THROTTLED_ROUNDS, RACE_ROUNDS = 5, 1000
-# A round takes half a second.
-APPEND_ROUNDS = 1000 if is_long() else 200
 
 
 @dataclass
@@ -309,22 +307,3 @@ def test_one_of_two_writers_wins_each_version(store, bucket):
             won[winner] += 1
     print(won)
     assert min(won["spark"], won["other"]) > 0
-
-
-@pytest.mark.soak("a thousand races of two writers")
-def test_two_writers_lose_nothing(table, proxy):
-    """Both append in each round at the same time."""
-    with ThreadPoolExecutor(2) as pool:
-        for number in range(APPEND_ROUNDS):
-            row = 2 * number + 1
-            appended = [
-                pool.submit(table.append_by_spark, row),
-                pool.submit(table.append_by_delta_rs, row + 1),
-            ]
-            for writer in appended:
-                writer.result()
-    refused = proxy.statuses(r"java PUT .*/_delta_log/\d+\.json").count(412)
-    print(f"{refused} commits of Spark refused first")
-    assert refused > 0
-    assert table.rows() == list(range(2 * APPEND_ROUNDS + 1))
-    assert table.opened().version() == 2 * APPEND_ROUNDS

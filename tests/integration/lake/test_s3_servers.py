@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
-from tests.support.fixtures.stores import ON_EACH_SERVER
-
-WRITERS, KEYS = 8, 8
+from waldelta.lake import Lake
 
 
-@pytest.mark.nightly("the tests' own servers, each with several writers")
-@ON_EACH_SERVER
-def test_exactly_one_of_several_writers_creates_an_object(bucket):
-    with ThreadPoolExecutor(WRITERS) as pool:
-        for number in range(KEYS):
-            contents = [f"{writer}".encode() for writer in range(WRITERS)]
-            created = list(pool.map(bucket.create, [f"{number}"] * WRITERS, contents))
-            assert created.count(True) == 1
-            assert bucket.read(f"{number}") == contents[created.index(True)]
+@pytest.mark.timeout(50)
+def test_other_threads_run_while_the_store_is_asked_for_a_table(bucket, proxy):
+    """The proxy is a thread of this process, which couldn't answer for a minute otherwise."""
+    through = bucket.at(proxy.endpoint)
+    lake = Lake(through.uri("lake"), through.storage_options)
+    assert not lake.target("public.t").exists
+    write_deltalake(
+        lake.target("public.t").uri, pa.table({"id": [1]}), storage_options=lake.storage_options
+    )
+    assert Lake(lake.root, lake.storage_options).target("public.t").exists
 
 
 def test_only_a_key_opens_the_store(seaweedfs, bucket):

@@ -1,6 +1,4 @@
-"""Commit times that a replication origin set: any that PostgreSQL stores, its infinities too,
-lands, is applied and is shown.
-"""
+"""Any commit time that a replication origin sets lands, is applied and is shown."""
 
 from __future__ import annotations
 
@@ -51,9 +49,7 @@ def commit_at(database, origin, moment, statement):
 
 @pytest.mark.nightly("each kind of clock in whole runs")
 def test_any_commit_time_is_right(runner, database, lake):
-    """The slot, what has landed, a mirror, a history, cuts, pages, a look and a resync: each takes
-    and shows all of them.
-    """
+    """In the slot, the change log, a mirror, a history, cuts, pages, an idle check, a resync."""
     database.execute(
         "create table t(id int primary key, v text); create table h(id int primary key, v text)"
     )

@@ -1,6 +1,4 @@
-"""Landing and consuming against a real server: what is durable when, and what a run does after a
-dead one.
-"""
+"""Landing and consuming: what is durable when, and what a run does after a dead one."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.landing import land_only, landed_end, wrongly_counted
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job, bare_slot, pipeline_file
 from tests.support.servers.foreign_language import in_a_foreign_language
 from tests.support.waiting import wait_until
 from waldelta.config import Publication
@@ -52,7 +50,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 @pytest.fixture
 def job(database, lake):
     database.execute("create table t(id int primary key, v text)")
-    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    return bare_job(database, lake)
 
 
 @pytest.mark.nightly("what Delta for Spark writes, which changes with its version")
@@ -85,12 +83,7 @@ def test_the_change_log_is_the_table_that_spark_would_make(runner, job, lake):
 
 
 def test_changes_land_once_and_the_slot_follows(runner, database, job):
-    """A drain lands what was committed, moves the slot to the server's end, and a second one finds
-    nothing.
-
-    So too when an earlier run was killed while it made the change log, and left a log without a
-    commit.
-    """
+    """Also after a run that was killed while it created the change log."""
     killed = local_path(bookkeeping_uri(job.pipeline.target.root, CHANGES)) / "_delta_log"
     killed.mkdir(parents=True)
     (killed / ".00000000000000000000.json.8a3b.tmp").touch()
@@ -117,7 +110,7 @@ def test_bites_are_bounded_and_nothing_falls_between_them(runner, database, lake
     """With tiny bites the same changes land in several batches, each transaction whole."""
     database.execute("create table t(id int primary key, v text)")
     small = {"max_changes": 100, "wal_window_mb": 16}
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", batch=small))
+    job = bare_job(database, lake, batch=small)
     for first in range(0, 500, 50):
         database.execute(
             f"insert into t select g, 'x' from generate_series({first}, {first + 49}) g"
@@ -129,9 +122,7 @@ def test_bites_are_bounded_and_nothing_falls_between_them(runner, database, lake
 
 @contextmanager
 def stalled(database):
-    """Decoding waits, as on a server that is too slow, until the block ends; yields who keeps it
-    waiting.
-    """
+    """Decoding waits, as on a slow server, until the block ends; yields the blocker."""
     with database.connect() as blocker:
         blocker.execute("lock table pg_catalog.pg_publication_rel in access exclusive mode")
         yield blocker
@@ -141,7 +132,7 @@ def small_bites(database, lake):
     """A pipeline that gives one call a second, and 16 MB of WAL."""
     database.execute("create table t(id int primary key, v text)")
     batch = {"wal_window_mb": 16, "statement_timeout_s": 1}
-    return bare_slot(database, pipeline_file(lake, f"s_{database.name}", batch=batch))
+    return bare_job(database, lake, batch=batch)
 
 
 @pytest.fixture
@@ -157,9 +148,7 @@ def wide(database, lake):
 
 
 def windows(monkeypatch, job, killed_at=0):
-    """Up to how many MB from the slot's position each bite goes; in one of them the run is
-    killed.
-    """
+    """The ends of the read windows in MB from the slot's position; one kills the run."""
     with job.source.connect("test") as connection:
         began, asked = confirmed_lsn(connection, job.pipeline.source.slot), []
 
@@ -174,11 +163,7 @@ def windows(monkeypatch, job, killed_at=0):
 
 
 def test_a_statement_timeout_means_a_smaller_bite(runner, database, wide, monkeypatch, caplog):
-    """The server gives up on what takes too long, in any language; smaller bites come then, also in
-    the next run, and grow as it recovers.
-
-    That a role's or database's own limit is shorter takes nothing from it.
-    """
+    """In any language, in the next run, too; a role's shorter limit doesn't matter."""
     asked = windows(monkeypatch, wide, killed_at=3)
     with stalled(database), in_a_foreign_language(wide.source.conninfo) as foreign:
         for setting in ("statement_timeout", "transaction_timeout"):
@@ -197,26 +182,8 @@ def test_a_statement_timeout_means_a_smaller_bite(runner, database, wide, monkey
     assert "MB of WAL left, about" in caplog.text
 
 
-@pytest.mark.nightly("a smaller window, as after a timeout")
-def test_an_answer_that_has_no_room_means_a_smaller_bite(
-    runner, database, wide, monkeypatch, caplog
-):
-    """The server keeps it in temporary files; a smaller one fits, which the next run begins
-    with.
-    """
-    asked = windows(monkeypatch, wide)
-    database.execute(f"alter database {database.name} set temp_file_limit = '6MB'")
-    assert drain(runner, wide).changes == 18000
-    assert asked[:3] == [16, 8, 4]
-    assert asked[3] <= 8  # none wider in that run, however soon it is answered
-    assert caplog.text.count("temporary file size exceeds") == 2
-    assert wide.ledger.table(KeptWindow).newest().window_bytes == 4 << 20
-
-
 def test_an_answer_that_never_has_room_says_what_it_takes(runner, database, lake, monkeypatch):
-    """As of one huge transaction, which comes in one piece; nothing is lost, and all goes on once
-    there is room.
-    """
+    """As of one huge transaction; nothing is lost, and all goes on once there is room."""
     monkeypatch.setattr("waldelta.slot.read.read_window.SMALLEST_WINDOW_BYTES", 16 << 20)
     job = small_bites(database, lake)
     database.execute("insert into t select g, repeat('x', 1500) from generate_series(1, 8000) g")
@@ -242,9 +209,7 @@ def test_what_has_landed_is_compared_in_smaller_bites_where_room_lacks(runner, d
 
 
 def test_a_timeout_of_a_slot_that_waits_for_a_standby_is_the_standbys(database):
-    """It is connected, and may receive nothing for hours: no bite is small enough, and no
-    transaction is to blame.
-    """
+    """No read window is small enough, and no transaction is to blame."""
     if database.connection.info.server_version < 170000:
         pytest.skip("failover slots are PostgreSQL 17's")
     slot, standby = f"s_{database.name}", f"standby_{database.name}"
@@ -277,9 +242,7 @@ def test_a_timeout_of_a_slot_that_waits_for_a_standby_is_the_standbys(database):
 
 
 def test_a_slot_that_is_stuck_names_who_holds_it(runner, database, lake, monkeypatch, caplog):
-    """At the smallest window the timeout is raised, then the run ends; the transaction that has
-    been open longest is named.
-    """
+    """At the smallest window the timeout grows; then the run ends and names the transaction."""
     monkeypatch.setattr("waldelta.slot.read.read_window.SMALLEST_WINDOW_BYTES", 16 << 20)
     monkeypatch.setattr("waldelta.slot.read.read_window.LONGEST_TIMEOUT_S", 2)
     job = small_bites(database, lake)
@@ -301,9 +264,7 @@ def test_a_slot_that_is_stuck_names_who_holds_it(runner, database, lake, monkeyp
 def test_a_read_that_replay_ends_means_a_smaller_bite(database, lake, monkeypatch):
     """Down to a megabyte: then the run is left to be tried again."""
     database.execute("create table t(id int primary key)")
-    job = bare_slot(
-        database, pipeline_file(lake, f"s_{database.name}", batch={"wal_window_mb": 16})
-    )
+    job = bare_job(database, lake, batch={"wal_window_mb": 16})
     database.execute("insert into t values (1)")
     asked = []
 
@@ -318,9 +279,7 @@ def test_a_read_that_replay_ends_means_a_smaller_bite(database, lake, monkeypatc
 
 
 def test_wal_that_nobody_flushes_is_landed_through(runner, database, job, monkeypatch):
-    """The record of a LOCK TABLE stays in a quiet server's buffers until another transaction
-    ends.
-    """
+    """A LOCK TABLE's record stays in a quiet server's buffers until a transaction ends."""
     monkeypatch.setattr(land_through, "FLUSH_TIMEOUT_S", 5.0)
     database.execute("insert into t values (1, 'a')")
     drain(runner, job)
@@ -331,14 +290,9 @@ def test_wal_that_nobody_flushes_is_landed_through(runner, database, job, monkey
 
 
 def test_one_huge_transaction_is_one_bite(runner, database, lake):
-    """A transaction can't be cut: it goes through whole, in pieces of memory, whatever limits there
-    are.
-    """
+    """It can't be cut, so it goes through whole, in pieces of memory."""
     database.execute("create table t(id int primary key, v text)")
-    job = bare_slot(
-        database,
-        pipeline_file(lake, f"s_{database.name}", batch={"max_changes": 100, "wal_window_mb": 16}),
-    )
+    job = bare_job(database, lake, batch={"max_changes": 100, "wal_window_mb": 16})
     database.execute("insert into t select g, repeat('x', 800) from generate_series(1, 30000) g")
     drained = drain(runner, job)
     assert [batch.transactions.inserts for batch in drained.batches] == [30000]
@@ -359,9 +313,7 @@ def test_a_run_that_died_before_consuming_is_finished_by_the_next(runner, databa
 
 @pytest.mark.parametrize("then", [False, True], ids=["switched on", "switched off"])
 def test_options_that_were_changed_after_a_run_died_are_no_mismatch(runner, database, lake, then):
-    """What has landed is compared with what the slot gives by the options of then: logical messages
-    were asked for, or weren't.
-    """
+    """What landed is compared by the options of then: with logical messages, or without."""
     database.execute("create table t(id int primary key, v text)")
     files = {
         asked: pipeline_file(lake, f"s_{database.name}", options={"messages": asked})
@@ -394,9 +346,7 @@ CHANGED = {
 def test_publications_that_were_changed_after_a_run_are_no_mismatch(
     runner, database, lake, runs, idle_moves, inserts
 ):
-    """An immediate stop moved the slot back behind batches that were read by others; a change
-    behind the last one's end counts.
-    """
+    """An immediate stop moved the slot back behind batches of other publications."""
     database.execute("create table t(id int primary key); create table u(id int primary key)")
     database.execute("create publication p for table t; create publication q for table u")
     slot = f"s_{database.name}"
@@ -427,12 +377,7 @@ def test_publications_that_were_changed_after_a_run_are_no_mismatch(
 def test_a_slot_that_went_far_back_is_moved_on_a_bite_at_a_time(
     runner, database, lake, monkeypatch
 ):
-    """One answer for all that had landed since the last checkpoint might be more than the server
-    has disk for.
-
-    Each bite that agrees is done with, so that the next run goes on behind it, and a look takes
-    one.
-    """
+    """All since the last checkpoint might be more than the server's disk holds."""
     database.execute("create table t(id int primary key, v text)")
     slot = f"s_{database.name}"
     job = bare_slot(
@@ -620,10 +565,7 @@ def test_a_batch_landed_by_another_run_is_noticed(runner, database, job):
 def test_a_retried_run_has_landed_what_all_its_attempts_landed(runner, database, lake):
     """A failed attempt says what it landed before, and the next one adds its own to that."""
     database.execute("create table t(id int primary key)")
-    job = bare_slot(
-        database,
-        pipeline_file(lake, f"s_{database.name}", batch={"max_changes": 10, "wal_window_mb": 16}),
-    )
+    job = bare_job(database, lake, batch={"max_changes": 10, "wal_window_mb": 16})
     for first in (0, 20, 40):
         database.execute("insert into t select generate_series(%s::int, %s)", (first, first + 19))
 

@@ -1,6 +1,4 @@
-"""An idle slot: moved when that frees WAL, and only then; what the ledger, the lag and the summary
-say meanwhile.
-"""
+"""An idle slot is moved when that frees WAL; the ledger, lag and summary meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowTaskTimeout
 from airflow.sdk.execution_time.timeout import TimeoutPosix
 
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from tests.support.waiting import wait_until
 from waldelta.errors import PeekTooLarge
 from waldelta.jobs._stages import report_stage
@@ -35,7 +33,7 @@ SEGMENT = 16 << 20
 @pytest.fixture
 def job(database, lake):
     database.execute("create table t(id int primary key, v text)")
-    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    return bare_job(database, lake)
 
 
 def write_wal(database, *, segments: int = 0) -> None:
@@ -51,9 +49,7 @@ def write_wal(database, *, segments: int = 0) -> None:
 
 
 def begin_segment(database) -> None:
-    """So that what a test writes doesn't reach the end of a file by chance; restart_lsn follows a
-    look into the file.
-    """
+    """Begins a file, so that what a test writes doesn't reach its end by chance."""
     database.execute("create table if not exists filler(v text); insert into filler values ('x')")
     database.execute("select pg_switch_wal()")
     _log_running_transactions(database)
@@ -61,9 +57,7 @@ def begin_segment(database) -> None:
 
 # In MB: restart_lsn, confirmed_flush_lsn, what was read, the end of WAL.
 def _log_running_transactions(database) -> None:
-    """What the server's background writer does by itself; decoding may begin at one when it has
-    seen the next.
-    """
+    """As the background writer does; decoding may begin at one when it has seen the next."""
     for _ in range(2):
         database.execute("select pg_log_standby_snapshot()")
     database.execute("insert into filler values ('committed, so that the records are flushed')")
@@ -93,9 +87,7 @@ def test_the_server_says_how_large_its_files_are(database):
 
 
 def test_a_look_that_frees_nothing_moves_nothing_and_records_nothing(database, job):
-    """Every five minutes a row would be added for nothing: the ledger stays, and the next look
-    reads it all again.
-    """
+    """The ledger stays as it is, and the next idle check reads it all again."""
     begin_segment(database)
     check_idle(job)
     before, moves = (
@@ -112,9 +104,7 @@ def test_a_look_that_frees_nothing_moves_nothing_and_records_nothing(database, j
 
 
 def test_an_idle_slot_never_holds_back_more_than_a_file(database, job):
-    """Unpublished WAL is released without Spark as soon as that frees a file; a published change is
-    work.
-    """
+    """Unpublished WAL is released without Spark; a published change is work."""
     slot = job.pipeline.source.slot
     for _ in range(3):
         write_wal(database, segments=3)
@@ -147,9 +137,7 @@ def test_the_idle_slot_lets_go_of_its_files(database, job):
 
 
 def test_files_held_by_a_finished_transaction_are_let_go_without_new_wal(database, job):
-    """restart_lsn stays before a large transaction until a move passes records of running
-    transactions behind it.
-    """
+    """restart_lsn follows once a move passes records of running transactions."""
     slot = job.pipeline.source.slot
     begin_segment(database)
     write_wal(database, segments=5)
@@ -162,9 +150,7 @@ def test_files_held_by_a_finished_transaction_are_let_go_without_new_wal(databas
 
 @pytest.mark.spark
 def test_a_landed_batch_is_one_move(runner, database, job):
-    """What follows the batch in the same file isn't worth another; the run's end and lag say what
-    was read.
-    """
+    """What follows it in the same file isn't worth another; the lag says what was read."""
     begin_segment(database)
     check_idle(job)
     database.execute("insert into t select g, 'x' from generate_series(1, 10) g")
@@ -196,9 +182,7 @@ def test_wal_behind_a_landed_batch_is_released_when_it_fills_a_file(runner, data
 
 
 def test_a_look_has_a_budget(database, job, monkeypatch):
-    """More WAL than can be looked through in time is Spark's work, and Airflow never has to kill
-    the look.
-    """
+    """More WAL than it can read in time is Spark's work; Airflow never has to kill it."""
     from waldelta_airflow import settings
 
     assert settings.IDLE_CHECK_TIMEOUT.total_seconds() >= 2 * idle.IDLE_CHECK_BUDGET_S
@@ -221,9 +205,7 @@ def test_a_look_has_a_budget(database, job, monkeypatch):
 
 
 def test_a_look_leaves_what_has_no_room_to_a_run(database, job):
-    """Which takes smaller bites, or says by name what the server lacks; a look reads whole
-    transactions.
-    """
+    """A run takes smaller windows, or names what the server lacks."""
     database.execute("insert into t select g, repeat('x', 1500) from generate_series(1, 8000) g")
     database.execute(f"alter database {database.name} set temp_file_limit = '6MB'")
     found = check_idle(job)
@@ -260,9 +242,7 @@ def test_airflows_timeout_ends_a_look(database, job, monkeypatch):
 
 
 def test_moving_the_slot_has_no_limit_of_a_look(database, job, monkeypatch):
-    """The time that a look may take to find a change isn't that of the statement that moves the
-    slot.
-    """
+    """The statement that moves the slot has no statement timeout."""
     seen = []
 
     def move(connection, *_):
@@ -276,9 +256,7 @@ def test_moving_the_slot_has_no_limit_of_a_look(database, job, monkeypatch):
 
 @pytest.mark.spark
 def test_a_locked_table_doesnt_keep_what_waits_in_the_slot(runner, database, job):
-    """As by a VACUUM FULL of hours: a run lands meanwhile, so that the publisher's disk doesn't
-    fill, and doesn't wait behind it.
-    """
+    """A run lands during a VACUUM FULL of hours, so that WAL doesn't pile up."""
     database.execute("insert into t values (1, 'a')")
     # Were it waited for, the answer would be that of an unlocked table.
     with database.connect(

@@ -10,7 +10,7 @@ import pytest
 from psycopg.pq import TransactionStatus
 
 from tests.oracles.target_rows import read_target
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job, pipeline_file
 from waldelta.config.pipeline_file import Quality
 from waldelta.errors import SyncFailed, TableBusy
 from waldelta.jobs.consume import consume
@@ -39,7 +39,7 @@ def job(database, lake, monkeypatch):
     for table in TABLES:
         database.execute(f"create table {table} (id int primary key, big text)")
         database.execute(f"alter table {table} alter big set storage external")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", TABLES))
+    job = bare_job(database, lake, TABLES)
     publication = job.pipeline.source.publications[0].name
     database.execute(f"alter publication {publication} set table t where (id > 0), free")
     for where in (
@@ -67,9 +67,7 @@ def held(job, table):
 
 
 def test_only_the_locked_table_waits(runner, database, job):
-    """Its run is red and names it; the other one gets its changes, and the next run that finds it
-    free brings it up.
-    """
+    """Its run fails and names it; the other gets its changes; the next run catches up."""
     sync(runner, job)
     for table in TABLES:
         database.execute(f"insert into {table} values (1, 'a'), (2, 'b')")
@@ -142,9 +140,7 @@ def test_who_waits_for_the_lock_stands_in_the_way_too(database, job):
 
 
 def test_a_size_waits_for_a_lock_of_a_moment(database, job, monkeypatch):
-    """A copy that is due isn't put off by it; one that stays is told of, by target, while the
-    others' sizes are read.
-    """
+    """A longer lock is reported by target, while the others' sizes are read."""
     monkeypatch.setattr("waldelta.pipeline.targets.lifecycle.LOCK_TIMEOUT_S", 0.1)
     with locked(database, "public.t"):
         sizes, busy = read_table_bytes(job)
@@ -168,9 +164,7 @@ def test_a_look_starts_no_run_for_a_lock(runner, database, job):
 
 @pytest.mark.nightly("a lock beside an incomplete row")
 def test_a_row_to_be_completed_waits_for_its_table_alone(runner, database, job, lake):
-    """A row that enters the target's filter comes without its TOASTed value, which can't be read
-    while the table is locked.
-    """
+    """Its TOASTed value can't be read while the table is locked."""
     database.execute(
         f"alter publication {job.pipeline.source.publications[0].name} set table t, free"
     )
@@ -192,26 +186,9 @@ def test_a_row_to_be_completed_waits_for_its_table_alone(runner, database, job, 
     assert held(job, "public.t") == {1}
 
 
-@pytest.mark.soak("a second lock of the same table")
-def test_a_table_to_be_copied_again_waits_while_it_is_locked_itself(runner, database, job):
-    database.execute("insert into free values (1, 'a')")
-    sync(runner, job)
-    database.execute(
-        "alter table free add extra serial; insert into free values (3, 'c'); insert into t values"
-        " (2, 'b'), (-2, 'b')"
-    )
-    with locked(database, "public.free"), pytest.raises(RunFailed, match="vacuum") as failed:
-        consume(runner, job)
-    assert failed.value.result.targets.not_applied == ["public.free"]
-    assert held(job, "public.t") == {2}
-    assert consume(runner, job).tables["public.free"].rows == 2
-
-
 @contextmanager
 def locked_meanwhile(database, monkeypatch, *tables):
-    """Somebody takes these locks, one by one, each right after a snapshot's look at which tables
-    are locked.
-    """
+    """Locks these tables, one each time that a snapshot has just read which are locked."""
     left = list(tables)
     with database.connect(
         application_name="vacuum", options="-c idle_in_transaction_session_timeout=30s"
@@ -231,9 +208,7 @@ def locked_meanwhile(database, monkeypatch, *tables):
 
 
 def test_a_lock_that_is_taken_within_the_snapshot(database, job, monkeypatch):
-    """A stranger's isn't waited for, though none was there a moment ago; the table's own is told,
-    and the snapshot stays.
-    """
+    """Another table's isn't waited for; the table's own is reported; the snapshot stays."""
     database.execute("insert into free values (1, 'a')")
     with SnapshotHolder(job.source.conninfo) as holder:
         database.execute("insert into free values (2, 'b')")
@@ -259,9 +234,7 @@ def test_a_lock_that_is_taken_within_the_snapshot(database, job, monkeypatch):
 
 
 def test_a_copy_of_another_table_goes_on(runner, database, job, monkeypatch):
-    """From its snapshot to the look at its end, which asks the catalogs alone, also of the table
-    itself.
-    """
+    """From its snapshot to its last look at the catalogs, also of the table itself."""
     database.execute("insert into free values (1, 'a')")
     settled = wait_for_version(database.connection, job.pipeline.source.publication_names, 10)
     with locked_meanwhile(database, monkeypatch, "t"):
@@ -298,9 +271,7 @@ def test_a_table_whose_copy_meets_a_lock_is_told(runner, database, job, monkeypa
 
 @pytest.mark.usefixtures("compiled")
 def test_what_is_checked_waits_for_nobody(runner, database, job):
-    """PostgreSQL prints a CHECK constraint under a lock on its table: the run goes on without, and
-    says so.
-    """
+    """PostgreSQL locks a table to print its CHECK; the run goes on without, and says so."""
     database.execute("alter table free add check (id > 0)")
     job = replace(job, pipeline=job.pipeline.model_copy(update={"quality": Quality(enabled=True)}))
     sync(runner, job)

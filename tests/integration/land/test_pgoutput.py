@@ -72,9 +72,7 @@ def message(table, kind):
 
 
 def test_every_kind(published):
-    """Inserts, updates with old keys and unchanged TOAST, deletes, TRUNCATE CASCADE, types,
-    messages.
-    """
+    """Inserts, updates, old keys, unchanged TOAST, deletes, TRUNCATE, types, messages."""
     run = published.execute
     run("insert into t values (1, 'ok', repeat('x', 10000)), (2, null, 'y')")
     run("update t set m = 'sad' where id = 1")
@@ -117,9 +115,7 @@ def test_every_kind(published):
 
 
 def test_transactions(published):
-    """Every row has its transaction's commit position and time and its top-level xid, a savepoint's
-    rows too.
-    """
+    """Every row has its commit's position and time and the top-level xid."""
     with connect(published.conninfo, "test") as connection, connection.transaction():
         xid = connection.execute("select pg_current_xact_id()::text::bigint").fetchone()[0]
         connection.execute("insert into public.t values (1)")
@@ -152,9 +148,7 @@ def test_binary_format_is_recognised(published):
 
 
 def test_a_bite_that_takes_too_long_is_named(published):
-    """The driver tells it through Arrow, not by an error of its own; a smaller bite is taken
-    then.
-    """
+    """The driver reports it through Arrow, not by an error of its own."""
     published.execute(
         "insert into t select g, 'ok', repeat('x', 900) from generate_series(1, 50000) g"
     )

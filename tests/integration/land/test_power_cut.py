@@ -1,9 +1,4 @@
-"""A power cut takes back whatever wasn't forced onto the disk: at each effect that builds on files,
-these have been.
-
-What was forced is told by os.fsync, which is all that asks for it (tests.support.power_cut); and
-once by the kernel itself.
-"""
+"""Effects that build on files wait until os.fsync forced these onto the disk."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ import yaml
 from deltalake import DeltaTable
 
 import waldelta.slot.acknowledge
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from tests.support.power_cut import Disk, volatile
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
@@ -33,9 +28,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 def test_nothing_is_built_on_what_a_power_cut_could_take_back(
     runner, database, tmp_path, monkeypatch
 ):
-    """The slot moves over what is on the disk, the ledger speaks of copies and cuts that are on the
-    disk; maintenance leaves nothing.
-    """
+    """Before the slot moves and the ledger records, files are on the disk."""
     root, seen = tmp_path / "lake", {}
     disk = Disk(monkeypatch)
 
@@ -60,7 +53,7 @@ def test_nothing_is_built_on_what_a_power_cut_could_take_back(
         monkeypatch.setattr(Ledger, name, before(name, tables, getattr(Ledger, name)))
     database.execute("create table t(id int primary key, v text)")
     database.execute("insert into t select g, 'x' from generate_series(1, 100) g")
-    job = bare_slot(database, pipeline_file(root.as_uri(), f"s_{database.name}"))
+    job = bare_job(database, root.as_uri())
     sync(runner, job)
     for change in ("update t set v = 'z' where id < 10", "insert into t values (1000, 'y')"):
         database.execute(change)
@@ -85,12 +78,10 @@ def test_nothing_is_built_on_what_a_power_cut_could_take_back(
 
 @pytest.mark.soak("every system call of a whole run")
 def test_the_kernel_saw_every_file_of_a_run_be_synced(runner, database, tmp_path):
-    """As strace tells it of the whole job, its JVM included; this needs strace and the right to
-    trace one's own processes.
-    """
+    """By strace, of the whole job with its JVM; needs the right to trace processes."""
     root, trace, file = tmp_path / "lake", tmp_path / "trace", tmp_path / "pipeline.yml"
     database.execute("create table t(id int primary key, v text)")
-    job = bare_slot(database, pipeline_file(root.as_uri(), f"s_{database.name}"))
+    job = bare_job(database, root.as_uri())
     sync(runner, job)
     file.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
     database.execute("insert into t select g, 'x' from generate_series(1, 100) g")

@@ -1,6 +1,4 @@
-"""Protocol versions 2 to 4 end to end: streamed, aborted, interleaved and prepared transactions on
-a real server.
-"""
+"""Protocol versions 2 to 4 end to end: streamed, aborted and prepared transactions."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ import pytest
 
 from tests.oracles.target_rows import read_target
 from tests.support.landing import land_only, told
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job, pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.jobs.maintain import run_maintain
 from waldelta.lake import MESSAGES
@@ -33,16 +31,12 @@ PREPARED = {"streaming": "parallel", "two_phase": True}
 
 
 def make_job(database, lake, options, **overrides):
-    """Tables t and u, published; open transactions are streamed as soon as they are larger than 64
-    kB.
-    """
+    """Tables t and u, published; transactions larger than 64 kB are streamed."""
     database.execute("create table if not exists t(id int primary key, v text)")
     database.execute("create table if not exists u(id int primary key, v text)")
     database.execute("create table if not exists unpublished(id int, v text)")
     database.execute(f"alter database {database.name} set logical_decoding_work_mem = '64kB'")
-    return bare_slot(
-        database, pipeline_file(lake, f"s_{database.name}", TABLES, options, **overrides)
-    )
+    return bare_job(database, lake, TABLES, options, **overrides)
 
 
 def rows(first, last, table="t", text="repeat('x', 100)"):
@@ -93,9 +87,7 @@ def messages(job):
 
 
 def test_savepoints_rolled_back_in_streamed_transactions(runner, database, lake):
-    """Subtransactions rolled back at several levels leave nothing, those released stay; streams of
-    several sessions mix.
-    """
+    """At several levels; streams of several sessions mix."""
     job = make_job(database, lake, STREAMING)
     sync(runner, job)
     with database.connect() as a, database.connect() as b, database.connect() as c:
@@ -130,32 +122,8 @@ def test_savepoints_rolled_back_in_streamed_transactions(runner, database, lake)
     assert_same(runner, job, database)
 
 
-@pytest.mark.soak("another order of streamed transactions")
-def test_commit_order_counts_not_the_order_of_changes(runner, database, lake):
-    """A row that a streamed transaction changed before a plain one did, but committed after it,
-    gets the later value.
-    """
-    job = make_job(database, lake, STREAMING)
-    sync(runner, job)
-    database.execute("insert into u values (1, 'start')")
-    with database.connect() as a:
-        a.execute(rows(1, 2000))
-        a.execute("insert into t values (9001, 'streamed')")
-        database.execute("update u set v = 'plain' where id = 1")
-        a.execute("update u set v = 'streamed' where id = 1")
-        a.commit()
-    database.execute("update u set v = 'last' where id = 1")
-    database.execute("delete from t where id = 9001")
-    run(runner, job)
-    assert_same(runner, job, database)
-    ((lsn,),) = {tuple(row) for row in read_target(job.lake.target("public.t").uri, "_wd_lsn")}
-    assert lsn is not None
-
-
 def test_a_transaction_over_several_batches(runner, database, lake):
-    """Nothing of an open transaction is landed, the slot moves over it, and the batch of its commit
-    brings everything.
-    """
+    """The slot moves over it while it is open; the batch of its commit brings everything."""
     job = make_job(database, lake, STREAMING)
     sync(runner, job)
     slot = job.pipeline.source.slot
@@ -181,25 +149,6 @@ def test_a_transaction_over_several_batches(runner, database, lake):
     assert drain(runner, job).batches == []
 
 
-@pytest.mark.soak("a transaction of several windows")
-def test_a_transaction_larger_than_the_window(runner, database, lake):
-    """One run takes a transaction that is several windows long, whatever the limit of changes."""
-    small = {"max_changes": 100, "wal_window_mb": 16}
-    job = make_job(database, lake, STREAMING, batch=small)
-    sync(runner, job)
-    with database.connect() as a:
-        for step in range(5):
-            a.execute(rows(step * 7000 + 1, step * 7000 + 7000, text="repeat(md5(g::text), 30)"))
-        a.execute(rows(1, 5, "u"))
-        a.commit()
-    database.execute("insert into u values (-1, 'after')")
-    drained = run(runner, job)
-    # Nothing is landed while it is open, then all of it at once.
-    assert drained.end - drained.start > 2 * (16 << 20)
-    assert drained.batches[-1].rows > 35_000
-    assert_same(runner, job, database)
-
-
 def test_a_streamed_transaction_of_nothing_published(runner, database, lake):
     """PostgreSQL streams it all the same; verification doesn't stumble over it."""
     job = make_job(database, lake, STREAMING)
@@ -216,30 +165,8 @@ def test_a_streamed_transaction_of_nothing_published(runner, database, lake):
     assert_same(runner, job, database)
 
 
-@pytest.mark.soak("a second savepoint in a stream")
-def test_a_schema_change_in_a_rolled_back_savepoint(runner, database, lake):
-    """The relation changes back in mid-transaction; rows on both sides are read as what they
-    are.
-    """
-    job = make_job(database, lake, STREAMING)
-    sync(runner, job)
-    with database.connect() as a:
-        a.execute(rows(1, 1000))
-        a.execute("savepoint one")
-        a.execute("alter table t add column n int")
-        a.execute("insert into t select g, 'y', 5 from generate_series(1001, 3000) g")
-        a.execute("rollback to one")
-        a.execute(rows(3001, 4000))
-        a.commit()
-    database.execute("insert into t values (9001, 'z')")
-    run(runner, job)
-    assert_same(runner, job, database)
-
-
 def test_prepared_transactions_across_batches_and_restarts(runner, database, lake):
-    """Changes count at Commit Prepared, batches and a restart of the server later; rolled back ones
-    never.
-    """
+    """Changes count at Commit Prepared; rolled back ones never do."""
     job = make_job(database, lake, PREPARED)
     sync(runner, job)
     database.execute("insert into t values (1, 'start'), (2, 'start')")
@@ -274,54 +201,9 @@ def test_prepared_transactions_across_batches_and_restarts(runner, database, lak
     assert_same(runner, job, database)
 
 
-@pytest.mark.soak("a second kind of prepared transaction")
-def test_a_truncate_of_a_prepared_transaction(runner, database, lake):
-    """It counts at Commit Prepared alone; and a TRUNCATE beside a transaction that was only
-    prepared counts once.
-    """
-    job = make_job(database, lake, PREPARED)
-    database.execute(rows(1, 5))
-    database.execute(rows(1, 5, "u"))
-    sync(runner, job)
-    gids = {step: f"{step} {database.name}" for step in ("drop", "other", "keep")}
-
-    def prepare(step, change):
-        with database.connect() as a:
-            a.execute(change)
-            a.execute(f"prepare transaction '{gids[step]}'")
-            a.commit()
-
-    prepare("drop", "truncate u")
-    run(runner, job)
-    held = len(read_target(job.lake.target("public.u").uri))
-    assert held == 5
-    database.execute(f"rollback prepared '{gids['drop']}'")
-    run(runner, job)
-    assert_same(runner, job, database)
-    prepare("other", rows(11, 15))
-    database.execute("truncate u")
-    run(runner, job)
-    database.execute(rows(21, 25, "u"))
-    run(runner, job)
-    database.execute(f"commit prepared '{gids['other']}'")
-    run(runner, job)
-    assert_same(runner, job, database)
-    prepare("keep", "truncate u")
-    run(runner, job)
-    database.execute(f"commit prepared '{gids['keep']}'")
-    database.execute(rows(31, 35, "u"))
-    run(runner, job)
-    assert_same(runner, job, database)
-
-
 @pytest.mark.soak("random transactions of several sessions")
 def test_any_mixture(runner, database, lake):
-    """Random transactions of several sessions, with savepoints and two-phase commits, run after
-    run.
-
-    Each logical message is written beside a row with its content, so the rows that are there at the
-    end tell which count.
-    """
+    """Savepoints and two-phase commits; each message has a row with its content to compare."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -431,9 +313,7 @@ def test_a_slot_that_differs_in_two_phase_is_never_called(runner, database, lake
 
 
 def test_a_prepare_that_landed_before_a_run_died_counts_once(runner, database, lake):
-    """The next run advances the slot over it; its commit brings it, not the whole transaction
-    again.
-    """
+    """Its commit brings it, and not the whole transaction again."""
     job = make_job(database, lake, PREPARED)
     sync(runner, job)
     with database.connect() as a:

@@ -1,6 +1,4 @@
-"""A lake that can't be written: named before the slot gives anything away, by check, by runs, by
-Spark's tasks.
-"""
+"""A lake that can't be written is named before the slot gives anything away."""
 
 from __future__ import annotations
 
@@ -9,9 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job, new_pipeline
 from waldelta.errors import PreflightFailed, TargetNotWritable
-from waldelta.jobs import Pipeline
 from waldelta.lake import bookkeeping_uri, why_not_writable
 from waldelta.lake.storage import CHANGES
 from waldelta.slot.acknowledge import confirmed_lsn
@@ -31,7 +28,7 @@ def blocked(tmp_path):
 def test_check_says_it_and_makes_nothing(database, blocked, lake, tmp_path):
     """A problem for setup and runs, not for a DBA who is to run the SQL."""
     database.execute("create table t(id int primary key)")
-    plan = Pipeline(pipeline_file(blocked, f"s_{database.name}")).check()
+    plan = new_pipeline(database, blocked).check()
     (problem,) = plan.problems
     assert (
         problem
@@ -41,7 +38,7 @@ def test_check_says_it_and_makes_nothing(database, blocked, lake, tmp_path):
     with pytest.raises(PreflightFailed):
         plan.require()
     plan.require_for_dba()
-    assert Pipeline(pipeline_file(lake, f"s_{database.name}")).check().problems == ()
+    assert new_pipeline(database, lake).check().problems == ()
     assert not Path(urlsplit(lake).path).exists()
 
 
@@ -53,7 +50,7 @@ def test_object_stores_are_not_asked():
 def test_check_with_a_session_asks_a_task_too(runner, database, blocked, lake):
     database.execute("create table t(id int primary key)")
     assert why_not_writable_in_task(runner, lake) is None
-    problems = Pipeline(pipeline_file(blocked, f"s_{database.name}")).check(runner.spark()).problems
+    problems = new_pipeline(database, blocked).check(runner.spark()).problems
     assert [text.startswith("in Spark's tasks file:") for text in problems] == [False, True]
 
 
@@ -64,7 +61,7 @@ def test_check_with_a_session_asks_a_task_too(runner, database, blocked, lake):
 def test_a_run_names_it_and_consumes_nothing(runner, database, lake, way):
     """With whatever stands in the way gone, the next run lands everything."""
     database.execute("create table t(id int primary key)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     if way == "batch=2":
         database.execute("insert into t values (1)")
         drain(runner, job)

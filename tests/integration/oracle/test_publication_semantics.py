@@ -507,24 +507,6 @@ def test_filters_become_redundant_for_all_tables(start):
             both.step(*statements)
 
 
-@pytest.mark.nightly("values, as in test_wire_format")
-def test_values_come_as_their_output_functions_print_them(start):
-    """Point 12: booleans, padded char(n), bytea; in either format."""
-    tables = "create table t(id int primary key, c char(5), b boolean, y bytea, v varchar(3));"
-    with start(
-        tables,
-        "create publication p for table t",
-        "insert into t values (1, 'a', true, '\\x00ff', 'x ')",
-        {"public.t": ("id", "c", "b", "y", "v")},
-        options={"binary": True},
-    ) as both:
-        both.step(
-            "insert into t values (2, 'b ', false, '', ' ')",
-            "insert into t values (3)",
-            "update t set c = 'cc', b = not b where id = 1",
-        )
-
-
 @pytest.mark.nightly("a further point of the protocol's page")
 def test_a_rolled_back_alter_in_a_streamed_transaction(start, database):
     """Point 14: the relation changes back in mid-transaction, and what other savepoints wrote

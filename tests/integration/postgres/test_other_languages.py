@@ -12,8 +12,8 @@ import pytest
 from adbc_driver_manager.dbapi import Error
 from psycopg.conninfo import make_conninfo
 
-from tests.integration.setup.test_setup import job_for
 from tests.support.fixtures.postgres import INSTALLED, new_database, new_postgres
+from tests.support.pipelines import job_for
 from tests.support.servers.foreign_language import in_a_foreign_language
 from waldelta.errors import (
     AuthenticationFailed,

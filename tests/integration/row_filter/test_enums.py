@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.support.bookkeeping import read_expectation_results
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.stages.check.suite.kinds import plan_suite
@@ -59,7 +59,7 @@ REFUSED = {
 def test_constraints(runner, database, lake):
     """Each row is judged as the server judges it, by each constraint that isn't refused."""
     database.execute(DDL)
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     sync(runner, job)
     constraints = [*CONSTRAINTS, *REFUSED]
     for number, text in enumerate(constraints):
@@ -95,14 +95,8 @@ def test_a_targets_filter(runner, database, lake):
     database.execute(DDL)
     database.execute("insert into t values (1, 'new'), (2, 'it''s'), (3, 'gone'), (4, null)")
     where = {"public.t": {"where": "a in ('new', 'it''s') and b is null"}}
-    job = bare_slot(
-        database,
-        pipeline_file(
-            lake,
-            f"s_{database.name}",
-            target={"root": lake, "tables": where},
-            quality={"enabled": True},
-        ),
+    job = bare_job(
+        database, lake, target={"root": lake, "tables": where}, quality={"enabled": True}
     )
     database.execute("alter table t replica identity full")
     sync(runner, job)

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from tests.integration.setup.test_setup import job_for
-from tests.support.pipelines import pipeline_file
+from tests.support.pipelines import job_for, new_pipeline
 from tests.support.servers.roles import connect_as, new_role
 from waldelta.changes.decode.collapse import DELETE, INSERT, UPDATE
 from waldelta.changes.decode.route import (
@@ -23,7 +22,6 @@ from waldelta.changes.decode.route import (
     plan_routing,
 )
 from waldelta.errors import ConfigError
-from waldelta.jobs import Pipeline
 from waldelta.lake.ledger import ColumnState
 from waldelta.postgres import TableId
 from waldelta.postgres.type_catalog import read_types
@@ -196,16 +194,14 @@ def test_what_setup_refuses(database, conn, lake):
     assert len(ENTRIES) == 6
     for entry, says in ENTRIES:
         plan = plan_setup(
-            conn, job_for(database.conninfo, lake, {"name": "p", **yaml.safe_load(f"{{{entry}}}")})
+            conn, job_for(database, lake, {"name": "p", **yaml.safe_load(f"{{{entry}}}")})
         )
         assert says in "\n".join(plan.problems), entry
     message = re.search(
         r"\n((?:    target\.tables\.public\.orders\.where uses.*\n)(?:    .*\n)+)", PAGE
     )[1]
     target = {"root": lake, "tables": {"public.orders": {"where": "state = 'open'"}}}
-    plan = Pipeline(
-        pipeline_file(lake, f"s_{database.name}", ["public.orders"], target=target)
-    ).check()
+    plan = new_pipeline(database, lake, ["public.orders"], target=target).check()
     assert " ".join(message.split()) in " ".join(" ".join(plan.problems).split())
     assert database.execute("select count(*) from pg_publication") == [(0,)]
 
@@ -229,7 +225,7 @@ def test_what_a_run_says_when_a_filter_changed(runner, database, lake, monkeypat
             "slot": f"s_{database.name}",
             "publications": [{"name": "p", "manage": False}],
         }
-        return Pipeline(pipeline_file(lake, f"s_{database.name}", source=source, target=target))
+        return new_pipeline(database, lake, source=source, target=target)
 
     with new_role(database, "reader") as role:
         database.execute(

@@ -19,7 +19,7 @@ import yaml
 from deltalake import write_deltalake
 
 from tests.soak.listener import Listener
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.cli.command_line import main
 from waldelta.errors import ConfigError, DecodeError, LockHeld, StateError
 from waldelta.lake import Lake
@@ -116,7 +116,7 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
     Spark.
     """
     database.execute("create table t(id int primary key)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     path = tmp_path / "pipeline.yml"
     path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
     done = run(
@@ -177,7 +177,7 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
 def test_a_misspelt_table_starts_nothing(verb, database, lake, tmp_path, caplog, monkeypatch):
     """No Spark, and no failed run in the ledger; the table that was meant is named."""
     database.execute("create table t(id int primary key)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     path = tmp_path / "pipeline.yml"
     path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
     monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", database.uri)
@@ -192,7 +192,7 @@ def test_a_misspelt_table_starts_nothing(verb, database, lake, tmp_path, caplog,
 def test_status_fails_without_a_slot(database, lake, tmp_path, capsys, caplog):
     """The table, and the JSON, are printed before the named error."""
     database.execute("create table t(id int primary key)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     path = tmp_path / "pipeline.yml"
     path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
     database.execute("select pg_drop_replication_slot(%s)", (job.pipeline.source.slot,))
@@ -216,7 +216,7 @@ def test_the_named_error_is_last_and_no_trace_is_before_it(database, lake, tmp_p
     """
     database.execute("create table t(id int primary key, n int)")
     database.execute("insert into t values (1, 0)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     # The server raises for that row where a task reads it, as often as the task is tried.
     database.execute(
         f"alter publication {job.pipeline.source.publications[0].name} set table t where (10 / n"
@@ -261,7 +261,7 @@ def quarantined(database, lake, tmp_path):
     alone.
     """
     database.execute("create table t(id int primary key)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     path = tmp_path / "pipeline.yml"
     path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
     write_deltalake(job.lake.target("public.t").uri, pa.table({"id": [1]}))
@@ -359,7 +359,7 @@ def test_a_jvm_that_dies_is_a_named_error(database, lake, tmp_path, step):
     ended, and no stack trace is before it.
     """
     database.execute("create table t(id int primary key); insert into t values (1)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     path, result = tmp_path / "pipeline.yml", tmp_path / "result.json"
     path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
     listener = Listener(tmp_path / "faults", gates=False)

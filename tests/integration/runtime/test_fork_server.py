@@ -130,19 +130,6 @@ def test_a_job_ends_with_its_task(server, tmp_path, silent):
     wait(lambda: not children(process))
 
 
-@pytest.mark.soak("a second process for a rule of paths")
-def test_a_path_that_is_no_socket_is_left_alone(tmp_path):
-    """One word away from ``waldelta status FILE``."""
-    file = tmp_path / "p.yml"
-    file.write_text("pipeline: p\n")
-    for path in (file, tmp_path / "missing" / "jobs.sock"):
-        line = [sys.executable, "-m", "waldelta.cli.fork_server", str(path)]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-        assert done.returncode == 1
-        assert f"no socket can be made at {path}" in done.stderr
-    assert file.read_text() == "pipeline: p\n"
-
-
 def test_the_socket_appears_when_connections_are_taken(tmp_path, monkeypatch):
     """Whoever waits for it connects at once."""
     path, there = tmp_path / "jobs.sock", []

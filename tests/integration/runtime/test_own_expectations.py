@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.integration.setup.test_setup import job_for
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job, job_for
 from waldelta.config.pipeline_file import Target
 from waldelta.stages.check.judge_suites import judge_names, judging
 from waldelta.stages.setup.setup import plan_setup
@@ -178,7 +177,7 @@ ENTRY = {"name": "p", "tables": [{"name": "public.t", "columns": COLUMNS}, {"nam
 def test_names_columns_and_arguments_are_judged_without_spark(database, conn, lake, tmp_path):
     """Of a target that doesn't exist yet, whose columns are those that its source publishes."""
     database.execute(f"{TABLE}; create table u (id int primary key)")
-    job = job_with(job_for(database.conninfo, lake, ENTRY), tmp_path)
+    job = job_with(job_for(database, lake, ENTRY), tmp_path)
     written(tmp_path, *(item for item, _ in NAMES))
     problems = plan_setup(conn, job, judge_names).problems
     place = f"{tmp_path / 'public.t.yml'}: expectations"
@@ -197,7 +196,7 @@ def test_a_broken_file_is_of_its_own_table(database, conn, lake, tmp_path):
     )
     job = job_with(
         job_for(
-            database.conninfo,
+            database,
             lake,
             {"name": "p", "tables": [{"name": "public.t"}, {"name": "public.u"}]},
         ),
@@ -227,9 +226,7 @@ def test_spark_evaluates_them_on_columns_and_rows(runner, database, conn, lake, 
     folder = tmp_path / "suites"
     folder.mkdir()
     database.execute(f"{TABLE}; create table u (id int primary key)")
-    job = bare_slot(
-        database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], None,
-                                quality={"suites": str(folder)}))  # fmt: skip
+    job = bare_job(database, lake, ["public.t", "public.u"], None, quality={"suites": str(folder)})
     written(folder, *FINE, *(item for item, _ in [*OF_SPARK, *OF_ROWS]))
 
     def problems():

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.file_modes import open_to_others
-from tests.support.pipelines import pipeline_file
-from waldelta.jobs import Pipeline
+from tests.support.pipelines import new_pipeline
 from waldelta.lake import storage as lake_module
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -63,9 +62,7 @@ def test_a_lake_is_its_owners_alone(runner, database, tmp_path, monkeypatch, sta
     database.execute("create table t(id int primary key, v text); insert into t values (1, 'a')")
     lake = tmp_path / "made_by_setup" / "lake"
     target = {"root": lake.as_uri(), "deletion_vectors": True}
-    pipeline = Pipeline(
-        pipeline_file(lake.as_uri(), f"s_{database.name}", target=target, quality={})
-    )
+    pipeline = new_pipeline(database, lake.as_uri(), target=target, quality={})
     pipeline.setup()
     assert stat.S_IMODE(lake.stat().st_mode) == 0o700
     pipeline.sync(runner)

@@ -20,9 +20,7 @@ pytestmark = pytest.mark.pg
 
 
 def published(conn, *publications):
-    """Read both ways: by all that is known of the tables, and by the short question for their
-    oids.
-    """
+    """Reads both ways: all that is known of the tables, and their oids alone."""
     tables = {str(t.id): t for t in read_published_tables(conn, publications)}
     short = [
         (r.id, r.oid, r.relkind, r.ancestors) for r in read_published_relations(conn, publications)
@@ -125,9 +123,7 @@ def test_leaf_in_another_publication_counts_as_part_of_its_published_root(databa
 
 
 def test_filters_are_ored_whatever_is_published(database, conn):
-    """The copy takes what any publication lets through; one without filter makes the others
-    redundant.
-    """
+    """A publication without a filter makes the others redundant."""
     database.execute(
         "create table t (id int primary key);"
         "create publication p for table t where (id > 5) with (publish = 'delete');"
@@ -150,9 +146,7 @@ def test_filters_are_ored_whatever_is_published(database, conn):
     ],
 )
 def test_keys(database, conn, identity, key, covered):
-    """The identity index where one is set, since old tuples carry nothing else; else the primary
-    key.
-    """
+    """The identity index where one is set, since old tuples carry nothing else."""
     database.execute(
         "create table t (id int primary key, u int not null, v int); create unique index t_u on t"
         f" (u);alter table t replica identity {identity}; create publication p for table t"
@@ -162,9 +156,7 @@ def test_keys(database, conn, identity, key, covered):
 
 
 def test_deferrable_primary_key_is_no_replica_identity(database, conn):
-    """PostgreSQL refuses UPDATE and DELETE of such a table once they are published; nor do rows
-    have keys of their own.
-    """
+    """PostgreSQL refuses UPDATE and DELETE of such a table once they are published."""
     database.execute(
         "create table t (id int primary key deferrable); create publication p for table t"
     )

@@ -1,6 +1,4 @@
-"""Names, values and paths that are SQL, shell, HTML or a way out of a folder stay what they are,
-through every verb.
-"""
+"""Names and values that are SQL, shell, HTML or paths stay what they are in every verb."""
 
 from __future__ import annotations
 
@@ -11,9 +9,9 @@ from pathlib import Path
 import pytest
 from psycopg import sql
 
-from tests.oracles.compare import compare_target
+from tests.oracles.compare import differing
 from tests.support.fixtures.postgres import new_database
-from tests.support.pipelines import pipeline_file
+from tests.support.pipelines import new_pipeline, pipeline_file
 from waldelta.cli._options import parse
 from waldelta.errors import NameUnreadable
 from waldelta.jobs import Pipeline
@@ -156,11 +154,8 @@ def test_every_verb(runner, database, pipeline, root, tmp_path):
     assert pipeline.maintain(runner).status == "succeeded"
     assert pipeline.status()["targets"][NAME]["status"] == "synced"
 
+    assert differing(runner, pipeline.job()) == {}
     for name in (NAME, FEW):
-        difference = compare_target(
-            runner, job.source.conninfo, pipeline.file, pipeline.job().read_states()[name]
-        )
-        assert difference.rows == 0, difference
         target = runner.spark().read.format("delta").load(pipeline.target_path(name))
         assert sorted(row[0] for row in target.select(quote(VALUE)).collect()) == sorted(TEXTS * 2)
     pipeline.teardown(RUN_ID)
@@ -214,7 +209,7 @@ def win1252(postgres, monkeypatch):
 @pytest.mark.nightly("names that UTF-8 lacks, of each further kind")
 def test_names_that_utf_8_lacks_elsewhere(runner, win1252, lake):
     """What nobody publishes stops neither copy, run nor comparison."""
-    pipeline = Pipeline(pipeline_file(lake, f"s_{win1252.name}"))
+    pipeline = new_pipeline(win1252, lake)
     pipeline.setup()
     for statements in UNPUBLISHED.values():
         win1252.execute_bytes(statements, "WIN1252")
@@ -224,8 +219,7 @@ def test_names_that_utf_8_lacks_elsewhere(runner, win1252, lake):
     assert pipeline.consume(runner).status == "succeeded"
     assert pipeline.reconcile(runner).status == "succeeded"
     job = pipeline.job()
-    state = job.read_states()["public.t"]
-    assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
+    assert differing(runner, job) == {}
     rows = (
         runner.spark()
         .read.format("delta")
@@ -240,7 +234,7 @@ def test_names_that_utf_8_lacks_in_a_publication(win1252, lake, statements, name
     """An error of its own says which object is to be renamed."""
     win1252.execute_bytes(statements, "WIN1252")
     table = "public.h" if b"create table h" in statements else "public.t"
-    pipeline = Pipeline(pipeline_file(lake, f"s_{win1252.name}", [table]))
+    pipeline = new_pipeline(win1252, lake, [table])
     for verb in (pipeline.check, pipeline.setup):
         with pytest.raises(NameUnreadable, match="rename ") as caught:
             verb()
@@ -255,6 +249,6 @@ def test_an_owner_whose_name_utf_8_lacks(win1252, lake):
     )
     try:
         with pytest.raises(NameUnreadable, match=r'of role "r_\w+\\x81" \(oid \d+\): rename it'):
-            Pipeline(pipeline_file(lake, f"s_{win1252.name}")).check()
+            new_pipeline(win1252, lake).check()
     finally:
         win1252.execute_bytes(b'alter table t owner to postgres; drop role "%b"' % role, "WIN1252")

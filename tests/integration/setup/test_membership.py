@@ -1,6 +1,4 @@
-"""Whether a table was out of its publications, or published by other rules, between two looks: as
-PostgreSQL's catalogs tell it.
-"""
+"""Whether a table was out of its publications between two looks at the catalogs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""SELECT on a partitioned table alone: every verb that reads rows does so through it, and says
-which partitions it may not read.
-"""
+"""SELECT on a partitioned table alone: every verb reads rows through it."""
 
 from __future__ import annotations
 
@@ -55,9 +53,7 @@ reset role
 
 @pytest.fixture
 def shop(database, lake, monkeypatch):
-    """Three partitioned tables, published via the root, as leaves, and as leaves that one target
-    gathers.
-    """
+    """Three partitioned tables: published via the root, as leaves, and merged leaves."""
     names = {
         "owner": f"owner_{database.name}",
         "reader": f"reader_{database.name}",
@@ -97,9 +93,7 @@ def grants(text):
 
 @pytest.mark.soak("every job with few privileges")
 def test_select_on_the_root_alone(runner, database, shop):
-    """Copies, repairs, comparisons and values read again; a partition that comes later makes no
-    difference.
-    """
+    """Copies, repairs, comparisons, values read again, and a partition that comes later."""
     pipeline, names = shop
     plan = pipeline.check()
     assert plan.problems == ()

@@ -1,8 +1,4 @@
-"""Bad sources: each ends with a named error and its remedy, and nothing was changed.
-
-PostgreSQL itself is the oracle: where preflight refuses for the application's sake, the publication
-is made by hand and the application's UPDATE really fails.
-"""
+"""Bad sources: a named error each, nothing changed; PostgreSQL is the oracle."""
 
 from __future__ import annotations
 
@@ -12,9 +8,8 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from tests.integration.setup.test_setup import job_for, state
 from tests.support.fixtures.postgres import new_database
-from tests.support.pipelines import beside_superuser
+from tests.support.pipelines import beside_superuser, job_for, source_state
 from waldelta.config.pipeline_file import Target
 from waldelta.errors import PreflightFailed, TargetNotWritable
 from waldelta.postgres import connect
@@ -39,10 +34,10 @@ ROOT = (
 
 def refused(database, conn, job):
     """The problems, after making sure that nothing was changed."""
-    before = state(database)
+    before = source_state(database)
     with pytest.raises(PreflightFailed) as caught:
         apply_setup(conn, job)
-    assert state(database) == before
+    assert source_state(database) == before
     return "\n".join(caught.value.problems)
 
 
@@ -116,7 +111,7 @@ def test_publications_that_would_break_the_application(database, conn, lake, cas
     ddl, table, publication, problem = case
     database.execute(ddl)
     entry = {"name": "p", "tables": [T | table], **publication}
-    job = job_for(database.conninfo, lake, entry | {"publish": ["insert", operation]})
+    job = job_for(database, lake, entry | {"publish": ["insert", operation]})
     assert problem in refused(database, conn, job)
     plan = plan_setup(conn, job)
     for statement in plan.statements:
@@ -126,7 +121,7 @@ def test_publications_that_would_break_the_application(database, conn, lake, cas
     ):
         database.execute("update t set v = 1" if operation == "update" else "delete from t")
     database.execute("drop publication p")
-    harmless = job_for(database.conninfo, lake, entry | {"publish": ["insert", "truncate"]})
+    harmless = job_for(database, lake, entry | {"publish": ["insert", "truncate"]})
     apply_setup(conn, harmless)
     database.execute("update t set v = 1; delete from t")
 
@@ -146,7 +141,7 @@ def test_publications_that_would_break_the_application(database, conn, lake, cas
 )
 def test_publications_that_are_accepted_break_nothing(database, conn, lake, ddl, table):
     database.execute(ddl)
-    apply_setup(conn, job_for(database.conninfo, lake, {"name": "p", "tables": [T | table]}))
+    apply_setup(conn, job_for(database, lake, {"name": "p", "tables": [T | table]}))
     database.execute("update t set v = 1; delete from t")
 
 
@@ -160,7 +155,7 @@ def test_identity_full_with_an_unpublished_generated_column(database, conn, lake
         f"create table t (id int primary key, v int, g int generated always as (v * 2) {kind});"
         "alter table t replica identity full"
     )
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [T]})
+    job = job_for(database, lake, {"name": "p", "tables": [T]})
     if modern:
         assert "unpublished generated column g" in refused(database, conn, job)
     else:
@@ -232,9 +227,7 @@ def test_identity_full_with_an_unpublished_generated_column(database, conn, lake
 )  # fmt: skip
 def test_bad_publications(database, conn, lake, ddl, entry, problem):
     database.execute(ddl)
-    assert problem in refused(
-        database, conn, job_for(database.conninfo, lake, {"name": "p", **entry})
-    )
+    assert problem in refused(database, conn, job_for(database, lake, {"name": "p", **entry}))
 
 
 NO_COLUMN = {
@@ -249,8 +242,7 @@ NO_COLUMN = {
 def test_a_table_without_published_columns(database, conn, lake, name):
     """PostgreSQL replicates it; a Delta table needs a column. Other tables aren't stopped."""
     database.execute(f"{NO_COLUMN[name]}; create table u (id int primary key)")
-    job = job_for(
-        database.conninfo, lake,
+    job = job_for(database, lake,
         {"name": "p", "tables": [T, {"name": "public.u"}], "publish": ["insert", "truncate"]},
     )  # fmt: skip
     apply_setup(conn, job)
@@ -263,7 +255,7 @@ def test_a_table_without_published_columns(database, conn, lake, name):
 
 def test_a_table_without_columns_whose_deletes_would_fail(database, conn, lake):
     database.execute("create table t (); insert into t default values")
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [T]})
+    job = job_for(database, lake, {"name": "p", "tables": [T]})
     problems = refused(database, conn, job)
     assert "it has no column, and its replica identity isn't FULL" in problems
     database.execute("alter table t replica identity full")
@@ -272,16 +264,14 @@ def test_a_table_without_columns_whose_deletes_would_fail(database, conn, lake):
 
 
 def test_what_setup_does_not_bring_about_is_a_warning(database, conn, lake):
-    """In another's publication, and in its own once the key was dropped: neither setup nor a resync
-    is refused for it.
-    """
+    """In another's publication, and in its own once the key was dropped."""
     database.execute(
         PLAIN
         + "; create table u (id int primary key, v int); create publication q for table u where (v"
         " > 1); create publication r for table u where (v > 1) with (publish = '')"
     )
     p, q, r = {"name": "p", "tables": [T]}, *({"name": n, "manage": False} for n in "qr")
-    job = job_for(database.conninfo, lake, p, q, r)
+    job = job_for(database, lake, p, q, r)
     apply_setup(conn, job)
     database.execute("alter table t drop constraint t_pkey")
     plan = plan_setup(conn, job)
@@ -294,7 +284,7 @@ def test_what_setup_does_not_bring_about_is_a_warning(database, conn, lake):
         assert any(part in text for text in plan.warnings)
     # Whatever setup would change of the table brings it about anew.
     changed = job_for(
-        database.conninfo,
+        database,
         lake,
         p | {"tables": [T | {"where": "id > 1"}]},
         q,
@@ -308,7 +298,7 @@ def test_what_setup_does_not_bring_about_is_a_warning(database, conn, lake):
 def test_all_problems_at_once(database, conn, lake):
     database.execute(NO_KEY + "; create table u (id int primary key, v int)")
     job = job_for(
-        database.conninfo,
+        database,
         lake,
         {
             "name": "p",
@@ -329,17 +319,17 @@ def test_all_problems_at_once(database, conn, lake):
 def test_different_column_lists_of_one_table(database, conn, lake):
     database.execute(PLAIN)
     p, q = {"name": "p", "tables": [T]}, {"name": "q", "tables": [T | {"columns": ["id"]}]}
-    job = job_for(database.conninfo, lake, p, q)
+    job = job_for(database, lake, p, q)
     assert "'p' and 'q' give public.t different column lists" in refused(database, conn, job)
     q = {"name": "q", "tables": [T | {"columns": ["v", "id"]}]}
-    apply_setup(conn, job_for(database.conninfo, lake, p, q))
+    apply_setup(conn, job_for(database, lake, p, q))
 
 
 def test_column_is_found_in_filter_though_it_is_in_the_list_too(database, conn, lake):
     """The list's and the filter's dependencies are told apart."""
     database.execute(PLAIN)
     entry = {"name": "p", "tables": [T | {"columns": ["id", "v"], "where": "id > 1"}]}
-    apply_setup(conn, job_for(database.conninfo, lake, entry))
+    apply_setup(conn, job_for(database, lake, entry))
 
 
 # --- slots
@@ -348,7 +338,7 @@ def test_column_is_found_in_filter_though_it_is_in_the_list_too(database, conn, 
 
 def test_slot_of_another_plugin_or_kind(database, conn, lake):
     database.execute(PLAIN)
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [T]})
+    job = job_for(database, lake, {"name": "p", "tables": [T]})
     slot = job.pipeline.source.slot
     for create, problem in (
         ("select pg_create_physical_replication_slot(%s)", "is a physical slot"),
@@ -362,7 +352,7 @@ def test_slot_of_another_plugin_or_kind(database, conn, lake):
 
 def test_slot_of_another_database(database, conn, lake, postgres):
     database.execute(PLAIN)
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [T]})
+    job = job_for(database, lake, {"name": "p", "tables": [T]})
     slot = job.pipeline.source.slot
     with psycopg.connect(postgres.conninfo(), autocommit=True) as other:
         other.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
@@ -385,9 +375,7 @@ def role(database):
 
 
 def test_missing_privileges(database, lake, role):
-    """Each lacking privilege is named; with its grant, but for what only the tables' owner, a
-    superuser, can do.
-    """
+    """Each has its grant, but for what only the tables' owner, a superuser, can do."""
     name, conninfo = role
     database.execute(PLAIN)
     with connect(conninfo, "test") as conn:
@@ -501,33 +489,29 @@ def test_pooler(database, conn, lake, monkeypatch):
         "waldelta.stages.setup.facts.source_facts.is_pooled", lambda client_pid, server_pid: True
     )
     assert "connection pooler" in refused(
-        database, conn, job_for(database.conninfo, lake, {"name": "p", "tables": [T]})
+        database, conn, job_for(database, lake, {"name": "p", "tables": [T]})
     )
 
 
 def test_settings_lost_on_the_way(database, lake):
     """A connection without the pinned settings, as after a pooler that drops startup options."""
     database.execute(PLAIN)
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [T]})
+    job = job_for(database, lake, {"name": "p", "tables": [T]})
     assert "settings didn't reach the server" in refused(database, database.connection, job)
 
 
 def test_target_not_writable(database, conn, tmp_path):
     database.execute(PLAIN)
     (tmp_path / "file").write_text("in the way")
-    job = job_for(
-        database.conninfo, (tmp_path / "file" / "lake").as_uri(), {"name": "p", "tables": [T]}
-    )
-    before = state(database)
+    job = job_for(database, (tmp_path / "file" / "lake").as_uri(), {"name": "p", "tables": [T]})
+    before = source_state(database)
     with pytest.raises(TargetNotWritable, match=r"check target\.root"):
         apply_setup(conn, job)
-    assert state(database) == before
+    assert source_state(database) == before
 
 
 def test_partitions_that_are_never_published(database, conn, lake):
-    """Foreign and unlogged ones need no replica identity: PostgreSQL refuses none of their
-    UPDATEs.
-    """
+    """Foreign and unlogged ones need no replica identity."""
     database.execute(
         "create table t (id int, v int) partition by range (id);create table t1 partition of t for"
         " values from (0) to (10); alter table t1 add primary key (id);create unlogged table t2"
@@ -535,7 +519,7 @@ def test_partitions_that_are_never_published(database, conn, lake):
         " s foreign data wrapper w;create foreign table t3 partition of t for values from (20) to"
         " (30) server s;insert into t values (1, 1), (11, 1)"
     )
-    plan = apply_setup(conn, job_for(database.conninfo, lake, {"name": "p", "tables": [T]}))
+    plan = apply_setup(conn, job_for(database, lake, {"name": "p", "tables": [T]}))
     assert "public.t2, public.t3 (foreign or unlogged) are never published" in "\n".join(
         plan.warnings
     )
@@ -557,7 +541,7 @@ def test_warnings(database, conn, lake):
         {"name": "p", "tables": tables},
         {"name": "q", "schemas": ["public"], "publish": ["insert"]},
     )
-    warnings = "\n".join(plan_setup(conn, job_for(database.conninfo, lake, *publications)).warnings)
+    warnings = "\n".join(plan_setup(conn, job_for(database, lake, *publications)).warnings)
     assert "public.t: REPLICA IDENTITY FULL writes the whole old row" in warnings
     assert (
         "public.k: it has no primary key, so a run that brings UPDATEs or DELETEs of it rewrites"
@@ -576,7 +560,7 @@ def test_values_that_would_be_lost(database, conn, lake):
         "create table t (id int primary key, n numeric(5,2), d date, k timestamp, v text, m"
         " numeric, a date[])"
     )
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [T]})
+    job = job_for(database, lake, {"name": "p", "tables": [T]})
     target = Target(
         root=lake, metadata_columns=False, tables={"public.t": {"types": {"text": ["d"]}}}
     )
@@ -587,9 +571,7 @@ def test_values_that_would_be_lost(database, conn, lake):
 
 
 def test_own_expectations_that_cannot_be(database, conn, lake, tmp_path):
-    """A gate that nobody can read, or that can't be, would keep its table's changes waiting from
-    the first run on.
-    """
+    """A gate that can't be would keep its table's changes waiting from the first run on."""
     database.execute(
         "; ".join(f"create table {name} (id int primary key)" for name in ("t", "h", "ok", "twice"))
     )
@@ -607,7 +589,7 @@ def test_own_expectations_that_cannot_be(database, conn, lake, tmp_path):
     ]:
         (tmp_path / name).write_text(text)
     tables = [{"name": f"public.{name}"} for name in ("t", "h", "ok", "twice")]
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": tables})
+    job = job_for(database, lake, {"name": "p", "tables": tables})
     target = Target(root=lake, tables={"public.h": {"mode": "history"}})
     quality = job.pipeline.quality.model_copy(update={"suites": str(tmp_path)})
     job = replace(
@@ -633,9 +615,7 @@ def test_own_expectations_that_cannot_be(database, conn, lake, tmp_path):
 
 
 def test_a_database_without_an_encoding(postgres, lake):
-    """SQL_ASCII takes any bytes: PostgreSQL can't convert them for us, and what they mean is
-    anybody's guess.
-    """
+    """SQL_ASCII takes any bytes, which PostgreSQL can't convert."""
     name = f"ascii_{uuid.uuid4().hex[:8]}"
     with psycopg.connect(postgres.conninfo(), autocommit=True) as admin:
         admin.execute(f"create database {name} encoding 'SQL_ASCII' locale 'C' template template0")
@@ -656,9 +636,7 @@ def test_a_database_without_an_encoding(postgres, lake):
 
 
 def test_encodings_with_bytes_that_utf_8_lacks(postgres, monkeypatch, lake):
-    """Those that preflight doesn't warn of have a character for each byte that the server stores;
-    others of one byte lack some.
-    """
+    """Preflight warns of all but those with a character for each byte."""
 
     def converts(conn, encoding, byte):
         try:
@@ -681,7 +659,7 @@ def test_encodings_with_bytes_that_utf_8_lacks(postgres, monkeypatch, lake):
             )
             assert complete is (encoding in WITHIN_UTF8), encoding
         database.execute("create table t (id int primary key, v text)")
-        job = job_for(database.conninfo, lake, {"name": "p", "tables": [T]})
+        job = job_for(database, lake, {"name": "p", "tables": [T]})
         with connect(database.conninfo, "test") as conn:
             assert any(
                 "is in WIN1252, which stores bytes" in text
@@ -707,7 +685,7 @@ def test_filters_that_raise_for_some_row(database, conn, lake, where, told):
     database.execute(
         "create table t (id int primary key, v text, f float8); alter table t replica identity full"
     )
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [T | {"where": where}]})
+    job = job_for(database, lake, {"name": "p", "tables": [T | {"where": where}]})
     warned = [text for text in plan_setup(conn, job).warnings if "can raise" in text]
     assert len(warned) == (told is not None)
     assert all(told in text for text in warned)

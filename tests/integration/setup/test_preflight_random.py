@@ -1,6 +1,4 @@
-"""Random publications: preflight refuses those, and only those, that break the application's
-statements or the decoding.
-"""
+"""Preflight refuses those random publications, and only those, that break statements."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from contextlib import suppress
 import psycopg
 import pytest
 
-from tests.integration.setup.test_setup import job_for
+from tests.support.pipelines import job_for
 from tests.support.seeds import chosen_seed
 from waldelta.postgres import connect
 from waldelta.stages.setup.setup import plan_setup
@@ -27,9 +25,7 @@ IDENTITIES = ("default", "default", "full", "nothing", "using index {}_u")
 
 
 def ddl(pick, schema, version):
-    """A table, plain or partitioned, with a generated column now and then, and replica identities
-    of all kinds.
-    """
+    """A table, plain or partitioned, with replica identities of all kinds."""
     kind = pick.choice(("stored", "virtual")) if version >= 180000 else "stored"
     generated = f", g int generated always as (id * 2) {kind}" if pick.random() < 0.4 else ""
     key = pick.choice((", primary key (id)", ", primary key (id)", ""))
@@ -89,9 +85,7 @@ def publications(pick, schema, tables, columns, version):
 
 
 def broken(database, schema, leaves, names, slot):
-    """What PostgreSQL says against the publications once rows are written: the application's errors
-    and the decoding's.
-    """
+    """What PostgreSQL says once rows are written: the application's and decoding's errors."""
     found = []
     for number, table in enumerate(leaves):
         database.execute(
@@ -139,7 +133,7 @@ def test_random_publications(any_database, lake):
                     made[name] = statement
             if made:
                 entries = [{"name": name, "manage": False} for name in made]
-                plan = plan_setup(conn, job_for(database.conninfo, lake, *entries))
+                plan = plan_setup(conn, job_for(database, lake, *entries))
                 assert plan.statements == ()  # somebody else's publications are never altered
                 # The application's own statements fail already, which is nothing to refuse.
                 told = [

@@ -1,6 +1,4 @@
-"""docs/reference/privileges.md: roles with what the page grants, and nothing else, run a whole
-pipeline.
-"""
+"""docs/reference/privileges.md: roles with what the page grants run a whole pipeline."""
 
 from __future__ import annotations
 
@@ -156,9 +154,7 @@ class Shop:
         self.run(re.sub(r"^revoke (.*) from ", r"grant \1 to ", back))
 
     def unused(self) -> list[tuple[str, str]]:
-        """What the page grants by name and the role has never called; nobody else may call it here,
-        so the rest was needed.
-        """
+        """What the page grants by name and the role has never called."""
         log = (self.database.server.data / "server.log").read_text(errors="replace")
         said = dict.fromkeys(("lake_setup", "lake_reader"), "")
         for user, text in re.findall(r"^@(\w+)@ (.*?)(?=^@|\Z)", log, re.DOTALL | re.MULTILINE):
@@ -196,9 +192,7 @@ def logged(database):
 
 @pytest.fixture
 def shop(database, lake, monkeypatch, logged):
-    """A server that grants nothing to everybody: neither on database and schema, nor on functions
-    such as the page's.
-    """
+    """A server that grants nothing to everybody, neither on databases nor on functions."""
     shop = Shop(database, lake, monkeypatch)
     roles = [shop.named(role) for role in ("lake_setup", "lake_reader", "shop_owner")]
     try:
@@ -230,9 +224,7 @@ def held(runner, pipeline, table):
 
 
 def set_up(shop):
-    """By the role for it. The reader, as whom Airflow runs it too, is refused before that and has
-    nothing to do behind it.
-    """
+    """By the role for it. The reader is refused before, and has nothing to do after."""
     with pytest.raises(PreflightFailed, match=r"publication .* must be created"):
         shop.pipeline("lake_reader").setup()
     assert shop.database.execute("select 1 from pg_publication") == []
@@ -254,11 +246,7 @@ def test_no_role_is_asked_to_own_tables(shop):
 
 @pytest.mark.nightly("every statement of a page; test_init has the role's own")
 def test_the_page(runner, shop):
-    """Setup and teardown by one role, everything else by the other; each grant that is taken away
-    is named by check.
-
-    Each function that is granted is called: nobody may who isn't granted it.
-    """
+    """Check names each grant that is taken away; each granted function is called."""
     shop.run(SETUP)
     shop.run(READER)
     shop.run(TEMPORARY)

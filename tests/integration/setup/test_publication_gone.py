@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.setup.test_setup import job_for
+from tests.support.pipelines import job_for
 from waldelta.errors import PreflightFailed, PublicationGone
 from waldelta.lsn import Lsn
 from waldelta.postgres import connect
@@ -18,12 +18,10 @@ pytestmark = pytest.mark.pg
 
 @pytest.mark.parametrize("how", ["created anew", "dropped", "listed too early"])
 def test_a_publication_that_is_gone_where_the_slot_is_read(any_database, lake, how):
-    """Behind our back, while changes wait: before 18 they can't be decoded, which has a name; 18
-    passes it over.
-    """
+    """Before 18 waiting changes can't be decoded then; 18 passes over it."""
     any_database.execute("create table t (id int primary key); create table u (id int primary key)")
     with connect(any_database.conninfo, "test") as conn:
-        job = job_for(any_database.conninfo, lake, {"name": "p", "tables": [{"name": "public.t"}]})
+        job = job_for(any_database, lake, {"name": "p", "tables": [{"name": "public.t"}]})
         apply_setup(conn, job)
         any_database.execute("insert into t values (1)")
         entries = [{"name": "p", "tables": [{"name": "public.t"}]}]
@@ -35,7 +33,7 @@ def test_a_publication_that_is_gone_where_the_slot_is_read(any_database, lake, h
             any_database.execute(
                 "create publication p for table t" if how == "created anew" else "select"
             )
-        job = job_for(any_database.conninfo, lake, *entries, slot=job.pipeline.source.slot)
+        job = job_for(any_database, lake, *entries, slot=job.pipeline.source.slot)
         if conn.info.server_version >= 180000 or how != "listed too early":
             assert check_idle(job).has_work  # the first change that waits can be read
         else:
@@ -56,19 +54,17 @@ def test_a_publication_that_is_gone_where_the_slot_is_read(any_database, lake, h
 
 
 def test_setup_and_the_run_name_the_same_way_out(any_database, lake):
-    """Of a publication that setup is to make, on a slot that is read already: the way out of one is
-    the other's too.
-    """
+    """Of a publication that setup is to make, on a slot that is read already."""
     any_database.execute("create table t (id int primary key); create table u (id int primary key)")
     with connect(any_database.conninfo, "test") as conn:
         ours, theirs = (
             {"name": name, "tables": [{"name": f"public.{of}"}]}
             for name, of in (("p", "t"), ("q", "u"))
         )
-        first = job_for(any_database.conninfo, lake, ours)
+        first = job_for(any_database, lake, ours)
         apply_setup(conn, first)
         slot = first.pipeline.source.slot
-        job = job_for(any_database.conninfo, lake, ours, theirs, slot=slot)
+        job = job_for(any_database, lake, ours, theirs, slot=slot)
         if conn.info.server_version >= 180000:
             assert apply_setup(conn, job).problems == ()
             return
@@ -78,27 +74,25 @@ def test_setup_and_the_run_name_the_same_way_out(any_database, lake):
         with pytest.raises(PublicationGone, match=way_out):
             check_idle(job)
         both = {"name": "p", "tables": [{"name": "public.t"}, {"name": "public.u"}]}
-        followed = job_for(any_database.conninfo, lake, both, slot=slot)
+        followed = job_for(any_database, lake, both, slot=slot)
         assert apply_setup(conn, followed).problems == ()
         any_database.execute("insert into u values (2)")
         assert _inserted(any_database, followed) == ["1", "2"]
 
 
 def test_setup_and_check_name_a_dbas_publication_that_is_younger_than_the_slot(any_database, lake):
-    """Before anything is changed, by trying a copy of the slot; the remedy is followed. 18 sends
-    what came after it.
-    """
+    """They try a copy of the slot; 18 sends what came after the publication."""
     any_database.execute("create table t (id int primary key); create table u (id int primary key)")
     with connect(any_database.conninfo, "test") as conn:
         ours = {"name": "p", "tables": [{"name": "public.t"}]}
-        first = job_for(any_database.conninfo, lake, ours)
+        first = job_for(any_database, lake, ours)
         apply_setup(conn, first)
         assert apply_setup(conn, first).findings == plan_setup(conn, first).findings
         slot = first.pipeline.source.slot
 
         def job(*names):
             return job_for(
-                any_database.conninfo,
+                any_database,
                 lake,
                 ours,
                 *({"name": name, "manage": False} for name in names),
@@ -138,9 +132,7 @@ def test_setup_and_check_name_a_dbas_publication_that_is_younger_than_the_slot(a
 
 
 def test_a_session_in_which_decoding_failed_decodes_nothing_more(any_database, lake, monkeypatch):
-    """Setup tries again on its own connection; a server without the fix of its minor release could
-    crash by it.
-    """
+    """A server without the fix of its minor release could crash by it."""
     any_database.execute("create table t (id int primary key)")
     sessions, real = [], younger._read_all
 
@@ -150,7 +142,7 @@ def test_a_session_in_which_decoding_failed_decodes_nothing_more(any_database, l
 
     with connect(any_database.conninfo, "test") as conn:
         ours = {"name": "p", "tables": [{"name": "public.t"}]}
-        job = job_for(any_database.conninfo, lake, ours)
+        job = job_for(any_database, lake, ours)
         apply_setup(conn, job)
         if conn.info.server_version >= 180000:
             return  # such publications aren't tried
@@ -161,7 +153,7 @@ def test_a_session_in_which_decoding_failed_decodes_nothing_more(any_database, l
         monkeypatch.setattr(younger, "_read_all", reads)
         monkeypatch.setattr(younger, "TRIAL_S", 0.001)
         job = job_for(
-            any_database.conninfo,
+            any_database,
             lake,
             ours,
             {"name": "q", "manage": False},

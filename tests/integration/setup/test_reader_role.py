@@ -1,6 +1,4 @@
-"""What check says to a role that only reads: one finding with statements that can be pasted, and
-all real findings.
-"""
+"""What check says to a role that only reads: one finding with statements to paste."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import pytest
 import yaml
 from psycopg.conninfo import make_conninfo
 
-from tests.integration.setup.test_setup import job_for
+from tests.support.pipelines import job_for
 from waldelta.cli.command_line import main
 from waldelta.config.pipeline_file import Target, TargetTable
 from waldelta.grants import sql_name
@@ -69,9 +67,7 @@ def listed(text):
 
 
 def test_one_finding_whose_grants_can_be_pasted(database, lake, shop):
-    """Then nothing but the owner's part is left, which is the SQL of the plan. No table changes its
-    owner, and the role doesn't become an owner.
-    """
+    """Then only the owner's part is left, the plan's SQL; no table changes its owner."""
     _, reader = shop
     tables = [{"name": "public.t", "where": "id > 1"}, {"name": "public.u"}, {"name": 'order."A"'}]
     info = make_conninfo(database.conninfo, user=reader, password="p")
@@ -109,9 +105,7 @@ def test_one_finding_whose_grants_can_be_pasted(database, lake, shop):
 
 @pytest.mark.parametrize("theirs", ["the publication", "the table"])
 def test_what_belongs_to_a_superuser_is_the_dbas(database, lake, shop, theirs):
-    """Membership in that role would be everything: the SQL for the DBA is the way, and the one
-    finding names it too.
-    """
+    """Membership in that role would grant everything: the DBA runs the SQL."""
     _, reader = shop
     role = sql_name(reader)
     info = make_conninfo(database.conninfo, user=reader, password="p")
@@ -213,9 +207,7 @@ def as_role(monkeypatch, database, role):
 def test_findings_are_printed_once(database, lake, shop, tmp_path, monkeypatch, capsys, caplog):
     """By check, by setup and by setup --sql, which doesn't warn of what its SQL is for."""
     database.execute("create role plain login password 'p'")
-    job = job_for(
-        database.conninfo, lake, {"name": "p", "tables": [{"name": "public.t", "where": "v > 1"}]}
-    )
+    job = job_for(database, lake, {"name": "p", "tables": [{"name": "public.t", "where": "v > 1"}]})
     path = tmp_path / "p.yml"
     path.write_text(
         yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True, by_alias=True))

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.integration.setup.test_setup import job_for
+from tests.support.pipelines import job_for
 from waldelta.errors import SourceError
 from waldelta.grants import sql_name
 from waldelta.pipeline import SourceConnections
@@ -44,7 +44,7 @@ def test_a_policy_needs_bypassrls_and_a_missing_grant_needs_select(database):
 
 def test_a_query_without_room_is_a_named_error(database, lake):
     """By any session of a run, whatever it reads; not psycopg's own error."""
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [{"name": "public.t"}]})
+    job = job_for(database, lake, {"name": "p", "tables": [{"name": "public.t"}]})
     database.execute(f"alter database {database.name} set temp_file_limit = '64kB'")
     source = SourceConnections(job.pipeline.source, database.conninfo)
     with (
@@ -72,7 +72,7 @@ def test_check_and_sync_name_the_transactions_that_they_wait_for(
 ):
     """Setup waited a minute for them, and the initial sync ten, without a word before."""
     database.execute("create table t (id int primary key)")
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [{"name": "public.t"}]})
+    job = job_for(database, lake, {"name": "p", "tables": [{"name": "public.t"}]})
     caplog.set_level(logging.INFO)
     with connect(database.conninfo, "test") as conn, database.connect() as writer:
         writer.execute("set application_name = 'month end'; insert into t values (1)")

@@ -1,6 +1,4 @@
-"""Tables whose own UPDATEs and DELETEs PostgreSQL refuses since something changed under their
-publication.
-"""
+"""Tables whose own UPDATEs and DELETEs PostgreSQL refuses after a later change."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import psycopg
 import pytest
 
 from tests.integration.setup.test_preflight import PLAIN
-from tests.integration.setup.test_setup import job_for
+from tests.support.pipelines import job_for
 from waldelta.postgres import connect
 from waldelta.postgres.refused_statements import refused_statements
 from waldelta.stages.land.idle_check import check_idle
@@ -26,7 +24,7 @@ def test_tables_that_lose_their_key_later(any_database, lake, caplog):
     slot = f"s_{any_database.name}"
     with connect(any_database.conninfo, "test") as conn:
         job = job_for(
-            any_database.conninfo,
+            any_database,
             lake,
             {"name": "p", "all_tables": True, "accept_future_tables": True},
             slot=slot,
@@ -64,9 +62,7 @@ SHRUNKEN = {
 
 
 def test_identities_that_shrink_later(any_database):
-    """Whether a filter and a column list still lie within them: PostgreSQL's own answer to an
-    UPDATE is the judge.
-    """
+    """PostgreSQL's own answer to an UPDATE judges filters and column lists."""
     for name, ddl in SHRUNKEN.items():
         any_database.execute(ddl.format(name))
     any_database.execute(
@@ -127,9 +123,7 @@ GENERATED = {
 
 
 def test_generated_columns_that_enter_an_identity_later(any_database):
-    """From 18 on the identity may hold no generated column that isn't published; before that it
-    may.
-    """
+    """From 18 on an identity may hold no unpublished generated column."""
     is_18 = any_database.connection.info.server_version >= 180000
     any_database.execute("create schema gs")
     for name, ddl in GENERATED.items():

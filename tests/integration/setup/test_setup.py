@@ -1,6 +1,4 @@
-"""Set-up and teardown on a real server: idempotent by difference, and only what the pipeline made
-is removed.
-"""
+"""Setup and teardown: idempotent by difference; only what the pipeline made is removed."""
 
 from __future__ import annotations
 
@@ -16,8 +14,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tests.support.pipelines import job_of
-from waldelta.config import PipelineFile, Source
+from tests.support.pipelines import job_for, job_of, source_state
+from waldelta.config import Source
 from waldelta.errors import (
     LateWriter,
     LockHeld,
@@ -42,21 +40,6 @@ from waldelta.stages.setup.slots_without_pipeline import find_slots_without_pipe
 pytestmark = pytest.mark.pg
 
 
-def job_for(conninfo, lake, *publications, name="flights", **source):
-    slot = source.pop("slot", None) or f"s_{uuid.uuid4().hex[:10]}"
-    document = {
-        "pipeline": name,
-        "source": {
-            "conn_id": "test_source",
-            "slot": slot,
-            "publications": list(publications),
-            **source,
-        },
-        "target": {"root": lake},
-    }
-    return job_of(PipelineFile.model_validate(document), conninfo, "run_1")
-
-
 @pytest.fixture
 def tables(database):
     database.execute(
@@ -76,9 +59,7 @@ PLANES = {"name": "public.planes"}
 
 @contextmanager
 def role_on(conn, *grants):
-    """A role that may log in and replicate, with what is granted to {role}; gone afterwards with
-    all that it owns.
-    """
+    """A role that may log in and replicate, with these grants; dropped afterwards."""
     role = f"role_{uuid.uuid4().hex[:8]}"
     conn.execute(f"create role {role} login replication password 'p'")
     try:
@@ -100,11 +81,9 @@ def events(lake):
 
 
 def test_setup_is_idempotent(database, conn, lake, tables):
-    """The second plan is empty, although PostgreSQL prints the filter in other words than the
-    file.
-    """
+    """The second plan is empty, although PostgreSQL prints the filter in other words."""
     job = job_for(
-        database.conninfo,
+        database,
         lake,
         {"name": "p", "tables": [FLIGHTS, PLANES], "publish_via_partition_root": True},
     )
@@ -162,14 +141,12 @@ def changed(before, after):
     ],
 )
 def test_alter_by_difference(database, conn, lake, tables, before, after):
-    """Whatever the step, the publication afterwards is the one a fresh set-up would make, and the
-    slot stays.
-    """
+    """The publication is the one that a fresh setup would make, and the slot stays."""
     database.execute("create schema other")
-    job = job_for(database.conninfo, lake, {"name": "p", **before})
+    job = job_for(database, lake, {"name": "p", **before})
     apply_setup(conn, job)
     slot = read_slot(conn, job.pipeline.source.slot)
-    job = job_for(database.conninfo, lake, {"name": "p", **after}, slot=slot.name)
+    job = job_for(database, lake, {"name": "p", **after}, slot=slot.name)
     plan = apply_setup(conn, job)
     assert plan.statements
     assert plan_setup(conn, job).is_empty
@@ -181,9 +158,7 @@ def test_alter_by_difference(database, conn, lake, tables, before, after):
 
 
 def test_partition_root_switched_on_and_off_with_its_filter(database, conn, lake):
-    """Filters on a root are allowed only while it publishes via root, so the order of the
-    statements matters.
-    """
+    """A root's filter needs publish_via_partition_root, so the statements' order matters."""
     database.execute(
         "create table r (id int primary key) partition by range (id);"
         "create table r1 partition of r for values from (0) to (10)"
@@ -196,13 +171,13 @@ def test_partition_root_switched_on_and_off_with_its_filter(database, conn, lake
     }
     slot = "s_" + uuid.uuid4().hex[:8]
     for entry in (plain, via_root, plain):
-        job = job_for(database.conninfo, lake, entry, slot=slot)
+        job = job_for(database, lake, entry, slot=slot)
         apply_setup(conn, job)
         assert plan_setup(conn, job).is_empty
 
 
 def test_change_behind_our_back_is_put_right(database, conn, lake, tables):
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     apply_setup(conn, job)
     conn.execute("alter publication p set table public.flights where (id > 3)")
     plan = apply_setup(conn, job)
@@ -211,9 +186,7 @@ def test_change_behind_our_back_is_put_right(database, conn, lake, tables):
 
 
 def test_sql_for_a_dba_does_the_same(database, conn, lake, tables):
-    """A DBA runs the script; then a role that owns nothing sets up the rest, and nothing is left to
-    do.
-    """
+    """A DBA runs the script; then a role that owns nothing sets up the rest."""
     with role_on(conn, READS) as role:
         info = database.server.conninfo(database.name, role, "p")
         job = job_for(info, lake, {"name": "p", "tables": [FLIGHTS, PLANES]})
@@ -221,31 +194,27 @@ def test_sql_for_a_dba_does_the_same(database, conn, lake, tables):
             plan = plan_setup(plain, job)
             assert any("publication 'p' must be created" in p for p in plan.problems)
             assert any("doesn't own public.flights" in p for p in plan.problems)
-            before = state(database)
+            before = source_state(database)
             with pytest.raises(PreflightFailed):
                 apply_setup(plain, job)
-            assert state(database) == before
+            assert source_state(database) == before
             publications, _, _ = plan.as_sql().partition("-- after the publications")
             database.execute(publications.removeprefix(f"{STOP_ON_ERROR}\n"))
             plan = apply_setup(plain, job)
             assert plan.statements == ()
             assert plan.problems == ()
             assert plan_setup(plain, job).is_empty
-            before = state(database)
+            before = source_state(database)
             with pytest.raises(PrivilegeMissing, match="publication p belongs to another role"):
                 teardown(plain, job)
-            assert state(database) == before
+            assert source_state(database) == before
             database.execute("drop publication p")
             assert teardown(plain, job) == [f"slot {job.pipeline.source.slot}"]
 
 
 def test_sql_for_a_dba_that_fails_makes_no_slot(database, conn, lake, tables):
-    """A slot without its publications would hold WAL for nobody; psql goes on after an error where
-    nobody says otherwise.
-    """
-    plan = plan_setup(
-        conn, job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS, PLANES]})
-    )
+    """Such a slot would hold WAL for nobody, and psql goes on after an error by default."""
+    plan = plan_setup(conn, job_for(database, lake, {"name": "p", "tables": [FLIGHTS, PLANES]}))
     database.execute("drop table planes")
     psql = [str(database.server.bin / "psql"), "-X", "-d", database.conninfo]
     done = subprocess.run(
@@ -258,9 +227,7 @@ def test_sql_for_a_dba_that_fails_makes_no_slot(database, conn, lake, tables):
 
 
 def test_sql_for_a_dba_never_breaks_the_application(database, conn, lake, tables):
-    """A role that owns nothing can't try the filter, and the DBA's role may do anything: the plan
-    itself says no.
-    """
+    """A role that owns nothing can't try the filter: the plan itself refuses."""
     with role_on(conn, READS) as role:
         info = database.server.conninfo(database.name, role, "p")
         outside = {"name": "public.planes", "where": "Year > 1990"}
@@ -287,9 +254,7 @@ def test_no_name_ends_a_comment_of_the_script(ending):
 
 
 def test_least_privilege(database, conn, lake):
-    """LOGIN REPLICATION, CREATE on the database and ownership of the tables suffice; no
-    superuser.
-    """
+    """LOGIN REPLICATION, CREATE on the database and ownership of the tables suffice."""
     with role_on(conn, OWNS.format(database=database.name)) as role:
         info = database.server.conninfo(database.name, role, "p")
         with connect(info, "test") as plain:
@@ -303,23 +268,8 @@ def test_least_privilege(database, conn, lake):
             assert dropped == [f"slot {job.pipeline.source.slot}", "publication p"]
 
 
-def state(database):
-    """Everything that set-up could have changed."""
-    return (
-        database.execute("select to_jsonb(p) from pg_publication p order by 1"),
-        database.execute("select to_jsonb(r) from pg_publication_rel r order by 1"),
-        database.execute("select to_jsonb(n) from pg_publication_namespace n order by 1"),
-        database.execute(
-            "select slot_name, active from pg_replication_slots where database = %s",
-            (database.name,),
-        ),
-    )
-
-
 def test_privilege_lost_since_the_publication_was_made(database, conn, lake):
-    """Restating a publication needs ownership of every table in it; the whole change is rolled
-    back.
-    """
+    """Restating a publication needs ownership of all its tables; all is rolled back."""
     with role_on(conn, OWNS.format(database=database.name)) as role:
         info = database.server.conninfo(database.name, role, "p")
         with connect(info, "test") as plain:
@@ -330,29 +280,29 @@ def test_privilege_lost_since_the_publication_was_made(database, conn, lake):
             apply_setup(plain, job)
             conn.execute("alter table app.u owner to postgres")
             conn.execute(f"grant select on app.u to {role}")
-            before = state(database)
+            before = source_state(database)
             both = [{"name": "app.t", "where": "id > 1"}, {"name": "app.u"}]
             job = job_for(info, lake, {"name": "p", "tables": both}, slot=job.pipeline.source.slot)
             with pytest.raises(
                 PrivilegeMissing, match="must be owner of table u; nothing was changed"
             ):
                 apply_setup(plain, job)
-            assert state(database) == before
+            assert source_state(database) == before
             teardown(plain, job)
 
 
 def test_teardown_removes_only_what_the_pipeline_made(database, conn, lake, tables):
     database.execute("create publication theirs for table planes")
-    before = state(database)
+    before = source_state(database)
     job = job_for(
-        database.conninfo,
+        database,
         lake,
         {"name": "p", "tables": [FLIGHTS]},
         {"name": "theirs", "manage": False},
     )
     apply_setup(conn, job)
     assert teardown(conn, job) == [f"slot {job.pipeline.source.slot}", "publication p"]
-    assert state(database) == before
+    assert source_state(database) == before
     assert teardown(conn, job) == []
     assert events(lake) == ["creating", "created", "dropped"]
     apply_setup(conn, job)
@@ -360,10 +310,8 @@ def test_teardown_removes_only_what_the_pipeline_made(database, conn, lake, tabl
 
 
 def test_teardown_leaves_what_another_server_has(new_server, database, conn, lake, tables):
-    """A slot of that name there is read by somebody else, wherever it stands, and ours would go on
-    holding WAL, unheard of.
-    """
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    """Another program reads the slot of that name there."""
+    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     for _ in range(3):  # so that its position doesn't tell that it is another one
         database.execute("create table w (); drop table w; select pg_switch_wal()")
     apply_setup(conn, job)
@@ -390,7 +338,7 @@ def test_teardown_leaves_what_another_server_has(new_server, database, conn, lak
 
 
 def test_a_slot_that_existed_before_is_adopted_and_left(database, conn, lake, tables):
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     create_slot(conn, job.pipeline.source.slot)
     plan = apply_setup(conn, job)
     assert any("existed before" in w for w in plan.warnings)
@@ -409,10 +357,8 @@ def test_a_slot_that_existed_before_is_adopted_and_left(database, conn, lake, ta
 def test_teardown_after_the_lake_was_lost_says_that_the_slot_stays(
     database, conn, lake, tables, set_up_again
 ):
-    """Nothing tells any more that the slot is ours; left without a word it would fill the source's
-    disk.
-    """
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    """Nothing says any more that the slot is ours; it would fill the source's disk."""
+    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     apply_setup(conn, job)
     shutil.rmtree(urlsplit(lake).path)
     if set_up_again:
@@ -431,7 +377,7 @@ def test_teardown_after_the_lake_was_lost_says_that_the_slot_stays(
 
 def test_teardown_is_silent_on_a_slot_of_another_database(database, conn, lake, tables):
     """Slot names are unique on a server; that one is nobody's business here."""
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     slot = job.pipeline.source.slot
     with connect(database.server.conninfo(), "test") as other:
         create_slot(other, slot)
@@ -446,7 +392,7 @@ def test_setup_that_died_half_way_is_finished_by_the_next(
     database, conn, lake, tables, monkeypatch, dies_after
 ):
     """A slot made by a run that died before it could record it counts as created, not adopted."""
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     real = setup_slot.create_slot
 
     def dying(*args, **kwargs):
@@ -468,7 +414,7 @@ def test_a_setup_that_wakes_up_late_leaves_what_another_recorded(
     database, conn, lake, tables, monkeypatch, stops_at
 ):
     """Its life of the slot would begin at a position that runs have moved the slot from since."""
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
 
     def sleep(point):
         if point == stops_at:
@@ -492,7 +438,7 @@ def test_a_setup_that_wakes_up_late_leaves_what_another_recorded(
 
 
 def test_a_slot_dropped_behind_our_back_is_never_silently_made_anew(database, conn, lake, tables):
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     apply_setup(conn, job)
     conn.execute("select pg_drop_replication_slot(%s)", (job.pipeline.source.slot,))
     with pytest.raises(PreflightFailed, match="the lake lost the changes since then"):
@@ -508,21 +454,19 @@ def test_locked_table(database, conn, lake, tables, monkeypatch):
     monkeypatch.setattr(setup, "DDL_LOCK_TIMEOUT_MS", 50)
     monkeypatch.setattr(setup, "LOCK_ATTEMPTS", 2)
     for entry in ({"name": "public.planes"}, {"name": "public.planes", "where": "tail > 'N'"}):
-        job = job_for(database.conninfo, lake, {"name": "p", "tables": [entry]})
-        before = state(database)
+        job = job_for(database, lake, {"name": "p", "tables": [entry]})
+        before = source_state(database)
         with database.connect(application_name="vacuum-like") as other, other.transaction():
             other.execute("lock table planes in share update exclusive mode")
             with pytest.raises(TableBusy, match=r"vacuum-like\) on public.planes"):
                 apply_setup(conn, job)
-        assert state(database) == before
+        assert source_state(database) == before
 
 
 def test_trying_a_filter_ends_no_autovacuum(database, conn, lake, tables, monkeypatch):
-    """Whoever waits for deadlock_timeout looks who is in the way, and ends an autovacuum worker:
-    the trial has given up by then.
-    """
+    """PostgreSQL ends a worker after deadlock_timeout; the trial gives up before."""
     monkeypatch.setattr(setup, "LOCK_ATTEMPTS", 1)
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     looked = []
     conn.add_notice_handler(lambda notice: looked.append(notice.message_primary))
     for setting in (
@@ -541,10 +485,8 @@ def test_trying_a_filter_ends_no_autovacuum(database, conn, lake, tables, monkey
 
 
 def test_a_filter_that_stays_as_it_is_waits_for_nobody(database, conn, lake, tables):
-    """A vacuum of hours keeps neither `check` nor a resync from what concerns other things: the
-    server has judged that filter before.
-    """
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    """The server has judged it before, so a vacuum of hours stops neither check nor resync."""
+    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     apply_setup(conn, job)
     with database.connect(application_name="vacuum-like") as other, other.transaction():
         other.execute("lock table flights in share update exclusive mode")
@@ -553,18 +495,14 @@ def test_a_filter_that_stays_as_it_is_waits_for_nobody(database, conn, lake, tab
 
 
 def test_a_table_that_nobody_can_read(database, conn, lake, tables, monkeypatch):
-    """As during a VACUUM FULL. Setup has the slot's lock: if it waited, nothing would land; what
-    nobody asked for isn't read.
-    """
+    """As during a VACUUM FULL; setup has the slot's lock, so nothing would land if it waited."""
     monkeypatch.setattr(setup, "DDL_LOCK_TIMEOUT_MS", 50)
     monkeypatch.setattr(setup, "LOCK_ATTEMPTS", 2)
     database.execute("create publication theirs for table planes where (tail > 'A')")
-    job = job_for(
-        database.conninfo, lake, {"name": "p", "tables": [FLIGHTS, {"name": "public.airlines"}]}
-    )
+    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS, {"name": "public.airlines"}]})
     apply_setup(conn, job)
     wider = {"name": "p", "tables": [FLIGHTS, {"name": "public.airlines"}], "publish": ["insert"]}
-    changed = job_for(database.conninfo, lake, wider, slot=job.pipeline.source.slot)
+    changed = job_for(database, lake, wider, slot=job.pipeline.source.slot)
 
     @contextmanager
     def locked(table):
@@ -573,13 +511,13 @@ def test_a_table_that_nobody_can_read(database, conn, lake, tables, monkeypatch)
             yield
 
     conn.execute("set statement_timeout = '20s'")  # else this test would wait, too
-    before = state(database)
+    before = source_state(database)
     for table in ("flights", "airlines"):
         with locked(table):
             for verb in (plan_setup, apply_setup):
                 with pytest.raises(TableBusy, match=rf"vacuum-like\) on public.{table}"):
                     verb(conn, changed)
-    assert state(database) == before
+    assert source_state(database) == before
     with locked("planes"):
         assert plan_setup(conn, job).is_empty
         apply_setup(conn, changed)
@@ -610,10 +548,8 @@ def test_old_transactions_hold_up_slot_creation(database, conn, tables, prepared
 def test_a_slot_that_could_not_be_created_is_nobodys_later(
     database, conn, lake, tables, monkeypatch
 ):
-    """Somebody else makes one of that name afterwards: it isn't taken for ours, and teardown leaves
-    it.
-    """
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    """One of that name that another program makes isn't ours: teardown leaves it."""
+    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     real = setup_slot.create_slot
     monkeypatch.setattr(
         setup_slot, "create_slot", lambda *args, **kwargs: real(*args, **kwargs, timeout_s=0.2)
@@ -634,32 +570,28 @@ def test_a_slot_that_could_not_be_created_is_nobodys_later(
 
 
 def test_a_slot_that_somebody_reads_now_and_then_is_not_adopted(database, conn, lake, tables):
-    """Idle at the moment: adopted, its reader would lose what the pipeline consumes. Named
-    explicitly, it is.
-    """
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [PLANES]})
+    """Its reader would lose what we consume; adopt_slot: true adopts it."""
+    job = job_for(database, lake, {"name": "p", "tables": [PLANES]})
     slot = job.pipeline.source.slot
     database.execute("create publication theirs for table planes")
     create_slot(conn, slot)
     database.execute("insert into planes values ('theirs', 1)")
     _get_as(conn, slot, "theirs")
-    before = state(database)
+    before = source_state(database)
     with pytest.raises(
         PreflightFailed,
         match=r"another program has read it: .* write source\.adopt_slot: true or drop it",
     ):
         apply_setup(conn, job)
-    assert (state(database), events(lake)) == (before, [])
-    named = job_for(
-        database.conninfo, lake, {"name": "p", "tables": [PLANES]}, slot=slot, adopt_slot=True
-    )
+    assert (source_state(database), events(lake)) == (before, [])
+    named = job_for(database, lake, {"name": "p", "tables": [PLANES]}, slot=slot, adopt_slot=True)
     assert any("existed before" in w for w in apply_setup(conn, named).warnings)
     assert events(lake) == ["adopted"]
 
 
 def test_a_slot_that_this_lake_has_read_is_adopted_again(database, conn, lake, tables):
     """Where it left it; once somebody else has moved it, it is somebody else's."""
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [PLANES]})
+    job = job_for(database, lake, {"name": "p", "tables": [PLANES]})
     slot = job.pipeline.source.slot
     create_slot(conn, slot)
     apply_setup(conn, job)
@@ -687,7 +619,7 @@ def _get_as(conn, slot, publication):
 
 
 def test_setup_waits_for_nobody_elses_run(database, conn, lake, tables):
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     with slot_lock(job), pytest.raises(LockHeld, match=f"waldelta lock {job.pipeline.source.slot}"):
         apply_setup(conn, job)
     apply_setup(conn, job)
@@ -695,35 +627,31 @@ def test_setup_waits_for_nobody_elses_run(database, conn, lake, tables):
 
 def test_a_publication_dropped_from_the_file_is_pointed_out(database, conn, lake, tables):
     job = job_for(
-        database.conninfo,
+        database,
         lake,
         {"name": "p", "tables": [FLIGHTS]},
         {"name": "q", "tables": [PLANES]},
     )
     apply_setup(conn, job)
-    job = job_for(
-        database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]}, slot=job.pipeline.source.slot
-    )
+    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]}, slot=job.pipeline.source.slot)
     assert any("'q' was made by this pipeline" in w for w in plan_setup(conn, job).warnings)
 
 
 def test_no_password_in_plan_or_log(database, conn, lake, tables, caplog):
     caplog.set_level(logging.DEBUG)
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [FLIGHTS]})
+    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     plan = apply_setup(conn, job)
     assert database.server.password not in caplog.text + plan.describe() + repr(job)
 
 
 def test_a_publication_younger_than_the_slot(database, conn, lake, tables):
-    """Before 18 the changes that wait could not be decoded any more, so it is refused; 18 skips it
-    there.
-    """
-    job = job_for(database.conninfo, lake, {"name": "p", "tables": [PLANES]})
+    """Before 18 the waiting changes could not be decoded any more; 18 skips it there."""
+    job = job_for(database, lake, {"name": "p", "tables": [PLANES]})
     apply_setup(conn, job)
     slot = job.pipeline.source.slot
     database.execute("insert into planes values ('waits', 1)")
     job = job_for(
-        database.conninfo,
+        database,
         lake,
         {"name": "p", "tables": [PLANES]},
         {"name": "q", "tables": [FLIGHTS]},

@@ -1,6 +1,4 @@
-"""Tables that the pipeline file lists and that fell out of their publication: each run says so,
-until that is put right.
-"""
+"""Tables that the file lists and no publication has: each run says so until they are back."""
 
 from __future__ import annotations
 
@@ -9,8 +7,8 @@ import logging
 import psycopg
 import pytest
 
-from tests.integration.setup.test_setup import job_for
 from tests.integration.sync.test_pipeline_life import assert_equal, pipeline_on
+from tests.support.pipelines import job_for
 from waldelta.postgres import connect
 from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.stages.land.idle_check import check_idle
@@ -22,9 +20,7 @@ pytestmark = pytest.mark.pg
 @pytest.mark.nightly("a table that left, as in test_pipeline_life")
 @pytest.mark.spark
 def test_a_column_dropped_with_cascade_takes_its_table_out(runner, database, lake, caplog):
-    """As PostgreSQL's own hint has it. Green runs that say it once would leave a target that is
-    behind for good.
-    """
+    """As PostgreSQL's own hint has it; every run names the table."""
     database.execute(
         "create table a (id int primary key, v int, w int); create table b (id int primary key)"
     )
@@ -61,9 +57,7 @@ def test_a_column_dropped_with_cascade_takes_its_table_out(runner, database, lak
 
 
 def test_what_counts_as_published(any_database, lake):
-    """By its own entry, its root's, its schema's, or with all tables; a DBA's publication is the
-    DBA's matter.
-    """
+    """By its own entry, its root's, its schema's, or with all tables."""
     any_database.execute(
         "create table t (id int primary key); create table r (id int primary key) partition by"
         " range (id);create table r1 partition of r default; create schema app; create table app.t"
@@ -77,7 +71,7 @@ def test_what_counts_as_published(any_database, lake):
             "schemas": ["app"],
             "accept_future_tables": True,
         }
-        job = job_for(any_database.conninfo, lake, own, {"name": "theirs", "manage": False})
+        job = job_for(any_database, lake, own, {"name": "theirs", "manage": False})
 
         def lacking():
             return list(unpublished(conn, job.pipeline.source).tables)
@@ -100,12 +94,10 @@ def test_what_counts_as_published(any_database, lake):
 
 
 def test_a_renamed_publication_is_named_with_its_present_name(any_database, lake, caplog):
-    """Its tables aren't missing from it: they were called "in the file, but not in its
-    publication".
-    """
+    """Its tables aren't missing from it."""
     any_database.execute("create table t (id int primary key); create table u (id int primary key)")
     own = {"name": "p", "tables": [{"name": "public.t"}, {"name": "public.u"}]}
-    job = job_for(any_database.conninfo, lake, own)
+    job = job_for(any_database, lake, own)
     with connect(any_database.conninfo, "test") as conn:
         apply_setup(conn, job)
         any_database.execute("alter publication p rename to q")

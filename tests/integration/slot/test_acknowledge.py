@@ -15,14 +15,13 @@ from deltalake import DeltaTable
 
 import waldelta.slot.acknowledge as consume_module
 from tests.support.landing import land_only, wrongly_counted
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job, new_pipeline
 from waldelta.errors import (
     ConsumeMismatch,
     LateWriter,
     SlotStuck,
     SourceUnreachable,
 )
-from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import land_stage
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import RunFailed
@@ -40,7 +39,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 @pytest.fixture
 def job(database, lake):
     database.execute("create table t(id int primary key, v text)")
-    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    return bare_job(database, lake)
 
 
 def test_a_mismatch_keeps_a_copy_of_the_slot(runner, database, job):
@@ -117,7 +116,7 @@ def test_what_is_consumed_is_counted_in_binary_where_all_types_are_plain(
     )
     database.execute(f"create table t(id int primary key, v {column})")
     database.execute("create table unpublished(v aclitem[])")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     database.execute("insert into t select g from generate_series(1, 100) g")
     with counted(monkeypatch) as asked:
         assert drain(runner, job).changes == 100
@@ -132,7 +131,7 @@ def test_a_column_that_was_dropped_since_may_refuse_its_binary_form(
     """
     caplog.set_level("INFO", "waldelta.slot.acknowledge")
     database.execute("create table t(id int primary key, acls aclitem[])")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     database.execute(
         "insert into t select g, '{postgres=r/postgres}' from generate_series(1, 100) g"
     )
@@ -218,7 +217,7 @@ def test_another_run_that_moves_the_slot_between_two_tries_is_no_mismatch(
 ):
     """A process that slept there would get nothing, and keep a copy that stops all later runs."""
     database.execute("create table t(id int primary key, acls aclitem[])")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     database.execute("insert into t values (1, '{postgres=r/postgres}')")
     database.execute("alter table t drop column acls")
     slot, real = job.pipeline.source.slot, consume_module._get_in_binary
@@ -244,9 +243,7 @@ def test_a_slot_that_does_not_move_is_an_error(runner, database, lake, monkeypat
     ends well.
     """
     database.execute("create table t(id int primary key, v text)")
-    job = bare_slot(
-        database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": acknowledge})
-    )
+    job = bare_job(database, lake, options={"acknowledge": acknowledge})
     database.execute("insert into t values (1, 'a')")
     monkeypatch.setattr("waldelta.slot.acknowledge._advance", lambda *_: None)
     monkeypatch.setattr("waldelta.slot.acknowledge._get_verified", lambda *_: None)
@@ -322,7 +319,7 @@ def test_the_runbook_of_a_mismatch(runner, database, lake, monkeypatch):
         for step in re.split(r"^\d\. ", chapter, flags=re.M)
     ]
     database.execute("create table t(id int primary key, v text); insert into t values (1, 'a')")
-    pipeline = Pipeline(pipeline_file(lake, f"s_{database.name}"))
+    pipeline = new_pipeline(database, lake)
     pipeline.setup()
     pipeline.sync(runner)
     database.execute("insert into t values (2, 'b')")
@@ -364,9 +361,7 @@ def test_what_a_dead_run_landed_is_compared_before_the_slot_moves(
     somebody has seen to it.
     """
     database.execute("create table t(id int primary key, v text)")
-    job = bare_slot(
-        database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": acknowledge})
-    )
+    job = bare_job(database, lake, options={"acknowledge": acknowledge})
     database.execute("insert into t values (1, 'a')")
     land_only(runner, job, 1)
     slot = job.pipeline.source.slot
@@ -388,9 +383,7 @@ def test_a_slot_that_is_verified_by_a_peek_is_never_copied(runner, database, lak
     a run is killed.
     """
     database.execute("create table t(id int primary key, v text)")
-    job = bare_slot(
-        database, pipeline_file(lake, f"s_{database.name}", options={"acknowledge": "peek"})
-    )
+    job = bare_job(database, lake, options={"acknowledge": "peek"})
     slot = job.pipeline.source.slot
     monkeypatch.setattr("waldelta.slot.acknowledge._copy_slot", None)
     database.execute("insert into t select g, 'x' from generate_series(1, 500) g")

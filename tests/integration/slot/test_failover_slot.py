@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.setup.test_setup import PLANES, events, job_for
+from tests.support.pipelines import PLANES, events, job_for
 from waldelta.errors import PreflightFailed
 from waldelta.postgres import connect
 from waldelta.slot import read_slot
@@ -22,7 +22,7 @@ def test_failover_slot(any_database, lake):
     any_database.execute("create table planes (tail text primary key, year int)")
     publication = {"name": "p", "tables": [PLANES]}
     with connect(any_database.conninfo, "test") as conn:
-        job = job_for(any_database.conninfo, lake, publication, failover=True)
+        job = job_for(any_database, lake, publication, failover=True)
         if conn.info.server_version < 170000:
             with pytest.raises(
                 PreflightFailed,
@@ -44,7 +44,7 @@ def test_failover_slot(any_database, lake):
             (None, None, False),
             (True, True, True),
         ):
-            job = job_for(any_database.conninfo, lake, publication, slot=slot, failover=wanted)
+            job = job_for(any_database, lake, publication, slot=slot, failover=wanted)
             assert apply_setup(conn, job).alter_failover is altered
             assert (read_slot(conn, slot).failover, plan_setup(conn, job).is_empty) == (there, True)
         assert events(lake) == ["creating", "created"]

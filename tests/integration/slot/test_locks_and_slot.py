@@ -15,7 +15,7 @@ import psycopg
 import pytest
 import tenacity
 
-from tests.integration.setup.test_setup import job_for
+from tests.support.pipelines import job_for
 from waldelta.errors import LockHeld, SlotForeign, SlotInUse, SlotLost, SlotMissing
 from waldelta.jobs._stages import run_stages
 from waldelta.pipeline import RunResult, lock_wait, slot_lock, target_lock
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.pg
 
 @pytest.fixture
 def job(database, lake):
-    return job_for(database.conninfo, lake, {"name": "p", "tables": [{"name": "public.t"}]})
+    return job_for(database, lake, {"name": "p", "tables": [{"name": "public.t"}]})
 
 
 @pytest.fixture

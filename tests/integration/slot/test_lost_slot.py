@@ -11,9 +11,8 @@ from dataclasses import replace
 import pytest
 
 from tests.integration.setup.test_privileges_page import lose
-from tests.integration.setup.test_setup import job_for
-from tests.oracles.compare import compare_target
-from tests.support.pipelines import beside_superuser, pipeline_file
+from tests.oracles.compare import differing
+from tests.support.pipelines import beside_superuser, job_for, pipeline_file
 from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.resync import run_resync
@@ -97,14 +96,6 @@ def merges(runner, job, table):
     return [
         {k: int(v) for k, v in row["operationMetrics"].items() if v.isdigit()} for row in history
     ]
-
-
-def differing(runner, job):
-    found = {
-        name: compare_target(runner, job.source.conninfo, job.pipeline, state)
-        for name, state in job.read_states().items()
-    }
-    return {name: difference for name, difference in found.items() if difference.rows}
 
 
 @pytest.mark.nightly("each step of losing a slot; test_resync continues after one")
@@ -227,7 +218,7 @@ def test_a_dropped_slot(runner, database, lake, monkeypatch):
 @pytest.fixture
 def job(database, lake):
     database.execute("create table t (id int primary key)")
-    return job_for(database.conninfo, lake, {"name": "p", "tables": [{"name": "public.t"}]})
+    return job_for(database, lake, {"name": "p", "tables": [{"name": "public.t"}]})
 
 
 def dropped(conn, job):

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.config.pipeline_file import SlotLimits
 from waldelta.jobs._stages import report_stage
 from waldelta.jobs.consume import land_stage
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.pg
 def job(database, lake):
     database.execute("create table t(id int primary key, v text)")
     limits = {"warn_mb": 20, "critical_mb": 60}
-    return bare_slot(database, pipeline_file(lake, f"s_{database.name}", slot_limits=limits))
+    return bare_job(database, lake, slot_limits=limits)
 
 
 def hold_back(database, files: int) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tests.integration.setup.test_setup import job_for
+from tests.support.pipelines import job_for
 from waldelta.lake.ledger import TableState, now
 from waldelta.postgres.server_position import read_position
 from waldelta.slot import recover
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.pg
 @pytest.fixture
 def job(database, lake):
     database.execute("create table t (id int primary key)")
-    return job_for(database.conninfo, lake, {"name": "p", "tables": [{"name": "public.t"}]})
+    return job_for(database, lake, {"name": "p", "tables": [{"name": "public.t"}]})
 
 
 def copied(job, at=None):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job, bare_slot, pipeline_file
 from waldelta.errors import LateWriter, SlotGap, SlotInUse
 from waldelta.jobs.consume import land_stage
 from waldelta.lake.changelog import Transactions
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.pg
 @pytest.fixture
 def job(database, lake):
     database.execute("create table t(id int primary key, v text)")
-    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    return bare_job(database, lake)
 
 
 def consume_behind_our_back(database, job):

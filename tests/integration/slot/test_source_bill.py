@@ -7,7 +7,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job, bare_slot, pipeline_file
 from waldelta.pipeline.source_load import SlotMeter, xmin_age
 from waldelta.postgres.server_position import read_position
 from waldelta.slot import read_slot
@@ -22,7 +22,7 @@ def test_calls_of_a_slot(database, conn, lake):
     spilled, for this slot.
     """
     database.execute("create table t(id int primary key, v text)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     source = job.pipeline.source
     database.execute("insert into t select g, repeat('x', 100) from generate_series(1, 3000) g")
     upto = read_position(conn).flush_lsn
