@@ -1,6 +1,4 @@
-"""A small pipeline on the running stack, for the tests of its DAGs: set up, copied, and compared
-with its source.
-"""
+"""A small pipeline on the running stack, for the tests of its DAGs."""
 
 from __future__ import annotations
 
@@ -93,9 +91,7 @@ class Shop:
 
 
 def make_shop(stack: Stack, name: str, spark: str, more: str = "", sql: str = "") -> Iterator[Shop]:
-    """The pipeline ``name``, set up and copied; ``more`` tables of its publication, which ``sql``
-    makes.
-    """
+    """The pipeline ``name``, set up and copied, with ``more`` tables that ``sql`` makes."""
     stack.add_source(f"{name}_source", name)
     root = f"{stack.lake}/{name}"
     suites = stack.folder / "suites" / name
@@ -129,9 +125,7 @@ def make_shop(stack: Stack, name: str, spark: str, more: str = "", sql: str = ""
 
 
 def change(shop: Shop) -> None:
-    """An insert, a row that moves into the filter, one that moves out of it, a delete; customers
-    stay as they are. So orders gets two rows and loses two.
-    """
+    """Gives orders two rows and takes two, by the filter too; customers stay."""
     with shop.source.transaction():
         (chosen,) = shop.source.execute(
             "select min(id) filter (where status = 'draft'), min(id) filter (where status = 'paid')"

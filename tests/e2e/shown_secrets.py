@@ -1,6 +1,4 @@
-"""Where a secret must not be seen: arguments of processes, what Airflow shows of a run, the Spark
-server's configuration, and files.
-"""
+"""Where a secret must not be: arguments, Airflow's pages, Spark's configuration, files."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What Airflow and its users may do to a run: killed tasks, a killed scheduler, runs at once,
-success marked by hand.
-
-Jobs are stopped at fault points, so that each is met at the moment that would lose or double most.
-"""
+"""Killed tasks, a killed scheduler, runs at once, success marked by hand."""
 
 from __future__ import annotations
 
@@ -74,9 +70,7 @@ def stop_at(fault_points: Listener, step: str) -> Stopped:
 
 
 def write(desk: Shop) -> None:
-    """Transactions on the tables, of which the one without a key gets rows that equal each
-    other.
-    """
+    """Transactions on the tables; the one without a key gets equal rows."""
     change(desk)
     desk.source.execute("insert into visits select 1, 'again' from generate_series(1, 3)")
     desk.source.execute(
@@ -106,9 +100,7 @@ def mark_success(desk: Shop, run_id: str, task: str | None = None) -> None:
 
 
 def let_time_pass(stack: Stack) -> None:
-    """Have Airflow believe that the scheduler, whose last heartbeat was just now, is gone; it takes
-    its time otherwise.
-    """
+    """Has Airflow take the scheduler for gone, which otherwise takes its time."""
     with psycopg.connect(stack.postgres.conninfo(AIRFLOW)) as metadata:
         metadata.execute(
             "update job set latest_heartbeat = '2000-01-01' where job_type = 'SchedulerJob'"
@@ -117,9 +109,7 @@ def let_time_pass(stack: Stack) -> None:
 
 @pytest.mark.soak("a killed task of Airflow")
 def test_killed_tasks_are_retried_and_tell_what_their_first_try_did(desk, fault_points):
-    """Killed are the task when its changes have landed but aren't consumed, and the job that has
-    merged one table.
-    """
+    """The task between landing and consuming, and the job that has merged one table."""
     write(desk)
     landed = stop_at(fault_points, "land.committed")
     run_id = desk.client.trigger(DAG)
@@ -139,9 +129,7 @@ def test_killed_tasks_are_retried_and_tell_what_their_first_try_did(desk, fault_
 def test_a_killed_schedulers_run_goes_on_and_those_triggered_meanwhile_follow_one_by_one(
     stack, desk, fault_points
 ):
-    """Scheduler, workers and tasks are killed with the slot about to move; two runs are triggered
-    before it is back.
-    """
+    """Killed with the slot about to move; two runs are triggered meanwhile."""
     write(desk)
     moving = stop_at(fault_points, "consume.intended")
     interrupted = desk.client.trigger(DAG)
@@ -163,9 +151,7 @@ def test_a_killed_schedulers_run_goes_on_and_those_triggered_meanwhile_follow_on
 
 @pytest.mark.soak("runs marked by hand")
 def test_what_was_marked_success_by_hand_is_brought_by_the_next_run(desk, fault_points):
-    """A run whose job still holds the slot when the next one begins; then a task that has merged
-    one table, untold.
-    """
+    """A run whose job holds the slot; a task that has merged one table."""
     write(desk)
     consumed = stop_at(fault_points, "consume.moved")
     marked = desk.client.trigger(DAG)

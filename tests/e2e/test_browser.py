@@ -1,6 +1,4 @@
-"""The pages in Airflow's UI as an engineer meets them in the morning: a real Chromium, a real
-Airflow, a pipeline that has copied, applied, failed an expectation and been told of it.
-"""
+"""The pages in Airflow's UI with a real Chromium and a real Airflow."""
 
 from __future__ import annotations
 
@@ -74,9 +72,7 @@ def browser() -> Iterator[WebDriver]:
 
 @pytest.fixture(scope="module")
 def browsed(browser: WebDriver, stack: Stack) -> Iterator[Shop]:
-    """A pipeline with a run that went well, a latest one whose check failed and that set a row
-    aside, and a row that somebody has tampered with; the browser is logged in.
-    """
+    """A good run, a failed check, a row set aside, a row tampered with; logged in."""
     for shop in make_shop(stack, "browsed", "waldelta_spark"):
         change(shop)
         shop.run("cdc")
@@ -153,9 +149,7 @@ def follow(browser: WebDriver, link: str) -> None:
 
 
 def test_the_morning_walk_leads_from_the_navigation_to_the_rows_that_failed(browser, browsed):
-    """Airflow's home, Pipelines, the pipeline with a problem, its run, the table's report: by
-    clicks alone.
-    """
+    """From Airflow's home to the table's report, by clicks alone."""
     browser.get(browsed.stack.url)
     entry = (By.CSS_SELECTOR, "nav a[aria-label=Pipelines], a[aria-label=Pipelines]")
     wait(browser).until(element_to_be_clickable(entry)).click()
@@ -191,9 +185,7 @@ def test_a_dag_run_has_a_tab_with_what_it_changed(browser, browsed):
 @each_page
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_text_can_be_read(browser, browsed, page, scheme):
-    """WCAG's contrast for each text, in light and in dark; and the browser has nothing to complain
-    about.
-    """
+    """WCAG's contrast for each text; and the browser has nothing to complain about."""
     browser.get_log("browser")
     prefer(browser, scheme)
     browser.get(address(browsed, page))
@@ -214,9 +206,7 @@ def test_no_page_is_wider_than_its_window(browser, browsed, page, width):
 
 @each_page
 def test_nothing_is_cut_in_airflows_frame(browser, browsed, page):
-    """All columns of all tables at once, in a window of 1,000 pixels; Airflow's address leads to
-    the page.
-    """
+    """All columns of all tables at once, in a window of 1,000 pixels."""
     browser.set_window_size(1000, 900)
     page_address = address(browsed, page).removeprefix(f"{browsed.stack.url}/waldelta/")
     browser.get(f"{browsed.stack.url}/plugin/waldelta/{page_address}")
@@ -230,9 +220,7 @@ def test_nothing_is_cut_in_airflows_frame(browser, browsed, page):
 
 
 def test_a_run_is_started_and_followed_into_airflow(browser, browsed):
-    """From the pipeline's page in Airflow's frame: the button, what runs, and the link to its DAG
-    run.
-    """
+    """By the button of the pipeline's page in Airflow's frame."""
     expected = "success" if browsed.is_equal() else "failed"
     browser.get(f"{browsed.stack.url}/plugin/waldelta/p/browsed")
     wait(browser).until(frame_to_be_available_and_switch_to_it((By.TAG_NAME, "iframe")))
@@ -250,9 +238,7 @@ def test_a_run_is_started_and_followed_into_airflow(browser, browsed):
 
 @each_page
 def test_a_page_is_there_within_a_second(browser, browsed, page):
-    """The best of five, as on a quiet machine of usual speed: the tests beside this one want the
-    same cores.
-    """
+    """The best of five, as on a quiet machine of usual speed."""
     seconds = []
     for _ in range(5):
         browser.get(address(browsed, page))
@@ -262,9 +248,7 @@ def test_a_page_is_there_within_a_second(browser, browsed, page):
 
 @each_page
 def test_a_page_works_by_keyboard(browser, browsed, page):
-    """The first Tab offers to skip the navigation, and every link can be reached and is seen to
-    have the focus.
-    """
+    """The first Tab skips the navigation, and every link can be reached."""
     browser.get(address(browsed, page))
     links = len(
         browser.find_elements(By.CSS_SELECTOR, "a[href], :is(button, input, select):enabled")
@@ -316,9 +300,7 @@ def test_a_quarantined_row_is_retried_and_discarded_and_the_target_repaired(brow
 
 
 def retry_rows(browser: WebDriver, browsed: Shop) -> None:
-    """The page says what keeps its buttons, and that a run is under way; a row that still fails
-    stays.
-    """
+    """The page says what keeps its buttons; a row that still fails stays."""
     browser.get(address(browsed, "quarantine"))
     assert "The DAG browsed_quarantine is paused" in text_of(browser)
     disabled = "button[name=action]:disabled"
@@ -341,9 +323,7 @@ def retry_rows(browser: WebDriver, browsed: Shop) -> None:
 
 
 def discard_row(browser: WebDriver, browsed: Shop) -> None:
-    """Its values and messages are looked at first; then the button triggers the DAG, and the page
-    tells who did it, and why.
-    """
+    """After a look at its values; then the page says who did it, and why."""
     quarantine = address(browsed, "quarantine")
     browser.get(quarantine)
     follow(browser, "messages")
@@ -362,9 +342,7 @@ def discard_row(browser: WebDriver, browsed: Shop) -> None:
 
 
 def repair_target(browser: WebDriver, browsed: Shop) -> None:
-    """Within Airflow's frame: both values are shown, the button triggers the DAG, and the target is
-    the source's again.
-    """
+    """Both values are shown; afterwards the target is the source's again."""
     assert not browsed.is_equal()
     browser.get(f"{browsed.stack.url}/plugin/waldelta")
     wait(browser).until(frame_to_be_available_and_switch_to_it((By.TAG_NAME, "iframe")))

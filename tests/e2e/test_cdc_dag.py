@@ -1,6 +1,4 @@
-"""The DAGs under real Airflow: set up, copy, apply changes, do nothing quickly, refuse loudly, and
-keep the secret.
-"""
+"""The DAGs under real Airflow: set up, copy, apply, be idle, refuse, keep secrets."""
 
 from __future__ import annotations
 
@@ -75,9 +73,7 @@ def submitted_shop(stack: Stack) -> Iterator[Shop]:
 
 
 def test_the_initial_sync_copies_what_the_publication_publishes(shop):
-    """After setup and initial sync the targets hold the source's filtered rows; each has an asset
-    event.
-    """
+    """The targets hold the filtered rows; each has an asset event."""
     assert shop.is_equal()
     sync = shop.runs[1]
     assert sync.states == dict.fromkeys(["sync", "check", "report"], "success") | NOT_NEEDED
@@ -89,9 +85,7 @@ def test_the_initial_sync_copies_what_the_publication_publishes(shop):
 
 
 def test_a_run_applies_changes_and_emits_an_event_per_changed_target(shop):
-    """Only orders changed, so only orders has an event; its extra has the counts and the LSN range.
-    No argument is a secret.
-    """
+    """Only orders changed, so only orders has an event, with counts and LSNs."""
     change(shop)
     with none_in_arguments(secrets_of(shop.stack)):
         run = shop.run("cdc")
@@ -114,9 +108,7 @@ def told(mails: list[EmailMessage], error: str) -> list[EmailMessage]:
 
 
 def run_red(shop: Shop, failed: str) -> tuple[DagRun, list[str]]:
-    """A CDC run in which one stage's task fails and the others don't; with the names of its asset
-    events.
-    """
+    """A CDC run of which one stage's task fails; the names of its asset events."""
     run = shop.client.wait(f"{shop.name}_cdc", shop.client.trigger(f"{shop.name}_cdc"))
     shop.runs.append(run)
     assert run.state == "failed"
@@ -131,9 +123,7 @@ def run_red(shop: Shop, failed: str) -> tuple[DagRun, list[str]]:
 
 
 def test_a_failed_check_takes_the_event_of_its_table_only(shop, mails):
-    """The other table that the run changed has its event, the run is red, and the data team alone
-    is told.
-    """
+    """The run is red, and the data team alone is notified."""
     suite = (
         "expectations: [{type: expect_column_max_to_be_between, kwargs: {column: id, max_value:"
         " 0}}]"
@@ -153,9 +143,7 @@ def test_a_failed_check_takes_the_event_of_its_table_only(shop, mails):
 
 
 def test_a_table_that_cant_be_applied_doesnt_keep_the_others_from_being_checked(shop):
-    """Check, report and event of the table that is fine; the run is red; the other carries on when
-    it can.
-    """
+    """The other carries on when it can."""
     customers = DeltaTable(f"{shop.root}/public/customers")
     customers.alter.set_table_properties({"delta.appendOnly": "true"})
     shop.source.execute("update customers set name = name || '?' where id = 2")
@@ -199,9 +187,7 @@ def test_a_large_table_is_copied_again_by_the_initial_sync(shop):
 
 
 def test_a_run_without_changes_ends_within_three_seconds_and_moves_the_slot(shop):
-    """No Spark: the look takes under 3 s on a quiet machine of usual speed, the rest is skipped,
-    the run is a success, WAL is released.
-    """
+    """Without Spark, on a quiet machine of usual speed."""
     shop.run("cdc")
     looks: list[float] = []
     while len(looks) < 5 and min(looks, default=9) >= 3:  # a busy machine gets a few tries
@@ -232,9 +218,7 @@ def confirmed(shop: Shop) -> int:
 
 
 def run_over(shop: Shop, start: datetime, end: datetime) -> DagRun:
-    """A CDC run of an interval, as the schedule makes them, but of another day: that one is the
-    backfill's.
-    """
+    """A CDC run of an interval of another day than the backfill's."""
     day = (start + timedelta(days=9)).isoformat()
     body = {
         "logical_date": day,
@@ -248,9 +232,7 @@ def run_over(shop: Shop, start: datetime, end: datetime) -> DagRun:
 
 
 def damage(shop: Shop, newest: int) -> None:
-    """What an external writer may do to a target: to the first row, which every change touches, and
-    to the newest ones.
-    """
+    """What an external writer may do: to the first row, and to the newest ones."""
     orders = DeltaTable(f"{shop.root}/public/orders")
     ids = [id_ for (id_,) in shop.target("orders", "id")]
     last = max(ids)
@@ -263,9 +245,7 @@ def version(shop: Shop) -> int:
 
 
 def test_backfills_and_cleared_runs_replay(stack, shop):
-    """Over two intervals with runs and one without: what was damaged in the lake is mended,
-    once.
-    """
+    """Over intervals with and without runs: what was damaged is repaired once."""
     months = [datetime(2024, month, 1, tzinfo=UTC) for month in (1, 2, 3)]
     shop.run("cdc")
     ordinary = []
@@ -320,9 +300,7 @@ def test_backfills_and_cleared_runs_replay(stack, shop):
 
 @pytest.mark.soak("a resync by the DAGs")
 def test_a_lost_slot_is_made_anew_by_the_resync(shop):
-    """A CDC run says what was lost and how to go on; the resync mends the rows that differ, and the
-    stream goes on.
-    """
+    """A CDC run says how to go on; the resync repairs the rows that differ."""
     shop.client.unpause("shop_resync")
     shop.run("cdc")
     shop.source.execute("select pg_drop_replication_slot('shop_cdc')")
@@ -375,9 +353,7 @@ def test_a_broken_file_is_an_import_error_and_the_others_live(stack, shop):
 
 
 def test_a_named_error_is_shown_whole_and_not_retried(stack, shop, mails):
-    """The run is red after one try, the log says what to do, and who asked for errors of the source
-    is told.
-    """
+    """The log says what to do, and who subscribed to errors is notified."""
     shop.source.execute("alter table customers rename to clients")
     try:
         with pytest.raises(AirflowError, match=r"PreflightFailed: .*public.customers"):
@@ -398,9 +374,7 @@ def test_a_named_error_is_shown_whole_and_not_retried(stack, shop, mails):
 
 @pytest.mark.parametrize("submits", [False, True], ids=["small", "large"])
 def test_spark_submit_runs_one_application_whose_stages_the_tasks_show(submitted_shop, submits):
-    """The same pipeline through spark-submit: equal targets, an event, and only the first task
-    started Spark, for a large run alone, with no secret argument.
-    """
+    """Equal targets, an event; only a large run's first task started Spark."""
     shop = submitted_shop
     change(shop)
     if submits:
@@ -423,9 +397,7 @@ def test_spark_submit_runs_one_application_whose_stages_the_tasks_show(submitted
 
 @pytest.mark.parametrize("fixture", ["shop", "submitted_shop"])
 def test_the_password_is_nowhere_to_be_seen(stack, fixture, request):
-    """Not in a process's arguments, a task log, a rendered template, an XCom, the lake, or a file
-    others can read, of all runs up to this one.
-    """
+    """Of all runs up to this one: arguments, logs, XComs, templates, files."""
     shop = request.getfixturevalue(fixture)
     secrets = secrets_of(stack)
     change(shop)

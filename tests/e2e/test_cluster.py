@@ -1,6 +1,4 @@
-"""A Spark cluster by the Airflow connection alone: a standalone master, two workers, our packages
-shipped to their executors.
-"""
+"""A standalone Spark cluster, by the Airflow connection alone."""
 
 from __future__ import annotations
 
@@ -219,9 +217,7 @@ def connection(cluster, monkeypatch, tmp_path) -> str:
 
 @pytest.fixture
 def run(connection, write_pipeline, database, monkeypatch, make_context):
-    """Runs a verb as a task of Airflow does; what the cluster's connection is, is all that says
-    where.
-    """
+    """Runs a verb as a task of Airflow does; the connection is all that says where."""
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", database.uri)
 
     def job(verb: str, text: str = PIPELINE) -> dict:
@@ -241,9 +237,7 @@ def run(connection, write_pipeline, database, monkeypatch, make_context):
 
 @pytest.mark.soak("a cluster of two workers")
 def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
-    """Copy, decoding and merge are spread over the executors, whose only copy of our packages is
-    the one shipped; so is the check.
-    """
+    """Copy, decoding, merge and check on executors that have the shipped packages only."""
     for statement in TABLE.split(";"):
         database.execute(statement)
     run("setup")
@@ -272,9 +266,7 @@ def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
 def test_a_lake_in_an_object_store_is_written_by_the_workers(
     run, cluster, bucket, database, monkeypatch, caplog, capfd
 ):
-    """Driver and executors have each a key of their own. The driver's, which the Airflow connection
-    has, is in no argument, log, event log or file of the workers.
-    """
+    """The driver's key is in no argument, log or file of the workers."""
     database.execute("create table orders (id bigint primary key, note text, amount numeric(12,2))")
     database.execute("insert into orders select n, 'note ' || n, n from generate_series(1, 9000) n")
     store = {

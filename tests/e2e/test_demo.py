@@ -1,6 +1,4 @@
-"""The demo in small, through real Airflow: it ends equal, and a single changed value makes it
-fail.
-"""
+"""The demo in small, through real Airflow."""
 
 from __future__ import annotations
 
@@ -80,9 +78,7 @@ def test_the_outcome_is_shown(demo, outcome):
 
 
 def test_the_engineers_own_expectations_were_checked(demo, outcome):
-    """Beside the derived ones, in every run: Airflow's tasks stand in another folder than whoever
-    wrote the suites.
-    """
+    """Airflow's tasks stand in another folder than whoever wrote the suites."""
     results = read_expectation_results(demo.pipeline.target.root)
     seen = [r for r in results if r.run_id in {run.run_id for run in outcome.runs}]
     own = {(r.table_name, r.expectation) for r in seen if r.origin == "own"}
@@ -103,9 +99,7 @@ def test_the_first_page_has_nothing_to_attend_to(demo, outcome):
 
 @pytest.mark.nightly("a comparison that fails, as in test_compare")
 def test_one_changed_value_is_found(demo, outcome):
-    """No toy: one altered value in one row of a target makes the comparison fail, and names the
-    row.
-    """
+    """The comparison fails, and names the row."""
     from waldelta.spark import open_session
 
     uri = target_uri(demo.pipeline.target.root, "public", "flights")

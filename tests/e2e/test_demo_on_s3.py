@@ -1,6 +1,4 @@
-"""The demo in small with its lake in an S3 server: it ends equal, its reports are in the store and
-on Airflow's pages, and the store's key is nowhere to be seen.
-"""
+"""The demo in small with its lake, and its reports, in an S3 server."""
 
 from __future__ import annotations
 
@@ -75,9 +73,7 @@ def test_airflow_shows_the_reports(demo, outcome):
 
 
 def test_the_stores_key_is_nowhere_to_be_seen(demo, outcome):
-    """Not in a task's log, a rendered template, an XCom, Spark's configuration, a log, or a file
-    that others can read.
-    """
+    """Not in a log, a template, an XCom, Spark's configuration, or a file of others."""
     stack = demo.stack
     secrets = [stack.secrets.store]
     with stack.client() as client:

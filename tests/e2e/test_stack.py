@@ -1,6 +1,4 @@
-"""The embedded stack comes up healthy, lets nobody in without its secrets, and leaves nothing
-behind.
-"""
+"""The stack comes up healthy, lets nobody in without its secrets, leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -104,9 +102,7 @@ def test_a_user_logs_in_and_finds_connections_and_pool(own_stack):
 
 
 def test_the_scheduler_starts_when_the_api_server_answers(own_stack):
-    """A task that finds no API server is killed: on a restart, runs are waiting for the scheduler's
-    first look.
-    """
+    """A task that finds no API server is killed."""
     (scheduler,) = [part for part in own_stack.parts if "scheduler" in part.name]
     (log,) = [part.log for part in own_stack.parts if "api-server" in part.name]
     # A stack that was started again writes on in the log of before.

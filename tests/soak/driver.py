@@ -94,17 +94,13 @@ def said(err: BaseException) -> str:
 
 
 def grow_old() -> None:
-    """Maintenance in this process is as it will be in weeks: batches expire, rows of the ledger are
-    pruned.
-    """
+    """Maintenance in this process is as it will be in weeks: batches and rows expire."""
     waldelta.stages.maintain.maintain.now = lambda: now() + OLD_AGE
     waldelta.slot.recovery.MOVING = timedelta()
 
 
 def merge_either_way() -> None:
-    """Small targets, which all are here, are merged by this process, by tasks and by Spark in
-    turn.
-    """
+    """Small targets are merged by this process, by tasks and by Spark in turn."""
     apply, repair = waldelta.changes.merge.merge, waldelta.stages.repair.repair
     for module, name, goes in (
         (apply, "merge_in_driver", (True, False, False)),

@@ -47,9 +47,7 @@ _LAST_STEPS = 4
 
 @dataclass
 class Cell:
-    """What came of one fault at one step; ``seconds`` are the next run's, ``problems`` empty when
-    all is well.
-    """
+    """What came of one fault at one step; ``problems`` is empty when all is well."""
 
     step: str
     fault: str
@@ -69,9 +67,7 @@ class Cell:
 
 
 def units(wanted: Sequence[tuple[Step, str]], lanes: int) -> Iterator[list[tuple[Step, str]]]:
-    """Cells in an order that meets every step and every fault early; those of one driver's death
-    together.
-    """
+    """Cells in an order that meets every step and every fault early."""
     chosen = {fault for _, fault in wanted}
     numbers = {fault: k for k, fault in enumerate(fault for fault in FAULTS if fault in chosen)}
     places = {step.name: k for k, step in enumerate(STEPS)}
@@ -361,18 +357,14 @@ def _missed(scene: Scene, ended: str) -> str:
 
 
 def _volley_details(scene: Scene, step: Step) -> dict[str, Any]:
-    """One table, where several would be copied at once: a run that is held is still then, and the
-    next one isn't mistaken for it.
-    """
+    """One table, so that a run that is held isn't mistaken for the next one."""
     return (
         {"tables": ["public.copies"]} if step.verb == "sync" else scene.details.get(step.verb, {})
     )
 
 
 def _victim(pid: int, kind: Kind) -> int:
-    """The worker that told of the step, where that is to die; else the run's process, which is this
-    one.
-    """
+    """The worker that told of the step, where that is to die; else the run's process."""
     return pid if kind.of_worker else os.getpid()
 
 

@@ -1,6 +1,4 @@
-"""Where the lake of a soak is: in a folder, or in a bucket behind a proxy that delays and refuses
-requests.
-"""
+"""The lake of a soak: in a folder, or in a bucket behind a proxy that disturbs requests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Who answers the fault points (waldelta.failpoints): notes each one, and breaks something at the
-one that is armed.
-"""
+"""Answers the fault points (waldelta.failpoints), and breaks something at the armed one."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ Action = Callable[[int], None]
 
 
 class Listener:
-    """Listens on a Unix socket for processes whose environment names it; ``reached`` are the steps
-    told, in order.
-    """
+    """Listens on a Unix socket; ``reached`` are the steps told, in order."""
 
     def __init__(self, path: Path, *, gates: bool = True) -> None:
         """``gates``: whether other processes wait at their first point for `hold`."""
@@ -63,9 +59,7 @@ class Listener:
             self._armed = {}
 
     def hold(self, pid: int) -> tuple[threading.Event, threading.Event]:
-        """Keep a process at its first fault point: one event says that it is there, the other lets
-        it go on.
-        """
+        """Keeps a process at its first fault point: one event tells of it, one lets it go on."""
         with self._lock:
             return self._gates.setdefault(pid, (threading.Event(), threading.Event()))
 

@@ -1,6 +1,4 @@
-"""A small TCP proxy in front of PostgreSQL: a network that can be cut, cut in mid-message, or
-stall.
-"""
+"""A TCP proxy in front of PostgreSQL: a network that can be cut, or stall."""
 
 from __future__ import annotations
 

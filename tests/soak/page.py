@@ -67,9 +67,7 @@ def figures(
     kills: Sequence[dict[str, Any]],
     current: str,
 ) -> dict[str, str]:
-    """What the page's placeholders stand for; ``current`` is the code of now, as results.code() has
-    it.
-    """
+    """What the page's placeholders stand for; ``current`` is the code of now."""
     run = _run(matrix)
     # The others' next runs are two, or check the targets too.
     seconds = [cell["seconds"] for cell in run if cell["step"].startswith(_CONSUME)]

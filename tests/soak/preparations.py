@@ -1,6 +1,4 @@
-"""What is written to the source, or done to the lake, before a run, so that it comes by a step of
-the fault matrix.
-"""
+"""What is done before a run, so that it comes by a step of the fault matrix."""
 
 from __future__ import annotations
 
@@ -148,9 +146,7 @@ def with_vectors(scene: Scene) -> None:
 
 
 def failed_over(scene: Scene) -> None:
-    """A standby that kept the slot has become the primary; some changes the lake has, and some it
-    hasn't.
-    """
+    """A standby has become the primary; the lake has some of the changes."""
     scene.write(4)
     primary, pipeline = scene.server, Pipeline.load(scene.files[PLAIN])
     settings = {"fsync": "off", "shared_buffers": "32MB"}

@@ -100,9 +100,7 @@ class Load:
 
 
 def kill_one(scene: Scene, ready: Any, longest_s: float) -> str | None:
-    """Let a client work for a random time, then kill it; returns at which step it was last, None
-    when it was over by then.
-    """
+    """Kills a client at a random time; returns its last step, or None when it was over."""
     moment = scene.random.uniform(0, longest_s)
     scene.listener.reached.clear()
     scene.release(ready)
@@ -115,9 +113,7 @@ def kill_one(scene: Scene, ready: Any, longest_s: float) -> str | None:
 
 
 def kill_all(scenes: Sequence[Scene], driver: Driver, how: str, longest_s: float) -> int:
-    """Let a driver's runs work for a random time, one on each scene, then kill it; returns how many
-    weren't over by then.
-    """
+    """Kills a driver's runs at a random time; returns how many weren't over."""
     driver.wait_until_ready()
     scenes[0].listener.reached.clear()
     runs = []
@@ -140,9 +136,7 @@ def _wait(longest_s: float, is_over: Callable[[], bool]) -> None:
 
 
 class Soak:
-    """Rounds of a few kills, an ordinary run and a comparison; ``said`` is what came of them so
-    far.
-    """
+    """Rounds of a few kills, an ordinary run and a comparison."""
 
     def __init__(self, scenes: Sequence[Scene], store: Store | None = None) -> None:
         self.store, self.scenes, self.loads = store, scenes, [Load(scene) for scene in scenes]
@@ -166,9 +160,7 @@ class Soak:
         self._ready: Driver | None = None
 
     def round(self) -> None:
-        """Kill some runs while the source is written to, perhaps the server too; then see what
-        ordinary runs make of it.
-        """
+        """Kills runs while the source is written to; then ordinary runs follow."""
         for load in self.loads:
             load.start()
         for number in range(KILLS_BETWEEN_COMPARISONS):
@@ -236,9 +228,7 @@ class Soak:
         return driver
 
     def _recover(self, scene: Scene) -> float:
-        """An ordinary run, the comparison, and a run with as much to do that nothing happened
-        to.
-        """
+        """An ordinary run, the comparison, and a run with as much to do."""
         scene.settle()
         waiting, before = scene.transactions - scene.applied, len(self.said["problems"])
         seconds = self._run(scene)

@@ -1,6 +1,4 @@
-"""What came of the soak so far: kept in the repository, so that it goes on from there on another
-machine.
-"""
+"""What came of the soak so far, kept in the repository."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""One server, one lake, one pipeline, run after run: what a matrix of faults, or hours of random
-kills, need.
-"""
+"""One server, one lake, one pipeline, run after run, for faults and random kills."""
 
 from __future__ import annotations
 
@@ -57,9 +55,7 @@ spark.sql.adaptive.enabled false
 
 
 class Scene:
-    """A pipeline over two tables with a key, one of them behind a row filter, and one without,
-    whose doubles would show.
-    """
+    """A pipeline over two tables with a key, one of them filtered, and one without."""
 
     def __init__(
         self,
@@ -188,9 +184,7 @@ class Scene:
         self.settle()
 
     def leave_open(self) -> None:
-        """A transaction that stays open, large enough to be streamed, with a savepoint rolled back;
-        ends the one before.
-        """
+        """A streamed transaction that stays open, with a savepoint rolled back."""
         self.end_open()
         self._open = psycopg.connect(self.server.conninfo(self.name))
         self._open.execute(_MANY)
@@ -272,9 +266,7 @@ class Scene:
         return any(len(table.columns) > MOST_COLUMNS for table in self.workload.chosen)
 
     def run(self, verb: str, spark: Any = None, *, file: str = PLAIN, **details: Any) -> float:
-        """A verb in this process, or through the Connect server by one of its own; raises what it
-        ended with, else its seconds.
-        """
+        """A verb in this process, or through the Connect server; raises, or returns its seconds."""
         self.runs += 1
         if self.remote is not None:
             process = self.start(verb, file=file)
@@ -292,9 +284,7 @@ class Scene:
     def start(
         self, verb: str, *arguments: str, file: str = PLAIN, **environment: str
     ) -> subprocess.Popen[bytes]:
-        """The verb as a process of its own, with a JVM of its own, held where its work begins
-        (`release`).
-        """
+        """The verb as a process with a JVM of its own, held where its work begins."""
         log = self.log.open("ab")
         if self.remote is not None:
             environment["SPARK_REMOTE"] = self.remote
@@ -335,16 +325,12 @@ class Scene:
         )
 
     def settle(self) -> None:
-        """All as it was before the fault, and the dead run's backends gone, as they are when the
-        next run is due.
-        """
+        """All as before the fault, and the dead run's backends gone."""
         self.network.heal()
         wait_until(lambda: not self._execute(self.name, f"select 1 {_OURS}"))
 
     def differences(self) -> list[str]:
-        """Rows that a target lacks or has too often, by table; and changes that stand in the change
-        log more than once.
-        """
+        """Rows that a target lacks or has too often, and changes that landed twice."""
         found = []
         for table in [*(t.name for t in self.workload.tables), COPIES]:
             names = self._columns(table)
@@ -480,9 +466,7 @@ def new_scenes(
 def new_scene(
     seed: int, *, connect: bool = False, max_changes: int | None = None
 ) -> Iterator[Scene]:
-    """A server of its own, with ``connect`` a Spark Connect server too, and a pipeline set up on
-    it.
-    """
+    """A server of its own and a pipeline, with ``connect`` a Spark Connect server too."""
     with tempfile.TemporaryDirectory(prefix="waldelta-soak-") as name, ExitStack() as ending:
         folder = Path(name)
         remote = ending.enter_context(_spark_connect(folder)) if connect else None
@@ -500,9 +484,7 @@ def new_listener() -> Listener:
 
 
 def quick(folder: Path) -> dict[str, str]:
-    """The environment of sessions that don't generate code, nor plan anew: most of what a few rows
-    would cost.
-    """
+    """The environment of sessions that don't generate code, nor plan anew."""
     (file := folder / "quick.conf").write_text(_QUICK)
     # Not SPARK_CONF_DIR: it would be part of the class path, and the archive of classes is for
     # another one then.
@@ -560,9 +542,7 @@ def kill_driver(_: Scene, pid: int) -> None:
 
 
 def kill_process(_: Scene, pid: int) -> None:
-    """kill -9 of one process: a run's Python, whose JVM learns of it a moment later, or a task's
-    worker.
-    """
+    """kill -9 of one process: a run's Python, or a task's worker."""
     os.kill(pid, signal.SIGKILL)
 
 

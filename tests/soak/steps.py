@@ -152,9 +152,7 @@ STEPS: tuple[Step, ...] = (
 
 
 def _full_disk(_: Scene, pid: int) -> None:
-    """No file of the run may grow any more: the same error in the same places as a full disk,
-    without one.
-    """
+    """No file of the run may grow any more, which fails as a full disk does."""
     for process in family(pid):
         is_ours = os.getsid(process.pid) == os.getsid(
             pid
@@ -233,9 +231,7 @@ STORE_FAULTS = ("driver", "jvm", "zombie", "store", "late PUT")
 def cells(
     steps: Sequence[str], faults: Sequence[str], *, in_store: bool = False
 ) -> list[tuple[Step, str]]:
-    """The cells of the matrix that are asked for: steps by the beginning of their names, faults by
-    name; none for all.
-    """
+    """The cells asked for: steps by the beginning of their names, faults by name."""
     if in_store:
         steps, faults = steps or STORE_STEPS, faults or STORE_FAULTS
     chosen = [

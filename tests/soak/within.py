@@ -1,6 +1,4 @@
-"""Within a statement: a fault that meets the server in the middle of it, where no fault point can
-be.
-"""
+"""A fault that meets the server in the middle of a statement."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ class Within:
         self._thread: threading.Thread | None = None
 
     def begin(self, _: int) -> None:
-        """What a fault point right before the statement calls: returns once the server can't finish
-        it.
-        """
+        """For a fault point before the statement: returns once the server can't finish it."""
         keeper = psycopg.connect(self._scene.server.conninfo(self._scene.name))
         keeper.execute(_KEEP.encode())
         self._thread = threading.Thread(target=self._watch, args=(keeper,))

@@ -1,6 +1,4 @@
-"""What happens while a run works: in the middle of its copy, or in a Spark Connect server whose
-client was killed.
-"""
+"""What happens while a run works: during its copy, or in a Connect server."""
 
 from __future__ import annotations
 

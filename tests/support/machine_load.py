@@ -14,9 +14,7 @@ _IMPORT = "import pandas, time; print(time.process_time())"
 
 
 def times_longer() -> float:
-    """How many times longer work takes on processors so slow, and that so many processes wanted in
-    the last minute; 1 on a quiet machine of usual speed.
-    """
+    """How many times longer work takes now; 1 on a quiet machine of usual speed."""
     slower = max(1.0, pandas_import_s() / _IMPORT_S)
     return max(1.0, psutil.getloadavg()[0] / (psutil.cpu_count() or 1)) * slower
 

@@ -18,9 +18,7 @@ _KNOWN = (
 
 
 def python_without_ours(folder: Path) -> Path:
-    """The interpreter of a new environment there, which has this one's packages; raises
-    AssertionError when it has ours too.
-    """
+    """A new environment's interpreter with this one's packages, without ours."""
     venv.create(folder, symlinks=True)
     (own,) = folder.glob("lib/python*/site-packages")
     # A folder that is named there is searched, but its own .pth files aren't read: one of them
@@ -64,9 +62,7 @@ def install_wheel(wheel: Path, folder: Path) -> Path:
 
 
 def make_team(folder: Path, pipeline: str) -> dict[str, str]:
-    """Write a team's DAG file and its pipeline file ``shop.yml``; returns the environment of its
-    processes, without what points to this checkout.
-    """
+    """Writes a team's DAG and pipeline file; returns its processes' environment."""
     for name, file, text in (
         ("dags", "shop.py", DAG_FILE),
         ("pipelines", "shop.yml", pipeline),

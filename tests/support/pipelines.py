@@ -1,6 +1,4 @@
-"""Pipelines for integration tests: a pipeline file in memory, its publication and slot on a test's
-database.
-"""
+"""Pipelines for integration tests, with publication and slot on a test's database."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ from waldelta.slot.acknowledge import confirmed_lsn
 def pipeline_file(
     lake: str, slot: str, tables: list[str] | None = None, options: dict | None = None, **overrides
 ) -> PipelineFile:
-    """A pipeline on the test database; ``options`` are the source's, ``overrides`` replace
-    top-level keys.
-    """
+    """A pipeline; ``options`` are the source's, ``overrides`` replace top-level keys."""
     publication = {"name": f"{slot}_pub", "tables": [{"name": t} for t in tables or ["public.t"]]}
     document = {
         "pipeline": slot,
@@ -59,9 +55,7 @@ def job_of(
 
 
 def job_for(server: Any, lake: str, *publications: dict, name: str = "flights", **source) -> Job:
-    """A run of these publications on a database, or by a connection string; its slot is new unless
-    it is named.
-    """
+    """A run of these publications on a database, by a slot that is new unless named."""
     slot = source.pop("slot", None) or f"s_{uuid.uuid4().hex[:10]}"
     own = {"conn_id": "test_source", "slot": slot, "publications": list(publications), **source}
     document = {"pipeline": name, "source": own, "target": {"root": lake}}

@@ -45,9 +45,7 @@ class Disk:
         return volatile(root, tables, self.is_kept)
 
     def after_a_cut(self, table: Path, copy: Path) -> Path:
-        """A copy of a table as a cut may leave it: files that weren't synced are there, and
-        empty.
-        """
+        """A copy as a cut may leave it: files that weren't synced are empty."""
         shutil.copytree(table, copy)
         for path in table.rglob("*"):
             if path.is_file() and not self.is_kept(path, path.stat().st_mtime):
@@ -56,7 +54,7 @@ class Disk:
 
 
 def volatile(root: Path, tables: str, is_kept: Callable[[Path, float], bool]) -> list[str]:
-    """The same, by whoever says what is kept of which moment."""
+    """Files not synced since they were written, folders not since a file came in."""
     needed: dict[Path, float] = {}
     for table in (path.parent for path in root.glob(f"{tables}/_delta_log")):
         for folder in (table, *table.parents[: len(table.relative_to(root).parts) + 1]):

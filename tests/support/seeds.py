@@ -1,6 +1,4 @@
-"""Seeds of the random tests: the same one in every `make test`, so that a build doesn't vary;
-another one in every soak.
-"""
+"""Seeds of the random tests: always the same in `make test`, new in every soak."""
 
 from __future__ import annotations
 
@@ -21,9 +19,7 @@ def is_on_spark() -> bool:
 
 
 def chosen_seed() -> int:
-    """The seed to take, printed: WALDELTA_SEED, which repeats a failure; else a new one in a
-    soak.
-    """
+    """WALDELTA_SEED, or a new seed in a soak; it is printed."""
     seed = int(
         os.environ.get("WALDELTA_SEED") or (random.randrange(1 << 30) if is_long() else ALWAYS)
     )

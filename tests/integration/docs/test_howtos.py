@@ -1,6 +1,4 @@
-"""The pages' commands: those of the how-tos run in their order, each option of the command line
-runs once, and all do what the pages say.
-"""
+"""Each command of the how-tos, in their order, does what the pages say."""
 
 from __future__ import annotations
 
@@ -87,9 +85,7 @@ def verb_and_options(command):
 
 
 def named_commands():
-    """Each verb and its options. Airflow's tasks choose single stages, here that is consume's. An
-    alias parses to its verb (test_options.py).
-    """
+    """Each verb and its options; single stages are named for consume."""
     return {
         (verb, option)
         for verb, (_, options) in _OWN.items()

@@ -1,6 +1,4 @@
-"""The runbooks of docs/how-to/failover.md for a restore and a major upgrade: what the pipeline
-says, and that its steps end exact.
-"""
+"""docs/how-to/failover.md's runbooks for a restore and a major upgrade end exact."""
 
 from __future__ import annotations
 
@@ -91,9 +89,7 @@ def test_restore(runner, postgres, lake, lead_to):
 
 @pytest.mark.parametrize("version", [16, 18], ids=["slots lost", "slots kept"])
 def test_major_upgrade(runner, lake, lead_to, version):
-    """pg_upgrade drops logical slots before 17, and makes them anew from 17 on; the system
-    identifier is new either way.
-    """
+    """pg_upgrade drops logical slots before 17; the system identifier is new either way."""
     pipeline = pipeline_on(lake)
     with servers(version, 1) as (old,), servers(18, 1) as (new,):
         ask(old.start(), SCHEMA)

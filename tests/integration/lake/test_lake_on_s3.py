@@ -1,6 +1,4 @@
-"""A whole pipeline whose lake is in an object store: what it holds, and what each failure is
-called.
-"""
+"""A whole pipeline whose lake is in an object store, and the name of each failure."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Targets as others read them: each type's extreme values, on each of Delta's features that targets
-get, by each recipe that we give.
-"""
+"""Targets as others read them: extreme values, on each Delta feature, by each recipe."""
 
 from __future__ import annotations
 

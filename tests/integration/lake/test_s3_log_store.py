@@ -39,10 +39,7 @@ THROTTLED_ROUNDS, RACE_ROUNDS = 5, 1000
 
 @dataclass
 class Table:
-    """A table of one column, with a row that delta-rs has written as version 0.
-
-    Spark reaches it through the proxy, delta-rs directly.
-    """
+    """A table of one column and one row; Spark reaches it through the proxy."""
 
     runner: Any
     bucket: Bucket

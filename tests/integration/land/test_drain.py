@@ -419,9 +419,7 @@ def test_a_slot_that_went_far_back_is_moved_on_a_bite_at_a_time(
 
 
 def test_a_look_leaves_a_slot_that_is_far_behind_to_a_run(runner, database, job, monkeypatch):
-    """An immediate stop of a busy server moves it back by a checkpoint's WAL, which no look could
-    read again in its time.
-    """
+    """No idle check could read a checkpoint's WAL again in its time."""
     slot = job.pipeline.source.slot
     before = confirmed_lsn(database.connection, slot)
     database.execute("insert into t select g, repeat('x', 500) from generate_series(1, 20000) g")
@@ -453,9 +451,7 @@ def test_a_slot_moved_by_somebody_else_is_a_named_gap(runner, database, job):
 
 
 def test_a_change_log_that_lost_batches_is_a_named_gap(runner, database, job):
-    """Removed, or put back to an earlier day: its batches would be numbered anew, and targets take
-    them for applied.
-    """
+    """Their numbers would be given again, and targets take them for applied."""
     database.execute("insert into t values (1, 'landed')")
     drain(runner, job)
     folder = local_path(bookkeeping_uri(job.pipeline.target.root, CHANGES))

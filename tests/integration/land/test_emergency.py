@@ -1,6 +1,4 @@
-"""docs/how-to/emergency.md: its statements run as the page has them and free the WAL, and the
-pipeline comes back as the page says.
-"""
+"""docs/how-to/emergency.md: its statements free the WAL, and the pipeline comes back."""
 
 from __future__ import annotations
 
@@ -103,9 +101,7 @@ def test_the_page(runner, database, lake, tmp_path):
 
 @pytest.mark.soak("the same page on a standby")
 def test_the_page_on_a_standby(runner, postgres, lake, lead_to, monkeypatch):
-    """With source.read_from it is the standby's disk that fills: the same statements free it there,
-    as the page says.
-    """
+    """With source.read_from the same statements free the standby's disk."""
     replaced = re.search(r"run this there, with `(\w+)\(\)` in place of `(\w+)\(\)`", FLAT)
     with servers(max(postgres.version, 16)) as (primary, standby):
         ask(

@@ -83,9 +83,7 @@ def set_aside(job) -> list[tuple]:
 
 @pytest.mark.nightly("each shape and mode on both runners, which the unit tests have apart")
 def test_targets_are_equal_on_both_runners(runner, spark_jvm, database, lake, tmp_path):
-    """What has landed once is applied to two copies of the lake. A new target is written alike,
-    and so are rows of each later run, with their positions, times and values that don't fit.
-    """
+    """What landed once is applied to two copies of the lake: first to new targets, then again."""
     seed = chosen_seed()
     rng, folder = random.Random(seed), local_path(lake)
     database.execute(DDL)

@@ -56,9 +56,7 @@ RULE = (
 
 
 class Meeting(Listener):
-    """Keeps so many runs at each of these steps as are expected there; when all have come, their
-    process is killed.
-    """
+    """Keeps expected runs at these steps; when all have come, their process is killed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, gates=False)
@@ -173,9 +171,7 @@ def live(scene, name):
 
 
 def check(scene, what) -> None:
-    """Each target holds what its mode promises, by what the source had after each of its
-    transactions.
-    """
+    """Each target holds what its mode promises after each of the source's transactions."""
     history, changes = held(scene.jobs["w1"], "w1"), held(scene.jobs["w3"], "w3")
     check_intervals(history)
     now = {name: source(scene.database.connection, name) for name in scene.jobs}
@@ -198,9 +194,7 @@ def check(scene, what) -> None:
 
 
 def check_gate(scene, now, what) -> None:
-    """Rows that pass are the source's; of those that don't, each is in quarantine, and the target
-    has none that fails.
-    """
+    """Rows that pass are the source's; each of the others is in quarantine."""
     job = scene.jobs["w4"]
     rows = held(job, "w4")
     target = {(row["id"], row["part"]): tuple(row[n] for n in NAMES) for row in rows}
@@ -227,9 +221,7 @@ POINTS = (
 
 @pytest.mark.soak("every step of each mode")
 def test_every_kind_of_target_after_a_kill(runner, database, tmp_path, listener):
-    """At each step of apply, after random transactions: no state twice, none lost, and nothing past
-    a gate.
-    """
+    """No state twice, none lost, and nothing past a gate."""
     seed = chosen_seed()
     workload = Workload(database.connection, seed, list(KINDS))
     made = scene(runner, database, tmp_path, listener, KINDS, {"w4": RULE})
@@ -254,9 +246,7 @@ def test_every_kind_of_target_after_a_kill(runner, database, tmp_path, listener)
 
 @pytest.mark.soak("several moments of a kill")
 def test_a_repair_after_a_kill(runner, database, tmp_path, listener):
-    """One before its commit, one behind it, one that is in the ledger: each target is whole, or as
-    it was, and then mended.
-    """
+    """Each target is whole, or as it was, and then repaired."""
     names = ["r1", "r2", "r3"]
     for name in names:
         database.execute(
@@ -311,9 +301,7 @@ Pipeline.load(file).release(["public.s1", "public.s2"], by="ann")
 
 @pytest.mark.parametrize("when", ["before", "behind"])
 def test_a_release_after_a_kill(runner, database, tmp_path, when):
-    """All tables that it names are released, or none: the next run says which, and another release
-    does no harm.
-    """
+    """All its tables are released, or none; the next run says which."""
     tables, stop = ["public.s1", "public.s2"], RULE.replace("quarantine", "stop")
     for table in tables:
         database.execute(f"create table {table} (id int primary key, a int)")

@@ -1,6 +1,4 @@
-"""The pipeline against PostgreSQL's own subscription: the same publications, the same changes, the
-same rows.
-"""
+"""The pipeline against PostgreSQL's own subscription: the same changes, the same rows."""
 
 from __future__ import annotations
 
@@ -98,9 +96,7 @@ def test_every_two_properties_meet():
 
 @pytest.mark.nightly("the cross product, beside random scenarios")
 def test_cross_product(runner, database, postgres, lake):
-    """Replica identity x operation x filter in publisher or Spark x partition root x column list;
-    all in a soak.
-    """
+    """Replica identity x operation x filter x partition root x column list; all in a soak."""
     cases = all_cases() if is_long() else some_cases()
     before = "".join(for_all(cases, [BEFORE]))
     with running(runner, database, postgres, lake, scenario(cases, before)) as both:
@@ -170,9 +166,7 @@ REFUSED = (
 
 @pytest.mark.nightly("publications of others, beside random scenarios")
 def test_publications_of_others_that_refuse_updates(runner, database, postgres, lake):
-    """What setup wouldn't bring about it says, with the consequence; the pipeline then does as
-    PostgreSQL's subscriber.
-    """
+    """Setup names the consequence; the pipeline does as PostgreSQL's subscriber."""
     with running(runner, database, postgres, lake, UNFIT) as both:
         for statement in REFUSED:
             with pytest.raises(psycopg.Error, match=r"replica identity|column list"):

@@ -407,9 +407,7 @@ def step_of_all(number: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the pipeline's and the subscriber's tables held at a sync point, by qualified name, and
-    the columns of the targets.
-    """
+    """Tables of pipeline and subscriber at a sync point, and the targets' columns."""
 
     ours: Mapping[str, list[tuple]]
     theirs: Mapping[str, list[tuple]]
@@ -425,9 +423,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def sync_points(spark_jvm, postgres, tmp_path_factory):
-    """What was seen at each sync point, the copy first; and what is told of each target at the
-    end.
-    """
+    """What was seen at each sync point, the copy first; and the targets' statuses at the end."""
     with pytest.MonkeyPatch.context() as patch, new_database(postgres, patch) as database:
         lake = (tmp_path_factory.mktemp("points") / "lake").as_uri()
         runner = new_runner(spark_jvm, patch)
@@ -509,9 +505,7 @@ def test_filters_become_redundant_for_all_tables(start):
 
 @pytest.mark.nightly("a further point of the protocol's page")
 def test_a_rolled_back_alter_in_a_streamed_transaction(start, database):
-    """Point 14: the relation changes back in mid-transaction, and what other savepoints wrote
-    counts.
-    """
+    """Point 14: what other savepoints wrote counts."""
     database.execute(f"alter database {database.name} set logical_decoding_work_mem = '64kB'")
     tables = "create table t(id int primary key, v text);"
     with start(tables, "create publication p for table t", "insert into t values (0, 'a')",
@@ -525,9 +519,7 @@ def test_a_rolled_back_alter_in_a_streamed_transaction(start, database):
 
 @pytest.mark.nightly("a further point of the protocol's page")
 def test_what_is_decoded_need_not_be_visible(start, runner, database, monkeypatch):
-    """Point 15: a commit that waits for a synchronous standby arrives; a copy waits until its
-    snapshot would see it.
-    """
+    """Point 15: a commit that waits for a synchronous standby arrives; a copy waits."""
     tables = "create table t(id int primary key, v text);"
     with start(tables, "create publication p for table t", "insert into t values (1, 'a')") as both:
         database.execute("alter system set synchronous_standby_names = 'absent'")

@@ -1,6 +1,4 @@
-"""Random DDL and DML: after every run each target equals its source's rows, whatever protocol
-options it came by.
-"""
+"""Random DDL and DML: after every run each target equals its source's rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What a connection that fails is told as: its own error and remedy for each cause, by both
-drivers, without the password.
-"""
+"""Each cause of a failed connection has its error and remedy, by both drivers."""
 
 from __future__ import annotations
 
@@ -285,9 +283,7 @@ def test_what_a_server_answers_at_once_has_its_remedy(
     ids=["psycopg", "adbc", "makes up the backend's pid"],
 )
 def test_no_run_goes_through_a_pooler(postgres, open_connection, loses):
-    """It drops the settings that values are printed by, or hands a session's locks to others; setup
-    may have been past it.
-    """
+    """It drops settings that values are printed by, or shares sessions' locks."""
     plain = make_conninfo(postgres.conninfo(), sslmode="disable")
     where = psycopg.conninfo.conninfo_to_dict(plain)
 
@@ -341,9 +337,7 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
 
 @pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
 def test_no_limit_of_the_databases_ends_what_is_asked(any_database, open_connection):
-    """Each stage sets the bound that it needs; a version that doesn't know a setting takes no
-    offence.
-    """
+    """Each stage sets its own bound; versions without a setting don't mind."""
     for setting in ("statement_timeout", "transaction_timeout", "idle_session_timeout"):
         if any_database.execute("select 1 from pg_settings where name = %s", (setting,)):
             any_database.execute(f"alter database {any_database.name} set {setting} = '50ms'")
@@ -357,9 +351,7 @@ def test_no_limit_of_the_databases_ends_what_is_asked(any_database, open_connect
 
 @pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
 def test_no_default_of_the_databases_changes_a_transaction(any_database, open_connection):
-    """A role that is read-only by default judges filters by a temporary table; a serializable
-    reader can fail the application's writers.
-    """
+    """Filters need a temporary table, and a serializable reader can fail writers."""
     for setting, value in (
         ("default_transaction_read_only", "on"),
         ("default_transaction_isolation", "serializable"),
@@ -377,9 +369,7 @@ def test_no_default_of_the_databases_changes_a_transaction(any_database, open_co
 
 
 def test_a_silent_network_ends_a_wait(postgres):
-    """Packets that are dropped without a word are noticed in a minute; who knows better says so in
-    the connection.
-    """
+    """Packets dropped without a word are noticed in a minute, unless the connection says more."""
     conninfo = postgres.conninfo()
     with (
         connect(conninfo, "test") as plain,
@@ -449,9 +439,7 @@ def test_a_shared_connection_is_opened_anew_only_when_it_was_lost(postgres, lake
 
 @pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])
 def test_a_query_is_one_statement_and_its_strings_are_standard(database, open_connection):
-    """The text of a filter is part of a statement: no server's setting and no second statement
-    makes another of it.
-    """
+    """A filter's text is part of a statement, whatever the server's settings are."""
     database.execute(f"alter database {database.name} set standard_conforming_strings = off")
     database.execute("create table victim()")
     conninfo = make_conninfo(database.conninfo, options="-c standard_conforming_strings=off")
@@ -480,9 +468,7 @@ def test_what_adbc_asks_first_isnt_the_networks_fault(doors, database):
 
 
 def test_adbc_reads_utf_8_whatever_names_lack_it(postgres, monkeypatch):
-    """It reads the names of all types and columns while it connects, also of those that nobody
-    publishes.
-    """
+    """It reads the names of all types and columns while it connects."""
     with new_database(
         postgres, monkeypatch, "encoding 'WIN1252' locale 'C' template template0"
     ) as database:

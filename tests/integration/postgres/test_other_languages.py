@@ -60,9 +60,7 @@ def server():
 
 @pytest.fixture(params=LANGUAGES)
 def source(request, server, monkeypatch) -> Iterator[tuple]:
-    """A database with a table and a publication, and how a role connects that can't choose the
-    language of messages.
-    """
+    """A database, and how a role connects that can't choose the language of messages."""
     with new_database(server, monkeypatch) as database:
         role = f"r_{database.name}"
         database.execute(f"create role {role} login replication password 'p'")
@@ -129,9 +127,7 @@ def test_a_slot_that_cant_be_read(source, lake):
 
 @pytest.mark.parametrize("keeps_codes", [True, False], ids=["as it is", "changed"])
 def test_a_reader_of_adbc(database, keeps_codes):
-    """A statement that fails while its rows are fetched has its code, by a part of ADBC that isn't
-    public. Without that part it is an error of the driver all the same.
-    """
+    """It has a failed fetch's code by a private part of ADBC, and is an error without."""
     with connect_arrow(database.conninfo, "test") as connection, connection.cursor() as cursor:
         cursor.execute("select 1 / (g - 100000) from generate_series(1, 200000) g")
         public = SimpleNamespace(fetch_record_batch=cursor.fetch_record_batch)

@@ -1,6 +1,4 @@
-"""The settings that values are printed by, in each session of ours: whatever role, database, login
-trigger and functions of the database set.
-"""
+"""Our sessions' settings, whatever role, database, login trigger and functions set."""
 
 from __future__ import annotations
 
@@ -76,9 +74,7 @@ def current(connection, setting):
 @pytest.mark.parametrize("opened", OPEN)
 @pytest.mark.parametrize("where", ["database", "role", "login trigger"])
 def test_a_session_has_our_settings(any_database, opened, where):
-    """A login trigger of PostgreSQL 17 runs after the options of a connection were set; before 17
-    there is none, and a role in a database has settings of its own.
-    """
+    """A login trigger of PostgreSQL 17 runs after a connection's options were set."""
     name = any_database.name
     with any_database.connect(autocommit=True) as owner:
         if where == "login trigger" and owner.info.server_version >= 170000:

@@ -1,6 +1,4 @@
-"""TLS as a production source demands it: verify-full and a client certificate, through the Airflow
-connection's extra.
-"""
+"""TLS through the Airflow connection's extra: verify-full and a client certificate."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The worked examples of PostgreSQL's chapter on row filters, with exactly the chapter's resulting
-rows.
-
-Source: logical replication, row filters, examples. Each goes through the public surface: setup,
-sync, consume.
-"""
+"""The worked examples of PostgreSQL's chapter on row filters, by setup, sync and consume."""
 
 from __future__ import annotations
 
@@ -72,9 +67,7 @@ def test_single_tables_with_several_publications(runner, database, lake):
 
 
 def test_a_second_publication_without_a_filter_makes_the_first_redundant(runner, database, lake):
-    """Filters are ORed; p2 publishes t1 whole. Its filter on e would break the application's
-    updates of t2.
-    """
+    """Filters are ORed; p2 publishes t1 whole."""
     database.execute(TABLES)
     database.execute("insert into t1 values (1, 1, 'QLD'), (6, 6, 'NSW')")
     with pytest.raises(PreflightFailed, match=r"public\.t2.*\be\b"):

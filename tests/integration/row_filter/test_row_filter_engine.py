@@ -1,6 +1,4 @@
-"""Row filters: PostgreSQL and Spark judge the same rows, and must agree row by row, errors
-included.
-"""
+"""Row filters: PostgreSQL and Spark must agree row by row, errors included."""
 
 from __future__ import annotations
 
@@ -315,9 +313,7 @@ def test_filters_that_were_wrong_once(database, runner):
 
 @pytest.mark.nightly("random filters, beside those that were wrong once")
 def test_random_filters(database, runner, seed):
-    """Random expressions over rows with NULLs and special values: no difference, and few are
-    refused.
-    """
+    """Rows with NULLs and special values: no difference, and few are refused."""
     rng = random.Random(seed)
     judges = Judges(database, runner, rng)
     rounds = int(os.environ.get("WALDELTA_ROUNDS") or 1)

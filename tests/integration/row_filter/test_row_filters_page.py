@@ -126,9 +126,7 @@ CODES = {INSERT: "INSERT", UPDATE: "UPDATE", DELETE: "DELETE", None: "nothing"}
 
 
 def test_updates(database, conn, runner):
-    """A publication with the filter sends what the page says, and routing makes the same of old row
-    and new row.
-    """
+    """The filtered publication sends what the page says; routing makes the same."""
     database.execute(
         f"{ORDERS}; create publication filtered for table orders where (state = 'open')"
     )
@@ -208,9 +206,7 @@ def test_what_setup_refuses(database, conn, lake):
 
 @pytest.mark.nightly("a page's words; test_drift has the change")
 def test_what_a_run_says_when_a_filter_changed(runner, database, lake, monkeypatch):
-    """In one run: of a DBA's publication, which stays, and of a target's own filter, which is
-    repaired.
-    """
+    """A DBA's publication stays; a target's own filter is repaired."""
     database.execute(
         "create table t (id int primary key, a int); insert into t select g, g from"
         " generate_series(1, 10) g;create table u (id int primary key, a int); insert into u select"

@@ -1,6 +1,4 @@
-"""Alerts under real Airflow: the DAG asks the ledger, the real slot and Airflow itself, and real
-servers receive what it sends.
-"""
+"""Alerts under real Airflow, with the real slot and real servers that receive them."""
 
 from __future__ import annotations
 
@@ -114,9 +112,7 @@ def alerts(job, database, tmp_path) -> Iterator[Alerts]:
 
 @pytest.mark.nightly("whole runs; unit tests have each alert and channel")
 def test_alerts_begin_wait_for_their_channel_and_end(alerts, job, database):
-    """A paused DAG, a table whose copy fails, a channel that refuses, and a slot that is gone; no
-    run of the pipeline takes part.
-    """
+    """A paused DAG, a failing copy, a refusing channel, a missing slot; no run takes part."""
     name = job.pipeline.pipeline
     paused = "the CDC DAG is paused: no changes are read, and the slot keeps WAL"
     maintenance = "the maintenance DAG is paused: no compaction, no pruning, no full checks"

@@ -1,6 +1,4 @@
-"""`make bench` works: what it writes, measures and compares, at sizes that say nothing about
-speed.
-"""
+"""`make bench` compares the rows in the lake, at sizes that say nothing about speed."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.soak("the benchmark is no part of the 
     ("who", "workload"), [(Waldelta, "tables-20"), (Waldelta, "sync"), (Naive, "sync")]
 )
 def test_a_row_that_differs_in_the_lake_fails_its_workload(tmp_path, monkeypatch, who, workload):
-    """Whoever is fast and wrong isn't published: a row is lost behind its back, after the last
-    round.
-    """
+    """A contender that is fast and wrong isn't published."""
 
     verify = who.verify
 

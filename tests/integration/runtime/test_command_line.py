@@ -1,6 +1,4 @@
-"""The process around the verbs: its exit code and its last words, whatever native threads do at its
-end.
-"""
+"""The process around the verbs: its exit code and last words, whatever threads do."""
 
 from __future__ import annotations
 
@@ -112,9 +110,7 @@ def test_the_exit_code_is_that_of_the_verb(arguments, before, code, told):
 
 @pytest.mark.pg
 def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
-    """All of the answer is out before the process ends; rows in quarantine are listed without
-    Spark.
-    """
+    """The whole answer is out before the process ends, rows in quarantine too."""
     database.execute("create table t(id int primary key)")
     job = bare_job(database, lake)
     path = tmp_path / "pipeline.yml"
@@ -211,9 +207,7 @@ TRACE = re.compile(
 @pytest.mark.pg
 @pytest.mark.spark
 def test_the_named_error_is_last_and_no_trace_is_before_it(database, lake, tmp_path):
-    """Of what a Spark task fails by, and where there is no Java to start Spark with; in DEBUG the
-    traces are there.
-    """
+    """In a Spark task, and where there is no Java; in DEBUG the traces are there."""
     database.execute("create table t(id int primary key, n int)")
     database.execute("insert into t values (1, 0)")
     job = bare_job(database, lake)
@@ -257,9 +251,7 @@ def copy_again(job, status):
 
 @pytest.fixture
 def quarantined(database, lake, tmp_path):
-    """A pipeline's job, its file, and two rows in quarantine, of a target that holds its copy
-    alone.
-    """
+    """A pipeline's job, its file, and two rows in quarantine."""
     database.execute("create table t(id int primary key)")
     job = bare_job(database, lake)
     path = tmp_path / "pipeline.yml"
@@ -281,9 +273,7 @@ def quarantined(database, lake, tmp_path):
 
 @pytest.mark.pg
 def test_rows_are_discarded(lake, capsys, quarantined):
-    """By id or by table, with who, when and why; all that are named or none; not while a run is at
-    work on the target.
-    """
+    """By id or by table, all or none; not while a run works on the target."""
     job, path, (seven, eight) = quarantined
 
     def discard(*arguments):
@@ -355,9 +345,7 @@ def test_a_skipped_message_and_rows_are_discarded_together_or_none(lake, quarant
     ],
 )
 def test_a_jvm_that_dies_is_a_named_error(database, lake, tmp_path, step):
-    """Under a task, and between two calls of the driver's: the last line says that Spark's JVM
-    ended, and no stack trace is before it.
-    """
+    """Under a task, and between two calls of the driver's."""
     database.execute("create table t(id int primary key); insert into t values (1)")
     job = bare_job(database, lake)
     path, result = tmp_path / "pipeline.yml", tmp_path / "result.json"

@@ -1,6 +1,4 @@
-"""Why a Spark Connect server can't be reached: each cause has its remedy, soon, and no message
-holds the token.
-"""
+"""Each cause why a Spark Connect server can't be reached has its remedy, without the token."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ def silent():
 
 @contextmanager
 def swallowing():
-    """A port whose queue of connections is full: the kernel drops every further packet, as a
-    firewall does.
-    """
+    """A port whose queue is full: the kernel drops further packets, as a firewall does."""
     with ExitStack() as stack:
         server = stack.enter_context(socket.socket())
         server.bind(("127.0.0.1", 0))
@@ -66,9 +62,7 @@ def swallowing():
 
 @contextmanager
 def by_tls(folder):
-    """A port that speaks TLS, and HTTP/2 no further than its settings, with a certificate that
-    nothing here trusts.
-    """
+    """A port with TLS and HTTP/2's settings, whose certificate nothing here trusts."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*Authority(folder).issue("server", "localhost"))
     context.set_alpn_protocols(["h2"])

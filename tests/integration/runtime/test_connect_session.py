@@ -1,6 +1,4 @@
-"""Sessions of a real Spark Connect server: a second run leaves a healthy first one alone, a dead
-one's work is ended.
-"""
+"""Sessions of a real Spark Connect server: one healthy run, and a dead one's work."""
 
 from __future__ import annotations
 
@@ -275,9 +273,7 @@ else:
     ],
 )
 def test_a_token_is_accepted_refused_or_goes_by_tls_alone(server, key):
-    """PySpark sends one without TLS to the host named localhost, and speaks TLS to every other,
-    also of this machine.
-    """
+    """PySpark speaks TLS to every host but the one named localhost."""
     refused = f"False the Spark Connect server localhost:{server.port} refused the token"
     by_tls = (
         f"False the Spark Connect server 127.0.0.1:{server.port} doesn't speak TLS, and PySpark"
@@ -314,9 +310,7 @@ except Exception as err:
 
 @pytest.mark.nightly("a server's log; unit tests have its settings")
 def test_the_servers_log_has_no_values_of_rows(server):
-    """Of an error about a value, it has the name, as the log of a local session does. Its ports
-    refuse programs without the secret that Spark made up.
-    """
+    """Of an error about a value, it has the name; its ports want Spark's secret."""
     done = subprocess.run(
         [sys.executable, "-c", VALUES], env=os.environ | {"SPARK_REMOTE": server.remote},
         capture_output=True, text=True, check=False, timeout=120,

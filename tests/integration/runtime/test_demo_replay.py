@@ -32,9 +32,7 @@ def test_flights_enter_leave_and_move_within_the_filter(database):
 
 @pytest.mark.soak("a second size of the demo's data")
 def test_a_small_demo_covers_the_whole_year_and_repeats_itself(database):
-    """A thinned-out load keeps all twelve partitions, and the same seed makes the same
-    operations.
-    """
+    """All twelve partitions, and the same operations by the same seed."""
     outcomes = []
     for _ in range(2):
         loaded = load(database.conninfo, 3000)

@@ -21,9 +21,7 @@ pytestmark = pytest.mark.pg
 
 @pytest.fixture
 def path(database, lake, tmp_path, monkeypatch):
-    """A pipeline file for a table of the test's database, whose owner runs it; there is no
-    Airflow.
-    """
+    """A pipeline file for a table whose owner runs it; there is no Airflow."""
     database.execute("create table t(id int primary key)")
     pipeline = pipeline_file(lake, f"s_{database.name}")
     path = tmp_path / "pipeline.yml"

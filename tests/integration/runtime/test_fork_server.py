@@ -1,6 +1,4 @@
-"""Jobs forked from a process that has imported what they need: as a process of their own, but at
-once.
-"""
+"""Jobs forked from a process that has imported what they need."""
 
 from __future__ import annotations
 
@@ -75,9 +73,7 @@ def children(process):
 
 
 def test_a_job_runs_as_a_process_of_its_own_would(server, tmp_path, caplog, monkeypatch):
-    """Its output is the caller's, its environment and folder are those asked for, its exit code
-    comes back.
-    """
+    """Its output, environment, folder and exit code are the caller's."""
     path, _ = server
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.INFO)
@@ -147,9 +143,7 @@ def test_the_socket_appears_when_connections_are_taken(tmp_path, monkeypatch):
 
 
 def test_who_gave_up_gets_no_job(server, tmp_path, silent, monkeypatch):
-    """A task that waited too long starts a process itself: the same job twice would be in each
-    other's way.
-    """
+    """A task that waited too long starts a process itself; two would collide."""
     path, process = server
     file, environment = pipeline(tmp_path, silent)
     process.send_signal(signal.SIGSTOP)
@@ -210,9 +204,7 @@ def test_no_other_user_is_answered(server, tmp_path):
 
 
 def test_without_a_server_nothing_is_lost(tmp_path):
-    """No socket, a dead server's socket, another thing at its path: the caller starts a process
-    itself.
-    """
+    """No socket, a dead server's, another file: the caller starts a process itself."""
     assert ForkedJob.ask(str(tmp_path / "none.sock"), ["status"], {}) is None
     (tmp_path / "file").touch()
     assert ForkedJob.ask(str(tmp_path / "file"), ["status"], {}) is None
@@ -228,9 +220,7 @@ def test_without_a_server_nothing_is_lost(tmp_path):
 
 @pytest.mark.soak("a second process and a wait for its restart")
 def test_replaced_code_is_not_run(tmp_path, monkeypatch):
-    """A server that started before an upgrade starts itself anew instead of running what it once
-    imported.
-    """
+    """After an upgrade the server starts itself again."""
     source = Path(waldelta.__file__).parent
     shutil.copytree(source, tmp_path / "waldelta", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(forked_job, "package_folder", lambda: tmp_path / "waldelta")

@@ -1,6 +1,4 @@
-"""Own expectations that can't be evaluated are refused by check and setup, before they stop a table
-or fail its check: with file, number and what was meant.
-"""
+"""Check and setup refuse own expectations that can't be evaluated, by file and number."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Whoever else is on the machine reads nothing of a lake: it is its owner's alone, whichever
-process writes it.
-"""
+"""A lake is its owner's alone on the machine, whichever process writes it."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ def staged(monkeypatch):
 
 
 def give_tasks_the_usual_umask(runner) -> None:
-    """As those of a server have that somebody else has started; the session's own are started as
-    the lake wants them.
-    """
+    """As tasks of a server have that another user started."""
 
     def set_umask(parts):
         os.umask(0o022)
@@ -56,9 +52,7 @@ def give_tasks_the_usual_umask(runner) -> None:
 
 @pytest.mark.nightly("permissions of each kind of file; unit tests have those of each writer")
 def test_a_lake_is_its_owners_alone(runner, database, tmp_path, monkeypatch, staged):
-    """Spark's JVM and its Python tasks, delta-rs and pyarrow here: targets, change log, ledger,
-    what is staged, reports.
-    """
+    """Targets, change log, ledger, staging and reports, by Spark, delta-rs and pyarrow."""
     database.execute("create table t(id int primary key, v text); insert into t values (1, 'a')")
     lake = tmp_path / "made_by_setup" / "lake"
     target = {"root": lake.as_uri(), "deletion_vectors": True}

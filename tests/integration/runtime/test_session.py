@@ -32,9 +32,7 @@ def test_the_drivers_port_refuses_a_stranger(runner):
 
 
 def test_workers_that_are_started_ahead_are_those_of_every_task(runner):
-    """Spark keeps a daemon for each environment: one more would import everything once more, while
-    the first tasks wait.
-    """
+    """Spark keeps a daemon for each environment; another would import all again."""
 
     def told(_):
         yield pa.RecordBatch.from_pydict({"id": [os.getppid()]})

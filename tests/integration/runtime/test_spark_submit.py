@@ -1,6 +1,4 @@
-"""The job operator with the real spark-submit: it starts the real application and brings its own
-error back.
-"""
+"""The job operator with the real spark-submit and the application's own error."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ def land(write_pipeline, database, monkeypatch):
 
 
 def test_the_applications_error_is_the_tasks(land, make_context):
-    """A named error of the job in the JVM's driver is the task's failure, not spark-submit's
-    command line.
-    """
+    """The task fails by the job's named error, not by spark-submit's command line."""
     with pytest.raises(AirflowFailException) as failure:
         land.execute(make_context())
     assert str(failure.value).startswith("SlotMissing: slot 'shop_cdc' ")
@@ -51,9 +47,7 @@ def test_the_applications_error_is_the_tasks(land, make_context):
 def test_a_lake_on_s3_is_judged_by_the_log_store_of_the_application(
     write_pipeline, database, make_context, land, monkeypatch, tmp_path
 ):
-    """``check`` is refused by Delta's default store, and not by one that the application's settings
-    name.
-    """
+    """``check`` refuses Delta's default store, and takes the one of the settings."""
     path = write_pipeline("shop", text=PIPELINE.replace("{root}", "s3a://nowhere/lake"))
     pipeline = load_pipeline_file(path)
     check = WaldeltaJobOperator(

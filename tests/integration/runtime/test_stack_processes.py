@@ -1,6 +1,4 @@
-"""The stack's processes end completely: children, orphans in other sessions, and those that ignore
-SIGTERM.
-"""
+"""The stack's processes end completely: children, orphans, and those that ignore SIGTERM."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Consuming against a real server: what is given away is what has landed, and what becomes of the
-slot where it isn't.
-"""
+"""What the slot gives away is what has landed; and what happens where it isn't."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ def job(database, lake):
 
 
 def test_a_mismatch_keeps_a_copy_of_the_slot(runner, database, job):
-    """When what is consumed isn't what has landed, the changes are still there, in a copy, and the
-    run is loud.
-    """
+    """The changes are still there, in the copy, and the run fails."""
     database.execute("insert into t values (1, 'a')")
     change_log = land_only(runner, job, 1)
     landed = change_log.landed(1)
@@ -108,9 +104,7 @@ PLAIN = (
 def test_what_is_consumed_is_counted_in_binary_where_all_types_are_plain(
     runner, database, lake, monkeypatch, column, how
 ):
-    """The same sums without the price of texts; types that may refuse it are told by the catalogs,
-    before anything is decoded.
-    """
+    """The same sums at less cost; the catalogs name types that may refuse it."""
     database.execute(
         f"create extension vector; {PLAIN} create type composite as (a int, b aclitem)"
     )
@@ -126,9 +120,7 @@ def test_what_is_consumed_is_counted_in_binary_where_all_types_are_plain(
 def test_a_column_that_was_dropped_since_may_refuse_its_binary_form(
     runner, database, lake, monkeypatch, caplog
 ):
-    """It is counted by its texts then, in another session, while the copy that is the way back
-    stays; fewer changes aren't asked about.
-    """
+    """Its texts are counted then, in another session; the copy of the slot stays."""
     caplog.set_level("INFO", "waldelta.slot.acknowledge")
     database.execute("create table t(id int primary key, acls aclitem[])")
     job = bare_job(database, lake)
@@ -169,9 +161,7 @@ def end_session_of(database, copy):
 
 
 def test_without_the_way_back_nothing_is_consumed(runner, database, job, monkeypatch):
-    """The copy's session is lost while the one that consumes is opened: the changes stay with the
-    slot.
-    """
+    """Without the copy's session the changes stay with the slot."""
     database.execute("insert into t values (1, 'a')")
     slot, real = job.pipeline.source.slot, consume_module.is_plain
     before = confirmed_lsn(database.connection, slot)
@@ -239,9 +229,7 @@ def test_another_run_that_moves_the_slot_between_two_tries_is_no_mismatch(
 
 @pytest.mark.parametrize("acknowledge", ["get", "peek", "advance"])
 def test_a_slot_that_does_not_move_is_an_error(runner, database, lake, monkeypatch, acknowledge):
-    """A run that had something to consume, and after which the slot stands where it stood, never
-    ends well.
-    """
+    """A run that had something to consume fails when the slot stands where it stood."""
     database.execute("create table t(id int primary key, v text)")
     job = bare_job(database, lake, options={"acknowledge": acknowledge})
     database.execute("insert into t values (1, 'a')")
@@ -252,9 +240,7 @@ def test_a_slot_that_does_not_move_is_an_error(runner, database, lake, monkeypat
 
 
 def test_a_run_that_wakes_up_behind_another_consumes_nothing(runner, database, job):
-    """What it would get is nothing, which is no mismatch: no copy of the slot is left to stop every
-    later run.
-    """
+    """Nothing to consume is no mismatch, so no copy of the slot stays."""
     database.execute("insert into t values (1, 'a')")
     landed = land_only(runner, job, 1).landed(1)
     late = slot_move(job.read_identity(), "late", landed.end_lsn, 1)
@@ -269,11 +255,7 @@ def test_a_run_that_wakes_up_behind_another_consumes_nothing(runner, database, j
 
 @pytest.mark.parametrize("differs", [False, True], ids=["agrees", "differs"])
 def test_a_batch_whose_comparison_was_lost_is_told(runner, database, job, monkeypatch, differs):
-    """The backend is gone once it has given the changes away, and the copy with it: the next runs
-    tell, until one consumes more.
-
-    Not where what it gave was found equal by then.
-    """
+    """Backend and copy are gone with the changes: the next runs report it."""
     copy = (
         "select pg_terminate_backend(active_pid, 10000) from pg_replication_slots where temporary"
         " and database = %s"
@@ -309,9 +291,7 @@ def test_a_batch_whose_comparison_was_lost_is_told(runner, database, job, monkey
 
 @pytest.mark.soak("the steps of a whole runbook")
 def test_the_runbook_of_a_mismatch(runner, database, lake, monkeypatch):
-    """docs/how-to/recover-a-slot.md: its steps in order. Runs and resync stop until the copy is
-    dropped.
-    """
+    """docs/how-to/recover-a-slot.md: runs and resync stop until the copy is dropped."""
     page = (DOCS / "how-to/recover-a-slot.md").read_text()
     chapter = page.split("## ConsumeMismatch")[1].split("\n## ")[0]
     steps = [
@@ -357,9 +337,7 @@ def test_the_runbook_of_a_mismatch(runner, database, lake, monkeypatch):
 def test_what_a_dead_run_landed_is_compared_before_the_slot_moves(
     runner, database, lake, monkeypatch, acknowledge
 ):
-    """The slot still has it all, so a mismatch needs no copy; it stops runs and looks until
-    somebody has seen to it.
-    """
+    """The slot still has it all, so a mismatch needs no copy."""
     database.execute("create table t(id int primary key, v text)")
     job = bare_job(database, lake, options={"acknowledge": acknowledge})
     database.execute("insert into t values (1, 'a')")
@@ -379,9 +357,7 @@ def test_what_a_dead_run_landed_is_compared_before_the_slot_moves(
 
 
 def test_a_slot_that_is_verified_by_a_peek_is_never_copied(runner, database, lake, monkeypatch):
-    """It moves only over what was found to be the same, so there is nothing to go back to, whenever
-    a run is killed.
-    """
+    """It moves only over what was compared, so there is nothing to go back to."""
     database.execute("create table t(id int primary key, v text)")
     job = bare_job(database, lake, options={"acknowledge": "peek"})
     slot = job.pipeline.source.slot

@@ -1,6 +1,4 @@
-"""What PostgreSQL itself can't decode: all in front of it reaches the targets, it is named, and a
-resync is the way past it.
-"""
+"""What PostgreSQL can't decode: earlier changes arrive, the error names it, a resync helps."""
 
 from __future__ import annotations
 
@@ -68,9 +66,7 @@ def filtered(database, lake):
 
 
 def write_around(database):
-    """Write a row for which the filter raises, and others before it, between it and its commit, and
-    behind that; its xid.
-    """
+    """Writes a row for which the filter raises, among others; returns its xid."""
     database.execute("insert into g values (2)")
     with database.connect() as early, database.connect() as bad:
         early.execute("insert into g values (3)")
@@ -102,9 +98,7 @@ def failed(run):
     ids="PostgreSQL {}".format,
 )
 def test_a_row_filter_that_raises(runner, any_database, lake):
-    """Other tables get what was committed before, also between the row and its commit; every run,
-    look and page names it.
-    """
+    """Other tables get what was committed before; every run and page names it."""
     database, job = any_database, filtered(any_database, lake)
     sync(runner, job)
     xid = write_around(database)
@@ -236,9 +230,7 @@ def test_a_resync_is_the_way_past_it(runner, postgres, monkeypatch, lake):
 
 
 def test_an_answer_that_a_dba_cancels_is_no_such_thing(runner, database, lake, monkeypatch):
-    """Whatever it was that decoded a change at that moment: the run ends with an error that the
-    next one may not meet.
-    """
+    """The run ends with an error that the next one may not meet."""
     database.execute("create table t(id int primary key, v text)")
     job = bare_job(database, lake)
     context = 'slot "s", output plugin "pgoutput", in the change callback, associated LSN 0/1715780'

@@ -1,6 +1,4 @@
-"""A standby becomes the primary: the pipeline goes on in its timeline where that is exact, and says
-by name where it isn't.
-"""
+"""A standby becomes the primary: the pipeline goes on where that is exact."""
 
 from __future__ import annotations
 
@@ -64,9 +62,7 @@ def newer(postgres):
 
 
 def test_a_promoted_standby_goes_on_with_the_slot_that_it_kept(runner, newer, lake, lead_to):
-    """The slot it kept lags behind what has landed, and changes wait in it: all of them land, each
-    once.
-    """
+    """The slot lags behind what has landed; all waiting changes land once."""
     pipeline = pipeline_on(lake)
     with servers(newer) as (primary, standby):
         ask(primary.start(), SCHEMA)
@@ -126,9 +122,7 @@ def branch_off(one, other) -> None:
 
 
 def go_back(runner, pipeline: Pipeline, now, failed, lead_to) -> None:
-    """The failed primary becomes the standby of the one that took over, and takes over from
-    that.
-    """
+    """The failed primary follows the one that took over, and takes over again."""
     for socket in filter(
         Path.is_socket, now.data.iterdir()
     ):  # pg_rewind would copy it; TCP is enough

@@ -1,6 +1,4 @@
-"""A slot that standbys keep: made so by setup, altered, left alone, refused where PostgreSQL has
-none.
-"""
+"""A slot that standbys keep: made by setup, altered, left alone, or refused."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ pytestmark = pytest.mark.pg
 
 
 def test_failover_slot(any_database, lake):
-    """Made so, altered when the file says otherwise, left alone when it says nothing; refused by
-    name before 17.
-    """
+    """The file decides; without a word the slot stays as it is; refused before 17."""
     any_database.execute("create table planes (tail text primary key, year int)")
     publication = {"name": "p", "tables": [PLANES]}
     with connect(any_database.conninfo, "test") as conn:

@@ -1,6 +1,4 @@
-"""Locks exclude other runs and end with their holder; the slot's state and health as the server has
-them.
-"""
+"""Locks exclude other runs and end with their holder; the slot's state and health."""
 
 from __future__ import annotations
 
@@ -130,9 +128,7 @@ def test_a_lost_connection_is_noticed(database, job):
 
 
 def test_one_session_holds_one_lock_after_the_other(database, job):
-    """Each is told by its name; never two at once, as the session would be given again what it
-    holds; a lost one is replaced.
-    """
+    """Never two at once: the session would be given again what it holds."""
     met = []
     with LockSessions(job.source.conninfo) as sessions:
 

@@ -1,6 +1,4 @@
-"""After a slot is gone: the gap is recorded, and a resync mends the targets by the rows that
-differ.
-"""
+"""After a slot is gone: a recorded gap, and a resync of the rows that differ."""
 
 from __future__ import annotations
 
@@ -101,9 +99,7 @@ def merges(runner, job, table):
 @pytest.mark.nightly("each step of losing a slot; test_resync continues after one")
 @pytest.mark.spark
 def test_a_dropped_slot(runner, database, lake, monkeypatch):
-    """Rows that stayed as they were aren't written; killed thrice, once in a run that came before
-    the retry, the next command goes on; the stream is exact behind it.
-    """
+    """Killed thrice, the next command goes on; unchanged rows aren't written."""
     database.execute(TABLES)
     job = load_job(pipeline_of(lake, f"s_{database.name}"), "first")
     slot = job.pipeline.source.slot
@@ -291,9 +287,7 @@ def test_a_connection_that_led_elsewhere_for_a_while(conn, job):
 
 
 def test_a_slot_that_another_may_have_made_outlives_the_teardown(conn, job):
-    """It was dropped, and one of its name made: to this pipeline nothing but its place shows
-    that.
-    """
+    """Nothing but its position shows that it was dropped and made again."""
     apply_setup(conn, job)
     slot = job.pipeline.source.slot
     dropped(conn, job)
@@ -309,9 +303,7 @@ def test_a_slot_that_another_may_have_made_outlives_the_teardown(conn, job):
 
 
 def test_what_the_script_for_a_dba_made_is_ours(database, conn, job):
-    """Publications whose comments name the slot, then the slot, which nobody has read: a resync
-    replaces it.
-    """
+    """A resync replaces the slot that the publications' comments name."""
     plan, slot = plan_setup(conn, job), job.pipeline.source.slot
     psql = [str(database.server.bin / "psql"), "-X", "-d", database.conninfo]
     subprocess.run(
@@ -333,9 +325,7 @@ def test_what_the_script_for_a_dba_made_is_ours(database, conn, job):
 
 
 def test_what_is_not_ours_stays(conn, job):
-    """A slot that the pipeline adopted; and there is nothing to resync before setup, and after
-    teardown.
-    """
+    """An adopted slot; nothing to resync before setup and after teardown."""
     slot = job.pipeline.source.slot
     with pytest.raises(SlotMissing, match="was never set up for this lake: run setup"):
         renew_slot(job)

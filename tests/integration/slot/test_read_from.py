@@ -1,6 +1,4 @@
-"""The slot on a standby (source.read_from): read, consumed and moved there, while copies come from
-the primary.
-"""
+"""The slot on a standby (source.read_from), while copies come from the primary."""
 
 from __future__ import annotations
 
@@ -80,9 +78,7 @@ def writing(primary) -> Iterator[None]:
 
 
 def test_the_stream_is_read_from_the_standby(runner, pair, lake, read_from):
-    """Set up, copied and consumed under writers; nothing lost while it is stopped; refused by name
-    once it is promoted.
-    """
+    """Under writers; stopped for a while; refused by name once it is promoted."""
     primary, standby = pair
     pipeline = pipeline_on(lake, read_from="test_standby")
     read_from(primary)
@@ -164,9 +160,7 @@ def test_the_stream_is_read_from_the_standby(runner, pair, lake, read_from):
 @pytest.mark.parametrize("pair", [16], indirect=True, ids="PostgreSQL {}".format)
 @pytest.mark.soak("a standby of the oldest version")
 def test_the_oldest_version_that_can(pair, lake):
-    """Its functions have other arguments, and its slots fewer columns; by looks alone, which start
-    no Spark.
-    """
+    """Its functions and slots differ; by idle checks alone, which start no Spark."""
     primary, standby = pair
     pipeline = pipeline_on(lake, read_from="test_standby")
     plan = pipeline.setup()
@@ -194,9 +188,7 @@ def test_the_oldest_version_that_can(pair, lake):
 
 
 def orphans(primary, standby) -> list[str]:
-    """What is dropped by one to whom no pipeline file names a slot: nothing while both servers have
-    one of that name.
-    """
+    """Slots without a pipeline, as an operator who names no file drops them."""
     with connect(primary.conninfo(), "test") as one, connect(standby.conninfo(), "test") as other:
         found = find_slots_without_pipeline(one, (), other)
         lines = [
@@ -221,9 +213,7 @@ def pause(standby) -> None:
 
 @pytest.mark.soak("a second standby and a resync")
 def test_a_slot_that_the_standby_lost_is_made_anew(runner, pair, lake):
-    """Without hot_standby_feedback vacuum takes rows that the slot needs: said before, named after,
-    mended by a resync.
-    """
+    """Vacuum takes rows that the slot needs without hot_standby_feedback."""
     primary, standby = pair
     pipeline = pipeline_on(lake, read_from="test_standby")
     configure(standby, hot_standby_feedback="off")

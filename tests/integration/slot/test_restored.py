@@ -1,6 +1,4 @@
-"""A server whose files were put back to an earlier day: positions of its lost future mean nothing,
-and are refused by name.
-"""
+"""A server restored to an earlier day: positions of its lost future are refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""slot_limits: a slot that holds back much WAL is a warning with figures in log, summary and
-status.
-"""
+"""slot_limits: much WAL held back is a warning with figures."""
 
 from __future__ import annotations
 

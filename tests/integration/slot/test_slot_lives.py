@@ -1,6 +1,4 @@
-"""A slot's lives: what was copied under an earlier one is never taken for a copy of the present
-one.
-"""
+"""A slot's lives: a copy made under an earlier one doesn't count for the present one."""
 
 from __future__ import annotations
 
@@ -35,9 +33,7 @@ def copied(job, at=None):
 
 
 def test_a_slot_adopted_twice_at_the_same_place_has_two_lives(conn, job):
-    """Its publications were dropped in between, so changes in between never came; the position
-    doesn't tell.
-    """
+    """Changes in between never came, and the position doesn't say so."""
     create_slot(conn, job.pipeline.source.slot)
     apply_setup(conn, job)
     first = job.read_identity()
@@ -58,9 +54,7 @@ def test_a_slot_adopted_twice_at_the_same_place_has_two_lives(conn, job):
 
 @pytest.mark.parametrize("landed", [[7], []], ids=["some landed", "nothing landed"])
 def test_a_late_batch_of_the_life_before_has_a_number_of_its_own(conn, job, landed):
-    """A run that died with its slot may commit its batch, numbered after the highest, when another
-    life has begun.
-    """
+    """A run that died with its slot may commit its batch during the next life."""
     apply_setup(conn, job)
     assert job.read_identity().floor == 0
     log = job.change_log(job.read_identity())

@@ -1,6 +1,4 @@
-"""Somebody else at the slot: moves behind our back, readers that get in between, and backends that
-dead runs of ours left.
-"""
+"""Another program at the slot: moves, readers in between, and dead runs' backends."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ def only_gap(job):
 @pytest.mark.parametrize("bite", [1, 2], ids=["while Spark starts", "between two bites"])
 @pytest.mark.parametrize("acknowledge", ["get", "advance"])
 def test_a_move_during_a_run_is_a_gap(runner, database, lake, monkeypatch, bite, acknowledge):
-    """What is read behind the hole doesn't land, so that neither the sums nor the next run's
-    positions hide it.
-    """
+    """What is read behind the hole doesn't land, so nothing hides it."""
     database.execute("create table t(id int primary key, v text)")
     file = pipeline_file(
         lake, f"s_{database.name}", options={"acknowledge": acknowledge}, batch={"max_changes": 1}
@@ -202,9 +198,7 @@ def holding_a_copy(database, job, name, **options):
 
 @pytest.mark.parametrize("verb", [check_idle, landing])
 def test_the_copy_that_a_dead_run_holds_goes_with_it(database, job, verb):
-    """The host of the run vanished from the network: nothing tells its backend, which waits for the
-    next statement.
-    """
+    """Nothing tells its backend that the run's host vanished from the network."""
     slot = job.pipeline.source.slot
     with holding_a_copy(database, job, f"waldelta drain {slot}"):
         verb(job)
@@ -262,9 +256,7 @@ def test_a_reader_between_our_statements_has_a_name(database, job, monkeypatch):
 
 
 def test_the_server_notices_a_client_that_is_gone(postgres, monkeypatch):
-    """A backend of ours doesn't go on for hours for nobody, holding a slot or a snapshot; a
-    client's own choice counts.
-    """
+    """A backend doesn't hold slot or snapshot for hours; a client's own choice counts."""
     kept = (
         "tcp_keepalives_idle",
         "tcp_keepalives_interval",

@@ -19,9 +19,7 @@ pytestmark = pytest.mark.pg
 
 @pytest.fixture
 def folder(database, tmp_path, lake):
-    """Three pipelines of one source, each set up by the command line; the file of one is gone
-    since.
-    """
+    """Three pipelines of one source, set up; the file of one is gone since."""
     database.execute("create table t(id int primary key)")
     for name in ("kept", "gone", "other"):
         source = {
@@ -56,9 +54,7 @@ def slots(database):
 
 
 def test_from_the_command_line(database, folder, capsys):
-    """Listing changes nothing; what is dropped was named, made by waldelta, and isn't in any
-    file.
-    """
+    """Listing changes nothing; only a named slot of waldelta's without a file is dropped."""
     file, gone, nobody = (
         str(folder / "kept.yml"),
         f"gone_{database.name}",

@@ -1,6 +1,4 @@
-"""The source's bill on a real server: what the slot's counters and snapshots tell of one run, and
-of nobody else's work.
-"""
+"""What the slot's counters and snapshots tell of one run, and of no other work."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ pytestmark = pytest.mark.pg
 
 
 def test_calls_of_a_slot(database, conn, lake):
-    """WAL from restart_lsn on, for each call; the server's counters of what was decoded, and
-    spilled, for this slot.
-    """
+    """WAL from restart_lsn on, for each call; what was decoded and spilled for this slot."""
     database.execute("create table t(id int primary key, v text)")
     job = bare_job(database, lake)
     source = job.pipeline.source

@@ -1,6 +1,4 @@
-"""The planned switchover of docs/how-to/failover.md: its commands run as the page has them, and
-nothing is lost or duplicated.
-"""
+"""The planned switchover of docs/how-to/failover.md: its commands lose nothing."""
 
 from __future__ import annotations
 
@@ -134,9 +132,7 @@ def old_again(old, new) -> None:
 
 
 def kept_again(old, new, pipeline: Pipeline, synchronize: str) -> bool:
-    """Wait until the standby keeps the slot: the page's statement may come before the slot has
-    moved.
-    """
+    """Waits until the standby keeps the slot; the statement may come too early."""
     keep_slot(old, new, pipeline)
     ask(old, synchronize)
     ((_, synced, temporary, why, _),) = ask(old, KEPT)

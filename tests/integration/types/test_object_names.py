@@ -119,9 +119,7 @@ def changed(conn, before):
     ],
 )
 def test_the_columns_that_print_another_text(any_database, role, monkeypatch, most):
-    """Each is noticed, also where so many objects exist that only digests of schemas are recorded,
-    or one of all; one that names another object of the kind may be, too.
-    """
+    """Also where so many objects exist that only digests of schemas are recorded."""
     monkeypatch.setattr("waldelta.pipeline.drift.catalog_state.MOST_OBJECTS", most)
     with connect(any_database.conninfo, "test") as conn:
         before = read(conn)

@@ -1,6 +1,4 @@
-"""Types by choice: initial sync and stream hold the same values, and a choice made later is
-noticed.
-"""
+"""Types by choice: initial sync and stream hold the same values; later choices count."""
 
 from __future__ import annotations
 
@@ -131,9 +129,7 @@ CHOICES = {
     ],
 )
 def test_both_paths_hold_the_same(runner, database, lake, choice):
-    """What the type can't hold exactly stands verbatim, is counted, and is equal in the copy and in
-    the stream.
-    """
+    """What the type can't hold exactly stands in _wd_raw, and is counted."""
     numeric, json, unheld = CHOICES[choice]
     database.execute(DDL)
     job = bare_slot(database, with_types(database, lake, numeric, json))
@@ -243,9 +239,7 @@ def test_an_added_document_is_a_variant_too(runner, database, lake):
     "binary", [False, pytest.param(True, marks=pytest.mark.soak("the same values in binary"))]
 )
 def test_keys_that_their_type_cant_hold(runner, database, lake, binary):
-    """Said by name when copied and when streamed; corrected on the source, a copy gets past them;
-    named under ``text`` they are strings, and everything goes on.
-    """
+    """An error when copied and when streamed; types.text makes them strings."""
     database.execute("create table t(id int, upto timestamptz, v text, primary key (id, upto))")
     database.execute("insert into t values (1, '2000-01-01 00:00:00+00', 'a')")
     options = {"binary": binary}

@@ -206,9 +206,7 @@ def available_cases(database):
 
 @pytest.fixture
 def values(any_database):
-    """A table with a column per case; row r holds each case's r-th text, a last row only NULLs;
-    then a slot's changes.
-    """
+    """A table with a column per case and a row per text, and a slot's changes of it."""
     database = any_database
     database.execute(ALWAYS)
     database.cases = available_cases(database)
@@ -292,9 +290,7 @@ def plain(array):
 
 
 def test_every_type(values):
-    """Stream and copy give equal values and raw texts; exactly the listed texts can't be held;
-    texts are PostgreSQL's.
-    """
+    """Stream and copy give equal values and raw texts, which are PostgreSQL's."""
     with connect(values.conninfo, "test") as connection:
         (table,) = read_published_tables(connection, ["p"])
         # What the output functions print under the pinned settings.
@@ -361,9 +357,7 @@ def test_every_type(values):
 
 
 def test_typed_values_equal_the_tables(values):
-    """psycopg's own readers of the table give the same Python values where it has one for the type
-    (not those of user types).
-    """
+    """psycopg's own readers of the table give the same Python values."""
     compared = {
         "boolean",
         "smallint",
@@ -423,9 +417,7 @@ def lake_texts(columns, copied, *, raw=True):
 
 
 def test_both_sides_make_the_same_text_of_every_type(values):
-    """A checksum in PostgreSQL and one of the lake's values agree, also on what stands verbatim, or
-    is null for want of a place.
-    """
+    """Checksums in PostgreSQL and of the lake's values agree, raw texts included."""
     with connect(values.conninfo, "test") as connection:
         (table,) = read_published_tables(connection, ["p"])
     columns = [(c.name, target_type(c.type)) for c in table.columns]
@@ -478,9 +470,7 @@ NUMERICS = [
 
 @pytest.mark.parametrize("chosen", ["double", "decimal(38,10)", "string"])
 def test_both_sides_make_the_same_text_of_numerics_that_are_of_a_chosen_type(database, chosen):
-    """Held or verbatim, with zeros at the end or without: equal numbers have equal texts where the
-    type has no scale.
-    """
+    """Equal numbers have equal texts where the type has no scale."""
     database.execute("create table t (id int primary key, n numeric, l numeric[])")
     for number, text in enumerate([*NUMERICS, None]):
         database.execute(
@@ -496,9 +486,7 @@ def test_both_sides_make_the_same_text_of_numerics_that_are_of_a_chosen_type(dat
 
 
 def test_arrays_of_other_elements_have_other_texts_on_both_sides(database):
-    """No element, an empty one, two of them, a null: what one side held for another would else be
-    found equal.
-    """
+    """No element, an empty one, two of them, a null."""
     texts = ["{}", '{""}', '{"",""}', "{NULL}", '{NULL,""}', '{"",NULL}', '{",",""}', None]
     database.execute("create table t (id int primary key, a text[], b char(3)[])")
     for number, text in enumerate(texts):

@@ -1,6 +1,4 @@
-"""Binary values against the text that the same server prints: the server is the oracle for every
-type.
-"""
+"""Binary values against the text that the same server prints, for every type."""
 
 from __future__ import annotations
 
@@ -309,9 +307,7 @@ def connection_array(values):
 
 @pytest.mark.parametrize("type_name", VALUES)
 def test_the_text_is_what_the_server_prints(any_database, type_name):
-    """To the letter, or to the bit for floats; nulls stay null, slices are read at their own
-    offset.
-    """
+    """To the letter, or to the bit for floats; slices are read at their own offset."""
     text, sent = printed_and_sent(any_database, type_name, [*VALUES[type_name], None])
     wire = type_name.partition("(")[0]
     found = text_of(pa.array([b"junk", *sent], pa.binary()).slice(1), wire)

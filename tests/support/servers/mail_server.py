@@ -8,9 +8,7 @@ from email.message import EmailMessage
 
 
 class _Session(socketserver.StreamRequestHandler):
-    """One connection, as far as smtplib speaks SMTP: every command is taken, DATA is read up to its
-    lone dot.
-    """
+    """One connection, as far as smtplib speaks SMTP."""
 
     def handle(self) -> None:
         self._say("220 ready")

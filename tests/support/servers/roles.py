@@ -11,9 +11,7 @@ from psycopg import sql
 
 @contextmanager
 def new_role(database, name: str, attributes: str = "login replication") -> Iterator[str]:
-    """A role of this test's own, by its full name; it and all that it owns are dropped at the
-    end.
-    """
+    """A role of this test's own; it and all that it owns are dropped at the end."""
     full = f"{name}_{database.name}"
     role = sql.Identifier(full).as_string()
     database.execute(f"create role {role} {attributes} password 'p'")

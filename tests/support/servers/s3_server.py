@@ -1,6 +1,4 @@
-"""S3 servers for tests: SeaweedFS, which checks keys and permissions, and moto, an independent
-implementation.
-"""
+"""S3 servers for tests: SeaweedFS, which checks keys, and moto."""
 
 from __future__ import annotations
 

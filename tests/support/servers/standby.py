@@ -1,6 +1,4 @@
-"""Servers that take another's place: standbys that keep the primary's slots and are promoted,
-restored and upgraded ones.
-"""
+"""Standbys that keep the primary's slots, and restored and upgraded servers."""
 
 from __future__ import annotations
 
@@ -169,9 +167,7 @@ def insert(server, number: int, v: str) -> None:
 
 
 def accepted_resync(runner, pipeline) -> None:
-    """A resync by whoever reads the refusal of the first one, and knows that this server is the
-    one.
-    """
+    """A resync, accepting the server that the first one's refusal names."""
     try:
         pipeline.resync(runner)
     except RunFailed as err:

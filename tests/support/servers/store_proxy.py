@@ -1,6 +1,4 @@
-"""An HTTP proxy in front of an object store: counts, holds, delays and fails requests, and loses
-answers.
-"""
+"""A proxy in front of an object store: counts, holds, delays and fails requests."""
 
 from __future__ import annotations
 
@@ -54,10 +52,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """The status that the store, or the proxy in its place, gave a request.
-
-    It is None where there was no answer.
-    """
+    """The status that a request got, None where there was no answer."""
 
     request: Request
     status: int | None
@@ -171,9 +166,7 @@ class StoreProxy:
 
     @contextmanager
     def lose_answers(self, pattern: str, count: int | None = 1) -> Iterator[None]:
-        """Pass the next matching requests on to the store, and close the connection instead of
-        answering.
-        """
+        """Passes the next matching requests on, and closes the connection unanswered."""
         rule = Rule(pattern, count)
         self._losses.append(rule)
         try:

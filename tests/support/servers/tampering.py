@@ -1,6 +1,4 @@
-"""A server that sends wrong messages: its slot functions, with what they give changed on the way,
-in one test's database.
-"""
+"""A server whose slot functions send wrong messages, in one test's database."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ def tamper_with(database) -> None:
 
 
 def send_wrong(database, kind: str, part: bytes, change: str) -> None:
-    """From now on messages of this kind that have these bytes are changed; no others are any
-    more.
-    """
+    """From now on messages of this kind with these bytes are changed, and no others."""
     send_right(database)
     database.execute("insert into tampered values (%s, %s, %s)", (kind, part, change))
 

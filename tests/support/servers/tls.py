@@ -1,6 +1,4 @@
-"""TLS for tests: an authority with certificates, and a server's end of TLS before a PostgreSQL that
-is built without it.
-"""
+"""TLS for tests: an authority, and a server's end of TLS before a PostgreSQL."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ _SSL_REQUEST = bytes.fromhex("0000000804d2162f")  # the chapter on message forma
 
 @dataclass
 class Authority:
-    """A certificate authority in ``folder``, and what it signed: files ``<name>.crt`` and
-    ``<name>.key``, keys mode 0600.
-    """
+    """A certificate authority in ``folder``: files ``<name>.crt`` and ``<name>.key``."""
 
     folder: Path
 
@@ -82,9 +78,7 @@ class Authority:
 
 @contextmanager
 def tls_before(port: int, authority: Authority, host: str = "localhost") -> Iterator[int]:
-    """A port that speaks PostgreSQL's TLS handshake, wants a client certificate, and passes
-    everything on to ``port``.
-    """
+    """A port that wants a client certificate by TLS, and passes all on to ``port``."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*authority.issue("server", host))
     context.load_verify_locations(authority.root)
