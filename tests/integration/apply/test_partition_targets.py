@@ -303,25 +303,17 @@ HELD = {
 }
 SPLIT_CHANGES = [
     "insert into f values (101, 'LAX', 'x', null), (102, 'SFO', 'y', null), (13, null, 'z', null)",
-    (
-        "update f set origin = case origin when 'LAX' then 'SFO' else 'LAX' end where id < 8;"
-        " update f set id = id + 200 where id = 9"
-    ),
+    ("update f set origin = case origin when 'LAX' then 'SFO' else 'LAX' end where id < 8;"
+     " update f set id = id + 200 where id = 9"),
     "delete from f where id in (102, 12)",
-    (  # crosses partitions
-        "delete from r where id in (14, 15, 23); update r set id = id + 10 where id in (4, 5, 13);"
-        " update r set id = 4 where id = 21"
-    ),
-    (
-        "update r set v = 'w' where id % 2 = 0; delete from r where id in (1, 16, 25); insert into"
-        " r values (16, 'n'), (26, 'n')"
-    ),
-    (
-        "update l set region = 'c', v = 'moved' where id in (1, 2); update l set region = 'b' where"
-        " id = 5; update l set v = 'no' where id = 6"
-    ),
+    ("delete from r where id in (14, 15, 23); update r set id = id + 10 where id in (4, 5, 13);"
+     " update r set id = 4 where id = 21"),
+    ("update r set v = 'w' where id % 2 = 0; delete from r where id in (1, 16, 25); insert into"
+     " r values (16, 'n'), (26, 'n')"),
+    ("update l set region = 'c', v = 'moved' where id in (1, 2); update l set region = 'b' where"
+     " id = 5; update l set v = 'no' where id = 6"),
     "delete from l where id = 8; insert into l values (20, 'a'), (21, 'c')",
-]
+]  # fmt: skip
 SPLIT_THEN = [
     (
         "alter table f add column more int default 7; insert into f values (30, 'LAX', 'm', null,"
@@ -525,111 +517,47 @@ LISTS = [
 ]
 # What is published, whether via roots, the targets, what setup says.
 REFUSED = {
-    "no such root": (
-        ["t"],
-        False,
-        {"nope": GATHER},
-        r"nope.partition_root: public.nope does not exist",
-    ),
-    "not partitioned": (
-        ["t"],
-        False,
-        {"t": GATHER},
-        r"public.t isn't partitioned: remove partition_root",
-    ),
-    "via its root": (
-        ["p"],
-        True,
-        {"p": GATHER},
-        r"published via its root.*publish_via_partition_root: false",
-    ),
-    "not published": (
-        ["t"],
-        False,
-        {"p": GATHER},
-        r"no publication of this pipeline publishes a partition",
-    ),
-    "other keys": (
-        ["q"],
-        False,
-        {"q": GATHER},
-        r"different keys \(public.q_1: id; public.q_2: a, id\): give them the same",
-    ),
-    "other filters": (
-        PART,
-        False,
-        {"p": GATHER},
-        r"different row filters \(public.p_1: .*id > 1.*; public.p_2: none\)",
-    ),
-    "other columns": (
-        LISTS,
-        False,
-        {"p": GATHER},
-        r"different column lists \(public.p_1: a, id; public.p_2: id, v\)",
-    ),
-    "a leaf with an entry": (
-        ["p"],
-        False,
-        {"p": GATHER, "p_1": {}},
-        r"public.p_1 can't be a target too",
-    ),
-    "from what is gathered": (
-        ["p"],
-        False,
-        {"p": GATHER, "a": {"from": "public.p_1", "where": "id > 1"}},
-        r"partition_root merges the partitions of public.p_1",
-    ),
-    "from nowhere": (
-        ["t"],
-        False,
-        {"a": {"from": "public.plain", "where": "id > 1"}},
-        r"no publication.*publishes public.plain",
-    ),
-    "from a leaf of a root": (
-        ["p"],
-        True,
-        {"a": {"from": "public.p_1", "where": "id > 1"}},
-        r"under that name.*the root",
-    ),
-    "a name that is published": (
-        ["t", "plain"],
-        False,
-        {"plain": {"from": "public.t", "where": "id > 1"}},
-        r"target names are unique: choose another",
-    ),
-    "a table of that name": (
-        ["t"],
-        False,
-        {"plain": {"from": "public.t", "where": "id > 1"}},
-        r"isn't a partition of public.t",
-    ),
-    "all of it": (
-        ["t"],
-        False,
-        {"a": {"from": "public.t"}},
-        r"no partition of public.t, so it would hold all.*write a where",
-    ),
+    "no such root": (["t"], False, {"nope": GATHER},
+                     r"nope.partition_root: public.nope does not exist"),
+    "not partitioned": (["t"], False, {"t": GATHER},
+                        r"public.t isn't partitioned: remove partition_root"),
+    "via its root": (["p"], True, {"p": GATHER},
+                     r"published via its root.*publish_via_partition_root: false"),
+    "not published": (["t"], False, {"p": GATHER},
+                      r"no publication of this pipeline publishes a partition"),
+    "other keys": (["q"], False, {"q": GATHER},
+                   r"different keys \(public.q_1: id; public.q_2: a, id\): give them the same"),
+    "other filters": (PART, False, {"p": GATHER},
+                      r"different row filters \(public.p_1: .*id > 1.*; public.p_2: none\)"),
+    "other columns": (LISTS, False, {"p": GATHER},
+                      r"different column lists \(public.p_1: a, id; public.p_2: id, v\)"),
+    "a leaf with an entry": (["p"], False, {"p": GATHER, "p_1": {}},
+                             r"public.p_1 can't be a target too"),
+    "from what is gathered": (["p"], False, {"p": GATHER,
+                                             "a": {"from": "public.p_1", "where": "id > 1"}},
+                              r"partition_root merges the partitions of public.p_1"),
+    "from nowhere": (["t"], False, {"a": {"from": "public.plain", "where": "id > 1"}},
+                     r"no publication.*publishes public.plain"),
+    "from a leaf of a root": (["p"], True, {"a": {"from": "public.p_1", "where": "id > 1"}},
+                              r"under that name.*the root"),
+    "a name that is published": (["t", "plain"], False,
+                                 {"plain": {"from": "public.t", "where": "id > 1"}},
+                                 r"target names are unique: choose another"),
+    "a table of that name": (["t"], False, {"plain": {"from": "public.t", "where": "id > 1"}},
+                             r"isn't a partition of public.t"),
+    "all of it": (["t"], False, {"a": {"from": "public.t"}},
+                  r"no partition of public.t, so it would hold all.*write a where"),
     "hash": (["h"], True, {"h_1": {"from": "public.h"}}, r"h_1.from.*satisfies_hash_partition"),
-    "outside the identity": (
-        ["t"],
-        False,
-        {"a": {"from": "public.t", "where": "a > 5"}},
-        r"replica identity full",
-    ),
-}
+    "outside the identity": (["t"], False, {"a": {"from": "public.t", "where": "a > 5"}},
+                             r"replica identity full"),
+}  # fmt: skip
 ALLOWED = {
     "leaves with keys of their own": (["p"], False, {"p": GATHER}),
     "some leaves": (["p_1"], False, {"p": GATHER}),
     "gathered, filtered by the key": (["p"], False, {"p": GATHER | {"where": "id > 5"}}),
-    "two of one": (
-        ["t"],
-        False,
-        {
-            "a": {"from": "public.t", "where": "id > 5"},
-            "b": {"from": "public.t", "where": "id < 9"},
-        },
-    ),
-}
+    "two of one": (["t"], False, {"a": {"from": "public.t", "where": "id > 5"},
+                                  "b": {"from": "public.t", "where": "id < 9"}}),
+}  # fmt: skip
 
 
 def test_setup_allows(database, lake):

@@ -31,52 +31,32 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 # Statements, and whether the table has to be copied again for them.
 CASES = {
     "a column without a default": ("alter table t add column x int", False),
-    "a column with a constant default": (
-        "alter table t add column x numeric(6,2) not null default 1.50",
-        False,
-    ),
-    "a default of an array type": (
-        "alter table t add column x text[] default array['a', 'b,\"c']",
-        False,
-    ),
-    "a default that only new rows get": (
-        "alter table t add column x int; alter table t alter column x set default 5",
-        True,
-    ),
+    "a column with a constant default":
+    ("alter table t add column x numeric(6,2) not null default 1.50", False),
+    "a default of an array type": ("alter table t add column x text[] default array['a', 'b,\"c']",
+                                   False),
+    "a default that only new rows get":
+    ("alter table t add column x int; alter table t alter column x set default 5", True),
     "a volatile default": ("alter table t add column x float8 default random()", True),
-    "a generated column, which isn't published": (
-        "alter table t add column x int generated always as (id * 2) stored",
-        False,
-    ),
+    "a generated column, which isn't published":
+    ("alter table t add column x int generated always as (id * 2) stored", False),
     "a dropped column": ("alter table t drop column v", False),
     "a renamed column": ("alter table t rename column v to w", False),
     "a renamed key": ("alter table t rename column id to key", False),
-    "a renamed column and a new one under its old name": (
-        "alter table t rename column v to w; alter table t add column v int",
-        True,
-    ),
-    "a column dropped and added again": (
-        "alter table t drop column v; alter table t add column v text",
-        True,
-    ),
-    "a longer varchar and a wider numeric": (
-        (
-            "alter table t alter column s type varchar(20); alter table t alter column n type"
-            " numeric(12,2)"
-        ),
-        False,
-    ),
+    "a renamed column and a new one under its old name":
+    ("alter table t rename column v to w; alter table t add column v int", True),
+    "a column dropped and added again":
+    ("alter table t drop column v; alter table t add column v text", True),
+    "a longer varchar and a wider numeric":
+    (("alter table t alter column s type varchar(20); alter table t alter column n type"
+      " numeric(12,2)"), False),
     "a numeric without limits": ("alter table t alter column n type numeric", False),
     "another type": ("alter table t alter column n type text using 'n' || n", True),
     "another scale": ("alter table t alter column n type numeric(10,4)", True),
-    "several at once": (
-        (
-            "alter table t add column x int default 1, add column y date, drop column s; alter"
-            " table t rename v to w"
-        ),
-        False,
-    ),
-}
+    "several at once":
+    (("alter table t add column x int default 1, add column y date, drop column s; alter"
+      " table t rename v to w"), False),
+}  # fmt: skip
 
 
 def write(database, first, table="t"):
@@ -188,52 +168,30 @@ def test_the_targets_follow(runner, database, lake, cases):
 
 # What the stream tells nothing of, and whether the table has to be copied again for it.
 REWRITES = {
-    "other values of the same type": (
-        "alter table t alter s type varchar(10) using upper(s)",
-        True,
-    ),
-    "other values, then rows": (
-        "alter table t alter s type varchar(10) using upper(s); insert into t(id) values (99)",
-        True,
-    ),
-    "another type and back": (
-        (
-            "alter table t alter n type text; alter table t alter n type numeric(10,2) using"
-            " n::numeric + 1"
-        ),
-        True,
-    ),
-    "a volatile default that was dropped": (
-        (
-            "alter table t add x float8 default random(); alter table t alter x drop default;"
-            " insert into t(id) values (99)"
-        ),
-        True,
-    ),
-    "a default that old rows showed, filled in and dropped": (
-        (
-            "alter table t add x int default 5; alter table t alter x type int using 6; alter table"
-            " t alter x drop default;insert into t(id) values (9)"
-        ),
-        True,
-    ),
+    "other values of the same type": ("alter table t alter s type varchar(10) using upper(s)",
+                                      True),
+    "other values, then rows":
+    ("alter table t alter s type varchar(10) using upper(s); insert into t(id) values (99)", True),
+    "another type and back":
+    (("alter table t alter n type text; alter table t alter n type numeric(10,2) using"
+      " n::numeric + 1"), True),
+    "a volatile default that was dropped":
+    (("alter table t add x float8 default random(); alter table t alter x drop default;"
+      " insert into t(id) values (99)"), True),
+    "a default that old rows showed, filled in and dropped":
+    (("alter table t add x int default 5; alter table t alter x type int using 6; alter table"
+      " t alter x drop default;insert into t(id) values (9)"), True),
     "the same type, written as it was": ("alter table t alter n type numeric(10,2)", False),
     "vacuum full": ("vacuum full t", False),
     "cluster": ("cluster t using t_pkey", False),
     "truncate": ("truncate t; insert into t(id) values (1)", False),
     "rewritten twice over": ("vacuum full t; delete from t where id = 2; vacuum full t", False),
-    "changes of columns that write no row": (
-        (
-            "grant select (v) on t to pg_monitor; alter table t alter s set statistics 500; alter"
-            " table t alter n set default 1"
-        ),
-        False,
-    ),
-    "storage options": (
-        "alter table t set (fillfactor = 50); reindex table t; vacuum freeze t; analyze t",
-        False,
-    ),
-}
+    "changes of columns that write no row":
+    (("grant select (v) on t to pg_monitor; alter table t alter s set statistics 500; alter"
+      " table t alter n set default 1"), False),
+    "storage options":
+    ("alter table t set (fillfactor = 50); reindex table t; vacuum freeze t; analyze t", False),
+}  # fmt: skip
 
 
 def run_each(database, table, statements):

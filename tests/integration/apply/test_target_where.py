@@ -336,36 +336,20 @@ create table p_1 partition of p default;
 REFUSED = {
     "not an expression": ("public.t", "id >", {}, r"where.*filter"),
     "no such column": ("public.t", "nope > 1", {}, r"nope.*does not exist"),
-    "not translatable": (
-        "public.t",
-        "id > 0 and j::text = 'x'",
-        {},
-        r"can't be evaluated in Spark: at",
-    ),
+    "not translatable": ("public.t", "id > 0 and j::text = 'x'", {},
+                         r"can't be evaluated in Spark: at"),
     "numeric without limits": ("public.t", "g > 0", {}, r"can't be evaluated in Spark: at"),
-    "outside the identity": (
-        "public.t",
-        "a > 5",
-        {},
-        r"uses a, which the replica identity \(id\) doesn't cover.*full",
-    ),
-    "not in the column list": (
-        "public.t",
-        "id > 5 and c = 'x'",
-        {"columns": ["id", "a"]},
-        r"c, which isn't published",
-    ),
+    "outside the identity": ("public.t", "a > 5", {},
+                             r"uses a, which the replica identity \(id\) doesn't cover.*full"),
+    "not in the column list": ("public.t", "id > 5 and c = 'x'", {"columns": ["id", "a"]},
+                               r"c, which isn't published"),
     "no such table": ("public.nope", "id > 5", {}, r"public\.nope does not exist"),
     "not published": ("public.plain", "id > 5", {}, r"no publication of this pipeline publishes"),
     "a root whose leaves are targets": ("public.p", "id > 5", {}, r"publishes its partitions"),
-    "a leaf of a published root": (
-        "public.p_1",
-        "id > 5",
-        {"via": True},
-        r"published as those of public\.p",
-    ),
+    "a leaf of a published root": ("public.p_1", "id > 5", {"via": True},
+                                   r"published as those of public\.p"),
     "no name of a table": ("t", "id > 5", {}, r"schema\.table"),
-}
+}  # fmt: skip
 ALLOWED = {
     "the key": ("public.t", "id > 5 and id < 100", {}),
     "another column, but no updates": ("public.t", "a > 5", {"publish": ["insert", "delete"]}),

@@ -51,21 +51,15 @@ def judged(conn, state, landed_as_of=None):
 TOLD = {
     "truncated": (["truncate t_1"], True, True),
     "truncated and filled": (["truncate t_1", "insert into t values (2, 'new')"], True, True),
-    "unlogged for a while": (
-        ["alter table t_1 set unlogged", "alter table t_1 set logged"],
-        True,
-        True,
-    ),
+    "unlogged for a while": (["alter table t_1 set unlogged", "alter table t_1 set logged"], True,
+                             True),
     "written anew": (["vacuum full t_1"], False, True),
-    "clustered after more rows": (
-        ["insert into t values (3, 'x')", "cluster t_1 using t_1_pkey"],
-        False,
-        True,
-    ),
+    "clustered after more rows": (["insert into t values (3, 'x')", "cluster t_1 using t_1_pkey"],
+                                  False, True),
     "altered": (["alter table t alter v type text using v || 'x'"], False, False),
     "a column with values": (["alter table t add n float8 default random()"], False, False),
     "nothing": ([], False, False),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("statements, told, renewed", TOLD.values(), ids=TOLD)
@@ -84,19 +78,13 @@ def test_by_its_file_and_its_rows(database, conn, state, statements, told, renew
 ALONE = {
     "the root": (["truncate t; insert into t values (2, 'new')"], False),
     "the root, in a savepoint": (["begin; savepoint a; truncate t; release a; commit"], False),
-    "the root, then the partition": (
-        ["truncate t", "insert into t values (2, 'new')", "truncate t_1"],
-        True,
-    ),
-    "the partition, then the root": (
-        ["truncate t_1", "insert into t values (2, 'new')", "truncate t"],
-        False,
-    ),
-    "the root, then written anew": (
-        ["truncate t", "insert into t values (2, 'new')", "vacuum full t_1"],
-        False,
-    ),
-}
+    "the root, then the partition": (["truncate t", "insert into t values (2, 'new')",
+                                      "truncate t_1"], True),
+    "the partition, then the root": (["truncate t_1", "insert into t values (2, 'new')",
+                                      "truncate t"], False),
+    "the root, then written anew": (["truncate t", "insert into t values (2, 'new')",
+                                     "vacuum full t_1"], False),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("statements, alone", ALONE.values(), ids=ALONE)

@@ -54,34 +54,23 @@ def add_note2(_, uri):
 
 # What the writer does, what the run says, and what the operator does then; None: copies again.
 ALTERATIONS = {
-    "dropped": (
-        by_spark(MAPPED, "alter table {t} drop column note"),
-        r"column `note` is missing by version \d+ \(DROP COLUMNS by .*RESTORE",
-        None,
-    ),
-    "renamed": (
-        by_spark(MAPPED, "alter table {t} rename column note to text"),
-        r"column `note` is missing by version \d+ \(RENAME COLUMN by ",
-        by_spark("alter table {t} rename column text to note"),
-    ),
+    "dropped": (by_spark(MAPPED, "alter table {t} drop column note"),
+                r"column `note` is missing by version \d+ \(DROP COLUMNS by .*RESTORE", None),
+    "renamed": (by_spark(MAPPED, "alter table {t} rename column note to text"),
+                r"column `note` is missing by version \d+ \(RENAME COLUMN by ",
+                by_spark("alter table {t} rename column text to note")),
     "overwritten": (without_note, r"column `note` is missing by version \d+ \(WRITE by ", None),
-    "checked": (
-        by_spark("alter table {t} add constraint few check (id < 3)"),
+    "checked": (by_spark("alter table {t} add constraint few check (id < 3)"),
         r"CHECK constraint `few` was added by version \d+ \(ADD CONSTRAINT by .*DROP CONSTRAINT",
-        by_spark("alter table {t} drop constraint few"),
-    ),
-    "append_only": (
-        by_spark("alter table {t} set tblproperties ('delta.appendOnly' = 'true')"),
-        r"delta.appendOnly was set by version \d+ \(SET TBLPROPERTIES by ",
-        by_spark("alter table {t} set tblproperties ('delta.appendOnly' = 'false')"),
-    ),
-    "note2": (
-        add_note2,
+        by_spark("alter table {t} drop constraint few")),
+    "append_only": (by_spark("alter table {t} set tblproperties ('delta.appendOnly' = 'true')"),
+                    r"delta.appendOnly was set by version \d+ \(SET TBLPROPERTIES by ",
+                    by_spark("alter table {t} set tblproperties ('delta.appendOnly' = 'false')")),
+    "note2": (add_note2,
         r"column `note2` was added, and the source has .* of that name by version \d+ \(WRITE by ",
-        None,
-    ),
+        None),
     "required": (with_further_column, r"column `extra` is NOT NULL by version \d+ \(WRITE", None),
-}
+}  # fmt: skip
 # They don't stop a table: Delta computes what the source doesn't have, or waldelta needs nothing.
 HARMLESS = {
     "further": by_spark("alter table {t} add column extra string"),

@@ -32,111 +32,51 @@ PLAIN = {"sslmode": "disable", "password": SECRET}
 PLAIN_TCP = {"sslmode": "disable", "host": "127.0.0.1"}
 
 CASES = {
-    "wrong password": (
-        PLAIN,
-        AuthenticationFailed,
-        "refused user 'postgres': check login and password",
-    ),
-    "no password": (
-        {"sslmode": "disable", "password": ""},
-        AuthenticationFailed,
-        "refused user 'postgres'",
-    ),
-    "role missing": (
-        {"user": "waldelta_no_such"},
-        AuthenticationFailed,
-        "the server doesn't let user 'waldelta_no_such' in from here (",
-    ),
-    "database missing": (
-        {"user": "waldelta_trusted", "dbname": "waldelta_no_such"},
-        AuthenticationFailed,
-        "database 'waldelta_no_such' does not exist",
-    ),
-    "rejected by pg_hba.conf": (
-        {"user": "waldelta_rejected"},
-        AuthenticationFailed,
-        "that pg_hba.conf has a line for it",
-    ),
-    "not in pg_hba.conf": (
-        {"user": "waldelta_unlisted"},
-        AuthenticationFailed,
-        "that pg_hba.conf has a line for it",
-    ),
-    "SSL wanted, not offered": (
-        {"sslmode": "require"},
-        ConfigError,
-        "asks for SSL, which this server doesn't offer",
-    ),
-    "sslrootcert missing": (
-        {"sslmode": "verify-full", "sslrootcert": "/nowhere/root.crt", "port": "ssl"},
-        ConfigError,
-        'root certificate file "/nowhere/root.crt" does not exist: correct sslrootcert',
-    ),
-    "sslmode misspelt": (
-        {"sslmode": "requiered"},
-        ConfigError,
-        'invalid sslmode value: "requiered": correct',
-    ),
-    "refused": (
-        {"port": "closed"},
-        SourceUnreachable,
-        "can't be reached (Connection refused): check host, port",
-    ),
+    "wrong password": (PLAIN, AuthenticationFailed,
+                       "refused user 'postgres': check login and password"),
+    "no password": ({"sslmode": "disable", "password": ""}, AuthenticationFailed,
+                    "refused user 'postgres'"),
+    "role missing": ({"user": "waldelta_no_such"}, AuthenticationFailed,
+                     "the server doesn't let user 'waldelta_no_such' in from here ("),
+    "database missing": ({"user": "waldelta_trusted", "dbname": "waldelta_no_such"},
+                         AuthenticationFailed, "database 'waldelta_no_such' does not exist"),
+    "rejected by pg_hba.conf": ({"user": "waldelta_rejected"}, AuthenticationFailed,
+                                "that pg_hba.conf has a line for it"),
+    "not in pg_hba.conf": ({"user": "waldelta_unlisted"}, AuthenticationFailed,
+                           "that pg_hba.conf has a line for it"),
+    "SSL wanted, not offered": ({"sslmode": "require"}, ConfigError,
+                                "asks for SSL, which this server doesn't offer"),
+    "sslrootcert missing": ({"sslmode": "verify-full", "sslrootcert": "/nowhere/root.crt",
+        "port": "ssl"}, ConfigError,
+        'root certificate file "/nowhere/root.crt" does not exist: correct sslrootcert'),
+    "sslmode misspelt": ({"sslmode": "requiered"}, ConfigError,
+                         'invalid sslmode value: "requiered": correct'),
+    "refused": ({"port": "closed"}, SourceUnreachable,
+                "can't be reached (Connection refused): check host, port"),
     "unknown host": ({"host": "nowhere.invalid"}, SourceUnreachable, "nowhere.invalid"),
-}
+}  # fmt: skip
 
 
 # What a server, or a pooler in its place, answers to the very beginning.
 ANSWERS = {
-    "a pooler": (
-        "08P01",
-        "unsupported startup parameter: options",
-        ConfigError,
-        "point the connection at PostgreSQL itself",
-    ),
-    "a newer one": (
-        "08P01",
-        "unsupported startup parameter in options: tcp_keepalives_idle",
-        ConfigError,
-        "at PostgreSQL itself",
-    ),
-    "full": (
-        "53300",
-        "sorry, too many clients already",
-        SourceUnreachable,
-        "no connection left for user 'postgres'",
-    ),
-    "full but for superusers": (
-        "53300",
+    "a pooler": ("08P01", "unsupported startup parameter: options", ConfigError,
+                 "point the connection at PostgreSQL itself"),
+    "a newer one": ("08P01", "unsupported startup parameter in options: tcp_keepalives_idle",
+                    ConfigError, "at PostgreSQL itself"),
+    "full": ("53300", "sorry, too many clients already", SourceUnreachable,
+             "no connection left for user 'postgres'"),
+    "full but for superusers": ("53300",
         "remaining connection slots are reserved for roles with the SUPERUSER attribute",
-        SourceUnreachable,
-        "raise max_connections",
-    ),
-    "the role's limit": (
-        "53300",
-        'too many connections for role "postgres"',
-        SourceUnreachable,
-        "or the limit that the message names",
-    ),
-    "not yet up": (
-        "57P03",
-        "the database system is starting up",
-        SourceUnreachable,
-        "takes no connections now",
-    ),
-    "a login trigger": (
-        "P0001",
-        "sorry, not today",
-        SourceError,
-        "see the database's event triggers on login",
-    ),
-    "a setting of the extra": (
-        "42704",
-        'unrecognized configuration parameter "work_mum"',
-        ConfigError,
-        "correct the extra's options",
-    ),
-}
+        SourceUnreachable, "raise max_connections"),
+    "the role's limit": ("53300", 'too many connections for role "postgres"', SourceUnreachable,
+                         "or the limit that the message names"),
+    "not yet up": ("57P03", "the database system is starting up", SourceUnreachable,
+                   "takes no connections now"),
+    "a login trigger": ("P0001", "sorry, not today", SourceError,
+                        "see the database's event triggers on login"),
+    "a setting of the extra": ("42704", 'unrecognized configuration parameter "work_mum"',
+                               ConfigError, "correct the extra's options"),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -172,19 +112,12 @@ def _reload(admin: psycopg.Connection) -> None:
 
 REFUSED_ONCE = {
     "wrong password": ({"password": SECRET}, AuthenticationFailed, "check login and password", 1),
-    "right password, no such database": (
-        {"dbname": "waldelta_no_such"},
-        AuthenticationFailed,
-        "database 'waldelta_no_such' does not exist",
-        0,
-    ),
-    "the role has no connection left": (
-        {"user": "waldelta_crowded", "password": "p"},
-        SourceUnreachable,
-        "no connection left for user 'waldelta_crowded'",
-        0,
-    ),
-}
+    "right password, no such database": ({"dbname": "waldelta_no_such"}, AuthenticationFailed,
+                                         "database 'waldelta_no_such' does not exist", 0),
+    "the role has no connection left": ({"user": "waldelta_crowded", "password": "p"},
+                                        SourceUnreachable,
+                                        "no connection left for user 'waldelta_crowded'", 0),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])

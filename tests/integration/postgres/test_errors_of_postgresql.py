@@ -12,16 +12,11 @@ pytestmark = pytest.mark.pg
 SECRET = "s3cret-4711"
 STATEMENTS = {
     "a value": ("select 'SECRET'::int", "SQLSTATE 22P02, InvalidTextRepresentation"),
-    "a key": (
-        "insert into t values (1, 'SECRET'), (1, 'SECRET')",
-        "SQLSTATE 23505, UniqueViolation, t, pk",
-    ),
-    "a check": (
-        "insert into t values (2, 'xSECRET')",
-        "SQLSTATE 23514, CheckViolation, t, short",
-    ),
+    "a key": ("insert into t values (1, 'SECRET'), (1, 'SECRET')",
+              "SQLSTATE 23505, UniqueViolation, t, pk"),
+    "a check": ("insert into t values (2, 'xSECRET')", "SQLSTATE 23514, CheckViolation, t, short"),
     "a function": ("do $$ begin raise 'SECRET'; end $$", "SQLSTATE P0001, RaiseException"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("statement", "words"), STATEMENTS.values(), ids=STATEMENTS)

@@ -46,45 +46,22 @@ ABORTS_AT_EXIT = (
 )
 
 ENDINGS = {
-    "a named error": (
-        ["status", "/nowhere.yml"],
-        "",
-        1,
-        "ConfigError: pipeline file /nowhere.yml can't be read",
-    ),
+    "a named error": (["status", "/nowhere.yml"], "", 1,
+                      "ConfigError: pipeline file /nowhere.yml can't be read"),
     "wrong usage": (["dance"], "", 2, "invalid choice: 'dance'"),
-    "success": (
-        ["status", "x"],
-        "command_line.main = lambda arguments: print('said', end='') or 0",
-        0,
-        "",
-    ),
-    "SIGTERM": (
-        ["status", "x"],
-        "command_line.main = lambda arguments: command_line._leave(15, None)",
-        143,
-        "",
-    ),
-    "Ctrl-C": (
-        ["status", "x"],
-        "command_line.Pipeline.load = lambda _: __import__('os').kill(os.getpid(), 2)",
-        130,
-        "ERROR interrupted: what was committed stays, and the next run goes on from there\n",
-    ),
+    "success": (["status", "x"],
+                "command_line.main = lambda arguments: print('said', end='') or 0", 0, ""),
+    "SIGTERM": (["status", "x"],
+                "command_line.main = lambda arguments: command_line._leave(15, None)", 143, ""),
+    "Ctrl-C": (["status", "x"],
+        "command_line.Pipeline.load = lambda _: __import__('os').kill(os.getpid(), 2)", 130,
+        "ERROR interrupted: what was committed stays, and the next run goes on from there\n"),
     "a program": (["check", sys.executable], "", 1, f"ERROR ConfigError: {sys.executable} "),
-    "an unknown log level": (
-        ["status", "x"],
-        "os.environ['WALDELTA_LOG_LEVEL'] = 'loud'",
-        1,
-        "ERROR ConfigError: WALDELTA_LOG_LEVEL is 'LOUD'",
-    ),
-    "a defect": (
-        ["status", "x"],
-        "command_line.main = lambda arguments: 1 / 0",
-        1,
-        "ZeroDivisionError",
-    ),
-}
+    "an unknown log level": (["status", "x"], "os.environ['WALDELTA_LOG_LEVEL'] = 'loud'", 1,
+                             "ERROR ConfigError: WALDELTA_LOG_LEVEL is 'LOUD'"),
+    "a defect": (["status", "x"], "command_line.main = lambda arguments: 1 / 0", 1,
+                 "ZeroDivisionError"),
+}  # fmt: skip
 
 
 def run(command, **environment):

@@ -93,49 +93,25 @@ def ports(tmp_path):
 
 
 CASES = {
-    "nothing listens": (
-        "127.0.0.1:{closed}",
-        True,
-        r"can't be reached \(Connection refused\): start it, or correct host",
-    ),
+    "nothing listens": ("127.0.0.1:{closed}", True,
+                        r"can't be reached \(Connection refused\): start it, or correct host"),
     "nothing listens on localhost": ("localhost:{closed}", True, r"Connection refused"),
-    "unknown host": (
-        "nowhere.invalid:15002/;use_ssl=true",
-        True,
-        r"nowhere.invalid:15002 can't be reached",
-    ),
-    "packets are swallowed": (
-        "127.0.0.1:{swallowing}",
-        True,
-        r"didn't answer within 1 s: .*firewalls",
-    ),
-    "takes connections only": (
-        "127.0.0.1:{silent}",
-        True,
-        r"takes connections and doesn't answer: check the port",
-    ),
+    "unknown host": ("nowhere.invalid:15002/;use_ssl=true", True,
+                     r"nowhere.invalid:15002 can't be reached"),
+    "packets are swallowed": ("127.0.0.1:{swallowing}", True,
+                              r"didn't answer within 1 s: .*firewalls"),
+    "takes connections only": ("127.0.0.1:{silent}", True,
+                               r"takes connections and doesn't answer: check the port"),
     "another server": ("127.0.0.1:{http}/;", False, r"is something else that listens there"),
-    "not trusted": (
-        "localhost:{tls}/;use_ssl=true;token=" + TOKEN,
-        False,
-        r"certificate that isn't trusted",
-    ),
-    "TLS at the server alone": (
-        "localhost:{tls}",
-        False,
-        r"speaks TLS, and the address asks for none: add use_ssl",
-    ),
-    "TLS for nothing": (
-        "localhost:{http}/;use_ssl=true",
-        False,
-        r"doesn't speak TLS: take use_ssl out",
-    ),
-    "a token by the address": (
-        "127.0.0.1:{http}/;token=" + TOKEN,
-        False,
-        r"write localhost for the host",
-    ),
-}
+    "not trusted": ("localhost:{tls}/;use_ssl=true;token=" + TOKEN, False,
+                    r"certificate that isn't trusted"),
+    "TLS at the server alone": ("localhost:{tls}", False,
+                                r"speaks TLS, and the address asks for none: add use_ssl"),
+    "TLS for nothing": ("localhost:{http}/;use_ssl=true", False,
+                        r"doesn't speak TLS: take use_ssl out"),
+    "a token by the address": ("127.0.0.1:{http}/;token=" + TOKEN, False,
+                               r"write localhost for the host"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("address, retryable, told", CASES.values(), ids=CASES)

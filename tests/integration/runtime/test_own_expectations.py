@@ -116,27 +116,16 @@ NAMES = [
 ]
 # What only Spark refuses, by the columns' types or on a row.
 OF_SPARK = [
-    (
-        f"{{type: {ROWS}, kwargs: {{condition: lowr(state) = 'x', meaning: m}}, gate: stop}}",
-        "lowr",
-    ),
+    (f"{{type: {ROWS}, kwargs: {{condition: lowr(state) = 'x', meaning: m}}, gate: stop}}",
+     "lowr"),
     (f"{{type: {ROWS}, kwargs: {{condition: amount, meaning: m}}}}", "DATATYPE_MISMATCH"),
-    (
-        f"{{type: {ROWS}, kwargs: {{condition: due > paid, meaning: m}}, gate: stop}}",
-        "DATATYPE_MISMATCH",
-    ),
-    (
-        f"{{type: {IN_SET}, kwargs: {{column: due, value_set: [soon]}}, gate: quarantine}}",
-        "CAST_INVALID_INPUT",
-    ),
-    (
-        (
-            "{type: expect_column_values_to_match_regex, kwargs: {column: state, regex: '('}, gate:"
-            " quarantine}"
-        ),
-        "INVALID_PARAMETER_VALUE",
-    ),
-]
+    (f"{{type: {ROWS}, kwargs: {{condition: due > paid, meaning: m}}, gate: stop}}",
+     "DATATYPE_MISMATCH"),
+    (f"{{type: {IN_SET}, kwargs: {{column: due, value_set: [soon]}}, gate: quarantine}}",
+     "CAST_INVALID_INPUT"),
+    (("{type: expect_column_values_to_match_regex, kwargs: {column: state, regex: '('}, gate:"
+      " quarantine}"), "INVALID_PARAMETER_VALUE"),
+]  # fmt: skip
 # What is refused only once the target has a row that it can't be evaluated on.
 OF_ROWS = [
     (

@@ -182,18 +182,12 @@ UNPUBLISHED = {
 }
 PUBLISHED = {
     "column": (b'alter table t add "c\x81" int', 'column "t.c\\x81" (oid '),
-    "type": (
-        b'create type "e\x81" as enum (\'a\'); alter table t add e "e\x81"',
-        'type "e\\x81" (oid ',
-    ),
-    "partition": (
-        (
-            b"create table h(id int primary key) partition by range (id);"
-            b'create table "h\x81" partition of h for values from (1) to (9)'
-        ),
-        'table "h\\x81" (oid ',
-    ),
-}
+    "type": (b'create type "e\x81" as enum (\'a\'); alter table t add e "e\x81"',
+             'type "e\\x81" (oid '),
+    "partition": ((b"create table h(id int primary key) partition by range (id);"
+                   b'create table "h\x81" partition of h for values from (1) to (9)'),
+                  'table "h\\x81" (oid '),
+}  # fmt: skip
 
 
 @pytest.fixture

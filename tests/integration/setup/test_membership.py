@@ -33,170 +33,77 @@ CASES = {
     "nothing": (ONE, [], False),
     "another table comes": (ONE, ["alter publication p add table u"], False),
     "the same once more": (ONE, ["alter publication p set table t, u"], False),
-    "out and in": (
-        ONE,
-        ["alter publication p drop table t", "alter publication p add table t"],
-        True,
-    ),
-    "out and in with a column more": (
-        ONE,
-        [
-            "alter publication p drop table t",
-            "alter table t add n int",
-            "alter publication p add table t",
-        ],
-        True,
-    ),
-    "out and in with a filter": (
-        ONE,
-        ["alter publication p drop table t", "alter publication p add table t where (a > 1)"],
-        True,
-    ),
-    "out and in with a list": (
-        ONE,
-        ["alter publication p drop table t", "alter publication p add table t (id, a, v)"],
-        True,
-    ),
+    "out and in": (ONE, ["alter publication p drop table t", "alter publication p add table t"],
+                   True),
+    "out and in with a column more": (ONE, ["alter publication p drop table t",
+                                            "alter table t add n int",
+                                            "alter publication p add table t"], True),
+    "out and in with a filter": (ONE, ["alter publication p drop table t",
+                                       "alter publication p add table t where (a > 1)"], True),
+    "out and in with a list": (ONE, ["alter publication p drop table t",
+                                     "alter publication p add table t (id, a, v)"], True),
     "a filter": (ONE, ["alter publication p set table t where (a > 1)"], False),
-    "a filter, beside others": (
-        FILTERED,
-        ["alter publication p set table u, t where (a > 2)"],
-        False,
-    ),
+    "a filter, beside others": (FILTERED, ["alter publication p set table u, t where (a > 2)"],
+                                False),
     "a column list": (ONE, ["alter publication p set table t (id, a)"], False),
-    "a filter for a while": (
-        ONE,
-        ["alter publication p set table t where (a > 1)", "alter publication p set table t"],
-        True,
-    ),
-    "set out and set in": (
-        FILTERED,
-        ["alter publication p set table u", "alter publication p set table t where (a > 2), u"],
-        True,
-    ),
-    "a renamed column of the filter": (
-        ["create publication p for table t where (v is null)", "create publication q"],
-        ["alter table t rename v to w"],
-        False,
-    ),
+    "a filter for a while": (ONE, ["alter publication p set table t where (a > 1)",
+                                   "alter publication p set table t"], True),
+    "set out and set in": (FILTERED, ["alter publication p set table u",
+                                      "alter publication p set table t where (a > 2), u"], True),
+    "a renamed column of the filter": (["create publication p for table t where (v is null)",
+                                        "create publication q"], ["alter table t rename v to w"],
+                                       False),
     "its schema": (ONE, ["alter publication p set tables in schema public"], False),
-    "the table for its schema": (
-        ["create publication p for tables in schema public", "create publication q"],
-        ["alter publication p set table t where (a > 1)"],
-        True,
-    ),
-    "its schema beside it for a while": (
-        BESIDE_SCHEMA,
-        [
-            "alter publication p drop tables in schema public",
-            "alter publication p add tables in schema public",
-        ],
-        True,
-    ),
-    "its schema beside it goes": (
-        BESIDE_SCHEMA,
-        ["alter publication p drop tables in schema public"],
-        False,
-    ),
-    "options for a while": (
-        ONE,
-        [
-            "alter publication p set (publish = 'insert')",
-            "alter publication p set (publish = 'insert, update, delete, truncate')",
-        ],
-        True,
-    ),
-    "of all tables": (
-        ALL_TABLES,
-        [
-            "alter publication p set (publish = 'insert')",
-            "alter publication p set (publish = 'insert, update, delete, truncate')",
-        ],
-        True,
-    ),
-    "by the root for a while": (
-        ONE,
-        [
-            "alter publication p set (publish_via_partition_root = true)",
-            "alter publication p set (publish_via_partition_root = false)",
-        ],
-        True,
-    ),
+    "the table for its schema": (["create publication p for tables in schema public",
+                                  "create publication q"],
+                                 ["alter publication p set table t where (a > 1)"], True),
+    "its schema beside it for a while": (BESIDE_SCHEMA,
+                                         ["alter publication p drop tables in schema public",
+                                          "alter publication p add tables in schema public"],
+                                         True),
+    "its schema beside it goes": (BESIDE_SCHEMA,
+                                  ["alter publication p drop tables in schema public"], False),
+    "options for a while": (ONE, ["alter publication p set (publish = 'insert')",
+        "alter publication p set (publish = 'insert, update, delete, truncate')"], True),
+    "of all tables": (ALL_TABLES, ["alter publication p set (publish = 'insert')",
+        "alter publication p set (publish = 'insert, update, delete, truncate')"], True),
+    "by the root for a while": (ONE,
+                                ["alter publication p set (publish_via_partition_root = true)",
+                                 "alter publication p set (publish_via_partition_root = false)"],
+                                True),
     "by the root": (ONE, ["alter publication p set (publish_via_partition_root = true)"], False),
-    "operations for a while, and by the root (a limit)": (
-        ONE,
-        [
-            "alter publication p set (publish = 'insert')",
-            (
-                "alter publication p set (publish = 'insert, update, delete, truncate',"
-                " publish_via_partition_root = true)"
-            ),
-        ],
-        False,
-    ),
-    "operations for a while, and an owner (a limit)": (
-        ONE,
-        [
-            "alter publication p set (publish = 'insert')",
-            "alter publication p set (publish = 'insert, update, delete, truncate')",
-            "alter publication p owner to other_owner",
-        ],
-        False,
-    ),
+    "operations for a while, and by the root (a limit)": (ONE,
+        ["alter publication p set (publish = 'insert')",
+        ("alter publication p set (publish = 'insert, update, delete, truncate',"
+        " publish_via_partition_root = true)")], False),
+    "operations for a while, and an owner (a limit)": (ONE,
+        ["alter publication p set (publish = 'insert')",
+        "alter publication p set (publish = 'insert, update, delete, truncate')",
+        "alter publication p owner to other_owner"], False),
     "fewer operations": (ONE, ["alter publication p set (publish = 'insert')"], False),
     "an owner": (ONE, ["alter publication p owner to other_owner"], False),
     "a comment": (ONE, ["comment on publication p is 'ours'"], False),
-    "renamed for a while": (
-        ONE,
-        ["alter publication p rename to r", "alter publication r rename to p"],
-        True,
-    ),
+    "renamed for a while": (ONE, ["alter publication p rename to r",
+                                  "alter publication r rename to p"], True),
     "made again": (ONE, ["drop publication p", "create publication p for table t"], True),
     "one more publication": (ONE, ["alter publication q add table t where (a > 1)"], False),
     "the wider one goes": (TWO, ["alter publication p drop table t"], False),
-    "the narrower one goes and comes": (
-        TWO,
-        ["alter publication q drop table t", "alter publication q add table t where (a > 7)"],
-        False,
-    ),
-    "the wider one goes and comes": (
-        TWO,
-        ["alter publication p drop table t", "alter publication p add table t"],
-        True,
-    ),
-    "the wider one gets another filter": (
-        TWO,
-        ["alter publication p set table t where (a < 0)"],
-        False,
-    ),
-    "both get another filter": (
-        TWO,
-        [
-            "alter publication p set table t where (a < 0)",
-            "alter publication q set table t where (a > 6)",
-        ],
-        True,
-    ),
-    "one for the other": (
-        ONE,
-        ["alter publication p drop table t", "alter publication q add table t"],
-        True,
-    ),
-    "the wider one sends inserts alone": (
-        TWO,
-        ["alter publication p set (publish = 'insert')"],
-        True,
-    ),
-    "catalogs written anew": (
-        ONE,
-        [
-            "vacuum full pg_publication_rel",
-            "vacuum full pg_publication",
-            "vacuum freeze pg_publication",
-        ],
-        False,
-    ),
-}
+    "the narrower one goes and comes": (TWO, ["alter publication q drop table t",
+                                              "alter publication q add table t where (a > 7)"],
+                                        False),
+    "the wider one goes and comes": (TWO, ["alter publication p drop table t",
+                                           "alter publication p add table t"], True),
+    "the wider one gets another filter": (TWO, ["alter publication p set table t where (a < 0)"],
+                                          False),
+    "both get another filter": (TWO, ["alter publication p set table t where (a < 0)",
+                                      "alter publication q set table t where (a > 6)"], True),
+    "one for the other": (ONE, ["alter publication p drop table t",
+                                "alter publication q add table t"], True),
+    "the wider one sends inserts alone": (TWO, ["alter publication p set (publish = 'insert')"],
+                                          True),
+    "catalogs written anew": (ONE, ["vacuum full pg_publication_rel", "vacuum full pg_publication",
+                                    "vacuum freeze pg_publication"], False),
+}  # fmt: skip
 
 
 LEAF = """
@@ -210,74 +117,31 @@ UNLOGGED = ["alter table t set unlogged", "alter table t set logged"]
 
 # How the leaf t is published, what is done while the entry stays as it is, whether it is told.
 STAYS = {
-    "detached and attached": (
-        BY_ROOT,
-        [
-            "alter table mid detach partition t",
-            "alter table mid attach partition t for values from (0) to (10)",
-        ],
-        True,
-    ),
-    "a table above it": (
-        BY_ROOT,
-        [
-            "alter table root detach partition mid",
-            "alter table root attach partition mid for values from (0) to (100)",
-        ],
-        True,
-    ),
-    "above what is published": (
-        "for table mid",
-        [
-            "alter table root detach partition mid",
-            "alter table root attach partition mid for values from (0) to (100)",
-        ],
-        False,
-    ),
-    "detached, in its schema": (
-        BY_SCHEMA,
-        [
-            "alter table mid detach partition t",
-            "alter table mid attach partition t for values from (0) to (10)",
-        ],
-        False,
-    ),
-    "detached, of all tables": (
-        "for all tables",
-        [
-            "alter table mid detach partition t",
-            "alter table mid attach partition t for values from (0) to (10)",
-        ],
-        False,
-    ),
-    "another schema": (
-        BY_SCHEMA,
-        ["alter table t set schema s", "alter table s.t set schema public"],
-        True,
-    ),
-    "another schema, by its root": (
-        BY_ROOT,
-        ["alter table t set schema s", "alter table s.t set schema public"],
-        False,
-    ),
-    "its root's schema": (
-        "for tables in schema s; alter table root set schema s",
-        ["alter table s.root set schema public", "alter table root set schema s"],
-        True,
-    ),
-    "another beside it": (
-        BY_ROOT,
-        ["create table u_1 partition of mid for values from (10) to (20)"],
-        False,
-    ),
+    "detached and attached": (BY_ROOT, ["alter table mid detach partition t",
+        "alter table mid attach partition t for values from (0) to (10)"], True),
+    "a table above it": (BY_ROOT, ["alter table root detach partition mid",
+        "alter table root attach partition mid for values from (0) to (100)"], True),
+    "above what is published": ("for table mid", ["alter table root detach partition mid",
+        "alter table root attach partition mid for values from (0) to (100)"], False),
+    "detached, in its schema": (BY_SCHEMA, ["alter table mid detach partition t",
+        "alter table mid attach partition t for values from (0) to (10)"], False),
+    "detached, of all tables": ("for all tables", ["alter table mid detach partition t",
+        "alter table mid attach partition t for values from (0) to (10)"], False),
+    "another schema": (BY_SCHEMA, ["alter table t set schema s",
+                                   "alter table s.t set schema public"], True),
+    "another schema, by its root": (BY_ROOT, ["alter table t set schema s",
+                                              "alter table s.t set schema public"], False),
+    "its root's schema": ("for tables in schema s; alter table root set schema s",
+                          ["alter table s.root set schema public",
+                           "alter table root set schema s"], True),
+    "another beside it": (BY_ROOT,
+                          ["create table u_1 partition of mid for values from (10) to (20)"],
+                          False),
     "renamed": (BY_SCHEMA, ["alter table t rename to w", "alter table w rename to t"], False),
     "unlogged, which leaves no trace": (BY_SCHEMA, UNLOGGED, False),
-    "catalogs written anew": (
-        BY_SCHEMA,
-        ["vacuum full pg_depend", "vacuum full pg_inherits", "vacuum freeze pg_depend"],
-        False,
-    ),
-}
+    "catalogs written anew": (BY_SCHEMA, ["vacuum full pg_depend", "vacuum full pg_inherits",
+                                          "vacuum freeze pg_depend"], False),
+}  # fmt: skip
 
 
 @pytest.fixture

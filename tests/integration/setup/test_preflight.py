@@ -44,64 +44,29 @@ def refused(database, conn, job):
 # Tables whose own UPDATE fails once they are published.
 BREAKING = [
     pytest.param((NO_KEY, {}, {}, "no primary key"), id="no key"),
-    pytest.param(
-        (PLAIN + "; alter table t replica identity nothing", {}, {}, "identity is nothing"),
-        id="nothing",
-    ),
-    pytest.param(
-        ("create table t (id int primary key deferrable, v int)", {}, {}, "key is deferrable"),
-        id="deferrable key",
-    ),
-    pytest.param(
-        (
-            INDEXED + "alter table t replica identity using index t_u; drop index t_u",
-            {},
-            {},
-            "the index of its replica identity was dropped",
-        ),
-        id="identity index dropped",
-    ),
-    pytest.param(
-        (PLAIN, {"where": "v > 0"}, {}, "filter uses v, which the replica identity (id)"),
-        id="filter outside",
-    ),
-    pytest.param(
-        (PLAIN, {"where": "v > 0", "columns": ["id", "v"]}, {}, "filter uses v,"),
-        id="filter outside, in the list",
-    ),
-    pytest.param(
-        (
-            INDEXED + "alter table t replica identity using index t_u",
-            {"where": "id > 0"},
-            {},
-            "filter uses id, which the replica identity (u)",
-        ),
-        id="filter outside the index",
-    ),
+    pytest.param((PLAIN + "; alter table t replica identity nothing", {}, {},
+                  "identity is nothing"), id="nothing"),
+    pytest.param(("create table t (id int primary key deferrable, v int)", {}, {},
+                  "key is deferrable"), id="deferrable key"),
+    pytest.param((INDEXED + "alter table t replica identity using index t_u; drop index t_u", {},
+                  {}, "the index of its replica identity was dropped"),
+                 id="identity index dropped"),
+    pytest.param((PLAIN, {"where": "v > 0"}, {}, "filter uses v, which the replica identity (id)"),
+                 id="filter outside"),
+    pytest.param((PLAIN, {"where": "v > 0", "columns": ["id", "v"]}, {}, "filter uses v,"),
+                 id="filter outside, in the list"),
+    pytest.param((INDEXED + "alter table t replica identity using index t_u", {"where": "id > 0"},
+                  {}, "filter uses id, which the replica identity (u)"),
+                 id="filter outside the index"),
     pytest.param((PLAIN, {"columns": ["v"]}, {}, "column list lacks id"), id="list outside"),
-    pytest.param(
-        (
-            PLAIN + "; alter table t replica identity full",
-            {"columns": ["id", "v"]},
-            {},
-            "can't be combined with REPLICA IDENTITY FULL",
-        ),
-        id="list with full",
-    ),
-    pytest.param(
-        (
-            ROOT + "alter table t1 replica identity nothing",
-            {},
-            {"publish_via_partition_root": True},
-            "partition public.t1: it has no primary key",
-        ),
-        id="leaf without",
-    ),
-    pytest.param(
-        (ROOT, {"where": "v > 0"}, {"publish_via_partition_root": True}, "filter uses v,"),
-        id="root's filter",
-    ),
-]
+    pytest.param((PLAIN + "; alter table t replica identity full", {"columns": ["id", "v"]}, {},
+                  "can't be combined with REPLICA IDENTITY FULL"), id="list with full"),
+    pytest.param((ROOT + "alter table t1 replica identity nothing", {},
+                  {"publish_via_partition_root": True},
+                  "partition public.t1: it has no primary key"), id="leaf without"),
+    pytest.param((ROOT, {"where": "v > 0"}, {"publish_via_partition_root": True},
+                  "filter uses v,"), id="root's filter"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BREAKING)

@@ -105,17 +105,11 @@ def with_types(database, lake, numeric, json, **more):
 
 # Numeric option and json option; the rows of each column that aren't held.
 CHOICES = {
-    "double, variant": (
-        "double",
-        "variant",
-        {"n": {5, 8}, "w": set(), "a": {5, 6}, "j": {5, 6, 9, 12}, "b": {5, 6}},
-    ),
-    "decimal, string": (
-        "decimal(38,6)",
-        "string",
-        {"n": {4, 5, 6, 7, 8}, "w": {4, 6, 7}, "a": {3, 4, 5, 6}, "j": set(), "b": set()},
-    ),
-}
+    "double, variant": ("double", "variant", {"n": {5, 8}, "w": set(), "a": {5, 6},
+                                              "j": {5, 6, 9, 12}, "b": {5, 6}}),
+    "decimal, string": ("decimal(38,6)", "string", {"n": {4, 5, 6, 7, 8}, "w": {4, 6, 7},
+                                                    "a": {3, 4, 5, 6}, "j": set(), "b": set()}),
+}  # fmt: skip
 
 
 @pytest.mark.nightly("types by choice on both paths")
