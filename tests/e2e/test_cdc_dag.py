@@ -13,15 +13,7 @@ from deltalake import DeltaTable
 
 from demo.airflow_client import AirflowError, DagRun
 from demo.stack import Stack
-from tests.e2e.shop import (
-    CDC,
-    NO_COPY,
-    NOT_NEEDED,
-    Shop,
-    change,
-    clear,
-    make_shop,
-)
+from tests.e2e.shop import CDC, NO_COPY, NOT_NEEDED, Shop, change, clear, make_shop
 from tests.e2e.shown_secrets import (
     assert_none_shown,
     contains,

@@ -62,10 +62,7 @@ def _mark(cell: dict[str, Any] | None) -> str:
 
 
 def figures(
-    matrix: dict[str, Any],
-    on_s3: dict[str, Any],
-    kills: Sequence[dict[str, Any]],
-    current: str,
+    matrix: dict[str, Any], on_s3: dict[str, Any], kills: Sequence[dict[str, Any]], current: str
 ) -> dict[str, str]:
     """What the page's placeholders stand for; ``current`` is the code of now."""
     run = _run(matrix)

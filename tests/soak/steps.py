@@ -57,11 +57,7 @@ STEPS: tuple[Step, ...] = (
     *(Step(point, prepare=prepared.unpublished) for point in ("idle.intended", "idle.moved")),
     *(
         Step(point, prepare=prepared.behind, group="behind")
-        for point in (
-            "recover.compared",
-            "idle.intended",
-            "idle.moved",
-        )
+        for point in ("recover.compared", "idle.intended", "idle.moved")
     ),
     *(
         Step(point, prepare=prepared.failed_over)
@@ -104,12 +100,7 @@ STEPS: tuple[Step, ...] = (
     Step("foreign.recorded", prepare=prepared.written_by_others),
     *(
         Step(point, prepare=prepared.columns)
-        for point in (
-            "rewrite.recorded",
-            "reshape.begun",
-            "reshape.committed",
-            "reshape.recorded",
-        )
+        for point in ("rewrite.recorded", "reshape.begun", "reshape.committed", "reshape.recorded")
     ),
     *(
         Step(point, prepare=prepared.rewritten, group="recopy")

@@ -114,10 +114,7 @@ def try_versions(versions: Versions, wheel: Path, folder: Path) -> None:
 
 
 def _replicate(team: _Team, server: EmbeddedPostgres) -> None:
-    with (
-        psycopg.connect(server.conninfo(), autocommit=True) as source,
-        team.airflow() as client,
-    ):
+    with psycopg.connect(server.conninfo(), autocommit=True) as source, team.airflow() as client:
         source.execute("create table orders (id int primary key, amount int, note text)")
         source.execute("alter table orders replica identity full")
         source.execute("insert into orders select i, i, 'copied' from generate_series(1, 20) i")

@@ -63,10 +63,7 @@ def install_wheel(wheel: Path, folder: Path) -> Path:
 
 def make_team(folder: Path, pipeline: str) -> dict[str, str]:
     """Writes a team's DAG and pipeline file; returns its processes' environment."""
-    for name, file, text in (
-        ("dags", "shop.py", DAG_FILE),
-        ("pipelines", "shop.yml", pipeline),
-    ):
+    for name, file, text in (("dags", "shop.py", DAG_FILE), ("pipelines", "shop.yml", pipeline)):
         (folder / name).mkdir()
         (folder / name / file).write_text(text)
     ours = ("PYTHON", "AIRFLOW", "WALDELTA", "VIRTUAL_ENV", "SPARK")

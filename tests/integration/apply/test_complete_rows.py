@@ -227,7 +227,7 @@ def test_a_discarded_row(runner, database, job):
                 None,
                 1,
             )
-        ],
+        ]
     )
     done = discard_quarantined(
         replace(job, run_id="away"), [ids["1"], ids["2"]], by="Ann", reason="tests"

@@ -123,7 +123,7 @@ BEFORE = [
     (
         f"insert into t select g, g % 40, 'v' || g, case when g % 3 = 0 then {BIG} end from"
         " generate_series(1, 80) g"
-    ),
+    )
 ]
 CHANGES = [
     (
@@ -158,7 +158,7 @@ ALL = [
     (
         "truncate t; insert into t values (1, 1, 'r', null), (2, 12, 's', null), (3, 22, 't',"
         " null), (4, 40, 'u', null)"
-    ),
+    )
 ]
 # A new leaf, a new column.
 LAST = [
@@ -377,9 +377,7 @@ def test_one_table_in_several_targets(runner, database, lake):
     assert target_rows(fewer, "f_big", "id") == source_rows(database, "f", "id", where="id > 200")
     for table in ("r_1", "r_2"):
         assert_equal(
-            target_rows(fewer, table, "id", "v"),
-            source_rows(database, table, "id", "v"),
-            table,
+            target_rows(fewer, table, "id", "v"), source_rows(database, table, "id", "v"), table
         )
     assert fewer.status()["targets"]["public.l_2"]["action"] == "removed"
 
@@ -427,12 +425,7 @@ def test_attached_and_detached_leaves(runner, database, lake):
         " insert into p values (11, 'y')"
     )
     made.consume(runner, "three")
-    assert target_rows(made, "p", "id", "v") == [
-        (11, "y"),
-        (21, "had"),
-        (22, "new"),
-        (23, "last"),
-    ]
+    assert target_rows(made, "p", "id", "v") == [(11, "y"), (21, "had"), (22, "new"), (23, "last")]
 
 
 def test_a_leaf_that_is_published_later(runner, database, lake):

@@ -122,12 +122,7 @@ def job(database, lake):
 
 
 # One of each kind: added, dropped and renamed, with and without a copy.
-SOME = (
-    "a column with a constant default",
-    "a renamed key",
-    "another type",
-    "several at once",
-)
+SOME = ("a column with a constant default", "a renamed key", "another type", "several at once")
 
 
 @pytest.mark.parametrize(

@@ -166,9 +166,7 @@ def test_a_copy_of_a_target_that_keeps_more(runner, database, lake, workload, mo
     threads = set()
     real = copy_states.commit_statement
     monkeypatch.setattr(
-        copy_states,
-        "commit_statement",
-        lambda *of: threads.add(current_thread().name) or real(*of),
+        copy_states, "commit_statement", lambda *of: threads.add(current_thread().name) or real(*of)
     )
     sync(runner, job, [f"public.{name}" for name in MODES])
     assert len(threads) == 1

@@ -184,11 +184,7 @@ def rows_in_delta_rs(recipe, _):
     return names["rows"].to_pylist()
 
 
-READERS = {
-    "Spark": rows_in_spark,
-    "DuckDB": rows_in_duckdb,
-    "Python (delta-rs)": rows_in_delta_rs,
-}
+READERS = {"Spark": rows_in_spark, "DuckDB": rows_in_duckdb, "Python (delta-rs)": rows_in_delta_rs}
 
 
 def test_each_recipe_returns_the_rows_of_each_table(runner, pipeline, name):

@@ -81,11 +81,7 @@ def test_only_the_locked_table_waits(runner, database, job):
         result.landed.changes,
         result.targets.not_applied,
         result.tables["public.free"].inserted,
-    ) == (
-        4,
-        ["public.t"],
-        2,
-    )
+    ) == (4, ["public.t"], 2)
     assert job.ledger.batches() == []  # of both tables together there is none
     consume(runner, job)
     assert held(job, "public.t") == {1, 2}

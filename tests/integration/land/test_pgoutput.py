@@ -99,10 +99,7 @@ def test_every_kind(published):
     assert {
         (m.prefix, m.content, m.is_transactional)
         for m in map(read_logical_message, message(table, "M"))
-    } == {
-        ("in", b"a", True),
-        ("out", b"b", False),
-    }
+    } == {("in", b"a", True), ("out", b"b", False)}
     rows = decode_rows(rows_of(table, relation.relation_id), 3)
     assert bytes(rows.op) == b"IIUUDID"
     assert bytes(rows.old_kind).replace(b"\0", b" ") == b"   KK O"

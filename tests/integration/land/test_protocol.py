@@ -332,9 +332,5 @@ def test_a_prepare_that_landed_before_a_run_died_counts_once(runner, database, l
         landed.transactions.prepares,
         landed.transactions.prepared_commits,
         landed.transactions.changes,
-    ) == (
-        0,
-        2,
-        0,
-    )
+    ) == (0, 2, 0)
     assert_same(runner, job, database)

@@ -18,10 +18,7 @@ from waldelta.stages.sync.sync import sync
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 TABLES = ["w1", "w2"]
-OPTIONS = {
-    "protocol 1": {},
-    "streamed, binary": {"streaming": "on", "binary": True},
-}
+OPTIONS = {"protocol 1": {}, "streamed, binary": {"streaming": "on", "binary": True}}
 # Of this many messages a batch, steps are applied while others land. With streaming only the WAL
 # bounds one.
 SMALL = {"protocol 1": {"max_changes": 20}}

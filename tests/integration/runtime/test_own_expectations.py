@@ -183,9 +183,7 @@ def test_a_broken_file_is_of_its_own_table(database, conn, lake, tmp_path):
     )
     job = job_with(
         job_for(
-            database,
-            lake,
-            {"name": "p", "tables": [{"name": "public.t"}, {"name": "public.u"}]},
+            database, lake, {"name": "p", "tables": [{"name": "public.t"}, {"name": "public.u"}]}
         ),
         tmp_path,
         root=lake,

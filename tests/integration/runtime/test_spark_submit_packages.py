@@ -25,10 +25,7 @@ print(json.dumps({name: m.__file__ for name, m in found}))
 @pytest.mark.nightly("an archive of all modules; test_release has the wheel's")
 def test_every_module_is_found_in_the_zip(tmp_path):
     """Whichever a task imports, at once or within a function."""
-    archive, names = (
-        shipped_packages(tmp_path),
-        _modules(waldelta),
-    )
+    archive, names = (shipped_packages(tmp_path), _modules(waldelta))
     assert {
         "waldelta.slot.read.peek",
         "waldelta.pgoutput.relation",

@@ -441,8 +441,7 @@ def test_standby(new_server, lake):
     with connect(server.conninfo(), "test") as conn:
         job = job_for(server.conninfo(), lake, {"name": "p", "tables": [T | {"where": "id > 1"}]})
         with pytest.raises(
-            PreflightFailed,
-            match="the server is a standby: point the connection at the primary",
+            PreflightFailed, match="the server is a standby: point the connection at the primary"
         ):
             apply_setup(conn, job)
 

@@ -153,11 +153,7 @@ def test_a_session_in_which_decoding_failed_decodes_nothing_more(any_database, l
         monkeypatch.setattr(younger, "_read_all", reads)
         monkeypatch.setattr(younger, "TRIAL_S", 0.001)
         job = job_for(
-            any_database,
-            lake,
-            ours,
-            {"name": "q", "manage": False},
-            slot=job.pipeline.source.slot,
+            any_database, lake, ours, {"name": "q", "manage": False}, slot=job.pipeline.source.slot
         )
         for _ in range(2):
             assert (

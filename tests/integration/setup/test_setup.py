@@ -295,10 +295,7 @@ def test_teardown_removes_only_what_the_pipeline_made(database, conn, lake, tabl
     database.execute("create publication theirs for table planes")
     before = source_state(database)
     job = job_for(
-        database,
-        lake,
-        {"name": "p", "tables": [FLIGHTS]},
-        {"name": "theirs", "manage": False},
+        database, lake, {"name": "p", "tables": [FLIGHTS]}, {"name": "theirs", "manage": False}
     )
     apply_setup(conn, job)
     assert teardown(conn, job) == [f"slot {job.pipeline.source.slot}", "publication p"]
@@ -627,10 +624,7 @@ def test_setup_waits_for_nobody_elses_run(database, conn, lake, tables):
 
 def test_a_publication_dropped_from_the_file_is_pointed_out(database, conn, lake, tables):
     job = job_for(
-        database,
-        lake,
-        {"name": "p", "tables": [FLIGHTS]},
-        {"name": "q", "tables": [PLANES]},
+        database, lake, {"name": "p", "tables": [FLIGHTS]}, {"name": "q", "tables": [PLANES]}
     )
     apply_setup(conn, job)
     job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]}, slot=job.pipeline.source.slot)

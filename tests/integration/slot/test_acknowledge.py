@@ -14,12 +14,7 @@ from deltalake import DeltaTable
 import waldelta.slot.acknowledge as consume_module
 from tests.support.landing import land_only, wrongly_counted
 from tests.support.pipelines import bare_job, new_pipeline
-from waldelta.errors import (
-    ConsumeMismatch,
-    LateWriter,
-    SlotStuck,
-    SourceUnreachable,
-)
+from waldelta.errors import ConsumeMismatch, LateWriter, SlotStuck, SourceUnreachable
 from waldelta.jobs.consume import land_stage
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import RunFailed

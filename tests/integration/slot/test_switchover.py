@@ -100,9 +100,7 @@ def test_the_page(runner, postgres, lake, lead_to):
             ask(new, statement)
         lead_to(new)
         insert(new, 5, "after")
-        assert consume[1] == [
-            "waldelta consume FILE",
-        ]  # in this session instead of one of its own
+        assert consume[1] == ["waldelta consume FILE"]  # in this session instead of one of its own
         assert pipeline.consume(runner, "third").landed.changes == 4
         assert held(lake) == there(new)
         (promoted,) = [
