@@ -291,15 +291,9 @@ def test_types_that_print_otherwise(runner, database, lake):
     database.execute("create type outer_pair as (p pair, m mood)")
     database.execute("create table t_o(id int primary key, v outer_pair)")
     values = {
-        "e": "'sad'",
-        "a": "'{sad,ok}'",
-        "d": "'sad'",
-        "r": "'[sad,ok]'",
-        "c": "(1, 'x')",
-        "m": "null",
-        "n": "'{named}'",
-        "o": "row((1, 'x'), 'sad')",
-    }
+        "e": "'sad'", "a": "'{sad,ok}'", "d": "'sad'", "r": "'[sad,ok]'", "c": "(1, 'x')",
+        "m": "null", "n": "'{named}'", "o": "row((1, 'x'), 'sad')",
+    }  # fmt: skip
     for name, value in values.items():
         database.execute(f"insert into t_{name} values (1, {value})")
     job = bare_job(database, lake, [f"public.t_{name}" for name in values])

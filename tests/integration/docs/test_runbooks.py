@@ -124,16 +124,7 @@ def upgrade(old, new) -> None:
     subprocess.run(
         [
             str(new.bin / "pg_upgrade"),
-            "-U",
-            "postgres",
-            "-b",
-            str(old.bin),
-            "-B",
-            str(new.bin),
-            "-d",
-            str(old.data),
-            "-D",
-            str(new.data),
+            *f"-U postgres -b {old.bin} -B {new.bin} -d {old.data} -D {new.data}".split(),
             "--no-sync",
         ],
         cwd=new.folder,

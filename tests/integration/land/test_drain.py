@@ -15,6 +15,7 @@ import pytest
 from tests.support.landing import land_only, landed_end, wrongly_counted
 from tests.support.pipelines import bare_job, bare_slot, pipeline_file
 from tests.support.servers.foreign_language import in_a_foreign_language
+from tests.support.servers.slot_reader import reading_slot
 from tests.support.waiting import wait_until
 from waldelta.config import Publication
 from waldelta.errors import (
@@ -523,30 +524,12 @@ def test_a_run_that_lost_its_lock_has_no_further_effect(runner, database, job):
 def test_what_a_task_raises_comes_back_by_name(runner, database, job):
     """A slot in use, or a bite that took too long, is known as such, not as a failure of Spark."""
     database.execute("insert into t select g, 'x' from generate_series(1, 1000) g")
-    slot, publication = job.pipeline.source.slot, job.pipeline.source.publications[0].name
-    options = ["-o", "proto_version=1", "-o", f"publication_names={publication}"]
-    receive = [
-        str(database.server.bin / "pg_recvlogical"),
-        "-d",
-        database.conninfo,
-        "-S",
-        slot,
-        "--start",
-        "-f",
-        "-",
-        *options,
-    ]
-    reader = subprocess.Popen(receive, stdout=subprocess.DEVNULL)
-    try:
-        while not database.execute(
-            "select 1 from pg_replication_slots where slot_name = %s and active", (slot,)
-        ):
-            assert reader.poll() is None
-        with pytest.raises(SlotInUse, match="is being read by another process"):
-            land_only(runner, job, 1)
-    finally:
-        reader.kill()
-        reader.wait(timeout=30)
+    source = job.pipeline.source
+    with (
+        reading_slot(database, source.slot, source.publications[0].name),
+        pytest.raises(SlotInUse, match="is being read by another process"),
+    ):
+        land_only(runner, job, 1)
 
 
 def test_a_batch_landed_by_another_run_is_noticed(runner, database, job):

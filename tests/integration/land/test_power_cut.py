@@ -86,18 +86,7 @@ def test_the_kernel_saw_every_file_of_a_run_be_synced(runner, database, tmp_path
     file.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
     database.execute("insert into t select g, 'x' from generate_series(1, 100) g")
     began = time.time()
-    strace = [
-        "strace",
-        "-f",
-        "-qq",
-        "-y",
-        "-ttt",
-        "--seccomp-bpf",
-        "-e",
-        "trace=fsync",
-        "-o",
-        str(trace),
-    ]
+    strace = f"strace -f -qq -y -ttt --seccomp-bpf -e trace=fsync -o {trace}".split()
     subprocess.run(
         [*strace, sys.executable, "-m", "spark_jobs", "consume", str(file)],
         env=os.environ | {"AIRFLOW_CONN_TEST_SOURCE": database.uri}, check=True, timeout=300,

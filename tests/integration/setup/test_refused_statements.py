@@ -100,25 +100,17 @@ def test_identities_that_shrink_later(any_database):
         assert told(conn) == refused_by_postgres() == {"t1", "t2", "t4", "r0"}
 
 
+_GENERATED = "create table {0} (id int primary key, g int generated always as (id * 2)"
 GENERATED = {
-    "g1": "create table {0} (id int primary key, g int generated always as (id * 2) stored)",
-    "g2": "create table {0} (id int primary key, g int generated always as (id * 2) stored)",
-    "g3": "create table {0} (id int primary key, g int generated always as (id * 2) virtual)",
-    "g4": (
-        "create table {0} (id int primary key, g int generated always as (id * 2) stored not null"
-        " unique)"
-    ),
-    "g5": (
-        "create table {0} (id int primary key, g int generated always as (id * 2) stored not null"
-        " unique)"
-    ),
-    "g6": "create table {0} (id int primary key, g int generated always as (id * 2) stored)",
+    "g1": f"{_GENERATED} stored)",
+    "g2": f"{_GENERATED} stored)",
+    "g3": f"{_GENERATED} virtual)",
+    "g4": f"{_GENERATED} stored not null unique)",
+    "g5": f"{_GENERATED} stored not null unique)",
+    "g6": f"{_GENERATED} stored)",
     "g7": "create table {0} (id int primary key)",
-    "gs.g8": "create table {0} (id int primary key, g int generated always as (id * 2) virtual)",
-    "g9": (
-        "create table {0} (id int primary key, g int generated always as (id * 2) stored) partition"
-        " by range (id);create table g9_1 partition of g9 default"
-    ),
+    "gs.g8": f"{_GENERATED} virtual)",
+    "g9": f"{_GENERATED} stored) partition by range (id);create table g9_1 partition of g9 default",
 }
 
 

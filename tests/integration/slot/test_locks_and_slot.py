@@ -14,6 +14,7 @@ import pytest
 import tenacity
 
 from tests.support.pipelines import job_for
+from tests.support.servers.slot_reader import reading_slot
 from waldelta.errors import LockHeld, SlotForeign, SlotInUse, SlotLost, SlotMissing
 from waldelta.jobs._stages import run_stages
 from waldelta.pipeline import RunResult, lock_wait, slot_lock, target_lock
@@ -277,42 +278,15 @@ def test_health(conn, name):
     )
 
 
-def test_slot_in_use_by_another_process(conn, database, postgres, name, tmp_path):
+def test_slot_in_use_by_another_process(conn, database, name):
     """A real reader: pg_recvlogical."""
     create_slot(conn, name)
     conn.execute("create publication p")
-    command = [
-        str(postgres.bin / "pg_recvlogical"),
-        "-d",
-        database.conninfo,
-        "-S",
-        name,
-        "--start",
-        "-f",
-        str(tmp_path / "out"),
-        "-o",
-        "proto_version=1",
-        "-o",
-        "publication_names=p",
-    ]
-    with subprocess.Popen(command) as reader:
-        try:
-            slot = _until_active(conn, name)
-            with pytest.raises(SlotInUse, match=r"\(pg_recvlogical\)"):
-                check_health(slot, name)
-            with pytest.raises(SlotInUse, match="can't be dropped"):
-                drop_slot(conn, name)
-        finally:
-            reader.terminate()
-
-
-def _until_active(conn, name):
-    for _ in range(200):
-        slot = read_slot(conn, name)
-        if slot.active:
-            return slot
-        conn.execute("select pg_sleep(0.05)")
-    pytest.fail("pg_recvlogical did not start")
+    with reading_slot(database, name, "p"):
+        with pytest.raises(SlotInUse, match=r"\(pg_recvlogical\)"):
+            check_health(read_slot(conn, name), name)
+        with pytest.raises(SlotInUse, match="can't be dropped"):
+            drop_slot(conn, name)
 
 
 def test_lost_slot(new_server):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-from contextlib import contextmanager
-
 import pytest
 
 from tests.support.pipelines import bare_job, bare_slot, pipeline_file
+from tests.support.servers.slot_reader import reading_slot
 from waldelta.errors import LateWriter, SlotGap, SlotInUse
 from waldelta.jobs.consume import land_stage
 from waldelta.lake.changelog import Transactions
@@ -129,36 +127,9 @@ def test_a_run_that_wakes_up_behind_another_is_late(database, job):
             check_unmoved(connection, job, identity, stands)
 
 
-@contextmanager
 def reading(database, job, application_name):
-    """A reader that holds the slot, and moves it nowhere while it is young."""
     source = job.pipeline.source
-    conninfo = f"{database.conninfo} application_name='{application_name}'"
-    command = [
-        str(database.server.bin / "pg_recvlogical"),
-        "-d",
-        conninfo,
-        "-S",
-        source.slot,
-        "--start",
-        "-f",
-        "-",
-        "-n",
-        "-o",
-        "proto_version=1",
-        "-o",
-        f"publication_names={source.publications[0].name}",
-    ]
-    reader = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while not database.execute(
-            "select 1 from pg_replication_slots where slot_name = %s and active", (source.slot,)
-        ):
-            assert reader.poll() is None
-        yield reader
-    finally:
-        reader.kill()
-        reader.wait(timeout=30)
+    return reading_slot(database, source.slot, source.publications[0].name, application_name)
 
 
 def landing(job):

@@ -24,30 +24,16 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 DDL = "create table t(id int primary key, n numeric, w numeric(60,5), a numeric[], j json, b jsonb)"
 NUMBERS = [
-    "0",
-    "-1.50",
-    "0.1",
-    "1e20",
-    "1e40",
-    "123456789.123456789",
-    "NaN",
-    "Infinity",
-    "0.33333333333333333333",
-    "-7",
+    "0", "-1.50", "0.1", "1e20", "1e40", "123456789.123456789", "NaN", "Infinity",
+    "0.33333333333333333333", "-7",
     None,
-]
+]  # fmt: skip
 # The limits of w round, and it has no infinity before PostgreSQL 14's.
 WIDE = ["0", "-1.5", "0.1", "1e20", "1e40", "123456789.12345", "NaN", "1e54", "0.33333", "-7", None]
 ARRAYS = [
-    "{}",
-    "{1.5,NULL}",
-    "{0.1}",
-    "{1e40}",
-    "{NaN,1}",
-    "{{1},{2}}",
-    "{0.33333333333333333333}",
+    "{}", "{1.5,NULL}", "{0.1}", "{1e40}", "{NaN,1}", "{{1},{2}}", "{0.33333333333333333333}",
     None,
-]
+]  # fmt: skip
 DOCUMENTS = [
     '{"b": 1.10, "a": [1, 2, null]}',
     "[]",

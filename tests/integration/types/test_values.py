@@ -316,17 +316,9 @@ def test_every_type(values):
 def test_typed_values_equal_the_tables(values):
     """psycopg's own readers of the table give the same Python values."""
     compared = {
-        "boolean",
-        "smallint",
-        "int",
-        "bigint",
-        "float",
-        "double",
-        "binary",
-        "date",
-        "timestamp_ntz",
-        "timestamp",
-    }
+        "boolean", "smallint", "int", "bigint", "float", "double", "binary", "date",
+        "timestamp_ntz", "timestamp",
+    }  # fmt: skip
     compared |= {f"array<{t}>" for t in compared} | {
         c[1] for c in values.cases if "decimal" in c[1]
     }
@@ -405,24 +397,10 @@ def test_both_sides_make_the_same_text_of_every_type(values):
 
 
 NUMERICS = [
-    "0",
-    "0.000",
-    "-0.5",
-    "1.500",
-    "1e20",
-    "1e-7",
-    "123456789012345678",
-    "0.1234567890123456789",
-    "1e307",
-    "1e-320",
-    "1e400",
-    "NaN",
-    "Infinity",
-    "-Infinity",
-    "-1e-12",
-    "12345678901234567890123456789.5",
-    "100",
-]
+    "0", "0.000", "-0.5", "1.500", "1e20", "1e-7", "123456789012345678", "0.1234567890123456789",
+    "1e307", "1e-320", "1e400", "NaN", "Infinity", "-Infinity", "-1e-12",
+    "12345678901234567890123456789.5", "100",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("chosen", ["double", "decimal(38,10)", "string"])

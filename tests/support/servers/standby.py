@@ -13,8 +13,8 @@ import psycopg
 from deltalake import DeltaTable
 
 from demo.embedded_postgres import EmbeddedPostgres
+from tests.support.pipelines import pipeline_file
 from tests.support.waiting import wait_until
-from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.land.idle_check import check_idle
@@ -48,19 +48,8 @@ def follow(standby: EmbeddedPostgres, primary: EmbeddedPostgres, slot: str = "st
     """Make a standby that streams from the primary, through a physical slot, and start it."""
     standby._make_readable()
     shutil.copy(primary.folder / "password", standby.folder / "password")
-    standby._run(
-        "pg_basebackup",
-        "-d",
-        primary.conninfo(),
-        "-D",
-        str(standby.data),
-        "-R",
-        "-C",
-        "-S",
-        slot,
-        "-c",
-        "fast",
-    )
+    options = f"-D {standby.data} -R -C -S {slot} -c fast".split()
+    standby._run("pg_basebackup", "-d", primary.conninfo(), *options)
     configure(standby, hot_standby_feedback="on")
     standby.start()
 
@@ -130,18 +119,8 @@ SCHEMA = """
 def pipeline_on(lake: str, **source) -> Pipeline:
     tables = [{"name": "app.t"}, {"name": "app.u"}]
     publication = {"name": "p", "tables": tables, "publish": ["insert", "truncate"]}
-    document = {
-        "pipeline": "flights",
-        "source": {
-            "conn_id": "test_source",
-            "slot": "flights",
-            "publications": [publication],
-            **source,
-        },
-        "target": {"root": lake},
-        "quality": {"enabled": False},
-    }
-    return Pipeline(PipelineFile.model_validate(document))
+    own = {"conn_id": "test_source", "slot": "flights", "publications": [publication], **source}
+    return Pipeline(pipeline_file(lake, "flights", source=own))
 
 
 def held(lake: str) -> dict[str, list]:
