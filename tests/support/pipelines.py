@@ -119,7 +119,7 @@ def new_pipeline(
     return Pipeline(pipeline_file(lake, f"s_{database.name}", tables, options, **overrides))
 
 
-def copied(runner, pipeline: Pipeline) -> Pipeline:
+def copied_pipeline(runner, pipeline: Pipeline) -> Pipeline:
     """Set a pipeline up, copy its tables, and return it."""
     pipeline.setup()
     pipeline.sync(runner)

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from benchmarks.verify import duckdb_of_delta
 from tests.oracles.compare import differing
-from tests.support.pipelines import new_pipeline
+from tests.support.pipelines import copied_pipeline, new_pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -21,12 +21,10 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 def pipeline(runner, database, lake):
     database.execute("create table t(id int primary key, v text)")
     database.execute("insert into t select g, 'v' || g from generate_series(1, 1000) g")
-    made = new_pipeline(
-        database, lake, ["public.t"], target={"root": lake, "deletion_vectors": True}
+    return copied_pipeline(
+        runner,
+        new_pipeline(database, lake, ["public.t"], target={"root": lake, "deletion_vectors": True}),
     )
-    made.setup()
-    made.sync(runner)
-    return made
 
 
 def marked(pipeline):

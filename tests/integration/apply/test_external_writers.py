@@ -20,7 +20,7 @@ from pyspark.sql.types import BooleanType
 import waldelta.changes.merge.by_file
 import waldelta.changes.merge.merge
 from tests.support.fixtures.postgres import new_database
-from tests.support.pipelines import new_pipeline, pipeline_file
+from tests.support.pipelines import copied_pipeline, new_pipeline, pipeline_file
 from waldelta.errors import StateError
 from waldelta.jobs import Pipeline
 from waldelta.lake import TargetVersion, local_path
@@ -118,10 +118,9 @@ def pipeline(runner, database, tmp_path_factory):
         database.execute(f"insert into {name} values (1, 'source'), (2, 'source')")
     lake = (tmp_path_factory.mktemp("foreign") / "lake").as_uri()
     target = {"root": lake, "metadata_columns": False}
-    made = new_pipeline(database, lake, [f"public.{n}" for n in TABLES], target=target)
-    made.setup()
-    made.sync(runner)
-    return made
+    return copied_pipeline(
+        runner, new_pipeline(database, lake, [f"public.{n}" for n in TABLES], target=target)
+    )
 
 
 @pytest.fixture
@@ -323,9 +322,7 @@ def test_a_copy_into_a_target_that_keeps_rows_reads_no_file_of_an_external_commi
         ["public.s_kept"],
         target={"root": lake, "tables": {"public.s_kept": {"mode": "soft_delete"}}},
     )
-    made = Pipeline(file)
-    made.setup()
-    made.sync(runner)
+    made = copied_pipeline(runner, Pipeline(file))
     folder = local_path(target_uri_of(made, "s_kept"))
     _stray(folder, tmp_path / "outside", _fifo)
     told = _failure_of(lambda: made.resync(runner, ["public.s_kept"]))
@@ -414,11 +411,12 @@ def test_no_job_reads_a_file_that_an_external_commit_leads_to_elsewhere(
         database.execute(
             f"create table {name}(id int primary key, v text); insert into {name} values (1, 'a')"
         )
-    made = Pipeline(
-        pipeline_file(lake, f"s_stray_{database.name}", [f"public.{name}" for name in tables])
+    made = copied_pipeline(
+        runner,
+        Pipeline(
+            pipeline_file(lake, f"s_stray_{database.name}", [f"public.{name}" for name in tables])
+        ),
     )
-    made.setup()
-    made.sync(runner)
     for name in tables:
         database.execute(f"insert into {name} values (2, 'b')")
     made.consume(runner)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.oracles.compare import differing
 from tests.oracles.target_rows import read_target
+from tests.support.pipelines import copied_pipeline
 from waldelta.config import PipelineFile
 from waldelta.errors import PreflightFailed
 from waldelta.jobs import Pipeline
@@ -395,9 +396,9 @@ def test_attached_and_detached_leaves(runner, database, lake):
         " from (10) to (20);insert into p select g, 'v' from generate_series(1, 15) g;create table"
         " late(v text, id int primary key); insert into late values ('had', 21)"
     )
-    made = pipeline(database, lake, ["p"], {"p": {"partition_root": True}}, checked=False)
-    made.setup()
-    made.sync(runner)
+    made = copied_pipeline(
+        runner, pipeline(database, lake, ["p"], {"p": {"partition_root": True}}, checked=False)
+    )
     database.execute(
         "alter table p attach partition late for values from (20) to (30); insert into p values"
         " (22, 'new')"
@@ -436,9 +437,7 @@ def test_a_leaf_that_is_published_later(runner, database, lake):
         " from (10) to (20);insert into p select g, 'v' from generate_series(8, 11) g"
     )
     gathered = {"p": {"partition_root": True}}
-    made = pipeline(database, lake, ["p_1"], gathered, checked=False)
-    made.setup()
-    made.sync(runner)
+    copied_pipeline(runner, pipeline(database, lake, ["p_1"], gathered, checked=False))
     both = pipeline(database, lake, ["p_1", "p_2"], gathered, checked=False)
     both.setup()
     assert "publication drift" in check_idle(both.job("look")).reason
@@ -465,9 +464,7 @@ def test_a_quiet_source_hides_no_drift(runner, database, lake):
         " (21)"
     )
     targets = {"big": {"from": "public.t", "where": "id > 5"}, "p": {"partition_root": True}}
-    made = pipeline(database, lake, ["t", "p"], targets, checked=False)
-    made.setup()
-    made.sync(runner)
+    made = copied_pipeline(runner, pipeline(database, lake, ["t", "p"], targets, checked=False))
     made.consume(runner, "zero")
     assert not check_idle(made.job("look")).has_work
     database.execute("alter table p attach partition late for values from (20) to (30)")

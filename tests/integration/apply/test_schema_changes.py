@@ -17,6 +17,7 @@ from tests.support.pipelines import (
     bare_job,
     bare_slot,
     beside_superuser,
+    copied_pipeline,
     new_pipeline,
     pipeline_file,
 )
@@ -564,9 +565,7 @@ def test_a_renamed_table_is_named(runner, database, job):
 def test_a_table_that_another_replaces(runner, database, lake):
     """As in a blue-green deployment: setup publishes the new table, and a run copies it."""
     database.execute("create table t(id int primary key, v text); insert into t values (1, 'old')")
-    pipeline = new_pipeline(database, lake)
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, new_pipeline(database, lake))
     assert beside_superuser(pipeline.check().warnings) == []
     database.execute(
         "create table t_new(id int primary key, v text, w int);"

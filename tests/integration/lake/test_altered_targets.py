@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.support.pipelines import new_pipeline
+from tests.support.pipelines import copied_pipeline, new_pipeline
 from waldelta.pipeline.run_result import RunFailed
 
 pytestmark = pytest.mark.pg
@@ -37,9 +37,7 @@ def test_an_altered_target_is_named_and_the_others_go_on(runner, database, lake)
         database.execute(f"insert into {name} values (1, 'a'), (2, 'b')")
     target = {"root": lake, "metadata_columns": False}
     tables = [f"public.{name}" for name in TABLES]
-    pipeline = new_pipeline(database, lake, tables, target=target)
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, new_pipeline(database, lake, tables, target=target))
     for name, (act, _) in ALTERATIONS.items():
         act(pipeline.target_path(f"public.{name}"))
     missing = (

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.support.fixtures.postgres import new_database
-from tests.support.pipelines import new_pipeline
+from tests.support.pipelines import copied_pipeline, new_pipeline
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.spark import OnSpark
 
@@ -114,9 +114,7 @@ def pipeline(runner, database, tmp_path_factory):
         database.execute(f"insert into {name} values (1, 'a'), (2, 'b')")
     target = {"root": lake, "metadata_columns": False}
     tables = [f"public.{name}" for name in TABLES]
-    made = new_pipeline(database, lake, tables, target=target)
-    made.setup()
-    made.sync(runner)
+    made = copied_pipeline(runner, new_pipeline(database, lake, tables, target=target))
     for name in TABLES:
         database.execute(f"update {name} set note = 'c' where id = 1")
     made.consume(runner)

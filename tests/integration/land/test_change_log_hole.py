@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.oracles.compare import differing
-from tests.support.pipelines import new_pipeline
+from tests.support.pipelines import copied_pipeline, new_pipeline
 from waldelta.errors import SlotGap
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
@@ -32,9 +32,7 @@ def job(runner, database, lake):
     database.execute(
         "create table a(id int primary key, v text); create table b(id int primary key, v text)"
     )
-    made = new_pipeline(database, lake, ["public.a", "public.b"])
-    made.setup()
-    made.sync(runner)
+    made = copied_pipeline(runner, new_pipeline(database, lake, ["public.a", "public.b"]))
     return made.job("run")
 
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.oracles.target_rows import read_target
+from tests.support.pipelines import copied_pipeline
 from tests.support.servers.standby import (
     SCHEMA,
     ask,
@@ -65,9 +66,7 @@ def test_the_page(runner, database, lake, tmp_path):
     }
     file.write_text(yaml.safe_dump(document))
     database.execute("create table t(id int primary key); insert into t values (1)")
-    pipeline = Pipeline.load(file)
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, Pipeline.load(file))
     for number in range(2, 8):
         database.execute(f"insert into t values ({number})")
         database.execute("select pg_switch_wal()")
@@ -111,9 +110,7 @@ def test_the_page_on_a_standby(runner, postgres, lake, lead_to, monkeypatch):
         follow(standby, primary)
         lead_to(primary)
         monkeypatch.setenv("AIRFLOW_CONN_TEST_STANDBY", standby.uri(user="app", password="p"))
-        pipeline = pipeline_on(lake, read_from="test_standby")
-        pipeline.setup()
-        pipeline.sync(runner)
+        pipeline = copied_pipeline(runner, pipeline_on(lake, read_from="test_standby"))
         for number in range(2, 8):
             insert(primary, number, "not read")
             ask(primary, "select pg_switch_wal()")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from deltalake import DeltaTable
 
+from tests.support.pipelines import copied_pipeline
 from waldelta.config import PipelineFile
 from waldelta.errors import PreflightFailed
 from waldelta.jobs import Pipeline
@@ -45,9 +46,7 @@ def rows(pipeline, table, columns):
 def test_single_tables_with_several_publications(runner, database, lake):
     """UPDATEs that enter the filter arrive as INSERT, those that leave it as DELETE."""
     database.execute(TABLES)
-    pipeline = subscribe(database, lake, P1)
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, subscribe(database, lake, P1))
 
     def t1():
         pipeline.consume(runner)
@@ -74,9 +73,7 @@ def test_a_second_publication_without_a_filter_makes_the_first_redundant(runner,
         subscribe(database, lake, P1, P2).setup()
     assert database.execute("select count(*) from pg_publication") == [(0,)]
     inserts_only = {**P2, "publish": ["insert"]}
-    pipeline = subscribe(database, lake, P1, inserts_only, P3)
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, subscribe(database, lake, P1, inserts_only, P3))
     assert rows(pipeline, "public.t1", ("a", "c")) == [(1, "QLD"), (6, "NSW")]
     database.execute("insert into t1 values (2, 2, 'VIC')")
     database.execute("insert into t2 values (10, 0, 0), (11, 99, 0), (12, 0, 0)")
@@ -120,9 +117,7 @@ def test_partitions(runner, database, lake, via_root, tables, target, expected):
     """publish_via_partition_root decides whether the root's or the partition's filter counts."""
     database.execute(PARTITIONS)
     publication = {"name": "p4", "publish_via_partition_root": via_root, "tables": tables}
-    pipeline = subscribe(database, lake, publication)
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, subscribe(database, lake, publication))
     database.execute("insert into parent values (2), (4), (6)")
     database.execute("insert into child values (3), (5), (7)")
     pipeline.consume(runner)

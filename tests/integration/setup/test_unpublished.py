@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from tests.integration.sync.test_pipeline_life import assert_equal, pipeline_on
-from tests.support.pipelines import job_for
+from tests.support.pipelines import copied_pipeline, job_for
 from waldelta.postgres import connect
 from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.stages.land.idle_check import check_idle
@@ -25,9 +25,7 @@ def test_a_column_dropped_with_cascade_takes_its_table_out(runner, database, lak
         "create table a (id int primary key, v int, w int); create table b (id int primary key)"
     )
     entries = {"name": "public.a", "columns": ["id", "v"]}, {"name": "public.b"}
-    pipeline = pipeline_on(database, lake, *entries)
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, pipeline_on(database, lake, *entries))
     with pytest.raises(psycopg.errors.DependentObjectsStillExist):
         database.execute("alter table a drop column v")
     database.execute("alter table a drop column v cascade")

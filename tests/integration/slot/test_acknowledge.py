@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 import waldelta.slot.acknowledge as consume_module
 from tests.support.landing import land_only, wrongly_counted
-from tests.support.pipelines import bare_job, new_pipeline
+from tests.support.pipelines import bare_job, copied_pipeline, new_pipeline
 from waldelta.errors import ConsumeMismatch, LateWriter, SlotStuck, SourceUnreachable
 from waldelta.jobs.consume import land_stage
 from waldelta.pipeline import RunResult, StageResult
@@ -294,9 +294,7 @@ def test_the_runbook_of_a_mismatch(runner, database, lake, monkeypatch):
         for step in re.split(r"^\d\. ", chapter, flags=re.M)
     ]
     database.execute("create table t(id int primary key, v text); insert into t values (1, 'a')")
-    pipeline = new_pipeline(database, lake)
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, new_pipeline(database, lake))
     database.execute("insert into t values (2, 'b')")
     with monkeypatch.context() as patched:
         wrongly_counted(patched)
