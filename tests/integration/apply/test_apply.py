@@ -71,30 +71,22 @@ def job(database, lake):
 
 
 STATEMENTS = [
-    (
-        f"insert into t values (1, 'a', {BIG}, 1.5, '2020-01-01 12:00+00', '2020-01-01', '\\x00ff',"
-        " '{1,2}', 1.5, true)"
-    ),
-    (
-        "insert into t select g, 'v' || g, null, g, now(), current_date, null, array[g], g, false"
-        " from generate_series(2, 300) g"
-    ),
+    (f"insert into t values (1, 'a', {BIG}, 1.5, '2020-01-01 12:00+00', '2020-01-01', '\\x00ff',"
+     " '{1,2}', 1.5, true)"),
+    ("insert into t select g, 'v' || g, null, g, now(), current_date, null, array[g], g, false"
+     " from generate_series(2, 300) g"),
     "update t set v = 'changed' where id = 1",  # leaves big unchanged and TOASTed
     "update t set id = 1001 where id = 1",  # moves the key, big still unchanged
     "update t set n = null, ok = null, a = null where id between 5 and 9",
     "delete from t where id between 10 and 20",
     "insert into t select g, 'again' from generate_series(10, 12) g",
     "update t set id = id + 5000 where id between 30 and 60",
-    (
-        "begin; update t set id = -1 where id = 2; update t set id = 2 where id = 3; update t set"
-        " id = 3 where id = -1; commit"
-    ),
+    ("begin; update t set id = -1 where id = 2; update t set id = 2 where id = 3; update t set"
+     " id = 3 where id = -1; commit"),
     "truncate t; insert into t values (7, 'after', 'x')",
-    (
-        f"insert into t values (8, 'b', {BIG}); update t set v = 'c' where id = 8; update t set id"
-        " = 9 where id = 8"
-    ),
-]
+    (f"insert into t values (8, 'b', {BIG}); update t set v = 'c' where id = 8; update t set id"
+     " = 9 where id = 8"),
+]  # fmt: skip
 
 
 @pytest.mark.usefixtures("merged_by_spark", "compiled")

@@ -127,10 +127,8 @@ BEFORE = [
     )
 ]
 CHANGES = [
-    (
-        f"insert into t values (201, 1, 'a', {BIG}), (202, 11, 'b', {BIG}), (203, 21, 'c', {BIG}),"
-        " (204, 99, 'd', null)"
-    ),
+    (f"insert into t values (201, 1, 'a', {BIG}), (202, 11, 'b', {BIG}), (203, 21, 'c', {BIG}),"
+     " (204, 99, 'd', null)"),
     "update t set v = v || '!' where id % 5 = 0",
     "update t set part = part + 10 where id between 201 and 203",  # crosses leaves
     "update t set part = 11, v = 'back' where id = 202",
@@ -138,21 +136,15 @@ CHANGES = [
     "update t set part = 25 where id = 6; update t set part = 6 where id = 25",
     "delete from t where id % 7 = 0",
     "truncate t_2_a",
-    (
-        "insert into t values (301, 10, 'after', 'x'), (302, 11, 'too', null); update t set v ="
-        " 'then' where id = 301"
-    ),
-    (
-        "update t set part = 12 where id = 302; delete from t where id = 301; insert into t values"
-        " (303, 12, 'new', null)"
-    ),
+    ("insert into t values (301, 10, 'after', 'x'), (302, 11, 'too', null); update t set v ="
+     " 'then' where id = 301"),
+    ("update t set part = 12 where id = 302; delete from t where id = 301; insert into t values"
+     " (303, 12, 'new', null)"),
     "truncate t_1; insert into t values (401, 1, 'again', null); truncate t_1",
     "update t set part = 2 where id = 203",  # into a leaf that was emptied
-    (
-        "begin; savepoint s; truncate t_3; insert into t values (500, 20, 'z'); rollback to s;"
-        " insert into t values (501, 20, 's'); commit"
-    ),
-]
+    ("begin; savepoint s; truncate t_3; insert into t values (500, 20, 'z'); rollback to s;"
+     " insert into t values (501, 20, 's'); commit"),
+]  # fmt: skip
 # Of two of them one leaf and nothing else; of the others the whole tree.
 THEN = ["truncate t_3"]
 ALL = [

@@ -92,34 +92,24 @@ def wanted(database, table, where, *columns):
 
 
 STATEMENTS = [
-    (
-        f"insert into t values (2, 102, 'NSW', {BIG}, null), (3, 103, 'QLD', null, 1), (6, 106,"
-        f" 'NSW', {BIG}, 1.5), (9, 109, 'NSW', 'x', 'NaN')"
-    ),
+    (f"insert into t values (2, 102, 'NSW', {BIG}, null), (3, 103, 'QLD', null, 1), (6, 106,"
+     f" 'NSW', {BIG}, 1.5), (9, 109, 'NSW', 'x', 'NaN')"),
     "update t set b = 999 where a = 6",  # matches before and after
     "update t set a = 555 where a = 2",  # enters: the row comes whole
     "update t set c = 'VIC' where a = 9",  # leaves
     "update t set n = 7 where c = 'QLD'",  # never matched
-    (
-        "insert into t values (7, 107, 'NSW'); update t set a = 1 where a = 7; update t set a = 8"
-        " where a = 1"
-    ),
+    ("insert into t values (7, 107, 'NSW'); update t set a = 1 where a = 7; update t set a = 8"
+     " where a = 1"),
     "update t set a = 5 where a = 6; update t set a = 6, n = 2 where a = 5",  # leaves and returns
-    (
-        "delete from t where c = 'QLD'; delete from t where a = 8; insert into t values (8, 108,"
-        " 'NSW')"
-    ),
-    (
-        "begin; savepoint s; insert into t values (70, 170, 'NSW'); rollback to s; insert into t"
-        " values (71, 171, 'NSW'); commit"
-    ),
-    (
-        "insert into t select g, g + 1000, case g % 3 when 0 then 'NSW' else 'NT' end from"
-        " generate_series(100, 160) g"
-    ),
+    ("delete from t where c = 'QLD'; delete from t where a = 8; insert into t values (8, 108,"
+     " 'NSW')"),
+    ("begin; savepoint s; insert into t values (70, 170, 'NSW'); rollback to s; insert into t"
+     " values (71, 171, 'NSW'); commit"),
+    ("insert into t select g, g + 1000, case g % 3 when 0 then 'NSW' else 'NT' end from"
+     " generate_series(100, 160) g"),
     "update t set c = case c when 'NSW' then 'NT' else 'NSW' end where a between 100 and 160",
     f"update t set a = 40 where a = 4 and big = {BIG}",
-]
+]  # fmt: skip
 # Where the filter's columns may be NULL: then the filter is NULL, and excludes the row.
 NULLABLE = ("by_full", "without_key")
 NULLS = [

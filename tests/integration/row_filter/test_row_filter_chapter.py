@@ -93,26 +93,15 @@ create table child partition of parent default;
 @pytest.mark.parametrize(
     "via_root, tables, target, expected",
     [
-        pytest.param(
-            True,
-            [
-                {"name": "public.parent", "where": "a < 5"},
-                {"name": "public.child", "where": "a >= 5"},
-            ],
-            "public.parent",
-            [(2,), (3,), (4,)],
-            id="root",
-        ),
-        pytest.param(
-            False,
-            [{"name": "public.parent"}, {"name": "public.child", "where": "a >= 5"}],
-            "public.child",
-            [(5,), (6,), (7,)],
-            id="leaves",
-            marks=pytest.mark.nightly("leaves instead of the root"),
-        ),
+        pytest.param(True, [{"name": "public.parent", "where": "a < 5"},
+                            {"name": "public.child", "where": "a >= 5"}], "public.parent",
+                     [(2,), (3,), (4,)], id="root"),
+        pytest.param(False, [{"name": "public.parent"},
+                             {"name": "public.child", "where": "a >= 5"}], "public.child",
+                     [(5,), (6,), (7,)], id="leaves",
+                     marks=pytest.mark.nightly("leaves instead of the root")),
     ],
-)
+)  # fmt: skip
 def test_partitions(runner, database, lake, via_root, tables, target, expected):
     """publish_via_partition_root decides whether the root's or the partition's filter counts."""
     database.execute(PARTITIONS)

@@ -24,96 +24,53 @@ TABLE = (
 # What is written, and what is said of it.
 NAMES = [
     (f"{{type: {BETWEEN}, kwargs: {{column: amuont, min_value: 0}}}}", "did you mean amount?"),
-    (
-        "{type: expect_column_mean_to_be_between, kwargs: {column: amuont, min_value: 0}}",
-        "kwargs.column: the target has no column amuont: did you mean amount?",
-    ),
-    (
-        (
-            "{type: expect_column_pair_values_to_be_equal, kwargs: {column_A: id, column_B:"
-            " amuont}, gate: stop}"
-        ),
-        "kwargs.column_B: the target has no column amuont: did you mean amount?",
-    ),
-    (
-        "{type: expect_compound_columns_to_be_unique, kwargs: {column_list: [id, amuont]}}",
-        "kwargs.column_list: the target has no column amuont: did you mean amount?",
-    ),
-    (
-        f"{{type: {BETWEEN}, kwargs: {{column: secret, min_value: 0}}}}",
-        "column secret isn't published, so the target lacks it",
-    ),
-    (
-        (
-            "{type: expect_column_values_to_be_betwen, kwargs: {column: id, min_value: 0}, gate:"
-            " quarantine}"
-        ),
-        "did you mean expect_column_values_to_be_between?",
-    ),
-    (
-        f"{{type: {BETWEEN}, kwargs: {{column: id, min_valu: 0, max_value: 1}}, gate: quarantine}}",
-        "kwargs.min_valu: no such argument: did you mean min_value?",
-    ),
-    (
-        f"{{type: {BETWEEN}, kwargs: {{column: amount, min_value: [1]}}, gate: stop}}",
-        "kwargs.min_value: ",
-    ),
+    ("{type: expect_column_mean_to_be_between, kwargs: {column: amuont, min_value: 0}}",
+     "kwargs.column: the target has no column amuont: did you mean amount?"),
+    (("{type: expect_column_pair_values_to_be_equal, kwargs: {column_A: id, column_B:"
+      " amuont}, gate: stop}"),
+     "kwargs.column_B: the target has no column amuont: did you mean amount?"),
+    ("{type: expect_compound_columns_to_be_unique, kwargs: {column_list: [id, amuont]}}",
+     "kwargs.column_list: the target has no column amuont: did you mean amount?"),
+    (f"{{type: {BETWEEN}, kwargs: {{column: secret, min_value: 0}}}}",
+     "column secret isn't published, so the target lacks it"),
+    (("{type: expect_column_values_to_be_betwen, kwargs: {column: id, min_value: 0}, gate:"
+      " quarantine}"), "did you mean expect_column_values_to_be_between?"),
+    (f"{{type: {BETWEEN}, kwargs: {{column: id, min_valu: 0, max_value: 1}}, gate: quarantine}}",
+     "kwargs.min_valu: no such argument: did you mean min_value?"),
+    (f"{{type: {BETWEEN}, kwargs: {{column: amount, min_value: [1]}}, gate: stop}}",
+     "kwargs.min_value: "),
     (f"{{type: {IN_SET}, kwargs: {{column: state, value_set: open}}}}", "kwargs.value_set: "),
     (
         # YAML reads yes and no as booleans.
         f"{{type: {IN_SET}, kwargs: {{column: state, value_set: [open, no]}}, gate: stop}}",
         "kwargs.value_set[1] is False, and column state is string: write a text in quotes",
     ),
-    (
-        f"{{type: {IN_SET}, kwargs: {{column: amount, value_set: [1, few]}}}}",
-        "kwargs.value_set[1] is 'few', and column amount is int: write a number",
-    ),
-    (
-        f"{{type: {BETWEEN}, kwargs: {{column: price, min_value: 0}}, gate: quarantine}}",
-        "column price is string in the target: ",
-    ),
-    (
-        f"{{type: {BETWEEN}, kwargs: {{column: due, min_value: soon}}, gate: quarantine}}",
-        "kwargs.min_value: value is not a valid float",
-    ),
-    (
-        f"{{type: {BETWEEN}, kwargs: {{column: due, min_value: 5}}, gate: quarantine}}",
-        "column due is date: write a date or time",
-    ),
-    (
-        f'{{type: {ROWS}, kwargs: {{condition: "amount > > 0 )", meaning: m}}, gate: stop}}',
-        "kwargs.condition is no condition in Spark SQL: ",
-    ),
-    (
-        f"{{type: {ROWS}, kwargs: {{condition: amount positive, meaning: m}}}}",
-        "kwargs.condition is no condition in Spark SQL: ",
-    ),
-    (
-        f"{{type: {ROWS}, kwargs: {{condition: AMUONT > 0 and id > 0, meaning: m}}, gate: stop}}",
-        "kwargs.condition: the target has no column AMUONT: did you mean amount?",
-    ),
-    (
-        (
-            f"{{type: {BETWEEN}, kwargs: {{column: id, max_value: 9, row_condition: stat = 'x',"
-            " condition_parser: spark}, gate: stop}"
-        ),
-        "kwargs.row_condition: the target has no column stat: did you mean state?",
-    ),
+    (f"{{type: {IN_SET}, kwargs: {{column: amount, value_set: [1, few]}}}}",
+     "kwargs.value_set[1] is 'few', and column amount is int: write a number"),
+    (f"{{type: {BETWEEN}, kwargs: {{column: price, min_value: 0}}, gate: quarantine}}",
+     "column price is string in the target: "),
+    (f"{{type: {BETWEEN}, kwargs: {{column: due, min_value: soon}}, gate: quarantine}}",
+     "kwargs.min_value: value is not a valid float"),
+    (f"{{type: {BETWEEN}, kwargs: {{column: due, min_value: 5}}, gate: quarantine}}",
+     "column due is date: write a date or time"),
+    (f'{{type: {ROWS}, kwargs: {{condition: "amount > > 0 )", meaning: m}}, gate: stop}}',
+     "kwargs.condition is no condition in Spark SQL: "),
+    (f"{{type: {ROWS}, kwargs: {{condition: amount positive, meaning: m}}}}",
+     "kwargs.condition is no condition in Spark SQL: "),
+    (f"{{type: {ROWS}, kwargs: {{condition: AMUONT > 0 and id > 0, meaning: m}}, gate: stop}}",
+     "kwargs.condition: the target has no column AMUONT: did you mean amount?"),
+    ((f"{{type: {BETWEEN}, kwargs: {{column: id, max_value: 9, row_condition: stat = 'x',"
+      " condition_parser: spark}, gate: stop}"),
+     "kwargs.row_condition: the target has no column stat: did you mean state?"),
     (f"{{type: {ROWS}, kwargs: {{condition: id > 0}}}}", "kwargs.meaning: field required"),
     (f"{{type: {ROWS}, kwargs: {{condition: true, meaning: m}}}}", "kwargs.condition"),
-    (
-        "{type: expect_target_key_to_be_unique, kwargs: {columns: [amuont]}}",
-        "kwargs.columns: the target has no column amuont: did you mean amount?",
-    ),
-    (
-        "{type: expect_table_row_count_to_be_between, kwargs: {max_value: 9}, gate: quarantine}",
-        "gate: quarantine needs an expectation that identifies the failing rows",
-    ),
-    (
-        f"{{type: {BETWEEN}, kwargs: {{column: id, max_value: 9, mostly: 0.5}}, gate: quarantine}}",
-        "remove mostly",
-    ),
-]
+    ("{type: expect_target_key_to_be_unique, kwargs: {columns: [amuont]}}",
+     "kwargs.columns: the target has no column amuont: did you mean amount?"),
+    ("{type: expect_table_row_count_to_be_between, kwargs: {max_value: 9}, gate: quarantine}",
+     "gate: quarantine needs an expectation that identifies the failing rows"),
+    (f"{{type: {BETWEEN}, kwargs: {{column: id, max_value: 9, mostly: 0.5}}, gate: quarantine}}",
+     "remove mostly"),
+]  # fmt: skip
 # What only Spark refuses, by the columns' types or on a row.
 OF_SPARK = [
     (f"{{type: {ROWS}, kwargs: {{condition: lowr(state) = 'x', meaning: m}}, gate: stop}}",

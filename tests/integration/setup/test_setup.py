@@ -112,34 +112,23 @@ def changed(before, after):
     [
         changed({"tables": [FLIGHTS]}, {"tables": [FLIGHTS, PLANES]}),
         changed({"tables": [FLIGHTS, PLANES]}, {"tables": [PLANES]}),
-        changed(
-            {"tables": [FLIGHTS, PLANES]},
-            {"tables": [{**FLIGHTS, "where": "id > 5 -- five"}, PLANES]},
-        ),
+        changed({"tables": [FLIGHTS, PLANES]}, {"tables": [{**FLIGHTS, "where": "id > 5 -- five"},
+                                                           PLANES]}),
         changed({"tables": [FLIGHTS]}, {"tables": [{**FLIGHTS, "columns": None}]}),
-        changed(
-            {"tables": [FLIGHTS, PLANES]},
-            {"tables": [{**FLIGHTS, "where": None}, {"name": "public.airlines"}]},
-        ),
+        changed({"tables": [FLIGHTS, PLANES]}, {"tables": [{**FLIGHTS, "where": None},
+                                                           {"name": "public.airlines"}]}),
         changed({"tables": [PLANES]}, {"tables": [PLANES], "publish": ["insert"]}),
         changed({"tables": [PLANES]}, {"tables": [PLANES], "publish_via_partition_root": True}),
         changed({"tables": [PLANES]}, {"all_tables": True, "accept_future_tables": True}),
         changed({"all_tables": True, "accept_future_tables": True}, {"tables": [FLIGHTS]}),
         changed({"tables": [PLANES]}, {"schemas": ["public"], "accept_future_tables": True}),
-        changed(
-            {"tables": [PLANES], "schemas": ["public"], "accept_future_tables": True},
-            {
-                "tables": [{**PLANES, "where": "tail > 'x'"}],
-                "schemas": ["other"],
-                "accept_future_tables": True,
-            },
-        ),
-        changed(
-            {"tables": [PLANES], "schemas": ["public"], "accept_future_tables": True},
-            {"tables": [PLANES]},
-        ),
+        changed({"tables": [PLANES], "schemas": ["public"], "accept_future_tables": True},
+                {"tables": [{**PLANES, "where": "tail > 'x'"}], "schemas": ["other"],
+                 "accept_future_tables": True}),
+        changed({"tables": [PLANES], "schemas": ["public"], "accept_future_tables": True},
+                {"tables": [PLANES]}),
     ],
-)
+)  # fmt: skip
 def test_alter_by_difference(database, conn, lake, tables, before, after):
     """The publication is the one that a fresh setup would make, and the slot stays."""
     database.execute("create schema other")

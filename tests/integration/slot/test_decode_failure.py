@@ -195,14 +195,10 @@ def undecodable(runner, postgres, monkeypatch, lake, encoding, character):
     ("encoding", "character"),
     [
         pytest.param("WIN1252", b"\\x81", id="one byte"),
-        pytest.param(
-            "EUC_JP",
-            b"\\xfe\\xfe",
-            id="two bytes",
-            marks=pytest.mark.soak("another text of the same encoding"),
-        ),
+        pytest.param("EUC_JP", b"\\xfe\\xfe", id="two bytes",
+                     marks=pytest.mark.soak("another text of the same encoding")),
     ],
-)
+)  # fmt: skip
 def test_a_byte_without_an_equivalent(runner, postgres, monkeypatch, lake, encoding, character):
     """It is named with its bytes, its table and its transaction."""
     with undecodable(runner, postgres, monkeypatch, lake, encoding, character) as (_, _, drained):
