@@ -446,36 +446,6 @@ def test_a_leaf_that_is_published_later(runner, database, lake):
     assert target_rows(three, "p", "id") == source_rows(database, "p", "id")
 
 
-@pytest.mark.soak("an idle check after many runs")
-def test_a_quiet_source_hides_no_drift(runner, database, lake):
-    """An idle check starts a run for drift of such targets even where nothing was written."""
-    database.execute(
-        "create table t(id int primary key); insert into t select generate_series(1, 9);create"
-        " table p(id int primary key) partition by range (id); create table p_1 partition of p for"
-        " values from (0) to (10);create table late(id int primary key); insert into late values"
-        " (21)"
-    )
-    targets = {"big": {"from": "public.t", "where": "id > 5"}, "p": {"partition_root": True}}
-    made = copied_pipeline(runner, pipeline(database, lake, ["t", "p"], targets, checked=False))
-    made.consume(runner, "zero")
-    assert not check_idle(made.job("look")).has_work
-    database.execute("alter table p attach partition late for values from (20) to (30)")
-    assert check_idle(made.job("look")).reason == "publication drift: public.p"
-    assert any("late was added" in text for text in made.consume(runner, "one").warnings)
-    assert not check_idle(made.job("look")).has_work
-    changed = pipeline(
-        database,
-        lake,
-        ["t", "p"],
-        targets | {"big": {"from": "public.t", "where": "id > 3"}},
-        checked=False,
-    )
-    assert check_idle(changed.job("look")).reason == "publication drift: public.big"
-    changed.consume(runner, "two")
-    assert target_rows(changed, "big", "id") == [(n,) for n in range(4, 10)]
-    assert not check_idle(changed.job("look")).has_work
-
-
 # --- setup
 # ------------------------------------------------------------------------------------------------
 

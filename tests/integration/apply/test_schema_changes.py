@@ -215,30 +215,6 @@ def test_rewrites_are_told_from_the_catalogs(runner, database, lake):
     assert consume(runner, job).warnings == []
 
 
-@pytest.mark.soak("several rewrites of large tables")
-def test_the_next_vacuum_full_costs_nothing_either(runner, database, job):
-    """What VACUUM FULL, GRANT and ADD COLUMN do to the catalogs is recorded run by run."""
-    write(database, 1)
-    sync(runner, job)
-    steps = [
-        "alter table t add x int default 5; insert into t(id) values (50)",
-        "grant select (v) on t to pg_monitor",
-        "vacuum full t",
-        "alter table t add y int",
-        "vacuum full t",
-        "insert into t(id, y) values (51, 1)",
-    ]
-    for step in steps:
-        run_each(database, "t", step)
-        assert consume(runner, job).warnings == [], step
-    assert_equal(database, job)
-    database.execute("alter table t alter y type int using coalesce(y, 7)")
-    assert check_idle(job).reason == "rewritten on the source without replicated changes: public.t"
-    assert [w.partition(":")[0] for w in consume(runner, job).warnings] == ["public.t"]
-    assert_equal(database, job)
-    assert not check_idle(job).has_work
-
-
 @pytest.mark.nightly("a default long before its rows")
 def test_a_volatile_default_long_before_the_first_rows_with_it(runner, database, job):
     """Runs in between don't forget that the file was another one when the column came."""
