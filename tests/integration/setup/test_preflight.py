@@ -32,6 +32,12 @@ ROOT = (
 )
 
 
+@pytest.fixture
+def job(database, lake):
+    """A run of a pipeline that publishes t."""
+    return job_for(database, lake, {"name": "p", "tables": [T]})
+
+
 def refused(database, conn, job):
     """The problems, after making sure that nothing was changed."""
     before = source_state(database)
@@ -111,7 +117,7 @@ def test_publications_that_are_accepted_break_nothing(database, conn, lake, ddl,
 
 
 @pytest.mark.parametrize("kind", ["stored", "virtual"])
-def test_identity_full_with_an_unpublished_generated_column(database, conn, lake, kind):
+def test_identity_full_with_an_unpublished_generated_column(database, conn, kind, job):
     """From 18 on PostgreSQL refuses such UPDATEs; before, generated columns are just not sent."""
     modern = conn.info.server_version >= 180000
     if kind == "virtual" and not modern:
@@ -120,7 +126,6 @@ def test_identity_full_with_an_unpublished_generated_column(database, conn, lake
         f"create table t (id int primary key, v int, g int generated always as (v * 2) {kind});"
         "alter table t replica identity full"
     )
-    job = job_for(database, lake, {"name": "p", "tables": [T]})
     if modern:
         assert "unpublished generated column g" in refused(database, conn, job)
     else:
@@ -218,9 +223,8 @@ def test_a_table_without_published_columns(database, conn, lake, name):
     assert str(table.id) == str(relation.id) == "public.u"
 
 
-def test_a_table_without_columns_whose_deletes_would_fail(database, conn, lake):
+def test_a_table_without_columns_whose_deletes_would_fail(database, conn, job):
     database.execute("create table t (); insert into t default values")
-    job = job_for(database, lake, {"name": "p", "tables": [T]})
     problems = refused(database, conn, job)
     assert "it has no column, and its replica identity isn't FULL" in problems
     database.execute("alter table t replica identity full")
@@ -301,9 +305,8 @@ def test_column_is_found_in_filter_though_it_is_in_the_list_too(database, conn, 
 # ------------------------------------------------------------------------------------------------
 
 
-def test_slot_of_another_plugin_or_kind(database, conn, lake):
+def test_slot_of_another_plugin_or_kind(database, conn, job):
     database.execute(PLAIN)
-    job = job_for(database, lake, {"name": "p", "tables": [T]})
     slot = job.pipeline.source.slot
     for create, problem in (
         ("select pg_create_physical_replication_slot(%s)", "is a physical slot"),
@@ -315,9 +318,8 @@ def test_slot_of_another_plugin_or_kind(database, conn, lake):
         database.execute("select pg_drop_replication_slot(%s)", (slot,))
 
 
-def test_slot_of_another_database(database, conn, lake, postgres):
+def test_slot_of_another_database(database, conn, postgres, job):
     database.execute(PLAIN)
-    job = job_for(database, lake, {"name": "p", "tables": [T]})
     slot = job.pipeline.source.slot
     with psycopg.connect(postgres.conninfo(), autocommit=True) as other:
         other.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (slot,))
@@ -457,10 +459,9 @@ def test_pooler(database, conn, lake, monkeypatch):
     )
 
 
-def test_settings_lost_on_the_way(database, lake):
+def test_settings_lost_on_the_way(database, job):
     """A connection without the pinned settings, as after a pooler that drops startup options."""
     database.execute(PLAIN)
-    job = job_for(database, lake, {"name": "p", "tables": [T]})
     assert "settings didn't reach the server" in refused(database, database.connection, job)
 
 
@@ -518,13 +519,12 @@ def test_warnings(database, conn, lake):
     assert "public.fast" in warnings
 
 
-def test_values_that_would_be_lost(database, conn, lake):
+def test_values_that_would_be_lost(database, conn, lake, job):
     """Without metadata columns there is no place for what a type can't hold."""
     database.execute(
         "create table t (id int primary key, n numeric(5,2), d date, k timestamp, v text, m"
         " numeric, a date[])"
     )
-    job = job_for(database, lake, {"name": "p", "tables": [T]})
     target = Target(
         root=lake, metadata_columns=False, tables={"public.t": {"types": {"text": ["d"]}}}
     )

@@ -57,6 +57,12 @@ FLIGHTS = {
 PLANES = {"name": "public.planes"}
 
 
+@pytest.fixture
+def job(database, lake, tables):
+    """A run of a pipeline that publishes the flights."""
+    return job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
+
+
 @contextmanager
 def role_on(conn, *grants):
     """A role that may log in and replicate, with these grants; dropped afterwards."""
@@ -165,8 +171,7 @@ def test_partition_root_switched_on_and_off_with_its_filter(database, conn, lake
         assert plan_setup(conn, job).is_empty
 
 
-def test_change_behind_our_back_is_put_right(database, conn, lake, tables):
-    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
+def test_change_behind_our_back_is_put_right(conn, job):
     apply_setup(conn, job)
     conn.execute("alter publication p set table public.flights where (id > 3)")
     plan = apply_setup(conn, job)
@@ -295,9 +300,8 @@ def test_teardown_removes_only_what_the_pipeline_made(database, conn, lake, tabl
     assert events(lake)[-1] == "created"
 
 
-def test_teardown_leaves_what_another_server_has(new_server, database, conn, lake, tables):
+def test_teardown_leaves_what_another_server_has(new_server, database, conn, lake, job):
     """Another program reads the slot of that name there."""
-    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     for _ in range(3):  # so that its position doesn't tell that it is another one
         database.execute("create table w (); drop table w; select pg_switch_wal()")
     apply_setup(conn, job)
@@ -323,8 +327,7 @@ def test_teardown_leaves_what_another_server_has(new_server, database, conn, lak
     assert teardown(conn, job) == [f"slot {slot}", "publication p"]
 
 
-def test_a_slot_that_existed_before_is_adopted_and_left(database, conn, lake, tables):
-    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
+def test_a_slot_that_existed_before_is_adopted_and_left(conn, lake, job):
     create_slot(conn, job.pipeline.source.slot)
     plan = apply_setup(conn, job)
     assert any("existed before" in w for w in plan.warnings)
@@ -340,11 +343,8 @@ def test_a_slot_that_existed_before_is_adopted_and_left(database, conn, lake, ta
 
 
 @pytest.mark.parametrize("set_up_again", [False, True])
-def test_teardown_after_the_lake_was_lost_says_that_the_slot_stays(
-    database, conn, lake, tables, set_up_again
-):
+def test_teardown_after_the_lake_was_lost_says_that_the_slot_stays(conn, lake, job, set_up_again):
     """Nothing says any more that the slot is ours; it would fill the source's disk."""
-    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     apply_setup(conn, job)
     shutil.rmtree(urlsplit(lake).path)
     if set_up_again:
@@ -361,9 +361,8 @@ def test_teardown_after_the_lake_was_lost_says_that_the_slot_stays(
     assert "bookkeeping" in stays
 
 
-def test_teardown_is_silent_on_a_slot_of_another_database(database, conn, lake, tables):
+def test_teardown_is_silent_on_a_slot_of_another_database(database, conn, job):
     """Slot names are unique on a server; that one is nobody's business here."""
-    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     slot = job.pipeline.source.slot
     with connect(database.server.conninfo(), "test") as other:
         create_slot(other, slot)
@@ -374,11 +373,8 @@ def test_teardown_is_silent_on_a_slot_of_another_database(database, conn, lake, 
 
 
 @pytest.mark.parametrize("dies_after", ["creating", "slot"])
-def test_setup_that_died_half_way_is_finished_by_the_next(
-    database, conn, lake, tables, monkeypatch, dies_after
-):
+def test_setup_that_died_half_way_is_finished_by_the_next(conn, lake, job, monkeypatch, dies_after):
     """A slot made by a run that died before it could record it counts as created, not adopted."""
-    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     real = setup_slot.create_slot
 
     def dying(*args, **kwargs):
@@ -397,10 +393,9 @@ def test_setup_that_died_half_way_is_finished_by_the_next(
 
 @pytest.mark.parametrize("stops_at", ["setup.creating", "setup.created"])
 def test_a_setup_that_wakes_up_late_leaves_what_another_recorded(
-    database, conn, lake, tables, monkeypatch, stops_at
+    conn, lake, job, monkeypatch, stops_at
 ):
     """Its life of the slot would begin at a position that runs have moved the slot from since."""
-    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
 
     def sleep(point):
         if point == stops_at:
@@ -423,8 +418,7 @@ def test_a_setup_that_wakes_up_late_leaves_what_another_recorded(
     assert teardown(conn, job) == [f"slot {job.pipeline.source.slot}", "publication p"]
 
 
-def test_a_slot_dropped_behind_our_back_is_never_silently_made_anew(database, conn, lake, tables):
-    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
+def test_a_slot_dropped_behind_our_back_is_never_silently_made_anew(conn, lake, job):
     apply_setup(conn, job)
     conn.execute("select pg_drop_replication_slot(%s)", (job.pipeline.source.slot,))
     with pytest.raises(PreflightFailed, match="the lake lost the changes since then"):
@@ -449,10 +443,9 @@ def test_locked_table(database, conn, lake, tables, monkeypatch):
         assert source_state(database) == before
 
 
-def test_trying_a_filter_ends_no_autovacuum(database, conn, lake, tables, monkeypatch):
+def test_trying_a_filter_ends_no_autovacuum(database, conn, job, monkeypatch):
     """PostgreSQL ends a worker after deadlock_timeout; the trial gives up before."""
     monkeypatch.setattr(setup, "LOCK_ATTEMPTS", 1)
-    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     looked = []
     conn.add_notice_handler(lambda notice: looked.append(notice.message_primary))
     for setting in (
@@ -470,9 +463,8 @@ def test_trying_a_filter_ends_no_autovacuum(database, conn, lake, tables, monkey
     assert looked == []
 
 
-def test_a_filter_that_stays_as_it_is_waits_for_nobody(database, conn, lake, tables):
+def test_a_filter_that_stays_as_it_is_waits_for_nobody(database, conn, job):
     """The server has judged it before, so a vacuum of hours stops neither check nor resync."""
-    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     apply_setup(conn, job)
     with database.connect(application_name="vacuum-like") as other, other.transaction():
         other.execute("lock table flights in share update exclusive mode")
@@ -531,11 +523,8 @@ def test_old_transactions_hold_up_slot_creation(database, conn, tables, prepared
                 database.execute(f"rollback prepared '{gid}'")
 
 
-def test_a_slot_that_could_not_be_created_is_nobodys_later(
-    database, conn, lake, tables, monkeypatch
-):
+def test_a_slot_that_could_not_be_created_is_nobodys_later(database, conn, lake, job, monkeypatch):
     """One of that name that another program makes isn't ours: teardown leaves it."""
-    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     real = setup_slot.create_slot
     monkeypatch.setattr(
         setup_slot, "create_slot", lambda *args, **kwargs: real(*args, **kwargs, timeout_s=0.2)
@@ -604,8 +593,7 @@ def _get_as(conn, slot, publication):
     )
 
 
-def test_setup_waits_for_nobody_elses_run(database, conn, lake, tables):
-    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
+def test_setup_waits_for_nobody_elses_run(conn, job):
     with slot_lock(job), pytest.raises(LockHeld, match=f"waldelta lock {job.pipeline.source.slot}"):
         apply_setup(conn, job)
     apply_setup(conn, job)
@@ -620,9 +608,8 @@ def test_a_publication_dropped_from_the_file_is_pointed_out(database, conn, lake
     assert any("'q' was made by this pipeline" in w for w in plan_setup(conn, job).warnings)
 
 
-def test_no_password_in_plan_or_log(database, conn, lake, tables, caplog):
+def test_no_password_in_plan_or_log(database, conn, job, caplog):
     caplog.set_level(logging.DEBUG)
-    job = job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
     plan = apply_setup(conn, job)
     assert database.server.password not in caplog.text + plan.describe() + repr(job)
 
