@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from deltalake import DeltaTable
 
+from tests.support.pipelines import PLANES, events, job_for
 from tests.support.servers.standby import (
     SCHEMA,
     accepted_resync,
@@ -25,7 +26,7 @@ from tests.support.servers.standby import (
     servers,
     there,
 )
-from waldelta.errors import NotPrimary, SourceChanged
+from waldelta.errors import NotPrimary, PreflightFailed, SourceChanged
 from waldelta.jobs import Pipeline
 from waldelta.lsn import Lsn
 from waldelta.pipeline.run_result import RunFailed
@@ -33,6 +34,7 @@ from waldelta.postgres import connect
 from waldelta.slot import read_slot
 from waldelta.stages.land.drain import drain
 from waldelta.stages.land.idle_check import check_idle
+from waldelta.stages.setup.setup import apply_setup, plan_setup
 from waldelta.stages.setup.slots_without_pipeline import find_slots_without_pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -222,3 +224,36 @@ def test_what_the_standby_had_not_received(runner, newer, lake, tmp_path, lead_t
         insert(primary, 8, "after the resync")
         pipeline.consume(runner, "eighth")
         assert held(lake) == there(primary)
+
+
+def test_failover_slot(any_database, lake):
+    """The file decides; without a word the slot stays as it is; refused before 17."""
+    any_database.execute("create table planes (tail text primary key, year int)")
+    publication = {"name": "p", "tables": [PLANES]}
+    with connect(any_database.conninfo, "test") as conn:
+        job = job_for(any_database, lake, publication, failover=True)
+        if conn.info.server_version < 170000:
+            with pytest.raises(
+                PreflightFailed,
+                match=r"source\.failover needs PostgreSQL 17 or later, this is 1[56]",
+            ):
+                apply_setup(conn, job)
+            assert events(lake) == []
+            return
+        slot = job.pipeline.source.slot
+        first = apply_setup(conn, job)
+        assert (
+            f"select pg_create_logical_replication_slot('{slot}', 'pgoutput', false, false, true);"
+            in first.as_sql()
+        )
+        assert (first.alter_failover, plan_setup(conn, job).is_empty) == (None, True)
+        for wanted, altered, there in (
+            (None, None, True),
+            (False, False, False),
+            (None, None, False),
+            (True, True, True),
+        ):
+            job = job_for(any_database, lake, publication, slot=slot, failover=wanted)
+            assert apply_setup(conn, job).alter_failover is altered
+            assert (read_slot(conn, slot).failover, plan_setup(conn, job).is_empty) == (there, True)
+        assert events(lake) == ["creating", "created"]
