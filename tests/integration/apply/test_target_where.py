@@ -369,18 +369,18 @@ def pipeline_with(database, lake, table, where, options):
     )
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_setup_refuses_by_name(database, lake, case):
+def test_setup_refuses_by_name(database, lake):
     """With the place and the remedy, before anything is changed."""
-    table, where, options, message = REFUSED[case]
     database.execute(DDL)
-    with pytest.raises(PreflightFailed, match=message):
-        pipeline_with(database, lake, table, where, options).setup()
+    for case, (table, where, options, message) in REFUSED.items():
+        with pytest.raises(PreflightFailed) as refused:
+            pipeline_with(database, lake, table, where, options).setup()
+        assert re.search(message, str(refused.value)), (case, str(refused.value))
     assert database.execute("select count(*) from pg_publication") == [(0,)]
 
 
-@pytest.mark.parametrize("case", ALLOWED)
-def test_setup_allows(database, lake, case):
+def test_setup_allows(database, lake):
     """What the stream can tell."""
     database.execute(DDL)
-    assert not pipeline_with(database, lake, *ALLOWED[case]).check().problems
+    for case, given in ALLOWED.items():
+        assert not pipeline_with(database, lake, *given).check().problems, case

@@ -53,34 +53,34 @@ def test_plain_table(database, conn):
     assert (array.element.name, array.element.oid) == ("numeric(10,2)", 1700)
 
 
-@pytest.mark.parametrize(
-    "declared, kind, base, element",
-    [
-        ("int4", "base", None, None),
-        ("int2vector", "base", None, None),
-        ("point", "base", None, None),
-        ("mood", "enum", None, None),
-        ("mood[]", "array", None, "public.mood"),
-        ("outer_domain", "domain", "numeric(5,1)", None),
-        ("tags", "domain", "text[]", None),
-        ("pair", "composite", None, None),
-        ("int4range", "range", None, None),
-        ("int4multirange", "multirange", None, None),
-        ("varchar(3)[]", "array", None, "character varying(3)"),
-    ],
-)
-def test_types(database, conn, declared, kind, base, element):
+# Declared types: their kinds, innermost bases and elements.
+TYPES = {
+    "int4": ("base", None, None),
+    "int2vector": ("base", None, None),
+    "point": ("base", None, None),
+    "mood": ("enum", None, None),
+    "mood[]": ("array", None, "public.mood"),
+    "outer_domain": ("domain", "numeric(5,1)", None),
+    "tags": ("domain", "text[]", None),
+    "pair": ("composite", None, None),
+    "int4range": ("range", None, None),
+    "int4multirange": ("multirange", None, None),
+    "varchar(3)[]": ("array", None, "character varying(3)"),
+}
+
+
+def test_types(database, conn):
     """Kinds, domains down to their innermost base, arrays with their element."""
+    columns = ", ".join(f"v{n} {declared}" for n, declared in enumerate(TYPES))
     database.execute(
         "create type mood as enum ('sad', 'ok'); create type pair as (a int, b text);"
         "create domain inner_domain as numeric(5,1); create domain outer_domain as inner_domain;"
         "create domain tags as text[];"
-        f"create table t (id int primary key, v {declared}); create publication p for table t"
+        f"create table t (id int primary key, {columns}); create publication p for table t"
     )
-    pg_type = published(conn, "p")["public.t"].columns[1].type
-    assert pg_type.kind == kind
-    assert (pg_type.base.name if pg_type.base else None) == base
-    assert (pg_type.element.name if pg_type.element else None) == element
+    types = [column.type for column in published(conn, "p")["public.t"].columns[1:]]
+    found = [(t.kind, t.base and t.base.name, t.element and t.element.name) for t in types]
+    assert dict(zip(TYPES, found, strict=True)) == TYPES
 
 
 PARTITIONED = (
@@ -136,23 +136,26 @@ def test_filters_are_ored_whatever_is_published(database, conn):
     assert published(conn, "p", "q", "r")["public.t"].row_filter is None
 
 
-@pytest.mark.parametrize(
-    "identity, key, covered",
-    [
-        ("default", ("id",), ("id",)),
-        ("using index t_u", ("u",), ("u",)),
-        ("full", ("id",), ("id", "u", "v")),
-        ("nothing", ("id",), ()),
-    ],
-)
-def test_keys(database, conn, identity, key, covered):
+IDENTITIES = {
+    "default": (("id",), ("id",)),
+    "using index {}_u": (("u",), ("u",)),
+    "full": (("id",), ("id", "u", "v")),
+    "nothing": (("id",), ()),
+}
+
+
+def test_keys(database, conn):
     """The identity index where one is set, since old tuples carry nothing else."""
-    database.execute(
-        "create table t (id int primary key, u int not null, v int); create unique index t_u on t"
-        f" (u);alter table t replica identity {identity}; create publication p for table t"
-    )
-    table = published(conn, "p")["public.t"]
-    assert (table.key_columns, table.identity_columns) == (key, covered)
+    for n, identity in enumerate(IDENTITIES):
+        database.execute(
+            f"create table t{n} (id int primary key, u int not null, v int); create unique index"
+            f" t{n}_u on t{n} (u); alter table t{n} replica identity {identity.format(f't{n}')}"
+        )
+    database.execute("create publication p for table t0, t1, t2, t3")
+    found = published(conn, "p")
+    tables = [found[f"public.t{n}"] for n in range(len(IDENTITIES))]
+    keys = [(table.key_columns, table.identity_columns) for table in tables]
+    assert dict(zip(IDENTITIES, keys, strict=True)) == IDENTITIES
 
 
 def test_deferrable_primary_key_is_no_replica_identity(database, conn):
