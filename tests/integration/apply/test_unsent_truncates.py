@@ -9,7 +9,6 @@ import pytest
 from waldelta.lake.ledger import TableState, now
 from waldelta.pipeline.drift import read_catalog_state
 from waldelta.pipeline.drift.unsent_changes import replaced_files, with_truncated
-from waldelta.postgres import connect
 from waldelta.postgres.server_position import read_oldest_xid
 
 pytestmark = pytest.mark.pg
@@ -23,21 +22,21 @@ insert into t values (1, 'v'), (11, 'v');
 
 
 @pytest.fixture
-def conn(database):
-    database.execute(DDL)
-    with connect(database.conninfo, "test") as connection:
-        yield connection
+def known(database, conn):
+    """Makes the tables anew; the state of t, and the oid of its first partition."""
 
+    def make():
+        database.execute(f"drop table if exists t; {DDL}")
+        ((oid, leaf),) = conn.execute(
+            "select 'public.t'::regclass::oid::bigint, 'public.t_1'::regclass::oid::bigint"
+        ).fetchall()
+        publishes = ["insert", "truncate"]
+        bare = TableState(
+            now(), "r", "public.t", 1, "synced", relation_ids=[oid], publishes=publishes
+        )
+        return replace(bare, storage=read_catalog_state(conn, [bare])["public.t"].storage), leaf
 
-@pytest.fixture
-def state(conn):
-    ((oid, leaf),) = conn.execute(
-        "select 'public.t'::regclass::oid::bigint, 'public.t_1'::regclass::oid::bigint"
-    ).fetchall()
-    bare = TableState(
-        now(), "r", "public.t", 1, "synced", relation_ids=[oid], publishes=["insert", "truncate"]
-    )
-    return replace(bare, storage=read_catalog_state(conn, [bare])["public.t"].storage), leaf
+    return make
 
 
 def judged(conn, state, landed_as_of=None):
@@ -62,15 +61,15 @@ TOLD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("statements, told, renewed", TOLD.values(), ids=TOLD)
-def test_by_its_file_and_its_rows(database, conn, state, statements, told, renewed):
-    known, leaf = state
-    for statement in statements:
-        database.execute(statement)
-    assert judged(conn, known)[0] == ({leaf} if told else frozenset())
-    assert (leaf in judged(conn, known)[1]) is renewed
-    database.execute("vacuum freeze t_1")  # frozen rows keep what they were written by
-    assert (leaf in judged(conn, known)[0]) is told
+def test_by_its_file_and_its_rows(database, conn, known):
+    for case, (statements, told, renewed) in TOLD.items():
+        state, leaf = known()
+        for statement in statements:
+            database.execute(statement)
+        assert judged(conn, state)[0] == ({leaf} if told else frozenset()), case
+        assert (leaf in judged(conn, state)[1]) is renewed, case
+        database.execute("vacuum freeze t_1")  # frozen rows keep what they were written by
+        assert (leaf in judged(conn, state)[0]) is told, case
 
 
 # What is done, and whether the partition was emptied by something else than a TRUNCATE of the whole
@@ -87,34 +86,34 @@ ALONE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("statements, alone", ALONE.values(), ids=ALONE)
-def test_emptied_once_more(database, conn, state, statements, alone):
+def test_emptied_once_more(database, conn, known):
     """A TRUNCATE of the root is sent; what happens to a partition after it is not."""
-    known, leaf = state
-    for statement in statements:
-        database.execute(statement)
-    found = with_truncated(conn, [known], read_catalog_state(conn, [known]))["public.t"]
-    assert leaf in found.truncated
-    assert found.truncated_alone == ({leaf} if alone else frozenset())
+    for case, (statements, alone) in ALONE.items():
+        state, leaf = known()
+        for statement in statements:
+            database.execute(statement)
+        found = with_truncated(conn, [state], read_catalog_state(conn, [state]))["public.t"]
+        assert leaf in found.truncated, case
+        assert found.truncated_alone == ({leaf} if alone else frozenset()), case
 
 
-def test_only_what_had_ended_when_all_was_landed(database, conn, state):
+def test_only_what_had_ended_when_all_was_landed(database, conn, known):
     """A TRUNCATE of the root that hasn't landed looks the same: a later run decides."""
-    known, leaf = state
+    state, leaf = known()
     before = read_oldest_xid(conn)
     database.execute("truncate t_1")
-    assert judged(conn, known, before) == judged(conn, known, 0) == (frozenset(), [])
-    assert judged(conn, known, read_oldest_xid(conn)) == ({leaf}, [leaf])
+    assert judged(conn, state, before) == judged(conn, state, 0) == (frozenset(), [])
+    assert judged(conn, state, read_oldest_xid(conn)) == ({leaf}, [leaf])
 
 
-def test_what_may_not_be_read_is_not_told(database, conn, state):
+def test_what_may_not_be_read_is_not_told(database, conn, known):
     """A partition without a grant keeps its old file on record, and no run fails."""
-    known, _ = state
+    state, _ = known()
     database.execute("truncate t_1")
     database.execute(
         "drop role if exists reader_of_t; create role reader_of_t; grant select on t to reader_of_t"
     )
     conn.execute("set role reader_of_t")
-    assert judged(conn, known) == (frozenset(), [])
+    assert judged(conn, state) == (frozenset(), [])
     conn.execute("reset role")
     database.execute("revoke all on t from reader_of_t; drop role reader_of_t")
