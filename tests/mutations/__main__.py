@@ -77,10 +77,7 @@ def _run(root: Path, tests: Iterable[str]) -> tuple[int, str]:
 
 
 def _write(path: Path, source: str) -> None:
-    """Write a module, and remove its bytecode.
-
-    Python would use the bytecode of a version with the same size from the same second.
-    """
+    """Write a module and remove its bytecode, which has the same second and size at times."""
     path.write_text(source)
     Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
@@ -118,9 +115,7 @@ def _digest(file: str) -> str:
 
 
 def _record(chosen: dict[int, Mutation], missed: list[int]) -> None:
-    """Write down the modules whose mutations were all tried and caught, and no longer those of a
-    missed one.
-    """
+    """Record the modules whose mutations were all caught, and no longer those of a missed one."""
     survived = {MUTATIONS[number - 1].file for number in missed}
     untried = {m.file for number, m in enumerate(MUTATIONS, 1) if number not in chosen}
     caught = {mutation.file for mutation in MUTATIONS} - survived - untried

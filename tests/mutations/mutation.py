@@ -33,10 +33,7 @@ class Mutation:
         return root / LIBRARY / self.file
 
     def mutated(self, source: str) -> str:
-        """Return the file's text with the defect.
-
-        Raises ValueError unless ``text`` is in it exactly once.
-        """
+        """The file's text with the defect; raises ValueError unless ``text`` occurs once."""
         if (found := source.count(self.text)) != 1:
             raise ValueError(f"{self.file}: found {found} times instead of once: {self.text!r}")
         return source.replace(self.text, self.replacement)

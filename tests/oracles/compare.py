@@ -153,9 +153,7 @@ def difference(
     key_columns: Sequence[str],
     table: str,
 ) -> Difference:
-    """Compare two frames as multisets of rows over these columns (EXCEPT ALL both ways, in one
-    pass).
-    """
+    """Compares two frames as multisets of rows over these columns (EXCEPT ALL both ways)."""
     columns = [f"c{n}" for n in range(len(names))]
     sides = [
         _exact(frame, names, columns).withColumn("side", F.lit(side))

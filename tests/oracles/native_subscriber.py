@@ -1,6 +1,4 @@
-"""PostgreSQL's own subscription as an oracle: a second database of the same cluster, fed by the
-same publications.
-"""
+"""PostgreSQL's own subscription as an oracle: a second database with the same publications."""
 
 from __future__ import annotations
 
@@ -23,11 +21,7 @@ def native_subscriber(
     *,
     copy_data: bool = False,
 ) -> Iterator[tuple[psycopg.Connection, str]]:
-    """A connection to the subscriber, whose empty tables ``create`` makes, and its slot; rows
-    written from now on arrive.
-
-    With ``copy_data`` those that there are have been copied.
-    """
+    """A connection to the subscriber, whose tables ``create`` makes, and its slot."""
     name = f"{database.name}_native"
     database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (name,))
     database.execute(sql.SQL("create database {}").format(sql.Identifier(name)))

@@ -92,9 +92,7 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """All combinations that PostgreSQL allows: a column list can't stand beside REPLICA IDENTITY
-    FULL.
-    """
+    """All combinations but a column list beside REPLICA IDENTITY FULL."""
     found = [Case(*parts) for parts in product(IDENTITIES, FILTERS, LAYOUTS, (False, True))]
     return [case for case in found if not (case.listed and case.identity in ("full", "none"))]
 
@@ -115,9 +113,7 @@ def some_cases() -> list[Case]:
 
 
 def scenario(cases: Sequence[Case], before: str = "") -> Scenario:
-    """All these tables at once, each in one publication of the native subscriber and one of the
-    pipeline.
-    """
+    """All these tables at once, each in a publication of each side."""
     publications: dict[str, list[str]] = {}
     for case in cases:
         kind = "root" if case.layout == "root" else "leaves"

@@ -49,9 +49,7 @@ _ROW_FILTERS = (
 
 
 class RandomScenario:
-    """One scenario. ``exact``: nothing that the target holds is ever missing or left behind, so
-    keys may come again.
-    """
+    """One scenario; if ``exact``, nothing is ever missing, so keys may come again."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.pick = seed, random.Random(seed)
@@ -170,9 +168,7 @@ class RandomScenario:
     # --- what happens ---
 
     def transactions(self, count: int) -> Iterator[str]:
-        """Each one statement: a block of blocks, some of which are rolled back; and ALTER
-        PUBLICATIONs between them.
-        """
+        """One statement each: blocks, some rolled back, and ALTER PUBLICATIONs between them."""
         for _ in range(count):
             if not self.exact and self.pick.random() < 0.15:
                 yield from self._altered()

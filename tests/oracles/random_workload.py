@@ -23,9 +23,7 @@ KINDS = (*FOLLOWED, "add volatile", "add volatile, drop the default")
 
 @dataclass
 class Table:
-    """A table as the workload knows it; ``columns`` are those besides key, filter column and large
-    text.
-    """
+    """A table; ``columns`` are those besides key, filter column and large text."""
 
     name: str
     columns: list[str] = field(default_factory=lambda: ["a", "b"])
@@ -45,9 +43,7 @@ def create_tables(connection: psycopg.Connection, names: list[str]) -> None:
 
 
 class Workload:
-    """Writes to tables with a primary key ``id``, a column ``part`` that a row filter may name, and
-    a TOASTed text.
-    """
+    """Writes to tables with the key ``id``, a column ``part`` to filter by, and a large text."""
 
     def __init__(
         self,
@@ -85,9 +81,7 @@ class Workload:
                             self._statement(self.random.choice(self.chosen))
 
     def large_transaction(self) -> None:
-        """A load behind savepoints that are released or rolled back; most often all of it is rolled
-        back.
-        """
+        """A load behind savepoints that are released or rolled back, often as a whole."""
         table = self.random.choice(self.chosen).name
         rows = f"generate_series({LARGE_FROM}, {LARGE_FROM + LARGE_ROWS - 1}) g"
         with self.connection.transaction(force_rollback=self.random.random() < 0.7):

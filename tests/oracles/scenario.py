@@ -93,9 +93,7 @@ class Both:
         assert not different, (what, different)
 
     def subscribed(self) -> dict[str, tuple[str, ...]]:
-        """What the subscriber copied, with its columns; the pipeline must have copied the same
-        tables.
-        """
+        """What the subscriber copied, with its columns; the pipeline must have the same."""
         publications, gathered = list(self.scenario.publications), list(self.scenario.gathered)
         listed = {
             table: tuple(columns)
@@ -157,9 +155,7 @@ def running(
     *,
     compare: bool = True,
 ) -> Iterator[Both]:
-    """Both sides copied and equal; what the block writes through ``step`` is compared. Without
-    ``compare`` the block does that.
-    """
+    """Both sides copied and equal; each ``step`` of the block is compared, by ``compare``."""
     database.execute(scenario.tables)
     database.execute(scenario.create_publications)
     if scenario.before:

@@ -1,6 +1,4 @@
-"""``python -m tests.pictures docs/images``: the pictures of docs/reference/ui.md, always the same,
-by a real Chromium and without Airflow's frame.
-"""
+"""``python -m tests.pictures docs/images``: the pictures of docs/reference/ui.md."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ def _write_file(folder: Path, name: str, tables: list[str], every: int) -> Path:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """The plugin's application at its address, as an admin sees it at the story's time; Airflow's
-    database is part of the story.
-    """
+    """The plugin's application, as an admin sees it at the story's time."""
     os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "WALDELTA_PIPELINES": str(folder)}
     from waldelta_airflow.views import _pages as pages
     from waldelta_airflow.views import _render as render

@@ -152,9 +152,7 @@ class _Lake:
         return str(trouble.error).replace("<landed>", str(Lsn(self.landed)))
 
     def _change(self, at: datetime, trouble: Trouble | None) -> dict[str, TargetCut]:
-        """What a run does to each table that it changes: more by day than by night, and what
-        earlier ones couldn't land.
-        """
+        """What a run does to a table: more by day than by night, and what is left over."""
         found = {}
         missed = (self.lsn - self.landed) // 250_000 + 1
         day = 0.55 - 0.45 * sin(tau * (at.hour * 60 + at.minute + 120) / 1440)

@@ -1,6 +1,4 @@
-"""Who is in the pictures: pipelines of a made-up shop on a Monday morning, and what has befallen
-some of them.
-"""
+"""A made-up shop's pipelines on a Monday morning, and what has befallen some of them."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Tale:
-    """A pipeline: every how many minutes it runs and until when, and its tables with the rows that
-    a run changes by day.
-    """
+    """A pipeline: how often it runs and until when, and its tables with their changed rows."""
 
     name: str
     every: int

@@ -162,9 +162,7 @@ class Matrix:
         return scene.random.choice([1, 1, 1, 2, 3])
 
     def _prepare(self, scene: Scene, step: Step) -> int:
-        """Write to the source; returns how often the step is passed before the fault: later targets
-        and chunks count too.
-        """
+        """Writes to the source; returns how often the step is passed before the fault."""
         is_between = step.point.startswith("apply.") and "cut" not in step.point
         is_behind_one = step.file == IN_STEPS and step.point.startswith(("land.", "consume."))
         after = scene.random.randint(0, 1) if is_between else int(is_behind_one)
@@ -275,9 +273,7 @@ class Matrix:
         return done
 
     def _zombie(self, scene: Scene, step: Step) -> Cell:
-        """A run that is stopped long enough to lose its connections, while the next one does its
-        work; then it wakes up.
-        """
+        """A run that is stopped while the next one does its work; then it wakes up."""
         after = self._prepare(scene, step)
         stopped, wakes, ended = threading.Event(), threading.Event(), []
 

@@ -51,9 +51,7 @@ class SoakLake:
 
 
 class Store:
-    """An S3 server, and the proxy by which pipelines reach it; ``faults`` counts those that came
-    so far.
-    """
+    """An S3 server and its proxy; ``faults`` counts those that came so far."""
 
     def __init__(self, server: SeaweedFS, proxy: StoreProxy, bucket: Bucket) -> None:
         self.server, self.proxy, self.bucket = server, proxy, bucket

@@ -160,9 +160,7 @@ class Scene:
         self.listener.close()
 
     def focus(self, count: int | None = None) -> None:
-        """Write to so many of the tables only, until told otherwise: a run costs about the same for
-        each. None for all.
-        """
+        """Writes to so many of the tables only, until told otherwise; None for all."""
         names = [*KEYED, COPIES] if count is None else self.random.sample([*KEYED, COPIES], count)
         self.workload.chosen = [table for table in self.workload.tables if table.name in names]
         self._copies_too = COPIES in names
@@ -211,9 +209,7 @@ class Scene:
             self.emitted[content] += kept
 
     def rows(self, table: str, values: str, count: int = 3) -> list[int]:
-        """Rows that nothing else is written to: (id, part, big) by an expression of ``i``; returns
-        their keys.
-        """
+        """Rows that nothing else is written to, by an expression of ``i``; returns their keys."""
         self._fresh += count
         low, high = self._fresh - count + 1, self._fresh
         self.connection.execute(

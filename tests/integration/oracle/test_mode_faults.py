@@ -100,9 +100,7 @@ class Scene:
     kills: int = 0
 
     def kill(self, verb: str, steps: Mapping[str, int], **details) -> None:
-        """Begin the verb on all pipelines at once, and kill it as soon as its runs are at these
-        steps.
-        """
+        """Begins the verb on all pipelines, and kills it when its runs are at these steps."""
         self.kills += 1
         self.listener.expect(steps)
         driver = Driver(os.environ | self.listener.environment, self.log)

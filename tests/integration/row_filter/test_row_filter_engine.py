@@ -124,9 +124,7 @@ class Judges:
         return str(found).lower()
 
     def disagreeing(self, pairs, counts):
-        """Of conditions with one row each those where Spark fails and PostgreSQL doesn't, or the
-        reverse.
-        """
+        """Of conditions with one row each those where only one of both sides fails."""
         wrong = []
         with ThreadPoolExecutor(4) as threads:
             said = list(threads.map(lambda pair: self.alone(pair[0][0], pair[1]), pairs))
@@ -137,9 +135,7 @@ class Judges:
         return wrong
 
     def batch(self, judged):
-        """Of many conditions at once those rows for which PostgreSQL raises no error and all values
-        are held.
-        """
+        """Of many conditions the rows without an error in PostgreSQL, with all values held."""
         selected = []
         for k, (condition, _, expected, odd) in enumerate(judged):
             left_out = {n for n, e in enumerate(expected) if e == "error"} | odd
