@@ -8,7 +8,8 @@ from typing import Any
 
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
-from waldelta.lake.ledger import SlotMove, now
+from waldelta.lake import Lake
+from waldelta.lake.ledger import Ledger, SlotMove, now
 from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.job import load_job
 from waldelta.postgres.server_position import read_position
@@ -73,6 +74,11 @@ def source_state(database) -> tuple:
         ),
         database.execute(slots, (database.name,)),
     )
+
+
+def slot_events(lake: str) -> list[str]:
+    """What the ledger says happened to the slot, oldest first."""
+    return [move.event for move in Ledger(Lake(lake)).slot_moves()]
 
 
 def bare_slot(database, pipeline: PipelineFile) -> Job:

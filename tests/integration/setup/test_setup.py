@@ -14,7 +14,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tests.support.pipelines import job_for, job_of, source_state
+from tests.support.pipelines import job_for, job_of, slot_events, source_state
+from tests.support.servers.roles import OWNS, READS, role_on
 from waldelta.config import Source
 from waldelta.errors import (
     LateWriter,
@@ -63,29 +64,6 @@ def job(database, lake, tables):
     return job_for(database, lake, {"name": "p", "tables": [FLIGHTS]})
 
 
-@contextmanager
-def role_on(conn, *grants):
-    """A role that may log in and replicate, with these grants; dropped afterwards."""
-    role = f"role_{uuid.uuid4().hex[:8]}"
-    conn.execute(f"create role {role} login replication password 'p'")
-    try:
-        for grant in grants:
-            for statement in grant.format(role=role).split(";"):
-                conn.execute(statement)
-        yield role
-    finally:
-        conn.execute(f"drop owned by {role} cascade")
-        conn.execute(f"drop role {role}")
-
-
-READS = "grant select on all tables in schema public to {role}"
-OWNS = "grant create on database {database} to {{role}}; create schema app authorization {{role}}"
-
-
-def events(lake):
-    return [m.event for m in Ledger(Lake(lake)).slot_moves()]
-
-
 def test_setup_is_idempotent(database, conn, lake, tables):
     """The second plan is empty, although PostgreSQL prints the filter in other words."""
     job = job_for(
@@ -101,7 +79,7 @@ def test_setup_is_idempotent(database, conn, lake, tables):
     assert again.is_empty
     assert again.as_sql() == ""
     apply_setup(conn, job)
-    assert events(lake) == ["creating", "created"]
+    assert slot_events(lake) == ["creating", "created"]
     created = Ledger(Lake(lake)).slot_moves()[-1]
     assert created.incarnation == str(slot.confirmed_flush_lsn)
     assert (created.lsn, created.system_identifier, created.timeline) == (
@@ -295,9 +273,9 @@ def test_teardown_removes_only_what_the_pipeline_made(database, conn, lake, tabl
     assert teardown(conn, job) == [f"slot {job.pipeline.source.slot}", "publication p"]
     assert source_state(database) == before
     assert teardown(conn, job) == []
-    assert events(lake) == ["creating", "created", "dropped"]
+    assert slot_events(lake) == ["creating", "created", "dropped"]
     apply_setup(conn, job)
-    assert events(lake)[-1] == "created"
+    assert slot_events(lake)[-1] == "created"
 
 
 def test_teardown_leaves_what_another_server_has(new_server, database, conn, lake, job):
@@ -323,7 +301,7 @@ def test_teardown_leaves_what_another_server_has(new_server, database, conn, lak
             teardown(elsewhere, job_of(job.pipeline, server.conninfo()))
         assert read_slot(elsewhere, slot) is not None
         assert set(read_publications(elsewhere)) == {"p"}
-    assert events(lake) == ["creating", "created"]
+    assert slot_events(lake) == ["creating", "created"]
     assert teardown(conn, job) == [f"slot {slot}", "publication p"]
 
 
@@ -331,7 +309,7 @@ def test_a_slot_that_existed_before_is_adopted_and_left(conn, lake, job):
     create_slot(conn, job.pipeline.source.slot)
     plan = apply_setup(conn, job)
     assert any("existed before" in w for w in plan.warnings)
-    assert events(lake) == ["adopted"]
+    assert slot_events(lake) == ["adopted"]
     slot = job.pipeline.source.slot
     dropped, stays = teardown(conn, job)
     assert dropped == "publication p"
@@ -387,7 +365,7 @@ def test_setup_that_died_half_way_is_finished_by_the_next(conn, lake, job, monke
         apply_setup(conn, job)
     monkeypatch.setattr(setup_slot, "create_slot", real)
     apply_setup(conn, job)
-    assert events(lake)[-1] == "created"
+    assert slot_events(lake)[-1] == "created"
     assert teardown(conn, job) == [f"slot {job.pipeline.source.slot}", "publication p"]
 
 
@@ -413,7 +391,7 @@ def test_a_setup_that_wakes_up_late_leaves_what_another_recorded(
     monkeypatch.setattr(setup_slot, "fault_point", sleep)
     with pytest.raises(LateWriter):
         apply_setup(conn, job)
-    assert (events(lake)[-1], events(lake).count("created")) == ("created", 1)
+    assert (slot_events(lake)[-1], slot_events(lake).count("created")) == ("created", 1)
     assert plan_setup(conn, job).is_empty
     assert teardown(conn, job) == [f"slot {job.pipeline.source.slot}", "publication p"]
 
@@ -425,7 +403,7 @@ def test_a_slot_dropped_behind_our_back_is_never_silently_made_anew(conn, lake, 
         apply_setup(conn, job)
     assert teardown(conn, job) == ["publication p"]
     apply_setup(conn, job)
-    assert events(lake)[-2:] == ["creating", "created"]
+    assert slot_events(lake)[-2:] == ["creating", "created"]
 
 
 def test_locked_table(database, conn, lake, tables, monkeypatch):
@@ -535,10 +513,10 @@ def test_a_slot_that_could_not_be_created_is_nobodys_later(database, conn, lake,
             apply_setup(conn, job)
         other.rollback()
     monkeypatch.undo()
-    assert events(lake) == ["creating", "dropped"]
+    assert slot_events(lake) == ["creating", "dropped"]
     create_slot(conn, job.pipeline.source.slot)
     apply_setup(conn, job)
-    assert events(lake)[-1] == "adopted"
+    assert slot_events(lake)[-1] == "adopted"
     dropped, _ = teardown(conn, job)
     assert dropped == "publication p"
     assert read_slot(conn, job.pipeline.source.slot) is not None
@@ -558,10 +536,10 @@ def test_a_slot_that_somebody_reads_now_and_then_is_not_adopted(database, conn, 
         match=r"another program has read it: .* write source\.adopt_slot: true or drop it",
     ):
         apply_setup(conn, job)
-    assert (source_state(database), events(lake)) == (before, [])
+    assert (source_state(database), slot_events(lake)) == (before, [])
     named = job_for(database, lake, {"name": "p", "tables": [PLANES]}, slot=slot, adopt_slot=True)
     assert any("existed before" in w for w in apply_setup(conn, named).warnings)
-    assert events(lake) == ["adopted"]
+    assert slot_events(lake) == ["adopted"]
 
 
 def test_a_slot_that_this_lake_has_read_is_adopted_again(database, conn, lake, tables):
@@ -576,7 +554,7 @@ def test_a_slot_that_this_lake_has_read_is_adopted_again(database, conn, lake, t
     job.ledger.append(replace(job.ledger.slot_moves()[-1], event="intent", lsn=moved))
     teardown(conn, job)
     apply_setup(conn, job)
-    assert events(lake)[-2:] == ["dropped", "adopted"]
+    assert slot_events(lake)[-2:] == ["dropped", "adopted"]
     teardown(conn, job)
     database.execute("create publication theirs for table planes")
     database.execute("insert into planes values ('theirs', 1)")

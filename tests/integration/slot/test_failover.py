@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from deltalake import DeltaTable
 
-from tests.support.pipelines import PLANES, events, job_for
+from tests.support.pipelines import job_for, slot_events
 from tests.support.servers.standby import (
     SCHEMA,
     accepted_resync,
@@ -229,7 +229,7 @@ def test_what_the_standby_had_not_received(runner, newer, lake, tmp_path, lead_t
 def test_failover_slot(any_database, lake):
     """The file decides; without a word the slot stays as it is; refused before 17."""
     any_database.execute("create table planes (tail text primary key, year int)")
-    publication = {"name": "p", "tables": [PLANES]}
+    publication = {"name": "p", "tables": [{"name": "public.planes"}]}
     with connect(any_database.conninfo, "test") as conn:
         job = job_for(any_database, lake, publication, failover=True)
         if conn.info.server_version < 170000:
@@ -238,7 +238,7 @@ def test_failover_slot(any_database, lake):
                 match=r"source\.failover needs PostgreSQL 17 or later, this is 1[56]",
             ):
                 apply_setup(conn, job)
-            assert events(lake) == []
+            assert slot_events(lake) == []
             return
         slot = job.pipeline.source.slot
         first = apply_setup(conn, job)
@@ -256,4 +256,4 @@ def test_failover_slot(any_database, lake):
             job = job_for(any_database, lake, publication, slot=slot, failover=wanted)
             assert apply_setup(conn, job).alter_failover is altered
             assert (read_slot(conn, slot).failover, plan_setup(conn, job).is_empty) == (there, True)
-        assert events(lake) == ["creating", "created"]
+        assert slot_events(lake) == ["creating", "created"]

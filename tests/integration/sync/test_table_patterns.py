@@ -15,7 +15,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.integration.sync.test_pipeline_life import assert_equal, pipeline_on
-from tests.support.pipelines import OWNS, READS, job_for, role_on
+from tests.support.pipelines import job_for
+from tests.support.servers.roles import OWNS, READS, role_on
 from waldelta.config import PipelineFile, Publication
 from waldelta.config.pipeline_file import TargetTable
 from waldelta.errors import PreflightFailed

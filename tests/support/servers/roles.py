@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from psycopg import sql
+
+# Grants for role_on.
+READS = "grant select on all tables in schema public to {role}"
+OWNS = "grant create on database {database} to {{role}}; create schema app authorization {{role}}"
+
+
+@contextmanager
+def role_on(conn, *grants):
+    """A role that may log in and replicate, with these grants; dropped afterwards."""
+    role = f"role_{uuid.uuid4().hex[:8]}"
+    conn.execute(f"create role {role} login replication password 'p'")
+    try:
+        for grant in grants:
+            for statement in grant.format(role=role).split(";"):
+                conn.execute(statement)
+        yield role
+    finally:
+        conn.execute(f"drop owned by {role} cascade")
+        conn.execute(f"drop role {role}")
 
 
 @contextmanager
