@@ -25,7 +25,7 @@ from waldelta.lake.staging_leftovers import staged_for
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import TableResult
 from waldelta.spark import OnSpark
-from waldelta.stages.apply import _select_targets as fed
+from waldelta.stages.apply import inspect as inspection
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.land.drain import drain
 from waldelta.stages.sync.sync import sync
@@ -299,14 +299,14 @@ def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(
     database.execute("update t set v = 'b'")
     drain(runner, job)
     database.execute("update t set v = 'c'")
-    real = fed.end_killed_repairs
+    real = inspection.end_killed_repairs
 
     def synced_again(*args):
         found = real(*args)
         sync(runner, job, ["public.t"], "by hand")
         return found
 
-    monkeypatch.setattr(fed, "end_killed_repairs", synced_again)
+    monkeypatch.setattr(inspection, "end_killed_repairs", synced_again)
     assert isinstance(apply(runner, job).failures["public.t"], LateWriter)
     assert [row[:2] for row in target_rows(job)] == [(1, "c")]
     monkeypatch.undo()

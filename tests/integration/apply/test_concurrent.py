@@ -245,7 +245,7 @@ def test_what_was_applied_to_a_table_that_left_is_told(runner, database, job, mo
     assert result.targets.unpublished == ["public.t"]
 
 
-@pytest.mark.parametrize("fails_in", ["select_targets", "_apply_upto"])
+@pytest.mark.parametrize("fails_in", ["inspect", "_apply_inspected"])
 def test_an_apply_that_fails_before_it_tells_leaves_it_to_the_next_run(
     runner, database, job, monkeypatch, fails_in
 ):
@@ -263,11 +263,10 @@ def test_an_apply_that_fails_before_it_tells_leaves_it_to_the_next_run(
         )
         raise SourceUnreachable("the server went away")
 
-    real = apply_module._apply_upto
+    real = apply_module._apply_inspected
+    # While more lands, the run's wait for it is passed as a fifth value.
     behind = (
-        fail
-        if fails_in == "select_targets"
-        else lambda *args: real(*args) if args[-1].is_concurrent else fail()
+        fail if fails_in == "inspect" else lambda *args: real(*args) if len(args) == 5 else fail()
     )
     with monkeypatch.context() as patched:
         patched.setattr(apply_module, fails_in, behind)

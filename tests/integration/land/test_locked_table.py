@@ -43,7 +43,7 @@ def job(database, lake, monkeypatch):
     publication = job.pipeline.source.publications[0].name
     database.execute(f"alter publication {publication} set table t where (id > 0), free")
     for where in (
-        "waldelta.stages.apply._select_targets",
+        "waldelta.stages.apply.inspect",
         "waldelta.stages.check.suite.source_constraints",
         "waldelta.stages.apply._source_values",
     ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -169,7 +169,7 @@ class BatchRanges:
     """The batch ranges of one apply batch; targets at the same batch share a range."""
 
     def __init__(
-        self, change_log: ChangeLog, sizes: dict[int, int], split: SplitUp = lambda _: None
+        self, change_log: ChangeLog, sizes: Mapping[int, int], split: SplitUp = lambda _: None
     ) -> None:
         self.change_log, self._sizes, self._split = change_log, sizes, split
         self._read: dict[BatchNumbers, BatchRange] = {}

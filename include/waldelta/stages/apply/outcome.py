@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -50,6 +50,10 @@ class Applied:
     def is_complete(self) -> bool:
         """Returns whether every target got all changes."""
         return not self.failures and not self.outdated
+
+    def is_fine(self, table_name: str) -> bool:
+        """Returns whether a target hasn't failed and needn't be copied again."""
+        return table_name not in self.failures and table_name not in self.outdated
 
 
 def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
@@ -107,15 +111,6 @@ def add_external_commits(result: RunResult, applied: Applied) -> None:
     """Add the external commits that were found, each once."""
     result.warn(applied.warnings)
     result.targets.foreign_commits = sorted({*applied.foreign, *result.targets.foreign_commits})
-
-
-def without_failure(states: Sequence[TableState], applied: Applied) -> list[TableState]:
-    """Returns the targets that haven't failed and needn't be copied again."""
-    return [
-        state
-        for state in states
-        if state.table_name not in applied.failures.keys() | applied.outdated.keys()
-    ]
 
 
 @contextmanager

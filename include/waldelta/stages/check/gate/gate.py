@@ -16,9 +16,9 @@ waiting for their table: all of it passes, or nothing is changed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -98,14 +98,6 @@ def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
             released = released_upto(job) if released is None else released
             gates[name] = TableGate(name, items, None, released.get((name, generations[name]), 0))
     return gates
-
-
-def judge_of(
-    runner: Runner, job: Job, plan: TargetPlan, gates: Mapping[str, TableGate]
-) -> Callable[[Staged], JudgedChanges] | None:
-    """Returns the function that judges the staged changes of a target; None when it has no gate."""
-    gate = gates.get(plan.state.table_name)
-    return None if gate is None else partial(judge, runner, job, plan, gate)
 
 
 def judge(

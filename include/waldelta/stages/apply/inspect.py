@@ -1,0 +1,343 @@
+"""Inspect: reads what a run has to know of its targets before it applies anything, once.
+
+Warnings, resync marks and ledger rows of a target are written first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import psycopg
+
+from waldelta.changes.merge.commits import read_unreported
+from waldelta.errors import StateError
+from waldelta.lake.changelog import ChangeLog
+from waldelta.lake.ledger import SYNCED, TableState, TargetCut, now
+from waldelta.pipeline import Job
+from waldelta.pipeline.drift import CatalogTable, outdated_columns, unsent_changes, with_leaves
+from waldelta.pipeline.drift.drift import find_drift
+from waldelta.pipeline.drift.partitions import read_own_tables, record_leaves
+from waldelta.pipeline.drift.record_drift import (
+    check_drift,
+    check_mode,
+    check_rewrite,
+    read_published_now,
+)
+from waldelta.pipeline.reported_commits import ReportedCommits
+from waldelta.pipeline.targets import (
+    ReplicatedTarget,
+    RequiredAction,
+    TableLifecycle,
+    TargetSource,
+    Watermarks,
+    read_lifecycles,
+    read_published,
+    requiring,
+)
+from waldelta.pipeline.targets.external_commits import Watch
+from waldelta.pipeline.targets.lifecycle import states as due_states
+from waldelta.postgres.lock_waits import LOCK_TIMEOUT_S, LockedTables, read_around
+from waldelta.postgres.refused_statements import refused_statements
+from waldelta.postgres.unpublished_tables import unpublished
+from waldelta.spark import Runner
+from waldelta.stages.apply._apply_batches import measures, plan_apply_batches
+from waldelta.stages.apply.outcome import Applied, isolated
+from waldelta.stages.check.gate.gate import read_gates
+from waldelta.stages.check.gate.table_gate import TableGate
+from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedTarget:
+    """A target as it is before a run applies anything to it.
+
+    ``batch`` is the last landed batch that it contains. ``gate`` judges its changes.
+    """
+
+    state: TableState
+    catalog: CatalogTable
+    batch: int
+    gate: TableGate | None
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self.state.table_name
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The targets to which landed changes apply, and the batches that wait for them.
+
+    ``sizes`` has the messages of each landed batch, ``ends`` the last batch of each apply batch.
+    ``unreported`` are commits by table that no run result contains: of killed runs and repairs.
+    Without ``is_all``, targets that should get changes are missing, so no cut is made.
+    ``unpublished`` aren't published any more.
+    """
+
+    targets: Sequence[InspectedTarget]
+    watermarks: Watermarks
+    watch: Watch
+    sizes: Mapping[int, int]
+    ends: Sequence[int]
+    unreported: dict[str, TargetCut]
+    is_all: bool
+    unpublished: Sequence[TableLifecycle]
+
+
+def inspect(runner: Runner, job: Job, landed_as_of: int | None, applied: Applied) -> Inspection:
+    """Returns all targets that landed changes apply to; puts warnings and failures into
+    ``applied``.
+
+    Records new leaf partitions, and marks targets that need a new copy or a repair to be exact.
+    """
+    # Read before the catalogs, which must be newer than this batch.
+    watermarks = Watermarks(job, job.read_identity())
+    last = watermarks.change_log.last_batch()
+    selected = _select_targets(runner, job, landed_as_of, applied)
+    applied.reported_late += _find_unreported_of_unpublished(job, watermarks, selected.unpublished)
+    return _inspect_lake(job, watermarks, selected, last, applied)
+
+
+def inspect_unchanged(job: Job, upto: int, applied: Applied) -> Inspection:
+    """Returns the targets with nothing to report or mark first, for an apply batch while changes
+    land.
+
+    Until all changes have landed, it is unknown, for example, whether a TRUNCATE among them emptied
+    a leaf partition.
+    """
+    watermarks = Watermarks(job, job.read_identity())
+    return _inspect_lake(job, watermarks, _select_unchanged(job), upto, applied, most_ends=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Selected:
+    """The selected targets, with their sources' current tables.
+
+    ``mended`` are commits of killed repairs. ``is_all`` and ``unpublished`` as in Inspection.
+    """
+
+    states: Sequence[TableState]
+    catalog_tables: Mapping[str, CatalogTable]
+    mended: dict[str, TargetCut] = field(default_factory=dict)
+    unpublished: Sequence[TableLifecycle] = ()
+    is_all: bool = True
+
+
+def _inspect_lake(
+    job: Job,
+    watermarks: Watermarks,
+    selected: _Selected,
+    last: int | None,
+    applied: Applied,
+    most_ends: int | None = None,
+) -> Inspection:
+    """Returns the selected targets with what the lake has of them, up to a batch.
+
+    ``most_ends`` is the most apply batches, while more is landing.
+    """
+    watch, gates = Watch(job, watermarks.cut), read_gates(job, selected.states)
+    targets: list[InspectedTarget] = []
+    for state in selected.states if last is not None else ():
+        name = state.table_name
+        with isolated(job, state, applied):
+            reached = applied.reached.get((name, state.generation), 0)
+            batch = max(watermarks.of(state), reached)
+            targets.append(
+                InspectedTarget(state, selected.catalog_tables[name], batch, gates.get(name))
+            )
+    sizes: dict[int, int] = {}
+    if last is not None:
+        after = [target.batch for target in targets if applied.is_fine(target.name)]
+        sizes = job.read_landed_sizes(watermarks.identity, min(after, default=last), last)
+    for target in targets:
+        if applied.is_fine(target.name):
+            with isolated(job, target.state, applied):
+                applied.warnings += watch.find(target.state, watermarks.versions[target.name])
+    bytes_of_batches = watermarks.change_log.bytes_of_batches
+    ends = plan_apply_batches(*measures(job, sizes, bytes_of_batches))[:most_ends]
+    is_all, unreported = selected.is_all, dict(selected.mended)
+    if most_ends is not None:
+        is_all &= _is_behind_copies(watermarks.change_log, ends, selected.states, applied)
+    # Without a cut, the apply that follows the landing reports.
+    if is_all or most_ends is None:
+        unreported |= _find_unreported(job, watermarks, targets, applied)
+    if last is not None and unreported and not ends:
+        ends = [last]
+    return Inspection(
+        targets, watermarks, watch, sizes, ends, unreported, is_all, selected.unpublished
+    )
+
+
+def _is_behind_copies(
+    change_log: ChangeLog, ends: Sequence[int], states: Sequence[TableState], applied: Applied
+) -> bool:
+    """Returns whether no target contains more than the apply batch, so that a cut can be made
+    there.
+
+    A target that was copied later contains more, until its copy's position has landed.
+    """
+    if not ends or not applied.is_complete:
+        return False
+    end = change_log.landed_end(ends[-1])
+    return all(state.snapshot_lsn <= end for state in states)
+
+
+def _find_unreported(
+    job: Job, watermarks: Watermarks, targets: Sequence[InspectedTarget], applied: Applied
+) -> dict[str, TargetCut]:
+    """Returns the commits that were never reported: this run reports, checks and announces them.
+
+    The part that the newest cut already contains goes into ``applied``; the rest is returned,
+    for the next cut.
+    """
+    unreported, reported = {}, _reported_commits(job)
+    for target in targets:
+        with isolated(job, target.state, applied):
+            in_cut = watermarks.cut.of(target.state) if watermarks.cut is not None else None
+            version = in_cut.version if in_cut is not None else None
+            within, beyond = read_unreported(
+                job, watermarks.identity, target.state, reported, version
+            )
+            applied.reported_late += [within] if within is not None else []
+            if beyond is not None:
+                unreported[target.name] = beyond
+    return unreported
+
+
+def _find_unreported_of_unpublished(
+    job: Job, watermarks: Watermarks, unpublished: Sequence[TableLifecycle]
+) -> list[TargetCut]:
+    """Returns the unreported commits of targets that aren't published any more.
+
+    Such a target gets no changes any more, so an error of one doesn't fail the run.
+    """
+    cuts, reported = [], _reported_commits(job)
+    for state in (lifecycle.state for lifecycle in unpublished):
+        if state is None or state.status != SYNCED:
+            continue
+        try:
+            _, cut = read_unreported(job, watermarks.identity, state, reported)
+        except Exception as err:
+            log.warning(
+                "table=%s what was applied to it before it left its publications can't be"
+                " reported: %s",
+                state.table_name,
+                err,
+            )
+        else:
+            cuts += [cut] if cut is not None else []
+    return cuts
+
+
+def _reported_commits(job: Job) -> ReportedCommits:
+    return ReportedCommits(job.ledger, now() - job.pipeline.maintenance.ledger_retention)
+
+
+def _select_targets(
+    runner: Runner, job: Job, landed_as_of: int | None, applied: Applied
+) -> _Selected:
+    with job.source.connect("apply") as connection:
+        applied.published, locked = read_around(
+            connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
+        )
+        standings, mended = end_killed_repairs(runner, job, applied.published)
+        states = []
+        for state in due_states(standings, RequiredAction.APPLY):
+            with isolated(job, state, applied):
+                states.append(record_leaves(job, state, applied.published))
+        applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
+        applied.unpublished = unpublished(connection, job.pipeline.source)
+        source = _read_source(connection, job, states, applied.published, locked, landed_as_of)
+    for broken in requiring(standings, RequiredAction.BROKEN):
+        applied.failures[broken.table_name] = StateError(
+            f"{broken.table_name} gets no changes because {broken.why}: run the initial sync for it"
+            " again"
+        )
+    for state in source.states:
+        with isolated(job, state, applied):
+            now_there = source.catalog_tables[state.table_name]
+            check_mode(job, state)
+            applied.warnings += check_drift(
+                job, state, now_there, source.target(state), applied.drifted
+            )
+            # This comes last, because drift is found by comparing with what it records.
+            applied.warnings += check_rewrite(job, state, now_there)
+    return _Selected(
+        source.states, source.catalog_tables, mended, requiring(standings, RequiredAction.REMOVED)
+    )
+
+
+def _select_unchanged(job: Job) -> _Selected:
+    with job.source.connect("apply") as connection:
+        published, locked = read_around(
+            connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
+        )
+        standings = read_lifecycles(job, published)
+        states = due_states(standings, RequiredAction.APPLY)
+        source = _read_source(connection, job, states, published, locked, 0)
+    kept = {state.table_name for state in states if with_leaves(state, published) is state}
+    unchanged = [
+        state
+        for state in source.states
+        if state.table_name in kept and _has_nothing_to_report(job, state, source)
+    ]
+    is_all = len(unchanged) == len(states) and not requiring(
+        standings, RequiredAction.BROKEN, RequiredAction.COPY
+    )
+    return _Selected(unchanged, source.catalog_tables, is_all=is_all)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What the source has of some targets, and the states of these."""
+
+    states: list[TableState]
+    catalog_tables: dict[str, CatalogTable]
+    targets: dict[str, ReplicatedTarget]
+    locked: LockedTables
+
+    def target(self, state: TableState) -> ReplicatedTarget | None:
+        """Returns a target with its current source; raises TableBusy when that couldn't be read."""
+        target = self.targets.get(state.table_name)
+        if target is not None and target.is_unread:
+            raise self.locked.busy(str(target.id))
+        return target
+
+
+def _read_source(
+    connection: psycopg.Connection[Any],
+    job: Job,
+    states: Sequence[TableState],
+    published: Mapping[str, TargetSource],
+    locked: LockedTables,
+    landed_as_of: int | None,
+) -> _Source:
+    states, catalog_tables = read_own_tables(connection, states, published, landed_as_of)
+    targets, locked = read_around(
+        connection,
+        LOCK_TIMEOUT_S,
+        partial(read_published_now, connection, job, published, states),
+        locked,
+    )
+    return _Source(states, catalog_tables, targets, locked)
+
+
+def _has_nothing_to_report(job: Job, state: TableState, source: _Source) -> bool:
+    target, catalog = source.targets.get(state.table_name), source.catalog_tables[state.table_name]
+    if state.kept_as != job.pipeline.target.mode_of(state.table_name) or unsent_changes(
+        state, catalog.storage, outdated_columns(job, state, catalog.storage)
+    ):
+        return False
+    if target is None:
+        return True
+    is_well = not target.is_unread and target.problem is None
+    return (
+        is_well and find_drift(job.pipeline, state, target.table, catalog, target.mapping) is None
+    )
