@@ -12,7 +12,6 @@ from deltalake import DeltaTable
 
 import waldelta.changes.merge.merge as merge_module
 import waldelta.changes.stage.stage as stage_module
-import waldelta.stages.apply.apply as apply_module
 from tests.oracles.target_rows import read_target
 from tests.support.concurrent_work import insert_that_goes_on
 from tests.support.kills import killed_in
@@ -158,7 +157,7 @@ def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(
                 " application_name = 'waldelta lock public.t'"
             )
             with monkeypatch.context() as first:
-                first.setattr(apply_module, "plan_apply_batches", lambda *_: [1])
+                first.setattr(inspection, "plan_apply_batches", lambda *_: [1])
                 assert apply(runner, replace(job, run_id="the other")).failures == {}
         return real(*given, **named)
 

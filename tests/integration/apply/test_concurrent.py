@@ -141,9 +141,9 @@ def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(runner, database, 
         meanwhile[:] = tried
         return reached
 
-    def noticed(run, state, batches):
-        tried.append(state.table_name)
-        return locked(run, state, batches)
+    def noticed(run, target, batches):
+        tried.append(target.name)
+        return locked(run, target, batches)
 
     monkeypatch.setattr(apply_module, "apply_concurrently", apply)
     monkeypatch.setattr(apply_module, "_apply_locked", noticed)
@@ -154,7 +154,7 @@ def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(runner, database, 
         3 * PER_BATCH,
     )
     assert differing(runner, job) == {}
-    assert meanwhile[:3] == ["public.t", "public.u", "public.t"]
+    assert (sorted(meanwhile[:2]), meanwhile[2]) == (["public.t", "public.u"], "public.t")
     assert meanwhile.count("public.u") == 1
     # While one of them was behind there was no cut.
     assert {tuple(one.table_name for one in cut.targets) for cut in job.ledger.batches()} == {
