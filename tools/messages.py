@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,8 +89,14 @@ def docstrings(tree: ast.Module) -> set[int]:
     }
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The tree of a file, parsed once in a process."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def _of_module(path: Path) -> Iterator[Message]:
-    tree = ast.parse(path.read_text())
+    tree = tree_of(path)
     described = docstrings(tree)
     # What the calls of loggers and of str.format() fill in, by their text.
     arguments = dict(_formats(tree))

@@ -6,18 +6,14 @@ import ast
 from functools import cache
 from pathlib import Path
 
+from tools.messages import tree_of
+
 ROOT = Path(__file__).parents[2]
 
 
 def modules(folder: str) -> list[Path]:
     """The Python files below a folder of the repository."""
     return sorted((ROOT / folder).rglob("*.py"))
-
-
-@cache
-def tree_of(path: Path) -> ast.Module:
-    """The tree of a file."""
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 @cache

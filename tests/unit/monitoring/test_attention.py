@@ -326,35 +326,19 @@ def test_the_number_beside_a_verdict_is_what_the_verdict_is_about(
 
 TOLD_BY_RUNS = [
     ("nothing", {}, None),
-    (
-        "a table without a copy",
-        {"never_copied": ["public.x"]},
-        ("warning", "public.x: published, but never copied"),
-    ),
-    ("unless that has begun since", {"never_copied": ["public.late"]}, None),
-    (
-        "a listed table that its publication lacks",
-        {"unpublished": ["public.x"]},
-        ("failed", "public.x: in the pipeline file, but not"),
-    ),
-    ("unless it was set up since", {"unpublished": ["public.late"]}, None),
-    (
-        "a new table that matches a pattern",
-        {"new_tables": ["public.x"]},
-        ("warning", "public.x: matches a pattern, but isn't published: run setup"),
-    ),
-    ("unless it was published since", {"new_tables": ["public.late"]}, None),
-    (
-        "a suite of no table",
-        {"unused_suites": ["/e/x.yml fits no table"]},
-        ("warning", "expectation files without a table: /e/x.yml"),
-    ),
-    (
-        "a slot in danger",
-        {"slot_critical": ["slot 's' is lost in 2 hours"]},
-        ("failed", "at the start of the latest run: slot 's' is lost"),
-    ),
-]
+    ("what has begun, or was set up or published, since",
+     {key: ["public.late"] for key in ("never_copied", "unpublished", "new_tables")}, None),
+    ("a table without a copy", {"never_copied": ["public.x"]},
+     ("warning", "public.x: published, but never copied")),
+    ("a listed table that its publication lacks", {"unpublished": ["public.x"]},
+     ("failed", "public.x: in the pipeline file, but not")),
+    ("a new table that matches a pattern", {"new_tables": ["public.x"]},
+     ("warning", "public.x: matches a pattern, but isn't published: run setup")),
+    ("a suite of no table", {"unused_suites": ["/e/x.yml fits no table"]},
+     ("warning", "expectation files without a table: /e/x.yml")),
+    ("a slot in danger", {"slot_critical": ["slot 's' is lost in 2 hours"]},
+     ("failed", "at the start of the latest run: slot 's' is lost")),
+]  # fmt: skip
 
 
 @cases("found, told", TOLD_BY_RUNS)

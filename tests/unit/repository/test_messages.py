@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
+from tests.support import source_code
 from tools import messages as catalog
 from tools import prose
 
@@ -68,8 +68,8 @@ def test_no_line_of_the_log_has_a_class_in_place_of_a_reason():
     """`class_and_text` has both, without values of rows."""
     found = [
         f"{path}:{call.lineno}"
-        for path in Path("include").rglob("*.py")
-        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for path in source_code.modules("include")
+        for call in source_code.nodes_of(path)
         if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("log.")
         if any(ast.unparse(value) == "type(err).__name__" for value in call.args)
     ]

@@ -78,25 +78,20 @@ def ledger_says(pipeline, run_id: str, result: dict, verb: str = "consume") -> N
     )
 
 
-def test_the_job_gets_run_interval_and_stage(make_task, make_context, job):
-    """The command line says which run, over which interval, and which stage."""
-    task = make_task(
-        stage="land",
-        options={
-            "tables": "public.a,public.b",
-            "reason": "",
-            "dry-run": "True",
-            "repair": "True",
-            "x": "None",
-        },
-    )
-    task.execute(make_context())
+@pytest.mark.parametrize("run_type", ["scheduled", "backfill"])
+def test_the_job_gets_run_interval_and_stage(make_task, make_context, job, run_type):
+    """The command line says which run, over which interval, and which stage; the job replays a
+    backfill's interval.
+    """
+    options = {"tables": "public.a,public.b", "reason": "", "dry-run": "True", "repair": "True"}
+    task = make_task(stage="land", options=options | {"x": "None"})
+    task.execute(make_context(run_type=run_type))
     assert job.seen["argv"][:2] == ["consume", task.pipeline_path]
     result = job.options.pop("result")
     assert {k: v for k, v in job.options.items() if k != "result"} == {
-        "run-id": "scheduled__2026-01-01",
+        "run-id": f"{run_type}__2026-01-01",
         "lock-wait": "600",
-        "run-type": "scheduled",
+        "run-type": run_type,
         "stage": "land",
         "interval-start": "2026-01-01T00:00:00+00:00",
         "interval-end": "2026-01-01T00:05:00+00:00",
@@ -127,16 +122,12 @@ def test_what_differs_is_measured_where_it_is_found(make_task, make_context, job
     assert sent == [("waldelta.shop.differing_rows.public_a", 2)]
 
 
+UNMET = {"report": {"status": "failed", "error": {"class": "QualityFailed", "message": "m"}}}
 TRIES = [
     ("it went well", {"report": {"status": "succeeded"}}, 1, [12]),
     ("it is tried again", {"report": {"status": "failed"}}, 2, []),
     ("that was the last try", {"report": {"status": "failed"}}, 3, [12]),
-    (
-        "trying again doesn't help",
-        {"report": {"status": "failed", "error": {"class": "QualityFailed", "message": "m"}}},
-        1,
-        [12],
-    ),
+    ("trying again doesn't help", UNMET, 1, [12]),
 ]
 
 
@@ -154,15 +145,8 @@ def test_a_run_is_counted_once(
         "airflow.sdk.observability.stats.incr", lambda name, count, tags: added.append(count)
     )
     error = {"class": "SourceUnreachable", "message": "gone", "retryable": True}
-    job.does(
-        result={
-            "verb": "consume",
-            "status": "failed",
-            "stages": stages,
-            "changes": 12,
-            "error": error,
-        }
-    )
+    result = {"verb": "consume", "status": "failed", "stages": stages, "changes": 12}
+    job.does(result=result | {"error": error})
     with suppress(TaskFailed, TaskFailedForGood):
         make_task("consume", "report").execute(make_context(try_number=try_number, max_tries=2))
     assert added == counted
@@ -193,30 +177,18 @@ def test_a_standby_s_connection_travels_beside_the_primary_s(
 ):
     """Both are in the job's environment, and neither password in its arguments or the log."""
     caplog.set_level(logging.DEBUG)
-    standby = {
-        "conn_type": "postgres",
-        "host": "db2",
-        "login": "cdc",
-        "password": "0ther/of the+standby",
-        "schema": "app",
-    }
+    standby = {"conn_type": "postgres", "host": "db2", "login": "cdc", "schema": "app"}
+    standby["password"] = "0ther/of the+standby"
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_STANDBY", json.dumps(standby))
     path = write_pipeline("shop")
+    path.write_text(path.read_text().replace("source:\n", "source:\n  read_from: shop_standby\n"))
     pipeline = load_pipeline_file(path)
-    source = pipeline.source.model_copy(update={"read_from": "shop_standby"})
-    task = WaldeltaJobOperator(
-        task_id="land",
-        pipeline_path=path,
-        pipeline=pipeline.model_copy(update={"source": source}),
-        verb="consume",
-        stage="land",
-    )
+    named = {"task_id": "land", "verb": "consume", "stage": "land"}
+    task = WaldeltaJobOperator(pipeline_path=path, pipeline=pipeline, **named)
     pushed = task.execute(make_context())
     environment = job.seen["environment"]
-    assert {k for k in environment if k.startswith("AIRFLOW_CONN_")} == {
-        "AIRFLOW_CONN_SHOP_SOURCE",
-        "AIRFLOW_CONN_SHOP_STANDBY",
-    }
+    found = {name for name in environment if name.startswith("AIRFLOW_CONN_")}
+    assert found == {"AIRFLOW_CONN_SHOP_SOURCE", "AIRFLOW_CONN_SHOP_STANDBY"}
     assert json.loads(environment["AIRFLOW_CONN_SHOP_STANDBY"])["password"] == standby["password"]
     shown = json.dumps([job.seen["argv"], pushed, task.options]) + caplog.text
     assert PASSWORD not in shown
@@ -362,16 +334,25 @@ def test_a_failed_check_says_where_the_report_is(make_task, make_context, job):
 
 
 def test_another_stages_error_leads_to_no_report(make_task, make_context, job):
-    """The report is about the tables that were checked, and the error about one that wasn't."""
+    """The report is about the tables that were checked, and the error about one that wasn't. When
+    several stages failed, each task shows its own.
+    """
     error = {"class": "SchemaChanged", "message": "public.a: retyped", "retryable": False}
-    stages = {"apply": {"status": "failed", "error": error}, "check": {"status": "succeeded"}}
+    own = {"class": "SourceUnreachable", "message": "gone", "retryable": True}
+    stages = {
+        "apply": {"status": "failed", "error": error},
+        "check": {"status": "succeeded"},
+        "report": {"status": "failed", "error": own},
+    }
     result = {"status": "failed", "stages": stages, "error": error}
     more = {"report": "/docs/public.b.html", "failed_expectations": ["public.b: id has no nulls"]}
+    job.does(result=result | more, exit=1)
     for stage in ("apply", None):
-        job.does(result=result | more, exit=1)
         with pytest.raises(AirflowFailException) as failure:
             make_task(stage=stage).execute(make_context())
         assert str(failure.value) == "SchemaChanged: public.a: retyped"
+    with pytest.raises(AirflowException, match=r"^SourceUnreachable: gone$"):
+        make_task(stage="report").execute(make_context())
 
 
 @pytest.mark.parametrize(
@@ -393,17 +374,6 @@ def test_a_job_without_a_result_failed(make_task, make_context, job, plan, kind,
     with pytest.raises(kind, match=text) as failure:
         make_task().execute(make_context())
     assert type(failure.value) is kind
-
-
-def test_a_backfill_is_told_to_the_job(make_task, make_context, job):
-    """The job replays then: it gets the run's type and interval."""
-    make_task(stage="land").execute(make_context(run_type="backfill"))
-    told = {name: job.options[name] for name in ("run-type", "interval-start", "interval-end")}
-    assert told == {
-        "run-type": "backfill",
-        "interval-start": "2026-01-01T00:00:00+00:00",
-        "interval-end": "2026-01-01T00:05:00+00:00",
-    }
 
 
 def test_a_connection_of_another_type_is_refused(make_task, make_context, job, monkeypatch):
@@ -649,15 +619,8 @@ def test_an_asset_event_per_changed_target(write_pipeline, make_context, job):
     """Only targets with changes that passed their check get an event, with counts and LSN range."""
     path = write_pipeline("shop")
     pipeline = load_pipeline_file(path)
-    none = {
-        "inserted": 0,
-        "updated": 0,
-        "deleted": 0,
-        "skipped": 0,
-        "truncated": False,
-        "version": None,
-        "rows": None,
-    }
+    zero = {"inserted": 0, "updated": 0, "deleted": 0, "skipped": 0, "truncated": False}
+    none = zero | {"version": None, "rows": None}
     tables = {
         "public.flights": none | {"inserted": 2, "updated": 1, "skipped": 1, "version": 4},
         "public.planes": none | {"skipped": 3},
@@ -668,21 +631,15 @@ def test_an_asset_event_per_changed_target(write_pipeline, make_context, job):
     }
     passed = sorted(set(tables) - {"public.failed"})
     bounds = {"run_id": "r", "start_lsn": "0/1", "end_lsn": "0/2"}
-    stages = {"report": {"status": "succeeded"}}
-    done = {
-        "status": "failed",
-        "stages": stages,
-        "tables": tables,
-        "passed": passed,
-        "not_applied": ["public.behind"],
-    }
+    done = {"status": "failed", "stages": {"report": {"status": "succeeded"}}, "tables": tables}
+    done |= {"passed": passed, "not_applied": ["public.behind"]}
     job.does(result=done | {"report": "/d/index.html", **bounds})
     context = make_context()
     task = ReportOperator(task_id="report", pipeline_path=path, pipeline=pipeline, verb="consume")
     assert task.execute(context)["report"] == "/d/index.html"
     assert job.options["stage"] == "report"
     (events,) = context["outlet_events"].values()
-    zero = {"inserted": 0, "updated": 0, "deleted": 0, "skipped": 0, "truncated": False} | bounds
+    zero |= bounds
     assert {asset.name: extra for asset, extra in events.added} == {
         "shop/public.flights": zero | {"inserted": 2, "updated": 1, "skipped": 1, "version": 4},
         'shop/public."Odd name"': zero | {"truncated": True},
@@ -793,19 +750,6 @@ def test_a_run_that_recorded_nothing_leaves_nothing_to_copy(write_pipeline, make
     )
     with pytest.raises(AirflowSkipException):
         task.execute(make_context())
-
-
-def test_a_stage_has_its_own_error(make_task, make_context, job):
-    """When several stages failed, each task shows its own."""
-    first = {"class": "ApplyError", "message": "a table failed", "retryable": False}
-    own = {"class": "SourceUnreachable", "message": "gone", "retryable": True}
-    stages = {
-        "apply": {"status": "failed", "error": first},
-        "report": {"status": "failed", "error": own},
-    }
-    job.does(result={"status": "failed", "stages": stages, "error": first}, exit=1)
-    with pytest.raises(AirflowException, match=r"^SourceUnreachable: gone$"):
-        make_task(stage="report").execute(make_context())
 
 
 def test_named_errors_in_a_task_become_airflows():

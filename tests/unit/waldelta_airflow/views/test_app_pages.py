@@ -333,18 +333,6 @@ def test_a_tables_page_lists_what_was_not_checked(shop, open_pages):
     assert re.search(r"Not checked</h3>\s*<ul><li[^>]*>fine</li></ul>", text)
 
 
-@pytest.mark.parametrize("page", [*PAGES, "docs/", "p/shop/table/public.orders"])
-def test_every_answer_keeps_scripts_and_strangers_out(shop, open_pages, page):
-    headers = open_pages("viewer").get(f"/{page}").headers
-    policy = headers["content-security-policy"]
-    assert "default-src 'none'" in policy
-    assert "script-src" not in policy
-    assert "http" not in policy
-    assert "frame-ancestors 'self'" in policy
-    assert headers["cache-control"] == "private, no-store"
-    assert headers["x-content-type-options"] == "nosniff"
-
-
 ANSWERS = [
     ("found", "/", 200),
     ("the styles", "/style.css", 200),
@@ -370,9 +358,13 @@ def test_every_answer_has_the_security_headers(shop, monkeypatch, path, status):
     answer = client.get(path)
     assert answer.status_code == status
     assert answer.headers["x-content-type-options"] == "nosniff"
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "frame-ancestors 'self'" in policy
+    assert not [word for word in ("script-src", "http") if word in policy]
     assert answer.headers["referrer-policy"] == "same-origin"
     assert answer.headers["cache-control"].startswith("private")
+    assert ("no-store" in answer.headers["cache-control"]) is not path.endswith((".css", ".svg"))
     assert "secret" not in answer.text
     if status == 422:
         assert "hours" in answer.text
@@ -840,7 +832,7 @@ def test_who_may_not_trigger_the_dag_and_who_did_not_press_the_button_do_nothing
     client = open_pages(role)
     assert client.post(f"/p/shop/{path}", data=form, headers=headers).status_code == status
     assert bool(decided) is (status == 200)
-    if role is not None:
+    if role is not None and not headers.keys() - OWN.keys() and path != "repair":
         assert ("<button" in client.get(f"/p/shop/{page}").text) is (role == "op")
 
 
