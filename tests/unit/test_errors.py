@@ -44,22 +44,14 @@ def arrow(values, kind):
 NAMED = "[CAST_INVALID_INPUT] SQLSTATE: 22018"
 # What each says without the value.
 ERRORS = {
-    "Spark": (
-        RuntimeError(CAST),
-        f"{NAMED} in an expression of odd name",
-    ),
+    "Spark": (RuntimeError(CAST), f"{NAMED} in an expression of odd name"),
     "Spark's JVM": (RuntimeError(JVM), NAMED),
-    "Arrow: a text": (
-        arrow([SECRET], pa.int32()),
-        "parse string: … as a scalar of type int32",
-    ),
+    "Arrow: a text": (arrow([SECRET], pa.int32()), "parse string: … as a scalar of type int32"),
     "Arrow: quotes": (arrow([f"it's {SECRET} 'x'"], pa.int32()), "as a scalar of type int32"),
     "Arrow: lines": (arrow([f"a\n{SECRET}"], pa.int32()), "as a scalar of type int32"),
     "Arrow: a number": (arrow([4711], pa.int8()), "Integer value … not in range"),
-    "Arrow: a time": (
-        arrow(["4711-01-01x"], pa.timestamp("us")),
-        "as a scalar of type timestamp[us]",
-    ),
+    "Arrow: a time": (arrow(["4711-01-01x"], pa.timestamp("us")),
+     "as a scalar of type timestamp[us]"),
     "Python: float": (raised(lambda: float(SECRET)), "could not convert string to float: …"),
     "Python: int": (raised(lambda: int(SECRET)), "invalid literal for int() with base …"),
     "Python: a key": (raised(lambda: {}[SECRET]), "…"),
@@ -67,7 +59,7 @@ ERRORS = {
         DeltaError(f"Invariant violations: Check (v > 0) violated by value in row: [{SECRET}]"),
         "Check (v > 0) violated by value in row: …",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("err", "words"), ERRORS.values(), ids=ERRORS)

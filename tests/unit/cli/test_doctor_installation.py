@@ -15,18 +15,12 @@ PACKAGES = {
     "in their ranges": ([NEWEST], ["ok", "ok"], "waldelta: 1 package in range"),
     "too new": (["numpy<1"], ["ok", "problem"], f"numpy {version('numpy')} (needs <1)"),
     "missing": (["absent-one>=1"], ["ok", "problem"], "waldelta lacks absent-one"),
-    "missing in an extra": (
-        [NEWEST, 'rich>1; extra == "cli"', 'absent-one; extra == "cli"'],
-        ["ok", "ok", "warning"],
-        "waldelta[cli] lacks absent-one",
-    ),
-    "an extra that isn't installed": (
-        [NEWEST, 'absent-one; extra == "other"'],
-        ["ok", "ok"],
-        "waldelta: 1 package in range",
-    ),
+    "missing in an extra": ([NEWEST, 'rich>1; extra == "cli"', 'absent-one; extra == "cli"'],
+     ["ok", "ok", "warning"], "waldelta[cli] lacks absent-one"),
+    "an extra that isn't installed": ([NEWEST, 'absent-one; extra == "other"'], ["ok", "ok"],
+     "waldelta: 1 package in range"),
     "for another Python": (['absent-one; python_version < "3"'], ["ok", "ok"], "0 packages"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("required, statuses, said", PACKAGES.values(), ids=PACKAGES)

@@ -86,15 +86,11 @@ def test_every_verb_takes_what_airflow_gives_to_all(verb):
 
 
 SAME = [
-    (
-        ["repair", "f.yml", "--tables=a.b", "--reason=x", "--by=me"],
-        ["reconcile", "f.yml", "--repair", "--tables=a.b", "--reason=x", "--by=me"],
-    ),
-    (
-        ["release", "f.yml", "--tables=a.b", "--reason=x", "--by=me"],
-        ["quarantine", "f.yml", "--release", "--tables=a.b", "--reason=x", "--by=me"],
-    ),
-]
+    (["repair", "f.yml", "--tables=a.b", "--reason=x", "--by=me"],
+     ["reconcile", "f.yml", "--repair", "--tables=a.b", "--reason=x", "--by=me"]),
+    (["release", "f.yml", "--tables=a.b", "--reason=x", "--by=me"],
+     ["quarantine", "f.yml", "--release", "--tables=a.b", "--reason=x", "--by=me"]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("alias, verb", SAME, ids=[case[0][0] for case in SAME])

@@ -64,18 +64,12 @@ GAP = {"from_lsn": "0/1", "to_lsn": None, "cause": "SlotLost", "remedy": "run re
 ERROR = {"class": "ApplyError", "message": "public.orders: no", "run_id": "r7"}
 FINDINGS = {
     "a data gap": ({"gaps": [GAP]}, "Data gaps\n  0/1..?: SlotLost: run resync"),
-    "a warning of the slot": (
-        {"slot": SLOT | {"warnings": ["slot shop_cdc keeps 9 GB of WAL"]}},
-        "Slot\n  slot shop_cdc keeps 9 GB of WAL",
-    ),
-    "a table that isn't published": (
-        {"unpublished": ["public.b"]},
-        "In the pipeline file, but not published\n  public.b",
-    ),
-    "a new table": (
-        {"new_tables": ["sales.b"]},
-        "New tables that match a pattern, but not published\n  sales.b",
-    ),
+    "a warning of the slot": ({"slot": SLOT | {"warnings": ["slot shop_cdc keeps 9 GB of WAL"]}},
+     "Slot\n  slot shop_cdc keeps 9 GB of WAL"),
+    "a table that isn't published": ({"unpublished": ["public.b"]},
+     "In the pipeline file, but not published\n  public.b"),
+    "a new table": ({"new_tables": ["sales.b"]},
+     "New tables that match a pattern, but not published\n  sales.b"),
     "a message that can't be read": (
         message("unreadable"),
         (
@@ -90,10 +84,8 @@ FINDINGS = {
             "    waldelta quarantine shop.yml --discard --row 0123456789abcdef --reason TEXT\n"
         ),
     ),
-    "a table that a gate stops, in its line": (
-        orders(stopped=GATE),
-        "stopped by a gate   decide: see below",
-    ),
+    "a table that a gate stops, in its line": (orders(stopped=GATE),
+     "stopped by a gate   decide: see below"),
     "a table that a gate stops": (
         orders(stopped=GATE),
         (
@@ -104,34 +96,24 @@ FINDINGS = {
             "    waldelta release shop.yml --tables public.orders --reason TEXT\n"
         ),
     ),
-    "a table that no release helps": (
-        orders(stopped=GATE | {"may_pass": False}),
-        "the expectation: waldelta consume shop.yml\n",
-    ),
-    "a table that was released": (
-        orders(stopped=GATE | {"released": True}),
-        "released; to merge them: waldelta consume shop.yml\n",
-    ),
+    "a table that no release helps": (orders(stopped=GATE | {"may_pass": False}),
+     "the expectation: waldelta consume shop.yml\n"),
+    "a table that was released": (orders(stopped=GATE | {"released": True}),
+     "released; to merge them: waldelta consume shop.yml\n"),
     "a table that an error keeps behind": (
         orders(error=ERROR | {"at": "2026-01-01T00:03:04+00:00"}),
         "Behind\n  public.orders: since run r7, 2026-01-01 00:03:04 UTC: ApplyError: no\n",
     ),
     "a target without an initial copy": (orders(copy_skipped=True), "synced, no initial copy"),
     "a table that isn't copied": (orders(action="broken", status="failed"), "failed   sync it"),
-    "a table that left the publication": (
-        orders(action="removed", status="removed"),
-        "removed   none: not published",
-    ),
-    "another program's commit": (
-        orders(external_commits=["version 3: DELETE"]),
-        "External commits\n  public.orders: version 3: DELETE",
-    ),
-    "drift": (
-        orders(drift=["1 partition added"]),
-        "Publication drift\n  public.orders: 1 partition added",
-    ),
+    "a table that left the publication": (orders(action="removed", status="removed"),
+     "removed   none: not published"),
+    "another program's commit": (orders(external_commits=["version 3: DELETE"]),
+     "External commits\n  public.orders: version 3: DELETE"),
+    "drift": (orders(drift=["1 partition added"]),
+     "Publication drift\n  public.orders: 1 partition added"),
     "a pipeline that never ran": ({"last_run": None, "last_cut": None, "targets": {}}, "none yet"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("changed, shown", FINDINGS.values(), ids=FINDINGS)

@@ -25,30 +25,20 @@ REFUSED = [
     ("", "expectations: missing: add it"),
     ("[1]", "(top level): keys with values are needed"),
     ("expectations:\n  - {kwargs: {}}", "expectations[0].type: missing: add it"),
-    (
-        "expectations:\n  - {type: x, severty: warning}",
-        "expectations[0].severty: unknown key: did you mean severity?",
-    ),
+    ("expectations:\n  - {type: x, severty: warning}",
+     "expectations[0].severty: unknown key: did you mean severity?"),
     ("expectation:\n  - {type: x}", "expectation: unknown key: did you mean expectations?"),
-    (
-        "expectations:\n  - {type: x, xyzzy: 1}",
-        "expectations[0].xyzzy: unknown key: remove it; type, kwargs, severity, gate, notes are",
-    ),
-    (
-        "expectations:\n  - {type: x, severity: fatal}",
-        "expectations[0].severity: one of critical, ",
-    ),
+    ("expectations:\n  - {type: x, xyzzy: 1}",
+     "expectations[0].xyzzy: unknown key: remove it; type, kwargs, severity, gate, notes are"),
+    ("expectations:\n  - {type: x, severity: fatal}",
+     "expectations[0].severity: one of critical, "),
     ("expectations:\n  - {type: x, gate: maybe}", "expectations[0].gate: one of warn, "),
     ("a: [", "is not valid YAML: line 1, column 5: expected the node content"),
     ("expectations: " + "[" * 5_000, "nested too deeply"),
-    (
-        f"{MATCH}, kwargs: {{column: v, regex: '(.*a){{12}}b'}}}}",
-        "expectations[0].kwargs: regex '(.*a){12}b' may take exponential time",
-    ),
-    (
-        f"{MATCH}_list, kwargs: {{column: v, regex_list: [a, '(a+)+b']}}}}",
-        "expectations[0].kwargs: regex_list '(a+)+b' may take exponential time",
-    ),
+    (f"{MATCH}, kwargs: {{column: v, regex: '(.*a){{12}}b'}}}}",
+     "expectations[0].kwargs: regex '(.*a){12}b' may take exponential time"),
+    (f"{MATCH}_list, kwargs: {{column: v, regex_list: [a, '(a+)+b']}}}}",
+     "expectations[0].kwargs: regex_list '(a+)+b' may take exponential time"),
     *(
         (
             f"expectations:\n  - {{type: x, kwargs: {{{name}: {json.dumps(text)}}}}}",
@@ -62,7 +52,7 @@ REFUSED = [
             ("unexpected_rows_query", "select split(v, '(a+)+b') from {batch}", "'(a+)+b'"),
         )
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED, ids=[c[1] for c in REFUSED])
@@ -101,24 +91,15 @@ def test_a_refused_file_is_of_its_table_alone(tmp_path):
 
 
 CALLED = [
-    (
-        "by its column",
-        ["{type: x, kwargs: {column: a}}", "{type: x, kwargs: {column: b}}"],
-        ["x on a", "x on b"],
-    ),
+    ("by its column", ["{type: x, kwargs: {column: a}}", "{type: x, kwargs: {column: b}}"],
+     ["x on a", "x on b"]),
     ("by several", ["{type: x, kwargs: {column_list: [a, b], min_value: 1}}"], ["x on a, b"]),
     ("of the whole table", ["{type: x, kwargs: {min_value: 1}}"], ["x"]),
-    (
-        "by its place",
-        ["{type: x}", "{type: x, kwargs: {value: 1}}", "{type: y}"],
-        ["x (expectations[0])", "x (expectations[1])", "y"],
-    ),
-    (
-        "by its notes",
-        ["{type: x, notes: n, kwargs: {column: a}}", "{type: x, notes: n}"],
-        ["n (expectations[0])", "n (expectations[1])"],
-    ),
-]
+    ("by its place", ["{type: x}", "{type: x, kwargs: {value: 1}}", "{type: y}"],
+     ["x (expectations[0])", "x (expectations[1])", "y"]),
+    ("by its notes", ["{type: x, notes: n, kwargs: {column: a}}", "{type: x, notes: n}"],
+     ["n (expectations[0])", "n (expectations[1])"]),
+]  # fmt: skip
 
 
 @cases("items, expected", CALLED)

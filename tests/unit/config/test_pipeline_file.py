@@ -334,18 +334,14 @@ def test_keys_that_are_written_twice_are_refused_with_their_lines(tmp_path):
 
 UNKNOWN = {
     "shcedule: null": ("shcedule", "unknown key: did you mean schedule?"),
-    "quality: {reconcile: {schedul: null}}": (
-        "quality.reconcile.schedul",
-        "unknown key: did you mean schedule?",
-    ),
+    "quality: {reconcile: {schedul: null}}": ("quality.reconcile.schedul",
+     "unknown key: did you mean schedule?"),
     "target: {root: 'file:///lake', tables: {public.t: {form: public.s}}}": (
         "target.tables.public.t.form",
         "unknown key: did you mean from?",
     ),
-    "notify: [{errors: [any], notifyer: a.b}]": (
-        "notify[0].notifyer",
-        "unknown key: did you mean notifier?",
-    ),
+    "notify: [{errors: [any], notifyer: a.b}]": ("notify[0].notifyer",
+     "unknown key: did you mean notifier?"),
     "slot: s": ("slot", "unknown key here: write it as source.slot"),
     "max_changes: 5": ("max_changes", "unknown key here: write it as batch.max_changes"),
     "where: id > 1": (
@@ -357,7 +353,7 @@ UNKNOWN = {
     ),
     "tables: {}": ("tables", "unknown key here: write it as source.publications[].tables or "),
     "xyzzy: 5": ("xyzzy", "unknown key: remove it; pipeline, source, target, "),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("more, told", UNKNOWN.items())
@@ -396,19 +392,13 @@ PUBLISHED = {
     "left out": ([{"name": "s.*", "exclude": ["s.a"]}], ("s", "a"), []),
     "left out by a pattern": ([{"name": "s.*", "exclude": ["s.tmp_*"]}], ("s", "tmp_1"), []),
     "not left out": ([{"name": "s.*", "exclude": ["s.tmp_*"]}], ("s", "tmp"), ["s.*"]),
-    "left out of one": (
-        [{"name": "s.*", "exclude": ["s.a"]}, {"name": "s.a*"}],
-        ("s", "a"),
-        ["s.a*"],
-    ),
+    "left out of one": ([{"name": "s.*", "exclude": ["s.a"]}, {"name": "s.a*"}], ("s", "a"),
+     ["s.a*"]),
     "its own entry counts": ([{"name": "s.*"}, {"name": "s.a"}], ("s", "a"), ["s.a"]),
-    "its own entry, left out": (
-        [{"name": "s.*", "exclude": ["s.a"]}, {"name": "s.a"}],
-        ("s", "a"),
-        ["s.a"],
-    ),
+    "its own entry, left out": ([{"name": "s.*", "exclude": ["s.a"]}, {"name": "s.a"}], ("s", "a"),
+     ["s.a"]),
     "two patterns": ([{"name": "s.*"}, {"name": "s.a*"}], ("s", "ab"), ["s.*", "s.a*"]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("tables, table, published_by", PUBLISHED.values(), ids=PUBLISHED)
@@ -444,21 +434,14 @@ def test_patterns_that_are_refused(publication, match):
 
 UNREADABLE = {
     "a tab": ("\tbatch: {}", "line 4, column 1: found character '\\t' that cannot start any token"),
-    "an open quote": (
-        "owner: 'me",
-        "line 5, column 1: found unexpected end of stream (while scanning a quoted scalar, line 4)",
-    ),
-    "a colon in a value": (
-        "owner: a: b",
-        "line 4, column 9: mapping values are not allowed here",
-    ),
+    "an open quote": ("owner: 'me",
+     "line 5, column 1: found unexpected end of stream (while scanning a quoted scalar, line 4)"),
+    "a colon in a value": ("owner: a: b", "line 4, column 9: mapping values are not allowed here"),
     "a control character": ("owner: \x07", "line 4, column 8: character #x0007"),
     "no anchor": ("tags: *x", "line 4, column 7: found undefined alias 'x'"),
-    "a Python object": (
-        "owner: !!python/object:os.x {}",
-        "line 4, column 8: could not determine a constructor for the tag",
-    ),
-}
+    "a Python object": ("owner: !!python/object:os.x {}",
+     "line 4, column 8: could not determine a constructor for the tag"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("more, place", UNREADABLE.values(), ids=UNREADABLE)

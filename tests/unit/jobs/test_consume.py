@@ -221,17 +221,13 @@ CHANGED = TableResult(deleted=1, skipped=1)
 UNCHECKED = {
     "a replay": ("replay", TableResult(version=3), False, True),
     "a resync that found it equal": ("resync", TableResult(unchanged=5, version=3), False, True),
-    "a run with a change of a row that isn't there": (
-        "consume",
-        TableResult(skipped=1),
-        False,
-        True,
-    ),
+    "a run with a change of a row that isn't there": ("consume", TableResult(skipped=1), False,
+     True),
     "a run with a row that is set aside": ("consume", TableResult(quarantined=1), False, True),
     "a run without a change of it": ("consume", TableResult(version=3), False, False),
     "a run that changed it, and checks nothing": ("consume", CHANGED, False, True),
     "a run that changed it, and checks it": ("consume", CHANGED, True, False),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("verb, done, checks, is_told", UNCHECKED.values(), ids=UNCHECKED)

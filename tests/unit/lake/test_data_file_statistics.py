@@ -19,30 +19,17 @@ UTC_US, PLAIN_US = pa.timestamp("us", "UTC"), pa.timestamp("us")
 CASES = {
     "integers": (pa.int32(), [3, None, -7], (-7, 3)),
     "texts by their bytes": (pa.string(), ["ä", "z", ""], ("", "ä")),
-    "long texts, cut as Spark cuts them": (
-        pa.string(),
-        [LONG, "b" * 40],
-        ("b" * 32, "x" * 32 + "\x7f"),
-    ),
-    "a long text that goes on beyond ASCII": (
-        pa.string(),
-        [LONG[:32] + "\x7f"],
-        ("x" * 32, "x" * 32 + "\U0010ffff"),
-    ),
+    "long texts, cut as Spark cuts them": (pa.string(), [LONG, "b" * 40],
+     ("b" * 32, "x" * 32 + "\x7f")),
+    "a long text that goes on beyond ASCII": (pa.string(), [LONG[:32] + "\x7f"],
+     ("x" * 32, "x" * 32 + "\U0010ffff")),
     "a long text that nothing ends": (pa.string(), [LONG[:32] + "\U0010ffff!"], None),
     "a text of 32 characters of several bytes": (pa.string(), ["ä" * 32], ("ä" * 32, "ä" * 32)),
     "dates": (pa.date32(), [date(2024, 2, 29), date(1, 1, 1)], ("0001-01-01", "2024-02-29")),
     "a date of no calendar": (pa.date32(), [-719_163, 0], None),
-    "moments, the last one rounded up": (
-        UTC_US,
-        [datetime(2024, 1, 1, microsecond=1, tzinfo=UTC)],
-        ("2024-01-01T00:00:00.000Z", "2024-01-01T00:00:00.001Z"),
-    ),
-    "moments before 1970": (
-        PLAIN_US,
-        [-1],
-        ("1969-12-31T23:59:59.999", "1970-01-01T00:00:00.000"),
-    ),
+    "moments, the last one rounded up": (UTC_US, [datetime(2024, 1, 1, microsecond=1, tzinfo=UTC)],
+     ("2024-01-01T00:00:00.000Z", "2024-01-01T00:00:00.001Z")),
+    "moments before 1970": (PLAIN_US, [-1], ("1969-12-31T23:59:59.999", "1970-01-01T00:00:00.000")),
     "a moment that rounds up beyond 9999": (PLAIN_US, [253_402_300_799_999_999], None),
     "floats, which may be NaN": (pa.float64(), [1.0], None),
     "decimals, whose doubles are others": (pa.decimal128(10, 2), [Decimal("1.5")], None),
@@ -50,7 +37,7 @@ CASES = {
     "whole decimals beyond doubles": (pa.decimal128(16, 0), [Decimal(1)], None),
     "truth": (pa.bool_(), [True], None),
     "nulls alone": (pa.int64(), [None], None),
-}
+}  # fmt: skip
 
 
 def column_of(kind, values) -> pa.Array:

@@ -108,25 +108,17 @@ def test_a_missing_connection_says_how_to_give_it():
     ("given", "expected"),
     [
         ({}, {}),
-        (
-            {"AWS_SECRET_ACCESS_KEY": "hidden", "AWS_ACCESS_KEY_ID": "k", "AWS_REGION": "r"},
-            {"endpoint.region": "r"},
-        ),
-        (
-            {"AWS_ENDPOINT_URL": "http://h:1", "AWS_DEFAULT_REGION": "r"},
-            {"endpoint": "http://h:1", "endpoint.region": "r", "path.style.access": "true"},
-        ),
-        (
-            {"AWS_ENDPOINT_URL": "https://h", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"},
-            {"endpoint": "https://h", "path.style.access": "false"},
-        ),
+        ({"AWS_SECRET_ACCESS_KEY": "hidden", "AWS_ACCESS_KEY_ID": "k", "AWS_REGION": "r"},
+         {"endpoint.region": "r"}),
+        ({"AWS_ENDPOINT_URL": "http://h:1", "AWS_DEFAULT_REGION": "r"},
+         {"endpoint": "http://h:1", "endpoint.region": "r", "path.style.access": "true"}),
+        ({"AWS_ENDPOINT_URL": "https://h", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "true"},
+         {"endpoint": "https://h", "path.style.access": "false"}),
         ({"AWS_IAM_ROLE_ARN": "arn"}, assumed("DefaultCredentialsProvider")),
-        (
-            {"AWS_IAM_ROLE_ARN": "arn", "AWS_ACCESS_KEY_ID": "k"},
-            assumed("EnvironmentVariableCredentialsProvider"),
-        ),
+        ({"AWS_IAM_ROLE_ARN": "arn", "AWS_ACCESS_KEY_ID": "k"},
+         assumed("EnvironmentVariableCredentialsProvider")),
     ],
-)
+)  # fmt: skip
 def test_spark_finds_the_same_store_and_is_told_no_secret(given, expected):
     found = s3a_settings(given)
     assert found == {f"spark.hadoop.fs.s3a.{name}": value for name, value in expected.items()}

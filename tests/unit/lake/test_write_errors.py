@@ -33,11 +33,8 @@ SAID = {
         "free space",
         False,
     ),
-    "a quota": (
-        OSError(errno.EDQUOT, "Disk quota exceeded"),
-        "free space there, or raise the quota",
-        False,
-    ),
+    "a quota": (OSError(errno.EDQUOT, "Disk quota exceeded"),
+     "free space there, or raise the quota", False),
     "rights": (
         DeltaError(
             PARQUET + "Unable to open file /lake/part-0.parquet#1: Permission denied (os error 13)"
@@ -65,12 +62,9 @@ SAID = {
         "remove the file",
         False,
     ),
-    "something new": (
-        DeltaError("the lake is frozen"),
-        "check target.root and the permissions of the user that runs the job",
-        True,
-    ),
-}
+    "something new": (DeltaError("the lake is frozen"),
+     "check target.root and the permissions of the user that runs the job", True),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("said, remedy, again", SAID.values(), ids=SAID)

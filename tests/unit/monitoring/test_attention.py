@@ -165,50 +165,19 @@ COMPARED = [
     ("no table", [], "", "unknown", (), None),
     ("all of them", [("a", "equal"), ("b", "repaired")], "ab", "passed", (), 0),
     ("one of them", [("a", "equal")], "ab", "unknown", ("1 never compared",), 0),
-    (
-        "only attempts",
-        [("a", "not compared"), ("b", "failed")],
-        "ab",
-        "unknown",
-        ("2 no result",),
-        None,
-    ),
+    ("only attempts", [("a", "not compared"), ("b", "failed")], "ab", "unknown", ("2 no result",),
+     None),
     ("an attempt takes no answer away", [("a", "equal"), ("a", "failed")], "a", "passed", (), 0),
-    (
-        "the latest answer counts",
-        [("a", "equal"), ("a", "different"), ("b", "equal")],
-        "ab",
-        "failed",
-        ("1 equal",),
-        2,
-    ),
+    ("the latest answer counts", [("a", "equal"), ("a", "different"), ("b", "equal")], "ab",
+     "failed", ("1 equal",), 2),
     ("of tables that are fed", [("x", "different"), ("a", "equal")], "a", "passed", (), 1),
-    (
-        "but for columns",
-        [("a", "equal", "v"), ("b", "equal")],
-        "ab",
-        "unknown",
-        ("1 equal, some columns not compared",),
-        0,
-    ),
-    (
-        "repaired but for columns",
-        [("a", "repaired", "v")],
-        "a",
-        "unknown",
-        ("1 equal, some columns not compared",),
-        0,
-    ),
-    (
-        "different with columns left out",
-        [("a", "different", "v")],
-        "a",
-        "failed",
-        (),
-        None,
-    ),
+    ("but for columns", [("a", "equal", "v"), ("b", "equal")], "ab", "unknown",
+     ("1 equal, some columns not compared",), 0),
+    ("repaired but for columns", [("a", "repaired", "v")], "a", "unknown",
+     ("1 equal, some columns not compared",), 0),
+    ("different with columns left out", [("a", "different", "v")], "a", "failed", (), None),
     ("with all columns since", [("a", "equal", "v"), ("a", "equal")], "a", "passed", (), 1),
-]
+]  # fmt: skip
 
 
 @cases("found, fed, verdict, told, oldest", COMPARED)
@@ -284,28 +253,12 @@ def test_what_concerns_a_table_counts_no_other_tables(book):
 HEADLINES = [
     ("none was compared", {}, "unknown", "0 of 10 tables", ("never compared",)),
     ("one, and it is equal", {"a": 0}, "unknown", "1 of 10 tables", ("9 never compared",)),
-    (
-        "one, and it differs",
-        {"a": None},
-        "failed",
-        "1 of 10 tables differs",
-        ("9 never compared",),
-    ),
-    (
-        "two differ",
-        {"a": None, "b": None, "c": 0},
-        "failed",
-        "2 of 10 tables differ",
-        ("1 equal", "7 never compared"),
-    ),
-    (
-        "equal but for rows that an operator discarded",
-        dict.fromkeys("abcdefghi", 0) | {"j": 3},
-        "passed",
-        "10 of 10 tables",
-        ("3 rows not compared: quarantined or discarded",),
-    ),
-]
+    ("one, and it differs", {"a": None}, "failed", "1 of 10 tables differs", ("9 never compared",)),
+    ("two differ", {"a": None, "b": None, "c": 0}, "failed", "2 of 10 tables differ",
+     ("1 equal", "7 never compared")),
+    ("equal but for rows that an operator discarded", dict.fromkeys("abcdefghi", 0) | {"j": 3},
+     "passed", "10 of 10 tables", ("3 rows not compared: quarantined or discarded",)),
+]  # fmt: skip
 
 
 @cases("lacking, verdict, headline, summary", HEADLINES)
@@ -430,29 +383,20 @@ def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
 CHECKED_A = replace(result(minutes(8), "night", "public.a"), version=2)
 UNCHECKED = [
     ("its check ran out of time", [], True),
-    (
-        "so did that of later changes",
-        [CHECKED_A, run("more", minutes(9), targets=did(4, a=(0, 1, 0)))],
-        True,
-    ),
+    ("so did that of later changes",
+     [CHECKED_A, run("more", minutes(9), targets=did(4, a=(0, 1, 0)))], True),
     ("a gate's word is no check", [replace(CHECKED_A, version=None)], True),
     ("a check of what was there before, entered late", [replace(CHECKED_A, version=1)], True),
-    (
-        "a run that was killed long ago is none under way",
-        [run("lost", minutes(9), "running"), run("r", minutes(10))],
-        True,
-    ),
+    ("a run that was killed long ago is none under way",
+     [run("lost", minutes(9), "running"), run("r", minutes(10))], True),
     ("while a run is under way", [run("now", minutes(99), "running")], False),
     ("it was checked since", [CHECKED_A], False),
     ("that was tried, and is told", [replace(CHECKED_A, success=None)], False),
-    (
-        "later changes that wrote no row",
-        [CHECKED_A, run("more", minutes(9), targets=[TargetCut("public.a", 1, 4, skipped=3)])],
-        False,
-    ),
+    ("later changes that wrote no row",
+     [CHECKED_A, run("more", minutes(9), targets=[TargetCut("public.a", 1, 4, skipped=3)])], False),
     ("copied anew since", [TableState(minutes(9), "s", "public.a", 2, "synced")], False),
     ("to be copied again", [TableState(minutes(9), "s", "public.a", 1, "needs_sync")], False),
-]
+]  # fmt: skip
 
 
 @cases("since, told", UNCHECKED)
@@ -491,23 +435,17 @@ def test_changes_that_nobody_checked_are_told(book, since, told):
 MENDED = [
     ("nothing was done", [], "different"),
     ("copied", [("copying", 2, ""), ("synced", 2, "s")], "copied"),
-    (
-        "copied, and its columns changed since",
-        [("copying", 2, ""), ("synced", 2, "s"), ("synced", 2, "s")],
-        "copied",
-    ),
+    ("copied, and its columns changed since",
+     [("copying", 2, ""), ("synced", 2, "s"), ("synced", 2, "s")], "copied"),
     ("a copy that failed", [("copying", 2, ""), ("failed", 2, "")], "different"),
     ("a copy under way", [("copying", 2, "")], "different"),
     ("a repair of what drifted", [("copying", 2, "s"), ("synced", 2, "s")], "different"),
-    (
-        "a repair after a copy",
-        [("copying", 2, ""), ("synced", 2, "s"), ("copying", 3, "t"), ("synced", 3, "t")],
-        "copied",
-    ),
+    ("a repair after a copy",
+     [("copying", 2, ""), ("synced", 2, "s"), ("copying", 3, "t"), ("synced", 3, "t")], "copied"),
     ("its columns changed", [("synced", 1, "s")], "different"),
     ("a copy that nobody knows the beginning of", [("synced", 2, "s")], "different"),
     ("it left the publications", [("removed", 1, "s")], None),
-]
+]  # fmt: skip
 
 
 @cases("states, found", MENDED)
@@ -579,13 +517,9 @@ OF_SWITCHED_OFF = [
     ("a failed check before the change", {"version": 2}, {}, None),
     ("a failed check of that version", {"version": 3}, {}, "failed"),
     ("a gate that is gone", {"version": None, "meaning": f"{STOP}m"}, {}, None),
-    (
-        "a gate that stops it",
-        {"version": None, "meaning": f"{STOP}m"},
-        {"result": json.dumps({"stages": {"apply": {}}, "not_applied": ["public.a"]})},
-        "failed",
-    ),
-]
+    ("a gate that stops it", {"version": None, "meaning": f"{STOP}m"},
+     {"result": json.dumps({"stages": {"apply": {}}, "not_applied": ["public.a"]})}, "failed"),
+]  # fmt: skip
 
 
 @cases("judged, last, verdict", OF_SWITCHED_OFF)

@@ -143,11 +143,8 @@ def test_a_ledger_of_an_earlier_version_is_read(book):
 
 
 CHANGED = [
-    (
-        "no cut is needed",
-        [run("r", minutes(1), "failed", targets=did(1, a=(5, 1, 0)))],
-        {"a": (5, 1, 0)},
-    ),
+    ("no cut is needed", [run("r", minutes(1), "failed", targets=did(1, a=(5, 1, 0)))],
+     {"a": (5, 1, 0)}),
     (
         "each stage adds what it did",
         [
@@ -165,11 +162,8 @@ CHANGED = [
         ],
         {"a": (7, 0, 0)},
     ),
-    (
-        "what a killed run committed is in the result of the run that found it",
-        [run("later", minutes(3), targets=did(2, a=(9, 0, 0)))],
-        {"a": (9, 0, 0)},
-    ),
+    ("what a killed run committed is in the result of the run that found it",
+     [run("later", minutes(3), targets=did(2, a=(9, 0, 0)))], {"a": (9, 0, 0)}),
     (
         "a replay and a repair count what they wrote",
         [
@@ -189,7 +183,7 @@ CHANGED = [
         ],
         {"a": (0, 0, 0, 0, 2)},
     ),
-]
+]  # fmt: skip
 
 
 @cases("rows, expected", CHANGED)
@@ -446,11 +440,8 @@ KEY, CHECKED = (
 OTHERS = result(minutes(2), "night", "public.b")
 LATEST_CHECKS = [
     ("a maintenance hides no failed check", [KEY, CHECKED, reference(minutes(2), True)], (3, 1, 0)),
-    (
-        "nor one of its references another",
-        [KEY, reference(minutes(2), False), reference(minutes(2), True, "of c")],
-        (3, 0, 1),
-    ),
+    ("nor one of its references another",
+     [KEY, reference(minutes(2), False), reference(minutes(2), True, "of c")], (3, 0, 1)),
     (
         "nor the freshness that it judges",
         [KEY, CHECKED, replace(reference(minutes(2), True, "fresh"), expectation=IS_FRESH)],
@@ -459,22 +450,13 @@ LATEST_CHECKS = [
     ("nor a gate that rows passed again", [KEY, CHECKED, gate(minutes(2), True)], (3, 1, 0)),
     ("what a gate stops counts", [KEY, gate(minutes(2), False)], (2, 1, 0)),
     ("until the table is checked again", [gate(minutes(0), False), KEY], (1, 0, 0)),
-    (
-        "an expectation that isn't there any more is no matter",
-        [replace(CHECKED, at=minutes(0)), KEY],
-        (1, 0, 0),
-    ),
-    (
-        "what was found again counts once",
-        [reference(minutes(0), False), KEY, reference(minutes(2), True)],
-        (2, 0, 0),
-    ),
+    ("an expectation that isn't there any more is no matter",
+     [replace(CHECKED, at=minutes(0)), KEY], (1, 0, 0)),
+    ("what was found again counts once",
+     [reference(minutes(0), False), KEY, reference(minutes(2), True)], (2, 0, 0)),
     ("a check leaves out what maintenance judges", [reference(minutes(0), False), KEY], (2, 0, 1)),
-    (
-        "a foreign key that a later maintenance didn't find is gone",
-        [reference(minutes(0), False), reference(minutes(1.5), True, "of c"), KEY],
-        (2, 0, 0),
-    ),
+    ("a foreign key that a later maintenance didn't find is gone",
+     [reference(minutes(0), False), reference(minutes(1.5), True, "of c"), KEY], (2, 0, 0)),
     (
         "nor is one counted that a later check didn't find",
         [
@@ -489,11 +471,8 @@ LATEST_CHECKS = [
         [KEY, reference(minutes(1), False, run_id="day"), reference(minutes(2), True, "of c")],
         (2, 0, 0),
     ),
-    (
-        "also while another table is checked in full",
-        [KEY, reference(minutes(1.5), False), OTHERS, reference(minutes(2), True, "of c")],
-        (2, 0, 0),
-    ),
+    ("also while another table is checked in full",
+     [KEY, reference(minutes(1.5), False), OTHERS, reference(minutes(2), True, "of c")], (2, 0, 0)),
     (
         "rows that were discarded lack no value any more, and say nothing else",
         [
@@ -509,12 +488,9 @@ LATEST_CHECKS = [
         [unknown(minutes(0), False), KEY, unknown(minutes(2), False), reference(minutes(3), True)],
         (2, 0, 0),
     ),
-    (
-        "one that couldn't be evaluated counts as that",
-        [CHECKED, replace(CHECKED, at=minutes(2), success=None)],
-        (1, 0, 0),
-    ),
-]
+    ("one that couldn't be evaluated counts as that",
+     [CHECKED, replace(CHECKED, at=minutes(2), success=None)], (1, 0, 0)),
+]  # fmt: skip
 
 
 @cases("rows, counts", LATEST_CHECKS)
@@ -540,27 +516,15 @@ UNJUDGED = [
     ("however often", [CHECKED, unjudged(minutes(2)), unjudged(minutes(3), None)], (2, 1, 1)),
     ("nothing else is known", [unjudged(minutes(2))], (1, 0, 1)),
     ("a check ends it", [unjudged(minutes(0)), KEY, CHECKED], (2, 1, 0)),
-    (
-        "one that refuses a suite says so beside the rest",
-        [KEY, unjudged(minutes(1)), CHECKED],
-        (3, 1, 1),
-    ),
-    (
-        "a maintenance that judges the rest alone ends it",
-        [KEY, CHECKED, unjudged(minutes(2), None), reference(minutes(3), True)],
-        (3, 1, 0),
-    ),
-    (
-        "who discards rows doesn't",
-        [KEY, unjudged(minutes(2), None), unknown(minutes(3), True)],
-        (3, 0, 1),
-    ),
-    (
-        "nor a maintenance before it",
-        [KEY, reference(minutes(2), True), unjudged(minutes(3))],
-        (3, 0, 1),
-    ),
-]
+    ("one that refuses a suite says so beside the rest", [KEY, unjudged(minutes(1)), CHECKED],
+     (3, 1, 1)),
+    ("a maintenance that judges the rest alone ends it",
+     [KEY, CHECKED, unjudged(minutes(2), None), reference(minutes(3), True)], (3, 1, 0)),
+    ("who discards rows doesn't", [KEY, unjudged(minutes(2), None), unknown(minutes(3), True)],
+     (3, 0, 1)),
+    ("nor a maintenance before it", [KEY, reference(minutes(2), True), unjudged(minutes(3))],
+     (3, 0, 1)),
+]  # fmt: skip
 
 
 @cases("rows, counts", UNJUDGED)

@@ -21,34 +21,16 @@ SLOTS = [
     ("just read", [READ], 5, None, None, ("ok", "healthy", "", 0)),
     ("read by an idle check", [READ], 300, 290, None, ("ok", "healthy", "", 290)),
     ("long ago", [READ], 300, None, None, ("unknown", "not read lately", "healthy", 0)),
-    (
-        "a run can't reach it",
-        [READ, DOWN],
-        15,
-        None,
-        None,
-        ("unknown", "not readable", "healthy", 0),
-    ),
+    ("a run can't reach it", [READ, DOWN], 15, None, None,
+     ("unknown", "not readable", "healthy", 0)),
     ("nor can an idle check", [READ], 15, None, "early", ("unknown", "not readable", "healthy", 0)),
     ("it is reached again", [READ, DOWN], 15, 12, None, ("ok", "healthy", "", 12)),
-    (
-        "a run failed after it read it",
-        [READ, BROKE_LATER],
-        15,
-        None,
-        "late",
-        ("ok", "healthy", "", 10),
-    ),
+    ("a run failed after it read it", [READ, BROKE_LATER], 15, None, "late",
+     ("ok", "healthy", "", 10)),
     ("it is lost, however long ago", [READ, LOST], 300, None, "lost", ("failed", "lost", "", 10)),
-    (
-        "it is in danger",
-        [READ, ENDANGERED],
-        300,
-        None,
-        None,
-        ("warning", "about to be lost", "", 10),
-    ),
-]
+    ("it is in danger", [READ, ENDANGERED], 300, None, None,
+     ("warning", "about to be lost", "", 10)),
+]  # fmt: skip
 
 
 @cases("rows, at, idle, failed, expected", SLOTS)

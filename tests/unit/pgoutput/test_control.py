@@ -16,24 +16,16 @@ CASES = [
     (enc.stream_commit(7, 100, 110, TS), Control("c", 7, lsn=100, end_lsn=110, at_us=TS)),
     (enc.stream_abort(7, 8), Control("A", 7, 8)),
     (enc.stream_abort(7, 8, 90, TS), Control("A", 7, 8, lsn=90, at_us=TS)),
-    (
-        enc.begin_prepare(100, 110, TS, 7, "g é"),
-        Control("b", 7, lsn=100, end_lsn=110, at_us=TS, gid="g é"),
-    ),
+    (enc.begin_prepare(100, 110, TS, 7, "g é"),
+     Control("b", 7, lsn=100, end_lsn=110, at_us=TS, gid="g é")),
     (enc.prepare(100, 110, TS, 7, "g"), Control("P", 7, lsn=100, end_lsn=110, at_us=TS, gid="g")),
-    (
-        enc.stream_prepare(100, 110, TS, 7, "g"),
-        Control("p", 7, lsn=100, end_lsn=110, at_us=TS, gid="g"),
-    ),
-    (
-        enc.commit_prepared(200, 210, TS, 7, "g"),
-        Control("K", 7, lsn=200, end_lsn=210, at_us=TS, gid="g"),
-    ),
-    (
-        enc.rollback_prepared(110, 210, TS - 1, TS, 7, "g"),
-        Control("r", 7, lsn=110, end_lsn=210, at_us=TS, gid="g"),
-    ),
-]
+    (enc.stream_prepare(100, 110, TS, 7, "g"),
+     Control("p", 7, lsn=100, end_lsn=110, at_us=TS, gid="g")),
+    (enc.commit_prepared(200, 210, TS, 7, "g"),
+     Control("K", 7, lsn=200, end_lsn=210, at_us=TS, gid="g")),
+    (enc.rollback_prepared(110, 210, TS - 1, TS, 7, "g"),
+     Control("r", 7, lsn=110, end_lsn=210, at_us=TS, gid="g")),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -173,56 +173,26 @@ ONE_LANDED = [("B", 7, 100, None), ("I", 7, 100, None), ("C", 7, 100, 110)]
 TWO_LANDED = [("B", 8, 200, None), ("I", 8, 200, None), ("C", 8, 200, 210)]
 UNKNOWN_BEGIN, UNKNOWN_COMMIT = (10, 7, b"z" + BEGIN[1:]), (110, 7, b"z" + COMMIT[1:])
 SKIPPED = {
-    "a row of an unknown kind": (
-        [ONE[0], (11, 7, b"zz"), ONE[2], *TWO],
-        1,
-        [("B", 7, 100, None), ("!zC", 7, 100, 11), ("C", 7, 100, 110), *TWO_LANDED],
-    ),
-    "a row that is cut off": (
-        [ONE[0], (11, 7, ROW[:6]), ONE[2], *TWO],
-        1,
-        [("B", 7, 100, None), ("!I", 7, 100, 11), ("C", 7, 100, 110), *TWO_LANDED],
-    ),
-    "an empty message": (
-        [ONE[0], (11, 7, b""), ONE[2], *TWO],
-        1,
-        [("B", 7, 100, None), ("!?C", 7, 100, 11), ("C", 7, 100, 110), *TWO_LANDED],
-    ),
-    "between transactions": (
-        [*ONE, (111, 9, b"zz"), *TWO],
-        3,
-        [*ONE_LANDED, ("!zB", 9, None, None), *TWO_LANDED],
-    ),
-    "a Begin that is too long": (
-        [(10, 7, BEGIN + b"x"), *ONE[1:], *TWO],
-        0,
-        [("!B", 7, None, None), ("I", 7, None, None), ("C", 7, None, 110), *TWO_LANDED],
-    ),
-    "a Commit that is too long": (
-        [*ONE[:2], (110, 7, COMMIT + b"x"), *TWO],
-        2,
-        [*ONE_LANDED[:2], ("!C", 7, 100, 110), *TWO_LANDED],
-    ),
-    "a Begin of an unknown kind": (
-        [UNKNOWN_BEGIN, *ONE[1:], *TWO],
-        0,
-        [("!zB", 7, None, None), ("I", 7, None, None), ("C", 7, None, 110), *TWO_LANDED],
-    ),
-    "a Commit of an unknown kind": (
-        [*ONE[:2], UNKNOWN_COMMIT, *TWO],
-        2,
-        [*ONE_LANDED[:2], ("!zC", 7, 100, 110), *TWO_LANDED],
-    ),
-    "the last Commit": (
-        [*TWO, *ONE[:2], UNKNOWN_COMMIT],
-        5,
-        [*TWO_LANDED, *ONE_LANDED[:2], ("!zC", 7, 100, 110)],
-    ),
-    "a Commit that came as a Stream Stop": (
-        [*ONE[:2], (110, 7, b"E" + COMMIT[1:]), *TWO],
-        2,
-        [*ONE_LANDED[:2], ("!EC", 7, 100, 110), *TWO_LANDED],
-    ),
+    "a row of an unknown kind": ([ONE[0], (11, 7, b"zz"), ONE[2], *TWO], 1,
+     [("B", 7, 100, None), ("!zC", 7, 100, 11), ("C", 7, 100, 110), *TWO_LANDED]),
+    "a row that is cut off": ([ONE[0], (11, 7, ROW[:6]), ONE[2], *TWO], 1,
+     [("B", 7, 100, None), ("!I", 7, 100, 11), ("C", 7, 100, 110), *TWO_LANDED]),
+    "an empty message": ([ONE[0], (11, 7, b""), ONE[2], *TWO], 1,
+     [("B", 7, 100, None), ("!?C", 7, 100, 11), ("C", 7, 100, 110), *TWO_LANDED]),
+    "between transactions": ([*ONE, (111, 9, b"zz"), *TWO], 3,
+     [*ONE_LANDED, ("!zB", 9, None, None), *TWO_LANDED]),
+    "a Begin that is too long": ([(10, 7, BEGIN + b"x"), *ONE[1:], *TWO], 0,
+     [("!B", 7, None, None), ("I", 7, None, None), ("C", 7, None, 110), *TWO_LANDED]),
+    "a Commit that is too long": ([*ONE[:2], (110, 7, COMMIT + b"x"), *TWO], 2,
+     [*ONE_LANDED[:2], ("!C", 7, 100, 110), *TWO_LANDED]),
+    "a Begin of an unknown kind": ([UNKNOWN_BEGIN, *ONE[1:], *TWO], 0,
+     [("!zB", 7, None, None), ("I", 7, None, None), ("C", 7, None, 110), *TWO_LANDED]),
+    "a Commit of an unknown kind": ([*ONE[:2], UNKNOWN_COMMIT, *TWO], 2,
+     [*ONE_LANDED[:2], ("!zC", 7, 100, 110), *TWO_LANDED]),
+    "the last Commit": ([*TWO, *ONE[:2], UNKNOWN_COMMIT], 5,
+     [*TWO_LANDED, *ONE_LANDED[:2], ("!zC", 7, 100, 110)]),
+    "a Commit that came as a Stream Stop": ([*ONE[:2], (110, 7, b"E" + COMMIT[1:]), *TWO], 2,
+     [*ONE_LANDED[:2], ("!EC", 7, 100, 110), *TWO_LANDED]),
     # Of two that are alike both are skipped.
     "a Begin that came twice": (
         [ONE[0], ONE[0], *ONE[1:], *TWO],
@@ -235,12 +205,9 @@ SKIPPED = {
             *TWO_LANDED,
         ],
     ),
-    "a Commit that came twice": (
-        [*ONE, ONE[2], *TWO],
-        3,
-        [*ONE_LANDED[:2], ("!C", 7, 100, 110), ("!C", 7, None, 110), *TWO_LANDED],
-    ),
-}
+    "a Commit that came twice": ([*ONE, ONE[2], *TWO], 3,
+     [*ONE_LANDED[:2], ("!C", 7, 100, 110), ("!C", 7, None, 110), *TWO_LANDED]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SKIPPED)

@@ -122,34 +122,18 @@ MALFORMED = [
     ("Stream Commit in a chunk", 4, [S7, enc.stream_commit(7, 1, 2, TS)], "no Commit"),
     ("Stream Abort in a chunk", 4, [S7, enc.stream_abort(7, 8)], "no Commit"),
     ("row without an xid", 4, [S7, enc.insert(16400, [])], "too short for its kind with an xid"),
-    (
-        "Stream Abort too long for version 2",
-        2,
-        [enc.stream_abort(7, 8, 9, TS)],
-        "25 bytes long, 9 wanted",
-    ),
-    (
-        "Stream Abort too long for version 1",
-        1,
-        [enc.stream_abort(7, 8, 9, TS)],
-        "25 bytes long, 9 wanted",
-    ),
+    ("Stream Abort too long for version 2", 2, [enc.stream_abort(7, 8, 9, TS)],
+     "25 bytes long, 9 wanted"),
+    ("Stream Abort too long for version 1", 1, [enc.stream_abort(7, 8, 9, TS)],
+     "25 bytes long, 9 wanted"),
     ("Stream Abort cut off", 1, [enc.stream_abort(7, 8)[:-1]], "8 bytes long, 9 wanted"),
     ("Stream Abort in a transaction", 1, [BEGIN, enc.stream_abort(7, 8)], "no Commit"),
-    (
-        "Stream Abort in a prepared transaction",
-        3,
-        [BEGIN_PREPARE, enc.stream_abort(7, 8)],
-        "no Commit",
-    ),
+    ("Stream Abort in a prepared transaction", 3, [BEGIN_PREPARE, enc.stream_abort(7, 8)],
+     "no Commit"),
     ("Stream Commit cut off", 2, [enc.stream_commit(7, 1, 2, TS)[:-1]], "29 bytes long, 30 wanted"),
-    (
-        "prepared in version 2",
-        2,
-        [BEGIN_PREPARE],
-        "protocol version 3, but version 2 was requested",
-    ),
-]
+    ("prepared in version 2", 2, [BEGIN_PREPARE],
+     "protocol version 3, but version 2 was requested"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("_, version, given, match", MALFORMED, ids=[m[0] for m in MALFORMED])

@@ -52,23 +52,14 @@ def order(script, after=0, upto=None):
 
 CASES = {
     "plain rows stand in commit order": ({1: "r r r", 2: "r"}, 0, "1.0 1.1 1.2 2.0"),
-    "a streamed transaction counts at its commit": (
-        {1: "S7 7r E7 r S7 7r E7 r c7 r"},
-        0,
-        "1.3 1.7 1.1 1.5 1.9",
-    ),
+    "a streamed transaction counts at its commit": ({1: "S7 7r E7 r S7 7r E7 r c7 r"}, 0,
+     "1.3 1.7 1.1 1.5 1.9"),
     "without a commit it doesn't count": ({1: "r S7 7r E7 r"}, 0, "1.0 1.4"),
-    "a commit in another batch doesn't make its chunks count": (
-        {1: "S7 7r E7", 2: "S7 7r E7 c7"},
-        0,
-        "2.1",
-    ),
+    "a commit in another batch doesn't make its chunks count": ({1: "S7 7r E7", 2: "S7 7r E7 c7"},
+     0, "2.1"),
     "a rolled back one doesn't count": ({1: "S7 7r E7 A7 r"}, 0, "1.4"),
-    "a subtransaction rolled back takes only its own": (
-        {1: "S7 7r 8r 9r E7 A7/8 S7 7r E7 c7"},
-        0,
-        "1.1 1.3 1.7",
-    ),
+    "a subtransaction rolled back takes only its own": ({1: "S7 7r 8r 9r E7 A7/8 S7 7r E7 c7"}, 0,
+     "1.1 1.3 1.7"),
     "another transaction's subtransaction in another batch isn't meant": (
         {1: "S7 8r E7 A7/8 c7", 2: "S9 8r E9 c9"},
         0,
@@ -78,38 +69,23 @@ CASES = {
     "prepared and committed in one batch": ({1: "r b7 r P7 r K7 r"}, 0, "1.0 1.4 1.2 1.6"),
     "prepared and rolled back": ({1: "r b7 r P7 r r7 r"}, 0, "1.0 1.4 1.6"),
     "prepared and never decided": ({1: "r b7 r P7 r"}, 0, "1.0 1.4"),
-    "prepared in a batch, committed in the next": (
-        {1: "r b7 r P7 r", 2: "r K7 r"},
-        0,
-        "1.0 1.4 2.0 1.2 2.2",
-    ),
+    "prepared in a batch, committed in the next": ({1: "r b7 r P7 r", 2: "r K7 r"}, 0,
+     "1.0 1.4 2.0 1.2 2.2"),
     "prepared before the range": ({1: "r b7 r P7 r", 2: "r", 3: "r K7 r"}, 1, "2.0 3.0 1.2 3.2"),
     "prepared before the range, decided before it": ({1: "b7 r P7", 2: "K7 r", 3: "r"}, 2, "3.0"),
-    "streamed, then prepared": (
-        {1: "S7 7r 8r E7 A7/8 S7 7r E7 p7 r", 2: "r K7 r"},
-        0,
-        "1.9 2.0 1.1 1.6 2.2",
-    ),
+    "streamed, then prepared": ({1: "S7 7r 8r E7 A7/8 S7 7r E7 p7 r", 2: "r K7 r"}, 0,
+     "1.9 2.0 1.1 1.6 2.2"),
     "streamed, prepared, never decided": ({1: "S7 7r E7 p7 r"}, 0, "1.4"),
     "streamed and prepared before the range": ({1: "S7 7r E7 r p7", 2: "K7 r"}, 1, "1.1 2.1"),
     "prepared twice under one name": ({1: "b7 r P7 r7", 2: "b7 r P7 K7"}, 0, "2.1"),
-    "streamed once more after it was prepared": (
-        {1: "S7 7r E7 p7", 2: "S7 7r E7 r K7"},
-        1,
-        "2.3 1.1",
-    ),
+    "streamed once more after it was prepared": ({1: "S7 7r E7 p7", 2: "S7 7r E7 r K7"}, 1,
+     "2.3 1.1"),
     "two prepared, committed in the other order": ({1: "b7 r P7 b9 r P9 K9 K7"}, 0, "1.4 1.1"),
-    "batches without any control message beside one that has": (
-        {1: "r", 2: "S7 7r E7 c7", 3: "r"},
-        0,
-        "1.0 2.1 3.0",
-    ),
-    "a message outside any transaction between chunks": (
-        {1: "S7 7r E7 r S7 7r E7 c7"},
-        0,
-        "1.3 1.1 1.5",
-    ),
-}
+    "batches without any control message beside one that has": ({1: "r", 2: "S7 7r E7 c7", 3: "r"},
+     0, "1.0 2.1 3.0"),
+    "a message outside any transaction between chunks": ({1: "S7 7r E7 r S7 7r E7 c7"}, 0,
+     "1.3 1.1 1.5"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("script, after, expected", CASES.values(), ids=CASES)

@@ -26,15 +26,11 @@ SAID = {
             " at most 3 MB of temporary files"
         ),
     ),
-    "a slow server": (
-        SourceBill(timeouts=2, server_seconds=1200),
-        "2 calls ended by the statement timeout",
-    ),
-    "a copy": (
-        SourceBill(snapshot_seconds=60, xmin_age=12345),
-        "a snapshot held for 60.0 s, 12,345 transactions",
-    ),
-}
+    "a slow server": (SourceBill(timeouts=2, server_seconds=1200),
+     "2 calls ended by the statement timeout"),
+    "a copy": (SourceBill(snapshot_seconds=60, xmin_age=12345),
+     "a snapshot held for 60.0 s, 12,345 transactions"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("bill, said", SAID.values(), ids=SAID)

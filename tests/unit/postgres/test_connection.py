@@ -147,17 +147,13 @@ def test_a_connection_is_described_without_its_secrets():
 OTHER_KINDS = {
     "a URI of another type": (f"mysql://u:{SECRET}@db/d", "of type 'mysql'"),
     "SQLAlchemy's": (f"postgresql+psycopg2://u:{SECRET}@db/d", "of type 'postgresql+psycopg2'"),
-    "JSON of another type": (
-        json.dumps({"conn_type": "mssql", "password": SECRET}),
-        "of type 'mssql'",
-    ),
-    "JSON without a type": (
-        json.dumps({"host": "db", "password": SECRET}),
-        "neither an Airflow connection URI nor",
-    ),
+    "JSON of another type": (json.dumps({"conn_type": "mssql", "password": SECRET}),
+     "of type 'mssql'"),
+    "JSON without a type": (json.dumps({"host": "db", "password": SECRET}),
+     "neither an Airflow connection URI nor"),
     "libpq's words": (f"host=db password={SECRET}", "neither an Airflow connection URI nor"),
     "no scheme": (f"u:{SECRET}@db/d", "neither an Airflow connection URI nor"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("text, told", OTHER_KINDS.values(), ids=OTHER_KINDS)

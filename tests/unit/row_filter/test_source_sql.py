@@ -68,21 +68,14 @@ PRINTED = [
     ("(a = ANY (ARRAY[1, 2]))", '("a" = ANY (ARRAY[1, 2]))'),
     ("(a = ANY ('{1,2}'::integer[]))", '("a" = ANY ((\'{1,2}\')::"int4"[]))'),
     ("(- a) < (-1)", '((- "a") < (- 1))'),
-    (
-        "CASE WHEN (a > 1) THEN true ELSE false END",
-        'CASE WHEN ("a" > 1) THEN true ELSE false END',
-    ),
+    ("CASE WHEN (a > 1) THEN true ELSE false END", 'CASE WHEN ("a" > 1) THEN true ELSE false END'),
     ("(a IS DISTINCT FROM 1)", '("a" IS DISTINCT FROM 1)'),
-    (
-        "(at > '2024-01-01 00:00:00'::timestamp(3) without time zone)",
-        '("at" > (\'2024-01-01 00:00:00\')::"timestamp"(3))',
-    ),
+    ("(at > '2024-01-01 00:00:00'::timestamp(3) without time zone)",
+     '("at" > (\'2024-01-01 00:00:00\')::"timestamp"(3))'),
     ('("left"("x""y", 2) = \'ab\'::text)', '("left"("x""y", 2) = (\'ab\')::"text")'),
-    (
-        '(("x""y")::character(3) = \'a\'::character(3))',
-        '(("x""y")::"bpchar"(3) = (\'a\')::"bpchar"(3))',
-    ),
-]
+    ('(("x""y")::character(3) = \'a\'::character(3))',
+     '(("x""y")::"bpchar"(3) = (\'a\')::"bpchar"(3))'),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "printed"), PRINTED)

@@ -49,33 +49,15 @@ HISTORIES = {
     "twice meanwhile": (1, 3, ends(t1=100, t2=200), {}, 90, 100),
     "for the second time": (2, 3, ends(t1=100, t2=200), ends(t1=100), 190, 200),
     "nothing landed": (1, 2, ends(t1=100), {}, 0, 100),
-    "the lake is ahead": (
-        1,
-        2,
-        ends(t1=100),
-        {},
-        101,
-        r"branched off at 0/64.* up to 0/65.* lost 1 bytes",
-    ),
-    "the lake is ahead of the first of two": (
-        1,
-        3,
-        ends(t1=100, t2=200),
-        {},
-        150,
-        "is ahead of it",
-    ),
+    "the lake is ahead": (1, 2, ends(t1=100), {}, 101,
+     r"branched off at 0/64.* up to 0/65.* lost 1 bytes"),
+    "the lake is ahead of the first of two": (1, 3, ends(t1=100, t2=200), {}, 150,
+     "is ahead of it"),
     "another branch": (2, 3, ends(t1=100), ends(t1=100), 50, "doesn't descend from the old one"),
-    "another timeline of that number": (
-        2,
-        3,
-        ends(t1=80, t2=200),
-        ends(t1=100),
-        90,
-        "timeline 1 until 0/50",
-    ),
+    "another timeline of that number": (2, 3, ends(t1=80, t2=200), ends(t1=100), 90,
+     "timeline 1 until 0/50"),
     "no history": (1, 2, {}, {}, 0, "doesn't descend from the old one"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", HISTORIES)

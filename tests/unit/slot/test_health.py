@@ -67,23 +67,15 @@ def test_forecast(case):
 WARNINGS = {
     "fine": (SLOT, []),
     "enough time": (replace(SLOT, safe_wal_size=5 * GB), []),
-    "little time": (
-        replace(SLOT, safe_wal_size=2 * GB),
-        [("warning", "is lost in 2 hours unless it moves: 2 GB are left")],
-    ),
-    "very little time": (
-        replace(SLOT, safe_wal_size=GB // 4),
-        [("critical", "is lost in 15 minutes")],
-    ),
+    "little time": (replace(SLOT, safe_wal_size=2 * GB),
+     [("warning", "is lost in 2 hours unless it moves: 2 GB are left")]),
+    "very little time": (replace(SLOT, safe_wal_size=GB // 4),
+     [("critical", "is lost in 15 minutes")]),
     "no rate, no forecast": (replace(SLOT, safe_wal_size=0, wal_bytes_per_hour=None), []),
-    "much held back": (
-        replace(SLOT, retained_bytes=6 * GB),
-        [("warning", "slot_limits.warn_mb is 5000")],
-    ),
-    "too much": (
-        replace(SLOT, retained_bytes=60 * GB),
-        [("critical", "slot_limits.critical_mb is 50000")],
-    ),
+    "much held back": (replace(SLOT, retained_bytes=6 * GB),
+     [("warning", "slot_limits.warn_mb is 5000")]),
+    "too much": (replace(SLOT, retained_bytes=60 * GB),
+     [("critical", "slot_limits.critical_mb is 50000")]),
     "with what spilled": (
         replace(SLOT, retained_bytes=6 * GB, spilled=3, spilled_bytes=5 * GB),
         [
@@ -93,11 +85,9 @@ WARNINGS = {
             )
         ],
     ),
-    "about to be lost": (
-        replace(SLOT, wal_status="unreserved"),
-        [("critical", "is lost at the next checkpoint")],
-    ),
-}
+    "about to be lost": (replace(SLOT, wal_status="unreserved"),
+     [("critical", "is lost at the next checkpoint")]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WARNINGS)

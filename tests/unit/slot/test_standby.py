@@ -93,20 +93,14 @@ def test_a_lost_slot_says_what_prevents_it(reason, prevention):
 @pytest.mark.parametrize(
     "theirs, told",
     [
-        (
-            replace(PRIMARY, system_identifier="2"),
-            "replays system 1, timeline 1, and conn_id to system 2",
-        ),
-        (
-            replace(PRIMARY, timeline=2),
-            "replays system 1, timeline 1, and conn_id to system 1, timeline 2",
-        ),
-        (
-            replace(PRIMARY, database="shop"),
-            "to database 'postgres' of db2:5432, and conn_id to 'shop'",
-        ),
+        (replace(PRIMARY, system_identifier="2"),
+         "replays system 1, timeline 1, and conn_id to system 2"),
+        (replace(PRIMARY, timeline=2),
+         "replays system 1, timeline 1, and conn_id to system 1, timeline 2"),
+        (replace(PRIMARY, database="shop"),
+         "to database 'postgres' of db2:5432, and conn_id to 'shop'"),
     ],
-)
+)  # fmt: skip
 def test_another_server_s_standby_is_refused(theirs, told):
     """Another cluster's, one that follows another timeline, and another database, whose slot would
     never have changes.
@@ -131,16 +125,12 @@ def test_a_standby_ahead_of_its_primary_has_other_wal(replayed, is_ahead):
         ({}, ["hot_standby_feedback is off and primary_slot_name is empty"]),
         ({"hot_standby_feedback": "on"}, ["primary_slot_name is empty"]),
         ({"hot_standby_feedback": "on", "primary_slot_name": "s"}, []),
-        (
-            {"hot_standby_feedback": "on", "primary_slot_name": "s", "wal_level": "replica"},
-            ["wal_level .* is 'replica'"],
-        ),
-        (
-            {"hot_standby_feedback": "on", "primary_slot_name": "s", "search_path": ""},
-            ["a connection pooler answers"],
-        ),
+        ({"hot_standby_feedback": "on", "primary_slot_name": "s", "wal_level": "replica"},
+         ["wal_level .* is 'replica'"]),
+        ({"hot_standby_feedback": "on", "primary_slot_name": "s", "search_path": ""},
+         ["a connection pooler answers"]),
     ],
-)
+)  # fmt: skip
 def test_settings_that_cost_the_slot(settings, said):
     """Warned of before anything is made; decoding without wal_level logical is refused."""
     usual = {"wal_level": "logical", "search_path": "pg_catalog", "hot_standby_feedback": "off"}

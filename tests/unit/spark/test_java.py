@@ -10,23 +10,17 @@ from waldelta.spark.settings import log_level, log_settings
 
 # What records the version in a Java's folder; what the error says, or None where Spark can start.
 CASES = {
-    "no Java anywhere": (
-        None,
-        "",
-        r"JAVA_HOME isn't set, and there is no java on PATH: set JAVA_HOME, or install",
-    ),
+    "no Java anywhere": (None, "",
+     r"JAVA_HOME isn't set, and there is no java on PATH: set JAVA_HOME, or install"),
     "JAVA_HOME without Java": (None, "home", r"JAVA_HOME is .*/home, which has no bin/java"),
-    "Java 11": (
-        'JAVA_VERSION="11.0.22"',
-        "home",
-        r"JAVA_HOME is .*, which is Java 11, and Spark needs 17 or later",
-    ),
+    "Java 11": ('JAVA_VERSION="11.0.22"', "home",
+     r"JAVA_HOME is .*, which is Java 11, and Spark needs 17 or later"),
     "Java 8": ('IMPLEMENTOR="x"\nJAVA_VERSION="1.8.0_392"', "home", r"which is Java 8, and"),
     "Java 11 on PATH": ('JAVA_VERSION="11.0.22"', "", r"java on PATH is .*, which is Java 11"),
     "Java 17": ('JAVA_VERSION="17.0.15"', "home", None),
     "Java 25 on PATH": ('JAVA_VERSION="25"', "", None),
     "a version that isn't recorded": ("", "home", None),
-}
+}  # fmt: skip
 
 
 @pytest.fixture

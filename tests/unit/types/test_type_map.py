@@ -198,15 +198,10 @@ NUMERIC_TEXT = numeric_text("v")
         (array_of(TEXT), DEFAULT_TYPES, "v", "v"),
         (array_of(FLOAT8), DEFAULT_TYPES, "transform(v, x -> cast(x as string))", "v"),
         (VECTOR, DEFAULT_TYPES, "transform(v, x -> cast(x as string))", "v"),
-        (
-            array_of(ANY_NUMERIC),
-            DEFAULT_TYPES,
-            "v",
-            f"transform(v, x -> {numeric_text('x')})",
-        ),
+        (array_of(ANY_NUMERIC), DEFAULT_TYPES, "v", f"transform(v, x -> {numeric_text('x')})"),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_forms_that_spark_compares(pg_type, options, exact, equal):
     """What equality would take for the same though it isn't, or can't compare, is brought into
     another form.
@@ -282,16 +277,12 @@ def test_equal_numbers_have_one_text(pg_type, options, equal, others):
             ["2020-01-10 10:00:10.5", "2020-01-01 10:00:00"],
         ),
         (TIMESTAMPTZ, [datetime(2020, 1, 10, 10, 0, 10, tzinfo=UTC)], ["2020-01-10 10:00:10+00"]),
-        (
-            array_of(TEXT),
-            [["a", 'b"\\', None], None, []],
-            ['{"a","b\\"\\\\",NULL}', None, "{}"],
-        ),
+        (array_of(TEXT), [["a", 'b"\\', None], None, []], ['{"a","b\\"\\\\",NULL}', None, "{}"]),
         (array_of(FLOAT8), [[1.5, None]], ['{"1.5",NULL}']),
         (HSTORE, [[("k", None), ("l", "v")], None], ['"k"=>NULL, "l"=>"v"', None]),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_text_that_postgresql_reads_as_the_same_value(pg_type, values, expected):
     kind = target_type(pg_type)
     found = kind.pg_text(pa.array([None, *values], kind.arrow).slice(1))

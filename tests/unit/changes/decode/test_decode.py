@@ -345,44 +345,20 @@ KEYED_BY_TEXT = [("id", 23, -1, False), ("v", 25, -1, True)]
 # unchanged.
 KEYS = {
     "an insert has no old key": (NARROW, 0, row(1), (None, b"1", b"x", False)),
-    "an update without an old row stays at its key": (
-        NARROW,
-        0,
-        enc.update(T, ["1", "x"]),
-        (b"1", b"1", b"x", False),
-    ),
-    "an update of the key has both": (
-        NARROW,
-        0,
-        enc.update(T, ["2", "x"], key=["1", None]),
-        (b"1", b"2", b"x", False),
-    ),
-    "a whole old row has the old key": (
-        NARROW,
-        0,
-        enc.update(T, ["2", "x"], old=["1", "y"]),
-        (b"1", b"2", b"x", False),
-    ),
-    "a delete has the old key alone": (
-        NARROW,
-        0,
-        enc.delete(T, key=["1", None]),
-        (b"1", None, None, False),
-    ),
-    "an unchanged value is not NULL": (
-        NARROW,
-        0,
-        enc.update(T, ["1", enc.UNCHANGED]),
-        (b"1", b"1", None, True),
-    ),
+    "an update without an old row stays at its key": (NARROW, 0, enc.update(T, ["1", "x"]),
+     (b"1", b"1", b"x", False)),
+    "an update of the key has both": (NARROW, 0, enc.update(T, ["2", "x"], key=["1", None]),
+     (b"1", b"2", b"x", False)),
+    "a whole old row has the old key": (NARROW, 0, enc.update(T, ["2", "x"], old=["1", "y"]),
+     (b"1", b"2", b"x", False)),
+    "a delete has the old key alone": (NARROW, 0, enc.delete(T, key=["1", None]),
+     (b"1", None, None, False)),
+    "an unchanged value is not NULL": (NARROW, 0, enc.update(T, ["1", enc.UNCHANGED]),
+     (b"1", b"1", None, True)),
     "NULL is not unchanged": (NARROW, 0, enc.update(T, ["1", None]), (b"1", b"1", None, False)),
-    "an unchanged key is that of the old row": (
-        KEYED_BY_TEXT,
-        1,
-        enc.update(T, ["2", enc.UNCHANGED], key=[None, "large"]),
-        (b"large", b"large", b"2", False),
-    ),
-}
+    "an unchanged key is that of the old row": (KEYED_BY_TEXT, 1,
+     enc.update(T, ["2", enc.UNCHANGED], key=[None, "large"]), (b"large", b"large", b"2", False)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", KEYS)
@@ -402,37 +378,17 @@ THREE = (("id", 23, "integer"), ("v", 25, "text"), ("n", 23, "integer"))
 # old row, and the column of the target's filter in the new and in the old row.
 JUDGED = {
     "an insert": (enc.insert(T, ["1", "x", "7"]), "d", ["id"], (SAME, 7, None)),
-    "an update without an old row": (
-        enc.update(T, ["1", "x", "7"]),
-        "i",
-        ["id", "n"],
-        (SAME, 7, None),
-    ),
-    "an update with its old key": (
-        enc.update(T, ["1", "x", "7"], key=["1", None, "3"]),
-        "i",
-        ["id", "n"],
-        (SENT, 7, 3),
-    ),
-    "an update with a whole old row": (
-        enc.update(T, ["1", "x", "7"], old=["1", "x", "3"]),
-        "f",
-        ["id", "v", "n"],
-        (SENT, 7, 3),
-    ),
-    "a delete whose key says nothing": (
-        enc.delete(T, key=["1", None, None]),
-        "d",
-        ["id"],
-        (UNKNOWN, None, None),
-    ),
-    "a delete with the whole row": (
-        enc.delete(T, old=["1", "x", "3"]),
-        "f",
-        ["id", "v", "n"],
-        (SENT, None, 3),
-    ),
-}
+    "an update without an old row": (enc.update(T, ["1", "x", "7"]), "i", ["id", "n"],
+     (SAME, 7, None)),
+    "an update with its old key": (enc.update(T, ["1", "x", "7"], key=["1", None, "3"]), "i",
+     ["id", "n"], (SENT, 7, 3)),
+    "an update with a whole old row": (enc.update(T, ["1", "x", "7"], old=["1", "x", "3"]), "f",
+     ["id", "v", "n"], (SENT, 7, 3)),
+    "a delete whose key says nothing": (enc.delete(T, key=["1", None, None]), "d", ["id"],
+     (UNKNOWN, None, None)),
+    "a delete with the whole row": (enc.delete(T, old=["1", "x", "3"]), "f", ["id", "v", "n"],
+     (SENT, None, 3)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", JUDGED)

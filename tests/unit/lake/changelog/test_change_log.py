@@ -39,22 +39,14 @@ HOLES = {
     "a batch of which no move says how many messages it had": ({3: None}, 0, 5, None),
     "a batch that no move says anything of": ({2: 3, 4: 3}, 0, 5, None),
     "a batch is gone": ({2: 3, 3: 7}, 0, 5, ["batch 3 holds 0 messages, but 7 had landed"]),
-    "messages are gone": (
-        {1: 4, 3: 7},
-        0,
-        5,
-        ["batch 1 holds 3 messages, but 4 had landed", "batch 3 holds 0"],
-    ),
+    "messages are gone": ({1: 4, 3: 7}, 0, 5,
+     ["batch 1 holds 3 messages, but 4 had landed", "batch 3 holds 0"]),
     "more than had landed": ({1: 2}, 0, 5, ["batch 1 holds 3 messages, but 2 had landed"]),
     "in front of the range": ({1: 4, 2: 3}, 1, 5, None),
     "behind the range": ({2: 3, 3: 7}, 0, 2, None),
-    "many": (
-        dict.fromkeys(range(1, 6), 9),
-        0,
-        5,
-        ["batch 1 holds", "batch 3 holds", "and 2 more batches"],
-    ),
-}
+    "many": (dict.fromkeys(range(1, 6), 9), 0, 5,
+     ["batch 1 holds", "batch 3 holds", "and 2 more batches"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", HOLES)

@@ -374,17 +374,11 @@ def landed(lsn: int, batch: int | None) -> SlotMove:
 LANDED = {
     "all of it": ([landed(20, 1), landed(30, 2), landed(40, None)], 2, 40),
     "none": ([landed(20, 1), landed(30, 2), landed(40, None)], 0, 10),
-    "up to an earlier day": (
-        [landed(20, 1), landed(25, None), landed(30, 2), landed(40, None)],
-        1,
-        25,
-    ),
-    "in an earlier life": (
-        [replace(move("created", 10), batch=7), landed(20, None), landed(30, 8)],
-        0,
-        20,
-    ),
-}
+    "up to an earlier day": ([landed(20, 1), landed(25, None), landed(30, 2), landed(40, None)], 1,
+     25),
+    "in an earlier life": ([replace(move("created", 10), batch=7), landed(20, None), landed(30, 8)],
+     0, 20),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("moves, last, furthest", LANDED.values(), ids=LANDED)

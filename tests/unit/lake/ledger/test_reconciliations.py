@@ -71,16 +71,11 @@ MEANWHILE = {
     "one of a later version": ("equal", 5, "different", 4, ("equal", "other")),
     "a repair of the same": ("repaired", 4, "different", 4, ("repaired", "other")),
     "a repair of an earlier version": ("repaired", 3, "different", 4, ("different", "this")),
-    "a repair, and what this one has repaired": (
-        "repaired",
-        5,
-        "repaired",
-        4,
-        ("repaired", "this"),
-    ),
+    "a repair, and what this one has repaired": ("repaired", 5, "repaired", 4,
+     ("repaired", "this")),
     "no answer": ("failed", None, "different", 4, ("different", "this")),
     "one of another table": ("other", 5, "different", 4, ("different", "this")),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before it looks", "once it has looked"])
@@ -232,25 +227,13 @@ def listed(docs, *found):
 
 LISTED = [
     ("equal", {}, "passed", "reconciliation of 5 rows: equal, Delta version 3"),
-    (
-        "repaired",
-        {"different": 1, "repaired": 1},
-        "passed",
-        "reconciliation of 5 rows: repaired: 1 different, Delta version 3",
-    ),
-    (
-        "different",
-        {"missing": 2},
-        "failed",
-        "reconciliation of 5 rows: different: 2 missing, Delta version 3",
-    ),
-    (
-        "not compared",
-        {"reason": "locked", "version": None},
-        "warning",
-        "reconciliation: not compared: locked",
-    ),
-]
+    ("repaired", {"different": 1, "repaired": 1}, "passed",
+     "reconciliation of 5 rows: repaired: 1 different, Delta version 3"),
+    ("different", {"missing": 2}, "failed",
+     "reconciliation of 5 rows: different: 2 missing, Delta version 3"),
+    ("not compared", {"reason": "locked", "version": None}, "warning",
+     "reconciliation: not compared: locked"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("status, details, verdict, told", LISTED, ids=[case[0] for case in LISTED])

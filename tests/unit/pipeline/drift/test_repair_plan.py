@@ -163,15 +163,9 @@ LEAVES = [
     ("another took its place", state(leaves=[2, 3]), [2, 4], [], [], ({4}, {3}, {4})),
     ("emptied", state(leaves=[2, 3]), [2, 3], [3], [], ({3}, set(), {3})),
     ("attached again", state(leaves=[2, 3]), [2, 3], [3], [3], ({3}, {3}, {3})),
-    (
-        "told before",
-        state(leaves=[2, 3], unmended_leaves=[3, 4]),
-        [2, 3],
-        [],
-        [],
-        ({3}, {3, 4}, {3}),
-    ),
-]
+    ("told before", state(leaves=[2, 3], unmended_leaves=[3, 4]), [2, 3], [], [],
+     ({3}, {3, 4}, {3})),
+]  # fmt: skip
 
 
 @cases("held, leaves, renewed, again, expected", LEAVES)

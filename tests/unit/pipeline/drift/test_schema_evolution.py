@@ -79,40 +79,20 @@ def test_what_can_be_followed(case):
 
 # As above; a word of the reason.
 NOT_FOLLOWED = {
-    "a value that no catalog tells": (
-        ("id",),
-        [("id", "b")],
-        {"id": 1, "b": (2, None, True)},
-        "doesn't send",
-    ),
+    "a value that no catalog tells": (("id",), [("id", "b")], {"id": 1, "b": (2, None, True)},
+     "doesn't send"),
     "a name taken over": (("id", "a"), [("id", "a")], {"id": 1, "a": 3}, "took its name"),
-    "a column that came and went": (
-        ("id",),
-        [("id", "b"), ("id",)],
-        {"id": 1},
-        "added and dropped",
-    ),
-    "a column gone for a while": (
-        ("id", "a"),
-        [("id",), ("id", "a")],
-        {"id": 1, "a": 2},
-        "removed from the publication and added again",
-    ),
-    "a column that was there, but not published": (
-        ("id", "z", "b"),
-        [("id", "a", "b")],
-        {"id": 1, "z": 2, "b": 3, "a": (0,)},
-        "values for existing rows",
-    ),
-    "a column that may be another one": (
-        ("id",),
-        [("id", "x")],
-        {"id": 1, "x": (3, None, False, 2)},
-        "may not be the same column",
-    ),
+    "a column that came and went": (("id",), [("id", "b"), ("id",)], {"id": 1},
+     "added and dropped"),
+    "a column gone for a while": (("id", "a"), [("id",), ("id", "a")], {"id": 1, "a": 2},
+     "removed from the publication and added again"),
+    "a column that was there, but not published": (("id", "z", "b"), [("id", "a", "b")],
+     {"id": 1, "z": 2, "b": 3, "a": (0,)}, "values for existing rows"),
+    "a column that may be another one": (("id",), [("id", "x")],
+     {"id": 1, "x": (3, None, False, 2)}, "may not be the same column"),
     "another type": (("id", "a"), [("id", "text_a")], {"id": 1, "text_a": 2}, "changed its type"),
     "the key dropped": (("id", "a"), [("a",)], {"a": 2}, "replica identity"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", NOT_FOLLOWED)
@@ -128,35 +108,15 @@ def test_what_needs_a_new_copy(case):
 # added with which value.
 BEGUN_EMPTY = {
     "the same columns": (("id", "a"), [("id", "a")], {"id": 1, "a": 2}, ["id", "a"], {}),
-    "a column later": (
-        ("id", "a"),
-        [("id",), ("id", "a")],
-        {"id": 1, "a": 2},
-        ["id", "a"],
-        {"a": None},
-    ),
-    "a column later, with a default": (
-        ("id", "a"),
-        [("id",), ("id", "a")],
-        {"id": 1, "a": (2, "5")},
-        ["id", "a"],
-        {"a": "5"},
-    ),
-    "two columns later, one by one": (
-        ("id", "a", "b"),
-        [("id",), ("id", "a"), ("id", "a", "b")],
-        {"id": 1, "a": 2, "b": 3},
-        ["id", "a", "b"],
-        {"a": None, "b": None},
-    ),
-    "a column that hasn't come yet": (
-        ("id", "a", "b"),
-        [("id",), ("id", "a")],
-        {"id": 1, "a": 2, "b": 3},
-        ["id", "a"],
-        {"a": None},
-    ),
-}
+    "a column later": (("id", "a"), [("id",), ("id", "a")], {"id": 1, "a": 2}, ["id", "a"],
+     {"a": None}),
+    "a column later, with a default": (("id", "a"), [("id",), ("id", "a")],
+     {"id": 1, "a": (2, "5")}, ["id", "a"], {"a": "5"}),
+    "two columns later, one by one": (("id", "a", "b"), [("id",), ("id", "a"), ("id", "a", "b")],
+     {"id": 1, "a": 2, "b": 3}, ["id", "a", "b"], {"a": None, "b": None}),
+    "a column that hasn't come yet": (("id", "a", "b"), [("id",), ("id", "a")],
+     {"id": 1, "a": 2, "b": 3}, ["id", "a"], {"a": None}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BEGUN_EMPTY)

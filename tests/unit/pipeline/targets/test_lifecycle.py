@@ -172,25 +172,13 @@ def job(tmp_path) -> Job:
 MEANWHILE = {
     "the same": (["removed"], 1, False, ["synced", "removed"]),
     "nothing": ([], 1, False, ["synced", "removed"]),
-    "something else of this copy": (
-        ["synced", "needs_sync"],
-        1,
-        False,
-        ["synced", "synced", "needs_sync", "removed"],
-    ),
-    "it returned and was copied anew": (
-        ["copying", "synced"],
-        2,
-        False,
-        ["synced", "copying", "synced"],
-    ),
-    "it was copied anew, and leaves only now": (
-        ["copying"],
-        2,
-        True,
-        ["synced", "copying", "removed"],
-    ),
-}
+    "something else of this copy": (["synced", "needs_sync"], 1, False,
+     ["synced", "synced", "needs_sync", "removed"]),
+    "it returned and was copied anew": (["copying", "synced"], 2, False,
+     ["synced", "copying", "synced"]),
+    "it was copied anew, and leaves only now": (["copying"], 2, True,
+     ["synced", "copying", "removed"]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -178,14 +178,10 @@ def test_the_log_is_read_once_and_no_further_than_needed(job, state, monkeypatch
 
 
 REFUSALS = {
-    "DELTA_VIOLATE_CONSTRAINT_WITH_VALUES": (
-        {"configuration": {"delta.constraints.few": "id < 3"}},
-        r"CHECK constraint `few` was added {}: drop it \(ALTER TABLE .* DROP CONSTRAINT `few`\)",
-    ),
-    "DELTA_CANNOT_MODIFY_APPEND_ONLY": (
-        {"configuration": {"delta.appendOnly": "true"}},
-        r"delta.appendOnly was set {}: unset it .*'delta.appendOnly' = 'false'",
-    ),
+    "DELTA_VIOLATE_CONSTRAINT_WITH_VALUES": ({"configuration": {"delta.constraints.few": "id < 3"}},
+     r"CHECK constraint `few` was added {}: drop it \(ALTER TABLE .* DROP CONSTRAINT `few`\)"),
+    "DELTA_CANNOT_MODIFY_APPEND_ONLY": ({"configuration": {"delta.appendOnly": "true"}},
+     r"delta.appendOnly was set {}: unset it .*'delta.appendOnly' = 'false'"),
     "DELTA_NOT_NULL_CONSTRAINT_VIOLATED": (
         {
             "schema": Schema.from_arrow(
@@ -194,7 +190,7 @@ REFUSALS = {
         },
         r"column `extra` is NOT NULL {}: change that column",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("code", REFUSALS)

@@ -45,70 +45,37 @@ BELOW = {
 IN_ROOT = {"p": {"partition_root": True}}
 FROM_T = {"from": "public.t", "where": "x"}
 CASES = {
-    "tables by their names": (
-        LEAVES,
-        {},
-        {"p_1": ({11}, "p_1"), "p_2_a": ({121}, "p_2_a"), "other": ({9}, "other")},
-    ),
+    "tables by their names": (LEAVES, {},
+     {"p_1": ({11}, "p_1"), "p_2_a": ({121}, "p_2_a"), "other": ({9}, "other")}),
     "a filter": (published(t=7), {"t": {"where": "a > 5"}}, {"t": ({7}, "t", None, "a > 5")}),
     "leaves gathered": (LEAVES, IN_ROOT, {"p": ({11, 121}, "p", 1), "other": ({9}, "other")}),
-    "gathered, filtered": (
-        published(p_1=(11, 1)),
-        {"p": {"partition_root": True, "where": "a"}},
-        {"p": ({11}, "p", 1, "a")},
-    ),
+    "gathered, filtered": (published(p_1=(11, 1)), {"p": {"partition_root": True, "where": "a"}},
+     {"p": ({11}, "p", 1, "a")}),
     "nothing to gather": (published(other=9), IN_ROOT, {"other": ({9}, "other")}),
     "published via its root": (published(P=1), IN_ROOT, {"p": ({1}, "p")}),
-    "one part via its root": (
-        published(p_1=(11, 1), P_2=(12, 1)),
-        IN_ROOT,
-        {"p": ({11}, "p", 1), "p_2": ({12}, "p_2")},
-    ),
+    "one part via its root": (published(p_1=(11, 1), P_2=(12, 1)), IN_ROOT,
+     {"p": ({11}, "p", 1), "p_2": ({12}, "p_2")}),
     "an unknown root": (LEAVES[-1:], {"q": {"partition_root": True}}, {"other": ({9}, "other")}),
-    "one table for two": (
-        published(t=7),
-        {"a": FROM_T, "b": FROM_T | {"where": "y"}},
-        {"a": ({7}, "t", None, "x"), "b": ({7}, "t", None, "y")},
-    ),
-    "and kept itself": (
-        published(t=7),
-        {"a": FROM_T, "t": {}},
-        {"a": ({7}, "t", None, "x"), "t": ({7}, "t")},
-    ),
-    "a partition of a root": (
-        published(P=1),
-        {"p_1": {"from": "public.p"}},
-        {"p_1": ({1}, "p", None, "(id < 10)")},
-    ),
-    "and a filter": (
-        published(P=1),
-        {"p_1": {"from": "public.p", "where": "a"}},
-        {"p_1": ({1}, "p", None, "((id < 10)) and (a\n)")},
-    ),
-    "the only partition": (
-        published(P=1),
-        {"p_rest": {"from": "public.p"}},
-        {"p_rest": ({1}, "p")},
-    ),
+    "one table for two": (published(t=7), {"a": FROM_T, "b": FROM_T | {"where": "y"}},
+     {"a": ({7}, "t", None, "x"), "b": ({7}, "t", None, "y")}),
+    "and kept itself": (published(t=7), {"a": FROM_T, "t": {}},
+     {"a": ({7}, "t", None, "x"), "t": ({7}, "t")}),
+    "a partition of a root": (published(P=1), {"p_1": {"from": "public.p"}},
+     {"p_1": ({1}, "p", None, "(id < 10)")}),
+    "and a filter": (published(P=1), {"p_1": {"from": "public.p", "where": "a"}},
+     {"p_1": ({1}, "p", None, "((id < 10)) and (a\n)")}),
+    "the only partition": (published(P=1), {"p_rest": {"from": "public.p"}},
+     {"p_rest": ({1}, "p")}),
     "a partition that left": (published(P=1), {"gone": {"from": "public.p"}}, {"p": ({1}, "p")}),
     "all of a table again": (published(t=7), {"a": {"from": "public.t"}}, {"t": ({7}, "t")}),
-    "from what isn't published": (
-        published(t=7),
-        {"a": {"from": "public.u", "where": "x"}},
-        {"t": ({7}, "t")},
-    ),
+    "from what isn't published": (published(t=7), {"a": {"from": "public.u", "where": "x"}},
+     {"t": ({7}, "t")}),
     "from itself": (published(t=7), {"t": FROM_T}, {"t": ({7}, "t", None, "x")}),
-    "a name that is taken": (
-        published(t=7, u=8),
-        {"u": FROM_T},
-        {"t": ({7}, "t"), "u": ({8}, "u", None, "x")},
-    ),
-    "from a leaf that is gathered": (
-        published(p_1=(11, 1)),
-        IN_ROOT | {"a": {"from": "public.p_1", "where": "x"}},
-        {"p": ({11}, "p", 1)},
-    ),
-}
+    "a name that is taken": (published(t=7, u=8), {"u": FROM_T},
+     {"t": ({7}, "t"), "u": ({8}, "u", None, "x")}),
+    "from a leaf that is gathered": (published(p_1=(11, 1)),
+     IN_ROOT | {"a": {"from": "public.p_1", "where": "x"}}, {"p": ({11}, "p", 1)}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -191,15 +158,11 @@ JOINED = {
     "as it was": (1, [2, 3], {"p": (frozenset(), 1)}, [2, 3]),
     "a new leaf": (1, [11], {"p": ({11, 121}, 1)}, [11, 121]),
     "a leaf that went stays": (1, [11, 121], {"p": ({11}, 1)}, [11, 121]),
-    "a leaf that feeds another target": (
-        1,
-        [11, 121],
-        {"p": ({11}, 1), "p_2_a": ({121}, None)},
-        [11],
-    ),
+    "a leaf that feeds another target": (1, [11, 121], {"p": ({11}, 1), "p_2_a": ({121}, None)},
+     [11]),
     "another root": (2, [11], {"p": ({11, 121}, 1)}, [11]),
     "a table as any other": (None, [11], {"p": ({11, 121}, 1)}, [11]),
-}
+}  # fmt: skip
 
 
 def test_leaves_that_were_published_late():

@@ -15,44 +15,24 @@ CONTEXT = 'slot "s", output plugin "pgoutput", in the change callback, associate
 AT = Lsn.parse("16/B374D848")
 REFUSALS = {
     "a row filter": ("22012", "division by zero", CONTEXT, "division by zero"),
-    "a filter's cast, without its value": (
-        "22P02",
-        'invalid input syntax for type integer: "secret"',
-        CONTEXT,
-        "a value is invalid",
-    ),
-    "a byte": (
-        "22P05",
-        'byte 0x81 in encoding "WIN1252"',
-        CONTEXT,
-        'byte 0x81 in encoding "WIN1252"',
-    ),
-    "a row that is too large": (
-        "XX000",
-        "invalid memory alloc request size 1100000003",
-        CONTEXT,
-        "invalid memory alloc request size 1100000003",
-    ),
+    "a filter's cast, without its value": ("22P02",
+     'invalid input syntax for type integer: "secret"', CONTEXT, "a value is invalid"),
+    "a byte": ("22P05", 'byte 0x81 in encoding "WIN1252"', CONTEXT,
+     'byte 0x81 in encoding "WIN1252"'),
+    "a row that is too large": ("XX000", "invalid memory alloc request size 1100000003", CONTEXT,
+     "invalid memory alloc request size 1100000003"),
     "a message that is too large": ("54000", "out of memory", CONTEXT, "out of memory"),
-    "another language": (
-        "22012",
-        "Division durch Null",
-        "Ausgabe-Plugin »pgoutput«, LSN 16/B374D848",
-        "Division durch Null",
-    ),
+    "another language": ("22012", "Division durch Null",
+     "Ausgabe-Plugin »pgoutput«, LSN 16/B374D848", "Division durch Null"),
     "another language, without its value": (
         "22P02",
         "ungültige Eingabesyntax für Typ integer: »secret«",
         "Ausgabe-Plugin »pgoutput«, LSN 16/B374D848",
         "a value is invalid",
     ),
-    "letters that stand beside the position": (
-        "22012",
-        "0 による除算が行われました",
-        '出力プラグイン"pgoutput"、関連するLSN16/B374D848の',
-        "0 による除算が行われました",
-    ),
-}
+    "letters that stand beside the position": ("22012", "0 による除算が行われました",
+     '出力プラグイン"pgoutput"、関連するLSN16/B374D848の', "0 による除算が行われました"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("sqlstate", "said", "context", "words"), REFUSALS.values(), ids=REFUSALS)

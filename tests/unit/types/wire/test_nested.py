@@ -108,32 +108,18 @@ def test_damage_never_crashes():
     [
         (INT4, "int4", True),
         (PgType(1, -1, "integer[]", kind="array", type_name="_int4", element=INT4), "int4[]", True),
-        (
-            PgType(
-                1, -1, "d[]", kind="array", element=PgType(2, -1, "d", kind="domain", base=TEXT)
-            ),
-            "text[]",
-            True,
-        ),
-        (
-            PgType(1, -1, "mood[]", kind="array", element=PgType(2, -1, "mood", kind="enum")),
-            "enum[]",
-            True,
-        ),
-        (
-            PgType(1, -1, "public.pair", kind="composite", type_name="pair", type_schema="public"),
-            "public.pair",
-            False,
-        ),
+        (PgType(1, -1, "d[]", kind="array", element=PgType(2, -1, "d", kind="domain", base=TEXT)),
+         "text[]", True),
+        (PgType(1, -1, "mood[]", kind="array", element=PgType(2, -1, "mood", kind="enum")),
+         "enum[]", True),
+        (PgType(1, -1, "public.pair", kind="composite", type_name="pair", type_schema="public"),
+         "public.pair", False),
         (PgType(1, -1, "regclass", type_name="regclass"), "regclass", False),
-        (
-            PgType(1, -1, "r", kind="range", type_name="int4range", type_schema="public"),
-            "public.int4range",
-            False,
-        ),
+        (PgType(1, -1, "r", kind="range", type_name="int4range", type_schema="public"),
+         "public.int4range", False),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_names(kind, name, is_read):
     """Only the types that are meant are read, however a user's own are called."""
     assert (wire_name(kind), has_wire_format(kind)) == (name, is_read)

@@ -32,14 +32,10 @@ def failed_run(cause: str) -> list[Attention]:
 # What each evaluation finds, by the hours at which they follow each other; what each one sends.
 STORIES = {
     "nothing": ([(0, []), (1, [])], [[], []]),
-    "begins, lasts, ends": (
-        [(0, slot()), (1, slot()), (2, [])],
-        [["new the slot keeps 6 GB"], [], ["recovered the slot keeps 6 GB"]],
-    ),
-    "figures change": (
-        [(0, slot()), (1, slot(text="the slot keeps 7 GB"))],
-        [["new the slot keeps 6 GB"], []],
-    ),
+    "begins, lasts, ends": ([(0, slot()), (1, slot()), (2, [])],
+     [["new the slot keeps 6 GB"], [], ["recovered the slot keeps 6 GB"]]),
+    "figures change": ([(0, slot()), (1, slot(text="the slot keeps 7 GB"))],
+     [["new the slot keeps 6 GB"], []]),
     "again after a day": (
         [(0, slot()), (23, slot()), (24, slot()), (25, slot()), (48, slot())],
         [
@@ -50,10 +46,8 @@ STORIES = {
             ["lasting the slot keeps 6 GB"],
         ],
     ),
-    "gets worse, and better": (
-        [(0, slot()), (1, slot("failed", "lost soon")), (2, slot())],
-        [["new the slot keeps 6 GB"], ["new lost soon"], []],
-    ),
+    "gets worse, and better": ([(0, slot()), (1, slot("failed", "lost soon")), (2, slot())],
+     [["new the slot keeps 6 GB"], ["new lost soon"], []]),
     "one more table": (
         [(0, copy_failed("a")), (1, copy_failed("a", "b")), (2, copy_failed("b")), (3, [])],
         [
@@ -78,20 +72,12 @@ STORIES = {
             ["new the latest run failed: ApplyError: x"],
         ],
     ),
-    "two of one kind": (
-        [(0, [*slot(), *slot("failed", "lost soon")]), (1, slot())],
-        [["new the slot keeps 6 GB; lost soon"], []],
-    ),
-    "comes back": (
-        [(0, slot()), (1, []), (2, slot())],
-        [
-            ["new the slot keeps 6 GB"],
-            ["recovered the slot keeps 6 GB"],
-            ["new the slot keeps 6 GB"],
-        ],
-    ),
+    "two of one kind": ([(0, [*slot(), *slot("failed", "lost soon")]), (1, slot())],
+     [["new the slot keeps 6 GB; lost soon"], []]),
+    "comes back": ([(0, slot()), (1, []), (2, slot())],
+     [["new the slot keeps 6 GB"], ["recovered the slot keeps 6 GB"], ["new the slot keeps 6 GB"]]),
     "a copy in progress": ([(0, [Attention("warning", "copying", "a: copy in progress")])], [[]]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("found", "sent"), STORIES.values(), ids=STORIES)

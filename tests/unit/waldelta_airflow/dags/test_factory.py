@@ -269,22 +269,11 @@ def test_params(dags):
 
 
 ASKED = [
-    (
-        {"tables": None, "repair": False, "reason": None},
-        None,
-        {"tables": "", "repair": "False", "reason": "", "by": "Airflow"},
-    ),
-    (
-        {"tables": ["public.a", "public.b"], "repair": True, "reason": "a foreign writer"},
-        "mia",
-        {
-            "tables": "public.a,public.b",
-            "repair": "True",
-            "reason": "a foreign writer",
-            "by": "mia",
-        },
-    ),
-]
+    ({"tables": None, "repair": False, "reason": None}, None,
+     {"tables": "", "repair": "False", "reason": "", "by": "Airflow"}),
+    ({"tables": ["public.a", "public.b"], "repair": True, "reason": "a foreign writer"}, "mia",
+     {"tables": "public.a,public.b", "repair": "True", "reason": "a foreign writer", "by": "mia"}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("params, user, options", ASKED, ids=["as scheduled", "as pressed"])

@@ -711,14 +711,9 @@ COPIES = {
     "none": ([], True, 0, AirflowSkipException, "no table"),
     "one": (["public.a"], False, 0, DagRunTriggerException, ""),
     "a run is under way": (["public.a"], False, 1, AirflowSkipException, "is already active"),
-    "the DAG is paused": (
-        ["public.a"],
-        True,
-        1,
-        AirflowFailException,
-        r"public\.a.* shop_initial_sync is paused",
-    ),
-}
+    "the DAG is paused": (["public.a"], True, 1, AirflowFailException,
+     r"public\.a.* shop_initial_sync is paused"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", COPIES)

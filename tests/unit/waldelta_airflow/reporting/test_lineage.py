@@ -118,35 +118,20 @@ PUBLISHED = [
         [{"name": "p", "tables": [{"name": "public.*"}, {"name": "public.flights", "where": "a"}]}],
         "a",
     ),
-    (
-        "of several, whatever one lets pass",
-        [published(where="a"), published("q", "b")],
-        "(a) or (b)",
-    ),
+    ("of several, whatever one lets pass", [published(where="a"), published("q", "b")],
+     "(a) or (b)"),
     ("the same in both", [published(where="a"), published("q", "a")], "a"),
     ("all rows, which one of them lets pass", [published(where="a"), published("q")], None),
-    (
-        "all rows of all tables",
-        [published(where="a"), published("q", all_tables=True, accept_future_tables=True)],
-        None,
-    ),
-    (
-        "all rows of its schema",
-        [published(where="a"), published("q", schemas=["public"], accept_future_tables=True)],
-        None,
-    ),
-    (
-        "beside another schema",
-        [published(where="a"), published("q", schemas=["pub"], accept_future_tables=True)],
-        "a",
-    ),
-    (
-        "nobody knows of one that is read as it is",
-        [published(where="a"), published("q", manage=False)],
-        None,
-    ),
+    ("all rows of all tables",
+     [published(where="a"), published("q", all_tables=True, accept_future_tables=True)], None),
+    ("all rows of its schema",
+     [published(where="a"), published("q", schemas=["public"], accept_future_tables=True)], None),
+    ("beside another schema",
+     [published(where="a"), published("q", schemas=["pub"], accept_future_tables=True)], "a"),
+    ("nobody knows of one that is read as it is",
+     [published(where="a"), published("q", manage=False)], None),
     ("nor of its own one there", [{**published(where="a"), "manage": False}], None),
-]
+]  # fmt: skip
 
 
 @cases("publications, expected", PUBLISHED)

@@ -97,16 +97,10 @@ TOLD = {
     "one of several": ("[QualityFailed, SourceError]", lambda: fail(GAP), True),
     "another class": ("[QualityFailed, LakeError]", lambda: fail(GAP), False),
     "a class below it": ("[SlotLost]", lambda: fail(GAP), False),
-    "what a job reported": (
-        "[ApplyError]",
-        lambda: fail_job({"class": "NeedsSync", "message": "no"}),
-        True,
-    ),
-    "what another job reported": (
-        "[SlotError]",
-        lambda: fail_job({"class": "NeedsSync", "message": "no"}),
-        False,
-    ),
+    "what a job reported": ("[ApplyError]",
+     lambda: fail_job({"class": "NeedsSync", "message": "no"}), True),
+    "what another job reported": ("[SlotError]",
+     lambda: fail_job({"class": "NeedsSync", "message": "no"}), False),
     "a cause": ("[PrivilegeMissing]", lambda: fail(SYNC), True),
     "a cause that a job reported": (
         "[SlotError]",
@@ -116,19 +110,13 @@ TOLD = {
         True,
     ),
     "no cause": ("[SlotError]", lambda: fail(SYNC), False),
-    "no named error": (
-        "[WaldeltaError]",
-        lambda: AirflowException("the job was ended by signal 9"),
-        False,
-    ),
-    "no named error, any": (
-        "[any]",
-        lambda: AirflowException("the job was ended by signal 9"),
-        True,
-    ),
+    "no named error": ("[WaldeltaError]", lambda: AirflowException("the job was ended by signal 9"),
+     False),
+    "no named error, any": ("[any]", lambda: AirflowException("the job was ended by signal 9"),
+     True),
     "killed from outside": ("[any]", lambda: None, True),
     "killed, no class": ("[WaldeltaError]", lambda: "heartbeat lost", False),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("errors, error, told", TOLD.values(), ids=TOLD)
@@ -243,21 +231,17 @@ def test_the_example_of_the_page(write_pipeline):
 
 
 REFUSED = {
-    "misspelt class": (
-        {"errors": "[SlotErorr]"},
-        "there is no class of errors 'SlotErorr': write SlotError",
-    ),
+    "misspelt class": ({"errors": "[SlotErorr]"},
+     "there is no class of errors 'SlotErorr': write SlotError"),
     "no such class": ({"errors": "[Nonsense]"}, "docs/reference/errors.md lists them"),
     "no class": ({"errors": "[]"}, "notify[0].errors"),
-    "no such module": (
-        {"notifier": "nowhere.at.all.Pager"},
-        "notifier nowhere.at.all.Pager can't be imported",
-    ),
+    "no such module": ({"notifier": "nowhere.at.all.Pager"},
+     "notifier nowhere.at.all.Pager can't be imported"),
     "no such notifier": ({"notifier": f"{__name__}.Pager"}, "can't be imported"),
     "not a notifier": ({"notifier": "pathlib.Path"}, "is not an Airflow notifier"),
     "not a dotted name": ({"notifier": "Pager"}, "notify[0].notifier"),
     "arguments": ({"arguments": "{txt: x}"}, "refuses its arguments"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("entry, says", REFUSED.values(), ids=REFUSED)

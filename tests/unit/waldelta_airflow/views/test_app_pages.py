@@ -838,39 +838,21 @@ def test_who_may_not_trigger_the_dag_and_who_did_not_press_the_button_do_nothing
 
 ROW = "0123456789abcdef"
 DECISIONS = [
-    (
-        "all rows read again",
-        {"action": "retry", "reason": "x"},
-        {"action": "retry", "tables": None, "rows": None, "reason": None},
-    ),
-    (
-        "a table's rows read again",
-        {"action": "retry", "table": "public.orders"},
-        {"action": "retry", "tables": ["public.orders"], "rows": None, "reason": None},
-    ),
-    (
-        "rows discarded",
-        {"action": "discard", "row": [ROW, ROW], "reason": " noise "},
-        {"action": "discard", "tables": None, "rows": [ROW, ROW], "reason": "noise"},
-    ),
-    (
-        "rows accepted",
-        {"action": "accept", "row": ROW, "reason": "known"},
-        {"action": "accept", "tables": None, "rows": [ROW], "reason": "known"},
-    ),
-    (
-        "a table released",
-        {"action": "release", "table": "public.orders", "reason": "known"},
-        {"action": "release", "tables": ["public.orders"], "rows": None, "reason": "known"},
-    ),
+    ("all rows read again", {"action": "retry", "reason": "x"},
+     {"action": "retry", "tables": None, "rows": None, "reason": None}),
+    ("a table's rows read again", {"action": "retry", "table": "public.orders"},
+     {"action": "retry", "tables": ["public.orders"], "rows": None, "reason": None}),
+    ("rows discarded", {"action": "discard", "row": [ROW, ROW], "reason": " noise "},
+     {"action": "discard", "tables": None, "rows": [ROW, ROW], "reason": "noise"}),
+    ("rows accepted", {"action": "accept", "row": ROW, "reason": "known"},
+     {"action": "accept", "tables": None, "rows": [ROW], "reason": "known"}),
+    ("a table released", {"action": "release", "table": "public.orders", "reason": "known"},
+     {"action": "release", "tables": ["public.orders"], "rows": None, "reason": "known"}),
     ("rows discarded without a reason", {"action": "discard", "row": ROW}, None),
     ("rows accepted without a reason", {"action": "accept", "row": ROW, "reason": " "}, None),
     ("a table released without a reason", {"action": "release", "table": "public.orders"}, None),
-    (
-        "a message skipped",
-        {"action": "skip", "row": ROW, "reason": "known"},
-        {"action": "skip", "tables": None, "rows": [ROW], "reason": "known"},
-    ),
+    ("a message skipped", {"action": "skip", "row": ROW, "reason": "known"},
+     {"action": "skip", "tables": None, "rows": [ROW], "reason": "known"}),
     ("a message skipped without a reason", {"action": "skip", "row": ROW}, None),
     ("no message", {"action": "skip", "reason": "known"}, None),
     ("no rows", {"action": "discard"}, None),
@@ -878,7 +860,7 @@ DECISIONS = [
     ("no table", {"action": "release"}, None),
     ("no row of ours", {"action": "discard", "row": "--by=x"}, None),
     ("nothing that we do", {"action": "drop"}, None),
-]
+]  # fmt: skip
 
 
 @cases("form, conf", DECISIONS)

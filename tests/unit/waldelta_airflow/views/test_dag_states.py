@@ -219,17 +219,12 @@ POSTS = {
     "unpause by a viewer": ("p/shop/dags/cdc/unpause", "viewer", OWN, 403, []),
     "by nobody": ("p/shop/dags/cdc/run", None, OWN, 404, []),
     "from another site": ("p/shop/dags/cdc/run", "op", {"sec-fetch-site": "cross-site"}, 403, []),
-    "unpause from another site": (
-        "p/shop/dags/cdc/unpause",
-        "op",
-        {"origin": "http://elsewhere"},
-        403,
-        [],
-    ),
+    "unpause from another site": ("p/shop/dags/cdc/unpause", "op", {"origin": "http://elsewhere"},
+     403, []),
     "a resync": ("p/shop/dags/resync/run", "op", OWN, 403, []),
     "no DAG of a pipeline": ("p/shop/dags/other/run", "op", OWN, 422, []),
     "another pipeline": ("p/none/dags/cdc/run", "op", OWN, 404, []),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("path, role, headers, status, expected", POSTS.values(), ids=POSTS)

@@ -28,12 +28,8 @@ def publication(*tables, **rest):
 
 CASES = [
     ("same", publication(A), publication(A), []),
-    (
-        "same with filter and list",
-        publication(FILTERED, schemas=("s",)),
-        publication(FILTERED, schemas=("s",)),
-        [],
-    ),
+    ("same with filter and list", publication(FILTERED, schemas=("s",)),
+     publication(FILTERED, schemas=("s",)), []),
     (
         "absent",
         publication(FILTERED, LISTED, schemas=("s",)),
@@ -47,18 +43,10 @@ CASES = [
             f"comment on publication \"p\" is '{MARK}'",
         ],
     ),
-    (
-        "add",
-        publication(A, B),
-        publication(A),
-        ['alter publication "p" add table only "public"."B"'],
-    ),
-    (
-        "drop",
-        publication(A),
-        publication(A, B),
-        ['alter publication "p" drop table only "public"."B"'],
-    ),
+    ("add", publication(A, B), publication(A),
+     ['alter publication "p" add table only "public"."B"']),
+    ("drop", publication(A), publication(A, B),
+     ['alter publication "p" drop table only "public"."B"']),
     (
         "filter changed: the others are kept, the schema too",
         publication(FILTERED, B, schemas=("s",)),
@@ -70,30 +58,18 @@ CASES = [
             )
         ],
     ),
-    (
-        "generated columns",
-        publication(A, publishes_generated=True),
-        publication(A),
-        ['alter publication "p" set (publish_generated_columns = stored)'],
-    ),
+    ("generated columns", publication(A, publishes_generated=True), publication(A),
+     ['alter publication "p" set (publish_generated_columns = stored)']),
     (
         "generated columns no longer, and other operations",
         publication(A, publish=frozenset({"insert"})),
         publication(A, publishes_generated=True),
         ["alter publication \"p\" set (publish = 'insert', publish_generated_columns = none)"],
     ),
-    (
-        "column list changed, one removed",
-        publication(LISTED),
-        publication(A, B),
-        ['alter publication "p" set table only "public"."a" ("id", "v")'],
-    ),
-    (
-        "operations",
-        publication(A, publish=frozenset({"delete", "insert"})),
-        publication(A),
-        ["alter publication \"p\" set (publish = 'insert, delete')"],
-    ),
+    ("column list changed, one removed", publication(LISTED), publication(A, B),
+     ['alter publication "p" set table only "public"."a" ("id", "v")']),
+    ("operations", publication(A, publish=frozenset({"delete", "insert"})), publication(A),
+     ["alter publication \"p\" set (publish = 'insert, delete')"]),
     (
         "via root comes first when switched on",
         publication(FILTERED, via_root=True),
@@ -146,7 +122,7 @@ CASES = [
         replace(publication(A), comment="waldelta pipeline x, definition ba9876543210"),
         [f"comment on publication \"p\" is '{MARK}'"],
     ),
-]
+]  # fmt: skip
 
 
 @cases("wanted, actual, statements", CASES)

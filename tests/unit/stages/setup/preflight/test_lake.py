@@ -20,21 +20,15 @@ DYNAMODB = "io.delta.storage.S3DynamoDBLogStore"
 STORES = {
     "none": ("", {}, False),
     "Delta's for one driver": ("io.delta.storage.S3SingleDriverLogStore", {}, False),
-    "the same by its old name": (
-        "org.apache.spark.sql.delta.storage.S3SingleDriverLogStore",
-        {},
-        False,
-    ),
+    "the same by its old name": ("org.apache.spark.sql.delta.storage.S3SingleDriverLogStore", {},
+     False),
     "one that renames": ("io.delta.storage.HDFSLogStore", {}, False),
     "DynamoDB for Spark alone": (DYNAMODB, {}, False),
     "DynamoDB for both": (DYNAMODB, {"AWS_S3_LOCKING_PROVIDER": "dynamodb"}, True),
     "somebody's own": ("org.example.S3ConditionalLogStore", {}, True),
-    "and delta-rs overwrites": (
-        "org.example.S3ConditionalLogStore",
-        {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"},
-        False,
-    ),
-}
+    "and delta-rs overwrites": ("org.example.S3ConditionalLogStore",
+     {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"}, False),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", STORES)
