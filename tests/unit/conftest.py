@@ -12,7 +12,7 @@ import pytest
 def _nothing_is_forced() -> Iterator[None]:
     """Files aren't forced onto the disk, which takes most of the time of tests that write tables.
 
-    What has to be forced, and when, is asked of `os.fsync` by tests.support.power_cut.
+    What has to be forced, and when, is asked of `os.fsync` by tests.support.disk.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)

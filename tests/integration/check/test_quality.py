@@ -13,7 +13,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.support.bookkeeping import read_expectation_results
-from tests.support.file_modes import open_to_others
+from tests.support.disk import open_to_others
 from waldelta.config import PipelineFile, split_table_name
 from waldelta.errors import ConfigError, QualityFailed, StateError
 from waldelta.lake import Lake, target_uri

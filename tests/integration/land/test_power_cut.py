@@ -14,8 +14,8 @@ import yaml
 from deltalake import DeltaTable
 
 import waldelta.slot.acknowledge
+from tests.support.disk import Disk, volatile
 from tests.support.pipelines import bare_job
-from tests.support.power_cut import Disk, volatile
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.lake import local_path

@@ -18,7 +18,7 @@ from deltalake import DeltaTable, write_deltalake
 from demo.embedded_postgres import free_port
 from demo.stack.processes import stop, wait_until
 from demo.stack.spark_connect_server import SparkConnectServer
-from tests.support.file_modes import open_to_others
+from tests.support.disk import open_to_others
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.lake import MESSAGES
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.file_modes import open_to_others
+from tests.support.disk import open_to_others
 from tests.support.pipelines import new_pipeline
 from waldelta.lake import storage as lake_module
 

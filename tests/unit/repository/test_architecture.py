@@ -9,7 +9,7 @@ import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -453,36 +453,44 @@ def words_of(name: str) -> set[str]:
     return {word.lower() for word in re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+", name)}
 
 
+def named_twice(folders: Iterable[str], names_of: Callable[[Path], Iterable[str]]) -> dict:
+    """The names that several modules have, with these modules."""
+    held: dict[str, set[str]] = {}
+    for path in (path for folder in folders for path in modules(folder)):
+        for name in names_of(path):
+            held.setdefault(name, set()).add(str(path.relative_to(ROOT)))
+    return {name: paths for name, paths in held.items() if len(paths) > 1}
+
+
 def test_no_public_class_stands_for_two_things():
     """Of the library, Airflow's side and the demo together."""
-    held: dict[str, list[str]] = {}
-    for folder in ("include/waldelta", "include/waldelta_airflow", "include/demo"):
-        for path in modules(folder):
-            for node in tree_of(path).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    held.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
-    assert {name: paths for name, paths in held.items() if len(paths) > 1} == {}
 
+    def classes(path: Path) -> list[str]:
+        found = (node for node in tree_of(path).body if isinstance(node, ast.ClassDef))
+        return [node.name for node in found if not node.name.startswith("_")]
 
-def public_constants(path: Path) -> Iterator[str]:
-    """Names that a module gives to values and types, apart from type variables."""
-    for node in tree_of(path).body:
-        given = node.targets if isinstance(node, ast.Assign) else []
-        if given and "TypeVar" not in ast.unparse(node.value):
-            for target in given:
-                for name in target.elts if isinstance(target, ast.Tuple) else [target]:
-                    if isinstance(name, ast.Name) and name.id[0] != "_" and name.id != "log":
-                        yield name.id
+    folders = ("include/waldelta", "include/waldelta_airflow", "include/demo")
+    assert named_twice(folders, classes) == {}
 
 
 def test_no_public_constant_stands_for_two_things():
-    """Of public modules; private ones may share a name, as one per family of types does."""
-    held: dict[str, list[str]] = {}
-    for name, path in MODULES.items():
-        if path.name != "__init__.py" and not path.name.startswith("_"):
-            for constant in set(public_constants(path)):
-                held.setdefault(constant, []).append(name)
-    assert {constant: names for constant, names in held.items() if len(names) > 1} == {}
+    """Of public modules; private ones may share a name, as one per family of types does. Type
+    variables are none.
+    """
+
+    def constants(path: Path) -> list[str]:
+        if path.name.startswith("_"):
+            return []
+        given = (node for node in tree_of(path).body if isinstance(node, ast.Assign))
+        names = [
+            name
+            for node in given
+            if "TypeVar" not in ast.unparse(node.value)
+            for name in _assigned(node)
+        ]
+        return [name for name in names if name[0] != "_" and name != "log"]
+
+    assert named_twice(["include/waldelta"], constants) == {}
 
 
 def _names(path: Path) -> Iterator[tuple[str, str]]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-from dataclasses import asdict
 
 import pytest
 
@@ -13,7 +11,6 @@ from demo.embedded_postgres import free_port
 from demo.stack import Stack, StackError
 from demo.stack.object_store import DemoStore
 from demo.stack.processes import finish
-from demo.stack.secret_file import StackSecrets
 from demo.stack.spark_connect_server import SparkConnectServer
 from waldelta.config import load_pipeline_file
 from waldelta.lake import read_store_options
@@ -38,7 +35,9 @@ def test_the_copied_pipelines_name_the_connection(store, monkeypatch):
 
 
 def test_a_copied_pipeline_may_have_either_suffix(store, tmp_path):
-    """Airflow reads both."""
+    """Airflow reads both. A lake elsewhere would be in a folder, or opened without the
+    connection.
+    """
     (folder := tmp_path / "pipelines").mkdir()
     for name in ("a.yml", "b.yaml"):
         (folder / name).write_text("target:\n  root: '${WALDELTA_LAKE}/a' # here\n")
@@ -46,11 +45,6 @@ def test_a_copied_pipeline_may_have_either_suffix(store, tmp_path):
     copied = {path.name: path.read_text() for path in store.pipelines.iterdir()}
     assert copied.keys() == {"a.yml", "b.yaml"}
     assert all(text.endswith("# here\n  conn_id: demo_lake\n") for text in copied.values())
-
-
-def test_a_pipeline_with_a_root_elsewhere_is_named(store, tmp_path):
-    """Its lake would be in a folder, or opened without the connection."""
-    (folder := tmp_path / "pipelines").mkdir()
     (folder / "a.yml").write_text("target: {root: file:///lake}\n")
     with pytest.raises(StackError, match=r"a\.yml has no line .root: \$\{WALDELTA_LAKE\}"):
         store.copy_pipelines(folder)
@@ -125,14 +119,3 @@ def test_a_stack_stays_where_its_lake_is(tmp_path):
     chosen = Stack(tmp_path, store=False)
     chosen.reset()
     assert not (tmp_path / "store").exists()
-
-
-def test_an_earlier_versions_secrets_get_what_they_lack(tmp_path):
-    """The new one is the same at each start, and the others stay."""
-    path = tmp_path / "secrets.json"
-    earlier = asdict(StackSecrets.load(path))
-    del earlier["store"]
-    path.write_text(json.dumps(earlier))
-    found = StackSecrets.load(path)
-    assert found == StackSecrets.load(path)
-    assert earlier.items() <= asdict(found).items()

@@ -62,15 +62,12 @@ RATIOS = {
 @pytest.mark.parametrize(
     ("row", "found"),
     [
-        ("| sync | 3.5–4.9x (4.2x) | <!-- sync -->", []),
-        ("| sync | 3.5–4.8x; at most 6x, at best 4x | <!-- sync -->", ["4.8"]),
+        ("| sync | 3.5–4.8x (4.2x); at most 6x, at best 4x | <!-- sync -->", ["4.8"]),
         ("| sync | 3.5x | 0.56x |", ["3.5", "0.56"]),  # which scores they are of isn't said
         ("| sync | 3.5x | 0.56x | <!-- sync, small -->", []),
         ("| sync | 0.56x | <!-- sync -->", ["0.56"]),  # another workload's
-        ("| growth | 0.66x <!-- growth -->; 0.7 decodes |", []),
-        ("| growth | 0.67 times |", ["0.67"]),
-        ("| growth | 0.5x (taken earlier, 2026-11-21) | 0.9x |", ["0.9"]),
-        ("| growth | 0.5x (on two cores; taken earlier, 2026-11-21) |", []),
+        ("| growth | 0.67 times, 0.66x <!-- growth -->; 0.7 decodes |", ["0.67"]),
+        ("| growth | 0.5x (on two cores; taken earlier, 2026-11-21) | 0.9x |", ["0.9"]),
         ("| 2,000,000 rows | 5.2–6.1 | 6 s |", []),
     ],
 )

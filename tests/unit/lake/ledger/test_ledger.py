@@ -19,7 +19,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.cases import cases
 from tests.support.bookkeeping import table_at, write_earlier
-from tests.support.power_cut import Disk
+from tests.support.disk import Disk
 from waldelta.errors import LateWriter, TargetNotWritable
 from waldelta.lake import Lake, Overtaken, bookkeeping_uri, delta_target, local_path
 from waldelta.lake.ledger import (

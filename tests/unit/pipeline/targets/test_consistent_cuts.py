@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from tests.support.disk import Disk
 from tests.support.pipelines import job_of, whole_database
-from tests.support.power_cut import Disk
 from waldelta.errors import StateError
 from waldelta.jobs import Pipeline
 from waldelta.lake import local_path

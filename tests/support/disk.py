@@ -1,14 +1,10 @@
-"""A power cut, as far as a test can have one: what a process forced onto the disk is kept, and of
-all else what readers can least bear.
-
-Neither Spark nor delta-rs calls fsync; waldelta does, by os.fsync alone, so what that was called
-with is what the disk was told.
-"""
+"""What a disk has: whom its files are for, and what is left of them after a power cut."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -65,3 +61,12 @@ def volatile(root: Path, tables: str, is_kept: Callable[[Path, float], bool]) ->
                 changed = path.stat().st_ctime  # also by being renamed
                 needed[path.parent] = max(changed, needed.get(path.parent, 0.0))
     return sorted(str(path) for path, at in needed.items() if not is_kept(path, at))
+
+
+def open_to_others(folder: Path) -> list[str]:
+    """Whatever of a folder, itself included, grants anything to group or others."""
+    return [
+        str(path)
+        for path in (folder, *folder.rglob("*"))
+        if stat.S_IMODE(path.stat().st_mode) & 0o077
+    ]
