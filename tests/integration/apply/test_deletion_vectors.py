@@ -80,36 +80,3 @@ def test_changed_rows_are_marked_and_their_files_stay(runner, database, pipeline
     assert {str(f) for f in files} <= set(synced)
     assert differing(runner, pipeline.job()) == {}
     assert [rows(pipeline)] == [rows_in_duckdb(pipeline)] == database.execute(everything)
-
-
-@pytest.mark.soak("a second maintenance of the same files")
-def test_switched_off_the_marks_go(runner, database, pipeline, lake, monkeypatch):
-    """Maintenance writes the marked files anew, and later changes mark nothing."""
-    database.execute("update t set v = 'new' where id = 5")
-    pipeline.consume(runner)
-    assert marked_rows(runner, pipeline) == 1
-    plain = new_pipeline(database, lake, ["public.t"])
-    monkeypatch.setattr(
-        "waldelta.stages.maintain.maintain._compact", lambda *_: None
-    )  # it would write so small a table anew anyway
-    plain.maintain(runner)
-    assert marked_rows(runner, pipeline) == 0
-    database.execute("update t set v = 'newer' where id = 6")
-    plain.consume(runner)
-    assert marked_rows(runner, plain) == 0
-    assert differing(runner, plain.job()) == {}
-
-
-def marked_rows(runner, pipeline):
-    """What the target's files hold beyond its rows."""
-    uri = pipeline.target_path("public.t")
-    files = [
-        row[0]
-        for row in runner.spark()
-        .sql(f"select distinct input_file_name() from delta.`{uri}`")
-        .collect()
-    ]
-    return (
-        runner.spark().read.parquet(*files).count()
-        - runner.spark().read.format("delta").load(uri).count()
-    )

@@ -226,46 +226,6 @@ def test_an_entering_row_without_its_large_value_is_read_again(
     )
 
 
-SPECIAL = {
-    "t1": "n > 1 or d < '0001-01-01'",
-    "t2": "n = 'NaN' or d = 'infinity' or ts > '9999-12-31'",
-    "t3": "f = 'NaN' or f = 0",
-    "t4": "arr @> '{1}' and not coalesce(a > 5, true)",
-    "t5": "case when a <> 0 then 10 / a > 3 end",
-}
-
-
-@pytest.mark.soak("the same filters on values at the bounds")
-def test_values_that_no_type_holds(runner, database, lake, where_decoded):
-    """NaN, the infinities and years BC are judged as PostgreSQL judges them, in old rows too."""
-    columns = f"{COLUMNS}, d date, ts timestamp, f float8, arr int[], primary key (b)"
-    ddl = {
-        t: f"create table {t}({columns}); alter table {t} replica identity full" for t in SPECIAL
-    }
-    job = made(database, lake, ddl, SPECIAL)
-    values = [
-        "1, {}, 'x', null, 'NaN', '0044-03-15 BC', 'infinity', 'NaN', '{{1}}'",
-        "0, {}, null, null, 1.01, 'infinity', null, -0, '{{}}'",
-        "null, {}, null, null, null, null, null, null, null",
-        "3, {}, 'y', null, 0.5, '2020-01-01', '0001-01-01', 1, '{{1,2}}'",
-    ]
-    for table in SPECIAL:
-        for number, row in enumerate(values):
-            database.execute(f"insert into {table} values ({row.format(number)})")
-    sync(runner, job)
-    for table, where in SPECIAL.items():
-        assert rows(runner, job, table, "b") == wanted(database, table, where, "b"), where
-        database.execute(
-            f"update {table} set (a, n, d, ts, f, arr) = (select a, n, d, ts, f, arr from {table} o"
-            f" where o.b = ({table}.b + 1) % 4)"
-        )
-        for number, row in enumerate(values):
-            database.execute(f"insert into {table} values ({row.format(number + 10)})")
-    consume(runner, job)
-    for table, where in SPECIAL.items():
-        assert rows(runner, job, table, "b") == wanted(database, table, where, "b"), where
-
-
 def test_beside_the_publications_filter(runner, database, lake):
     """Both must let a row through; the target's own sees no row that the publication drops."""
     job = one(database, lake, "by_default", "10 / (a - 5) > 0", "where (a <> 5)")

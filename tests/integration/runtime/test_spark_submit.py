@@ -9,7 +9,6 @@ import psutil
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from tests.support.fixtures.airflow import PIPELINE
 from tests.support.waiting import wait_until
 from waldelta.config import load_pipeline_file
 from waldelta_airflow.operators.job_operator import WaldeltaJobOperator
@@ -41,32 +40,6 @@ def test_the_applications_error_is_the_tasks(land, make_context):
     with pytest.raises(AirflowFailException) as failure:
         land.execute(make_context())
     assert str(failure.value).startswith("SlotMissing: slot 'shop_cdc' ")
-
-
-@pytest.mark.soak("a second application by spark-submit")
-def test_a_lake_on_s3_is_judged_by_the_log_store_of_the_application(
-    write_pipeline, database, make_context, land, monkeypatch, tmp_path
-):
-    """``check`` refuses Delta's default store, and takes the one of the settings."""
-    path = write_pipeline("shop", text=PIPELINE.replace("{root}", "s3a://nowhere/lake"))
-    pipeline = load_pipeline_file(path)
-    check = WaldeltaJobOperator(
-        task_id="preflight", pipeline_path=path, pipeline=pipeline, verb="check"
-    )
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-
-    def configure(log_store: str) -> None:
-        (tmp_path / "spark-defaults.conf").write_text(
-            f"spark.delta.logStore.s3a.impl {log_store}\n"
-        )
-
-    configure("io.delta.storage.S3SingleDriverLogStore")
-    with pytest.raises(AirflowFailException, match=r"target\.accept_unsafe_store"):
-        check.execute(make_context())
-    configure("org.example.S3ConditionalLogStore")
-    with pytest.raises(AirflowException) as failure:
-        check.execute(make_context())
-    assert "accept_unsafe_store" not in str(failure.value)
 
 
 @pytest.mark.soak("a second application by spark-submit")
