@@ -84,6 +84,11 @@ class Point:
     subscriber_tables: str | None = None
 
 
+def steps(text: str) -> list[list[str]]:
+    """A statement a line; an empty line is a sync point."""
+    return [[line.strip() for line in part.strip().splitlines()] for part in text.split("\n\n")]
+
+
 def becomes_redundant(second: str) -> Point:
     """No filter, FOR TABLES IN SCHEMA, FOR ALL TABLES."""
     return Point(
@@ -127,15 +132,13 @@ POINTS = {
         KEYED,
         "create publication p for table t where (a > 5) with (publish = 'update')",
         "insert into t values (1, 1), (2, 6), (3, 7)",
-        [
-            [
-                "update t set a = 10 where id = 1",
-                "update t set a = 1 where id = 2",
-                "update t set v = 'x' where id = 3",
-                "insert into t values (4, 8)",
-                "delete from t where id = 3",
-            ]
-        ],
+        steps("""
+            update t set a = 10 where id = 1
+            update t set a = 1 where id = 2
+            update t set v = 'x' where id = 3
+            insert into t values (4, 8)
+            delete from t where id = 3
+        """),
         [{2, 3}, {1, 3}],
     ),
     # Point 2: the copy takes what any publication lets through, whatever it publishes.
@@ -144,15 +147,13 @@ POINTS = {
         "create publication p for table t where (a > 5) with (publish = 'insert');"
         "create publication q for table t where (a < 3) with (publish = 'update, delete')",
         "insert into t values (1, 1), (2, 4), (3, 6)",
-        [
-            [
-                "insert into t values (4, 1), (5, 4), (6, 6)",
-                "update t set v = 'x'",
-                "update t set a = 2 where id = 2",
-                "update t set a = 9 where id = 1",
-                "delete from t where id in (3, 6)",
-            ]
-        ],
+        steps("""
+            insert into t values (4, 1), (5, 4), (6, 6)
+            update t set v = 'x'
+            update t set a = 2 where id = 2
+            update t set a = 9 where id = 1
+            delete from t where id in (3, 6)
+        """),
         [{1, 3}, None],
     ),
     "redundant_by_a_table": becomes_redundant("for table t"),
@@ -181,14 +182,12 @@ POINTS = {
         "create publication p for table t (id, a) where (a > 5), table t_2 (id, a) where (a <= 5)"
         " with (publish_via_partition_root = true)",
         "insert into t select g, 'v', g % 10 from generate_series(1, 30) g",
-        [
-            [
-                "insert into t select g, 'v', g % 10 from generate_series(31, 50) g",
-                "update t set a = a + 2 where id < 9",
-                "update t set id = id + 100 where id in (6, 7)",
-                "delete from t_11 where id = 8",
-            ]
-        ],
+        steps("""
+            insert into t select g, 'v', g % 10 from generate_series(31, 50) g
+            update t set a = a + 2 where id < 9
+            update t set id = id + 100 where id in (6, 7)
+            delete from t_11 where id = 8
+        """),
         (),
         {"t": "id, a"},
     ),
@@ -199,16 +198,14 @@ POINTS = {
         "create publication p for table t where (id <> 5) with (publish_via_partition_root = true);"
         "create publication q for table t_1",
         "insert into t values (1), (5), (11)",
-        [
-            [
-                "insert into t values (2), (6), (12)",
-                "update t set v = 'x'",
-                "delete from t where id = 1",
-                "delete from t where id = 5",
-                "update t set id = 5 where id = 6",
-                "update t set id = 15 where id = 2",
-            ]
-        ],
+        steps("""
+            insert into t values (2), (6), (12)
+            update t set v = 'x'
+            delete from t where id = 1
+            delete from t where id = 5
+            update t set id = 5 where id = 6
+            update t set id = 15 where id = 2
+        """),
     ),
     # Points 5 and 6: rows that the old filter let in stay; updates and deletes of rows that aren't
     # there are skipped.
@@ -216,21 +213,18 @@ POINTS = {
         PLAIN,
         "create publication p for table t where (id < 10)",
         "insert into t select g from generate_series(1, 20) g",
-        [
-            [
-                "insert into t values (-1), (30)",
-                "alter publication p set table t where (id > 5)",
-                "insert into t values (-2), (31)",
-                "update t set v = 'x'",
-                "delete from t where id in (1, 7, 15)",
-                "update t set id = id + 100 where id in (16, 2, 8)",
-            ],
-            [
-                "alter publication p set (publish = 'insert')",
-                "delete from t",
-                "insert into t values (50)",
-            ],
-        ],
+        steps("""
+            insert into t values (-1), (30)
+            alter publication p set table t where (id > 5)
+            insert into t values (-2), (31)
+            update t set v = 'x'
+            delete from t where id in (1, 7, 15)
+            update t set id = id + 100 where id in (16, 2, 8)
+
+            alter publication p set (publish = 'insert')
+            delete from t
+            insert into t values (50)
+        """),
         [
             set(range(1, 10)),
             {-1, 1, 2, 3, 4, 5, 6, 9, 31, 102, 108},
@@ -243,21 +237,18 @@ POINTS = {
         PARTS,
         "create publication p for table t with (publish_via_partition_root = true)",
         "insert into t values (1), (11)",
-        [
-            [
-                "create table t_3(id int primary key, v text)",
-                "insert into t_3 values (21)",
-                "alter table t attach partition t_3 for values from (20) to (30)",
-                "insert into t values (22)",
-                "update t set v = 'x'",
-            ],
-            [
-                "alter table t detach partition t_1",
-                "insert into t_1 values (2)",
-                "delete from t_1",
-                "insert into t values (23)",
-            ],
-        ],
+        steps("""
+            create table t_3(id int primary key, v text)
+            insert into t_3 values (21)
+            alter table t attach partition t_3 for values from (20) to (30)
+            insert into t values (22)
+            update t set v = 'x'
+
+            alter table t detach partition t_1
+            insert into t_1 values (2)
+            delete from t_1
+            insert into t values (23)
+        """),
         [{1, 11}, {1, 11, 22}, {1, 11, 22, 23}],
         subscriber_tables=PLAIN,
     ),
@@ -266,15 +257,13 @@ POINTS = {
         "create table t(id int, v text); alter table t replica identity full;",
         "create publication p for table t where (id is distinct from 3)",
         "insert into t values (1, 'a'), (1, 'a'), (1, null), (1, null), (3, 'a')",
-        [
-            [
-                "delete from t where ctid = (select min(ctid) from t where v = 'a' and id = 1)",
-                "update t set v = 'b' where ctid = (select min(ctid) from t where v is null)",
-                "insert into t values (1, 'a')",
-                "update t set id = 3 where v = 'b'",
-                "update t set id = null where id = 3",
-            ]
-        ],
+        steps("""
+            delete from t where ctid = (select min(ctid) from t where v = 'a' and id = 1)
+            update t set v = 'b' where ctid = (select min(ctid) from t where v is null)
+            insert into t values (1, 'a')
+            update t set id = 3 where v = 'b'
+            update t set id = null where id = 3
+        """),
     ),
     # Point 9: through key changes, and when it was set and left alone in one transaction.
     "unchanged_toast": Point(
@@ -343,16 +332,14 @@ POINTS = {
         "create publication p for table t; create publication q for table u with"
         " (publish_generated_columns = stored)",
         "insert into t values (1, 'a'), (2, 'b'); insert into u values (1, 'a')",
-        [
-            [
-                "vacuum full t",
-                "insert into t values (3, 'c')",
-                "cluster t using t_pkey",
-                "delete from t where id = 1",
-                "insert into u values (5, 'b')",
-                "update u set id = 7 where id = 1",
-            ]
-        ],
+        steps("""
+            vacuum full t
+            insert into t values (3, 'c')
+            cluster t using t_pkey
+            delete from t where id = 1
+            insert into u values (5, 'b')
+            update u set id = 7 where id = 1
+        """),
         [{1, 2}, {2, 3}],
         {"t": "id, v", "u": "id, v, g"},
         GENERATED.format("t") + "create table u(id int primary key, v text, g int)",
