@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from pathlib import Path
 
 import psycopg
@@ -17,6 +16,7 @@ from demo.embedded_postgres import free_port
 from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import job_of, pipeline_file
 from tests.support.servers.foreign_language import in_a_foreign_language
+from tests.support.servers.serving import listening
 from waldelta.errors import AuthenticationFailed, ConfigError, SourceError, SourceUnreachable
 from waldelta.pipeline.source_connections import SharedConnection
 from waldelta.postgres import connect
@@ -249,23 +249,6 @@ def pass_on(one: socket.socket, other: socket.socket, key: bytes | None = None) 
         while chunk := one.recv(1 << 16):
             other.sendall(chunk.replace(key, key[:-1] + b"\x7f") if key else chunk)
         other.shutdown(socket.SHUT_RDWR)
-
-
-@contextmanager
-def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
-    """A port where each client is served by this."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def accept() -> None:
-            with suppress(OSError):
-                while True:
-                    client, _ = server.accept()
-                    with client, suppress(OSError):
-                        serve(client)
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])

@@ -4,38 +4,19 @@ from __future__ import annotations
 
 import socket
 import ssl
-import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
 from demo.embedded_postgres import free_port
+from tests.support.servers.serving import listening
 from tests.support.servers.tls import Authority
 from waldelta.errors import ConfigError, SparkUnreachable
 from waldelta.spark import _connect_server as connect_server
 from waldelta.spark._connect_server import check_reachable
 
 TOKEN = "secret-7x9"
-
-
-@contextmanager
-def answering(serve):
-    """A port whose clients are given to ``serve``."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def run() -> None:
-            while True:
-                try:
-                    client, _ = server.accept()
-                except OSError:
-                    return
-                with suppress(OSError), client:
-                    serve(client)
-
-        threading.Thread(target=run, daemon=True).start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
@@ -71,7 +52,7 @@ def by_tls(folder):
         with context.wrap_socket(client, server_side=True) as inner:
             inner.recv(100)
 
-    with answering(serve) as port:
+    with listening(serve) as port:
         yield port
 
 
@@ -87,7 +68,7 @@ def ports(tmp_path):
             "closed": free_port(),
             "silent": stack.enter_context(silent()),
             "swallowing": stack.enter_context(swallowing()),
-            "http": stack.enter_context(answering(http1)),
+            "http": stack.enter_context(listening(http1)),
             "tls": stack.enter_context(by_tls(tmp_path)),
         }
 
@@ -141,7 +122,7 @@ def test_nothing_goes_to_another_machine_in_clear(monkeypatch, address, allowed,
     """The source's password would be read on the way: the server there isn't even connected to."""
     monkeypatch.setattr(connect_server, "_REASON_TIMEOUT_S", 1.0)
     connected = []
-    with answering(connected.append) as port:
+    with listening(connected.append) as port:
         if allowed is not None:
             monkeypatch.setenv("WALDELTA_UNENCRYPTED_SPARK", allowed.format(port=port))
         with pytest.raises(SparkUnreachable if is_asked else ConfigError) as caught:

@@ -1,10 +1,11 @@
-"""Runs a server of the standard library in a thread of the test."""
+"""Servers in a thread of the test."""
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from socketserver import BaseServer
 from typing import TypeVar
 
@@ -20,3 +21,20 @@ def serving(server: Server) -> Iterator[Server]:
             yield server
         finally:
             server.shutdown()
+
+
+@contextmanager
+def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A port where each client is served by this."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = server.accept()
+                    with client, suppress(OSError):
+                        serve(client)
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
