@@ -1,4 +1,4 @@
-"""What happens while a run works: during its copy, or in a Connect server."""
+"""What happens while a run works: during its copy, in a Connect server, or a kill."""
 
 from __future__ import annotations
 
@@ -52,3 +52,34 @@ def insert_that_goes_on(spark: SparkSession, uri: str, folder: Path) -> Iterator
             over.touch()
         with pytest.raises(Exception, match="DELTA_METADATA_CHANGED"):
             insert.result()
+
+
+class Killed(BaseException):
+    """What a kill is to the process."""
+
+
+@contextmanager
+def killed_in(function: str) -> Iterator[None]:
+    """Have the block killed where it calls this function, named by its module."""
+
+    def kill(*_: object, **__: object) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(function, kill)
+        with pytest.raises(Killed):
+            yield
+
+
+@contextmanager
+def killed_at(step: str, module: str) -> Iterator[None]:
+    """Have the block killed at this fault point of a module."""
+
+    def at(reached: str) -> None:
+        if reached == step:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(f"{module}.fault_point", at)
+        with pytest.raises(Killed):
+            yield

@@ -13,8 +13,7 @@ from deltalake import DeltaTable
 import waldelta.changes.merge.merge as merge_module
 import waldelta.changes.stage.stage as stage_module
 from tests.oracles.target_rows import read_target
-from tests.support.concurrent_work import insert_that_goes_on
-from tests.support.kills import killed_in
+from tests.support.concurrent_work import insert_that_goes_on, killed_in
 from tests.support.pipelines import bare_job, bare_slot, pipeline_file
 from waldelta.errors import LateWriter, LockHeld, StagedLost, StateError
 from waldelta.jobs.consume import consume

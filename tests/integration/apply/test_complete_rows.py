@@ -13,7 +13,7 @@ from pyspark.errors import AnalysisException
 
 from tests.oracles.target_rows import read_target
 from tests.support.bookkeeping import read_expectation_results
-from tests.support.kills import killed_at, killed_in
+from tests.support.concurrent_work import killed_at, killed_in
 from tests.support.pipelines import bare_job
 from tests.support.waiting import wait_until
 from waldelta.changes.merge.by_file import merge_written

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from tests.integration.apply.test_apply import BIG, source_rows
 from tests.oracles.compare import differing
 from tests.oracles.target_rows import read_target
-from tests.support.kills import killed_in
+from tests.support.concurrent_work import killed_in
 from tests.support.pipelines import (
     bare_job,
     bare_slot,

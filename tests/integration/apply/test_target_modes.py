@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from tests.oracles.compare import differing
 from tests.oracles.random_workload import Workload
-from tests.support.kills import killed_at
+from tests.support.concurrent_work import killed_at
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed
 from waldelta.config.pipeline_file import TargetTable
