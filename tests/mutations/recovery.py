@@ -1,6 +1,4 @@
-"""Recovery: after a kill, a restored or promoted server, or a lost slot, nothing is lost or
-repeated.
-"""
+"""After a kill, a restored or promoted server, or a lost slot nothing is lost."""
 
 from __future__ import annotations
 

@@ -138,9 +138,7 @@ class RandomScenario:
         )
 
     def created(self, who: str) -> str:
-        """CREATE PUBLICATION of the native subscriber's (``native``) or the pipeline's
-        (``ours``).
-        """
+        """CREATE PUBLICATION of the native subscriber (``native``) or the pipeline (``ours``)."""
         return "".join(
             f"create publication {self._name(who, n)} for {self._members(who, publication)} with"
             f" (publish = '{', '.join(publication['publish'])}', publish_via_partition_root ="

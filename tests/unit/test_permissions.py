@@ -1,6 +1,4 @@
-"""Files for their owner alone, or as WALDELTA_UMASK says, from a process that may have any umask
-and several threads.
-"""
+"""Files are their owner's, or as WALDELTA_UMASK says, in a process of any umask."""
 
 from __future__ import annotations
 
@@ -50,9 +48,7 @@ def test_a_wrong_umask_is_refused(monkeypatch, text):
 
 
 def test_a_group_can_read_a_lake_of_its_own(monkeypatch, tmp_path):
-    """A root that somebody has made for a group stays as it is, and what is made in it is the
-    group's.
-    """
+    """A root that was made for a group stays, and what is made in it is the group's."""
     monkeypatch.setenv(UMASK_VARIABLE, "027")
     root = tmp_path / "lake"
     root.mkdir()

@@ -1,6 +1,4 @@
-"""A request to the fork server is bounded, in length and in time: one that isn't whole keeps no
-other waiting.
-"""
+"""A request to the fork server is bounded in length and time, and delays no other."""
 
 from __future__ import annotations
 

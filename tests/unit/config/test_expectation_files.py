@@ -181,9 +181,7 @@ def test_assign_suites(tmp_path, stem, tables, expected):
     ],
 )
 def test_ambiguous(tmp_path, names, refused, told):
-    """A bare name that two schemas have, and two files for one table: what they could mean isn't
-    judged, the rest is.
-    """
+    """What is ambiguous, a bare name or two files for a table, isn't judged; the rest is."""
     for name in (*names, "v.yml"):
         (tmp_path / name).write_text(GOOD)
     found = read_own_suites(tmp_path, ["a.t", "b.t", "a.u", "a.v"])

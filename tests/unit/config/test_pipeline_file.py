@@ -89,9 +89,7 @@ def write_pipeline(folder, quality=""):
 
 
 def test_own_suites_are_found_wherever_the_reader_stands(tmp_path, monkeypatch):
-    """Airflow's tasks stand in a folder of Airflow's; suites looked for there would silently never
-    run.
-    """
+    """Airflow's tasks stand in another folder; suites looked for there would never run."""
     monkeypatch.chdir(tmp_path)
     path = write_pipeline(tmp_path / "a")
     assert load_pipeline_file(path).quality.suites is None
@@ -150,9 +148,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "allowed"), REFUSED)
 def test_a_root_has_no_other_variable(name, allowed, monkeypatch):
-    """Pipeline files are read by Airflow's API server, whose environment has keys and passwords;
-    the value isn't in the message.
-    """
+    """Airflow's API server, which reads these files, has secrets in its environment."""
     monkeypatch.setenv(name, "s3cr3t")
     if allowed:
         monkeypatch.setenv("WALDELTA_ALLOWED_VARIABLES", allowed)
@@ -274,9 +270,7 @@ FILE_ROOTS = {
 
 @pytest.mark.parametrize("root, remedy", FILE_ROOTS.items())
 def test_a_file_root_is_an_absolute_path(tmp_path, root, remedy):
-    """Else its first folder would be taken for a host, and the lake be made at the file system's
-    root.
-    """
+    """Else its first folder would be taken for a host, and the lake made at the root."""
     path = write_file(tmp_path, root)
     if remedy is None:
         assert load_pipeline_file(path).target.root == root.rstrip("/")

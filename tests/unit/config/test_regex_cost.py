@@ -55,7 +55,5 @@ def test_slow(pattern):
 
 @pytest.mark.parametrize("pattern", FAST + NOT_JAVA)
 def test_not_slow(pattern):
-    """Where the next character decides, a repetition in another one is fine; what isn't Java's is
-    for Spark to refuse.
-    """
+    """Where the next character decides, repetition is fine; what isn't Java's Spark refuses."""
     assert why_slow(pattern) is None

@@ -1,6 +1,4 @@
-"""The order of stages: what runs after a failure, in one process and in several, and how the run
-ends.
-"""
+"""Which stages run after a failure, in one process and in several, and how a run ends."""
 
 from __future__ import annotations
 
@@ -74,18 +72,14 @@ def run(job, failing=(), only=None):
     ],
 )
 def test_stages_that_dont_build_on_what_failed_still_run(job, failing, expected):
-    """Once changes have landed, a table that can't be applied doesn't keep the others from being
-    checked.
-    """
+    """Once changes have landed, a table that can't be applied doesn't keep others unchecked."""
     ran, status = run(job, failing)
     assert tuple(ran) == expected
     assert status == ("failed" if failing else "succeeded")
 
 
 def test_what_several_stages_fail_by_is_told_once(job, caplog):
-    """The process ends by the first stage's error, as the last line; later ones name theirs when
-    it is another one.
-    """
+    """The process ends by the first stage's error; later ones name theirs if it differs."""
     away = ApplyError("the server is away")
 
     def fail(*_):
@@ -111,9 +105,7 @@ def test_what_several_stages_fail_by_is_told_once(job, caplog):
 
 
 def test_a_run_in_several_processes_stays_failed(job):
-    """What succeeds after a failed stage doesn't make the run good; the stage's own second try
-    does.
-    """
+    """What succeeds after a failed stage doesn't make the run good; the stage's retry does."""
     assert run(job, only=["land"])[1] == "running"
     assert run(job, ["apply"], only=["apply"])[1] == "failed"
     assert run(job, only=["check", "report"]) == (["check", "report"], "failed")
@@ -122,27 +114,21 @@ def test_a_run_in_several_processes_stays_failed(job):
 
 
 def test_a_run_isnt_good_when_an_early_stage_left_no_result(job):
-    """Its process was killed before it could say anything; what ran afterwards found nothing
-    wrong.
-    """
+    """Its process was killed before it recorded anything; later stages found nothing wrong."""
     assert run(job, only=["land"])[1] == "running"
     assert run(job, only=["check", "report"])[1] == "failed"
     assert run(job, only=["apply", "check", "report"])[1] == "succeeded"
 
 
 def test_a_stage_that_is_run_again_makes_later_results_void(job):
-    """A retried apply may have changed other tables: they are checked and told as well, not taken
-    for done.
-    """
+    """A retried apply may have changed other tables, which are then checked and reported too."""
     run(job, ["apply"])
     run(job, only=["apply"])
     assert set(json.loads(job.ledger.run_result("run").result)["stages"]) == {"land", "apply"}
 
 
 def test_an_attempt_that_slept_while_the_next_one_did_the_work_says_nothing_of_the_run(job):
-    """Its locks were lost meanwhile, so that it fails; tasks, pages and a cleared run would go by
-    that.
-    """
+    """It lost its locks and fails; tasks, pages and a cleared run would go by that."""
 
     def sleep(*_):
         assert run(job, only=["apply", "check", "report"])[1] == "succeeded"
@@ -163,9 +149,7 @@ def test_an_attempt_that_slept_while_the_next_one_did_the_work_says_nothing_of_t
 
 @pytest.mark.parametrize("again", [False, True], ids=["its result", "whether it is a replay"])
 def test_an_attempt_begins_before_it_asks_what_an_earlier_one_left(job, monkeypatch, again):
-    """One that slept right behind that would count as the later one, and hide what the next attempt
-    came to meanwhile.
-    """
+    """One that slept right behind that would hide what the next attempt meets."""
     run(job, only=["land"])
     real, slept = Ledger.run_result, []
 

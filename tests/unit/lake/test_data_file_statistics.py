@@ -1,6 +1,4 @@
-"""Statistics of a data file: what readers may skip it by, and what has no bounds because they would
-skip too much.
-"""
+"""Statistics of a data file: what readers skip it by, and what has no bounds."""
 
 from __future__ import annotations
 
@@ -66,9 +64,7 @@ def test_bounds(case):
 
 
 def test_characters_are_not_escaped():
-    """Of escaped ones beyond 16 bits delta-rs loses a bit, and skips files that hold what it looks
-    for.
-    """
+    """Of escaped ones beyond 16 bits delta-rs loses a bit, and skips files wrongly."""
     made = FileStatistics(["c"])
     made.add(pa.table({"c": ["\U00020000"]}))
     assert made.text().count("\U00020000") == 2

@@ -110,9 +110,7 @@ def test_who_was_to_be_kept_out_is_after_a_kill(lake):
 
 
 def test_a_folder_that_cannot_be_removed_stops_who_takes_over(lake, tmp_path, caplog):
-    """A late statement would find its source there. Nothing is written beside what it holds, which
-    would be read along.
-    """
+    """A late statement would find its source there; nothing is written beside it."""
     stuck, other = (staging_folder(Lake(lake), "public.t", 1, batch, "killed") for batch in (7, 8))
     stage(other, DAY, "net")
     (tmp_path / "elsewhere").mkdir()

@@ -11,9 +11,7 @@ from waldelta.lake import by_row_group
 
 
 def test_the_same_rows_by_row_group(tmp_path):
-    """In their order; row groups that can't hold a chosen row aren't there, nor is any where there
-    is no file.
-    """
+    """In order; row groups without a chosen row are left out, and a missing file has none."""
     for name, first in (("a", 0), ("b", 10)):
         pq.write_table(
             pa.table({"n": range(first, first + 10)}),

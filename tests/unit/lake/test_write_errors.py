@@ -1,6 +1,4 @@
-"""What couldn't be written says why, and what mends that: as delta-rs, Arrow and object stores put
-it.
-"""
+"""What couldn't be written says why, and what helps: by delta-rs, Arrow and stores."""
 
 from __future__ import annotations
 

@@ -98,9 +98,7 @@ def test_what_deserves_attention(book):
 
 
 def test_a_lost_slot_is_named_once_and_without_positions(book):
-    """The open gap and the run that failed by it are one thing; where the slot stood is on that
-    run's page.
-    """
+    """The open gap and the run that failed by it are one; positions are on the run's page."""
     detail = "slot 's' is lost (wal_removed): changes since 4/F0 are gone"
     book.append(
         Gap(minutes(1), "r", "open", "s", "1", 1, "0/1", 16, 32, "SlotLost", detail, "run resync")
@@ -115,9 +113,7 @@ def test_a_lost_slot_is_named_once_and_without_positions(book):
 
 
 def test_what_only_warns_is_told_behind_what_fails(book):
-    """Drift, freshness, rows without partners; runs of the night that failed; attempts that
-    couldn't compare.
-    """
+    """Drift, freshness, rows without parents; failed nightly runs; failed comparisons."""
     for name in "abcd":
         book.append(TableState(minutes(-9), "sync", f"public.{name}", 1, "synced"))
     book.append_all([result(minutes(-5000), "r", "public.a", False, "warning")])
@@ -350,9 +346,7 @@ def test_a_listed_table_that_a_look_found_to_have_left_is_told(book):
 
 
 def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
-    """By the version and the time of both: the versions of a target that was made anew begin anew;
-    and in all of its columns.
-    """
+    """By version and time of both, and in all columns: a new target's versions begin anew."""
     commits = [ExternalCommit(version, "UPDATE", "ann", minutes(version)) for version in (4, 9)]
     unsaid = [ExternalCommit(3, "UPDATE", "ann")]
     foreign = dict.fromkeys("abceg", commits) | {"d": unsaid, "f": []}
@@ -401,9 +395,7 @@ UNCHECKED = [
 
 @cases("since, told", UNCHECKED)
 def test_changes_that_nobody_checked_are_told(book, since, told):
-    """A later run checks what it changed itself: of the others an older verdict stands as if it
-    were of now.
-    """
+    """A later run checks only what it changed: of others an older verdict would stand."""
     for name in "ab":
         book.append(TableState(minutes(-9), "s", f"public.{name}", 1, "synced"))
     book.append_all([result(minutes(-8), "s", f"public.{name}") for name in "ab"])
@@ -450,9 +442,7 @@ MENDED = [
 
 @cases("states, found", MENDED)
 def test_a_copy_takes_a_difference_away_until_it_is_compared_again(book, states, found):
-    """What a repair of drift, or of rows in quarantine, doesn't: it mends the rows that it is
-    about.
-    """
+    """A repair of drift or of quarantined rows doesn't: it changes only its rows."""
     for status, snapshot in (("copying", ""), ("synced", "s")):
         book.append(TableState(minutes(0), "r", "public.a", 1, status, snapshot=snapshot))
     Reconciliations(book.lake).add([Reconciliation(minutes(5), "r", "public.a", "different")])

@@ -83,9 +83,7 @@ def test_runs_are_one_line_each(book):
 
 
 def test_lag_counts_from_the_last_run_that_was_applied(book):
-    """Readers miss what was committed since then, until the next run's end; a failed run brings
-    nothing.
-    """
+    """Readers miss what was committed since then; a failed run brings nothing."""
     for event in (run("a", minutes(2)), run("b", minutes(7), "failed"), run("c", minutes(12))):
         book.append(event)
     assert [(p.run_id, p.seconds) for p in lag_points(read_runs(book))] == [
@@ -115,9 +113,7 @@ def test_thinning_out_keeps_peaks_and_failures():
 
 
 def test_a_ledger_of_an_earlier_version_is_read(book):
-    """Without the columns that runs record today the lag is reckoned from the run's events; bytes
-    aren't known.
-    """
+    """Without today's columns lag follows from the run's events; bytes aren't known."""
     lacking = [
         "as_of",
         "lag_before_bytes",
@@ -196,9 +192,7 @@ def test_what_runs_did_by_table(book, rows, expected):
 
 
 def test_the_latest_change_of_a_table(book):
-    """By its commit on the source where that is known, with the run that brought it and the version
-    that run wrote.
-    """
+    """By its commit on the source if known, with the run and the version it wrote."""
     book.append(run("one", minutes(1), targets=did(1, minutes(-2), a=(5, 0, 0), b=(1, 0, 0))))
     skipped = [TargetCut("public.a", 1, 3, skipped=2)]
     book.append(run("two", minutes(6), targets=[*did(2, minutes(3), c=(0, 0, 1)), *skipped]))
@@ -225,9 +219,7 @@ def test_columns_of_a_heat_map_are_told_apart(book, seconds, shown):
 
 
 def test_what_a_table_holds_and_where(book):
-    """Columns by their types on the source and in the lake, the key, rows and size of the target as
-    it is now; before its copy what is known.
-    """
+    """Columns by both types, the key, rows and size; before its copy, what is known."""
     columns = [
         ColumnState("id", 20, -1, "int8", "bigint", not_null=True),
         ColumnState("tags", 1009, -1, "_text", "array<string>", not_null=False),
@@ -266,9 +258,7 @@ def test_what_a_table_holds_and_where(book):
 
 
 def test_tables_say_up_to_when_they_are_complete(book):
-    """Of one that the latest runs couldn't apply to, since which run; what is to be looked after
-    comes first.
-    """
+    """And since which run one isn't; what needs attention comes first."""
     for name, status in (("a", "synced"), ("b", "synced"), ("c", "needs_sync")):
         book.append(TableState(minutes(-9), "sync", f"public.{name}", 1, status))
     stuck = json.dumps({"not_applied": ["public.b"]})
@@ -284,9 +274,7 @@ def test_tables_say_up_to_when_they_are_complete(book):
 
 
 def test_a_runs_page_adds_up_its_attempts(book):
-    """An attempt that landed anew has only its own tables in its result; the ledger's rows have
-    what each did.
-    """
+    """A repeated landing's result has only its own tables; the ledger has each attempt's."""
     first = run("r", minutes(1), "failed", targets=did(1, a=(100, 5, 0), b=(7, 0, 0)))
     own = {"tables": {"public.a": {"inserted": 3, "version": 2}}}
     again = run("r", minutes(4), targets=did(2, a=(3, 0, 1)), result=json.dumps(own), changes=116)
@@ -332,9 +320,7 @@ def test_a_table_says_what_its_target_keeps(book):
 
 
 def test_a_run_that_read_nothing_brings_no_table_further(book):
-    """The source couldn't be reached: that is nothing any table is behind by, and none is complete
-    up to then.
-    """
+    """The source couldn't be reached: no table is behind by that, or complete up to then."""
     book.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
     book.append(run("fine", minutes(2)))
     book.append(run("down", minutes(7), "failed"))
@@ -365,9 +351,7 @@ def test_the_worst_finding_is_the_verdict(book, verdict, found):
 
 
 def test_heat_maps(book):
-    """Tables by runs and one table's expectations by runs; the newest run last, the worst row
-    first.
-    """
+    """Tables, or one table's expectations, by runs; newest run last, worst row first."""
     book.append_all(
         [
             result(minutes(1), "one", "public.a"),
@@ -390,9 +374,7 @@ def test_heat_maps(book):
 
 
 def test_what_is_not_met_is_listed_however_long_ago_it_was_found(book):
-    """The runs of the heat map may all be newer, or may have judged only a part of what is expected
-    of a table.
-    """
+    """The heat map's runs may all be newer, or have judged only a part."""
     book.append_all(
         [
             result(minutes(-20_000), "old", "public.old", False),
@@ -529,9 +511,7 @@ UNJUDGED = [
 
 @cases("rows, counts", UNJUDGED)
 def test_a_check_that_broke_off_takes_no_verdict_away(book, rows, counts):
-    """Nor is it told any more once the target was looked at; the same when what failed is older
-    than the days that are read.
-    """
+    """Nor is it shown once the target was checked, or what failed is older than the window."""
     for _, of_one_check in groupby(rows, attrgetter("at")):
         book.append_all(list(of_one_check))
     for since in (None, minutes(1.5)):
@@ -581,9 +561,7 @@ def test_a_table_that_nothing_changes_keeps_its_verdict(book):
 
 
 def test_a_check_that_is_tried_again_counts_as_it_ended(book):
-    """Its task was cleared: the run has the same id; and so has another DAG's run of that
-    moment.
-    """
+    """A cleared run has the same id, and so has another DAG's run of that moment."""
     book.append_all([KEY, CHECKED])
     book.append_all([replace(row, at=minutes(3), success=True) for row in (KEY, CHECKED)])
     book.append_all([reference(minutes(4), None, run_id="day")])
@@ -592,9 +570,7 @@ def test_a_check_that_is_tried_again_counts_as_it_ended(book):
 
 
 def test_own_expectations_may_be_of_one_meaning(book):
-    """In results of earlier versions that of their type, when they have no notes: none hides
-    another.
-    """
+    """Earlier results had their type's if they had no notes: none hides another."""
     rows = [
         result(minutes(1), "r", "public.a", success, meaning="expect_x")
         for success in (True, False, True)
@@ -611,9 +587,7 @@ def test_own_expectations_may_be_of_one_meaning(book):
 
 
 def test_a_runs_page_is_what_its_stages_recorded(book, lake):
-    """Through the result that runs write: stages, tables, the slot, the error; and what it left in
-    other tables.
-    """
+    """Stages, tables, the slot, the error; and what it left in other tables."""
     before = SlotReading(minutes(0).isoformat(), "reserved", 900, 1 << 20)
     after = SlotReading(minutes(1).isoformat(), "extended", 5, 2 << 20, 77)
     done = RunResult(
@@ -675,9 +649,7 @@ def test_a_runs_page_is_what_its_stages_recorded(book, lake):
 
 
 def test_rows_that_targets_lack(book):
-    """What was resolved, read again or of an earlier copy isn't lacking any more; nor is one that
-    came back counted twice.
-    """
+    """Not what was resolved, completed or of an earlier copy, nor one row twice."""
 
     def row(n, status, key, table="public.a", generation=2):
         return IncompleteRow(

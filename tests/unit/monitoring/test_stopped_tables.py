@@ -53,9 +53,7 @@ def told(book):
 
 @pytest.mark.parametrize("count", [1, 8, 30])
 def test_a_table_stays_stopped_while_no_run_comes_to_it(book, count):
-    """The source can't be reached for a while: the pages don't say meanwhile that no gate holds a
-    table back.
-    """
+    """While the source can't be reached, the pages still say that a gate stops it."""
     for n in range(count):
         book.append(run(f"down{n}", minutes(3 + n), "failed", result=DOWN, applied=None))
     assert stopped(book) == ["public.a"]
@@ -65,9 +63,7 @@ def test_a_table_stays_stopped_while_no_run_comes_to_it(book, count):
 
 
 def test_a_retry_that_the_gate_stops_too_changes_nothing(book):
-    """It judges what waits, and enters what it found as its own; what it found to be met stops
-    nothing any more.
-    """
+    """It judges what waits and records that; what is met by now stops nothing any more."""
     again = replace(
         result(minutes(3), "retry", "public.a", False, meaning=f"{STOP}amount is positive"),
         version=None,

@@ -126,9 +126,7 @@ def test_all_rows_are_claimed_only_of_a_target_that_has_them(more, summary, labe
 
 
 def test_rows_kept_out_of_a_target_are_counted(lake):
-    """Those in quarantine, and discarded ones, which the quarantine doesn't list any more; of this
-    copy only.
-    """
+    """Those in quarantine, and discarded ones that it no longer lists; of this copy only."""
     book, row = (
         Ledger(Lake(lake)),
         IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, "1", ["body"]),

@@ -28,9 +28,7 @@ TIMES = {
 
 @pytest.mark.parametrize(("sent", "held", "seen"), TIMES.values(), ids=TIMES)
 def test_every_time_is_taken(sent, held, seen):
-    """By Begin and Commit, by what decides streamed and prepared transactions, and by the first
-    message of one that waits.
-    """
+    """By Begin and Commit, by what decides other transactions, or by a waiting one's first."""
     at = sent.to_bytes(8, "big", signed=True)
     begin, commit = enc.begin(100, SHIFT, 7), enc.commit(100, 110, SHIFT)
     begin = begin[:9] + at + begin[17:]
@@ -42,9 +40,7 @@ def test_every_time_is_taken(sent, held, seen):
 
 
 def test_what_is_shown_is_a_moment_wherever_the_reader_is():
-    """The first and the last one have a local time in the zones that are furthest from UTC; null
-    stays null.
-    """
+    """First and last have a local time in the zones furthest from UTC; null stays null."""
     for moment in (EARLIEST, LATEST):
         for zone in ("Etc/GMT+12", "Etc/GMT-14"):
             assert moment.astimezone(ZoneInfo(zone)).year in (1, 9999)

@@ -40,9 +40,7 @@ def test_every_field(data, expected):
     "data", [data for data, _ in CASES], ids=[f"{c.kind}{k}" for k, (_, c) in enumerate(CASES)]
 )
 def test_cut_or_longer_messages(data):
-    """A message that ends too early or too late is an error that names it; only a Stream Abort has
-    two lengths.
-    """
+    """The error names the message; only a Stream Abort has two lengths."""
     for end in range(len(data)):
         if data[:1] == b"A" and end == 9:
             continue

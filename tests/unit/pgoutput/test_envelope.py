@@ -1,6 +1,4 @@
-"""The envelope: sequence, kind, relation, transaction, commit position and time of every
-message.
-"""
+"""The envelope: sequence, kind, relation, transaction, commit position and time."""
 
 from __future__ import annotations
 
@@ -135,9 +133,7 @@ MALFORMED = [
 @pytest.mark.parametrize("_, given, match", MALFORMED, ids=[m[0] for m in MALFORMED])
 @pytest.mark.parametrize("cut", [False, True])
 def test_malformed_streams_are_refused(_, given, match, cut):
-    """Unknown, cut or unpaired messages stop with a named error, also at the seam of two record
-    batches.
-    """
+    """Unknown, cut or unpaired messages are a named error, also between two record batches."""
     envelope, stream = Envelope(1000), [(1, 7, message) for message in given]
     if cut:
         add(envelope, stream[:-1])
@@ -213,9 +209,7 @@ SKIPPED = {
 @pytest.mark.parametrize("name", SKIPPED)
 @pytest.mark.parametrize("cut", range(7))
 def test_a_message_that_is_skipped_lands_unread(name, cut):
-    """The others land as ever, wherever record batches end; without it the stream is refused, by
-    that message.
-    """
+    """The others land as ever, wherever record batches end; else the message is refused."""
     given, at, landed = SKIPPED[name]
     with pytest.raises(DecodeError) as caught:
         add(Envelope(1000), given)

@@ -1,6 +1,4 @@
-"""The envelope of protocol versions 2 to 4: chunks of streamed transactions, prepared ones, and
-what decides them.
-"""
+"""The envelope of protocol versions 2 to 4: chunks, prepared transactions, decisions."""
 
 from __future__ import annotations
 
@@ -167,9 +165,7 @@ ABORTS = {
 @pytest.mark.parametrize("version", [1, 2, 3, 4])
 @pytest.mark.parametrize("cut", [False, True])
 def test_an_abort_of_what_was_never_streamed_is_discarded(name, version, cut):
-    """In every version, also one without streaming; what is kept is numbered without it, and what
-    was given is counted with it.
-    """
+    """In every version; what is kept is numbered without it, what was given counted with it."""
     given, kept = ABORTS[name]
     if version == 1 and any(message[:1] == b"S" for message in given):
         given, kept = [STRAY, OF_ALL], []
@@ -197,9 +193,7 @@ ROW = enc.insert(16400, ["1"], xid=7)
 
 
 def test_damaged_streams_end_in_a_named_error_or_a_whole_envelope():
-    """Flipped and cut bytes, left out and doubled messages: DecodeError or a batch of the right
-    length, nothing else.
-    """
+    """Bytes flipped or cut, messages left out or doubled: DecodeError or a whole batch."""
     rng = chosen_random()
     for _ in rounds(3_000):
         stream = list(STREAM)

@@ -97,9 +97,7 @@ def test_presence_of_old_tuples():
 
 
 def test_binary_values_are_not_taken_for_text():
-    """A column in binary format is refused where text is expected, and given as bytes where asked
-    for.
-    """
+    """A binary column is refused where text is expected, and given as bytes if asked for."""
     rows = decode_rows(
         enc.messages(enc.insert(OID, [Binary(b"\0\0\0\7"), "x"]), enc.insert(OID, [None, "y"])), 2
     )
@@ -118,9 +116,7 @@ def test_mixed_formats_are_refused():
 
 
 def test_formats_of_several_calls():
-    """Each call of the slot had its own; a column whose values came in both is text all the
-    same.
-    """
+    """Each call of the slot had its own; a column that came in both is text."""
     given = enc.messages(
         enc.insert(OID, [Binary(b"1"), "x"]),
         enc.update(OID, ["2", None], old=["3", "y"]),
@@ -224,9 +220,7 @@ def read_tuple(message: bytes, at: int, column_count: int):
 
 
 def reference(message: bytes, column_count: int):
-    """The same by a plain loop over one message: (op, old kind, new, old), or None when
-    malformed.
-    """
+    """The same by a plain loop: (op, old kind, new, old), or None when malformed."""
     op, marker, at, old, new = message[:1], message[5:6], 5, None, None
     try:
         if marker in (b"K", b"O") and op in (b"U", b"D"):
@@ -260,9 +254,7 @@ def damage(rng: random.Random, message: bytes) -> bytes:
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_damaged_messages_never_become_wrong_rows(streamed):
-    """Cut, flipped or lengthened bytes end in DecodeError or in exactly the rows a plain loop
-    reads.
-    """
+    """Damaged bytes end in DecodeError or in exactly the rows a plain loop reads."""
     rng = chosen_random()
     refused = 0
     tries = rounds(1_500)

@@ -1,6 +1,4 @@
-"""Row messages with values in binary format, cut and flipped: a named error, or exactly what each
-message says alone.
-"""
+"""Damaged row messages with binary values: a named error, or what each says alone."""
 
 from __future__ import annotations
 
@@ -85,9 +83,7 @@ def to_text(k: int, values: pa.Array) -> pa.Array:
 
 
 def test_damaged_binary_rows_never_become_wrong_rows():
-    """Whatever stands beside a message, its values are those it has alone; a damaged one stops all,
-    by DecodeError.
-    """
+    """A message's values are those it has alone; a damaged one stops all, by DecodeError."""
     rng = chosen_random()
     refused = mixed = 0
     tries = rounds(320)

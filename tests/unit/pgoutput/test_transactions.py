@@ -95,9 +95,7 @@ def test_order(script, after, expected):
 
 
 def test_commit_position_and_time():
-    """Rows of a plain stretch keep their own; others take those of the message that decided
-    them.
-    """
+    """Rows of a plain stretch keep their own; others take their decision's."""
     landmarks, rows = stream({1: "r S7 7r E7 c7", 2: "b8 r P8 K8"})
     batch, seq, streamed = (np.array(column, np.int64) for column in zip(*rows, strict=True))
     segments = resolve(landmarks, 0, 2)
@@ -160,9 +158,7 @@ def random_log(rng):
 
 
 class Subscriber:
-    """Applies one message at a time, as PostgreSQL's does; only what comes in batches behind
-    ``after`` is noted.
-    """
+    """Applies messages one by one, as PostgreSQL does; notes only batches behind ``after``."""
 
     def __init__(self, after):
         self.after, self.batch, self.applied, self.waiting = after, 0, [], {}

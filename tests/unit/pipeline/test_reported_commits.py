@@ -1,6 +1,4 @@
-"""Which commits of a target some run's result has: the others are told, checked and announced by
-the next run.
-"""
+"""Which commits of a target no run has reported: the next run does."""
 
 from __future__ import annotations
 
@@ -79,9 +77,7 @@ def test_what_is_told(ledger, told, expected):
 
 
 def test_a_run_of_late_without_a_result_was_not_forgotten(ledger):
-    """It hasn't told yet, or was killed before it could, the lake's first: all rows that are left
-    are later ones.
-    """
+    """It is the lake's first: all rows that are left are later ones."""
     tell(ledger, "b", 600)
     assert not ReportedCommits(ledger, at(-1)).has("a", "public.t", 5, at(0), lambda: at(-30))
 

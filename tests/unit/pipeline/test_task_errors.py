@@ -115,9 +115,7 @@ CONFLICTS = {
 
 @pytest.mark.parametrize("text", CONFLICTS)
 def test_what_somebody_elses_commit_is_told_by(text):
-    """A newer run has committed: there is nothing to do, where a defect must not be taken for
-    it.
-    """
+    """A newer run has committed: there is nothing to do, and no defect."""
     assert is_conflict(RuntimeError(text)) is CONFLICTS[text]
 
 

@@ -1,6 +1,4 @@
-"""An Airflow connection as libpq's connection string: what of its extra is passed on, left to
-Airflow, or refused.
-"""
+"""An Airflow connection for libpq: what is passed on, left to Airflow, or refused."""
 
 from __future__ import annotations
 

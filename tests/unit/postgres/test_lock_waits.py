@@ -28,9 +28,7 @@ class Ending:
 
 
 def test_a_session_that_keeps_a_limit_is_closed():
-    """It would end later statements. What was done inside did succeed, so that nothing is raised:
-    a slot, for example, was created.
-    """
+    """It would end later statements. What was done has succeeded, so nothing is raised."""
     connection = Ending()
     with limited(connection, "statement_timeout", 1.0):
         pass

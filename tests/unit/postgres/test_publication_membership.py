@@ -1,6 +1,4 @@
-"""What the catalogs' entries tell of the time between two looks: pure; what PostgreSQL makes of
-statements is tests/integration's.
-"""
+"""What the catalogs' entries say of the time between two checks, without a server."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The structure is a promise too: packages are layers, folders stay small, job code runs over Spark
-Connect.
-"""
+"""Packages are layers, folders stay small, job code runs over Spark Connect."""
 
 from __future__ import annotations
 
@@ -71,9 +69,7 @@ def imported(path: Path, *, when_run: bool = False) -> set[str]:
 
 @pytest.mark.parametrize("folder", MAY_IMPORT)
 def test_imports_point_inwards(folder):
-    """Each folder imports only what design's table allows; heavy imports inside functions count
-    too.
-    """
+    """Each folder imports only what the table allows, also inside functions."""
     wrong = {
         str(path.relative_to(ROOT)): sorted(bad)
         for path in modules(folder)
@@ -140,9 +136,7 @@ def package_of(path: Path) -> str:
 
 
 def module_imports(path: Path, known: Mapping[str, Path]) -> set[str]:
-    """Which of these modules a file imports when it runs; a name that a package exports counts as
-    its module.
-    """
+    """Which of these modules a file imports when it runs; exports count as their modules."""
     defined = {EXPORTS.get(name, name) for name in imports(path, when_run=True)}
     return (defined | {name.rpartition(".")[0] for name in defined}) & known.keys()
 
@@ -288,9 +282,7 @@ def test_no_folder_holds_more_modules_than_one_can_read(folder):
 
 
 def test_unit_tests_stand_where_their_modules_do():
-    """``test_<module>*.py`` in the module's folder, or named as the folder for several of its
-    modules.
-    """
+    """``test_<module>*.py`` in the module's folder, or named as the folder."""
     wrong = []
     for path in (ROOT / "tests/unit").rglob("test_*.py"):
         first, *rest = path.relative_to(ROOT / "tests/unit").parent.parts or [""]
@@ -474,9 +466,7 @@ def test_no_public_class_stands_for_two_things():
 
 
 def test_no_public_constant_stands_for_two_things():
-    """Of public modules; private ones may share a name, as one per family of types does. Type
-    variables are none.
-    """
+    """Of public modules; type variables are none."""
 
     def constants(path: Path) -> list[str]:
         if path.name.startswith("_"):
@@ -522,9 +512,7 @@ def _assigned(statement: ast.stmt) -> Iterator[str]:
 
 
 def test_replaced_words_are_no_names():
-    """Of modules, classes, fields, functions, parameters and what modules hold; docs/glossary.md
-    has the words that are ours.
-    """
+    """Of modules and what they hold, classes, fields, functions and parameters."""
     found = set()
     for folder in ("include/waldelta", "include/waldelta_airflow", "include/demo", "spark_jobs"):
         for path in modules(folder):
@@ -544,9 +532,7 @@ def test_plugin_stems_are_unique_and_importable_nowhere_else():
 
 @pytest.mark.parametrize("folder", ["spark_jobs", "include/waldelta/cli/submitted"])
 def test_no_job_module_hides_one_of_the_standard_library(folder):
-    """spark-submit puts the folder of its application first on the path: a profile.py there is what
-    pyspark's cProfile imports.
-    """
+    """spark-submit puts its application's folder first on the path, before the library."""
     stems = {path.stem for path in (ROOT / folder).glob("*")}
     assert stems & sys.stdlib_module_names == set()
 

@@ -1,6 +1,4 @@
-"""What `make bench` computes of what it measured: ratios, targets, the check against the reference,
-tables, the picture.
-"""
+"""What `make bench` computes: ratios, targets, the check against the reference."""
 
 from __future__ import annotations
 
@@ -77,9 +75,7 @@ def test_scores(name, rounds):
 
 
 def test_what_different_runs_measured_is_compared_beside_their_own_drains():
-    """A machine twice as slow in one of the runs makes nothing twice as dear; without a drain there
-    is nothing to say.
-    """
+    """A slower machine makes nothing dearer; without a drain there is nothing to say."""
     drain = measured("backlog-50m-clustered", RECVLOGICAL, [20, 40], baseline=True)
     runs = [
         measured("backlog-1m-clustered", RECVLOGICAL, [10, 10], baseline=True),
@@ -151,9 +147,7 @@ def test_a_reference_is_never_worse_than_itself(pick):
 
 
 def test_ratios_of_seconds_are_guarded_in_the_reference():
-    """What a third more would be worse of: everything whose rounds agree, and whose other side
-    lasts.
-    """
+    """Everything whose rounds agree, and whose other side lasts."""
     stored = read(REFERENCE).scores
     found = check.compare(stored, [replace(one, rounds=[1.3 * one.median]) for one in stored])
     excused = {check.WORSE, check.MISSED, check.UNGUARDED}
@@ -170,9 +164,7 @@ LATTER = [measured("tables-200", "tasks", [30, 31], changes=10_000)]
 
 
 def test_accepted_scores_are_of_all_measurements():
-    """The most memory is that of all workloads, and what compares workloads is there, whichever run
-    measured them.
-    """
+    """The most memory is that of all workloads, whichever run measured them."""
     first = check.accept(None, replace(RESULT, measurements=FORMER, scores=scores(FORMER)))
     accepted = check.accept(first, replace(RESULT, measurements=LATTER, scores=scores(LATTER)))
     found = {one.name: one.rounds for one in accepted.scores}
@@ -192,9 +184,7 @@ def test_the_stored_scores_are_those_of_the_stored_measurements():
 
 
 def test_memory_is_compared_over_what_both_have_measured():
-    """A part of the workloads takes less than all of them did; one that is new is judged by
-    itself.
-    """
+    """A part of the workloads takes less than all; a new one is judged by itself."""
     reference = replace(RESULT, measurements=FORMER, scores=scores(FORMER))
     found = {
         one.name: one for one in check.findings(reference, replace(RESULT, measurements=FORMER[:2]))

@@ -35,9 +35,7 @@ def test_the_copied_pipelines_name_the_connection(store, monkeypatch):
 
 
 def test_a_copied_pipeline_may_have_either_suffix(store, tmp_path):
-    """Airflow reads both. A lake elsewhere would be in a folder, or opened without the
-    connection.
-    """
+    """Airflow reads both. A lake elsewhere would be opened without the connection."""
     (folder := tmp_path / "pipelines").mkdir()
     for name in ("a.yml", "b.yaml"):
         (folder / name).write_text("target:\n  root: '${WALDELTA_LAKE}/a' # here\n")
@@ -75,9 +73,7 @@ def test_the_connection_opens_the_server(store):
 
 
 def test_sparks_key_is_in_its_environment_alone(store, tmp_path, monkeypatch):
-    """Spark's settings are in a file and in its UI. Variables of another account would mix with the
-    store's.
-    """
+    """Spark's settings are in a file and its UI; other accounts' variables would mix in."""
     program = tmp_path / "bin" / "spark-submit"
     program.parent.mkdir()
     program.write_text('#!/bin/sh\nenv > environment\necho "$@" > arguments\n')

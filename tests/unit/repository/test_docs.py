@@ -1,6 +1,4 @@
-"""What the documents name exists: files, anchors, make targets, verbs, errors, keys of the pipeline
-file.
-"""
+"""What the pages name exists: files, anchors, targets, verbs, errors, keys."""
 
 from __future__ import annotations
 
@@ -188,9 +186,7 @@ def test_every_verb_is_explained():
 
 
 def test_the_page_of_errors_has_every_error_that_is_raised():
-    """Each error has one section; only the bases of the tree, which are never the whole story, are
-    left out.
-    """
+    """Each has one section; only the bases of the tree are left out."""
     bases = {"WaldeltaError", "SourceError", "SlotError", "LakeError"}
     assert set(error_sections()) == set(errors()) - bases
 

@@ -1,6 +1,4 @@
-"""Errors are recognised by codes. A text without one is matched in one file, with the version that
-printed it.
-"""
+"""Errors are recognised by codes; texts are in one file, with their version."""
 
 from __future__ import annotations
 

@@ -76,9 +76,7 @@ def test_which_ratios_are_unfounded(row, found):
 
 
 def test_ratios_in_the_tables_are_in_the_reference():
-    """Each is a round of its workload's, or a median, as it is rounded there; otherwise its cell
-    says when it was taken.
-    """
+    """Each is a round or a median of its workload, rounded; or its cell says from when."""
     scores = [score for score in read(REFERENCE).scores if score.unit == "×"]
     ratios = {score.name: [*score.rounds, score.median] for score in scores}
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
@@ -100,9 +98,7 @@ def test_what_the_page_refers_to_is_in_the_reference():
 
 
 def _tells(row: str, score: Score) -> bool:
-    """Whether a row says that a score is missed: by the word, its workload's marker, or its own,
-    and the figure.
-    """
+    """Whether a row says that a score is missed, by the word, a name and the figure."""
     names = [name for found in REFERENCED.findall(row) for name in found.split(", ")]
     is_named = score.name in names or score.name.startswith(
         tuple(f"{name}{end}" for name in names for end in "/: ")

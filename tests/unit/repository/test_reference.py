@@ -1,6 +1,4 @@
-"""The reference pages say what the code says, and the examples of errors are messages that the code
-raises.
-"""
+"""The reference pages follow the code, and examples of errors are its messages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The demo's Spark Connect server alone has its port, on both of the addresses that its clients'
-name for it may mean.
-"""
+"""The demo's Spark Connect server alone has its port, on both loopback addresses."""
 
 from __future__ import annotations
 

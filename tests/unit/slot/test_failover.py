@@ -74,9 +74,7 @@ def test_a_promotion_is_followed_only_within_common_history(case):
 
 
 def test_history_file():
-    """As PostgreSQL writes it, with the reason behind; comments and empty lines aren't
-    timelines.
-    """
+    """As PostgreSQL writes it, with reasons; comments and empty lines aren't timelines."""
     text = (
         "1\t0/3000148\tno recovery target specified\n\n# note\n2\tA/50\tbefore 2026-01-01"
         " 00:00:00+00\n"
@@ -123,9 +121,7 @@ FURTHEST = {
 
 @pytest.mark.parametrize("moves, furthest", FURTHEST.values(), ids=FURTHEST)
 def test_how_far_the_slot_was_read_in_the_present_history(moves, furthest, lake):
-    """Beyond a failover the server has other WAL; passing over it because the old server's was idle
-    would lose changes.
-    """
+    """After a failover the server has other WAL, which must not be passed over."""
     ledger = Ledger(Lake(lake))
     for row in moves:
         ledger.append(row)
@@ -205,9 +201,7 @@ def job_on(lake: str) -> Job:
 
 
 def test_a_run_on_the_old_server_lands_nothing_more(lake):
-    """Its lock is the old server's, so nothing else tells it that another run went on with the new
-    one.
-    """
+    """Its lock is the old server's, so nothing else says that another run went on."""
     job = job_on(lake)
     job.ledger.append(move("created", 10))
     late = job.read_identity()
@@ -236,9 +230,7 @@ def test_a_history_that_cannot_be_read_is_asked_for_again(lake):
 
 
 def test_a_promotion_is_recorded_once(lake):
-    """A run that wakes up behind another one's record would add that the present timeline was left
-    there, too.
-    """
+    """A run behind another's record would add that the current timeline was left too."""
     job = job_on(lake)
     job.ledger.append(move("created", 5))
     promotion = Promotion(SlotIdentity("s", "1", 2, "0/1"), Lsn(7))

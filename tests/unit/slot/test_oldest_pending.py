@@ -1,6 +1,4 @@
-"""When the oldest commit was made that a target lacks: by the change log's rows, however they came
-there.
-"""
+"""When the oldest commit was made that a target lacks, by the change log's rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Reading from a standby: its lag, what takes its slot away, and what a pipeline file may say of
-it.
-"""
+"""Reading from a standby: its lag, what costs its slot, and the pipeline file."""
 
 from __future__ import annotations
 
@@ -102,9 +100,7 @@ def test_a_lost_slot_says_what_prevents_it(reason, prevention):
     ],
 )  # fmt: skip
 def test_another_server_s_standby_is_refused(theirs, told):
-    """Another cluster's, one that follows another timeline, and another database, whose slot would
-    never have changes.
-    """
+    """Another cluster's, timeline's or database's, whose slot would never have changes."""
     connection = SimpleNamespace(info=SimpleNamespace(host="db2", port=5432))
     with pytest.raises(NotStandby, match=f"read_from leads .*{told}"):
         _check_follows(connection, STANDBY, theirs)
@@ -165,9 +161,7 @@ def test_a_run_without_the_standby_s_connection_does_not_fall_back_on_the_primar
 
 
 def test_a_standby_that_restarted_is_waited_for(monkeypatch):
-    """It replays again what had landed; WAL that the primary doesn't have either was lost for
-    good.
-    """
+    """It replays again what had landed; WAL that the primary lacks too is lost."""
     identity = SlotIdentity("s", "1", 1, "0/1")
     log = SimpleNamespace(
         last_batch=lambda: 1, landed_end=lambda _: 1200, whole_sizes=lambda *_: {1: 1}
@@ -200,9 +194,7 @@ ENDS = {
 
 @pytest.mark.parametrize("state, is_of_connection, kind", ENDS.values(), ids=ENDS)
 def test_what_ended_a_read(state, is_of_connection, kind):
-    """A connection that was lost is tried again; what the server says of the WAL isn't. The message
-    may have any language.
-    """
+    """A lost connection is retried; what the server says of the WAL isn't, in any language."""
     found = peek_error("s", ServerError(state, "ωωω", "", is_of_connection))
     assert type(found) is kind
     assert found.retryable == (kind is not SourceError)
@@ -298,9 +290,7 @@ def test_a_standby_that_is_away_is_told_before_open_transactions(monkeypatch, la
 
 
 def test_each_setting_is_judged_where_it_counts():
-    """Sessions that hold snapshots and locks are the primary's; the slot, its WAL and its places
-    the standby's.
-    """
+    """Snapshots' and locks' sessions are the primary's; slot and WAL the standby's."""
     usual = {"max_slot_wal_keep_size": "1", "max_replication_slots": "1", "server_encoding": "UTF8"}
     timeouts = {"idle_in_transaction_session_timeout": "7", "idle_session_timeout": "7"}
 

@@ -18,9 +18,7 @@ from waldelta.spark.runner import LOCAL_TASKS
 
 @pytest.mark.parametrize("uses", [0, 2])
 def test_a_session_is_made_by_its_first_use(monkeypatch, uses):
-    """Once, and stopped where it was made; a named error that it can't be made by reaches whoever
-    uses it.
-    """
+    """Once, and stopped where it was made; its error reaches whoever uses it."""
     made, stopped = [], []
 
     def make(*_, name, **__):

@@ -48,9 +48,7 @@ def test_a_session_is_stopped_without_waiting_for_accumulators(monkeypatch, fail
 
 
 def test_pyspark_still_has_them_there():
-    """Else a fresh JVM's jobs would be slower by up to a second and a half again, and nobody would
-    see why.
-    """
+    """Else a fresh JVM's jobs would be slower by a second, and nobody would see why."""
     assert "_accumulatorServer" in SparkContext._do_init.__code__.co_names
     assert callable(AccumulatorTCPServer.shutdown)
 

@@ -203,9 +203,7 @@ NUMERIC_TEXT = numeric_text("v")
     ids=str,
 )  # fmt: skip
 def test_forms_that_spark_compares(pg_type, options, exact, equal):
-    """What equality would take for the same though it isn't, or can't compare, is brought into
-    another form.
-    """
+    """What equality would confuse, or can't compare, is brought into another form."""
     kind = target_type(pg_type, options)
     assert (kind.exact_sql("v"), kind.equal_sql("v")) == (exact, equal)
     assert stored_type(pg_type.name, kind.spark).exact_sql("v") == exact
@@ -401,9 +399,7 @@ CHOSEN = [
 
 @pytest.mark.parametrize("case", range(len(CHOSEN)))
 def test_chosen_types_hold_what_is_exact(case):
-    """Alone, together and beside nulls: a value is held exactly or stands verbatim, and nothing
-    else does.
-    """
+    """A value is held exactly or stands verbatim, alone, together and beside nulls."""
     pg_type, options, held, unheld = CHOSEN[case]
     target = target_type(pg_type, options)
     every = [*held.items(), *((text, None) for text in unheld)]
@@ -417,9 +413,7 @@ def test_chosen_types_hold_what_is_exact(case):
 
 
 def test_any_json_is_held_or_kept():
-    """Random documents: those with a key twice in one object are raw, in whatever company, and no
-    other.
-    """
+    """Random documents: only those with a key twice in one object are raw."""
     rng = chosen_random()
     names = ["a", "b", 'q"', "x:{", "[", "ü", ""]
 
@@ -492,9 +486,7 @@ def test_nulls_may_have_bytes_beneath(pg_type):
 
 @pytest.mark.parametrize("pg_type", FAMILIES, ids=lambda t: t.name)
 def test_any_text_is_held_or_kept(pg_type):
-    """Random texts of the type's own characters never raise: each is read, or stands verbatim in
-    raw.
-    """
+    """Random texts of the type's own characters never raise: each is read or raw."""
     rng = chosen_random()
     alphabet = '{}[]",\\;:=> NULL0123456789-.eEtfxinfity+BCü()'
     known = [t for kind, t, _ in VALUES if kind == pg_type]
@@ -557,9 +549,7 @@ def test_bytes_that_are_not_utf8(pg_type):
 
 
 def test_copy_expressions_quote_the_column():
-    """Any column name is a quoted identifier, and values outside Spark's calendar are selected as
-    text beside them.
-    """
+    """Any name is quoted; values outside Spark's calendar are selected as text too."""
     column = sql.Identifier('odd "name"')
     value, raw = target_type(DATE).copy_expressions(column)
     assert '"odd ""name"""::pg_catalog."date"' in value.as_string(None)

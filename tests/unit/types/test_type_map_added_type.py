@@ -1,6 +1,4 @@
-"""A type is added by its class and its entry in the type map alone: what it says is what all
-stages go by.
-"""
+"""A type is added by its class and its entry alone: all stages go by these."""
 
 from __future__ import annotations
 

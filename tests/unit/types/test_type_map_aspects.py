@@ -1,6 +1,4 @@
-"""What each type of the lake answers to those who ask for more than its values: no type is left
-without an answer.
-"""
+"""What each type of the lake answers besides its values: none lacks an answer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What an operator meets when it executes: connections, a context, and a job that is a real child
-process.
-"""
+"""What an operator meets: connections, a context, and a job that is a real process."""
 
 from __future__ import annotations
 
@@ -103,9 +101,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeJob:
 
 @pytest.fixture
 def spark_submit_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: FakeJob) -> Path:
-    """A spark-submit first on PATH that records its arguments and runs the job as the real one
-    would.
-    """
+    """A spark-submit first on PATH that records its arguments and runs the job."""
     folder = tmp_path / "bin"
     folder.mkdir()
     program = folder / "spark-submit"
@@ -131,9 +127,7 @@ def spark_submit_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: F
 
 @pytest.fixture
 def open_pages() -> Callable[[str | None], TestClient]:
-    """A client of the plugin's application as a user with a role of Airflow's (None: without
-    any).
-    """
+    """A client of the plugin's application as a user with an Airflow role, or None."""
     from fastapi.testclient import TestClient
 
     return lambda role: TestClient(plugin_app(role))

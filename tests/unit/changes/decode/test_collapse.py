@@ -103,9 +103,7 @@ def apply_net(target: dict, net: pa.Table) -> dict:
 
 
 def random_events(rng: random.Random, target: dict, count: int) -> list:
-    """A consistent stream: inserts of free keys, moves onto free keys, updates and deletes of rows
-    that are there.
-    """
+    """A consistent stream: inserts of free keys, moves onto them, updates and deletes."""
     live, events = set(target), []
     for number in range(count):
         free = [key for key in range(12) if key not in live]
@@ -129,9 +127,7 @@ def random_events(rng: random.Random, target: dict, count: int) -> list:
 
 
 def test_random_batches_equal_a_plain_simulation():
-    """Whatever a consistent source does, collapse and merge leave what applying every change alone
-    leaves.
-    """
+    """Collapse and merge leave what applying every change of a consistent source alone leaves."""
     rng = chosen_random()
     for _ in rounds(400):
         target = {
@@ -151,9 +147,7 @@ def test_updates_of_rows_the_target_lacks_are_skipped():
 
 
 def test_random_batches_with_rows_that_never_arrived():
-    """Changes of rows that the batch itself shows to be missing are nothing to the rows that are
-    there.
-    """
+    """Changes of rows that the batch shows to be missing are nothing to rows that are there."""
     rng = chosen_random()
     for _ in rounds(400):
         events: list = []
@@ -189,9 +183,7 @@ def test_random_batches_with_rows_that_never_arrived():
 
 
 def test_a_second_application_changes_nothing():
-    """Net changes without moves can be merged twice, as after a crash between merge and
-    watermark.
-    """
+    """Net changes without moves can be merged twice, as after a crash before the watermark."""
     events = [("I", None, 1, "a", "x"), ("U", 2, 2, "b", "~"), ("D", 3, None, None, None)]
     net = collapse(events_table(events), SHAPE)
     once = apply_net({2: ("o", "t"), 3: ("o", "t")}, net)

@@ -1,6 +1,4 @@
-"""Collapse of tables without a key: tables of cases, and random batches against a plain simulation
-of a multiset.
-"""
+"""Collapse of tables without a key: cases, and random batches against a plain multiset."""
 
 from __future__ import annotations
 
@@ -112,9 +110,7 @@ def apply_one_by_one(target: Counter, events) -> Counter:
 
 
 def apply_net(target: Counter, net: list[tuple]) -> Counter:
-    """What the rewrite does: copies are taken from the target as it was, in the order of their
-    place.
-    """
+    """What the rewrite does: copies are taken from the target as it was, in their order."""
     taken, added = Counter(), Counter()
     for action, base, final in net:
         if action == "insert":
@@ -142,9 +138,7 @@ def random_events(rng: random.Random, target: Counter, count: int, *, of_missing
 
 @pytest.mark.parametrize("of_missing", [False, True], ids=["consistent", "deletes of missing rows"])
 def test_random_batches_equal_a_plain_simulation(of_missing):
-    """Whatever the source does to copies, collapse and rewrite leave what applying every change
-    alone leaves.
-    """
+    """Collapse and rewrite leave what applying every change alone leaves."""
     rng = chosen_random()
     for _ in rounds(600):
         target = Counter({row: rng.randrange(3) for row in [A, B, C, N]})

@@ -1,6 +1,4 @@
-"""Columns of more bytes than the offsets of one Arrow array can count: the limits made small, the
-result is the same.
-"""
+"""Columns of more bytes than one Arrow array's offsets can count give the same result."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ def events_of(rng, plan):
 
 @pytest.mark.parametrize("key", [(0,), ()], ids=["with a key", "without"])
 def test_the_result_is_the_same(monkeypatch, key):
-    """Gathered with wide offsets, read in pieces, verbatim values included; types are the plan's
-    all the same.
-    """
+    """With wide offsets, in pieces, with verbatim values; types are the plan's all the same."""
     rng, plan = chosen_random(), plan_of(key)
     for _ in rounds(50):
         events = events_of(rng, plan)

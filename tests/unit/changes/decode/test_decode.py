@@ -1,6 +1,4 @@
-"""From messages as the server sends them to events in commit order: streamed, prepared, and
-described by which Relation.
-"""
+"""From messages to events in commit order: streamed, prepared, and by which Relation."""
 
 from __future__ import annotations
 
@@ -259,9 +257,7 @@ def tally(log):
 
 
 def test_the_tally_is_the_plain_account_of_a_streamed_batch():
-    """Void chunks and rolled back savepoints don't count, nor does a streamed transaction of
-    nothing published.
-    """
+    """Void chunks, rolled back savepoints and transactions of nothing published don't count."""
     log = change_log(
         chunk(7, described(xid=7), row(1, 7), row(2, 8), enc.truncate([T], xid=7))
         + plain(9, described(), row(3), enc.delete(T, key=["1", None]))
@@ -302,9 +298,7 @@ def test_rows_of_prepared_transactions_are_counted_by_transaction():
 
 
 def test_an_unchanged_value_comes_from_the_whole_old_row():
-    """Of a target with a filter of its own, by REPLICA IDENTITY FULL: a row that enters the target
-    needs no other place for the value.
-    """
+    """By REPLICA IDENTITY FULL a row that enters a filtered target has all values."""
     update = enc.update(T, ["1", enc.UNCHANGED], old=["1", "large"])
     log = change_log(plain(9, described(), update))
     plan = replace(

@@ -1,6 +1,4 @@
-"""Any single message that is skipped, while landing or once it has landed: the others count as
-ever, and nothing else goes wrong.
-"""
+"""Any single message that is skipped, while landing or later: the others count as ever."""
 
 from __future__ import annotations
 
@@ -148,9 +146,7 @@ def landed(whole):
 
 @pytest.mark.parametrize("number", range(len(FIRST)))
 def test_any_message_skipped_while_landing(tmp_path, landed, number):
-    """It is counted as the server counts it; what it says, and what can't be told without it, is
-    all that is left out.
-    """
+    """The server's counts stay; only what needs the message is left out."""
     log = write(tmp_path, [FIRST, SECOND], [unread(FIRST, number)])
     for batch, expected in landed.items():
         found = log.landed(batch)
@@ -203,9 +199,7 @@ def test_a_message_that_nobody_has_skipped_counts(tmp_path, whole):
 
 
 def skips(messages, whole, version):
-    """What landing asks an operator to skip, one after the other, until it reads all of one
-    call.
-    """
+    """What landing asks an operator to skip, one by one, until it reads a whole call."""
     xids, data = zip(*messages, strict=True)
     asked = []
     while len(asked) == len(set(asked)):
@@ -283,9 +277,7 @@ def test_rows_behind_a_relation_that_is_skipped_are_described_by_no_other(tmp_pa
 
 
 def test_a_row_that_nothing_describes_may_be_skipped(tmp_path):
-    """With all others of its relation that nothing describes, in that batch; it is an error until
-    then.
-    """
+    """With all others of its relation in that batch; it is an error until then."""
     messages = plain(6, row(1), row(2))
     log = write(tmp_path, [messages, SECOND])
     with pytest.raises(DecodeError, match="no Relation message before it"):

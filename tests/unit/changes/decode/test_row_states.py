@@ -114,9 +114,7 @@ def applied(target, rows, truncates):
 
 
 def follow_each_other_in_time(rows):
-    """No state ends before it began, nor begins before the one ended that its key had in this
-    range.
-    """
+    """No state ends before it began, nor begins before its key's last one ended."""
     ends = {}
     states = [row for row in rows if row["action"] in ("insert", "update")]
     for row in sorted(states, key=itemgetter("lsn")):
@@ -184,9 +182,7 @@ def test_soft_delete_has_one_row_for_each_key_its_last_one():
 
 
 def test_a_changelog_has_every_change_in_order():
-    """An unchanged large value is the newest one that the range tells; a move tells the key
-    before.
-    """
+    """An unchanged large value is the newest that the range tells; a move tells the key before."""
     table = Table({1: "a", 2: "b"})
     table.events = [
         event(1, UPDATE, 10, 1, 1, "new"),
@@ -247,9 +243,7 @@ SET_BACK = {
 
 @pytest.mark.parametrize("name", SET_BACK)
 def test_no_state_ends_before_it_began(name):
-    """Whatever the clock of the source does, whoever asks by time finds states that follow each
-    other.
-    """
+    """Whatever the source's clock does, states follow each other in time."""
     events, truncates, expected = SET_BACK[name]
     rows = unfolded(SimpleNamespace(events=events), Unfolding(Fold.STATES, 0, truncates))
     told = sorted(

@@ -1,6 +1,4 @@
-"""Which rows of a target without a key the net changes take, by Arrow: cases, and random ones
-against a plain simulation.
-"""
+"""Which keyless rows the net changes take, by Arrow: cases, and a plain simulation."""
 
 from __future__ import annotations
 
@@ -114,9 +112,7 @@ def written_as(values, raw):
 
 
 def test_random_changes_take_what_a_plain_simulation_takes():
-    """One target row for each change as long as there is one, and of rows that are written alike as
-    many as possible.
-    """
+    """One row for each change while there is one, preferring rows that are written alike."""
     seed = random.randrange(1 << 32)
     rng = random.Random(seed)
 

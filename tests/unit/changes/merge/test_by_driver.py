@@ -1,6 +1,4 @@
-"""Merging without Spark: what a target holds afterwards, what its commit says, and what is left to
-Spark.
-"""
+"""Merging without Spark: the target's rows, the commit, and what is left to Spark."""
 
 from __future__ import annotations
 
@@ -97,9 +95,7 @@ def held(job) -> dict:
 
 
 def test_new_rows_alone_are_added_in_files_of_their_own(job, monkeypatch):
-    """Until there are many; then all are written anew as one. Every so often there is a checkpoint,
-    which keeps the watermark.
-    """
+    """Until there are many, then all become one; a checkpoint keeps the watermark."""
     monkeypatch.setattr("waldelta.lake.delta_target.CHECKPOINT_INTERVAL", 3)
     monkeypatch.setattr(module, "_MOST_FILES", 3)
     files = []
@@ -167,9 +163,7 @@ def test_rows_that_unpack_to_much_are_not_read_at_all(tmp_path, monkeypatch):
 
 
 def test_duplicate_rows_of_merged_partitions(job):
-    """A change takes one of the equal rows, the truncated leaf's rows are gone, and a column that
-    the source lacks keeps its values.
-    """
+    """One of the equal rows changes; a truncated leaf's go; own columns keep their values."""
     schema = pa.schema([("v", pa.string()), ("_wd_relid", pa.int64()), *list(SCHEMA)[3:]])
     held = [("a", 1), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
     target = [{"v": v, "_wd_relid": leaf, "gone": 0.5, "_wd_lsn": -1} for v, leaf in held]

@@ -1,6 +1,4 @@
-"""Merging file by file in tasks: the same as without them, in many files of which only those that
-are concerned change.
-"""
+"""Merging file by file in tasks changes only the files that are concerned."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Which files may hold changed keys, by what a log of Delta's tells of them: none that does is left
-out, whoever wrote it.
-"""
+"""Which files may hold changed keys by the Delta log: none that does is left out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What merging in the driver and merging file by file have in common: rows, the commit, and what is
-left to Spark.
-"""
+"""What merging in the driver and by file have in common: rows, commit, what Spark does."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ def merged(request):
 
 
 def test_random_batches_equal_a_plain_simulation(job, merged):
-    """Batch after batch the target holds what applying every change alone leaves, in however many
-    files.
-    """
+    """Batch after batch the target holds what applying every change alone leaves."""
     rng = chosen_random()
     expected, last = {key: (f"b{key}", f"bt{key}") for key in range(6)}, 0
     write_files(job, *([(key, *values)] for key, values in expected.items()))

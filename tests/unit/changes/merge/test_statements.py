@@ -16,9 +16,7 @@ NAMES = ("v", "the `key`", "it's")
 
 
 def test_merge_statement():
-    """The row is found by its base key, takes its new key, and keeps what came as unchanged
-    TOAST.
-    """
+    """The row is found by its base key, takes its new one, and keeps unchanged TOAST."""
     assert (
         merge_statement("delta.`file:///l/s/t`", "src", NAMES, SHAPE, metadata_columns=False)
         == "merge into delta.`file:///l/s/t` as t\n"
@@ -33,9 +31,7 @@ def test_merge_statement():
 
 
 def test_truncated_leaves():
-    """Rows of a truncated leaf go unless a change brings them back; without a key they aren't there
-    any more.
-    """
+    """Rows of a truncated leaf go unless a change brings them back."""
     cut = {"metadata_columns": False, "truncated": (7, 9)}
     merged = merge_statement("delta.`u`", "src", NAMES, SHAPE, **cut)
     assert merged.endswith("\nwhen not matched by source and t._wd_relid in (7, 9) then delete")
@@ -72,9 +68,7 @@ def test_names_cannot_end_a_statement():
 
 
 def test_rewrite_statement():
-    """Without a key, columns are compared by position, whatever they are called, and maps by their
-    entries.
-    """
+    """Without a key, columns are compared by position, and maps by their entries."""
     columns = [("the `row", Text()), ("n", NumericAsText()), ("h", Hstore())]
     table = KeylessTarget(columns, metadata_columns=True, others=["it`s gone"])
     statement = rewrite_statement("delta.`u`", "src", table)

@@ -1,6 +1,4 @@
-"""What becomes of staged changes: gone once the statement that reads them is over, as far as
-anybody knows.
-"""
+"""Staged changes are gone once the statement that reads them is over."""
 
 from __future__ import annotations
 

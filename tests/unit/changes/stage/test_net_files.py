@@ -50,9 +50,7 @@ class Marked(FSSpecHandler):
 
 @pytest.mark.parametrize("kind", [FileType.File, FileType.Directory], ids=lambda kind: kind.name)
 def test_a_folder_with_a_marker_object(tmp_path, monkeypatch, kind):
-    """Its entry has no name: a folder is all that there is in S3, so a store lists it among the
-    objects in it.
-    """
+    """A store lists it, without a name, among the objects of its folder."""
     for name, rows in (
         ("part-1.parquet", 2),
         ("part-0.parquet", 3),

@@ -1,6 +1,4 @@
-"""Messages of many tables, written anew by table: each gets its own, in the order of the log, by
-however few reads.
-"""
+"""Messages of many tables, written by table: in the log's order, by few reads."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ def insert(oid, key, xid=None):
 
 
 def mixed_batches(rng, transactions=40):
-    """Batches in which every table has rows of plain, streamed and prepared transactions, some of
-    which are rolled back.
-    """
+    """Every table has rows of plain, streamed and prepared transactions, some rolled back."""
     batches, keys = [], iter(range(1_000_000))
     for _ in range(3):
         messages = []

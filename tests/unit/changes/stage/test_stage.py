@@ -25,9 +25,7 @@ from waldelta.snapshot.read_table import RAW_TYPE
     ("moves", "may_move", "tasks"), [(False, False, 3), (True, False, 1), (False, True, 1)]
 )
 def test_one_task_collapses_rows_that_change_their_key(moves, may_move, tasks):
-    """A chain of moves has its events at several keys. With REPLICA IDENTITY FULL no envelope says
-    whether there are any.
-    """
+    """A chain of moves has events at several keys; with REPLICA IDENTITY FULL nobody can tell."""
     volume = Volume(3 * ROWS_PER_COLLAPSE, moves, 0)
     assert buckets_for(SimpleNamespace(volume=volume, may_move=may_move)) == tasks
 

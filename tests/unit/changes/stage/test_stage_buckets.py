@@ -1,6 +1,4 @@
-"""Which task a row belongs to: the same for equal keys, whatever process, chunk or slice they stand
-in.
-"""
+"""Which task a row belongs to: the same for equal keys, wherever they stand."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A batch's file of the change log, and the commit that adds it: what is there afterwards, whatever
-comes between.
-"""
+"""A batch's file of the change log and its commit, whatever comes between."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ def files(log) -> list[Path]:
 
 
 def test_a_log_is_made_where_there_is_nothing(log, tmp_path):
-    """Made again it stays as it is; beside files of who knows whom none is made, nor where none can
-    be.
-    """
+    """Made again it stays; beside unknown files, or where none can be, none is made."""
     land(log, 1, part((0, 7, 500, 90)))
     log.create(SCHEMA)
     assert log.last_batch() == 1

@@ -16,9 +16,7 @@ from waldelta.lake.changelog.batch_range import split_by_relation
 
 @pytest.mark.parametrize("ids", [[], [7], [7, 7, 7], [9, 7, 9, 8, 7]])
 def test_rows_are_split_by_relation_in_the_order_of_the_log(ids):
-    """Also when there are none: every message of a range may belong to transactions that don't
-    count.
-    """
+    """Also when there are none: all messages may be of transactions that don't count."""
     rows = pa.table(
         {"relation_id": pa.array(ids, pa.int64()), "seq": pa.array(range(len(ids)), pa.int64())}
     )

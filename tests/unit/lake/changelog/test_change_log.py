@@ -1,6 +1,4 @@
-"""What the change log says of a range of its batches without reading their rows, and how it forgets
-them.
-"""
+"""What the change log knows of batches without reading rows, and how it forgets them."""
 
 from __future__ import annotations
 
@@ -95,9 +93,7 @@ def test_how_far_a_copy_has_all_that_landed(tmp_path, snapshot, after, expected)
 
 
 def test_batches_are_forgotten_while_another_lands(tmp_path, monkeypatch):
-    """Both commits count. Files that a version of the last week consists of stay; those of nobody
-    go, and the empty folders of old batches.
-    """
+    """Both commits count; files of the last week stay, orphans and empty folders go."""
     log = written(tmp_path, ROWS, ROWS, ROWS)
     stale, open_log = log.place.open(), log.place.open
     folder = local_path(log.uri)

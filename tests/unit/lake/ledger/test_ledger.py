@@ -1,6 +1,4 @@
-"""The ledger on a local disk: total order whatever the clocks say, filtered reads of few files, and
-what pruning keeps.
-"""
+"""The ledger on a local disk: total order, reads of few files, and what pruning keeps."""
 
 from __future__ import annotations
 
@@ -188,9 +186,7 @@ def test_large_files_are_not_written_again(ledger, monkeypatch):
 
 
 def test_who_comes_too_late_adds_nothing(ledger):
-    """A run that slept while another one went on knows an older row than the newest: what it would
-    say isn't so any more.
-    """
+    """A run that slept knows an older row than the newest: what it would say is outdated."""
     begun = ledger.append_state(state("t", 1, "copying", NOON), None)
     ledger.append_state(state("u", 1, "copying", OLD), None)
     copied = ledger.append_state(state("t", 1, "synced", OLD), begun)
@@ -221,9 +217,7 @@ def test_who_comes_too_late_adds_nothing(ledger):
     ],
 )
 def test_the_attempt_that_began_last_tells_what_became_of_a_run(ledger, late, newest, refused):
-    """One that slept while the next did its work ends after that, and mostly fails; told before
-    that, it hides nothing.
-    """
+    """One that slept ends after the next, and mostly fails; recorded earlier it hides nothing."""
     earlier, later = (
         replace(run("r"), begun=ledger.begin_run("r", "consume"), changes=n) for n in range(2)
     )
@@ -235,9 +229,7 @@ def test_the_attempt_that_began_last_tells_what_became_of_a_run(ledger, late, ne
 
 
 def test_a_clock_that_is_behind_makes_no_attempt_an_earlier_one(ledger):
-    """Whoever begins has seen what was told of the run; of other runs, and other verbs, nothing is
-    asked.
-    """
+    """Whoever begins has seen what is recorded of the run; other runs and verbs don't matter."""
     ledger.append_run(run("r", now() + DAY, status="failed"))
     for status in ("running", "succeeded"):
         begun = ledger.begin_run("r", "consume")
@@ -422,18 +414,14 @@ def test_moves_that_recovery_rests_on_are_kept(moves, kept):
 
 
 def test_moves_over_batches_that_the_change_log_holds_are_kept():
-    """They say how many messages landed, however long a target that fails keeps the log from being
-    pruned.
-    """
+    """They say how many messages landed, however long a failing target keeps the log."""
     moves = [landed(10 * batch, batch) for batch in (1, 2, 3, 4)]
     assert keep_moves(moves, NOON + DAY, 2) == [False, True, True, True]
     assert keep_moves(moves, NOON + DAY) == [False, False, False, True]
 
 
 def test_batches_that_were_consumed(ledger):
-    """By the first move over each that counted its messages; a slot that went back is moved over
-    them again, and counts what is left.
-    """
+    """By the first move over each that counted; a slot that went back counts the rest again."""
     rows = [
         landed(10, 1),
         replace(landed(20, 2), messages=5),
@@ -476,9 +464,7 @@ def test_what_a_runs_attempts_landed(ledger, moves, landed):
 
 
 def test_the_latest_state_and_copy_of_each_target_are_kept():
-    """And how that copy began, by which it is told from a repair; and the first of each set of
-    columns: the schema's history.
-    """
+    """And how that copy began, and the first of each set of columns: the schema's history."""
     began = [state("a", n, "copying", OLD) for n in (2, 3)]
     assert keep_states(
         [began[0], state("a", 2, "synced", OLD), began[1], state("a", 3, "synced", OLD)], NOON - DAY
@@ -540,9 +526,7 @@ def test_cuts_expire_but_for_the_newest(ledger):
 
 
 def test_cuts_are_kept_as_long_as_the_change_log_needs_them():
-    """Maintenance tells by old cuts which batches may go, and a replay where the log begins; the
-    newest always stays.
-    """
+    """Old cuts say which batches may go, and where the log begins; the newest stays."""
     cuts = [cut(1, OLD), cut(2, OLD), cut(3, OLD), cut(4)]
     assert keep_cuts(cuts, NOON - DAY, 3) == [False, True, True, True]
     assert keep_cuts(cuts, NOON - DAY, None) == [False, False, False, True]
@@ -577,9 +561,7 @@ def test_structs_of_an_earlier_version_get_the_fields_of_this_one(lake):
 
 
 def test_what_rewrites_are_told_by_comes_back_as_it_was(lake):
-    """A state that is recorded equals what the catalogs say, or every run would record it again;
-    older ones have no labels.
-    """
+    """Else every run would record the state again; older ones have no labels."""
     storage = StorageState(
         [FileState(1, 2)], [AttributeState(1, 700, has_missing=True)], [LabelState(1, 5, "sad")]
     )
@@ -597,9 +579,7 @@ def test_what_rewrites_are_told_by_comes_back_as_it_was(lake):
 
 
 def test_gaps_are_open_until_their_newest_row_says_otherwise(ledger):
-    """One row a life at a time: whoever comes second, with the row before in hand, adds nothing.
-    The newest is kept.
-    """
+    """One row a life at a time: whoever comes second adds nothing. The newest is kept."""
     rows = [gap(OPEN, "0/1", OLD), gap(CLOSED, "0/1", OLD + DAY), gap(OPEN, "0/2", OLD + 2 * DAY)]
     ledger.append_gap(rows[0], None)
     with pytest.raises(LateWriter):
@@ -615,9 +595,7 @@ def test_gaps_are_open_until_their_newest_row_says_otherwise(ledger):
 
 
 def test_a_limit_on_files_has_a_name(ledger):
-    """Not delta-rs' account of a file that it couldn't copy, which is all that a run would end
-    with.
-    """
+    """Not only delta-rs' account of a file that it couldn't copy."""
     ledger.append(run("r1", NOON))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
@@ -650,9 +628,7 @@ def test_each_file_is_opened_once(lake, monkeypatch):
 
 
 def test_a_scan_reads_columns_from_a_moment_on(ledger):
-    """Also within the millisecond to which statistics of files are rounded, across files, and for
-    columns that aren't there yet.
-    """
+    """Within statistics' millisecond, across files, and for columns that aren't there yet."""
     table = ledger.table(Run)
     assert table.scan(["run_id", "at"]).num_rows == 0
     for number in range(3):
@@ -676,9 +652,7 @@ def test_a_scan_reads_columns_from_a_moment_on(ledger):
 
 
 def test_rewritten_files_are_read_by_parts(ledger, monkeypatch):
-    """One run's result is found without reading those of all others, after a compaction as after
-    maintenance.
-    """
+    """One run's result is found without reading others', also after maintenance."""
     monkeypatch.setattr(Run, "rows_per_group", 10)
     table = ledger.table(Run)
     for half in range(2):
@@ -694,9 +668,7 @@ def test_rewritten_files_are_read_by_parts(ledger, monkeypatch):
 
 
 def test_a_power_cut_leaves_a_ledger_that_can_be_read(lake, tmp_path, monkeypatch):
-    """At any moment: what points to a checkpoint, or lets old entries go, comes after the
-    checkpoint is on the disk.
-    """
+    """The checkpoint is on the disk before anything points to it or old entries go."""
     monkeypatch.setattr(delta_target, "CHECKPOINT_INTERVAL", 3)
     disk, ledger, rows = Disk(monkeypatch), Ledger(Lake(lake)), []
     table = local_path(bookkeeping_uri(lake, SlotMove.table))
@@ -723,9 +695,7 @@ def test_a_power_cut_leaves_a_ledger_that_can_be_read(lake, tmp_path, monkeypatc
 
 
 def test_a_commit_that_a_power_cut_left_empty_is_none(ledger):
-    """As the log's last entry is before it is forced onto the disk, which is behind its files:
-    readers find a version of no change.
-    """
+    """Readers find a version without changes where the log's last entry wasn't forced."""
     for number in range(3):
         ledger.append(move("intent", number))
     log = local_path(bookkeeping_uri(ledger.lake.root, SlotMove.table)) / "_delta_log"
@@ -773,9 +743,7 @@ def test_a_root_with_letters_of_its_own_has_checkpoints(tmp_path, monkeypatch):
     ],
 )
 def test_whether_a_cut_is_told(tmp_path, runs, told):
-    """By whatever run; that maintenance publishes it again changes nothing, nor does a cut of the
-    same number in an earlier life.
-    """
+    """By any run; a cut that maintenance publishes again, or of an earlier life, is no other."""
     ledger = Ledger(Lake(tmp_path.as_uri()))
     ledger.append(replace(cut(7, NOON - DAY), end_lsn=3))
     made = replace(cut(7), targets=[TargetCut("t", 1, 7, inserted=1), TargetCut("u", 1, 3)])

@@ -36,9 +36,7 @@ def told(quarantine, generation=1):
 
 
 def test_a_batch_that_is_done_again_replaces_its_rows(lake):
-    """What a killed run wrote for batches it never applied goes; other tables, copies and older
-    batches stay.
-    """
+    """Rows of batches that were never applied go; other tables, copies and batches stay."""
     quarantine = Quarantine(Lake(lake))
     assert told(quarantine) == []
     quarantine.replace(NAME, 1, 0, [row(QUARANTINED, "a", 3), row(COMPLETED, "b", 3)])
@@ -153,9 +151,7 @@ def test_what_a_copy_is_known_to_lack(lake, rows, expected):
 
 
 def test_rows_that_came_without_a_value_are_counted(lake):
-    """Of the copy that is there; not those that a gate keeps out, nor what somebody has
-    decided on.
-    """
+    """Of the current copy; not those that a gate keeps out, or that were decided on."""
     quarantine = Quarantine(Lake(lake))
     assert quarantine.unknown_counts({NAME: 1}) == {}
     whole = replace(row(QUARANTINED, "gate", 1), columns=[], reason=f"{FAILS}positive")
@@ -224,9 +220,7 @@ def test_pruning_keeps_what_is_open_and_what_is_young(lake):
 
 
 def test_a_table_of_an_older_version_gets_what_it_lacks(lake):
-    """Its rows stay as they are; both ways of writing add the columns, and rows are found again by
-    the same id.
-    """
+    """Both ways of writing add the columns; rows stay and keep their ids."""
     write_earlier(lake, [row(QUARANTINED, "a", 3)], ["messages", "by", "row_id"])
     quarantine = Quarantine(Lake(lake))
     (held,) = quarantine.rows(NAME, 1)

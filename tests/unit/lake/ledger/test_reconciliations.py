@@ -121,9 +121,7 @@ def test_whoever_is_always_too_late_gives_up(tmp_path, monkeypatch):
 
 
 def test_the_last_answer_of_each_table_is_kept(tmp_path):
-    """However old it is, as are the last attempt since and the last answer of all columns; a table
-    that nobody compares any more differs still.
-    """
+    """And the last attempt since, and the last of all columns, however old."""
     kept = Reconciliations(Lake(tmp_path.as_uri()))
     long_ago = [
         ("public.t", "different"),

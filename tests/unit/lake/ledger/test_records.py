@@ -1,6 +1,4 @@
-"""The tables of the ledger as lakes have them: what is derived from a row's class never changes
-them.
-"""
+"""The tables of the ledger as lakes have them: no change of a class changes them."""
 
 from __future__ import annotations
 

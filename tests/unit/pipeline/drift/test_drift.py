@@ -116,9 +116,7 @@ CASES = [
 
 @cases("file, held, now, reason, mends", CASES)
 def test_find_drift(file, held, now, reason, mends):
-    """What the pipeline file changed is mended, what others changed is told, unless the file says
-    otherwise.
-    """
+    """What the file changed is repaired, other changes are reported, unless it says otherwise."""
     drift = find_drift(pipeline(**file), state(**held), table(**now), CatalogTable())
     if reason is None:
         assert drift is None
@@ -129,9 +127,7 @@ def test_find_drift(file, held, now, reason, mends):
 
 
 def test_a_partition_made_as_one_is_no_drift():
-    """It was born empty, so all of its rows were sent; one that was attached is told, and that
-    alone.
-    """
+    """It was empty at first, so all rows were sent; an attached one is reported."""
     present = CatalogTable(
         storage=StorageState([FileState(oid, oid) for oid in (10, 11, 12)]),
         attached={12: "public.t_12"},
@@ -261,9 +257,7 @@ LOOKS = [
 @pytest.mark.parametrize("evolves", [True, False])
 @cases("first, looks, told", LOOKS)
 def test_what_look_after_look_tells(first, looks, told, evolves):
-    """That all is as it was again doesn't bring what was sent to nobody; whether the target's
-    columns followed or not.
-    """
+    """Being as it was again doesn't bring what was never sent, whatever the columns did."""
     present = CatalogTable(storage=StorageState([], [AttributeState(n, 1) for n in (1, 2, 3)]))
     held, found = replace(state(WITH_V, publishes=EVERY), entries=to_texts(first)), []
     for look in looks:
@@ -298,9 +292,7 @@ def test_what_was_not_sent_meanwhile_is_mended_by_a_copy(row_filter):
 
 
 def test_a_renamed_column_is_no_drift():
-    """PostgreSQL prints the filter anew; the ledger takes the new text, and a filter that is really
-    another one is told.
-    """
+    """PostgreSQL prints the filter anew, which the ledger takes; another one is reported."""
     held = state(row_filter="((a > 1) AND (id <> ALL (ARRAY[1, 2])))")
     now = [("id", 1), ("b", 2)]
     drift = find_drift(

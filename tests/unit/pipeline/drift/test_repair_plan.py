@@ -116,9 +116,7 @@ def test_entering(before, after, nullable, expected):
 
 
 def test_an_attached_partition_enters_whole():
-    """The others are asked for what the change of the filter lets in; one told of earlier has been
-    waiting since.
-    """
+    """The others give what the filter's change lets in; a reported one was waiting."""
     held = state(row_filter="(a > 5)", leaves=[2], unmended_leaves=[4])
     own = RowFilter("a < 9", "(a < 9)", ("a",))
     found = moving_rows(Repair(held, table(row_filter="(a > 3)", leaves=[2, 3, 4])), own)
@@ -133,9 +131,7 @@ def test_an_attached_partition_enters_whole():
 
 
 def test_leaves_that_are_read_through_one_table_enter_together():
-    """A scan of all partitions for each of them would be as many scans as there are partitions,
-    squared.
-    """
+    """A scan of all partitions for each of them would be squared work."""
     root = Through(TableId("public", "t"), 1)
     after = table(row_filter="(a > 3)", leaves=[2, 3, 4, 5])
     after = replace(

@@ -178,9 +178,7 @@ def test_a_key_that_isnt_one_any_more(held, key, fits):
 
 
 def test_positions_and_fills():
-    """Rows from before a column was added show its default; a renamed column is read under its old
-    name.
-    """
+    """Rows from before a column show its default; a renamed one is read by its old name."""
     came = [relation("id", "a"), relation("id", "b", "c")]
     evolution = plan_evolution(state("id", "a"), came, present(id=1, b=2, c=(3, "7")), TYPES)
     assert evolution.positions == ((0, 1, None), (0, 1, 2))

@@ -1,6 +1,4 @@
-"""What the catalogs tell of rewrites, as a table of cases: the column's row and the table's file,
-before and after.
-"""
+"""What the catalogs say of rewrites: a column's row and the table's file, as cases."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from waldelta.pipeline.drift.unsent_changes import relabelled, rewritten, to_rec
 
 
 def stored(files, *attributes):
-    """Files by oid; attributes as (attnum, xmin, has_missing, default_oid), as far as they
-    matter.
-    """
+    """Files by oid; attributes as (attnum, xmin, has_missing, default_oid), where it matters."""
     return StorageState(
         [FileState(*f) for f in files.items()], [AttributeState(*a) for a in attributes]
     )
@@ -80,9 +76,7 @@ def test_a_target_without_a_record_gets_one():
 
 
 def test_what_is_recorded():
-    """Any other storage, but for one that a new copy or the first rows of a new column have to be
-    judged by.
-    """
+    """Any other storage, but one by which a copy or a new column is judged."""
     assert to_record(state(BEFORE), BEFORE, ()) is None
     assert to_record(state(BEFORE), None, ()) is None
     for case, (present, expected) in CASES.items():
@@ -94,9 +88,7 @@ def test_what_is_recorded():
 
 
 def test_what_came_and_went_is_recorded_while_a_new_column_waits():
-    """It was told, and is no news in the next run; the old files stay, by which the column's first
-    rows are judged.
-    """
+    """It was reported and is no news; old files stay, to judge the column's first rows."""
     before = stored({1: 10, 2: 20}, *ATTRIBUTES)
     now_there = stored({1: 11, 3: 30}, *ATTRIBUTES, (4, 800))
     recorded = to_record(state(before), now_there, ())

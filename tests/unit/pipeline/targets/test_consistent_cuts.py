@@ -1,6 +1,4 @@
-"""Cuts that are handed out can be read, whatever was compacted, vacuumed or deleted since; on real
-Delta tables.
-"""
+"""Cuts that are handed out can be read, whatever was compacted, vacuumed or deleted."""
 
 from __future__ import annotations
 

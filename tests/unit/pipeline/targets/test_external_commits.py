@@ -1,6 +1,4 @@
-"""What a target's Delta log tells: whose commits change data, which versions can be read, how far
-runs have looked.
-"""
+"""What a Delta log says: external commits, readable versions, how far runs have looked."""
 
 from __future__ import annotations
 
@@ -107,9 +105,7 @@ def test_our_own_commits_say_how_far_was_looked(uri):
 
 
 def commit_of(uri, folder, path):
-    """An external writer's commit of one file, or of one whose rows are marked as gone in another
-    one.
-    """
+    """An external commit of a file, or of one whose rows another one marks as deleted."""
     of_marks = (
         {"deletionVector": path | {"sizeInBytes": 1, "cardinality": 1}}
         if isinstance(path, dict)
@@ -246,9 +242,7 @@ def test_a_vacuum_says_what_it_kept(uri):
 
 
 def test_what_was_looked_through(lake):
-    """Of the copy's version and the newest cut's the later one; a cut of another copy says
-    nothing.
-    """
+    """The later of copy's and newest cut's version; a cut of another copy says nothing."""
     cut = BatchCut(now(), "r", 1, 1, None, [TargetCut("t", 2, 7)])
     cases = {(2, 5): 7, (2, 9): 9, (2, None): 7, (3, 5): 5, (3, None): None}
     states = {

@@ -150,9 +150,7 @@ def test_a_target_that_never_had_metadata_columns_is_copied_again(lake, job, sta
 
 
 def test_a_killed_run_is_no_external_writer(job, state):
-    """Its commit has the columns that the ledger doesn't have, and may never have: the source's may
-    have changed again since.
-    """
+    """Its commit has columns that the ledger doesn't have, and may never have."""
     own = {"userMetadata": json.dumps({"waldelta": {"verb": "reshape", "run_id": "run 1"}})}
     commit(job, "ADD COLUMNS", schema_of(id=INT, note=TEXT, amount=FLOAT, new=TEXT), info=own)
     check_columns(job, state)

@@ -1,6 +1,4 @@
-"""What feeds each target, from what is published and what the pipeline file says: one table of
-cases.
-"""
+"""What feeds each target, by publications and pipeline file, as a table of cases."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ def name(table: str) -> TableId:
 
 
 def published(**tables: tuple[int, ...] | int) -> list[PublishedRelation]:
-    """Relations by name: the oid, and the oids above it; with a capital letter in front a
-    partitioned one.
-    """
+    """Relations by name: their oid, and those above; partitioned if capitalized."""
     found = []
     for table, told in tables.items():
         oid, *above = told if isinstance(told, tuple) else (told,)

@@ -142,9 +142,7 @@ def test_a_state_is_changed_under_its_lock_as_it_is_by_then(job, monkeypatch):
 
 @pytest.mark.parametrize("damage", [_gone, _garbled, _not_text, _missing, _of_the_future])
 def test_a_damaged_target_is_named(job, damage):
-    """Looks would fail for all tables, and nothing leave the slot, until somebody had mended this
-    one.
-    """
+    """Else checks would fail for all tables until somebody had repaired this one."""
     uri = job.lake.target(STATE.table_name).uri
     for value in (1, 2):
         write_deltalake(uri, pa.table({"a": [value]}), mode="append")

@@ -1,6 +1,4 @@
-"""requirements.txt is complete and exact: what the code imports is pinned there, and every pin is a
-version.
-"""
+"""requirements.txt is complete and exact: imports are pinned, and pins are versions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The row filter's translation into Spark SQL: faithful, or refused with the place and the
-reason.
-"""
+"""A row filter in Spark SQL: faithful, or refused with place and reason."""
 
 from __future__ import annotations
 
@@ -177,9 +175,7 @@ def test_refused(row_filter, where, reason):
 
 
 def test_other_names_for_columns():
-    """A condition for old rows: every column, and the map of verbatim values, under another
-    name.
-    """
+    """For old rows: every column, and the map of verbatim values, under another name."""
     names = {"v": "old.v", "day": "old.day", "_wd_raw": "old.raw"}
     found = spark_condition(
         published_filter("((v > 1) AND (day > '2024-01-01'::date))"), COLUMNS, names

@@ -1,6 +1,4 @@
-"""Which errors are taken for what PostgreSQL can't decode, and how what is in front of it is
-found.
-"""
+"""Which errors mean that PostgreSQL can't decode, and how what precedes is found."""
 
 from __future__ import annotations
 
@@ -70,9 +68,7 @@ PASSING = [
 
 @pytest.mark.parametrize("sqlstate", PASSING)
 def test_what_may_be_gone_the_next_time_doesnt(sqlstate):
-    """Cancelled, disconnected, locked, out of room or rights, whatever was decoded at that moment;
-    and no value at all.
-    """
+    """Cancelled, disconnected, locked, out of room or rights, and no value at all."""
     assert Refusal.of(ServerError(sqlstate, "x", CONTEXT)) is None
 
 
@@ -95,9 +91,7 @@ def test_an_error_of_no_change_doesnt():
     "before", [(1,), (3, 1), (4, 4, 4, 100, 1), (1,) * 70, (5, 300, 7), (-1, 3), (-1, -1, -1)]
 )
 def test_all_in_front_of_it(before):
-    """A call ends behind the transaction that brings its number of messages; few calls are
-    refused.
-    """
+    """A call ends behind the transaction that reaches its number; few are refused."""
     refused = Refusal("x", "22012", AT)
     asked = []
 
@@ -132,9 +126,7 @@ def test_nothing_is_refused_any_more():
 
 
 def test_a_message_beyond_a_gigabyte_is_no_lack_of_room():
-    """PostgreSQL says the same words of both: a smaller read, or more memory, helps against one of
-    them only.
-    """
+    """PostgreSQL's words are the same, but a smaller read helps only one of them."""
     kinds = [
         type(peek_error("s", ServerError(code, "out of memory", CONTEXT))).__name__
         for code in ("54000", "53200")

@@ -83,9 +83,7 @@ def run(lake):
 
 
 def test_runs_go_on_where_the_last_one_was(run):
-    """Killed or not: each change is in the ledger at once, and nothing as long as the server
-    manages what the file says.
-    """
+    """Each change is in the ledger at once; nothing while the file's window works."""
     first = run()
     first.answered(1, is_whole=True)
     assert first._job.ledger.table(KeptWindow).newest() is None
@@ -107,9 +105,7 @@ def test_runs_go_on_where_the_last_one_was(run):
 
 
 def test_what_replay_ends_is_another_matter(run):
-    """How long a standby waits says nothing of the server's speed: no wider bite in this run, and
-    the next one begins anew.
-    """
+    """A standby's wait says nothing of speed: the window grows only in the next run."""
     bites = run()
     assert bites.ended_by_replay()
     bites.answered(1, is_whole=True)
@@ -121,9 +117,7 @@ def test_what_replay_ends_is_another_matter(run):
 
 
 def test_an_answer_without_room_is_narrowed_for_good(run):
-    """By halves where the server limits it; a full disk is met once more at the most. The next run
-    begins there.
-    """
+    """By halves where the server limits it; a full disk is met once more at most."""
     bites = run()
     assert bites.lacks_room()
     bites.answered(1, is_whole=True)

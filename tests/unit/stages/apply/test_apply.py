@@ -1,6 +1,4 @@
-"""Apply's decisions that need no Spark: which cuts are worth publishing, and what may still be
-merged.
-"""
+"""What apply decides without Spark: cuts worth publishing, and what may be merged."""
 
 from __future__ import annotations
 
@@ -50,9 +48,7 @@ def test_a_cut_is_published_once_and_never_behind_a_later_one(ours, newest, told
 
 
 def test_spark_merges_only_what_this_run_may_still_write(monkeypatch):
-    """Whoever committed while the target was merged here may have taken it over, and copied it
-    again.
-    """
+    """Another run that committed meanwhile may have copied the target again."""
     merged = []
     monkeypatch.setattr(merge_module, "merge_in_driver", lambda *_: None)
     monkeypatch.setattr(merge_module, "_merge", lambda *_: merged.append(1))

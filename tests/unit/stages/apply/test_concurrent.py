@@ -1,6 +1,4 @@
-"""Landing and applying at once: what is applied meanwhile, what is left, and what happens when one
-of them fails or is ended.
-"""
+"""Landing and applying at once: what is applied, what is left, and failures."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ class Applying:
 
 
 def test_landing_goes_on_while_what_has_landed_is_applied():
-    """The second and third batch land during the first one's apply, and are applied together behind
-    it.
-    """
+    """The second and third batch land during the first's apply, and are applied together."""
     applying = Applying()
     with Overlap(newest, applying, WAIT_S) as overlap:
         overlap.landed(batch(1))
@@ -129,9 +125,7 @@ def test_an_apply_that_fails_holds_up_no_landing(caplog):
 
 
 def test_a_landing_that_fails_waits_for_the_step_under_way():
-    """Nothing of the run is at work once it has failed; what had landed behind that step is
-    left.
-    """
+    """Nothing of a failed run is at work; what had landed behind that step is left."""
     applying = Applying()
 
     def land():
@@ -148,9 +142,7 @@ def test_a_landing_that_fails_waits_for_the_step_under_way():
 
 
 def test_a_step_that_hangs_holds_up_the_run_for_its_limit_at_the_most(caplog):
-    """It is left then, told, and goes on with nothing more: the apply that follows has its own
-    limit.
-    """
+    """It is left, reported and ends there: the apply that follows has its own limit."""
     applying = Applying()
     with Overlap(newest, applying, 0.05) as overlap:
         overlap.landed(batch(1))
@@ -182,9 +174,7 @@ def test_a_step_that_was_interrupted_has_a_moment_to_end(caplog):
 
 
 def test_each_step_has_its_own_time():
-    """What is left of the time of the one before says nothing of a step that is just beginning when
-    landing ends.
-    """
+    """The time of the one before says nothing of a step that begins as landing ends."""
     second, may_end, ended = threading.Event(), threading.Event(), []
 
     def apply(upto, _):
@@ -249,9 +239,7 @@ def test_whole_steps(sizes, expected):
 
 
 def test_each_batch_is_weighed_once(monkeypatch):
-    """Of a backlog whose batches come sooner than they are applied, too; those that were applied
-    are forgotten.
-    """
+    """Also of a backlog that lands sooner than it is applied; applied ones are forgotten."""
     asked = []
 
     class Log:

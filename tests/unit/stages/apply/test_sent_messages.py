@@ -1,6 +1,4 @@
-"""The messages that rows came from: found by their keys, wherever they moved, with the bytes as
-they were landed.
-"""
+"""The messages that rows came from, found by their keys, with the bytes that landed."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ def deleted(key):
 
 
 def test_the_messages_of_each_row(lake):
-    """Back to its INSERT, through other keys and later commits; of what another row left at the
-    key, nothing.
-    """
+    """Back to its INSERT, through other keys; of another row at the key nothing."""
     log = change_log(
         [
             *plain(

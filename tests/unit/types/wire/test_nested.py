@@ -1,6 +1,4 @@
-"""Arrays and ranges in binary format, from bytes made here; the real server's are in
-integration/types/test_wire_format.py.
-"""
+"""Arrays and ranges in binary format, from bytes that are made here."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ INT4, TEXT = PgType(23, -1, "integer", type_name="int4"), PgType(25, -1, "text",
 
 
 def array(elements, bounds=None):
-    """array_send of int4 values; ``bounds`` are sizes and lower bounds, for one dimension by
-    default.
-    """
+    """array_send of int4 values; ``bounds`` are sizes and lower bounds, by default one."""
     bounds = ([(len(elements), 1)] if elements else []) if bounds is None else bounds
     body = b"".join(
         struct.pack("!i", -1) if v is None else struct.pack("!ii", 4, v) for v in elements
@@ -45,9 +41,7 @@ CASES = [
 
 @pytest.mark.parametrize("copies", [1, 50])
 def test_arrays(copies):
-    """Long and short, of any shape, one by one and among many, with nulls between and a slice's
-    offset.
-    """
+    """Of any shape, alone and among many, with nulls between and a slice's offset."""
     given = [value for sent, _ in CASES for value in (sent, None)] * copies
     expected = [value for _, text in CASES for value in (text.encode(), None)] * copies
     assert (
@@ -83,9 +77,7 @@ def test_malformed(name, sent):
 
 
 def test_damage_never_crashes():
-    """Whatever is cut, flipped or added: an error by name, or texts, those of the others as
-    ever.
-    """
+    """Whatever is cut, flipped or added: a named error, or the others' texts as ever."""
     rng = chosen_random()
     for _ in rounds(500):
         chosen = [rng.choice(CASES[:6]) for _ in range(rng.choice([1, 3, 40]))]

@@ -1,6 +1,4 @@
-"""Which alerts a channel gets: when something begins, after a day, when it gets worse, and when it
-ends.
-"""
+"""Which alerts a channel gets: begun, still there after a day, worse, or ended."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What an evaluation finds when a file, a lake, a source or Airflow doesn't answer; which failed
-runs it reports.
-"""
+"""An evaluation when a file, a lake, a source or Airflow doesn't answer."""
 
 from __future__ import annotations
 

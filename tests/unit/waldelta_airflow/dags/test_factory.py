@@ -1,6 +1,4 @@
-"""The DAGs of a folder of pipeline files: their tasks, their limits, and what a wrong file does to
-the others.
-"""
+"""The DAGs of a folder of pipeline files, and what a wrong file does to others."""
 
 from __future__ import annotations
 
@@ -66,9 +64,7 @@ def dag_errors() -> tuple[dict[str, str], set[str]]:
 
 
 def test_the_dag_of_alerts(write_pipeline, monkeypatch):
-    """It exists only when a connection is configured; then DAGs that people run report their own
-    failures, and it watches the others.
-    """
+    """Only with a connection; then DAGs that people run report their own failures."""
     write_pipeline("shop")
     for nothing in ("", " , "):
         monkeypatch.setenv(ALERTS_VARIABLE, nothing)
@@ -118,9 +114,7 @@ def test_the_dags_of_a_file(dags):
     ids=["as far as it is raised", "the file's own"],
 )
 def test_landing_outlasts_the_longest_call(write_pipeline, timeout_s, calls_s):
-    """A bite of that length is read, and read again as it is consumed: a shorter limit would kill
-    every run at the same place.
-    """
+    """A window of that length is read twice: a shorter limit would kill every run there."""
     write_pipeline("shop", more=f"batch: {{statement_timeout_s: {timeout_s}}}")
     limit = create_dags()["shop_cdc"].get_task("land").execution_timeout
     assert limit == timedelta(seconds=2 * calls_s, hours=2)
@@ -212,9 +206,7 @@ def test_the_environment_says_how_long_a_first_retry_waits(monkeypatch, given, s
 
 
 def test_runs_of_the_cdc_dag_leave_large_copies_to_the_initial_sync(dags):
-    """Its first two tasks say so to the job, whichever of them runs the stage; a run of that DAG
-    follows.
-    """
+    """The first two tasks say so to the job; a run of that DAG follows."""
     tasks = {t.task_id: t for t in dags["shop_cdc"].tasks}
     handing_over = {
         name for name, t in tasks.items() if getattr(t, "options", {}).get("hand-over") == "True"
@@ -296,9 +288,7 @@ def test_a_reconciliation_says_who_asked_for_it(dags, params, user, options):
     ],
 )
 def test_a_refused_file_is_an_import_error_of_its_own(write_pipeline, wrong, expected):
-    """The error is filed under the pipeline file and names it; the other file's DAGs are all
-    there.
-    """
+    """It is filed under the file, and names it; the other file's DAGs are all there."""
     write_pipeline("shop")
     bad = write_pipeline("crm", more=wrong)
     errors, dag_ids = dag_errors()
@@ -323,9 +313,7 @@ DOUBLES = [
 def test_two_files_with_one_pipeline_slot_or_lake_are_refused(
     write_pipeline, lake, own, other, expected
 ):
-    """The second file is an import error under its own path that names both; the first's DAGs are
-    all there.
-    """
+    """The second is an import error that names both; the first's DAGs are all there."""
     first, second = write_pipeline("a"), write_pipeline("b")
     second.write_text(second.read_text().replace(own, other).replace("b_source", "a_source"))
     errors, dag_ids = dag_errors()

@@ -1,6 +1,4 @@
-"""The job operator: what the job is given, what its end means to Airflow, and that nothing secret
-is shown.
-"""
+"""What a job is given, what its end means to Airflow, and that secrets stay hidden."""
 
 from __future__ import annotations
 
@@ -80,9 +78,7 @@ def ledger_says(pipeline, run_id: str, result: dict, verb: str = "consume") -> N
 
 @pytest.mark.parametrize("run_type", ["scheduled", "backfill"])
 def test_the_job_gets_run_interval_and_stage(make_task, make_context, job, run_type):
-    """The command line says which run, over which interval, and which stage; the job replays a
-    backfill's interval.
-    """
+    """Which run, which interval, which stage; a backfill's interval is replayed."""
     options = {"tables": "public.a,public.b", "reason": "", "dry-run": "True", "repair": "True"}
     task = make_task(stage="land", options=options | {"x": "None"})
     task.execute(make_context(run_type=run_type))
@@ -154,9 +150,7 @@ def test_a_run_is_counted_once(
 
 
 def test_secrets_travel_in_the_environment_only(make_task, make_context, job, caplog):
-    """The job's environment holds the source and the Spark server's token, and nothing else of
-    Airflow's.
-    """
+    """The environment holds the source and the Spark server's token, nothing else."""
     caplog.set_level(logging.DEBUG)
     task = make_task(stage="land")
     pushed = task.execute(make_context())
@@ -394,9 +388,7 @@ def test_a_connection_of_another_type_is_refused(make_task, make_context, job, m
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_kill_ends_the_job_and_what_it_started(make_task, make_context, job, stubborn):
-    """SIGTERM for the group, SIGKILL when it doesn't go within four seconds; before Airflow kills
-    the task at five.
-    """
+    """SIGTERM for the group, SIGKILL after four seconds; Airflow kills the task at five."""
     job.does(sleep_s=60, stubborn=stubborn, lines=[])
     task, started, ended = make_task(), job.folder / "started", []
 
@@ -423,9 +415,7 @@ def test_kill_ends_the_job_and_what_it_started(make_task, make_context, job, stu
 def test_only_landing_is_tried_again_when_it_ran_out_of_time(
     make_task, make_context, job, stage, kind
 ):
-    """The next run lands before it applies what is left: trying apply again would keep it from
-    that.
-    """
+    """The next run lands before it applies the rest: retrying apply would prevent that."""
     job.does(sleep_s=60, lines=[])
     task = make_task(stage=stage, first=stage == "land", execution_timeout=timedelta(seconds=90))
     started = job.folder / "started"
@@ -451,9 +441,7 @@ def test_only_landing_is_tried_again_when_it_ran_out_of_time(
 def test_a_killed_task_takes_its_job_along(
     make_task, make_context, job, request, monkeypatch, submits
 ):
-    """kill -9 leaves a task no time to end anything; its job, and what that started, end all the
-    same.
-    """
+    """kill -9 leaves a task no time; its job, and what that started, end all the same."""
     if submits:
         request.getfixturevalue("spark_submit_program")
         use_spark_submit(monkeypatch)
@@ -545,9 +533,7 @@ def test_later_stages_read_how_theirs_went(
 def test_a_stage_tried_again_or_never_reached_is_submitted_alone(
     make_task, make_context, job, monkeypatch, try_number, reported
 ):
-    """A retry of apply, or an application that died before it, runs that stage in an application of
-    its own.
-    """
+    """A retry, or a stage behind a dead application, has an application of its own."""
     use_spark_submit(monkeypatch)
     context, task = make_context(try_number=try_number), make_task(stage="apply")
     document = {"status": "failed", "stages": {reported: {"status": "failed"}}, "error": None}
@@ -560,9 +546,7 @@ def test_a_stage_tried_again_or_never_reached_is_submitted_alone(
 def test_executors_elsewhere_get_our_packages(
     make_task, make_context, job, spark_submit_program, monkeypatch, tmp_path
 ):
-    """On a cluster the zip of waldelta goes along, from a folder that no other user
-    can have prepared.
-    """
+    """On a cluster waldelta's zip goes along, from a folder of this user alone."""
     import zipfile
 
     from waldelta_airflow.launchers.spark_submit import shipped_packages
@@ -654,9 +638,7 @@ def test_an_asset_event_per_changed_target(write_pipeline, make_context, job):
 def test_the_report_that_the_check_made_is_not_made_again(
     write_pipeline, make_task, make_context, job
 ):
-    """The check's client runs both stages; the report's task starts no process when it did, and one
-    when it didn't.
-    """
+    """The check's client runs both; the report's task starts a process only if it didn't."""
     context = make_context()
     make_task(stage="check").execute(context)
     assert job.options["stage"] == "check,report"
@@ -718,9 +700,7 @@ COPIES = {
 
 @pytest.mark.parametrize("case", COPIES)
 def test_tables_left_to_a_copy_trigger_one_run(write_pipeline, make_context, case):
-    """A run of the initial sync for them alone, unless one is under way; a paused DAG is a failure,
-    not silence.
-    """
+    """Of the initial sync, unless one is under way; a paused DAG is a failure."""
     tables, paused, runs, kind, text = COPIES[case]
     pipeline, context = load_pipeline_file(write_pipeline("shop")), make_context()
     run_id = context["dag_run"].run_id

@@ -73,9 +73,7 @@ def provider() -> Iterator[None]:
 
 
 def test_a_run_s_datasets_and_facets(provider):
-    """A table that feeds two targets is read once; one that nothing happened to is not part of
-    it.
-    """
+    """A table that feeds two targets is read once; an unchanged one isn't part of it."""
     from waldelta_airflow.reporting.lineage import lineage
 
     tables = {"public.log": {"from": "public.flights", "where": "id > 0", "mode": "changelog"}}
@@ -150,9 +148,7 @@ def test_the_filter_that_is_in_force(provider, publications, expected):
 
 
 def test_the_provider_gets_it_of_the_report_s_task(provider, write_pipeline, make_context, job):
-    """By the extractor that its listener picks for the operator, once the task is done; the
-    source's place is its connection's.
-    """
+    """By the extractor of its listener; the source's place is its connection's."""
     from airflow.providers.openlineage.extractors.base import DefaultExtractor
     from airflow.providers.openlineage.extractors.manager import ExtractorManager
 

@@ -1,6 +1,4 @@
-"""Metrics: what a run's document says arrives through Airflow's own channel, by the names that
-docs/reference/metrics.md has.
-"""
+"""What a result says arrives through Airflow's channel, by the documented names."""
 
 from __future__ import annotations
 
@@ -128,9 +126,7 @@ def test_a_statsd_server_receives_them(channel):
 
 
 def test_opentelemetry_receives_them(channel):
-    """By Airflow's own logger, from a reader that keeps in memory what an exporter would send; tags
-    are attributes.
-    """
+    """By Airflow's own logger and a reader in memory; tags are attributes."""
     from airflow.sdk._shared.observability.metrics.otel_logger import SafeOtelLogger
 
     reader = InMemoryMetricReader()

@@ -1,6 +1,4 @@
-"""Who is told of a failure: by the class of the error, with what the notifier's templates see of
-it.
-"""
+"""Who is told of a failure, by its class, and what templates see of it."""
 
 from __future__ import annotations
 
@@ -164,9 +162,7 @@ class Task:
 
 
 def test_a_critical_slot_is_told_though_nothing_fails(dags_with, make_context, job, monkeypatch):
-    """By the look and by landing, to whoever is told of the slot's errors; once an hour, and no
-    notifier fails the run.
-    """
+    """Once an hour to those who are told of slots; no notifier fails the run."""
     dag, kept = dags_with("[SlotError]")["shop_cdc"], {}
     monkeypatch.setattr(
         "waldelta.stages.land.idle_check.check_idle",
@@ -200,9 +196,7 @@ def test_a_critical_slot_is_told_though_nothing_fails(dags_with, make_context, j
 
 
 def test_every_task_tells_but_the_one_that_repeats(dags_with):
-    """Also once Airflow has serialized the DAGs: fail_the_run only repeats another task's
-    failure.
-    """
+    """Also in serialized DAGs: fail_the_run only repeats another task's failure."""
     for dag in dags_with("[SlotError, any]").values():
         for task in dag.tasks:
             assert len(task.on_failure_callback) == (task.task_id != "fail_the_run"), task.task_id

@@ -1,6 +1,4 @@
-"""The pipelines' pages: what they show, to whom, and that nothing in them is markup or leads
-astray.
-"""
+"""The pipelines' pages: what they show, to whom, and that nothing is markup."""
 
 from __future__ import annotations
 
@@ -95,9 +93,7 @@ def dags(monkeypatch):
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory):
-    """The lake of a pipeline, as its own writers leave it, with values that would like to be
-    markup.
-    """
+    """The lake of a pipeline, with values that would like to be markup."""
     folder = tmp_path_factory.mktemp("filled")
     path, lake = folder / "shop.yml", folder / "shop"
     path.write_text(PIPELINE.format(name="shop", root=lake.as_uri(), more=""))
@@ -229,9 +225,7 @@ def test_the_overview_tells_each_pipeline_in_a_row(shop, open_pages):
 
 
 def test_all_links_lead_somewhere(shop, open_pages):
-    """From the overview every page can be reached, and none of them is broken, unreadable or
-    without a way on by keyboard.
-    """
+    """Every page can be reached from the overview; none is broken or lacks a way on."""
     client = open_pages("viewer")
     seen, todo = set(), ["/"]
     while todo:
@@ -274,9 +268,7 @@ def test_lists_count_what_they_show(shop, open_pages, page, counted):
 
 
 def test_a_tables_page_says_how_to_read_it(shop, open_pages):
-    """In Spark, DuckDB and delta-rs, as texts that a click selects whole; test_readers.py runs
-    them.
-    """
+    """In Spark, DuckDB and delta-rs, as texts that a click selects whole."""
     uri = f"{shop.target.root}/public/orders"
     rows = 'rows = pa.table(query.execute("select * from target"))'
     text = html.unescape(open_pages("viewer").get("/p/shop/table/public.orders").text)
@@ -418,9 +410,7 @@ def test_a_body_is_read_no_further_than_it_may_be(shop, role, headers, status, m
 
 
 def test_values_are_never_markup(write_pipeline, schedules, open_pages):
-    """Ids, tables, columns, keys and messages that would like to be markup, on every page and in
-    every address.
-    """
+    """Ids, tables, columns, keys and messages, on every page and in every address."""
     fill(load_pipeline_file(write_pipeline("shop")), HOSTILE, HOSTILE)
     client = open_pages("viewer")
     seen, todo = (
@@ -584,9 +574,7 @@ def test_an_error_page_names_no_folder_of_this_server(
 
 
 def test_from_airflows_own_pages(shop, open_pages):
-    """Of a DAG and of a run the tabs lead to the pipeline and to what the run did; other DAGs' say
-    that they aren't ours.
-    """
+    """Tabs of DAGs and runs lead to ours; other DAGs' say that they aren't ours."""
     client = open_pages("viewer")
     assert client.get("/dag/shop_initial_sync").url.path == "/p/shop"
     run = client.get(f"/dag/shop_cdc/run/{RUN_ID}")
@@ -612,9 +600,7 @@ def test_the_pipeline_of_a_dag(dag_id, found):
 
 
 def test_what_only_airflow_knows(shop, schedules, open_pages):
-    """A DAG that is paused, late, or fails before its ledger hears of it; and a run that found
-    nothing to do is news too.
-    """
+    """A paused or late DAG, one that fails before its ledger knows; idle runs are news."""
     client, at = open_pages("viewer"), now()
     schedules["shop"] = Schedule(
         is_paused=True, idle_checked_at=at, failed="scheduled__early", well=at
@@ -671,9 +657,7 @@ def decided(monkeypatch):
 
 
 def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages, monkeypatch):
-    """Counts, positions, and of each row that differs its key, columns and both values; the
-    overview leads to it.
-    """
+    """Counts, positions, and each differing row's key, columns and values."""
     client, scanned, scan = open_pages("op"), [], LedgerTable.scan
     monkeypatch.setattr(
         LedgerTable, "scan", lambda self, *a, **k: scanned.append(self.uri) or scan(self, *a, **k)
@@ -705,9 +689,7 @@ def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages, monke
 def test_a_table_that_failed_before_the_runs_shown_is_where_the_overview_leads(
     shop, open_pages, monkeypatch
 ):
-    """The link "expectations not met" leads to a page that has the table, with what was found and
-    when.
-    """
+    """The overview's link leads to a page that has the table, with what was found and when."""
     monkeypatch.setattr("waldelta_airflow.views._pages._HEAT_MAP_RUNS", 1)
     later = ExpectationResult(
         now(), "later", "public.fine", "k", "m", "critical", "key", True, None, 0, 3
@@ -736,9 +718,7 @@ EQUAL = [
 def test_nothing_is_fine_that_was_not_compared(
     write_pipeline, schedules, open_pages, found, told, fine
 ):
-    """Each page says of how many tables the lake is known to equal its source, and how old that
-    knowledge is.
-    """
+    """Of how many tables the lake is known to equal its source, and since when."""
     root = load_pipeline_file(write_pipeline("shop")).target.root
     names = ["public.a", "public.b"]
     for name in names:
@@ -876,9 +856,7 @@ def test_buttons_of_the_quarantine_trigger_its_dag(shop, open_pages, decided, fo
 
 
 def test_messages_that_cant_be_read(shop, open_pages, decided):
-    """What stops runs, with its bytes and a button; skipped, who decided and which table lacks it,
-    until it is resolved.
-    """
+    """With its bytes and a button; skipped, who decided and which table lacks it."""
     sent = json.dumps({"kind": "Insert", "error": "length at byte 0", "incarnation": ""})
     row = IncompleteRow(
         now(), "r", "unreadable", "public.orders", 1, 0, message_key(ROW), sent=sent, lsn=1 << 20,
@@ -908,9 +886,7 @@ def quarantined(n, table="public.orders", reason="fails amount is positive", **m
 
 
 def test_rows_in_quarantine_by_table_and_reason(write_pipeline, schedules, open_pages, decided):
-    """By links alone; what is read again is the chosen table's, and what is chosen stays while
-    pages are turned.
-    """
+    """By links; what is retried is the chosen table's, and choices stay on other pages."""
     pipeline = load_pipeline_file(write_pipeline("shop"))
     for table in ("public.a", "public.b & c"):
         Ledger(Lake(pipeline.target.root)).append(TableState(now(), "s", table, 1, "synced"))
@@ -944,9 +920,7 @@ def test_rows_in_quarantine_by_table_and_reason(write_pipeline, schedules, open_
 
 
 def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_pages):
-    """Values as PostgreSQL's text, cut in the list; the messages as they were sent, cut too; also
-    once it is decided on.
-    """
+    """Values and messages as sent, cut in the list; also once it is decided on."""
     raw = b"U\x00\xff<b>" + b"x" * 5000
     row = quarantined(8, outdated=True, messages=[SentMessage(1, 2, 1 << 20, 77, raw)])
     row = replace(row, sent=json.dumps({"amount": "-1", "note": None, "long": "y" * 300}))
@@ -1064,9 +1038,7 @@ def test_what_was_decided_stays_on_the_page(shop, open_pages):
 def test_behind_a_proxy_the_page_has_the_address_that_airflow_is_told(
     shop, open_pages, decided, monkeypatch
 ):
-    """The proxy asks under a Host of its own, and plain HTTP has the browser leave Sec-Fetch-Site
-    out.
-    """
+    """The proxy has its own Host, and plain HTTP lacks Sec-Fetch-Site."""
     client, form = open_pages("op"), {"action": "retry"}
     headers = {"origin": "http://lake.example:8080"}
     refused = client.post("/p/shop/quarantine", data=form, headers=headers)
@@ -1082,9 +1054,7 @@ def test_behind_a_proxy_the_page_has_the_address_that_airflow_is_told(
 
 
 def test_enter_in_a_field_presses_its_own_button(shop, open_pages, monkeypatch):
-    """A browser presses the first button of the form that the field is in: none that lets rows
-    pass.
-    """
+    """A browser presses the form's first button: none that lets rows pass."""
     monkeypatch.setattr(
         "waldelta_airflow.views._quarantine.read_stopped", lambda *_: [stopped("public.orders")]
     )
@@ -1110,9 +1080,7 @@ def stopped(table, waiting=7, released=None, may_pass=True):
 
 
 def test_only_stopped_tables_can_be_released(shop, open_pages, monkeypatch):
-    """Which expectation, since when, how many changes wait; not those that are released, or that a
-    release doesn't help.
-    """
+    """Which expectation, since when, how many changes; not released or hopeless ones."""
     released = Release(now(), "r", "public.b", 1, "1", 1, 9, "ann", "known")
     found = [
         stopped("public.a"),
@@ -1267,9 +1235,7 @@ PAGES_WITH_BUTTONS = [
 def test_a_button_says_what_keeps_it(
     shop, open_pages, decided, dags, monkeypatch, page, dag_id, path, form
 ):
-    """A DAG that is paused, and a run that is running: the buttons are disabled, and nobody meets a
-    bare error.
-    """
+    """Of a paused DAG, or while a run is running; nobody meets a bare error."""
     client = open_pages("op")
 
     def buttons():

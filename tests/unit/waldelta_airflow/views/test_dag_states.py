@@ -1,6 +1,4 @@
-"""A pipeline's DAGs on its pages: what runs, links to Airflow, and what a reader may start and
-unpause from there.
-"""
+"""A pipeline's DAGs on its pages: runs, links, and what a reader may start."""
 
 from __future__ import annotations
 
@@ -95,9 +93,7 @@ LATEST = {
 
 @pytest.mark.parametrize("states, expected", LATEST.values(), ids=LATEST)
 def test_which_run_of_a_dag_is_shown(airflow_db, states, expected):
-    """One under way, else the latest; DAGs that Airflow has forgotten, and other pipelines' runs,
-    aren't.
-    """
+    """One under way, else the latest; not of forgotten DAGs or other pipelines."""
     add_dag(airflow_db, "shop_cdc")
     add_dag(airflow_db, "shop_resync", stale=True)
     for n, state in enumerate(states):
@@ -121,9 +117,7 @@ def test_what_airflow_knows_of_one_run(airflow_db):
 
 
 def test_what_a_button_needs_to_know(airflow_db):
-    """Whether its DAG is paused, which of its runs are under way and who asked for what, and how
-    the run ended that was asked for.
-    """
+    """Whether its DAG is paused, its runs and who asked for them, and how one ended."""
     add_dag(airflow_db, "shop_quarantine", paused=True)
     asked = {"triggering_user_name": "ann", "conf": {"action": "retry"}}
     for n, state in enumerate(("success", "failed", "queued")):
@@ -166,9 +160,7 @@ def test_airflows_own_pages_are_where_the_application_is_mounted():
 
 @pytest.fixture
 def shop(write_pipeline, monkeypatch):
-    """A pipeline that Airflow knows two DAGs of, one paused and one with a run under way; what was
-    asked of Airflow.
-    """
+    """A pipeline with a paused DAG and a running one; what was asked of Airflow."""
     loaded = load_pipeline_file(write_pipeline("shop"))
     Ledger(Lake(loaded.target.root)).append(run("manual__9", now()))
     states = (
@@ -202,9 +194,7 @@ BUTTONS = {
 
 @pytest.mark.parametrize("role", BUTTONS)
 def test_buttons_are_there_for_whom_airflow_lets_do_it(shop, open_pages, role):
-    """None beside a DAG that runs, and none for a resync, which nothing but a lost slot is a reason
-    for.
-    """
+    """None beside a running DAG, and none for a resync, which only a lost slot needs."""
     text = open_pages(role).get("/p/shop").text
     found = re.findall(
         r"<button type=\"submit\">(.*?)<span class=\"visually-hidden\">(.*?)</span>", text

@@ -1,6 +1,4 @@
-"""Data Docs: only for users who may read the DAG, only files of reports, only below their
-folder.
-"""
+"""Data Docs: for users who may read the DAG, reports only, below their folder."""
 
 from __future__ import annotations
 
@@ -75,9 +73,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 
 def test_the_index_lists_the_runs_newest_first(client, pipelines):
-    """Run, table, time and result; what failed is said at once and comes first; the links lead to
-    pages.
-    """
+    """Run, table, time, result; failures first; the links lead to pages."""
     checked(pipelines, NOON, "public.a", "old_run")
     late = NOON + timedelta(hours=1)
     checked(pipelines, late, "public.a", "new_run", z="key (id) is unique (2 rows)")
@@ -145,9 +141,7 @@ def test_without_reports_the_index_says_so(client, docs):
 
 
 def test_reports_are_served_without_scripts(client, listed):
-    """Reports show values from the source; no script in them may act with the reader's login, and
-    no image is fetched.
-    """
+    """No script in a report may act with the reader's login, and no image is fetched."""
     answer = client.get(f"/docs/shop/{listed[0]}/public.orders.html")
     assert answer.text == "<h1>page</h1>"
     policy = answer.headers["content-security-policy"]
@@ -193,9 +187,7 @@ def test_a_pipelines_own_list_is_made_anew(client, pipelines, path):
     ],
 )
 def test_nothing_else_is_served(client, listed, path):
-    """Neither other files nor anything outside the folder, by dots, absolute paths or symbolic
-    links.
-    """
+    """No other file, nor any outside the folder, by dots, absolute paths or links."""
     run, linked = listed
     assert client.get(f"/docs/{path.format(run=run, linked=linked)}").status_code == 404
 

@@ -1,6 +1,4 @@
-"""A lake on S3 is refused where Spark's commits may take the place of others: such a loss shows by
-nothing.
-"""
+"""A lake on S3 is refused where Spark's commits may replace others unnoticed."""
 
 from __future__ import annotations
 
