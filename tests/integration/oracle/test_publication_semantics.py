@@ -35,12 +35,9 @@ from dataclasses import dataclass, field
 import pytest
 from deltalake import DeltaTable
 
-from tests.integration.apply.test_complete_rows import wait_until
 from tests.oracles.scenario import Both, Scenario, running
 from tests.support.fixtures.postgres import new_database
 from tests.support.fixtures.spark import new_runner
-from waldelta.pipeline.run_result import RunFailed
-from waldelta.snapshot.exported_snapshot import wait_for_version
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -502,39 +499,6 @@ def test_a_rolled_back_alter_in_a_streamed_transaction(start, database):
             f"begin; {many.format(1, 1000)}; savepoint s; alter table t add column w int default 7;"
             f" {many.format(1001, 2000)}; rollback to s; {many.format(2001, 3000)}; commit"
         )
-
-
-@pytest.mark.nightly("a further point of the protocol's page")
-def test_what_is_decoded_need_not_be_visible(start, runner, database, monkeypatch):
-    """Point 15: a commit that waits for a synchronous standby arrives; a copy waits."""
-    tables = "create table t(id int primary key, v text);"
-    with start(tables, "create publication p for table t", "insert into t values (1, 'a')") as both:
-        database.execute("alter system set synchronous_standby_names = 'absent'")
-        database.execute("select pg_reload_conf()")
-        writer = database.connect(autocommit=True)
-        try:
-            pid = writer.info.backend_pid
-            writer.pgconn.send_query(b"insert into t values (2, 'b')")
-            wait_until(
-                database, "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s", pid
-            )
-            both.step()
-            assert len(both.ours("public.t", ("id",))) == 2
-            assert database.execute("select id from t") == [(1,)]
-            with monkeypatch.context() as impatient:
-                impatient.setattr(
-                    "waldelta.stages.sync.sync.wait_for_version",
-                    lambda *asked: wait_for_version(*asked[:2], 0.1),
-                )
-                with pytest.raises(RunFailed, match=f"pid {pid}"):
-                    both.pipeline.sync(runner, ["public.t"])
-        finally:
-            database.execute("alter system reset synchronous_standby_names")
-            database.execute("select pg_reload_conf()")
-        wait_until(database, "select state = 'idle' from pg_stat_activity where pid = %s", pid)
-        writer.close()
-        both.pipeline.sync(runner, ["public.t"])
-        both.compare()
 
 
 def test_commits_count_in_their_order(start, database):

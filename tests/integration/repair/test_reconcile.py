@@ -20,11 +20,11 @@ import pytest
 import yaml
 from deltalake import DeltaTable, write_deltalake
 
-from tests.integration.apply.test_complete_rows import wait_until
 from tests.integration.types.test_values import values  # noqa: F401 - a fixture
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.fixtures.postgres import AT_HAND, new_database
 from tests.support.seeds import is_long
+from tests.support.waiting import wait_until
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
 from waldelta.lake import Lake
@@ -462,11 +462,8 @@ def test_a_commit_that_is_applied_before_it_is_visible_is_no_difference(runner, 
               added as (insert into t values ('new', '2030-01-01', 1))
             update t set note = 'unseen' where day = '2024-01-06'"""
         )
-        wait_until(
-            database,
-            "select wait_event = 'SyncRep' from pg_stat_activity where pid = %s",
-            waiting.info.backend_pid,
-        )
+        writer = f"select 1 from pg_stat_activity where pid = {waiting.info.backend_pid}"
+        wait_until(lambda: database.execute(f"{writer} and wait_event = 'SyncRep'"))
         pipeline.consume(runner)
         assert target(pipeline).to_pyarrow_table()["note"].to_pylist().count("unseen") == 1
         assert database.execute("select count(*) from t where note = 'unseen'") == [(0,)]
@@ -483,11 +480,7 @@ def test_a_commit_that_is_applied_before_it_is_visible_is_no_difference(runner, 
     finally:
         database.execute("alter system reset synchronous_standby_names")
         database.execute("select pg_reload_conf()")
-    wait_until(
-        database,
-        "select state = 'idle' from pg_stat_activity where pid = %s",
-        waiting.info.backend_pid,
-    )
+    wait_until(lambda: database.execute(f"{writer} and state = 'idle'"))
     waiting.close()
     row = reconcile(runner, pipeline, "seen")["t"]
     assert (row.differing, row.in_flight) == (1, 0)
