@@ -9,7 +9,6 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import IO
@@ -87,13 +86,6 @@ from replay.planes as p
 LOAD_WEATHER = "insert into public.weather select * from replay.weather where month <= 6"
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """Rows of each table after the load."""
-
-    rows: dict[str, int]
-
-
 def data_folder() -> Path:
     """Return the folder of the package's CSV files.
 
@@ -117,7 +109,7 @@ def open_csv(table: str) -> Iterator[IO[bytes]]:
         yield file
 
 
-def load(conninfo: str, flights: int | None = None) -> Loaded:
+def load(conninfo: str, flights: int | None = None) -> dict[str, int]:
     """Create the tables and load them as scheduled, in one transaction.
 
     ``flights`` limits the load to about that many flights. Tables of an earlier demo in that
@@ -141,7 +133,7 @@ def load(conninfo: str, flights: int | None = None) -> Loaded:
         rows = {table: count_rows(connection, table) for table in TABLES}
     with psycopg.connect(conninfo, autocommit=True) as connection:
         connection.execute("vacuum analyze")
-    return Loaded(rows)
+    return rows
 
 
 def drop(connection: psycopg.Connection) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from demo.java import java_home
 from waldelta.errors import ConfigError
-from waldelta.spark.store_jars import fetch_jars
+from waldelta.spark.jars import fetch_jars
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache"
 STORES_VARIABLE = "WALDELTA_STORES"

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 
 from demo.airflow_client import DagRun
-from demo.flights import Loaded
 from demo.replay import Operations
 from waldelta.lake.ledger import Ledger
 from waldelta.quantities import counted
@@ -30,7 +29,6 @@ STAGES = ("slot_has_changes", "land", "apply", "check", "report")
 class DemoOutcome:
     """The demo's results; ``runs`` are those of the CDC DAG."""
 
-    loaded: Loaded
     operations: Operations
     seconds: dict[str, float]
     runs: list[DagRun]

@@ -89,7 +89,9 @@ def replay(
         for day in _days(part):
             _replay_day(connection, day, busy, done)
             progress(done.changes)
-        _flush(connection)
+        # A slot decodes only WAL that was flushed to disk.
+        connection.execute("set synchronous_commit = on")
+        connection.execute("select pg_logical_emit_message(true, 'demo', '')")
     return done
 
 
@@ -113,12 +115,6 @@ def _replay_day(
         done.operations[step.table, step.operation] += (
             1 if step.operation == "truncate" else cursor.rowcount
         )
-
-
-def _flush(connection: psycopg.Connection) -> None:
-    """Flush all commits to disk, because a slot decodes only flushed WAL."""
-    connection.execute("set synchronous_commit = on")
-    connection.execute("select pg_logical_emit_message(true, 'demo', '')")
 
 
 def _events(

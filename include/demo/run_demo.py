@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from demo.airflow_client import AirflowClient, AirflowError, DagRun
-from demo.flights import ALL_FLIGHTS, Loaded, load
+from demo.flights import ALL_FLIGHTS, load
 from demo.outcome import DemoOutcome, show
 from demo.replay import Operations, Slice, plan_slices, prepare, replay
 from demo.stack import Stack, StackError
@@ -59,7 +59,7 @@ class Demo:
 
     def run(self) -> DemoOutcome:
         """Run the whole demo; raises AirflowError when a DAG run fails."""
-        loaded = self.load()
+        self.load()
         with self.stack.client() as airflow:
             airflow.wait_for_dags((SETUP, SYNC, CDC, RECONCILE, MAINTENANCE))
             self._set_up_and_copy(airflow)
@@ -68,19 +68,15 @@ class Demo:
                 self._run_dag(airflow, CDC, f"apply {part.name}")
             self._reconcile_and_maintain(airflow)
             runs = [airflow.run(CDC, run.run_id) for run in reversed(airflow.runs(CDC))]
-        return DemoOutcome(loaded, self.operations, self.seconds, runs, self.compare(),
+        return DemoOutcome(self.operations, self.seconds, runs, self.compare(),
                            self.ledger)  # fmt: skip
 
-    def load(self) -> Loaded:
+    def load(self) -> None:
         """Load the source as scheduled, and decide what will happen."""
         with self._stage("load the year as scheduled") as tell:
-            loaded = load(self._conninfo, self.flights)
+            rows = load(self._conninfo, self.flights)
             prepare(self._conninfo)
-            tell(
-                f"{counted(sum(loaded.rows.values()), 'row')}, {loaded.rows['flights']:,} of them"
-                " flights"
-            )
-        return loaded
+            tell(f"{counted(sum(rows.values()), 'row')}, {rows['flights']:,} of them flights")
 
     def compare(self) -> list[Difference]:
         """Compare every target with the source's filtered rows: counts and full content."""

@@ -116,17 +116,16 @@ def sql_name(*parts: str) -> str:
     ('public."order"', '"Odd"')
     """
     return ".".join(
-        part if _is_plain(part) else '"' + part.replace('"', '""') + '"' for part in parts
+        part
+        if (PLAIN_NAME.match(part) is not None and part not in _RESERVED)
+        else '"' + part.replace('"', '""') + '"'
+        for part in parts
     )
 
 
 def columns_of(names: Sequence[str]) -> str:
     """Returns columns as GRANT lists them after a privilege."""
     return f"({', '.join(map(sql_name, names))})"
-
-
-def _is_plain(name: str) -> bool:
-    return PLAIN_NAME.match(name) is not None and name not in _RESERVED
 
 
 def on_one_line(text: str) -> str:

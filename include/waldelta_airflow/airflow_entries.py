@@ -134,8 +134,7 @@ def find_connection(session: Session, conn_id: str) -> Connection | None:
     """Returns a connection from where Airflow looks for it: secrets backends, variables, and then
     its database.
     """
-    found, _ = _elsewhere(conn_id)
-    return found or session.query(Connection).filter_by(conn_id=conn_id).first()
+    return _elsewhere(conn_id)[0] or session.query(Connection).filter_by(conn_id=conn_id).first()
 
 
 def _elsewhere(conn_id: str) -> tuple[Connection | None, State]:

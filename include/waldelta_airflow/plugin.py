@@ -8,7 +8,24 @@ from typing import Any, ClassVar
 from airflow.plugins_manager import AirflowPlugin
 
 from waldelta_airflow.settings import URL_PREFIX
-from waldelta_airflow.views.deferred_app import DeferredApp
+
+
+class DeferredApp:
+    """An ASGI application that is created by its first request.
+
+    Airflow loads plugins in every process, tasks included, and importing FastAPI with Airflow's
+    security takes longer than a run with nothing to do.
+    """
+
+    _app: Any = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Respond to a request."""
+        if self._app is None:
+            from waldelta_airflow.views._app import create_app
+
+            self._app = create_app()
+        await self._app(scope, receive, send)
 
 
 def _view(view: str, destination: str) -> dict[str, str]:

@@ -42,7 +42,7 @@ MUTATIONS = (
         (f"{_ACKNOWLEDGE}::test_a_slot_that_does_not_move_is_an_error",),
     ),
     Mutation(
-        "slot/verify/compare_landed.py",
+        "slot/verify.py",
         "        if verified.begins > position:\n",
         "        if verified.begins < position:\n",
         "A slot behind WAL of an earlier request is a mismatch.",

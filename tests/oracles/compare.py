@@ -34,7 +34,7 @@ from waldelta.snapshot.chunks import plan_tasks
 from waldelta.snapshot.read_table import read_chunks
 from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl
-from waldelta.spark.task_attempts import once
+from waldelta.spark.runner import once
 from waldelta.spark_sql import quote
 from waldelta.target_modes import MIRROR
 from waldelta.types import stored_type

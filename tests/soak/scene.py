@@ -499,7 +499,7 @@ def _server() -> Iterator[EmbeddedPostgres]:
 @contextmanager
 def _spark_connect(folder: Path) -> Iterator[str]:
     server = SparkConnectServer(
-        folder, free_port(), "soak-token", folder / "spark.log", memory="2g"
+        folder, free_port(), "2g", token="soak-token", log=folder / "spark.log"
     )
     part = server.start(os.environ)
     try:

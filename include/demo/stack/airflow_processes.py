@@ -4,16 +4,18 @@ PostgreSQL.
 
 from __future__ import annotations
 
+import base64
 import configparser
 import io
 import json
+import secrets
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -33,14 +35,36 @@ PARTS = {
 }
 
 
-@dataclass(frozen=True, repr=False)
-class AirflowSecrets:
-    """Secrets that belong to one Airflow."""
+def _token() -> str:
+    return secrets.token_urlsafe(24)
 
-    password: str
-    fernet_key: str
-    jwt_secret: str
-    api_secret: str
+
+@dataclass(frozen=True, repr=False)
+class StackSecrets:
+    """Every secret of one stack.
+
+    They live as long as its data, since the metadata database is encrypted with one of them.
+    """
+
+    admin_password: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    airflow_database: str = field(default_factory=_token)
+    source: str = field(default_factory=_token)
+    spark_token: str = field(default_factory=_token)
+    store: str = field(default_factory=_token)
+    fernet_key: str = field(
+        default_factory=lambda: base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
+    )
+    jwt_secret: str = field(default_factory=lambda: secrets.token_urlsafe(64))
+    api_secret: str = field(default_factory=_token)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the file, or create it; one of an earlier version gets the secrets that it lacks."""
+        known = json.loads(path.read_text()) if path.exists() else {}
+        found = cls(**known)
+        if asdict(found) != known:
+            write_private(path, json.dumps(asdict(found), indent=1) + "\n")
+        return found
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,7 +75,7 @@ class AirflowProcesses:
     logs: Path
     port: int
     database: str
-    secrets: AirflowSecrets
+    secrets: StackSecrets
     dags: Path
     plugins: Path
     parallelism: int = 4
@@ -78,7 +102,7 @@ class AirflowProcesses:
         parser.write(text)
         # A configuration file needs literal percent signs doubled.
         write_private(self.home / "airflow.cfg", text.getvalue().replace("%", "%%"))
-        write_private(self._passwords, json.dumps({USER: self.secrets.password}) + "\n")
+        write_private(self._passwords, json.dumps({USER: self.secrets.admin_password}) + "\n")
 
     def migrate(self, environment: Mapping[str, str]) -> None:
         """Migrate the metadata database to this version's schema, unless that was done before."""

@@ -51,14 +51,11 @@ class Part:
         return False
 
     def log_tail(self) -> str:
-        return log_tail(self.log)
-
-
-def log_tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """Return the last lines of a log file."""
-    if not log.exists():
-        return "(no log)"
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) or "(empty log)"
+        """Return the last lines of the log."""
+        if not self.log.exists():
+            return "(no log)"
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-TAIL_LINES:]) or "(empty log)"
 
 
 def start(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,20 +16,13 @@ from waldelta.spark.connect_server import HOST, TOKEN_VARIABLE, ConnectServer, p
 
 
 @dataclass(frozen=True, repr=False)
-class SparkConnectServer:
-    """How to start a server in ``folder``; ``python`` runs the tasks' Python code.
-
-    ``store`` has the variables that open the lake's object store; without any, those of the caller
-    do.
+class SparkConnectServer(ConnectServer):
+    """A server that the stack starts; without a ``store``, the caller's variables open the lake's
+    object store.
     """
 
-    folder: Path
-    port: int
-    token: str
-    log: Path
-    memory: str = "3g"
-    python: str = sys.executable
-    store: Mapping[str, str] = field(default_factory=dict)
+    token: str = field(kw_only=True)
+    log: Path = field(kw_only=True)
 
     @property
     def remote(self) -> str:
@@ -39,9 +31,7 @@ class SparkConnectServer:
 
     def start(self, environment: Mapping[str, str]) -> Part:
         """Start the server; it takes some seconds until ``is_listening``."""
-        spark_submit = str(Path(self.python).with_name("spark-submit"))
-        server = ConnectServer(self.folder, self.port, self.memory, self.python, self.store)
-        command, own = server.prepare(spark_submit)
+        command, own = self.prepare(str(Path(self.python).with_name("spark-submit")))
         own |= {"JAVA_HOME": str(java_home()), TOKEN_VARIABLE: self.token}
         try:
             with port_on_ipv6(self.port) as held:

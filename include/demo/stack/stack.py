@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from demo.airflow_client import AirflowClient
 from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack import databases
 from demo.stack.airflow_entries import Report, create_pools, set_connection
-from demo.stack.airflow_processes import USER, AirflowProcesses
+from demo.stack.airflow_processes import USER, AirflowProcesses, StackSecrets, write_private
 from demo.stack.processes import (
     MARK,
     Part,
@@ -36,9 +37,7 @@ from demo.stack.processes import (
     undisturbed,
     wait_until,
 )
-from demo.stack.secret_file import StackSecrets
 from demo.stack.spark_connect_server import SparkConnectServer
-from demo.stack.state import StackState
 from waldelta.config.airflow_connection import variable_of
 from waldelta.spark.connect_server import HOST
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE
@@ -134,10 +133,10 @@ class Stack:
         return SparkConnectServer(
             self.folder / "spark",
             self._state.spark_port,
-            self.secrets.spark_token,
-            self.logs / "spark-connect.log",
             self.spark_memory,
             store={} if store is None else store.spark_environment,
+            token=self.secrets.spark_token,
+            log=self.logs / "spark-connect.log",
         )
 
     @property
@@ -149,7 +148,7 @@ class Stack:
             self.logs,
             self._state.airflow_port,
             database,
-            self.secrets.airflow,
+            self.secrets,
             self.dags,
             self.plugins,
             triggerer=self.triggerer,
@@ -315,7 +314,8 @@ class Stack:
         clock = time.monotonic()
         store_port = free_port() if self.store else 0
         self._state = StackState(free_port(), free_port(), free_port(), store_port)
-        base = self._base_environment()
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN_PREFIXES)}
+        base = kept | self.places() | dict(self.environment) | {MARK: str(self.folder)}
         if (store := self.object_store) is not None:
             store.copy_pipelines(self.pipelines)
             self._remember(store.begin(base))
@@ -325,7 +325,10 @@ class Stack:
         self._remember(spark_part)
         base |= self._start_fork_server(base)
         self.postgres.port = self._state.postgres_port
-        self._start_postgres()
+        try:
+            self.postgres.start()
+        except RuntimeError as err:
+            raise StackError(f"PostgreSQL did not start: {err}") from err
         databases.prepare(self.postgres, self.secrets.airflow_database, self.secrets.source)
         databases.prepare_sources(self.postgres, self.sources.values())
         self.report(
@@ -366,12 +369,6 @@ class Stack:
         )
         self._remember(replace(part, needed=False))
         return {FORK_SERVER_VARIABLE: str(path)}
-
-    def _start_postgres(self) -> None:
-        try:
-            self.postgres.start()
-        except RuntimeError as err:
-            raise StackError(f"PostgreSQL did not start: {err}") from err
 
     def _enter_everything(self) -> None:
         spark = self.spark
@@ -435,10 +432,6 @@ class Stack:
             )
         return False
 
-    def _base_environment(self) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN_PREFIXES)}
-        return kept | self.places() | dict(self.environment) | {MARK: str(self.folder)}
-
     @contextmanager
     def _locked(self) -> Iterator[None]:
         # A user who could open the file could keep every command waiting.
@@ -457,3 +450,46 @@ def _is_scheduler(part: Part) -> bool:
 
 def _since(clock: float) -> str:
     return f"after {time.monotonic() - clock:.1f} s"
+
+
+@dataclass(frozen=True)
+class StackState:
+    """One start of a stack; ``complete`` once everything was found healthy."""
+
+    postgres_port: int
+    spark_port: int
+    airflow_port: int
+    store_port: int = 0
+    parts: tuple[Part, ...] = ()
+    complete: bool = False
+
+    def write(self, path: Path) -> None:
+        parts = [
+            {
+                "name": p.name,
+                "pid": p.pid,
+                "created": p.created,
+                "log": str(p.log),
+                "needed": p.needed,
+            }
+            for p in self.parts
+        ]
+        write_private(path, json.dumps(self.__dict__ | {"parts": parts}, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path, own: Sequence[Part] = ()) -> Self | None:
+        """Return the state in this file, None when there is none.
+
+        Parts in ``own`` keep their handle, so that it can reap them.
+        """
+        try:
+            document = json.loads(path.read_text())
+            known = {part.pid: part for part in own}
+            parts = tuple(
+                known.get(p["pid"])
+                or Part(p["name"], p["pid"], p["created"], Path(p["log"]), needed=p["needed"])
+                for p in document.pop("parts")
+            )
+            return cls(**document, parts=parts)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None

@@ -479,24 +479,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.verb, implied = ALIASES.get(options.verb, (options.verb, {}))
     vars(options).update(implied)
     if options.verb == "quarantine":
-        _check_quarantine(parser, options)
+        asked = [name for name in DECISIONS if getattr(options, name)]
+        if len(asked) > 1:
+            parser.error(f"--{asked[0]} and --{asked[1]} exclude each other")
+        for name in ("row", "reason", "by"):
+            if getattr(options, name) and not asked:
+                *most, last = (f"--{decision}" for decision in DECISIONS)
+                parser.error(f"--{name} needs {', '.join(most)} or {last}")
     if getattr(options, "result", None) is None:
         try:
             check_values(options)
         except ConfigError as err:
             parser.error(str(err))
     return options
-
-
-def _check_quarantine(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Exit with a usage message for options that have no meaning together."""
-    asked = [name for name in DECISIONS if getattr(options, name)]
-    if len(asked) > 1:
-        parser.error(f"--{asked[0]} and --{asked[1]} exclude each other")
-    for name in ("row", "reason", "by"):
-        if getattr(options, name) and not asked:
-            *most, last = (f"--{decision}" for decision in DECISIONS)
-            parser.error(f"--{name} needs {', '.join(most)} or {last}")
 
 
 def check_values(options: argparse.Namespace) -> None:

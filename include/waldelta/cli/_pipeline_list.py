@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TimedOut
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from waldelta.cli._output import Output, table
 from waldelta.config import PipelineFile
@@ -14,9 +14,6 @@ from waldelta.config.pipeline_folder import PipelineFolder, existing_folder
 from waldelta.lake import named_write_errors
 from waldelta.pipeline import describe_error, ledger_of
 from waldelta.quantities import counted
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 LAKE_TIMEOUT_S = 10.0
 _AT_ONCE = 8
@@ -28,13 +25,30 @@ def list_pipelines(folder: Path | None, output: Output) -> bool:
 
     A lake that doesn't answer is part of its own line only.
     """
+    from rich.console import Group
+    from rich.text import Text
+
     folder = existing_folder(folder)
     found = PipelineFolder.read(folder)
     runs = _last_runs(found.pipelines)
     listed = [_entry(path, pipeline) | runs[path] for path, pipeline in found.pipelines.items()]
     refused = found.refusals()
     document = {"folder": str(folder), "pipelines": listed, "refused": refused}
-    output.show(document, _text(folder, listed, refused))
+    rows = [
+        (
+            one["pipeline"],
+            one["slot"],
+            one["conn_id"],
+            "\n".join(map(_published, one["publications"])),
+            one["root"],
+            one["schedule"] or "by hand",
+            _run(one),
+        )
+        for one in listed
+    ]
+    title = f"{counted(len(rows), 'pipeline')} in {folder}"
+    errors = [Text(_refused(one), style="red") for one in refused]
+    output.show(document, Group(table(_HEADINGS, rows, title) if rows else Text(title), *errors))
     return bool(refused)
 
 
@@ -88,29 +102,6 @@ def _last_run(pipeline: PipelineFile) -> dict[str, Any] | None:
         "status": run.status,
         "at": run.at.isoformat(timespec="seconds"),
     }
-
-
-def _text(
-    folder: Path, listed: Iterable[Mapping[str, Any]], refused: Iterable[Mapping[str, Any]]
-) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
-    rows = [
-        (
-            one["pipeline"],
-            one["slot"],
-            one["conn_id"],
-            "\n".join(map(_published, one["publications"])),
-            one["root"],
-            one["schedule"] or "by hand",
-            _run(one),
-        )
-        for one in listed
-    ]
-    title = f"{counted(len(rows), 'pipeline')} in {folder}"
-    errors = [Text(_refused(one), style="red") for one in refused]
-    return Group(table(_HEADINGS, rows, title) if rows else Text(title), *errors)
 
 
 def _refused(one: Mapping[str, Any]) -> str:

@@ -141,8 +141,8 @@ def _init(options: argparse.Namespace, output: Output) -> None:
 
 
 def _jars(options: argparse.Namespace, output: Output) -> None:
+    from waldelta.spark.jars import fetch_jars
     from waldelta.spark.settings import jars_folder
-    from waldelta.spark.store_jars import fetch_jars
 
     folder = options.folder or jars_folder()
     fetch_jars(folder, options.stores)

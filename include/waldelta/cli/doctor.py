@@ -266,10 +266,14 @@ def _out_of_range(versions: Mapping[Requirement, str | None]) -> list[str]:
 
 def check_workers() -> Iterator[CheckResult]:
     """Ask Spark's workers for the packages that tasks need; opens a session."""
+    from packaging.requirements import Requirement
+
     from waldelta.spark.session import borrowed_session
     from waldelta.spark.worker_packages import read_workers
 
-    requirements = _required_by_tasks()
+    if (own := _installed(_NAME)) is None:
+        raise ConfigError("waldelta is on Python's path but not installed: install its wheel")
+    requirements = [one for one in map(Requirement, own.requires or ()) if _is_of(one, "")]
     with borrowed_session(None) as spark:
         answers = read_workers(spark, [one.name for one in requirements])
     for worker in answers:
@@ -287,18 +291,6 @@ def check_workers() -> Iterator[CheckResult]:
         else:
             packages = counted(len(found), "package")
             yield CheckResult("workers", "ok", f"{text}: {packages} in range")
-
-
-def _required_by_tasks() -> list[Requirement]:
-    """Returns what the package itself requires, without extras.
-
-    Raises ConfigError where the metadata of the package aren't installed.
-    """
-    from packaging.requirements import Requirement
-
-    if (own := _installed(_NAME)) is None:
-        raise ConfigError("waldelta is on Python's path but not installed: install its wheel")
-    return [one for one in map(Requirement, own.requires or ()) if _is_of(one, "")]
 
 
 def _java() -> list[CheckResult]:
@@ -321,9 +313,8 @@ def _jars() -> Iterator[CheckResult]:
     if _has_no_local_spark():
         yield CheckResult("jars", "ok", "not needed: this Python has no local Spark")
         return
-    from waldelta.spark.delta_jars import delta_artifact, has_delta_jars
+    from waldelta.spark.jars import delta_artifact, has_delta_jars, has_store_jars, stores
     from waldelta.spark.settings import jars_folder
-    from waldelta.spark.store_jars import has_store_jars, stores
 
     folder, artifact = jars_folder(), delta_artifact()
     delta = artifact.rpartition(":")[2]

@@ -100,7 +100,9 @@ class ForkServer:
                 if self._ending:
                     self.close()
                 self._reap()
-                self._kill_late()
+                for job in self._jobs.values():
+                    if job.deadline is not None and time.monotonic() > job.deadline:
+                        _signal(job.pid, signal.SIGKILL)
         finally:
             self.close()
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -246,11 +248,6 @@ class ForkServer:
         if job.deadline is None:
             job.deadline = time.monotonic() + KILL_CHILD_AFTER_S
             _signal(job.pid, signal.SIGTERM)
-
-    def _kill_late(self) -> None:
-        for job in self._jobs.values():
-            if job.deadline is not None and time.monotonic() > job.deadline:
-                _signal(job.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Accept no more jobs; may be called again."""

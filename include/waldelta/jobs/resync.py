@@ -50,11 +50,28 @@ def run_resync(
     def resync_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
         gap = _renew_slot(runner, job, accept_server)
         if gap is not None:
-            _warn_of_gap(job, result, gap, accept_server)
+            result.warnings.append(
+                f"the slot was created again, so the changes in {describe(gap)} were lost:"
+                f" {gap.cause}: {gap.detail}"
+            )
+            if accept_server is not None:
+                result.warnings.append(
+                    f"slot {gap.slot!r} on the previous server (system {gap.system_identifier},"
+                    f" timeline {gap.timeline}) keeps its WAL until you drop it there"
+                )
+            with (
+                job.source.connect("resync") as primary,
+                job.source.connect_slot("resync", primary) as connection,
+            ):
+                result.warnings += remaining_on_primary(primary, connection, gap.slot)
         cause = reason or (gap.cause if gap is not None else None)
         done, failed = copied_tables(lambda: sync(runner, job, tables, cause, by_diff=True))
         for copied in done:
-            _add_copied(result, copied)
+            result.add_copy(copied)
+            if copied.whole:
+                result.warnings.append(f"{copied.table} was copied as a whole: {copied.whole}")
+            if copied.skipped is not None:
+                result.warnings.append(f"{copied.table} was {copied.skipped}")
         result.targets.leave_behind(failed.failures if failed is not None else {})
         stage.detail = f"{_written(done)}; slot {'unchanged' if gap is None else 'created again'}"
         if failed is not None:
@@ -83,33 +100,6 @@ def _renew_slot(runner: Runner, job: Job, accept_server: str | None) -> Gap | No
     except SlotUnreadable as err:
         return renew_slot(job, accept_server=accept_server, broken=err)
     return None
-
-
-def _warn_of_gap(job: Job, result: RunResult, gap: Gap, accept_server: str | None) -> None:
-    """Add to the result what was lost with the slot, and which slots keep WAL that no run reads."""
-    result.warnings.append(
-        f"the slot was created again, so the changes in {describe(gap)} were lost:"
-        f" {gap.cause}: {gap.detail}"
-    )
-    if accept_server is not None:
-        result.warnings.append(
-            f"slot {gap.slot!r} on the previous server (system {gap.system_identifier},"
-            f" timeline {gap.timeline}) keeps its WAL until you drop it there"
-        )
-    with (
-        job.source.connect("resync") as primary,
-        job.source.connect_slot("resync", primary) as connection,
-    ):
-        result.warnings += remaining_on_primary(primary, connection, gap.slot)
-
-
-def _add_copied(result: RunResult, copied: SyncResult) -> None:
-    """Add what was done to a target, and why not only the rows that differ were written."""
-    result.add_copy(copied)
-    if copied.whole:
-        result.warnings.append(f"{copied.table} was copied as a whole: {copied.whole}")
-    if copied.skipped is not None:
-        result.warnings.append(f"{copied.table} was {copied.skipped}")
 
 
 def _written(done: Sequence[SyncResult]) -> str:

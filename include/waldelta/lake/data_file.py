@@ -187,13 +187,11 @@ class FileStatistics:
             order = order_of(column.type)
             if order is not None and (counted := order.comparable(column)) is not None:
                 self._orders[name] = order
-                self._widen(name, pc.min_max(counted).as_py())
-
-    def _widen(self, name: str, bounds: dict[str, Any]) -> None:
-        least, most = bounds["min"], bounds["max"]
-        if least is not None:
-            self._least[name] = min(least, self._least.get(name, least))
-            self._most[name] = max(most, self._most.get(name, most))
+                bounds = pc.min_max(counted).as_py()
+                least, most = bounds["min"], bounds["max"]
+                if least is not None:
+                    self._least[name] = min(least, self._least.get(name, least))
+                    self._most[name] = max(most, self._most.get(name, most))
 
     def text(self) -> str:
         """Return the statistics as the text in an ``add`` action."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import reduce
@@ -237,7 +237,10 @@ def _attention(
     if latest is not None:
         yield from _of_slot(pipeline, results, latest, idle_checked_at)
     yield from _of_quarantine(tables)
-    if pipeline.quality.enabled and not (glance.active or _is_under_way(glance.runs, now)):
+    if pipeline.quality.enabled and not (
+        glance.active
+        or any(run.status == "running" and now - run.at < _SILENT for run in glance.runs)
+    ):
         # A run checks its own changes, so such a table waits for the next run or maintenance.
         unchecked = [line.table_name for line in tables if _is_unchecked(line)]
         yield from on_names(
@@ -339,14 +342,6 @@ def _without_old_check(line: TableLine) -> TableLine:
     is_of_gates = line.check is not None and line.check.version is None
     is_old = line.status == SYNCED and (is_of_gates or _is_unchecked(line))
     return replace(line, check=None) if is_old else line
-
-
-def _is_under_way(runs: Iterable[RunLine], now: datetime) -> bool:
-    """Returns whether a run may still check what it changed.
-
-    A run that was killed, or whose check timed out, records no end.
-    """
-    return any(run.status == "running" and now - run.at < _SILENT for run in runs)
 
 
 def _failed_otherwise(ledger: Ledger, results: Results, now: datetime) -> Iterator[Attention]:

@@ -267,23 +267,19 @@ def _explain(messages: Messages, row: int, column_count: int, streamed: bool) ->
     try:
         for _ in range(2 if streamed else 1):
             reader.integer(4, "relation_id")
-        _read_tuples(reader, name, column_count)
+        allowed = {"Insert": "N", "Update": "KON", "Delete": "KO"}[name]
+        marker = chr(reader.integer(1, "tuple"))
+        if marker not in allowed:
+            raise reader.error("tuple", reader.position - 1, f"expected one of {allowed}")
+        _read_tuple(reader, "new" if marker == "N" else "old", column_count)
+        if name == "Update" and marker != "N":
+            if chr(reader.integer(1, "new tuple")) != "N":
+                raise reader.error("new tuple", reader.position - 1, "expected N")
+            _read_tuple(reader, "new", column_count)
         reader.finish()
     except DecodeError as err:
         return DecodeError(err.message, err.field, err.offset, f"{err.detail}, row {row}", row)
     return messages.error(row, "row", int(messages.start[row]), "malformed")
-
-
-def _read_tuples(reader: MessageReader, name: str, column_count: int) -> None:
-    allowed = {"Insert": "N", "Update": "KON", "Delete": "KO"}[name]
-    marker = chr(reader.integer(1, "tuple"))
-    if marker not in allowed:
-        raise reader.error("tuple", reader.position - 1, f"expected one of {allowed}")
-    _read_tuple(reader, "new" if marker == "N" else "old", column_count)
-    if name == "Update" and marker != "N":
-        if chr(reader.integer(1, "new tuple")) != "N":
-            raise reader.error("new tuple", reader.position - 1, "expected N")
-        _read_tuple(reader, "new", column_count)
 
 
 def _read_tuple(reader: MessageReader, which: str, column_count: int) -> None:

@@ -33,10 +33,10 @@ from waldelta.lsn import Lsn
 from waldelta.postgres import Connection
 from waldelta.slot.read.peek import in_binary, name_of_copy, short_name, whole
 from waldelta.slot.slot import missing_slot
-from waldelta.slot.verify.compare_landed import check_landed
-from waldelta.slot.verify.slot_count import (
+from waldelta.slot.verify import (
     BINARY_COUNT_FROM,
     agree,
+    check_landed,
     counted,
     is_plain,
     is_refused,
@@ -149,22 +149,6 @@ def _get_verified(
     return consumed
 
 
-def _check_kept(session: Connection, keep: str, pid: int) -> None:
-    """Raise SourceUnreachable when this session doesn't see the slot copy of the backend ``pid``.
-
-    The copy's own session may be lost, or on another server: the address may have moved to a
-    promoted standby.
-    """
-    query = (
-        "select 1 from pg_replication_slots where slot_name = %s and temporary and active_pid = %s"
-    )
-    if session.execute(query, (keep, pid)).fetchone() is None:
-        raise SourceUnreachable(
-            f"the session that holds the slot copy {keep!r} was lost before anything was"
-            " consumed: the changes have landed; run again"
-        )
-
-
 def _check_alone(connection: Connection, move: SlotMove) -> None:
     """Raise LateWriter when another run has moved the slot since.
 
@@ -186,7 +170,15 @@ def _get_in_binary(
     with sessions() as session:
         if not is_plain(session, source.publication_names):
             return None
-        _check_kept(session, keep, pid)
+        query = (
+            "select 1 from pg_replication_slots where slot_name = %s and temporary and"
+            " active_pid = %s"
+        )
+        if session.execute(query, (keep, pid)).fetchone() is None:
+            raise SourceUnreachable(
+                f"the session that holds the slot copy {keep!r} was lost before anything was"
+                " consumed: the changes have landed; run again"
+            )
         try:
             return counted(session, "get", in_binary(whole(source)), Lsn(move.lsn))
         except psycopg.Error as err:  # The slot moves only after the last message.

@@ -189,10 +189,6 @@ def _lost(job: Job, identity: SlotIdentity, err: SlotError) -> tuple[int, int | 
     if isinstance(err, SlotGap) and err.lost is not None:
         begin, end = err.lost
         return identity.begins_at if begin is None else begin, end
-    return _landed_end(job, identity), _position(job, identity, err)
-
-
-def _landed_end(job: Job, identity: SlotIdentity) -> int:
     change_log = job.change_log(identity)
     last = change_log.last_batch()
     # An intent is written once its batch is durable; after a kill in between, only the batch shows
@@ -201,7 +197,7 @@ def _landed_end(job: Job, identity: SlotIdentity) -> int:
     return max(
         change_log.landed_end(last) if last is not None else 0,
         job.ledger.furthest_lsn(identity.slot, identity.incarnation, last or 0),
-    )
+    ), _position(job, identity, err)
 
 
 def _position(job: Job, identity: SlotIdentity, err: SlotError) -> int | None:

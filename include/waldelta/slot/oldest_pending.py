@@ -25,7 +25,7 @@ from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.read import peek_error
 from waldelta.slot.read.decode_failure import Refusal
 from waldelta.slot.read.peek import NO_ROOM, with_options
-from waldelta.slot.verify.slot_count import first_message
+from waldelta.slot.verify import first_message
 
 # A dead pipeline's first change is found at once. WAL without any of ours is searched for this
 # long.

@@ -32,7 +32,7 @@ from waldelta.slot.acknowledge import check_no_mismatch, confirmed_lsn, move_idl
 from waldelta.slot.failover import Promotion, find_promotion, record_promotion
 from waldelta.slot.read import ReadRequest
 from waldelta.slot.read.read_window import ReadWindows
-from waldelta.slot.verify.compare_landed import VerifiedRange, check_behind
+from waldelta.slot.verify import VerifiedRange, check_behind
 
 log = logging.getLogger(__name__)
 # The longest time from an intent to the end of its move: counting a large batch takes minutes.
@@ -91,7 +91,7 @@ def recover(
         identity, furthest = promotion.identity, min(furthest, promotion.switchpoint)
     _no_gap(identity, furthest, confirmed)
     last = change_log.last_batch() or 0
-    landed_end = _landed_end(change_log, last, furthest)
+    landed_end = max(Lsn(change_log.landed_end(last)), furthest) if last else Lsn(0)
     _check_has_landed_wal(server, landed_end)
     if landed_end > confirmed:
         slot = _SlotBehind(connection, job, identity, promotion, confirmed)
@@ -102,15 +102,6 @@ def recover(
     # number.
     newest = max(change_log.highest_batch(), last, identity.floor)
     return Recovered(max(confirmed, landed_end), newest + 1, identity)
-
-
-def _landed_end(change_log: ChangeLog, last: int, furthest: Lsn) -> Lsn:
-    """Return the end of what has landed up to batch ``last``; 0/0 without a batch.
-
-    An intent is written once its batch is durable, so the furthest one counts where the last batch
-    is empty.
-    """
-    return max(Lsn(change_log.landed_end(last)), furthest) if last else Lsn(0)
 
 
 def _check_has_landed_wal(server: ServerPosition, landed_end: Lsn) -> None:
@@ -236,7 +227,7 @@ def _other_session(
 ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
     """Open one more session with the same statement timeout.
 
-    A session in which decoding has failed can't decode any more (slot_count.is_plain).
+    A session in which decoding has failed can't decode any more (verify.is_plain).
     """
     with job.source.connect_slot("compare") as session:
         ((limit,),) = connection.execute("select current_setting('statement_timeout')").fetchall()

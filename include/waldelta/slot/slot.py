@@ -5,7 +5,6 @@ dropping it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -294,7 +293,15 @@ def _not_created(
     """Return why a slot wasn't created in time."""
     rows = open_transactions(primary or conn)
     if primary is None or rows:
-        return TransactionsStillOpen(_blocked_by(rows, name, timeout_s))
+        lines = (
+            "\n".join(f"  - {who}, since {since}" for who, since in rows)
+            or "  - (they have ended just now)"
+        )
+        return TransactionsStillOpen(
+            f"slot {name!r} can't be created while older transactions are open; after"
+            f" {timeout_s:g} s these were still open:\n{lines}\nend them"
+            " (pg_terminate_backend(pid), rollback prepared 'gid'), or wait, and run setup again"
+        )
     return StandbyAway(
         f"slot {name!r} can't be created, because the standby wasn't informed within {timeout_s:g}"
         " s of the transactions that run on its primary: check that it is connected; on the"
@@ -317,18 +324,6 @@ def check_received(conn: Connection, name: str, upto: Lsn) -> None:
             f" synchronized_standby_slots have received them; behind: {listed}: let that standby"
             " catch up, or remove it from synchronized_standby_slots"
         )
-
-
-def _blocked_by(rows: Sequence[tuple[str, str]], name: str, timeout_s: float) -> str:
-    lines = (
-        "\n".join(f"  - {who}, since {since}" for who, since in rows)
-        or "  - (they have ended just now)"
-    )
-    return (
-        f"slot {name!r} can't be created while older transactions are open; after {timeout_s:g} s"
-        f" these were still open:\n{lines}\nend them (pg_terminate_backend(pid), rollback prepared"
-        " 'gid'), or wait, and run setup again"
-    )
 
 
 _NOT_RECEIVED = """

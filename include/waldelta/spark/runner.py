@@ -9,9 +9,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import traceback
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -24,7 +27,6 @@ from waldelta.spark.arrow_schema import ddl
 from waldelta.spark.session import open_session, sibling_session
 from waldelta.spark.session_settings import is_connect, shared_settings
 from waldelta.spark.settings import SESSION_SETTINGS
-from waldelta.spark.task_attempts import error_text, once
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -417,3 +419,47 @@ def _collected(answers: DataFrame) -> list[Answer]:
         if (named := named_error(err)) is not None:
             raise named from None
         raise
+
+
+_Reader = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+def error_text(err: BaseException) -> str:
+    """Return an error as the text that ``named_error`` reads, for a row to the driver."""
+    return "".join(traceback.format_exception_only(err)).strip()
+
+
+def once(read: _Reader) -> _Reader:
+    """Wrap a task's function so that later attempts raise the named error that an earlier one met.
+
+    This works on the machine where the error occurred: the note is in the folder that Spark clears
+    when the application ends.
+    """
+    key = uuid.uuid4().hex
+
+    def attempt(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import SparkFiles, TaskContext
+
+        context = TaskContext.get()
+        if context is None:
+            yield from read(batches)
+            return
+        name = f"waldelta-{key}-{context.stageId()}-{context.partitionId()}"
+        note = Path(SparkFiles.getRootDirectory()) / name
+        if context.attemptNumber() and (known := _noted(note)) is not None:
+            raise known
+        try:
+            yield from read(batches)
+        except WaldeltaError as err:
+            with suppress(OSError):
+                note.write_text(error_text(err))
+            raise
+
+    return attempt
+
+
+def _noted(note: Path) -> WaldeltaError | None:
+    try:
+        return named_error(Exception(note.read_text()))
+    except OSError:
+        return None

@@ -189,24 +189,19 @@ def _connect_session(remote: str, session_key: str | None) -> SparkSession:
             spark = cast("SparkSession", ConnectSession.builder.remote(remote).getOrCreate())
         else:
             spark = _keyed_session(ConnectSession.builder, remote, session_key)
-        _configure(spark)
+        set_settings(spark)
+        # The server would cache analysed plans under numbers that each client process counts from
+        # the same beginning. A later process in the same session would get the columns that a
+        # target had in an earlier process.
+        spark.conf.set("spark.connect.session.planCache.enabled", "false")
+        for key in COMMIT_SETTINGS:
+            spark.conf.unset(key)
     except Exception as err:
         if (refused := named_refusal(remote, err)) is None:
             raise
         # Not chained, because the server's error may repeat what the client sent.
         raise refused from None
     return spark
-
-
-def _configure(spark: SparkSession) -> None:
-    """Set the settings of a Connect session on which every statement relies."""
-    set_settings(spark)
-    # The server would cache analysed plans under numbers that each client process counts from the
-    # same beginning. A later process in the same session would get the columns that a target had in
-    # an earlier process.
-    spark.conf.set("spark.connect.session.planCache.enabled", "false")
-    for key in COMMIT_SETTINGS:
-        spark.conf.unset(key)
 
 
 def _keyed_session(builder: Any, remote: str, session_key: str) -> SparkSession:
@@ -254,7 +249,7 @@ def _marked_open(spark: SparkSession) -> Iterator[None]:
     try:
         yield
     except Exception as err:
-        if not _was_lost(err):
+        if not any(type(cause).__module__.startswith("grpc") for cause in with_causes(err)):
             _unmark(spark)
         raise
     _unmark(spark)
@@ -263,13 +258,6 @@ def _marked_open(spark: SparkSession) -> Iterator[None]:
 def _unmark(spark: SparkSession) -> None:
     with suppress(Exception):
         spark.conf.unset(_IS_OPEN)
-
-
-def _was_lost(err: BaseException) -> bool:
-    """Return whether a call to the server failed; calling a lost server again would take
-    minutes.
-    """
-    return any(type(cause).__module__.startswith("grpc") for cause in with_causes(err))
 
 
 def _close(spark: SparkSession) -> None:
@@ -309,7 +297,7 @@ def _classic_session(master: str, name: str) -> SparkSession:
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-    if _is_submitted():
+    if "SPARK_SUBMIT" in os.environ.get("WALDELTA_LAUNCHER", ""):
         with _named_start("spark-submit's master"):
             submitted = SparkConf().setAppName(name)
             for key, value in authentication(submitted.get("spark.master") or "").items():
@@ -330,7 +318,11 @@ def _classic_session(master: str, name: str) -> SparkSession:
     with private_files(), _named_start(master):
         with _stdout_as_stderr():
             context = SparkContext.getOrCreate(conf)
-        _quieten(context)
+        if (
+            log_level() != "DEBUG"
+            and (server := getattr(context, "_accumulatorServer", None)) is not None
+        ):
+            server.handle_error = lambda *_: None
         if master.startswith("local"):
             _start_workers(context)
         return SparkSession.builder.config(conf=conf).getOrCreate()
@@ -350,11 +342,6 @@ def _stdout_as_stderr() -> Iterator[None]:
     finally:
         os.dup2(own, 1)
         os.close(own)
-
-
-def _is_submitted() -> bool:
-    """Return whether spark-submit has started this process."""
-    return "SPARK_SUBMIT" in os.environ.get("WALDELTA_LAUNCHER", "")
 
 
 @contextmanager
@@ -378,17 +365,6 @@ def _named_start(master: str) -> Iterator[None]:
             f"Spark doesn't start on {master} ({without_values(err)}): check that the master is up"
             " and reachable from here, and Spark's settings"
         ) from err
-
-
-def _quieten(context: SparkContext) -> None:
-    """Stop PySpark's accumulator server from printing a stack trace when the JVM, its only client,
-    is gone.
-    """
-    if (
-        log_level() != "DEBUG"
-        and (server := getattr(context, "_accumulatorServer", None)) is not None
-    ):
-        server.handle_error = lambda *_: None
 
 
 def _start_workers(context: SparkContext) -> None:

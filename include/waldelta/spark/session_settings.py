@@ -95,7 +95,12 @@ def _different(spark: SparkSession, settings: Mapping[str, str]) -> dict[str, st
 
 def _set_all(spark: SparkSession, settings: Mapping[str, str], names: Mapping[str, object]) -> None:
     for name in names:
-        _set(spark, name, settings[name])
+        from pyspark.errors import PySparkException
+
+        try:
+            spark.conf.set(name, settings[name])
+        except PySparkException as err:
+            raise ConfigError(_refusal(name, settings[name], without_values(err))) from err
     for name, value in _values(spark, names).items():
         if value != settings[name]:
             raise ConfigError(_refusal(name, settings[name], f"it is {value!r} afterwards"))
@@ -109,15 +114,6 @@ def _values(spark: SparkSession, names: Mapping[str, object]) -> dict[str, str |
         values = spark.conf.getAll
         return {name: values.get(name) for name in names}
     return {name: spark.conf.get(name, None) for name in names}
-
-
-def _set(spark: SparkSession, name: str, value: str) -> None:
-    from pyspark.errors import PySparkException
-
-    try:
-        spark.conf.set(name, value)
-    except PySparkException as err:
-        raise ConfigError(_refusal(name, value, without_values(err))) from err
 
 
 def _refusal(name: str, value: str, reason: str) -> str:

@@ -54,7 +54,13 @@ def compare(
             if state is not None:
                 due[state][name] = since
             last = before["at"] if before and state is None else at.isoformat()
-            now[_key(item.kind, name)] = _stored(item, name, since, last)
+            now[_key(item.kind, name)] = {
+                "since": since.isoformat(),
+                "at": last,
+                "severity": item.severity,
+                "cause": item.cause,
+                "text": shortened(item.only([name] if name else []).text, _MOST_STORED),
+            }
         alerts += [
             Alert(state, item.only(list(filter(None, times))), min(times.values()))
             for state, times in due.items()
@@ -100,16 +106,6 @@ def _state(item: Attention, before: Mapping[str, Any] | None, at: datetime) -> A
 
 def _key(kind: str, name: str) -> str:
     return f"{kind}:{name}"
-
-
-def _stored(item: Attention, name: str, since: datetime, last: str) -> dict[str, Any]:
-    return {
-        "since": since.isoformat(),
-        "at": last,
-        "severity": item.severity,
-        "cause": item.cause,
-        "text": shortened(item.only([name] if name else []).text, _MOST_STORED),
-    }
 
 
 def _ended(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[Alert]:

@@ -172,6 +172,8 @@ def build_dags(path: Path, pipeline: PipelineFile) -> list[DAG]:
     # Outside of the slot's pool, because changes must land while tables are compared. The slot's
     # lock excludes other runs while the slot is recreated.
     accept_server = {"accept-server": "{{ params.accept_server or '' }}"}
+    with job.dag("maintenance", job.pipeline.maintenance.schedule) as dag:
+        job.task("maintain", "maintain")
     return [
         _in_bounded_time(_setup(job)),
         _copies(job, "initial_sync", "sync", {"due": _REQUIRED_ONLY}, due),
@@ -179,7 +181,7 @@ def build_dags(path: Path, pipeline: PipelineFile) -> list[DAG]:
         _copies(job, "resync", "resync", {"accept_server": _ACCEPT_SERVER}, accept_server),
         _reconcile(job),
         _quarantine(job),
-        _maintenance(job),
+        dag,
     ]
 
 
@@ -363,12 +365,6 @@ def _close(
     chain(last, *checked, report)
     begun >> report
     list(dict.fromkeys([begun, last, *checked, report, *other_tasks])) >> fail_the_run()
-
-
-def _maintenance(job: _Job) -> DAG:
-    with job.dag("maintenance", job.pipeline.maintenance.schedule) as dag:
-        job.task("maintain", "maintain")
-    return dag
 
 
 def _has_work(pipeline: PipelineFile, context: Any) -> bool:

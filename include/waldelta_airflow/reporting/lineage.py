@@ -51,11 +51,20 @@ def lineage(
         for of in sorted(set(sources.values()))
     ]
     outputs = [_output(pipeline, name, counts) for name, counts in sorted(tables.items())]
+    named = {
+        table: _published(pipeline.source.publications, table) for table in set(sources.values())
+    }
+    found = {".".join(table): where for table, where in named.items() if where is not None}
+    own = {
+        f"target {name}": where
+        for name in sources
+        if (where := pipeline.target.where_of(name)) is not None
+    }
     facet = ReplicationRunFacet(
         document.get("start_lsn"),
         document.get("end_lsn"),
         pipeline.source.publication_names,
-        _filters(pipeline, sources),
+        dict(sorted((found | own).items())),
     )
     return OperatorLineage(
         inputs=inputs, outputs=outputs, run_facets={"waldelta_replication": facet}
@@ -103,17 +112,3 @@ def _published(publications: Iterable[Publication], table: tuple[str, str]) -> s
         if len(several) > 1
         else next(iter(several), None)
     )
-
-
-def _filters(pipeline: PipelineFile, sources: Mapping[str, tuple[str, str]]) -> dict[str, str]:
-    """Returns the publisher's filter of each source table, and each target's own."""
-    named = {
-        table: _published(pipeline.source.publications, table) for table in set(sources.values())
-    }
-    found = {".".join(table): where for table, where in named.items() if where is not None}
-    own = {
-        f"target {name}": where
-        for name in sources
-        if (where := pipeline.target.where_of(name)) is not None
-    }
-    return dict(sorted((found | own).items()))

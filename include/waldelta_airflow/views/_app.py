@@ -120,12 +120,6 @@ def _may_trigger(kind: DagKind) -> Callable[[Request, PageRequest, str], None]:
     return check
 
 
-async def _form(
-    request: Request, _: Annotated[None, Depends(_may_trigger("quarantine"))]
-) -> dict[str, list[str]]:
-    return await read_form(request)
-
-
 def create_app() -> FastAPI:
     """Returns the application; each route requires a login, then permission to read the DAG."""
     app = FastAPI(
@@ -230,9 +224,11 @@ def quarantined(page_request: PageRequestDep, request: PipelineDep, row_id: str)
     return text
 
 
-@_routes.post("/p/{name}/quarantine")
+@_routes.post("/p/{name}/quarantine", dependencies=[Depends(_may_trigger("quarantine"))])
 def decide(
-    page_request: PageRequestDep, name: str, form: Annotated[dict[str, list[str]], Depends(_form)]
+    page_request: PageRequestDep,
+    name: str,
+    form: Annotated[dict[str, list[str]], Depends(read_form)],
 ) -> Response:
     """Triggers the run of a decision."""
     conf = decision(form)

@@ -20,7 +20,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from waldelta.config import DagKind, PipelineFile, dag_id_of
-from waldelta.config.pipeline_folder import pipelines_folder, read_pipeline_files, refusal
+from waldelta.config.pipeline_folder import PipelineFolder, pipelines_folder, refusal
 from waldelta.errors import class_and_text
 from waldelta.monitoring.attention import Attention
 from waldelta_airflow._dag_attention import WATCHED, DagsOfPipeline
@@ -36,13 +36,9 @@ _ANSWERS = 50
 
 def load_pipelines() -> dict[str, PipelineFile | str]:
     """Returns each pipeline file by its pipeline's name, or its error by the file's name."""
-    found: dict[str, PipelineFile | str] = {}
-    for path, pipeline in read_pipeline_files(pipelines_folder()):
-        if isinstance(pipeline, PipelineFile):
-            found[pipeline.pipeline] = pipeline
-        else:
-            found[path.name] = refusal(pipeline)
-    return found
+    folder = PipelineFolder.read(pipelines_folder())
+    pipelines = {pipeline.pipeline: pipeline for pipeline in folder.pipelines.values()}
+    return pipelines | {path.name: refusal(error) for path, error in folder.refused.items()}
 
 
 def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | None:

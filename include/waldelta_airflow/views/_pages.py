@@ -39,8 +39,7 @@ from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.run_details import read_run, read_work
 from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points, read_runs
 from waldelta.monitoring.slot_status import LastSlot, last_slot
-from waldelta.monitoring.table_details import read_table_details
-from waldelta.monitoring.table_list import replicated_tables
+from waldelta.monitoring.table_list import read_table_details, replicated_tables
 from waldelta.stages.check.reports.index import CheckedRun
 from waldelta.stages.check.reports.page import run_table
 from waldelta_airflow._connections import pipeline_lake

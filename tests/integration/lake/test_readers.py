@@ -20,7 +20,7 @@ from benchmarks.verify import duckdb_of_delta
 from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import pipeline_file
 from waldelta.jobs import Pipeline
-from waldelta.monitoring.table_details import read_table_details
+from waldelta.monitoring.table_list import read_table_details
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

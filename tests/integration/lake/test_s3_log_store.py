@@ -146,7 +146,7 @@ spark.range(1, 2, 1, 1).write.format("delta").mode("append").save(uri)
 @pytest.mark.soak("a second way to the same commit")
 def test_a_connect_server_commits_after_a_commit_that_was_first(table, proxy, bucket, tmp_path):
     server = SparkConnectServer(
-        tmp_path / "connect", free_port(), "test-token", tmp_path / "spark.log", memory="1g"
+        tmp_path / "connect", free_port(), "1g", token="test-token", log=tmp_path / "spark.log"
     )
     settings = json.dumps(bucket.at(proxy.endpoint).hadoop_settings)
     client = [sys.executable, "-c", CONNECT_CLIENT, table.uri, settings]

@@ -53,7 +53,9 @@ with open_session("test", job, "one run at a time") as spark:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("connect")
-    made = SparkConnectServer(folder, free_port(), "test-token", folder / "spark.log", memory="1g")
+    made = SparkConnectServer(
+        folder, free_port(), "1g", token="test-token", log=folder / "spark.log"
+    )
     part = made.start(os.environ)
     try:
         wait_until(made.is_listening, "the Spark Connect server", 120, [part])

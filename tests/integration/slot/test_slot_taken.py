@@ -18,7 +18,7 @@ from waldelta.slot import open_gaps
 from waldelta.slot.acknowledge import confirmed_lsn, consume, move_idle_slot
 from waldelta.slot.gaps import gaps_recorded
 from waldelta.slot.recovery import check_unmoved, slot_move
-from waldelta.slot.verify.compare_landed import check_landed
+from waldelta.slot.verify import check_landed
 from waldelta.spark import InProcess
 from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land.drain import Drained, drain, land

@@ -13,7 +13,7 @@ from waldelta.cli.command_line import main, run_submitted
 def fetched(monkeypatch):
     """What was asked of the function that downloads jars."""
     asked = []
-    monkeypatch.setattr("waldelta.spark.store_jars.fetch_jars", lambda *given: asked.append(given))
+    monkeypatch.setattr("waldelta.spark.jars.fetch_jars", lambda *given: asked.append(given))
     return asked
 
 

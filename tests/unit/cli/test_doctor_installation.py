@@ -7,7 +7,7 @@ from importlib.metadata import version
 import pytest
 
 from waldelta.cli.doctor import check_packages, installation_checks, run_check
-from waldelta.spark.delta_jars import delta_artifact
+from waldelta.spark.jars import delta_artifact
 
 NEWEST = f"numpy<={version('numpy')}"
 # What the wheel's metadata requires; the statuses, and a text of the last result.

@@ -40,8 +40,7 @@ from waldelta.monitoring.overview import read_glance
 from waldelta.monitoring.quarantine_rows import read_of_run, read_open
 from waldelta.monitoring.run_details import read_run
 from waldelta.monitoring.run_history import LagPoint, brought_up_to, lag_points, read_runs, thin_out
-from waldelta.monitoring.table_details import read_table_details
-from waldelta.monitoring.table_list import read_changed, read_tables
+from waldelta.monitoring.table_list import read_changed, read_table_details, read_tables
 from waldelta.pipeline import RunResult, StageResult, TableResult
 from waldelta.pipeline.run_result import LandedChanges, ReportedLag
 

@@ -16,8 +16,12 @@ from waldelta.lake.ledger import (
     TableState,
 )
 from waldelta.lake.ledger.records import AttributeState
-from waldelta.monitoring.table_details import read_table_details
-from waldelta.monitoring.table_list import content_label, copied_rows, read_content
+from waldelta.monitoring.table_list import (
+    content_label,
+    copied_rows,
+    read_content,
+    read_table_details,
+)
 from waldelta.postgres.publication_membership import Membership, to_texts
 
 EVERY = ["delete", "insert", "truncate", "update"]

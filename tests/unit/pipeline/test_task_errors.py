@@ -18,7 +18,7 @@ from waldelta.lake.write_errors import target_not_writable
 from waldelta.pipeline import is_conflict, named_error, of_table, unexpected_error
 from waldelta.pipeline.task_errors import writing_error
 from waldelta.spark import write_errors
-from waldelta.spark.task_attempts import error_text
+from waldelta.spark.runner import error_text
 
 ERRORS = [
     DecodeError(

@@ -85,7 +85,7 @@ AIRFLOW_LOADS = (
     "waldelta_airflow.dags.factory",
     "waldelta_airflow.alerts.sending",
     "waldelta_airflow.operators.job_operator",
-    "waldelta_airflow.views.deferred_app",
+    "waldelta_airflow.plugin",
     # A run without changes is this alone.
     "waldelta.stages.land.idle_check",
     "waldelta.stages.repair.replay.interval",

@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from demo.airflow_client import DagRun, TaskRun
-from demo.flights import Loaded
 from demo.outcome import DemoOutcome, show
 from tests.oracles.compare import Difference
 from waldelta.lake import Lake
@@ -49,9 +48,7 @@ def outcome(ledger, *differences):
         DagRun("flights_cdc", "run-1", "manual", "success", None, None, 4.0, {}, tasks),
     ]
     operations = Counter({("flights", "update"): 60})
-    return DemoOutcome(
-        Loaded({"flights": 300}), operations, {"load": 1.0}, runs, list(differences), ledger
-    )
+    return DemoOutcome(operations, {"load": 1.0}, runs, list(differences), ledger)
 
 
 def shown(made):

@@ -9,6 +9,7 @@ import pytest
 
 from demo.embedded_postgres import free_port
 from demo.stack import Stack, StackError
+from demo.stack.airflow_processes import StackSecrets
 from demo.stack.object_store import DemoStore
 from demo.stack.processes import finish
 from demo.stack.spark_connect_server import SparkConnectServer
@@ -82,8 +83,8 @@ def test_sparks_key_is_in_its_environment_alone(store, tmp_path, monkeypatch):
     server = SparkConnectServer(
         tmp_path / "spark",
         free_port(),
-        "token",
-        tmp_path / "log",
+        token="token",
+        log=tmp_path / "log",
         python=str(program.with_name("python")),
         store=store.spark_environment,
     )

@@ -24,7 +24,7 @@ def server(tmp_path, monkeypatch):
     monkeypatch.setenv("WALDELTA_JARS", str(tmp_path / "jars"))
     python = str(program.with_name("python"))
     return SparkConnectServer(
-        tmp_path / "spark", free_port(), "token", tmp_path / "spark.log", python=python
+        tmp_path / "spark", free_port(), python=python, token="token", log=tmp_path / "spark.log"
     )
 
 

@@ -121,22 +121,18 @@ class BatchRange:
     def rows_of(self, state: TableState) -> pa.Table | None:
         """Return one target's row messages, when they are few enough to be read in the driver."""
         if self._rows is None:
-            return self._rows_in_split(state)
+            if self.split is None:
+                return None
+            ids, rows = [*state.relation_ids], None
+            # Cached, because the same target reads it several times in a row.
+            if self._read is None or self._read[0] != ids:
+                size = sum(piece.rows for piece in self._pieces_of(self.split, state))
+                if size <= self._most_rows:
+                    rows = self.split.rows(self.stream, MOST_DRIVER_MESSAGE_BYTES, ids)
+                self._read = ids, rows
+            return self._read[1]
         parts = [self._by_relation[oid] for oid in state.relation_ids if oid in self._by_relation]
         return pa.concat_tables(parts) if parts else self._rows.slice(0, 0)
-
-    def _rows_in_split(self, state: TableState) -> pa.Table | None:
-        if self.split is None:
-            return None
-        ids = [*state.relation_ids]
-        if (
-            self._read is None or self._read[0] != ids
-        ):  # Cached, because the same target reads it several times in a row.
-            rows = None
-            if sum(piece.rows for piece in self._pieces_of(self.split, state)) <= self._most_rows:
-                rows = self.split.rows(self.stream, MOST_DRIVER_MESSAGE_BYTES, ids)
-            self._read = ids, rows
-        return self._read[1]
 
     def _pieces_of(self, split: RowMessages, state: TableState) -> list[Piece]:
         return split.pieces(

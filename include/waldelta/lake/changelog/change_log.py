@@ -305,7 +305,14 @@ class ChangeLog(RowMessages):
 
     def landed(self, batch: int) -> Landed:
         """Count what the committed files of one batch contain."""
-        tally = TransactionCounts(batch, _counted_landmarks(self.timeline(batch - 1, batch)))
+        timeline = self.timeline(batch - 1, batch)
+        rows = timeline.filter(
+            pc.is_in(timeline["kind"], value_set=pa.array(_CONTROLS))
+        ).to_pylist()
+        tally = TransactionCounts(
+            batch,
+            [Landmark(row["batch"], row["seq"], row["xid8"], _leniently(row)) for row in rows],
+        )
         for part in self.scan(pc.field("batch") == batch, list(COLUMNS)):
             tally.add(part)
         return tally.landed()
@@ -464,15 +471,6 @@ def landmarks(
         for row in rows
         if row["xid8"] not in xids
     ]
-
-
-def _counted_landmarks(timeline: pa.Table) -> list[Landmark]:
-    """Return all control messages, for counting.
-
-    For a message that can't be decoded, the slot function's own columns are enough.
-    """
-    rows = timeline.filter(pc.is_in(timeline["kind"], value_set=pa.array(_CONTROLS))).to_pylist()
-    return [Landmark(row["batch"], row["seq"], row["xid8"], _leniently(row)) for row in rows]
 
 
 def _leniently(row: dict[str, Any]) -> Control:

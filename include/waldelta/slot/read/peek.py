@@ -392,22 +392,6 @@ def _big_endian(column: pa.Array, dtype: str) -> pa.Array:
     return pa.array(numbers.astype(np.int64))
 
 
-def _publication_gone(slot: str, error: ServerError) -> PublicationGone:
-    """Return the error for a missing publication before PostgreSQL 18.
-
-    PostgreSQL 18 ignores a publication where it doesn't exist.
-    """
-    return PublicationGone(
-        f"a publication does not exist at the WAL position at which slot {slot!r} is read"
-        f" ({error.shown}): it was renamed or dropped, or created after changes that still wait in"
-        " the slot, and PostgreSQL before 18 can't decode those with it. If it was renamed, rename"
-        " it back. If it is new in the pipeline file, remove it from the file, let a run consume"
-        " the waiting changes, add it again, and sync its tables. If setup should create it, remove"
-        " it from the file and add its tables to a publication that this slot already reads. If it"
-        " was dropped, even if it was created again, run teardown, setup and resync"
-    )
-
-
 # A set-returning function stores its answer in temporary files once it exceeds work_mem.
 NO_ROOM = (
     psycopg.errors.DiskFull,
@@ -485,7 +469,16 @@ def peek_error(slot: str, error: ServerError, *, timed_out: bool = True) -> Sour
             " attribute replication; what it needs is in docs/reference/privileges.md"
         )
     if error.is_one_of(codes.UNDEFINED_OBJECT) and error.is_from_decoding:
-        return _publication_gone(slot, error)
+        return PublicationGone(
+            f"a publication does not exist at the WAL position at which slot {slot!r} is read"
+            f" ({error.shown}): it was renamed or dropped, or created after changes that still"
+            " wait in the slot, and PostgreSQL before 18 can't decode those with it. If it was"
+            " renamed, rename it back. If it is new in the pipeline file, remove it from the file,"
+            " let a run consume the waiting changes, add it again, and sync its tables. If setup"
+            " should create it, remove it from the file and add its tables to a publication that"
+            " this slot already reads. If it was dropped, even if it was created again, run"
+            " teardown, setup and resync"
+        )
     # The text is one line, as tasks return errors, and has the position of the change.
     state = f" (SQLSTATE {error.sqlstate})" if error.sqlstate is not None else ""
     context = f": {' '.join(error.context.split())}" if error.context else ""

@@ -33,7 +33,7 @@ from waldelta.pipeline.targets import messages_applied, record_unreadable
 from waldelta.pipeline.targets.watermarks import messages_app_id
 from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl
-from waldelta.spark.task_attempts import once
+from waldelta.spark.runner import once
 
 _COLUMNS = ("batch", "seq", "xid8", "streamed_xid", "commit_lsn", "commit_ts", "data")
 SCHEMA = pa.schema(

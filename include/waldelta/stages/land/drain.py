@@ -52,7 +52,7 @@ from waldelta.slot.recovery import check_unmoved, slot_move
 from waldelta.slot.slot import check_received
 from waldelta.spark import Runner
 from waldelta.spark.runner import Answer, Task
-from waldelta.spark.task_attempts import error_text as task_error
+from waldelta.spark.runner import error_text as task_error
 from waldelta.spark.write_errors import change_log_write_error
 
 log = logging.getLogger(__name__)

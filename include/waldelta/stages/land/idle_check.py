@@ -52,7 +52,7 @@ from waldelta.slot.read.decode_failure import check_next
 from waldelta.slot.read.peek import NO_ROOM, PeekBound, end_old_backends, whole
 from waldelta.slot.recovery import Recovered, check_unmoved, slot_move
 from waldelta.slot.standby import check_slot
-from waldelta.slot.verify.slot_count import first_message
+from waldelta.slot.verify import first_message
 from waldelta.stages.setup.new_tables import adopt_or_report
 
 log = logging.getLogger(__name__)

@@ -36,7 +36,7 @@ from waldelta.pipeline.targets import check_target
 from waldelta.postgres import TableId
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
-from waldelta.spark.task_attempts import once
+from waldelta.spark.runner import once
 from waldelta.spark_sql import parquet, quote
 from waldelta.stages.sync._snapshot_diff import (
     CopiedRows,

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from tests.support.source_code import ROOT as REPOSITORY
 from tests.support.source_code import modules, nodes_of
-from waldelta.spark import delta_jars, store_jars
+from waldelta.spark import jars
 
 SOURCES = ("include", "spark_jobs", "dags", "plugins", "tests", "tools", "benchmarks")
 OWN = {
@@ -164,9 +164,9 @@ def test_what_the_wheel_imports_is_in_its_metadata(folder, extras):
 
 def test_the_sdk_is_the_one_that_hadoop_is_built_with():
     """A newer Hadoop in pyspark needs another SDK."""
-    assert (store_jars.hadoop_version(), store_jars.SDK_VERSION) == ("3.5.0", "2.35.4")
+    assert (jars.hadoop_version(), jars.SDK_VERSION) == ("3.5.0", "2.35.4")
 
 
 def test_delta_is_built_for_the_pinned_spark():
     spark = pins()["pyspark"].rpartition(".")[0]
-    assert delta_jars.DELTA_OF_SPARK[spark] == pins()["delta-spark"]
+    assert jars.DELTA_OF_SPARK[spark] == pins()["delta-spark"]

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from tests.soak.versions import COMBINATIONS, PAGE, table
 from tests.support.other_python import ROOT
 from waldelta.errors import ConfigError
-from waldelta.spark.delta_jars import DELTA_OF_SPARK
+from waldelta.spark.jars import DELTA_OF_SPARK
 from waldelta_airflow._airflow_versions import check_alerts_version, check_version
 
 SUPPORTED = [one for one in COMBINATIONS if not one.refused]

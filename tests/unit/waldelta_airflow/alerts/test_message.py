@@ -9,7 +9,7 @@ import pytest
 from tests.support.bookkeeping import NOON
 from waldelta.monitoring.attention import KINDS, Attention
 from waldelta_airflow.alerts.changes import Alert
-from waldelta_airflow.alerts.message import message_of
+from waldelta_airflow.alerts.sending import message_of
 
 BASE = "https://airflow.example/af/"
 COPY = Attention("failed", "failed_copy", "a&b: the copy <failed>", (), "tables", ("a&b",))

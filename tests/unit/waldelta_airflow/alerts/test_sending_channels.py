@@ -14,8 +14,7 @@ from tests.support.servers.serving import serving
 from waldelta.errors import AlertNotSent, ConfigError
 from waldelta.monitoring.attention import Attention
 from waldelta_airflow.alerts.changes import Alert
-from waldelta_airflow.alerts.message import message_of
-from waldelta_airflow.alerts.sending import send
+from waldelta_airflow.alerts.sending import message_of, send
 
 pytestmark = pytest.mark.airflow
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from waldelta.errors import ConfigError
-from waldelta.spark import delta_jars, settings
-from waldelta.spark.delta_jars import fetch_delta_jars
+from waldelta.spark import jars as jar_files
+from waldelta.spark import settings
+from waldelta.spark.jars import fetch_delta_jars
 
-SUMS = delta_jars.SUMS
-DELTA = delta_jars.DELTA_OF_SPARK["4.2"]
+SUMS = jar_files.SUMS
+DELTA = jar_files.DELTA_OF_SPARK["4.2"]
 WANTED = {
     f"io.delta_delta-spark_4.2_2.13-{DELTA}.jar",
     "io.unitycatalog_unitycatalog-client-0.6.0.jar",
@@ -38,11 +39,11 @@ def maven(tmp_path, monkeypatch):
             (folder / name).write_text("")
         yield folder
 
-    monkeypatch.setattr(delta_jars, "resolved", resolved)
+    monkeypatch.setattr(jar_files, "resolved", resolved)
     (sums := tmp_path / "sums").write_text(
         "".join(f"{EMPTY}  {name}\n" for name in (*WANTED, f"io.delta_delta-storage-{DELTA}.jar"))
     )
-    monkeypatch.setattr(delta_jars, "SUMS", sums)
+    monkeypatch.setattr(jar_files, "SUMS", sums)
     return asked, jars
 
 
@@ -107,7 +108,7 @@ def test_a_missing_jar_is_named(tmp_path, maven):
 
 
 def test_a_spark_without_a_delta_is_refused_by_its_version(tmp_path, maven, monkeypatch):
-    monkeypatch.setattr(delta_jars, "version", lambda _: "4.9.1")
+    monkeypatch.setattr(jar_files, "version", lambda _: "4.9.1")
     with pytest.raises(ConfigError, match=r"PySpark 4\.9\.1 .* install PySpark 4\.0, 4\.1"):
         fetch_delta_jars(tmp_path / "jars")
     assert maven[0] == []
@@ -136,11 +137,11 @@ def test_an_unreachable_maven_is_named_with_what_ivy_said(tmp_path, monkeypatch)
     program.write_text('#!/bin/sh\necho "$@ of $SPARK_HOME, $SPARK_CONF_DIR." >&2\nexit 1\n')
     program.chmod(0o755)
     monkeypatch.setenv("SPARK_CONF_DIR", "/elsewhere")
-    monkeypatch.setattr(delta_jars, "check_java", lambda: None)
-    monkeypatch.setattr(delta_jars, "pyspark_folder", lambda: spark.parent)
+    monkeypatch.setattr(jar_files, "check_java", lambda: None)
+    monkeypatch.setattr(jar_files, "pyspark_folder", lambda: spark.parent)
     with (
         pytest.raises(ConfigError, match="a:b:1 can't be fetched: let this machine reach") as told,
-        delta_jars.resolved("a:b:1", excluded=["c:d"]),
+        jar_files.resolved("a:b:1", excluded=["c:d"]),
     ):
         pytest.fail("there is nothing to read")
     assert "--packages a:b:1 --exclude-packages c:d" in str(told.value)
@@ -168,8 +169,8 @@ REFUSED = {
 def test_a_jar_that_isnt_the_tables_is_refused_before_any_is_replaced(tmp_path, maven, line, words):
     """Whatever a mirror gives: its code would run with the source's password."""
     name = "org.roaringbitmap_RoaringBitmap-0.9.25.jar"
-    others = delta_jars.SUMS.read_text().replace(f"{EMPTY}  {name}\n", "")
-    delta_jars.SUMS.write_text(others + line.replace("JAR", name))
+    others = jar_files.SUMS.read_text().replace(f"{EMPTY}  {name}\n", "")
+    jar_files.SUMS.write_text(others + line.replace("JAR", name))
     (folder := tmp_path / "jars").mkdir()
     (folder / "io.delta_delta-spark_4.2_2.13-4.0.0.jar").write_text("earlier")
     with pytest.raises(ConfigError, match=words.replace("JAR", name, 1)):
@@ -179,8 +180,8 @@ def test_a_jar_that_isnt_the_tables_is_refused_before_any_is_replaced(tmp_path, 
 
 def test_the_installed_jars_are_those_of_the_table():
     for jar in settings.jars_folder().glob("*.jar"):
-        delta_jars.check_jar(jar)
-    wanted = [f"io.delta_delta-spark_{one}_2.13-{DELTA}.jar" for one in delta_jars.DELTA_OF_SPARK]
+        jar_files.check_jar(jar)
+    wanted = [f"io.delta_delta-spark_{one}_2.13-{DELTA}.jar" for one in jar_files.DELTA_OF_SPARK]
     # Hadoop as PySpark 4.0, 4.1 and 4.2 have it.
     for hadoop in ("3.4.1", "3.4.2", "3.5.0"):
         wanted += [f"org.apache.hadoop_hadoop-{store}-{hadoop}.jar" for store in ("aws", "azure")]

@@ -10,8 +10,8 @@ import pytest
 from tests.support.bookkeeping import add_reports
 from waldelta.config import load_pipeline_file
 from waldelta.stages.check.reports.index import ReportEntry
+from waldelta_airflow.plugin import DeferredApp
 from waldelta_airflow.views._reports import reports_of, served_report
-from waldelta_airflow.views.deferred_app import DeferredApp
 
 pytestmark = pytest.mark.airflow
 

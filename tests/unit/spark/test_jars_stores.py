@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from waldelta.errors import ConfigError
-from waldelta.spark import delta_jars, store_jars
-from waldelta.spark.store_jars import fetch_jars
+from waldelta.spark import jars
+from waldelta.spark.jars import fetch_jars
 
 WANTED = (
     "org.apache.hadoop_hadoop-aws-3.5.0",
@@ -36,12 +36,12 @@ def s3_jars(tmp_path, monkeypatch):
             (folder / f"{name}.jar").write_text("")
         yield folder
 
-    monkeypatch.setattr(store_jars, "resolved", resolved)
+    monkeypatch.setattr(jars, "resolved", resolved)
     empty = hashlib.sha256(b"").hexdigest()
     (sums := tmp_path / "sums").write_text("".join(f"{empty}  {name}.jar\n" for name in WANTED))
-    monkeypatch.setattr(delta_jars, "SUMS", sums)
-    monkeypatch.setattr(store_jars, "fetch_delta_jars", lambda folder: folder.mkdir(exist_ok=True))
-    monkeypatch.setattr(store_jars, "compile_log_store", lambda jar, *_: compiled.append(jar.name))
+    monkeypatch.setattr(jars, "SUMS", sums)
+    monkeypatch.setattr(jars, "fetch_delta_jars", lambda folder: folder.mkdir(exist_ok=True))
+    monkeypatch.setattr(jars, "compile_log_store", lambda jar, *_: compiled.append(jar.name))
     return tmp_path / "jars/s3", compiled
 
 
@@ -68,7 +68,7 @@ def test_a_missing_jar_is_named(tmp_path, s3_jars, monkeypatch):
         (tmp_path / "ivy").mkdir()
         yield tmp_path / "ivy"
 
-    monkeypatch.setattr(store_jars, "resolved", nothing)
+    monkeypatch.setattr(jars, "resolved", nothing)
     with pytest.raises(ConfigError, match=r"Maven has no .*hadoop-aws-\*\.jar, which s3 needs"):
         fetch_jars(tmp_path / "jars", ["s3"])
 
@@ -76,7 +76,7 @@ def test_a_missing_jar_is_named(tmp_path, s3_jars, monkeypatch):
 def test_a_changed_log_store_is_compiled_again(tmp_path, s3_jars, monkeypatch):
     _, compiled = s3_jars
     source = tmp_path / "S3ConditionalLogStore.java"
-    monkeypatch.setattr(store_jars, "LOG_STORE", source)
+    monkeypatch.setattr(jars, "LOG_STORE", source)
     for text in ("one", "other"):
         source.write_text(text)
         fetch_jars(tmp_path / "jars", ["s3"])
@@ -108,7 +108,7 @@ def test_only_jars_of_the_store_are_replaced(tmp_path, s3_jars, monkeypatch):
     (folder / "mine.jar").write_text("mine")
     source = tmp_path / "S3ConditionalLogStore.java"
     source.write_text("another")
-    monkeypatch.setattr(store_jars, "LOG_STORE", source)
+    monkeypatch.setattr(jars, "LOG_STORE", source)
     fetch_jars(tmp_path / "jars", ["s3"])
     assert not (folder / "software.amazon.awssdk_s3-1.0.jar").exists()
     assert (folder / "mine.jar").read_text() == "mine"
@@ -140,7 +140,7 @@ def test_the_log_store_needs_one_jar_of_deltas_storage(tmp_path, versions):
     for version in versions:
         (tmp_path / f"io.delta_delta-storage-{version}.jar").write_text("")
     with pytest.raises(ConfigError, match=rf"has {len(versions)} jars of delta-st.*: delete "):
-        store_jars.compile_log_store(tmp_path / "made.jar", tmp_path / "ecj.jar", tmp_path)
+        jars.compile_log_store(tmp_path / "made.jar", tmp_path / "ecj.jar", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["s4", "S3", ""])
