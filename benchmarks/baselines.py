@@ -17,7 +17,7 @@ from benchmarks.place import PUBLICATION, RAW_SLOT, Place
 from benchmarks.stack import run_quietly
 from benchmarks.verify import compare_with_source
 from benchmarks.workloads import COPY, NAIVE, PEEK, RECVLOGICAL
-from waldelta_airflow.launchers.child_process import end_group
+from waldelta_airflow.launchers.job_process import end_group
 
 
 class Baseline:

@@ -21,8 +21,7 @@ from tests.soak.lakes import SoakLake
 from waldelta.jobs import Pipeline
 from waldelta.lake import local_path, target_uri
 from waldelta.stages.setup.estimate import CopyEstimate
-from waldelta_airflow.launchers.child_process import ChildProcess
-from waldelta_airflow.launchers.forked_job import ForkedJob
+from waldelta_airflow.launchers.job_process import ChildProcess, ForkedJob
 
 STAGES = ("land", "apply", "check,report")
 

@@ -25,7 +25,7 @@ from benchmarks.results import Round
 from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack.spark_connect_server import SparkConnectServer
 from tests.soak.lakes import Store, new_store
-from waldelta_airflow.launchers.child_process import end_group
+from waldelta_airflow.launchers.job_process import end_group
 
 # Vacuum runs when the benchmark starts it; all other settings are defaults.
 SOURCE = {"autovacuum": "off", "max_slot_wal_keep_size": "-1"}

@@ -166,10 +166,9 @@ def _seconds_table(outcome: DemoOutcome) -> Table:
             *(f"{took.get(stage, 0.0):.1f}" for stage in STAGES),
             f"{run.seconds or 0.0:.1f}",
         )
-    sums = [outcome.seconds_of(stage) for stage in STAGES]
     table.add_row(
         "all",
-        *(f"{seconds:.1f}" for seconds in sums),
+        *(f"{seconds:.1f}" for seconds in [outcome.seconds_of(stage) for stage in STAGES]),
         f"{sum(run.seconds or 0.0 for run in outcome.runs):.1f}",
     )
     return table

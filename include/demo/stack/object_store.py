@@ -96,8 +96,7 @@ class DemoStore:
         shutil.rmtree(self.pipelines, ignore_errors=True)
         self.pipelines.mkdir(parents=True, mode=0o700)
         for path in sorted([*pipelines.glob("*.yml"), *pipelines.glob("*.yaml")]):
-            key = rf"\g<0>\n\1conn_id: {self.conn_id}"
-            text, count = _ROOT_KEY.subn(key, path.read_text())
+            text, count = _ROOT_KEY.subn(rf"\g<0>\n\1conn_id: {self.conn_id}", path.read_text())
             if not count:
                 raise StackError(
                     f"{path} has no line `root: ${{WALDELTA_LAKE}}`, after which its copy names the"

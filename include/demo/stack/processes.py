@@ -144,8 +144,7 @@ def stop(parts: Iterable[Part], grace_s: float) -> None:
     for part in parts:
         with suppress(ProcessLookupError):
             os.kill(part.pid, signal.SIGTERM)
-    left = _wait_for_end(family, grace_s, lambda: _reap(parts))
-    end(left, grace_s=0)
+    end(_wait_for_end(family, grace_s, lambda: _reap(parts)), grace_s=0)
     _reap(parts)
 
 

@@ -50,8 +50,7 @@ class SparkConnectServer(ConnectServer):
         """Return the environment with the store's variables in place of others of their kind."""
         if not self.store:
             return dict(environment)
-        kept = {k: v for k, v in environment.items() if not is_store_variable(k)}
-        return kept | dict(self.store)
+        return {k: v for k, v in environment.items() if not is_store_variable(k)} | dict(self.store)
 
     def is_listening(self) -> bool:
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):

@@ -1,4 +1,8 @@
-"""Starts, finds and stops the parts of the embedded stack, in the order of their dependencies."""
+"""Starts, finds and stops the parts of the embedded stack, in the order of their dependencies.
+
+The stack's folder has its state for the next command. PostgreSQL holds Airflow's metadata and one
+database per source, each with its own role.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,10 +23,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import psutil
+import psycopg
+from psycopg import sql
 
 from demo.airflow_client import AirflowClient
 from demo.embedded_postgres import EmbeddedPostgres, free_port
-from demo.stack import databases
 from demo.stack.airflow_entries import Report, create_pools, set_connection
 from demo.stack.airflow_processes import USER, AirflowProcesses, StackSecrets, write_private
 from demo.stack.processes import (
@@ -141,8 +146,8 @@ class Stack:
 
     @property
     def airflow(self) -> AirflowProcesses:
-        database = (f"postgresql+psycopg2://{databases.AIRFLOW}:{self.secrets.airflow_database}"
-                    f"@127.0.0.1:{self.postgres.port}/{databases.AIRFLOW}")  # fmt: skip
+        database = (f"postgresql+psycopg2://{AIRFLOW}:{self.secrets.airflow_database}"
+                    f"@127.0.0.1:{self.postgres.port}/{AIRFLOW}")  # fmt: skip
         return AirflowProcesses(
             self.folder / "airflow",
             self.logs,
@@ -167,13 +172,11 @@ class Stack:
         """Return libpq's connection string of a source, for the pipelines' role, which owns the
         database.
         """
-        return self.postgres.conninfo(
-            self.sources[conn_id], databases.SOURCE_ROLE, self.secrets.source
-        )
+        return self.postgres.conninfo(self.sources[conn_id], SOURCE_ROLE, self.secrets.source)
 
     def source_uri(self, conn_id: str) -> str:
         """Return the same as Airflow's URI."""
-        return self.postgres.uri(self.sources[conn_id], databases.SOURCE_ROLE, self.secrets.source)
+        return self.postgres.uri(self.sources[conn_id], SOURCE_ROLE, self.secrets.source)
 
     def psql(self, conn_id: str) -> tuple[str, dict[str, str]]:
         """Return the psql program, and libpq's variables for a source; no argument contains the
@@ -183,7 +186,7 @@ class Stack:
             "PGHOST": "127.0.0.1",
             "PGPORT": str(self.postgres.port),
             "PGDATABASE": self.sources[conn_id],
-            "PGUSER": databases.SOURCE_ROLE,
+            "PGUSER": SOURCE_ROLE,
             "PGPASSWORD": self.secrets.source,
         }
         return str(self.postgres.bin / "psql"), variables
@@ -263,7 +266,7 @@ class Stack:
     def add_source(self, conn_id: str, database: str) -> None:
         """Add a source database to the running stack, with its Airflow connection."""
         self.sources = {**self.sources, conn_id: database}
-        databases.prepare_sources(self.postgres, [database])
+        prepare_sources(self.postgres, [database])
         with self.client() as client:
             self._enter_source(client, conn_id)
 
@@ -329,8 +332,8 @@ class Stack:
             self.postgres.start()
         except RuntimeError as err:
             raise StackError(f"PostgreSQL did not start: {err}") from err
-        databases.prepare(self.postgres, self.secrets.airflow_database, self.secrets.source)
-        databases.prepare_sources(self.postgres, self.sources.values())
+        prepare(self.postgres, self.secrets.airflow_database, self.secrets.source)
+        prepare_sources(self.postgres, self.sources.values())
         self.report(
             f"PostgreSQL {self.postgres.version} on 127.0.0.1:{self.postgres.port} {_since(clock)}"
         )
@@ -396,7 +399,7 @@ class Stack:
             conn_type="postgres",
             host="127.0.0.1",
             port=self.postgres.port,
-            login=databases.SOURCE_ROLE,
+            login=SOURCE_ROLE,
             password=self.secrets.source,
             schema=self.sources[conn_id],
         )
@@ -493,3 +496,46 @@ class StackState:
             return cls(**document, parts=parts)
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+
+AIRFLOW = "airflow"  # The name of database and role.
+SOURCE_ROLE = "waldelta"
+
+
+def prepare(server: EmbeddedPostgres, airflow_password: str, source_password: str) -> None:
+    """Create the two roles and Airflow's database unless they exist.
+
+    The pipelines' role has only what the preflight requires: LOGIN, REPLICATION and the ownership
+    of its databases.
+    """
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        _set_role(connection, AIRFLOW, airflow_password, "login")
+        _set_role(connection, SOURCE_ROLE, source_password, "login replication")
+        _create_databases(connection, [AIRFLOW], AIRFLOW)
+
+
+def prepare_sources(server: EmbeddedPostgres, databases: Iterable[str]) -> None:
+    """Create the source databases, owned by the pipelines' role, unless they exist."""
+    with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+        _create_databases(connection, databases, SOURCE_ROLE)
+
+
+def _set_role(connection: psycopg.Connection, name: str, password: str, attributes: str) -> None:
+    known = connection.execute("select 1 from pg_roles where rolname = %s", (name,)).fetchone()
+    verb = "alter" if known else "create"
+    # Hashed by the client, so that the password itself is in no statement that the server might
+    # log.
+    verifier = connection.pgconn.encrypt_password(
+        password.encode(), name.encode(), b"scram-sha-256"
+    ).decode()
+    statement = sql.SQL(f"{verb} role {{}} {attributes} password {{}}")
+    connection.execute(statement.format(sql.Identifier(name), sql.Literal(verifier)))
+
+
+def _create_databases(connection: psycopg.Connection, names: Iterable[str], owner: str) -> None:
+    known = {name for (name,) in connection.execute("select datname from pg_database")}
+    for name in sorted(set(names) - known):
+        statement = sql.SQL("create database {} owner {}").format(
+            sql.Identifier(name), sql.Identifier(owner)
+        )
+        connection.execute(statement)
