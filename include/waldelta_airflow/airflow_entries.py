@@ -52,8 +52,7 @@ class PoolEntry:
     @property
     def command(self) -> str:
         """Returns the command that creates the pool."""
-        words = ("airflow", "pools", "set", self.pool, str(POOL_SLOTS), self.description)
-        return shlex.join(words)
+        return shlex.join(("airflow", "pools", "set", self.pool, str(POOL_SLOTS), self.description))
 
 
 @dataclass(frozen=True, slots=True)

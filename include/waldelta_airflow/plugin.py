@@ -22,7 +22,7 @@ class DeferredApp:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Respond to a request."""
         if self._app is None:
-            from waldelta_airflow.views._app import create_app
+            from waldelta_airflow.views.app import create_app
 
             self._app = create_app()
         await self._app(scope, receive, send)

@@ -15,7 +15,7 @@ import pytest
 
 from demo.airflow_client import DagRun
 from demo.stack import Stack
-from demo.stack.databases import AIRFLOW
+from demo.stack.stack import AIRFLOW
 from tests.e2e.shop import CDC, NO_COPY, Shop, change, clear, make_shop
 from tests.soak.lakes import SoakLake
 from tests.soak.listener import Listener

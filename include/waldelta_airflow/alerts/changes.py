@@ -53,10 +53,9 @@ def compare(
             since = datetime.fromisoformat(before["since"]) if before else at
             if state is not None:
                 due[state][name] = since
-            last = before["at"] if before and state is None else at.isoformat()
             now[_key(item.kind, name)] = {
                 "since": since.isoformat(),
-                "at": last,
+                "at": before["at"] if before and state is None else at.isoformat(),
                 "severity": item.severity,
                 "cause": item.cause,
                 "text": shortened(item.only([name] if name else []).text, _MOST_STORED),
@@ -96,9 +95,11 @@ def _merged(found: Sequence[Attention]) -> Iterator[Attention]:
 
 def _state(item: Attention, before: Mapping[str, Any] | None, at: datetime) -> AlertState | None:
     """Returns why an object of the item must be reported now; None if it was lately."""
-    if before is None or before["cause"] != item.cause:
-        return "new"
-    if item.severity == "failed" and before["severity"] != "failed":
+    if (
+        before is None
+        or before["cause"] != item.cause
+        or (item.severity == "failed" and before["severity"] != "failed")
+    ):
         return "new"
     is_due = at - datetime.fromisoformat(before["at"]) >= settings.ALERT_AGAIN
     return "lasting" if is_due else None
@@ -116,7 +117,6 @@ def _ended(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[Alert]:
         by_kind.setdefault(kind, {})[name] = before
     for kind, of in by_kind.items():
         first, objects = next(iter(of.values())), tuple(filter(None, of))
-        text = first["text"]
-        one = Attention(first["severity"], kind, text, objects=objects[:1])
+        one = Attention(first["severity"], kind, first["text"], objects=objects[:1])
         since = min(datetime.fromisoformat(before["since"]) for before in of.values())
         yield Alert("recovered", one.only(objects), since)

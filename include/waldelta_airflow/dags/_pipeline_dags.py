@@ -54,55 +54,15 @@ def _text(description: str) -> Param:
     return Param(None, type=["null", "string"], maxLength=200, description=description)
 
 
-_TABLES = _listed("tables to copy, as schema.table; empty: all that were never copied completely")
-_REQUIRED_ONLY = Param(
-    False,
-    type="boolean",
-    description="of these, only tables that get no changes until they are copied",
-)
-_COMPARED = _listed("tables to compare, as schema.table; empty: all that get changes")
-_REPAIR = Param(
-    False,
-    type="boolean",
-    description="read the rows that differ again and correct them in the target",
-)
-_REASON = _text("stored in the ledger")
-_ACCEPT_SERVER = Param(
-    None,
-    type=["null", "string"],
-    pattern=r"^\d+/\d+$",
-    description=(
-        "system identifier/timeline of the new source server, as the refused run names it"
-    ),
-)
+_REASON = "stored in the ledger"
 # Runs whatever failed after the run's first stage, which is among its upstream tasks.
 _ONCE_BEGUN = TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
 # A large table that needs a new copy is left to the DAG of the initial sync, while CDC runs
 # continue.
 _HAND_OVER = {"hand-over": "True"}
-_ACTION = Param(
-    "retry",
-    type="string",
-    enum=list(DECISIONS),
-    description=(
-        "retry: read the rows from the source and evaluate their gates again; accept: write them"
-        " even if they fail the gate; discard: leave them out; release: apply the changes that a"
-        " gate stopped; skip: continue without unreadable messages"
-    ),
-)
-_QUARANTINED = _listed(
-    "tables, as schema.table; empty: all (retry), those of the rows (accept, discard)"
-)
-_ROWS = _listed(
-    "accept, discard and skip: the ids of rows and messages, as the page of the quarantine shows"
-    " them",
-    r"^[0-9a-f]{16}$",
-)
-_WHY = _text("stored with the user; every action but retry needs it")
 _BY_HAND = ("setup", "initial_sync", "resync", "quarantine")
 # By its name, because its imports would slow down parsing.
 _ALERT_NOTIFIER = "waldelta_airflow.alerts.sending.AlertNotifier"
-_DRY_RUN = Param(False, type="boolean", description="show the plan and its SQL, change nothing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,20 +128,37 @@ def build_dags(path: Path, pipeline: PipelineFile) -> list[DAG]:
     Raises ConfigError for its notifiers.
     """
     job = _Job(path, pipeline, failure_callbacks(path, pipeline))
-    due = {"due": "{{ params.due }}"}
-    # Outside of the slot's pool, because changes must land while tables are compared. The slot's
-    # lock excludes other runs while the slot is recreated.
-    accept_server = {"accept-server": "{{ params.accept_server or '' }}"}
-    with job.dag("maintenance", job.pipeline.maintenance.schedule) as dag:
+    with job.dag("maintenance", pipeline.maintenance.schedule) as maintenance:
         job.task("maintain", "maintain")
+    required_only = Param(
+        False,
+        type="boolean",
+        description="of these, only tables that get no changes until they are copied",
+    )
+    accept_server = Param(
+        None,
+        type=["null", "string"],
+        pattern=r"^\d+/\d+$",
+        description=(
+            "system identifier/timeline of the new source server, as the refused run names it"
+        ),
+    )
     return [
         _in_bounded_time(_setup(job)),
-        _copies(job, "initial_sync", "sync", {"due": _REQUIRED_ONLY}, due),
+        _copies(job, "initial_sync", "sync", {"due": required_only}, {"due": "{{ params.due }}"}),
         _in_bounded_time(_cdc(job)),
-        _copies(job, "resync", "resync", {"accept_server": _ACCEPT_SERVER}, accept_server),
+        # Outside of the slot's pool, because changes must land while tables are compared. The
+        # slot's lock excludes other runs while the slot is recreated.
+        _copies(
+            job,
+            "resync",
+            "resync",
+            {"accept_server": accept_server},
+            {"accept-server": "{{ params.accept_server or '' }}"},
+        ),
         _reconcile(job),
         _quarantine(job),
-        dag,
+        maintenance,
     ]
 
 
@@ -201,7 +178,8 @@ def _in_bounded_time(dag: DAG) -> DAG:
 
 
 def _setup(job: _Job) -> DAG:
-    params = {"dry_run": _DRY_RUN}
+    dry_run = Param(False, type="boolean", description="show the plan and its SQL, change nothing")
+    params = {"dry_run": dry_run}
     with job.dag("setup", None, params=params, on_failure_callback=job.on_timeout) as dag:
         preflight = job.task("preflight", "check", execution_timeout=settings.SETUP_TIMEOUT)
         set_up = job.task(
@@ -216,7 +194,27 @@ def _setup(job: _Job) -> DAG:
 
 
 def _quarantine(job: _Job) -> DAG:
-    params = {"action": _ACTION, "tables": _QUARANTINED, "rows": _ROWS, "reason": _WHY}
+    params = {
+        "action": Param(
+            "retry",
+            type="string",
+            enum=list(DECISIONS),
+            description=(
+                "retry: read the rows from the source and evaluate their gates again; accept: write"
+                " them even if they fail the gate; discard: leave them out; release: apply the"
+                " changes that a gate stopped; skip: continue without unreadable messages"
+            ),
+        ),
+        "tables": _listed(
+            "tables, as schema.table; empty: all (retry), those of the rows (accept, discard)"
+        ),
+        "rows": _listed(
+            "accept, discard and skip: the ids of rows and messages, as the page of the quarantine"
+            " shows them",
+            r"^[0-9a-f]{16}$",
+        ),
+        "reason": _text("stored with the user; every action but retry needs it"),
+    }
     options = {action: f"{{{{ params.action == '{action}' }}}}" for action in DECISIONS}
     options |= {
         "tables": "{{ (params.tables or []) | join(',') }}",
@@ -250,7 +248,14 @@ def _copies(
 
     ``params`` are further params, and ``options`` are made of them.
     """
-    with job.dag(kind, None, params={"tables": _TABLES, "reason": _REASON, **params}) as dag:
+    params = {
+        "tables": _listed(
+            "tables to copy, as schema.table; empty: all that were never copied completely"
+        ),
+        "reason": _text(_REASON),
+        **params,
+    }
+    with job.dag(kind, None, params=params) as dag:
         copy = job.task(
             verb,
             verb,
@@ -275,7 +280,15 @@ def _reconcile(job: _Job) -> DAG:
 
     CDC runs continue during it, and it lands a little itself.
     """
-    params = {"tables": _COMPARED, "repair": _REPAIR, "reason": _REASON}
+    params = {
+        "tables": _listed("tables to compare, as schema.table; empty: all that get changes"),
+        "repair": Param(
+            False,
+            type="boolean",
+            description="read the rows that differ again and correct them in the target",
+        ),
+        "reason": _text(_REASON),
+    }
     with job.dag("reconcile", job.pipeline.quality.reconcile.schedule, params=params) as dag:
         compare = job.task(
             "reconcile",
@@ -305,7 +318,7 @@ def _cdc(job: _Job) -> DAG:
             return _has_work(pipeline, context)
 
         # With spark-submit the first task's application runs all stages.
-        limit = settings.land_timeout(pipeline.batch.longest_timeout_s)
+
         land = job.task(
             LAND,
             "consume",
@@ -313,12 +326,15 @@ def _cdc(job: _Job) -> DAG:
             first=True,
             pool=pipeline.pool,
             options=_HAND_OVER,
-            execution_timeout=limit,
+            execution_timeout=settings.land_timeout(pipeline.batch.longest_timeout_s),
         )
         # The next run, and so landing, waits for this one.
-        limit = timedelta(minutes=pipeline.batch.apply_timeout_minutes)
         apply = job.task(
-            "apply", "consume", stage="apply", options=_HAND_OVER, execution_timeout=limit
+            "apply",
+            "consume",
+            stage="apply",
+            options=_HAND_OVER,
+            execution_timeout=timedelta(minutes=pipeline.batch.apply_timeout_minutes),
         )
         copy_again = CopyAgainOperator(
             task_id="copy_again",

@@ -27,7 +27,7 @@ from waldelta.spark.settings import (
 )
 from waldelta_airflow import settings
 from waldelta_airflow._airflow_versions import AirflowException
-from waldelta_airflow.launchers.child_process import end_group, ended_with_us
+from waldelta_airflow.launchers.job_process import end_group, ended_with_us
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,7 @@ from waldelta.spark.java import check_java
 from waldelta.spark.settings import NEEDS_SPARK, WITHOUT_SPARK_VARIABLE
 from waldelta_airflow import _connections as connections
 from waldelta_airflow._airflow_versions import AirflowSkipException, AirflowTaskTimeout
-from waldelta_airflow.launchers.child_process import ChildProcess
-from waldelta_airflow.launchers.forked_job import ForkedJob
+from waldelta_airflow.launchers.job_process import ChildProcess, ForkedJob
 from waldelta_airflow.launchers.job_result import (
     JobResult,
     TaskFailed,

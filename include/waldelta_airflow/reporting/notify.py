@@ -102,8 +102,7 @@ class NotifyTimeout:
             " tasks wait for workers, or for a pool that Airflow lacks"
         )
         remedy = "run `waldelta airflow setup`, which creates missing pools"
-        pipeline = self.callback.pipeline
-        failure = _described(pipeline, "TimedOut", text) | {"remedy": remedy}
+        failure = _described(self.callback.pipeline, "TimedOut", text) | {"remedy": remedy}
         self.callback.notify(context, failure)
 
 

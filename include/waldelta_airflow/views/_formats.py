@@ -90,9 +90,8 @@ def ago(at: datetime | None, now: datetime) -> Markup:
     """Returns how long ago a time was; hovering shows the time itself."""
     if at is None:
         return Markup("–")
-    told = duration(max(0.0, (now - at).total_seconds())) + " ago"
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        at.isoformat(), moment(at), told
+        at.isoformat(), moment(at), duration(max(0.0, (now - at).total_seconds())) + " ago"
     )
 
 
@@ -130,9 +129,8 @@ def slot_state(wal_status: str | None) -> Markup:
 
 def mark(said: str, word: str | None = None) -> Markup:
     """Returns a verdict or state as a coloured sign and a word."""
-    look = _CLASSES.get(said, said)
     return Markup('<span class="mark {}"><span aria-hidden="true">{}</span> {}</span>').format(
-        look, MARKS.get(said, "·"), word or said.replace("_", " ")
+        _CLASSES.get(said, said), MARKS.get(said, "·"), word or said.replace("_", " ")
     )
 
 

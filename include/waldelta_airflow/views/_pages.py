@@ -16,7 +16,7 @@ from markupsafe import Markup
 from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError, LakeError, WaldeltaError, stack_without_values
 from waldelta.lake import READ_FAILURES, local_path
-from waldelta.lake.ledger import DIFFERENT, QUARANTINED, Ledger, Reconciliation, now
+from waldelta.lake.ledger import DIFFERENT, QUARANTINED, Ledger, now
 from waldelta.lake.ledger.reconciliations import Reconciliations, last_answers
 from waldelta.monitoring.attention import (
     IN_DOUBT,
@@ -40,12 +40,17 @@ from waldelta.monitoring.run_details import read_run, read_work
 from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points, read_runs
 from waldelta.monitoring.slot_status import LastSlot, last_slot
 from waldelta.monitoring.table_list import read_table_details, replicated_tables
-from waldelta.stages.check.reports.index import CheckedRun
+from waldelta.stages.check.reports.docs_store import DocsStore
+from waldelta.stages.check.reports.index import (
+    CheckedRun,
+    ReportEntry,
+    checked_runs,
+)
 from waldelta.stages.check.reports.page import run_table
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow._dag_attention import of_dags
 from waldelta_airflow.views._access import PipelineRequest, Reader
-from waldelta_airflow.views._dag_states import dag_of_verb, read_dag_run
+from waldelta_airflow.views._dag_states import Button, dag_of_verb, read_dag_run
 from waldelta_airflow.views._formats import bytes_of, duration
 from waldelta_airflow.views._installed_pipelines import Schedule, read_schedules
 from waldelta_airflow.views._plot import (
@@ -56,8 +61,6 @@ from waldelta_airflow.views._plot import (
     sparkline,
 )
 from waldelta_airflow.views._render import render, url
-from waldelta_airflow.views._reports import read_reports, reports_of
-from waldelta_airflow.views._trigger import Button
 
 log = logging.getLogger(__name__)
 
@@ -124,8 +127,7 @@ def overview_page(base: str, pipelines: Mapping[str, PipelineFile | str], reader
 
     def card(name: str) -> Card:
         schedule = schedules.get(name, Schedule())
-        shown = replace(schedule, dags=reader.shown(schedule.dags))
-        return _card(name, pipelines[name], shown, at)
+        return _card(name, pipelines[name], replace(schedule, dags=reader.shown(schedule.dags)), at)
 
     with ThreadPoolExecutor(OVERVIEW_AT_ONCE) as pool:
         cards = list(pool.map(card, pipelines))
@@ -160,13 +162,12 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule, at: datet
     if glance.upto is not None:
         values.append((at - glance.upto).total_seconds())
     worst = max((v for v in values if v is not None), default=None)
-    spark = sparkline(values, f"last 24 hours: behind by {duration(worst)} at most")
     return Card(
         name,
         glance,
         schedule,
         _attention(pipeline, glance, schedule, at),
-        spark=spark,
+        spark=sparkline(values, f"last 24 hours: behind by {duration(worst)} at most"),
         worst=worst,
         slot=last_slot(glance, at, airflow.idle_checked_at, schedule.failed),
     )
@@ -222,8 +223,7 @@ def _link_to_run(request: PipelineRequest, point: LagPoint) -> str:
 def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> str:
     """Returns the page of the runs of the last 30 days, newest first, and their lag."""
     at, pipeline, ledger = now(), request.pipeline, request.ledger
-    schedules = read_schedules([pipeline], finds_lacks=False)
-    schedule = schedules.get(pipeline.pipeline, Schedule())
+    schedule = read_schedules([pipeline], finds_lacks=False).get(pipeline.pipeline, Schedule())
     runs = read_runs(ledger, at - _HISTORY_SHOWN)
     listed = [run for run in runs if run.status == "failed"] if only_failed else runs
     turn = Turning.of(number, len(listed), _RUNS_PER_PAGE)
@@ -310,14 +310,8 @@ def reconciliation_page(request: PipelineRequest, button: Button) -> str:
         more_history=max(0, len(history) - _MOST_LISTED),
         button=button,
         is_under_way=button.dag.is_under_way,
-        more=_more,
         rows_shown=_ROWS_SHOWN,
     )
-
-
-def _more(row: Reconciliation) -> int:
-    """Returns how many differing rows aren't shown."""
-    return row.differing - sum(one.rows for one in row.differences[:_ROWS_SHOWN])
 
 
 def repair_of(tables: Sequence[str]) -> dict[str, Any]:
@@ -393,14 +387,6 @@ def _reports_or_reason(pipeline: PipelineFile) -> list[CheckedRun] | str:
         return reason(err, pipeline)
 
 
-def stranger_page(base: str, dag_id: str) -> str:
-    """Returns the page for a DAG that belongs to no pipeline the reader may see.
-
-    Airflow shows the tab on every DAG.
-    """
-    return render("unknown_dag.html", base, dag_id=dag_id)
-
-
 @dataclass(frozen=True, slots=True)
 class Turning:
     """A page of a long list; pages count from 1."""
@@ -416,3 +402,30 @@ class Turning:
         last = max(1, -(-count // per_page))
         number = min(max(1, number), last)
         return cls(number, last, count, (number - 1) * per_page)
+
+
+def served_report(pipeline: PipelineFile, path: str) -> bytes | None:
+    """Returns the page of a report that is listed for this pipeline; None for anything else.
+
+    Raises the errors of the store that the lake is in.
+    """
+    return DocsStore(pipeline, pipeline_lake(pipeline)).read_page(path)
+
+
+def read_reports(pipeline: PipelineFile, run_id: str | None = None) -> list[CheckedRun]:
+    """Returns the runs with reports, newest first, or only those with this id.
+
+    Raises the errors of the store that the lake is in.
+    """
+    entries = DocsStore(pipeline, pipeline_lake(pipeline)).read_entries(run_id)
+    # A folder may serve several pipelines; links contain the pipeline.
+    return checked_runs(entry for entry in entries if entry.pipeline == pipeline.pipeline)
+
+
+def reports_of(pipeline: PipelineFile, run_id: str) -> dict[str, ReportEntry]:
+    """Returns a run's latest report of each table; for a retried check its last result."""
+    found: dict[str, ReportEntry] = {}
+    for run in read_reports(pipeline, run_id):
+        for entry in run.entries:
+            found.setdefault(entry.table, entry)
+    return found

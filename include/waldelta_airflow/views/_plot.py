@@ -133,10 +133,7 @@ def ceiling_of_seconds(worst: float) -> float:
 
 def ceiling_of_bytes(worst: float) -> float:
     """Returns the next power of two that isn't less."""
-    size = 1024.0
-    while size < worst:
-        size *= 2
-    return size
+    return 2.0 ** max(10, math.ceil(math.log2(max(worst, 1))))
 
 
 def _axes(plot: _Frame, top: float, text_of: Callable[[float], str]) -> Iterator[Markup]:

@@ -18,11 +18,21 @@ from waldelta.config import DagKind, PipelineFile, dag_id_of
 from waldelta.lake.ledger import Ledger, now
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.table_list import replicated_tables
+from waldelta.stages.check.reports.page import static_index
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views import _pages as pages
 from waldelta_airflow.views._access import PipelineRequest, Reader
-from waldelta_airflow.views._dag_states import RUN_NOW, read_action_dag, unpause
+from waldelta_airflow.views._dag_states import (
+    RUN_NOW,
+    Button,
+    DagPaused,
+    check_origin,
+    read_action_dag,
+    trigger_run,
+    unpause,
+)
 from waldelta_airflow.views._installed_pipelines import load_pipelines, pipeline_of
+from waldelta_airflow.views._pages import read_reports, served_report
 from waldelta_airflow.views._quarantine import (
     Chosen,
     decision,
@@ -40,8 +50,6 @@ from waldelta_airflow.views._render import (
     render,
     url,
 )
-from waldelta_airflow.views._reports import reports_index, served_report
-from waldelta_airflow.views._trigger import Button, DagPaused, check_origin, trigger_run
 
 _FILES = {
     "style.css": "text/css",
@@ -275,7 +283,7 @@ def reports_of(page_request: PageRequestDep, name: str) -> HTMLResponse:
     """Returns the list of a pipeline's reports."""
     found = page_request.pipeline(name)
     with _lake_errors(found):
-        return HTMLResponse(reports_index(found), headers=INDEX_HEADERS)
+        return HTMLResponse(static_index(name, read_reports(found)), headers=INDEX_HEADERS)
 
 
 @_routes.get("/docs/{name}/{path:path}")
@@ -296,7 +304,7 @@ def of_dag(page_request: PageRequestDep, dag_id: str, run_id: str | None = None)
     """Leads from Airflow's page of a DAG, or of one of its runs, to ours."""
     found = pipeline_of(dag_id, page_request.pipelines())
     if found is None:
-        return HTMLResponse(pages.stranger_page(page_request.base, dag_id))
+        return HTMLResponse(render("unknown_dag.html", page_request.base, dag_id=dag_id))
     name, verb = found
     if run_id is None:
         return RedirectResponse(url(page_request.base, "p", name))

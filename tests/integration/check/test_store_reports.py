@@ -24,7 +24,7 @@ from waldelta.stages.check.reports.data_docs import list_reconciliation, list_re
 from waldelta.stages.check.reports.docs_store import CHECKS, DocsStore
 from waldelta.stages.check.reports.index import ReportEntry
 from waldelta.stages.check.suite.expectation import TableVerdict
-from waldelta_airflow.views._reports import read_reports, reports_of
+from waldelta_airflow.views._pages import read_reports, reports_of
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 DOCS = "lake/_waldelta/data_docs"

@@ -21,8 +21,8 @@ import pytest
 
 import waldelta
 from waldelta.cli.fork_server import ForkServer
-from waldelta_airflow.launchers import forked_job
-from waldelta_airflow.launchers.forked_job import ForkedJob
+from waldelta_airflow.launchers import job_process
+from waldelta_airflow.launchers.job_process import ForkedJob
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def test_a_job_ends_with_its_task(server, tmp_path, silent):
     path, process = server
     file, environment = pipeline(tmp_path, silent)
     program = (
-        "import json, sys; from waldelta_airflow.launchers.forked_job import ForkedJob; "
+        "import json, sys; from waldelta_airflow.launchers.job_process import ForkedJob; "
         "job = ForkedJob.ask(sys.argv[1], ['check', sys.argv[2]], json.loads(sys.argv[3])); "
         "print('asked', flush=True); job.run()"
     )
@@ -148,7 +148,7 @@ def test_who_gave_up_gets_no_job(server, tmp_path, silent, monkeypatch):
     file, environment = pipeline(tmp_path, silent)
     process.send_signal(signal.SIGSTOP)
     try:
-        monkeypatch.setattr(forked_job, "_ANSWER_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(job_process, "_ANSWER_TIMEOUT_S", 0.2)
         assert ForkedJob.ask(str(path), ["check", str(file)], environment) is None
         monkeypatch.undo()
     finally:
@@ -159,7 +159,7 @@ def test_who_gave_up_gets_no_job(server, tmp_path, silent, monkeypatch):
 
 def test_another_installations_server_is_not_used(server, monkeypatch, tmp_path):
     """Two virtual environments and one socket: the task's own code is what runs."""
-    monkeypatch.setattr(forked_job, "package_folder", lambda: tmp_path / "waldelta")
+    monkeypatch.setattr(job_process, "package_folder", lambda: tmp_path / "waldelta")
     assert ForkedJob.ask(str(server[0]), ["frobnicate"], {}) is None
     monkeypatch.undo()
     assert ForkedJob.ask(str(server[0]), ["frobnicate"], {}).run() == 2
@@ -223,7 +223,7 @@ def test_replaced_code_is_not_run(tmp_path, monkeypatch):
     """After an upgrade the server starts itself again."""
     source = Path(waldelta.__file__).parent
     shutil.copytree(source, tmp_path / "waldelta", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(forked_job, "package_folder", lambda: tmp_path / "waldelta")
+    monkeypatch.setattr(job_process, "package_folder", lambda: tmp_path / "waldelta")
     with tempfile.TemporaryDirectory(prefix="fork-") as folder:
         path = Path(folder) / "jobs.sock"
         process = subprocess.Popen(

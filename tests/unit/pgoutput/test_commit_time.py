@@ -7,10 +7,10 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
+from waldelta.pgoutput.control import begun_at, read_control
 
 from tests.support import pgoutput_encoder as enc
 from waldelta.pgoutput.commit_time import EARLIEST, LATEST, shown, shown_at
-from waldelta.pgoutput.control import begun_at, read_control
 from waldelta.pgoutput.envelope import Envelope
 
 LEAST, GREATEST, SHIFT = -(1 << 63), (1 << 63) - 1, 946_684_800_000_000

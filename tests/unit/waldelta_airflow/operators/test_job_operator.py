@@ -263,9 +263,7 @@ def test_the_output_is_logged_line_by_line(make_task, make_context, job, caplog)
     job.does(lines=["landed 10 changes", "stderr: a warning"], result={"status": "succeeded"})
     make_task().execute(make_context())
     logged = [
-        r.getMessage()
-        for r in caplog.records
-        if r.name == "waldelta_airflow.launchers.child_process"
+        r.getMessage() for r in caplog.records if r.name == "waldelta_airflow.launchers.job_process"
     ]
     assert sorted(logged) == ["landed 10 changes", "stderr: a warning"]
 

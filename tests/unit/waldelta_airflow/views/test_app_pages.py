@@ -44,9 +44,8 @@ from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.stopped_tables import Stopped, Unmet
 from waldelta.stages.check.gate.verdicts import STOP
 from waldelta.stages.check.reports.index import ReportEntry
-from waldelta_airflow.views._dag_states import ActionDag, DagRunState, DagState, UnderWay
+from waldelta_airflow.views._dag_states import ActionDag, DagPaused, DagRunState, DagState, UnderWay
 from waldelta_airflow.views._installed_pipelines import Schedule, load_pipelines, pipeline_of
-from waldelta_airflow.views._trigger import DagPaused
 
 pytestmark = pytest.mark.airflow
 
@@ -83,7 +82,7 @@ def dags(monkeypatch):
     """What Airflow's database says of the DAGs behind buttons, by DAG; others are ready."""
     known: dict[str, ActionDag] = {}
     monkeypatch.setattr(
-        "waldelta_airflow.views._app.read_action_dag",
+        "waldelta_airflow.views.app.read_action_dag",
         lambda dag_id, requested=None: replace(
             known.get(dag_id, ActionDag(dag_id)), requested=requested and "running"
         ),
@@ -648,7 +647,7 @@ def decided(monkeypatch):
     """The runs that were asked for; a unit test's Airflow has no DAGs to run."""
     runs = []
     monkeypatch.setattr(
-        "waldelta_airflow.views._app.trigger_run",
+        "waldelta_airflow.views.app.trigger_run",
         lambda dag_id, prefix, conf, user: (
             runs.append((dag_id, conf, user.get_name())) or f"{prefix}__1"
         ),
@@ -1261,13 +1260,13 @@ def test_a_button_says_what_keeps_it(
     dags[dag_id] = ActionDag(dag_id, is_paused=True)
     pressed = []
     monkeypatch.setattr(
-        "waldelta_airflow.views._app.unpause", lambda dag, user: pressed.append((dag, user))
+        "waldelta_airflow.views.app.unpause", lambda dag, user: pressed.append((dag, user))
     )
 
     def paused(asked_for, *_):
         raise DagPaused(asked_for)
 
-    monkeypatch.setattr("waldelta_airflow.views._app.trigger_run", paused)
+    monkeypatch.setattr("waldelta_airflow.views.app.trigger_run", paused)
     answer = client.post(f"/p/shop/{path}", data=form, headers=OWN)
     assert (answer.history[0].status_code, answer.status_code) == (303, 200)
     assert "Nothing was triggered" in answer.text

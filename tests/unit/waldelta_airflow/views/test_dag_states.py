@@ -169,7 +169,7 @@ def shop(write_pipeline, monkeypatch):
         DagState("maintenance", "shop_maintenance", False),
         DagState("resync", "shop_resync", False),
     )
-    pages, app = "waldelta_airflow.views._pages", "waldelta_airflow.views._app"
+    pages, app = "waldelta_airflow.views._pages", "waldelta_airflow.views.app"
     monkeypatch.setattr(
         f"{pages}.read_schedules", lambda names, **_: {"shop": Schedule(dags=states)}
     )
