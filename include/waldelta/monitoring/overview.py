@@ -50,7 +50,7 @@ from waldelta.monitoring.table_list import (
     TableLine,
     latest_states,
     read_changed,
-    read_copied_rows,
+    read_copies,
     read_tables,
 )
 from waldelta.pipeline.targets import open_messages
@@ -173,7 +173,7 @@ def read_glance(
         latest=landing[0] if landing else None,
         lag=tuple(point for point in lag_points(runs) if point.at >= since),
         operations=reduce(RowCounts.plus, (of.operations for of in recent.values()), RowCounts()),
-        copied=read_copied_rows(ledger, since),
+        copied=sum(copy.rows for copy in read_copies(ledger) if copy.at >= since),
         changed_tables=len(recent),
         tables=tuple(tables if pipeline.quality.enabled else map(_without_old_check, tables)),
         gaps=tuple(open_gaps(ledger.gaps(pipeline.source.slot))),
@@ -312,11 +312,10 @@ def _unread(ledger: Ledger, pipeline: PipelineFile) -> Iterator[Attention]:
     )
     skipped = [message for message in messages if message.is_skipped]
     if tables := sorted({table for message in skipped for table in message.tables}):
-        lacking = [UNNAMED] if ANY_TABLE in tables else tables
         yield from on_names(
             "warning",
             "skipped_messages",
-            lacking,
+            [UNNAMED] if ANY_TABLE in tables else tables,
             "{} may miss changes of skipped messages",
             "quarantine",
         )

@@ -106,8 +106,7 @@ def read_compared(
         answered = pc.is_in(scanned["status"], value_set=pa.array(ANSWERS))
         whole = pc.equal(pc.fill_null(pc.list_value_length(scanned["left_out"]), 0), 0)
         scanned = scanned.append_column("answered", answered).append_column("whole", whole)
-        newest = last_rows(scanned, ["table_name", "answered", "whole"])
-        history = rows_of(Reconciliation, newest)
+        history = rows_of(Reconciliation, last_rows(scanned, ["table_name", "answered", "whole"]))
     rows = [row for row in history if row.table_name in tables]
     found, attempts = last_answers(rows)
     answers = {name: row for name, row in found.items() if row.status in ANSWERS}

@@ -26,7 +26,7 @@ from waldelta.monitoring.quarantine_rows import read_of_run
 from waldelta.monitoring.run_history import LANDING, RunLine, parsed, read_result, read_runs
 from waldelta.monitoring.stopped_tables import Unmet, unmet_in_run
 from waldelta.monitoring.table_list import read_operations
-from waldelta.pipeline import SourceBill, TableResult
+from waldelta.pipeline import SourceBill, StageResult, TableResult
 from waldelta.quantities import counted
 
 # A verb and the id of a run.
@@ -36,18 +36,6 @@ _MOST_ROWS = 200
 _COPYING = ("sync", "resync")
 _CORRECTING = ("replay", "quarantine")
 _WRITTEN = ("inserted", "updated", "deleted")
-
-
-@dataclass(frozen=True, slots=True)
-class StageLine:
-    """A stage's end; ``error`` is the error's message."""
-
-    name: str
-    status: str
-    seconds: float
-    detail: str
-    error: str | None
-    runner: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +70,13 @@ class RunDetails:
     line: RunLine
     work: str
     is_retried: bool
-    stages: tuple[StageLine, ...]
+    stages: Mapping[str, StageResult]
     tables: tuple[TableChange, ...]
     unmet: Mapping[str, Sequence[Unmet]]
     quarantined: tuple[IncompleteRow, ...]
     quarantined_count: int
     warnings: tuple[str, ...]
-    error_class: str | None
-    error: str | None
+    error: Mapping[str, Any]
     source: str
     store_requests: int
     slot_before: SlotReading | None
@@ -103,7 +90,6 @@ def read_run(ledger: Ledger, verb: str, run_id: str) -> RunDetails | None:
         return None
     line = lines[0]
     result = read_result(ledger, verb, run_id, line.at) or {}
-    error = result.get("error") or {}
     lacking, count = read_of_run(ledger, run_id, _MOST_ROWS)
     # Without a new attempt, a run stays failed.
     states = ledger.table(Run).scan(("status",), None, of_run(run_id, verb))["status"].to_pylist()
@@ -111,30 +97,19 @@ def read_run(ledger: Ledger, verb: str, run_id: str) -> RunDetails | None:
         line=line,
         work=read_work(ledger, [line]).get((verb, run_id), ""),
         is_retried=line.status != "failed" and "failed" in states,
-        stages=tuple(_stage(name, stage) for name, stage in (result.get("stages") or {}).items()),
+        stages={
+            name: row_of(StageResult, stage) for name, stage in (result.get("stages") or {}).items()
+        },
         tables=_tables(ledger, line, result),
         unmet=unmet_in_run(ledger, run_id, result.get("not_applied") or ()),
         quarantined=tuple(lacking),
         quarantined_count=count,
         warnings=tuple(map(str, result.get("warnings") or ())),
-        error_class=error.get("class"),
-        error=error.get("message"),
+        error=result.get("error") or {},
         source=row_of(SourceBill, result.get("source") or {}).describe(),
         store_requests=int(result.get("store_requests") or 0),
         slot_before=_slot(result.get("slot_before")),
         slot_after=_slot(result.get("slot_after")),
-    )
-
-
-def _stage(name: str, stage: dict[str, Any]) -> StageLine:
-    error = stage.get("error") or {}
-    return StageLine(
-        name,
-        str(stage.get("status")),
-        float(stage.get("seconds") or 0),
-        stage.get("detail") or "",
-        error.get("message"),
-        stage.get("runner") or "",
     )
 
 
@@ -167,8 +142,7 @@ def _of_attempts(
     copied = read_copied(ledger, [line]).get((line.verb, line.run_id), {})
     found = {name: {"rows": rows} for name, rows in copied.items()} | tables
     for name, done in read_operations(ledger, line.verb, line.run_id).items():
-        truncated = {"truncated": bool(done.truncated)}
-        found[name] = found.get(name, {}) | asdict(done) | truncated
+        found[name] = found.get(name, {}) | asdict(done) | {"truncated": bool(done.truncated)}
     return found
 
 

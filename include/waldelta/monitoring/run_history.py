@@ -157,8 +157,7 @@ def lag_points(runs: Sequence[RunLine]) -> list[LagPoint]:
     for run in reversed([run for run in runs if run.verb in LANDING]):
         seconds = (run.at - upto).total_seconds() if upto is not None else None
         points.append(LagPoint(run.at, run.run_id, run.status, seconds, run.lag_before_bytes))
-        reached = run.brought_up_to
-        upto = max(filter(None, (upto, reached)), default=None)
+        upto = max(filter(None, (upto, run.brought_up_to)), default=None)
     return points
 
 

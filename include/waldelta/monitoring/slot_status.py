@@ -86,5 +86,4 @@ def of_live_slot(job: Job) -> Iterator[Attention]:
         yield Attention("failed", "slot", f"slot {name!r} lost required WAL: run _resync")
         return
     for found in slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()):
-        text = found.text
-        yield Attention("failed" if found.severity == "critical" else "warning", "slot", text)
+        yield Attention("failed" if found.severity == "critical" else "warning", "slot", found.text)

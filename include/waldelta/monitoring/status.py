@@ -54,8 +54,7 @@ def read_status(job: Job) -> dict[str, Any]:
         unreadable = read_unreadable(connection, job.pipeline.source)
     standings = read_lifecycles(job, published)
     quarantine = Quarantine(job.lake)
-    generations = target_generations(job.ledger)
-    lacking, discarded = quarantine.missing_counts(generations)
+    lacking, discarded = quarantine.missing_counts(target_generations(job.ledger))
     stopped = {one.table_name: one for one in read_stopped(job.pipeline, job.ledger)}
     failures = read_failures(job.ledger)
     copied = copied_rows(job.ledger, [s.table_name for s in standings])

@@ -240,11 +240,10 @@ def _unmet_since(rows: Sequence[dict[str, Any]]) -> Unmet:
     count = last["unexpected_count"]
     # The observed value may be a row's value, such as a maximum.
     otherwise = "can't be evaluated" if last["success"] is None else "not met"
-    told = counted(count, "row") if count else otherwise
     return Unmet(
         meaning.removeprefix(STOP).removeprefix(QUARANTINE),
         first["at"],
-        told,
+        counted(count, "row") if count else otherwise,
         meaning.startswith(STOP),
         tuple(map(json.loads, last["examples"] or ())),
     )

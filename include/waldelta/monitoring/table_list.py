@@ -198,21 +198,18 @@ def copied_at(ledger: Ledger, tables: Collection[str]) -> dict[str, datetime]:
     later.
     """
     return (
-        {copy.table_name: copy.at for copy in _copies(ledger, of_tables(tables))} if tables else {}
+        {copy.table_name: copy.at for copy in read_copies(ledger, of_tables(tables))}
+        if tables
+        else {}
     )
 
 
 def copied_rows(ledger: Ledger, tables: Collection[str]) -> dict[str, int]:
     """Returns how many rows the last copy of each of these targets had; a repair is no copy."""
-    return {copy.table_name: copy.rows for copy in _copies(ledger, of_tables(tables))}
+    return {copy.table_name: copy.rows for copy in read_copies(ledger, of_tables(tables))}
 
 
-def read_copied_rows(ledger: Ledger, since: datetime) -> int:
-    """Returns the number of rows in the copies that ended since then."""
-    return sum(copy.rows for copy in _copies(ledger) if copy.at >= since)
-
-
-def _copies(ledger: Ledger, chosen: pc.Expression | None = None) -> Iterator[TableState]:
+def read_copies(ledger: Ledger, chosen: pc.Expression | None = None) -> Iterator[TableState]:
     """Yields the first complete state of each whole copy, oldest first."""
     columns = ("at", "run_id", "table_name", "generation", "status", "snapshot", "rows")
     ended: set[tuple[str, int]] = set()
@@ -247,8 +244,7 @@ def read_tables(
     ledger doesn't store. ``latest`` are the targets' states, if they have been read already.
     """
     states = list(latest_states(ledger) if latest is None else latest)
-    quarantine = Quarantine(ledger.lake)
-    lacking = quarantine.open_counts(target_generations(ledger))
+    lacking = Quarantine(ledger.lake).open_counts(target_generations(ledger))
     # A run that failed before it applied anything shows neither that a table is behind nor that it
     # is complete.
     landing = [
@@ -259,14 +255,13 @@ def read_tables(
     lines = []
     for state in states:
         status = "behind" if state.status == SYNCED and state.table_name in behind else state.status
-        complete = behind.get(state.table_name, upto) if state.status == SYNCED else None
         lines.append(
             TableLine(
                 state.table_name,
                 status,
                 state.reason,
                 state.generation,
-                complete,
+                behind.get(state.table_name, upto) if state.status == SYNCED else None,
                 changed.get(state.table_name),
                 lacking.get(state.table_name, 0),
                 checks.get(state.table_name),
@@ -298,8 +293,7 @@ def _behind(ledger: Ledger, landing: list[RunLine]) -> dict[str, datetime | None
     left = dict.fromkeys(_not_applied(ledger, ended[0]))
     found: dict[str, datetime | None] = dict(left)
     for run in ended[1:_MOST_RESULTS]:
-        held = set(left) if run.applied else set(left) - set(_not_applied(ledger, run))
-        for name in held:
+        for name in set(left) if run.applied else set(left) - set(_not_applied(ledger, run)):
             found[name] = run.as_of
             del left[name]
         if not left:

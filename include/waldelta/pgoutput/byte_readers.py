@@ -115,8 +115,7 @@ class MessageReader:
 
     def __init__(self, data: bytes, message: str, kind: str, *, streamed: bool = False) -> None:
         self.data, self.message, self.position = data, message, 0
-        first = self.integer(1, "kind")
-        if first != ord(kind):
+        if self.integer(1, "kind") != ord(kind):
             raise self.error("kind", 0, f"expected {kind!r}")
         if streamed:
             self.integer(4, "xid")

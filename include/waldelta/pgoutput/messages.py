@@ -1,6 +1,7 @@
-"""Control messages: where transactions begin, pause and end.
+"""The messages besides those of rows: where transactions begin, pause and end; relations; and what
+pg_logical_emit_message wrote.
 
-They are streamed (protocol version 2), prepared (3) or parallel (4).
+Transactions are streamed from protocol version 2 on, prepared from 3, parallel from 4.
 """
 
 from __future__ import annotations
@@ -9,10 +10,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from waldelta.errors import DecodeError
-from waldelta.pgoutput.byte_readers import MessageReader
+from waldelta.pgoutput.byte_readers import (
+    ArrowArray,
+    Mask,
+    MessageReader,
+    Messages,
+    Positions,
+    copy_out,
+    i8,
+    u1,
+    u4,
+)
 from waldelta.pgoutput.commit_time import unix_us
+from waldelta.quantities import counted
 
 # Messages that decide which rows count, and when. Begin and Commit aren't among them, because plain
 # rows count anyway.
@@ -120,3 +133,140 @@ def _value(reader: MessageReader, field: str) -> Any:
     if value > 1:
         raise reader.error(field, reader.position - 1, f"neither 0 nor 1 but {value}")
     return bool(value)
+
+
+REPLICA_IDENTITIES = frozenset("dnfi")
+_KEY_FLAG = 1
+_CASCADE, _RESTART_IDENTITY = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class RelationColumn:
+    """A published column; ``is_key``: it is part of the replica identity."""
+
+    name: str
+    type_oid: int
+    typmod: int
+    is_key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """One version of a table's shape; ``replica_identity`` is pg_class.relreplident."""
+
+    relation_id: int
+    schema: str
+    name: str
+    replica_identity: str
+    columns: tuple[RelationColumn, ...]
+
+
+def read_relation(data: bytes, *, streamed: bool = False) -> Relation:
+    """Read a Relation message; ``streamed`` as in MessageReader."""
+    # https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html
+    reader = MessageReader(data, "Relation", "R", streamed=streamed)
+    relation_id = reader.integer(4, "relation_id")
+    # An empty namespace stands for pg_catalog.
+    schema, name = reader.text("schema") or "pg_catalog", reader.text("name")
+    identity = chr(reader.integer(1, "replica_identity"))
+    if identity not in REPLICA_IDENTITIES:
+        raise reader.error("replica_identity", reader.position - 1, f"unknown setting {identity!r}")
+    count = reader.integer(2, "column_count")
+    columns = tuple(_read_column(reader, f"columns[{k}]") for k in range(count))
+    reader.finish()
+    return Relation(relation_id, schema, name, identity, columns)
+
+
+def _read_column(reader: MessageReader, field: str) -> RelationColumn:
+    flags = reader.integer(1, f"{field}.flags")
+    name = reader.text(f"{field}.name")
+    type_oid = reader.integer(4, f"{field}.type_oid")
+    typmod = reader.integer(4, f"{field}.typmod", signed=True)
+    return RelationColumn(name, type_oid, typmod, bool(flags & _KEY_FLAG))
+
+
+def read_truncate(data: bytes, *, streamed: bool = False) -> tuple[int, ...]:
+    """Return the relations that a Truncate message names; ``streamed`` as in MessageReader."""
+    reader = MessageReader(data, "Truncate", "T", streamed=streamed)
+    count = reader.integer(4, "relation_count")
+    flags = reader.integer(1, "flags")
+    if flags & ~(_CASCADE | _RESTART_IDENTITY):
+        raise reader.error("flags", reader.position - 1, f"unknown flags {flags:#x}")
+    # Checked before the loop: a flipped byte may claim four billion relations.
+    if count * 4 != len(data) - reader.position:
+        claimed = counted(count, "relation doesn't", "relations don't")
+        raise reader.error("relation_count", 1, f"{claimed} fit the message's length")
+    return tuple(reader.integer(4, f"relation_ids[{k}]") for k in range(count))
+
+
+_TRANSACTIONAL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalMessage:
+    """A message of pg_logical_emit_message.
+
+    A non-transactional one counts even when its transaction is rolled back.
+    """
+
+    lsn: int
+    is_transactional: bool
+    prefix: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalMessages:
+    """Many logical messages, column by column; ``prefix`` is text, ``content`` bytes."""
+
+    lsn: Positions
+    is_transactional: Mask
+    prefix: ArrowArray
+    content: ArrowArray
+
+
+def read_logical_message(data: bytes, *, streamed: bool = False) -> LogicalMessage:
+    """Read a Message message; ``streamed`` as in MessageReader."""
+    reader = MessageReader(data, "Message", "M", streamed=streamed)
+    flags = reader.integer(1, "flags")
+    if flags & ~_TRANSACTIONAL:
+        raise reader.error("flags", reader.position - 1, f"unknown flags {flags:#x}")
+    lsn = reader.integer(8, "lsn", signed=True)
+    if lsn < 0:
+        raise reader.error("lsn", reader.position - 8, "not a WAL position")
+    prefix = reader.text("prefix")
+    content = reader.content("content")
+    reader.finish()
+    return LogicalMessage(lsn, bool(flags & _TRANSACTIONAL), prefix, content)
+
+
+def decode_logical_messages(data: ArrowArray, streamed: Mask | None = None) -> LogicalMessages:
+    """Read many Message messages at once; raises DecodeError for the first malformed one.
+
+    ``streamed`` says which of them are between Stream Start and Stop, where an xid follows the
+    first byte; None: none.
+    """
+    messages = Messages(data, "Message")
+    source, start, end = messages.bytes, messages.start, messages.end
+    in_front = (
+        np.zeros(len(messages), np.int64) if streamed is None else 4 * streamed.astype(np.int64)
+    )
+    flags_at = start + 1 + in_front
+    flags, lsn, prefix_at = u1(source, flags_at), i8(source, flags_at + 1), flags_at + 9
+    zeros = np.append(np.flatnonzero(source == 0), len(source))
+    prefix_end = zeros[np.minimum(np.searchsorted(zeros, prefix_at), len(zeros) - 1)]
+    content_at = prefix_end + 5
+    wrong = (u1(source, start) != ord("M")) | (flags > _TRANSACTIONAL) | (lsn < 0)
+    wrong |= content_at + u4(source, prefix_end + 1) != end
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        read_logical_message(messages.at(row), streamed=bool(in_front[row]))
+        raise messages.error(row, "content", int(prefix_at[row]), "malformed")
+    everywhere = np.ones(len(messages), np.bool_)
+    prefix = copy_out(messages, prefix_at, prefix_end, everywhere)
+    try:
+        text = prefix.cast(pa.string())
+    except pa.ArrowInvalid:
+        raise DecodeError("Message", "prefix", 10, "not UTF-8") from None
+    content = copy_out(messages, content_at, end, everywhere)
+    return LogicalMessages(lsn, flags == _TRANSACTIONAL, text, content)

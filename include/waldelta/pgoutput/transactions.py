@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from waldelta.arrow import Ints
-from waldelta.pgoutput.control import Control
+from waldelta.pgoutput.messages import Control
 
 # A message's position in the whole stream: its batch, then its number within the batch.
 SEQ_BITS = 40

@@ -132,7 +132,7 @@ def test_a_ledger_of_an_earlier_version_is_read(book):
         None,
         None,
     )
-    assert read_run(book, "consume", "old").stages == ()
+    assert read_run(book, "consume", "old").stages == {}
     book.append(run("new", minutes(9)))
     assert [r.lag_bytes for r in read_runs(book)] == [10, None]
 
@@ -633,7 +633,7 @@ def test_a_runs_page_is_what_its_stages_recorded(book, lake):
     )
     assert (line.retained_bytes, line.applied) == (2 << 20, False)
     seen = read_run(book, "consume", "r")
-    assert [(s.name, s.status, s.seconds) for s in seen.stages] == [
+    assert [(name, s.status, s.seconds) for name, s in seen.stages.items()] == [
         ("land", "succeeded", 1.5),
         ("apply", "failed", 2.0),
     ]
@@ -642,7 +642,11 @@ def test_a_runs_page_is_what_its_stages_recorded(book, lake):
         ("public.a", False, ()),
         ("public.c", False, ("columns changed: added x",)),
     ]
-    assert (seen.tables[1].reread, seen.error_class, seen.warnings) == (4, "ApplyError", ("look",))
+    assert (seen.tables[1].reread, seen.error["class"], seen.warnings) == (
+        4,
+        "ApplyError",
+        ("look",),
+    )
     assert [row.key for row in seen.quarantined] == ['{"id": "1"}']
     assert seen.slot_after.safe_wal_size == 77
 

@@ -12,6 +12,7 @@ from waldelta.pgoutput.control import begun_at, read_control
 from tests.support import pgoutput_encoder as enc
 from waldelta.pgoutput.commit_time import EARLIEST, LATEST, shown, shown_at
 from waldelta.pgoutput.envelope import Envelope
+from waldelta.pgoutput.messages import begun_at, read_control
 
 LEAST, GREATEST, SHIFT = -(1 << 63), (1 << 63) - 1, 946_684_800_000_000
 # PostgreSQL's microseconds since 2000, those since 1970, and what is shown.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from waldelta.pgoutput.control import Control, read_control
 
 from tests.support import pgoutput_encoder as enc
 from waldelta.errors import DecodeError
+from waldelta.pgoutput.messages import Control, read_control
 
 TS = 1_700_000_000_000_000
 CASES = [

@@ -8,7 +8,7 @@ import pytest
 from tests.support import pgoutput_encoder as enc
 from tests.support.seeds import chosen_random, rounds
 from waldelta.errors import DecodeError
-from waldelta.pgoutput.logical_message import decode_logical_messages, read_logical_message
+from waldelta.pgoutput.messages import decode_logical_messages, read_logical_message
 
 GIVEN = [
     enc.message(1, "", b""),

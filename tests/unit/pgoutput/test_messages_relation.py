@@ -7,8 +7,7 @@ import pytest
 from tests.support import pgoutput_encoder as enc
 from waldelta.errors import DecodeError
 from waldelta.pgoutput import Relation, read_relation, read_truncate
-from waldelta.pgoutput.logical_message import LogicalMessage, read_logical_message
-from waldelta.pgoutput.relation import RelationColumn
+from waldelta.pgoutput.messages import LogicalMessage, RelationColumn, read_logical_message
 
 COLUMNS = [
     ("id", 23, -1, True),

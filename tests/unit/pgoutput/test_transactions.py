@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from waldelta.pgoutput.control import CONTROL_NAMES, Control
 
 from tests.support.seeds import chosen_random, rounds
+from waldelta.pgoutput.messages import CONTROL_NAMES, Control
 from waldelta.pgoutput.transactions import Landmark, prepared_transactions, resolve
 
 
