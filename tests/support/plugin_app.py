@@ -28,7 +28,8 @@ def plugin_app(role: str | None, username: str = "somebody") -> FastAPI:
 def _app_of(role: str | None, username: str) -> FastAPI:
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
     from airflow.api_fastapi.core_api.security import get_user
-    from waldelta_airflow.views._app import create_app
+
+    from waldelta_airflow.views.app import create_app
 
     app = create_app()
     app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username=username, role=role)

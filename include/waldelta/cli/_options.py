@@ -568,8 +568,7 @@ def completion_script(shell: str) -> str:
     for verb in (parser, *_verbs(parser)):
         for action in verb._actions:  # noqa: SLF001 - argparse lists them nowhere else
             if action.dest in _FILES | _FOLDERS:
-                kind = shtab.FILE if action.dest in _FILES else shtab.DIRECTORY
-                action.complete = kind
+                action.complete = shtab.FILE if action.dest in _FILES else shtab.DIRECTORY
     return str(shtab.complete(parser, shell=shell))
 
 

@@ -79,7 +79,9 @@ def _facts(status: Mapping[str, Any]) -> Table:
         if run
         else "none yet",
     )
-    table.add_row("Last cut", _cut(cut))
+    if cut is not None:
+        cut = cut.get("problem") or f"batch {cut['batch']}, {moment(cut['at'])}"
+    table.add_row("Last cut", cut or "none yet")
     return table
 
 
@@ -97,12 +99,6 @@ def _slot(slot: Mapping[str, Any]) -> str:
     if slot["safe_wal_size"] is not None:
         parts.append(f"{size(slot['safe_wal_size'])} left before PostgreSQL may drop it")
     return ", ".join(parts)
-
-
-def _cut(cut: Mapping[str, Any] | None) -> str:
-    if cut is None:
-        return "none yet"
-    return cut.get("problem") or f"batch {cut['batch']}, {moment(cut['at'])}"
 
 
 def _targets(targets: Mapping[str, Mapping[str, Any]]) -> Table:

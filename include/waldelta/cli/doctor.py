@@ -131,9 +131,8 @@ def as_text(found: Iterable[CheckResult]) -> str:
 
 def _mark(status: CheckStatus) -> str:
     mark, plain, colour = _MARKS[status]
-    encoding = (sys.stdout.encoding or "ascii").lower()
-    shown = mark if encoding.startswith("utf") else plain
-    return styled(shown, colour)
+    is_utf = (sys.stdout.encoding or "ascii").lower().startswith("utf")
+    return styled(mark if is_utf else plain, colour)
 
 
 def _indented(text: str) -> str:

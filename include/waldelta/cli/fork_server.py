@@ -3,7 +3,7 @@ of one or two seconds.
 
 ``python -m waldelta.cli.fork_server SOCKET`` runs on a machine with Airflow's tasks, together with
 a warm Spark Connect server: then Python's imports are most of what is left of a small run. The
-tasks find it by WALDELTA_FORK_SERVER (waldelta_airflow.launchers.forked_job is the client) and
+tasks find it by WALDELTA_FORK_SERVER (waldelta_airflow.launchers.job_process is the client) and
 start their own process where there is none. It applies Python's idea of a fork server
 (multiprocessing.forkserver) to whole jobs: each is a child in its own process group, with the
 requesting task's environment, folder and output.

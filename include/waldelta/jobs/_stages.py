@@ -230,12 +230,11 @@ def check_tables(
     wrote = [name for name in tables if name in result.tables and result.verb != "validate"]
     paged = paged_targets(job, result, wrote)
     # Only rows of new changes have a newer position than those that were judged before.
-    touched = wrote if result.verb in MERGES else []
     left = RunOutcome(
         versions,
         frozenset(wrote),
         frozenset(paged),
-        read_rules(job, result, tables, touched),
+        read_rules(job, result, tables, wrote if result.verb in MERGES else []),
         is_concurrent=result.verb == "quarantine",
     )
     report = check(runner, job.pipeline, job.ledger, job.run_id, tables, left)

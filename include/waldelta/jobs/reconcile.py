@@ -58,7 +58,7 @@ from waldelta.slot.failover import check_source
 from waldelta.snapshot import SnapshotHolder
 from waldelta.snapshot.exported_snapshot import not_primary
 from waldelta.spark import Runner
-from waldelta.spark.session_settings import session_settings
+from waldelta.spark.session import session_settings
 from waldelta.stages.check.gate.quarantined_rows import current_user, record_current
 from waldelta.stages.land.drain import land_backlog, land_through
 from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
@@ -162,9 +162,8 @@ class Reconciling:
 
     def put(self, table_name: str, status: str, reason: str) -> None:
         """Record why a table has no result."""
-        by = self.order.by
         self.found[table_name] = Reconciliation(
-            now(), self.job.run_id, table_name, status, reason, by=by
+            now(), self.job.run_id, table_name, status, reason, by=self.order.by
         )
         log.warning("table=%s %s: %s", table_name, status, reason)
 
@@ -303,8 +302,7 @@ def _readable(
     for state in states:
         name = state.table_name
         try:
-            table = job.lake.target(name).log
-            check_readable(table, state, cut, versions[name])
+            check_readable(job.lake.target(name).log, state, cut, versions[name])
             check_columns(job, state)
             found.append(state)
         except NeedsSync as err:
@@ -405,11 +403,10 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
     cut = done.cut
     done.add_to(work.result)
     work.result.warnings += told
-    mended = cut.written
     work.found[name] = replace(
         row,
         status=REPAIRED,
-        repaired=mended,
+        repaired=cut.written,
         reason=f"the target's version {cut.version} has the repaired rows",
     )
     record_current(job, [name])  # The repair also wrote quarantined rows.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from waldelta.errors import LockHeld, SlotUnreadable
 from waldelta.jobs._stages import Stage, check_stage, continued, report_stage, run_stages
@@ -23,9 +22,10 @@ from waldelta.quantities import counted
 from waldelta.slot import remaining_on_primary
 from waldelta.slot.gaps import describe
 from waldelta.spark import Runner
-
-if TYPE_CHECKING:
-    from waldelta.stages.sync.copy_table import SyncResult
+from waldelta.stages.land.drain import land_backlog
+from waldelta.stages.setup.renew_slot import renew_slot
+from waldelta.stages.sync.copy_table import SyncResult
+from waldelta.stages.sync.sync import sync
 
 
 def run_resync(
@@ -44,26 +44,11 @@ def run_resync(
     ``accept_server`` names a server that differs from the earlier one, as ``renew_slot`` requires.
     Raises RunFailed.
     """
-    from waldelta.stages.land.drain import land_backlog
-    from waldelta.stages.sync.sync import sync
 
     def resync_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
         gap = _renew_slot(runner, job, accept_server)
         if gap is not None:
-            result.warnings.append(
-                f"the slot was created again, so the changes in {describe(gap)} were lost:"
-                f" {gap.cause}: {gap.detail}"
-            )
-            if accept_server is not None:
-                result.warnings.append(
-                    f"slot {gap.slot!r} on the previous server (system {gap.system_identifier},"
-                    f" timeline {gap.timeline}) keeps its WAL until you drop it there"
-                )
-            with (
-                job.source.connect("resync") as primary,
-                job.source.connect_slot("resync", primary) as connection,
-            ):
-                result.warnings += remaining_on_primary(primary, connection, gap.slot)
+            result.warnings += _warnings_of(job, gap, accept_server)
         cause = reason or (gap.cause if gap is not None else None)
         done, failed = copied_tables(lambda: sync(runner, job, tables, cause, by_diff=True))
         for copied in done:
@@ -89,9 +74,6 @@ def run_resync(
 
 def _renew_slot(runner: Runner, job: Job, accept_server: str | None) -> Gap | None:
     """Land what is pending in the slot, or recreate the slot if that is lost; returns the gap."""
-    from waldelta.stages.land.drain import land_backlog
-    from waldelta.stages.setup.renew_slot import renew_slot
-
     gap = renew_slot(job, accept_server=accept_server)
     if gap is not None:
         return gap
@@ -100,6 +82,21 @@ def _renew_slot(runner: Runner, job: Job, accept_server: str | None) -> Gap | No
     except SlotUnreadable as err:
         return renew_slot(job, accept_server=accept_server, broken=err)
     return None
+
+
+def _warnings_of(job: Job, gap: Gap, accept_server: str | None) -> list[str]:
+    lost = f"the changes in {describe(gap)} were lost: {gap.cause}: {gap.detail}"
+    warnings = [f"the slot was created again, so {lost}"]
+    if accept_server is not None:
+        warnings.append(
+            f"slot {gap.slot!r} on the previous server (system {gap.system_identifier},"
+            f" timeline {gap.timeline}) keeps its WAL until you drop it there"
+        )
+    with (
+        job.source.connect("resync") as primary,
+        job.source.connect_slot("resync", primary) as connection,
+    ):
+        return warnings + remaining_on_primary(primary, connection, gap.slot)
 
 
 def _written(done: Sequence[SyncResult]) -> str:

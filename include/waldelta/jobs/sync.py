@@ -9,16 +9,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from waldelta.errors import SyncFailed
 from waldelta.jobs._stages import Stage, check_stage, continued, report_stage, run_stages
 from waldelta.pipeline import Job, RunResult, StageResult, TableResult
 from waldelta.quantities import counted
 from waldelta.spark import Runner
-
-if TYPE_CHECKING:
-    from waldelta.stages.sync.copy_table import SyncResult
+from waldelta.stages.sync.copy_table import SyncResult, count_raw_rows
+from waldelta.stages.sync.sync import sync
 
 
 def run_sync(
@@ -34,8 +33,6 @@ def run_sync(
 
     ``only_waiting``: only tables that get no changes until they are copied.
     """
-    from waldelta.stages.sync.copy_table import count_raw_rows
-    from waldelta.stages.sync.sync import sync
 
     def sync_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
         copied, failed = copied_tables(

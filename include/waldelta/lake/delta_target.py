@@ -32,8 +32,8 @@ from deltalake.transaction import AddAction, RemoveAction
 from psycopg import sql
 
 from waldelta.lake import driver_limits
-from waldelta.lake.delta_log import Commit, Definition, DeltaLog, read_metadata
-from waldelta.lake.log_copy import CopiedTable, NotCopied, StoredLog, history
+from waldelta.lake.delta_log import Commit, Definition, DeltaLog
+from waldelta.lake.log_copy import CopiedTable, NotCopied, StoredLog
 from waldelta.lake.storage import (
     INT96_AS_MICROSECONDS,
     NO_HOOKS,
@@ -117,11 +117,9 @@ class DeltaTarget:
         log = self.known_log
         if log is not None and log.is_seen:
             return True
-        if is_local(self.uri):
-            return DeltaTable.is_deltatable(self.uri)
-        # is_deltatable() holds Python's lock until the store has answered, which takes up to a
+        # is_deltatable() holds Python's lock until a store has answered, which takes up to a
         # minute. No other thread could run in that time.
-        return self.find() is not None
+        return DeltaTable.is_deltatable(self.uri) if is_local(self.uri) else self.find() is not None
 
     def sync_commit(self, version: int) -> None:
         """Make a commit durable, with those before it; an object store's is, once it is made.
@@ -443,12 +441,8 @@ class TargetVersion:
         Under "waldelta", each has what waldelta wrote into it; empty for an external commit. In an
         object store, each is read when it is needed.
         """
-        entries = (
-            islice(history(self.table.log, self.version), limit)
-            if isinstance(self.table, CopiedTable)
-            else self.table.history(limit)
-        )
-        return (entry | {"waldelta": read_metadata(entry)} for entry in entries)
+        commits = islice(self.place.log.before(self.version + 1), limit)
+        return (one.info | {"version": one.version, "waldelta": one.metadata} for one in commits)
 
     def append(self, rows: pa.Table, schema_mode: Literal["merge"] | None = None) -> None:
         """Add rows in one commit, a compare-and-swap on this version; it is durable on return.

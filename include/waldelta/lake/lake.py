@@ -7,6 +7,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from threading import RLock
 from typing import Any, TypeVar
 
@@ -61,7 +62,7 @@ class TableCache:
         self._requests = requests_made()
 
     def __reduce__(self) -> tuple[Callable[[], TableCache], tuple[()]]:
-        return _of_task, ()  # Another process opens its own.
+        return partial(TableCache, copies_logs=False), ()  # Another process opens its own.
 
     def log(self, lake: Lake, uri: str) -> StoredLog | None:
         """Return what is known of a table's log; None where delta-rs alone reads it."""
@@ -159,11 +160,6 @@ class TableCache:
                 self._idle_files -= self._tables.popitem(last=False)[1][-1]
 
 
-def _of_task() -> TableCache:
-    """Return the cache of a task of Spark's, whose process nothing cleans up after."""
-    return TableCache(copies_logs=False)
-
-
 @dataclass(frozen=True, slots=True)
 class Lake:
     """All tables of one pipeline: the lake's root as a URI, and its object store's credentials.
@@ -192,8 +188,7 @@ class Lake:
 
     def target(self, table_name: str) -> DeltaTarget:
         """Return the target of a table, by its name with the schema."""
-        uri = target_uri(self.root, *split_table_name(table_name))
-        return DeltaTarget(self, uri)
+        return DeltaTarget(self, target_uri(self.root, *split_table_name(table_name)))
 
     def bookkeeping(self, name: str) -> DeltaTarget:
         """Return one of the pipeline's own tables (see bookkeeping_uri)."""

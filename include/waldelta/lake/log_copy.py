@@ -18,7 +18,7 @@ import tempfile
 import weakref
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -368,9 +368,9 @@ class KnownLogs:
     """
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
-        opened = open_store(root, options)
-        self._store: ObjectStore | None = None if opened is None else opened[0]
-        self._root = "" if opened is None or not opened[1] else f"{opened[1]}/"
+        self._store: ObjectStore | None
+        self._store, path = open_store(root, options) or (None, "")
+        self._root = f"{path}/" if path else ""
         self._logs: dict[str, StoredLog] = {}
         self._packed: dict[str, int] | None = None
         self._lock = RLock()
@@ -466,17 +466,6 @@ def _unpacked(content: bytes) -> tuple[dict[str, Tagged], dict[str, int]]:
         tags: dict[str, str | None] = index["tags"]
         parts = {name: Tagged(pack.read(name), tag) for name, tag in tags.items()}
     return parts, {path: int(version) for path, version in index["versions"].items()}
-
-
-def history(log: StoredLog, version: int) -> Iterator[dict[str, Any]]:
-    """Yield the commits up to a version, newest first, as delta-rs's history has them.
-
-    Each is read when it is needed.
-    """
-    while version >= 0 and (entry := log.read(version)) is not None:
-        lines = [line for line in entry.splitlines() if b'"commitInfo"' in line[:20]]
-        yield (parse_json(lines[0])["commitInfo"] if lines else {}) | {"version": version}
-        version -= 1
 
 
 def file_paths(table: DeltaTable) -> list[str]:

@@ -347,8 +347,7 @@ class _Folder(FileSystemHandler):  # type: ignore[misc]  # Arrow has no types.
         if found is not None:
             return _file(path, found)
         folders, objects = self._store.entries(self._path(path))
-        kind = FileType.Directory if folders or objects else FileType.NotFound
-        return FileInfo(path, kind)
+        return FileInfo(path, FileType.Directory if folders or objects else FileType.NotFound)
 
     def get_file_info_selector(self, selector: FileSelector) -> list[FileInfo]:
         base = self._path(selector.base_dir)

@@ -58,10 +58,9 @@ def find_leftovers(
     read it.
     """
     names = sorted(tables)
-    folders = list_folders(lake.bookkeeping(STAGING).uri)
     return {
         uri: tuple(name for name in names if uri.rsplit("/", 1)[1].startswith(_prefix(name)))
-        for uri, written in sorted(folders.items())
+        for uri, written in sorted(list_folders(lake.bookkeeping(STAGING).uri).items())
         if written < before
     }
 

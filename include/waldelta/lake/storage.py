@@ -459,15 +459,6 @@ def remove_folder(uri: str) -> bool:
     return True
 
 
-def remove_empty_folders(uri: str, may_go: Callable[[str], bool]) -> None:
-    """Remove the empty folders directly below one, by their names; object stores have none."""
-    folder = local_path(uri)
-    for path in folder.iterdir() if folder is not None else ():
-        if may_go(path.name):
-            with suppress(OSError):  # It isn't empty, or isn't a folder.
-                path.rmdir()
-
-
 def row_count(files: pa.Table) -> int | None:
     """Return how many rows the files have, including deleted ones.
 

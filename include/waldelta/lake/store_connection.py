@@ -59,8 +59,7 @@ def read_store_options(
     if scheme == "file" or (schemes is None and conn_id is None):
         return {}
     if conn_id is None:
-        given = {k: v for k, v in environment.items() if is_store_variable(k)}
-        return REQUEST_LIMITS | given
+        return REQUEST_LIMITS | {k: v for k, v in environment.items() if is_store_variable(k)}
     if schemes is None:
         raise ConfigError(f"target.conn_id: no type of connection is known for {scheme}://")
     found = read_connection(conn_id, _EXAMPLES[schemes], environment)

@@ -31,7 +31,7 @@ from waldelta.lake.changelog import Transactions
 from waldelta.lake.ledger import Ledger, SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.postgres import Connection
-from waldelta.slot.read.peek import in_binary, name_of_copy, short_name, whole
+from waldelta.slot.read.peek import name_of_copy, short_name, whole, with_options
 from waldelta.slot.slot import missing_slot
 from waldelta.slot.verify import (
     BINARY_COUNT_FROM,
@@ -180,7 +180,9 @@ def _get_in_binary(
                 " consumed: the changes have landed; run again"
             )
         try:
-            return counted(session, "get", in_binary(whole(source)), Lsn(move.lsn))
+            return counted(
+                session, "get", with_options(source, streaming="off", binary=True), Lsn(move.lsn)
+            )
         except psycopg.Error as err:  # The slot moves only after the last message.
             if not is_refused(err):
                 raise

@@ -61,8 +61,7 @@ def find_promotion(
     ):
         return None
     check_system(identity, server)
-    slot = read_slot(connection, identity.slot)
-    if refused := _not_followed(identity, server, slot):
+    if refused := _not_followed(identity, server, read_slot(connection, identity.slot)):
         raise SourceChanged(f"{_moved(identity, server)}; {refused}")
     ends = _read_ends(job, identity, server)
     moves = [

@@ -16,7 +16,7 @@ from waldelta.lake.changelog import Snapshot
 from waldelta.lake.ledger import TableState
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.commit_time import shown_at
-from waldelta.pgoutput.control import begun_at
+from waldelta.pgoutput.messages import begun_at
 from waldelta.pipeline import Job, slot_lock
 from waldelta.pipeline.targets import Watermarks
 from waldelta.postgres.lock_waits import limited

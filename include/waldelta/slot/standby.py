@@ -93,12 +93,11 @@ def check_slot(connection: Connection, job: Job) -> SlotState:
     does.
     """
     source = job.pipeline.source
-    standby = describe_server(connection) if source.read_from is not None else None
     return check_health(
         read_slot(connection, source.slot),
         source.slot,
         two_phase=source.options.two_phase,
-        standby=standby,
+        standby=describe_server(connection) if source.read_from is not None else None,
     )
 
 

@@ -2,6 +2,10 @@
 
 A step is written once, for numbered shares of rows, and is given a Runner. Where its shares run is
 the runner's business. What only Spark does takes the runner's session.
+
+Spark would retry a task that raised one of our errors, only to meet it again. So a task returns
+such an error as a row where it can. Where rows are the task's result, the error is noted for later
+attempts, which raise it at once. A task whose process died is retried.
 """
 
 from __future__ import annotations
@@ -24,8 +28,7 @@ from waldelta.permissions import lake_umask, private_files
 from waldelta.pipeline import named_error
 from waldelta.quantities import counted
 from waldelta.spark.arrow_schema import ddl
-from waldelta.spark.session import open_session, sibling_session
-from waldelta.spark.session_settings import is_connect, shared_settings
+from waldelta.spark.session import is_connect, open_session, shared_settings, sibling_session
 from waldelta.spark.settings import SESSION_SETTINGS
 
 if TYPE_CHECKING:
@@ -47,7 +50,7 @@ BYTES_PER_TASK = 64 << 20
 # start.
 LOCAL_TASKS = 4
 # The number of the session for concurrent work, above those of a pool.
-_CONCURRENT = 9
+CONCURRENT = 9
 _FAILED = pa.field("_wd_failed", pa.string())
 # Why Spark works where a step names no other reason.
 ONLY_SPARK = "a step that only Spark does"
@@ -332,11 +335,6 @@ def _in_process(
         runner = InProcess(lambda: opened.enter_context(session()))
         opened.callback(runner.close)
         yield runner
-
-
-def concurrent_runner(runner: Runner) -> AbstractContextManager[Runner]:
-    """Open a runner for work concurrent with this runner's and its pool's."""
-    return runner.sibling(_CONCURRENT)
 
 
 class _HasSize(Protocol):

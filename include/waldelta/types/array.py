@@ -67,8 +67,7 @@ class Array(TargetType):
         """Return the elements' texts, joined."""
         if self.brackets != "{}":  # The column is a vector, which is always plain.
             column = sql.SQL("{}::pg_catalog.float4[]").format(column)
-        element = sql.SQL("({})[_wd_i]").format(column)
-        value, unheld = self.element.element_parts(element, marks)
+        value, unheld = self.element.element_parts(sql.SQL("({})[_wd_i]").format(column), marks)
         texts = sql.SQL(
             "(select coalesce(pg_catalog.string_agg(coalesce({value}, {null}) || {mark}, '' order"
             " by _wd_i), '') from pg_catalog.generate_subscripts({column}, 1) _wd_i)"

@@ -50,8 +50,7 @@ class Bytea(TargetType):
         digits, offsets = packed(text, "\\x")
         pairs = _NIBBLES[digits].reshape(-1, 2)
         data = np.delete((pairs[:, 0] << 4) | (pairs[:, 1] & 15), offsets[:-1] // 2)
-        ends = offsets // 2 - np.arange(len(offsets))
-        return strings(data, ends, valid, pa.binary()), raw
+        return strings(data, offsets // 2 - np.arange(len(offsets)), valid, pa.binary()), raw
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
         """Return the value itself."""

@@ -154,9 +154,7 @@ def order_of(kind: pa.DataType) -> Order | None:
         return _Decimals(kind)
     if is_type.is_date32(kind):
         return _Days(kind)
-    if is_type.is_timestamp(kind) and kind.unit == "us":
-        return _Moments(kind)
-    return None
+    return _Moments(kind) if is_type.is_timestamp(kind) and kind.unit == "us" else None
 
 
 def shared_order(bounds: pa.DataType, values: pa.DataType) -> Order | None:

@@ -65,9 +65,7 @@ class Variant(TargetType):
         odd &= held & text.is_valid().to_numpy(zero_copy_only=False)
         for row in np.flatnonzero(odd):
             held[row] = _is_exact(text[int(row)].as_py())
-        if held.all():
-            return text, None
-        return split_representable(text, held)
+        return (text, None) if held.all() else split_representable(text, held)
 
     def stored_sql(self, value: str) -> str:
         """Return the variant of a document's text."""

@@ -35,9 +35,7 @@ class Text(TargetType):
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
         """Return the output function's text."""
-        if self.is_plain:
-            return as_text(column), None
-        return super().copy_expressions(column)
+        return (as_text(column), None) if self.is_plain else super().copy_expressions(column)
 
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
         """Return the same text."""

@@ -151,9 +151,8 @@ def _as_text(oid: int) -> Text:
     if oid == NUMERIC_OID:
         return NumericAsText()
     kind = _SCALARS.get(oid, _TEXT)
-    if isinstance(kind, Text):
-        return kind
-    return Text(type_oid=oid) if kind.prints_alike else _TEXT
+    other = Text(type_oid=oid) if kind.prints_alike else _TEXT
+    return kind if isinstance(kind, Text) else other
 
 
 def _extension(pg_type: PgType) -> TargetType:

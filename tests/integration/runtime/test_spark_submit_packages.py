@@ -28,7 +28,7 @@ def test_every_module_is_found_in_the_zip(tmp_path):
     archive, names = (shipped_packages(tmp_path), _modules(waldelta))
     assert {
         "waldelta.slot.read.peek",
-        "waldelta.pgoutput.relation",
+        "waldelta.pgoutput.messages",
         "waldelta.changes.stage.stage",
     } <= set(names)
     found = subprocess.run(

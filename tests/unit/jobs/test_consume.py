@@ -179,8 +179,8 @@ def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatc
         )
         raise SyncFailed({"public.x": ApplyError("x went wrong")}, [done])
 
-    monkeypatch.setattr("waldelta.stages.sync.sync.sync", sync)
-    monkeypatch.setattr("waldelta.stages.sync.copy_table.count_raw_rows", lambda *_: 0)
+    monkeypatch.setattr("waldelta.jobs.sync.sync", sync)
+    monkeypatch.setattr("waldelta.jobs.sync.count_raw_rows", lambda *_: 0)
     for expected in (["public.a"], ["public.a", "public.b"]):
         with pytest.raises(RunFailed) as caught:
             run_sync(RUNNER, job, only=["sync", "check"])

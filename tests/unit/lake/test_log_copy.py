@@ -8,6 +8,7 @@ import io
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -16,7 +17,8 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from obstore.store import MemoryStore
 
 from waldelta.lake import log_copy
-from waldelta.lake.log_copy import CopiedTable, KnownLogs, NotCopied, StoredLog, history
+from waldelta.lake.delta_log import DeltaLog
+from waldelta.lake.log_copy import CopiedTable, KnownLogs, NotCopied, StoredLog
 from waldelta.lake.object_store import ObjectStore, requests_made
 from waldelta.lake.storage import NO_HOOKS
 
@@ -260,10 +262,11 @@ def test_history_is_read_when_it_is_needed(log):
     table.create_checkpoint()
     seen = another(log)
     seen.read_newest()
+    history = DeltaLog(SimpleNamespace(uri="memory://lake/t", known_log=seen))
     with Counted() as newest:
-        assert next(history(seen, 2))["version"] == 2
+        assert next(history.before(3)).version == 2
     assert newest.requests == 0
-    assert [entry["version"] for entry in history(seen, 2)] == [2, 1, 0]
+    assert [commit.version for commit in history.before(3)] == [2, 1, 0]
 
 
 def known(store, monkeypatch) -> KnownLogs:

@@ -7,7 +7,6 @@ from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
-from waldelta.pgoutput.control import begun_at, read_control
 
 from tests.support import pgoutput_encoder as enc
 from waldelta.pgoutput.commit_time import EARLIEST, LATEST, shown, shown_at

@@ -9,7 +9,6 @@ import pytest
 
 from demo.embedded_postgres import free_port
 from demo.stack import Stack, StackError
-from demo.stack.airflow_processes import StackSecrets
 from demo.stack.object_store import DemoStore
 from demo.stack.processes import finish
 from demo.stack.spark_connect_server import SparkConnectServer

@@ -21,8 +21,7 @@ from waldelta.lake.changelog.row_messages import of_batches
 from waldelta.lake.changelog.transaction_counts import XID_MASK
 from waldelta.lake.ledger import TableState
 from waldelta.pgoutput import Segments, UnreadMessage, read_relation, read_truncate
-from waldelta.pgoutput.control import CONTROL_KINDS, read_control
-from waldelta.pgoutput.logical_message import decode_logical_messages
+from waldelta.pgoutput.messages import CONTROL_KINDS, decode_logical_messages, read_control
 
 _Decode = Callable[[pa.RecordBatch], object]
 

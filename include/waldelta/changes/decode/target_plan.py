@@ -30,7 +30,7 @@ from waldelta.lake.changelog.row_messages import Volume
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RELID
 from waldelta.pgoutput import Relation, read_truncate
-from waldelta.pgoutput.relation import RelationColumn
+from waldelta.pgoutput.messages import RelationColumn
 from waldelta.pipeline.drift import CatalogTable, Evolution
 from waldelta.pipeline.drift.schema_evolution import (
     check_key,

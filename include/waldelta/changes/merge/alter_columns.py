@@ -31,7 +31,7 @@ from waldelta.pipeline.drift.schema_evolution import NewColumn
 from waldelta.pipeline.targets import check_columns
 from waldelta.pipeline.targets.target_definition import check_new_columns, foreign_columns
 from waldelta.spark import Runner
-from waldelta.spark.session_settings import session_settings
+from waldelta.spark.session import session_settings
 from waldelta.spark_sql import quote
 from waldelta.target_modes import TargetMode
 from waldelta.types import TargetType

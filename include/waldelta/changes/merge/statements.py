@@ -27,7 +27,7 @@ from waldelta.lake.delta_statements import (
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
-from waldelta.spark.session_settings import session_settings
+from waldelta.spark.session import session_settings
 from waldelta.spark_sql import insert_clause, parquet, quote, string
 from waldelta.types import TargetType
 

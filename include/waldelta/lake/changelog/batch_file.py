@@ -18,7 +18,7 @@ from pyarrow.fs import FileSelector
 from waldelta.arrow import grouped
 from waldelta.errors import LateWriter
 from waldelta.lake.data_file import DataFile
-from waldelta.lake.delta_target import CHECKPOINT_INTERVAL, DeltaTarget, Tag, TargetVersion
+from waldelta.lake.delta_target import CHECKPOINT_INTERVAL, DeltaTarget, Tag
 from waldelta.lake.storage import remove_empty_log
 from waldelta.lake.write_errors import named_write_errors
 
@@ -126,18 +126,11 @@ def commit_batch(place: DeltaTarget, tag: Tag, file: BatchFile | None) -> None:
     if table.committed(tag.app_id) < tag.number:
         added = [] if file is None else [(file.path, file.size, file.stats)]
         table.replace_files([], added, tag, {"batch": str(tag.number)})
-    elif (version := _version_of(table, tag)) is not None:
-        table.keep(version)  # Its answer was lost, or the run was killed before this.
-    else:
+        return
+    newest = table.commits(_NEWEST)
+    own = (one["version"] for one in newest if one.get("userMetadata") == tag.metadata)
+    if (version := next(own, None)) is None:
         raise LateWriter(
             f"batch {tag.number} of the change log was landed by another run: run again"
         )
-
-
-def _version_of(table: TargetVersion, tag: Tag) -> int | None:
-    """Return the version of the commit with this userMetadata; None when no recent commit has
-    it.
-    """
-    entries = table.commits(_NEWEST)
-    own = (e["version"] for e in entries if e.get("userMetadata") == tag.metadata)
-    return next(map(int, own), None)
+    table.keep(version)  # Its answer was lost, or the run was killed before this.

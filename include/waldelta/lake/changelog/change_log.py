@@ -7,6 +7,7 @@ back what the commit really contains.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -31,11 +32,11 @@ from waldelta.lake.delta_target import Tag, TargetVersion
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger import SKIPPED, Quarantine
 from waldelta.lake.ledger.records import ConsumedBatch
-from waldelta.lake.storage import CHANGES, remove_empty_folders
+from waldelta.lake.storage import CHANGES, local_path
 from waldelta.pgoutput import read_truncate
 from waldelta.pgoutput.byte_readers import unsigned
-from waldelta.pgoutput.control import CONTROL_KINDS, Control, read_control
 from waldelta.pgoutput.envelope import ABORT_SIZES, ENVELOPE_SCHEMA
+from waldelta.pgoutput.messages import CONTROL_KINDS, Control, read_control
 from waldelta.pgoutput.transactions import (
     LAST_SEQ,
     SEQ_BITS,
@@ -194,9 +195,12 @@ class ChangeLog(RowMessages):
         table.vacuum(hours, full=True)
         self.place.sync_behind(version)
         # A later batch's folder may be about to get its file.
-        remove_empty_folders(
-            self.uri, lambda name: (batch := _batch_of(name)) is not None and batch <= upto_batch
-        )
+        folder = local_path(self.uri)
+        for path in folder.glob("batch=*") if folder is not None else ():
+            number = path.name.removeprefix("batch=")
+            if number.isdecimal() and int(number) <= upto_batch:
+                with suppress(OSError):  # It isn't empty, or isn't a folder.
+                    path.rmdir()
         table.drop_old_entries()
 
     def bytes_of_batches(self, after_batch: int, upto_batch: int) -> dict[int, int]:
@@ -282,8 +286,7 @@ class ChangeLog(RowMessages):
             if batch > first_batch and most is not None:
                 ends[batch] = max(most, ends.get(batch, most))
                 begins[batch] = min(least, begins.get(batch, least))
-        landed = table.committed(self.app_id)
-        lowest = min(ends, default=max(landed, first_batch) + 1)
+        lowest = min(ends, default=max(table.committed(self.app_id), first_batch) + 1)
         return Reach(ends, lowest > first_batch + 1, begins.get(lowest, 0), lowest - 1)
 
     def create(self, schema: pa.Schema) -> None:
@@ -433,12 +436,6 @@ class ChangeLog(RowMessages):
         """Return all files of the log as a dataset; None before anything has landed."""
         table = self.place.find()
         return None if table is None else table.table.to_pyarrow_dataset()
-
-
-def _batch_of(folder: str) -> int | None:
-    """Return the batch whose files a folder of the change log contains."""
-    column, _, number = folder.partition("=")
-    return int(number) if column == "batch" and number.isdecimal() else None
 
 
 def _sizes(table: TargetVersion, after_batch: int, upto_batch: int) -> dict[int, int]:

@@ -19,7 +19,7 @@ from waldelta.errors import NeedsSync, SchemaChanged
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.metadata_columns import RELID_ATTNUM
 from waldelta.pgoutput import Relation
-from waldelta.pgoutput.relation import RelationColumn
+from waldelta.pgoutput.messages import RelationColumn
 from waldelta.pipeline.drift.catalog_state import CatalogColumn, CatalogTable
 from waldelta.pipeline.drift.unsent_changes import rewritten
 from waldelta.postgres import PgType

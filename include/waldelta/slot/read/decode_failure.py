@@ -23,8 +23,8 @@ from waldelta.config import Source
 from waldelta.errors import DecodeError, SlotUnreadable, SourceError, without_values
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import read_relation
-from waldelta.pgoutput.control import read_begin
 from waldelta.pgoutput.envelope import STREAM_ABORT
+from waldelta.pgoutput.messages import read_begin
 from waldelta.pipeline import Job
 from waldelta.postgres.lock_waits import limited
 from waldelta.postgres.published_tables import filtered_tables

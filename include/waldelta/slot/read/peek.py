@@ -36,8 +36,8 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.lsn import Lsn
-from waldelta.pgoutput.control import CONTROL_KINDS
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
+from waldelta.pgoutput.messages import CONTROL_KINDS
 from waldelta.pgoutput.unread_message import MARK
 from waldelta.postgres import connect
 from waldelta.postgres.connection import (
@@ -296,11 +296,6 @@ def whole(source: Source) -> Source:
     complete.
     """
     return with_options(source, streaming="off")
-
-
-def in_binary(source: Source) -> Source:
-    """Return the source with values in binary format; the server refuses a type that has none."""
-    return with_options(source, binary=True)
 
 
 def with_options(source: Source, **options: object) -> Source:

@@ -21,7 +21,7 @@ from waldelta.lake.changelog import ChangeLog, Landed
 from waldelta.permissions import private_files
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
-from waldelta.spark.runner import concurrent_runner
+from waldelta.spark.runner import CONCURRENT
 from waldelta.stages.apply._apply_batches import measures, whole_upto
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def applying(runner: Runner, job: Job, applied: Applied, report: Callable[[], ob
         # what follows.
         with (
             private_files(),
-            concurrent_runner(runner) as sibling,
+            runner.sibling(CONCURRENT) as sibling,
             overlap.limited(sibling.interrupt),
         ):
             try:

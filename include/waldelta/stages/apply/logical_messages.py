@@ -25,7 +25,7 @@ from waldelta.lake import MESSAGES
 from waldelta.lake.changelog import ChangeLog, place_columns
 from waldelta.lake.changelog.commit_order import commits
 from waldelta.pgoutput import Segments
-from waldelta.pgoutput.logical_message import decode_logical_messages
+from waldelta.pgoutput.messages import decode_logical_messages
 from waldelta.pgoutput.transactions import LAST_SEQ, SEQ_BITS
 from waldelta.pipeline import AdvisoryLock, Job, SlotIdentity, is_conflict, named_error
 from waldelta.pipeline.advisory_locks import messages_lock

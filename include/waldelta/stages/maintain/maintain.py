@@ -42,7 +42,7 @@ from waldelta.pipeline.targets.lifecycle import copies_under_way
 from waldelta.quantities import counted
 from waldelta.slot.recovery import durable_position
 from waldelta.spark import Runner
-from waldelta.spark.session_settings import session_settings
+from waldelta.spark.session import session_settings
 
 log = logging.getLogger(__name__)
 

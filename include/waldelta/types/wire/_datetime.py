@@ -91,8 +91,7 @@ def _far(day: int, us: int, kind: str) -> str:
 def _exact_timestamp(values: Messages, valid: Mask, *, zone: str) -> ArrowArray:
     """Convert to PostgreSQL's exact text, without zeros at the end of the fraction."""
     pattern = r"(\d\d:\d\d:\d\d)(?:\.0+|(\.\d*[1-9])0*)?" + zone.replace("+", r"\+") + "$"
-    inexact = _timestamp(values, valid, zone=zone)
-    return pc.replace_substring_regex(inexact, pattern, r"\1\2" + zone)
+    return pc.replace_substring_regex(_timestamp(values, valid, zone=zone), pattern, r"\1\2" + zone)
 
 
 def _seconds(us: Positions) -> ArrowArray:

@@ -52,8 +52,7 @@ def array_text(values: Messages, valid: Mask, read: ElementReader, delimiter: st
         is_odd |= here & (i4(source, start + 16 + 8 * k) != 1)
     starts, ends = _walk(values, valid, start + 12 + 8 * dimensions, count)
     elements = _copied(values, starts, ends)
-    texts = _elements(read(elements, False), delimiter)
-    text = _joined(texts, count, delimiter, "{", "}")
+    text = _joined(_elements(read(elements, False), delimiter), count, delimiter, "{", "}")
     for row in np.flatnonzero(is_odd & valid):
         first = int(count[:row].sum())
         own = _elements(read(elements.slice(first, int(count[row])), True), delimiter).to_pylist()

@@ -14,7 +14,7 @@ from waldelta.errors import StateError
 from waldelta.lake.changelog.change_log import Reach
 from waldelta.lake.ledger import BatchCut, ColumnState, Run, SlotMove, TableState
 from waldelta.pgoutput import Relation
-from waldelta.pgoutput.relation import RelationColumn
+from waldelta.pgoutput.messages import RelationColumn
 from waldelta.stages.repair.replay.interval import (
     falls_into,
     is_replay,
