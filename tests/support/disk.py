@@ -50,7 +50,7 @@ class Disk:
 
 
 def volatile(root: Path, tables: str, is_kept: Callable[[Path, float], bool]) -> list[str]:
-    """Files not synced since they were written, folders not since a file came in."""
+    """Files not synced since they were written, folders not since a file or a folder came in."""
     needed: dict[Path, float] = {}
     for table in (path.parent for path in root.glob(f"{tables}/_delta_log")):
         for folder in (table, *table.parents[: len(table.relative_to(root).parts) + 1]):
@@ -60,6 +60,11 @@ def volatile(root: Path, tables: str, is_kept: Callable[[Path, float], bool]) ->
                 needed[path] = path.stat().st_mtime
                 changed = path.stat().st_ctime  # also by being renamed
                 needed[path.parent] = max(changed, needed.get(path.parent, 0.0))
+                # A partition's folder is no older than the first file in it.
+                first = min(one.stat().st_ctime for one in path.parent.iterdir())
+                above = path.parent.parent
+                if path.parent not in (table, table / "_delta_log"):
+                    needed[above] = max(first, needed.get(above, 0.0))
     return sorted(str(path) for path, at in needed.items() if not is_kept(path, at))
 
 

@@ -109,13 +109,16 @@ def sync_commit(uri: str, version: int) -> None:
     # those that only changed properties or columns. A table can't be read when its log has a gap or
     # names a missing file.
     known, *identity = _synced.get(uri, (version,))
-    for earlier in range(known + 1 if known < version else max(0, version - _EARLIER), version):
+    # Another table has taken the place of this one where the last commit's entry is another.
+    is_same = bool(identity) and entry_identity(uri, known) == tuple(identity)
+    earliest = max(0, version - _EARLIER)
+    if known < version:
+        earliest = known + 1 if is_same else min(known + 1, earliest)
+    for earlier in range(earliest, version):
         _sync_if_there(folder, earlier)
     _sync_files(folder, version, _fsync)
     _fsync(folder / "_delta_log")
-    # The folders are forced once: another table has taken the place of this one where the last
-    # commit's entry is another.
-    if not identity or entry_identity(uri, known) != tuple(identity):
+    if not is_same:  # The folders above the table are forced once.
         # Every table is two folders below the lake's root, which may be as new as the table.
         for path in (folder, *folder.parents[:2]):
             _fsync(path)
@@ -168,7 +171,9 @@ def _sync_files(folder: Path, version: int, fsync: Callable[[Path], None]) -> No
     ]
     # A path outside the table, from an external writer, isn't a file of this table.
     files = [folder / name for name in names if is_within(name)]
-    for path in [*files, *sorted({f.parent for f in files})]:
+    # A partition's folder may be as new as its file, and is an entry of the folder above it.
+    folders = {above for file in files for above in file.parents if above.is_relative_to(folder)}
+    for path in [*files, *sorted(folders)]:
         fsync(path)
     _fsync(entry)
     if checkpoints := sorted(entry.parent.glob(f"{version:020d}.checkpoint*.parquet")):

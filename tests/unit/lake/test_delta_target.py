@@ -105,6 +105,32 @@ def test_another_table_at_the_same_place_is_forced_to_disk(target, monkeypatch):
     assert f"{1:020d}.json" in forced
 
 
+def test_the_folder_of_a_new_partition_is_forced_to_disk_with_each_commit(lake, monkeypatch):
+    """It is an entry of the folder above it, whatever was forced before."""
+    forced, place = [], Lake.of(lake).target("s.t")
+    monkeypatch.setattr("waldelta.lake.storage._fsync", forced.append)
+    folder = local_path(place.uri)
+    for version, part in enumerate("ab"):
+        parts = ROWS.append_column("p", pa.array([part] * len(ROWS)))
+        parts = parts.append_column("q", parts["p"])
+        write_deltalake(place.uri, parts, mode="append", partition_by=["p", "q"])
+        forced.clear()
+        place.sync_commit(version)
+        assert {folder / f"p={part}/q={part}", folder / f"p={part}", folder} <= {*forced}
+
+
+def test_all_commits_of_another_table_at_the_same_place_are_forced_to_disk(target, monkeypatch):
+    """Although the table before had only one."""
+    target.open().keep(0)
+    shutil.rmtree(local_path(target.uri))
+    for _ in range(3):
+        write_deltalake(target.uri, ROWS, mode="append")
+    forced = []
+    monkeypatch.setattr("waldelta.lake.storage._fsync", lambda path: forced.append(path.name))
+    target.open().keep(2)
+    assert {f"{version:020d}.json" for version in range(3)} <= {*forced}
+
+
 def test_credentials_are_in_no_repr(lake, monkeypatch):
     """Nor in that of a table; only an object store has any."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "geheim")
