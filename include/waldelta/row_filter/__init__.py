@@ -13,7 +13,7 @@ from waldelta.row_filter.analyzed_filter import (
     refused_filter,
     resolve_filter,
 )
-from waldelta.row_filter.parse.syntax import parse_row_filter
+from waldelta.row_filter.parse import parse_row_filter
 
 __all__ = [
     "Collation",

@@ -14,8 +14,13 @@ from waldelta.errors import ConfigError, PrivilegeMissing
 from waldelta.postgres import Connection, PgType, TableId
 from waldelta.postgres.connection import allow_views
 from waldelta.postgres.type_catalog import fetch, read_types
-from waldelta.row_filter.parse.parse import column_names, parse_analysed
-from waldelta.row_filter.parse.syntax import functions_of, parse_row_filter, place
+from waldelta.row_filter.parse import (
+    column_names,
+    functions_of,
+    parse_analysed,
+    parse_row_filter,
+    place,
+)
 
 _CONSTRAINT = "waldelta_filter"
 _SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})

@@ -22,7 +22,7 @@ from waldelta.row_filter._signatures import (
     with_digits,
 )
 from waldelta.row_filter.analyzed_filter import Collation, RowFilter
-from waldelta.row_filter.parse.parse import (
+from waldelta.row_filter.parse import (
     ArrayExpression,
     Call,
     Case,
@@ -34,12 +34,13 @@ from waldelta.row_filter.parse.parse import (
     Quantified,
     Test,
     parse_analysed,
+    place,
 )
-from waldelta.row_filter.parse.syntax import place
 from waldelta.row_filter.typed_tree import (
     BOOL,
     FLOATS,
     FORMS,
+    INTEGERS,
     NUMERIC,
     SHORT_NAMES,
     TEXT,
@@ -72,6 +73,9 @@ _TIMES = frozenset({"hour", "minute", "second"})
 _UNITS = frozenset({"year", "quarter", "month", "week", "day", "hour", "minute", "second"})
 
 
+_ARE_TEXTS = frozenset({"text", "varchar"})
+
+
 def resolve(row_filter: RowFilter, columns: Mapping[str, Type]) -> Typed:
     """Return the typed filter.
 
@@ -80,8 +84,7 @@ def resolve(row_filter: RowFilter, columns: Mapping[str, Type]) -> Typed:
     resolver = _Resolver(row_filter, columns)
     node = parse_analysed(row_filter.analysed, resolver.enums)
     typed = resolver.node(node)
-    if typed.type.name != "bool":
-        raise resolver.refused(node, f"a {typed.type}, where a boolean is wanted")
+    resolver.need_boolean(node, typed)
     return typed
 
 
@@ -96,6 +99,10 @@ class _Resolver:
             self.filter.analysed, place(self.filter.analysed, node.start), reason
         )
 
+    def refuse_if(self, found: object, node: Node | Typed, reason: str) -> None:
+        if found:
+            raise self.refused(node, reason)
+
     def node(self, node: Node) -> Typed:
         """Return the typed form of any node."""
         return _BY_SYNTAX[type(node)](self, node)
@@ -107,7 +114,7 @@ class _Resolver:
         if column.name == "opaque" and (enum := self.filter.enums.get(node.name)) is not None:
             column = Type("enum", printed=enum.name)
         typed = Typed("column", column, value=node.name, start=node.start)
-        if column.name not in TEXTS and column.element not in TEXTS:
+        if TEXTS.isdisjoint((column.name, column.element)):
             return typed
         collation = self.filter.collations.get(node.name, Collation.DETERMINISTIC)
         return replace(typed, collation=collation, strength=1)
@@ -117,96 +124,78 @@ class _Resolver:
         if node.kind in ("true", "false"):
             return Typed("constant", BOOL, value=node.kind, start=node.start)
         if node.kind == "number":
-            if node.text.isdigit() and int(node.text) <= _LARGEST_INT4:
-                return Typed("constant", Type("int4"), value=node.text, start=node.start)
-            return self.constant(node, Type("numeric"), node.text)
+            is_int4 = node.text.isdigit() and int(node.text) <= _LARGEST_INT4
+            return self.constant(node, Type("int4") if is_int4 else NUMERIC, node.text)
         # Only the field of EXTRACT has no cast.
-        value = None if node.kind == "null" else node.text
-        return self.with_default(Typed("constant", TEXT, value=value, start=node.start))
+        return self.constant(node, TEXT, None if node.kind == "null" else node.text)
 
     def with_default(self, typed: Typed) -> Typed:
         """Return the node with the database's collation, if it is a text."""
-        return (
-            replace(typed, collation=self.filter.default_collation)
-            if typed.type.name in TEXTS
-            else typed
-        )
+        is_text = typed.type.name in TEXTS
+        return replace(typed, collation=self.filter.default_collation) if is_text else typed
 
     def constant(self, node: Node, kind: Type, text: str | None) -> Typed:
         """Return a constant of a type, after a check of its text."""
         if text is None:
-            digits = (1, 0) if kind.name == "numeric" and kind.digits is None else kind.digits
-            return self.with_default(
-                Typed("constant", replace(kind, digits=digits), value=None, start=node.start)
-            )
+            if kind.name == "numeric":
+                kind = replace(kind, digits=kind.digits or (1, 0))
+            return self.with_default(Typed("constant", kind, start=node.start))
         form = FORMS.get(kind.name)
-        if form is not None and not form.fullmatch(text):
-            raise self.refused(node, f"a constant of type {kind} in an unusual form")
+        unusual = form is not None and not form.fullmatch(text)
+        self.refuse_if(unusual, node, f"a constant of type {kind} in an unusual form")
         if kind.name == "numeric":
             digits = (1, 0) if text[-1].isalpha() else numeric_digits(text)
-            if sum(digits) > MAX_PRECISION:
-                raise self.refused(node, f"a number of more than {MAX_PRECISION} digits")
+            too_many = f"a number of more than {MAX_PRECISION} digits"
+            self.refuse_if(sum(digits) > MAX_PRECISION, node, too_many)
             kind = replace(kind, digits=digits)
-        if kind.name == "interval" and interval_parts(text) is None:
-            raise self.refused(node, "an interval in an unusual form, or a very long one")
+        self.refuse_if(
+            kind.name == "interval" and interval_parts(text) is None,
+            node,
+            "an interval in an unusual form, or a very long one",
+        )
         return self.with_default(Typed("constant", kind, value=text, start=node.start))
 
     def cast(self, node: Cast) -> Typed:
         """Return a cast, or a constant: PostgreSQL prints most constants as casts of strings."""
-        target = self.scalar_type(node)
-        if node.type.is_array:
-            return self.cast_to_array(node, target)
+        name = node.type.name
+        self.refuse_if(name not in SHORT_NAMES.keys() | self.enums, node, f"a cast to {name}")
+        # Of an array, the type of its elements.
+        target = Type("enum", printed=name) if name in self.enums else Type(SHORT_NAMES[name])
         if isinstance(node.operand, Literal) and node.operand.kind in ("string", "null"):
             text = None if node.operand.kind == "null" else node.operand.text
+            if node.type.is_array:
+                return self.array_constant(node, target, text)
             return self.modified(node, self.constant(node, target, text))
         operand = self.node(node.operand)
+        if node.type.is_array:
+            return self.array_cast(node, operand, target)
         if operand.is_null:
             return self.constant(node, target, None)
         return self.modified(node, self.scalar_cast(node, operand, target))
 
-    def scalar_type(self, node: Cast) -> Type:
-        """Return the type that a cast names, of an array the type of its elements."""
-        name = node.type.name
-        if name in self.enums:
-            return Type("enum", printed=name)
-        if name not in SHORT_NAMES:
-            raise self.refused(node, f"a cast to {name}")
-        return Type(SHORT_NAMES[name])
-
-    def cast_to_array(self, node: Cast, element: Type) -> Typed:
-        """Return a cast to an array of a type."""
-        if isinstance(node.operand, Literal) and node.operand.kind in ("string", "null"):
-            text = None if node.operand.kind == "null" else node.operand.text
-            return self.array_constant(node, element, text)
-        return self.array_cast(node, self.node(node.operand), element)
-
     def scalar_cast(self, node: Cast, operand: Typed, target: Type) -> Typed:
         """Return a cast by its row in the table, without the type's modifiers."""
-        if operand.is_constant and (folded := self.folded(node, operand, target)) is not None:
-            return folded
-        if operand.type.name == target.name:
+        source, text = operand.type.name, operand.value or ""
+        is_number = source in (*INTEGERS, "numeric") and text[-1:].isdigit()
+        # The cast of a constant is a constant, where that is simple.
+        if operand.is_constant and (
+            (is_number and target.name in ("numeric", *FLOATS))
+            or {source, target.name} <= _ARE_TEXTS
+        ):
+            return self.constant(node, target, text)
+        if source == target.name:
             return operand
-        if (key := CASTS.get((operand.type.name, target.name))) is None:
+        if (key := CASTS.get((source, target.name))) is None:
             raise self.refused(node, f"a cast of {operand.type} to {target}")
         if target.name == "numeric":
-            target = replace(target, digits=INTEGER_DIGITS[operand.type.name])
-        if key == "text_to_bpchar" and not node.type.modifiers and node.type.name == "character":
-            raise self.refused(node, "a cast to character without a length")
-        cast = Typed(key, target, (operand,), None, node.start, operand.collation, operand.strength)
-        return self.with_default(cast) if operand.type.name == "enum" else cast
-
-    def folded(self, node: Cast, operand: Typed, target: Type) -> Typed | None:
-        """Return the constant that a cast of a constant produces, where that is simple."""
-        source, text = operand.type.name, operand.value or ""
-        to_number = source in ("int2", "int4", "int8", "numeric") and target.name in (
-            "numeric",
-            *FLOATS,
+            target = replace(target, digits=INTEGER_DIGITS[source])
+        self.refuse_if(
+            key == "text_to_bpchar" and not node.type.modifiers and node.type.name == "character",
+            node,
+            "a cast to character without a length",
         )
-        if to_number and text[-1].isdigit():
-            return self.constant(node, target, text)
-        if {source, target.name} <= {"text", "varchar"}:
-            return self.constant(node, target, text)
-        return None
+        cast = Typed(key, target, (operand,), None, node.start, operand.collation, operand.strength)
+        return self.with_default(cast) if source == "enum" else cast
 
     def modified(self, node: Cast, typed: Typed) -> Typed:
         """Apply a type modifier: numeric(5,2), varchar(3), char(3)."""
@@ -219,34 +208,31 @@ class _Resolver:
             )
         if typed.type.name == "numeric":
             precision, scale = (*modifiers, 0)[:2]
-            if precision > MAX_PRECISION or scale > precision:
-                raise self.refused(node, f"a numeric of more than {MAX_PRECISION} digits")
+            too_many = f"a numeric of more than {MAX_PRECISION} digits"
+            self.refuse_if(precision > MAX_PRECISION or scale > precision, node, too_many)
             digits = (precision - scale, scale)
             return Typed(
                 "numeric_limit", replace(NUMERIC, digits=digits), (typed,), None, node.start
             )
-        if typed.is_constant:
-            return typed  # The constant's value has the modifier already.
-        raise self.refused(node, f"a cast to {node.type.name} with a precision")
+        # The value of a constant has the modifier already.
+        self.refuse_if(not typed.is_constant, node, f"a cast to {node.type.name} with a precision")
+        return typed
 
     def array_constant(self, node: Cast, element: Type, text: str | None) -> Typed:
         """``'{…}'::type[]``."""
         if text is None:
-            target = Type("array", element=element.name)
-            return Typed("constant", target, value=None, start=node.start)
+            return Typed("constant", Type("array", element=element.name), start=node.start)
         if (texts := array_elements(text)) is None:
             raise self.refused(
                 node, "an array with more than one dimension, or whose index doesn't start at 1"
             )
-        return self.array(
-            node, [self.constant(node, element, each) for each in texts], element.name
-        )
+        elements = [self.constant(node, element, each) for each in texts]
+        return self.array(node, elements, element.name)
 
     def array(self, node: Node, elements: list[Typed], element: str | None = None) -> Typed:
         """Return ``ARRAY[…]`` of typed elements, all of one type."""
         names = {each.type.name for each in elements} | ({element} if element else set())
-        if len(names) != 1:
-            raise self.refused(node, "an array of mixed types")
+        self.refuse_if(len(names) != 1, node, "an array of mixed types")
         collation, strength = self.merged(node, elements)
         kind = Type("array", element=names.pop())
         return Typed("array", kind, tuple(elements), None, node.start, collation, strength)
@@ -256,19 +242,19 @@ class _Resolver:
         if operand.key == "array":
             casts = [self.element_cast(node, each, element) for each in operand.arguments]
             return self.array(node, casts, element.name)
-        if {operand.type.element, element.name} <= {"text", "varchar"} and not node.type.modifiers:
-            return replace(operand, type=Type("array", element=element.name))
-        raise self.refused(node, f"a cast of {operand.type} to {element}[]")
+        are_texts = {operand.type.element, element.name} <= _ARE_TEXTS and not node.type.modifiers
+        self.refuse_if(not are_texts, node, f"a cast of {operand.type} to {element}[]")
+        return replace(operand, type=Type("array", element=element.name))
 
     def element_cast(self, node: Cast, element: Typed, kind: Type) -> Typed:
         """Return a cast of an array, for one of its elements."""
         if element.is_null:
             return self.constant(node, kind, None)
-        if {element.type.name, kind.name} <= {"text", "varchar"}:
+        if {element.type.name, kind.name} <= _ARE_TEXTS:
             return replace(element, type=kind)
-        if element.type.name == kind.name:
-            return element
-        raise self.refused(node, f"a cast of an array to {kind}[]")
+        is_other = element.type.name != kind.name
+        self.refuse_if(is_other, node, f"a cast of an array to {kind}[]")
+        return element
 
     def merged(self, node: Node, operands: list[Typed]) -> tuple[Collation | None, int]:
         """Return the collation of a call: an explicit one, else the columns', else the
@@ -276,12 +262,11 @@ class _Resolver:
         """
         texts = [o for o in operands if o.collation is not None]
         strength = max((o.strength for o in texts), default=0)
-        found = {o.collation for o in texts if o.strength == strength}
+        collations = {o.collation for o in texts if o.strength == strength}
         # Two columns may have collations of two languages; PostgreSQL raises an error only when it
         # evaluates a row.
-        if len(found) > 1:
-            raise self.refused(node, "texts of different collations")
-        return (found.pop() if found else None), strength
+        self.refuse_if(len(collations) > 1, node, "texts of different collations")
+        return next(iter(collations), None), strength
 
     def test(self, node: Test) -> Typed:
         operand = self.node(node.operand)
@@ -292,8 +277,8 @@ class _Resolver:
 
     def need_boolean(self, node: Node, *typed: Typed) -> None:
         for each in typed:
-            if each.type.name != "bool":
-                raise self.refused(node, f"a {each.type}, where a boolean is wanted")
+            is_other = each.type.name != "bool"
+            self.refuse_if(is_other, node, f"a {each.type}, where a boolean is wanted")
 
     def collate(self, node: Collate) -> Typed:
         operand = self.node(node.operand)
@@ -330,13 +315,9 @@ class _Resolver:
         if signature is None and names == ("enum", "enum") and name in _MIRRORED:
             return self.compared_by_label(node, name, *arguments)
         if signature is None:
-            kinds = ", ".join(str(a.type) for a in arguments)
-            what = (
-                f"{name} of {kinds}"
-                if name in FUNCTION_NAMES
-                else f"{name}, which isn't among the functions"
-            )
-            raise self.refused(node, f"{what} that can be translated")
+            kinds = f" of {', '.join(str(a.type) for a in arguments)}"
+            what = kinds if name in FUNCTION_NAMES else ", which isn't among the functions"
+            raise self.refused(node, f"{name}{what} that can be translated")
         collation, strength = self.merged(node, arguments)
         self.demands(node, signature, arguments, collation)
         typed = Typed(signature.key, Type(signature.result), tuple(arguments), None, node.start)
@@ -377,22 +358,28 @@ class _Resolver:
     def demands(
         self, node: Node, signature: Signature, arguments: list[Typed], collation: Collation | None
     ) -> None:
-        if collation is Collation.NONDETERMINISTIC:
-            raise self.refused(node, "a text of a nondeterministic collation")
-        if "o" in signature.flags and collation not in _ORDERED:
-            raise self.refused(
-                node,
-                'the order of texts, which depends on the collation (add COLLATE "C" if that is'
-                " meant)",
-            )
-        if "c" in signature.flags and collation is not Collation.CODE_POINT:
-            raise self.refused(
-                node,
-                'upper and lower case, which depend on the collation (add COLLATE "C" if that is'
-                " meant)",
-            )
-        if "u" in signature.flags and not self.filter.is_utf8:
-            raise self.refused(node, "bytes of a text, which depend on the server's encoding")
+        is_unordered = collation not in _ORDERED
+        is_case_unsure = collation is not Collation.CODE_POINT
+        if_meant = 'on the collation (add COLLATE "C" if that is meant)'
+        for lacks, reason in (
+            (
+                collation is Collation.NONDETERMINISTIC,
+                "a text of a nondeterministic collation",
+            ),
+            (
+                "o" in signature.flags and is_unordered,
+                f"the order of texts, which depends {if_meant}",
+            ),
+            (
+                "c" in signature.flags and is_case_unsure,
+                f"upper and lower case, which depend {if_meant}",
+            ),
+            (
+                "u" in signature.flags and not self.filter.is_utf8,
+                "bytes of a text, which depend on the server's encoding",
+            ),
+        ):
+            self.refuse_if(lacks, node, reason)
         # The first argument that must be a constant.
         first = next((int(flag[1:]) for flag in signature.flags if flag[0] == "k"), None)
         if first is not None and not all(
@@ -415,8 +402,8 @@ class _Resolver:
         elements = [a.type.element for a in typed.arguments if a.type.element]
         if len(elements) == 2:
             one, two = ({"varchar": "text"}.get(element, element) for element in elements)
-            if one != two or one not in ("int2", "int4", "int8", "text", "bool", "uuid"):
-                raise self.refused(node, f"arrays of {one} and {two}")
+            unlike = one != two or one not in (*INTEGERS, "text", "bool", "uuid")
+            self.refuse_if(unlike, node, f"arrays of {one} and {two}")
         if reason := _moment_refusal(typed):
             raise self.refused(node, reason)
         if typed.type.name == "numeric" or typed.arguments[0].type.name == "numeric":
@@ -424,18 +411,16 @@ class _Resolver:
                 return with_digits(typed)
             except TooManyDigits as err:
                 raise self.refused(node, str(err)) from None
-        if typed.key == "array_length" and typed.arguments[1].value != "1":
-            raise self.refused(node, "array_length of another dimension than the first")
+        is_deeper = typed.key == "array_length" and typed.arguments[1].value != "1"
+        self.refuse_if(is_deeper, node, "array_length of another dimension than the first")
         return typed
 
     def escaped(self, node: Call, arguments: list[Typed]) -> Typed:
         """Return the pattern of like_escape() or similar_to_escape() of constants."""
-        if not all(a.is_constant and a.value is not None for a in arguments):
-            raise self.refused(node, "a pattern that isn't a constant")
-        texts = [a.value or "" for a in arguments]
-        if len(texts) > 1 and len(texts[1]) > 1:
-            raise self.refused(node, "an escape of more than one character")
-        escape = texts[1] if len(texts) > 1 else "\\"
+        are_texts = all(a.is_constant and a.value is not None for a in arguments)
+        self.refuse_if(not are_texts, node, "a pattern that isn't a constant")
+        _, escape, *_ = *(a.value or "" for a in arguments), "\\"
+        self.refuse_if(len(escape) > 1, node, "an escape of more than one character")
         pattern = replace(arguments[0], key="pattern", strength=0)
         return replace(pattern, arguments=(replace(pattern, key=ESCAPES[node.name], value=escape),))
 
@@ -443,8 +428,8 @@ class _Resolver:
         subject, pattern = typed.arguments
         text, escape = pattern.value or "", pattern.arguments[0] if pattern.arguments else None
         is_like = typed.key.endswith("like")
-        if escape is not None and is_like != (escape.key == "like"):
-            raise self.refused(node, "an escape of LIKE in SIMILAR TO, or the reverse")
+        is_of_other = escape is not None and is_like != (escape.key == "like")
+        self.refuse_if(is_of_other, node, "an escape of LIKE in SIMILAR TO, or the reverse")
         try:
             if is_like:
                 mark = escape.value or "" if escape else "\\"
@@ -473,35 +458,28 @@ class _Resolver:
                 start=node.start,
             )
         if node.name != "COALESCE":
-            if arguments[0].type.name == "enum":
-                raise self.refused(node, f"{node.name} of {arguments[0].type}")
+            kind = arguments[0].type
+            self.refuse_if(kind.name == "enum", node, f"{node.name} of {kind}")
             self.found(node, "<", arguments[:2])  # The arguments need an order.
         return self.alike(node, node.name.lower(), arguments, arguments)
 
     def alike(self, node: Node, key: str, results: list[Typed], arguments: list[Typed]) -> Typed:
         """Return an expression whose results, all of one type, determine its type."""
-        names = {r.type.name for r in results}
-        if len(names) != 1 or any(r.type.element or r.type.name == "opaque" for r in results):
-            raise self.refused(
-                node, f"results of types {', '.join(sorted(str(r.type) for r in results))}"
-            )
-        kind = results[0].type
-        if kind.name == "numeric":
-            kind = replace(NUMERIC, digits=common_digits([r.type for r in results]))
-            if sum(kind.digits or ()) > MAX_PRECISION:
-                raise self.refused(
-                    node, f"numbers that need more than {MAX_PRECISION} digits together"
-                )
-        collation, strength = self.merged(node, results)
-        return Typed(
-            key,
-            Type(kind.name, kind.digits, printed=kind.printed if kind.name == "enum" else ""),
-            tuple(arguments),
-            None,
-            node.start,
-            collation,
-            strength,
+        types = [result.type for result in results]
+        are_unlike = len({t.name for t in types}) != 1
+        self.refuse_if(
+            are_unlike or any(t.element or t.name == "opaque" for t in types),
+            node,
+            f"results of types {', '.join(sorted(map(str, types)))}",
         )
+        kind = types[0] if types[0].name == "enum" else Type(types[0].name)
+        if kind.name == "numeric":
+            digits = common_digits(types)
+            too_many = f"numbers that need more than {MAX_PRECISION} digits together"
+            self.refuse_if(sum(digits) > MAX_PRECISION, node, too_many)
+            kind = replace(NUMERIC, digits=digits)
+        collation, strength = self.merged(node, results)
+        return Typed(key, kind, tuple(arguments), None, node.start, collation, strength)
 
     def case(self, node: Case) -> Typed:
         operand = self.node(node.operand) if node.operand else None
@@ -509,9 +487,9 @@ class _Resolver:
         for condition, result in node.whens:
             when = self.node(condition)
             if operand is not None:
-                if when.type.name != operand.type.name:
-                    # PostgreSQL prints no cast of the operand in this case.
-                    raise self.refused(condition, f"CASE of {operand.type} with {when.type}")
+                # PostgreSQL prints no cast of the operand in this case.
+                is_other = when.type.name != operand.type.name
+                self.refuse_if(is_other, condition, f"CASE of {operand.type} with {when.type}")
                 when = self.found(condition, "=", [operand, when])
             self.need_boolean(condition, when)
             results.append(self.node(result))
@@ -521,15 +499,18 @@ class _Resolver:
 
     def quantified(self, node: Quantified) -> Typed:
         operand, array = self.node(node.operand), self.node(node.array)
-        if array.type.element is None:
-            raise self.refused(node.array, "a list that isn't an array")
+        is_no_array = array.type.element is None
+        self.refuse_if(is_no_array, node.array, "a list that isn't an array")
         if array.is_null:
             return self.constant(node, BOOL, None)
         if array.key != "array":
             return self.any_of_column(node, operand, array)
-        if any(not (e.is_constant or e.key == "column") for e in array.arguments):
-            # PostgreSQL computes all elements first, and may fail where Spark stops early.
-            raise self.refused(node.array, "a list that contains more than constants and columns")
+        # PostgreSQL computes all elements first, and may fail where Spark stops early.
+        self.refuse_if(
+            any(not (e.is_constant or e.key == "column") for e in array.arguments),
+            node.array,
+            "a list that contains more than constants and columns",
+        )
         compared = [
             self.found(node, node.operator, [operand, element]) for element in array.arguments
         ]
@@ -542,11 +523,10 @@ class _Resolver:
     def any_of_column(self, node: Quantified, operand: Typed, array: Typed) -> Typed:
         element = replace(array, key="element", type=Type(array.type.element or ""), arguments=())
         compared = self.found(node, node.operator, [operand, element])
-        if compared.is_null or node.operator not in COMPARISONS:
-            raise self.refused(node, f"{node.operator} {node.quantifier} of a column")
-        return Typed(
-            f"{node.quantifier.lower()}_element", BOOL, (array, compared, operand), None, node.start
-        )
+        is_other = compared.is_null or node.operator not in COMPARISONS
+        self.refuse_if(is_other, node, f"{node.operator} {node.quantifier} of a column")
+        key = f"{node.quantifier.lower()}_element"
+        return Typed(key, BOOL, (array, compared, operand), None, node.start)
 
 
 def _moment_refusal(typed: Typed) -> str | None:

@@ -12,7 +12,7 @@ import psycopg
 
 from waldelta.errors import FilterNotTranslatable
 from waldelta.postgres import Connection
-from waldelta.row_filter.parse.parse import (
+from waldelta.row_filter.parse import (
     ArrayExpression,
     Call,
     Cast,

@@ -17,7 +17,7 @@ from waldelta.errors import FilterNotTranslatable
 from waldelta.postgres import PgType
 from waldelta.row_filter._signatures import FUNCTION_NAMES
 from waldelta.row_filter.analyzed_filter import Collation, RowFilter, enums_of
-from waldelta.row_filter.parse.parse import (
+from waldelta.row_filter.parse import (
     ArrayExpression,
     Call,
     Case,
@@ -30,8 +30,8 @@ from waldelta.row_filter.parse.parse import (
     Test,
     column_names,
     parse_analysed,
+    place,
 )
-from waldelta.row_filter.parse.syntax import place
 from waldelta.row_filter.resolve import ESCAPES, NAMED_COLLATIONS, resolve
 from waldelta.row_filter.typed_tree import SHORT_NAMES, column_type
 from waldelta.types import column_types

@@ -14,7 +14,7 @@ from waldelta.errors import ConfigError, FilterNotTranslatable
 from waldelta.postgres import TableId, connect
 from waldelta.postgres.catalog import read_relations, read_table_oids
 from waldelta.row_filter import resolve_filter
-from waldelta.row_filter.parse.parse import TypeName, parse_analysed
+from waldelta.row_filter.parse import TypeName, parse_analysed
 from waldelta.row_filter.source_sql import source_sql
 
 pytestmark = pytest.mark.pg

@@ -9,10 +9,10 @@ This module is pure: it compares the ledger's record of the copy with the curren
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 from waldelta.config import PipelineFile, TypeOptions
 from waldelta.errors import FilterNotTranslatable, NeedsSync
@@ -29,7 +29,7 @@ from waldelta.postgres.publication_membership import (
     to_texts,
     was_interrupted,
 )
-from waldelta.row_filter.parse.parse import parse_analysed
+from waldelta.row_filter.parse import parse_analysed
 
 # The text of a filter that admits every row.
 EVERYTHING = "true"
@@ -311,26 +311,7 @@ def _renamed_filter(state: TableState, table: PublishedTable) -> str | None:
         return None
     today = {column.attnum: column.name for column in table.columns}
     names = {column.name: today.get(column.attnum, column.name) for column in state.columns}
-    if all(old == new for old, new in names.items()):
-        return None
-    try:
-        same = _shape(parse_analysed(state.row_filter), names) == _shape(
-            parse_analysed(table.row_filter), {}
-        )
-    except FilterNotTranslatable:
-        return None
-    return table.row_filter if same else None
-
-
-def _shape(node: Any, names: Mapping[str, str]) -> Any:
-    """Return a syntax tree without source positions, with today's column names."""
-    if isinstance(node, tuple):
-        return tuple(_shape(item, names) for item in node)
-    if not is_dataclass(node):
-        return node
-    values = {
-        f.name: _shape(getattr(node, f.name), names) for f in fields(node) if f.name != "start"
-    }
-    if type(node).__name__ == "Column":
-        values["name"] = names.get(values["name"], values["name"])
-    return type(node).__name__, tuple(values.items())
+    with suppress(FilterNotTranslatable):
+        if parse_analysed(state.row_filter, names=names) == parse_analysed(table.row_filter):
+            return table.row_filter
+    return None

@@ -32,7 +32,7 @@ from waldelta.postgres.lock_waits import limited, within
 from waldelta.postgres.planner_estimate import is_superuser, planned_rows
 from waldelta.postgres.publication_membership import EVERY_CHANGE, from_texts, is_uniform
 from waldelta.row_filter import RowFilter
-from waldelta.row_filter.parse.parse import (
+from waldelta.row_filter.parse import (
     ArrayExpression,
     Call,
     Cast,

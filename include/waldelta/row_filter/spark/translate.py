@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from waldelta.errors import FilterNotTranslatable
 from waldelta.metadata_columns import RAW
 from waldelta.row_filter.analyzed_filter import RowFilter
-from waldelta.row_filter.parse.syntax import place
+from waldelta.row_filter.parse import place
 from waldelta.row_filter.resolve import PERIODIC, resolve
 from waldelta.row_filter.spark._operators_and_functions import BUILT, FIELDS, TEMPLATES, TRUNCATIONS
 from waldelta.row_filter.spark.values import (

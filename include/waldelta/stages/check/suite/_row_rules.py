@@ -18,7 +18,7 @@ from waldelta.pipeline.targets import filter_of
 from waldelta.postgres.published_tables import any_filter
 from waldelta.postgres.type_catalog import BIT_OID
 from waldelta.row_filter import EnumType, RowFilter, published_filter
-from waldelta.row_filter.parse.syntax import of_column
+from waldelta.row_filter.parse import of_column
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.row_filter.spark.values import UNJUDGED
 from waldelta.spark_sql import quote, string

@@ -6,7 +6,7 @@ import pytest
 
 from waldelta.errors import ConfigError
 from waldelta.row_filter import parse_row_filter
-from waldelta.row_filter.parse.syntax import place
+from waldelta.row_filter.parse import place
 
 
 @pytest.mark.parametrize(

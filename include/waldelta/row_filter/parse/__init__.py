@@ -1,1 +1,0 @@
-"""Parses a filter's text and PostgreSQL's analyzed expression trees."""
