@@ -39,7 +39,7 @@ MUTATIONS = (
         (_SOURCES,),
     ),
     Mutation(
-        "pipeline/drift/partitions.py",
+        "pipeline/drift/record_drift.py",
         "set(state.relation_ids)) - elsewhere)",
         "set(state.relation_ids)))",
         "A merged target keeps a leaf that another target replicates now.",

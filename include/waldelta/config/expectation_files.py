@@ -30,8 +30,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from waldelta.config._validation_errors import StrictModel, problems
-from waldelta.config.parse_text import read_yaml_file
+from waldelta.config.parse_text import StrictModel, problems, read_yaml_file
 from waldelta.config.regex_cost import patterns_in, why_slow
 from waldelta.config.source import split_table_name
 from waldelta.errors import ConfigError

@@ -24,8 +24,7 @@ from pydantic import (
     model_validator,
 )
 
-from waldelta.config._validation_errors import StrictModel, one_of, problems, refuse_if
-from waldelta.config.parse_text import read_yaml_file
+from waldelta.config.parse_text import StrictModel, one_of, problems, read_yaml_file, refuse_if
 from waldelta.config.quality import Quality, Schedule, check_folder_uri
 from waldelta.config.source import Source, TableName, split_table_name
 from waldelta.config.type_options import TableTypeOptions, TypeOptions

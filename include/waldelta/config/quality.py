@@ -12,7 +12,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from waldelta.config._validation_errors import StrictModel, refuse_if
+from waldelta.config.parse_text import StrictModel, refuse_if
 
 # A preset of Airflow's alone; croniter knows the others too.
 _PRESETS = {"@quarterly": "0 0 1 */3 *"}

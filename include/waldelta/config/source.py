@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from waldelta.config._validation_errors import StrictModel, refuse_if
+from waldelta.config.parse_text import StrictModel, refuse_if
 
 Operation = Literal["insert", "update", "delete", "truncate"]
 TableName = Annotated[

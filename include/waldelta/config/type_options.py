@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
-from waldelta.config._validation_errors import StrictModel, refuse_if
+from waldelta.config.parse_text import StrictModel, refuse_if
 
 _DECIMAL = re.compile(r"\Adecimal\(38,([0-9]|[12][0-9]|3[0-8])\)\Z")
 

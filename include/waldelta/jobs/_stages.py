@@ -18,7 +18,7 @@ from waldelta.pipeline.run_result import ReportedLag, RunFailed
 from waldelta.pipeline.targets import synced_states
 from waldelta.pipeline.targets.corrected_expectations import corrected
 from waldelta.pipeline.targets.unreadable_messages import notices
-from waldelta.postgres.partition_access import read_unreadable
+from waldelta.postgres.publication_checks import read_unreadable
 from waldelta.slot import read_slot, slot_position
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.health import reading

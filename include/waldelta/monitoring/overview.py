@@ -55,7 +55,7 @@ from waldelta.monitoring.table_list import (
 )
 from waldelta.pipeline.targets import open_messages
 from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE
-from waldelta.postgres.unpublished_tables import listed
+from waldelta.postgres.publication_checks import listed
 from waldelta.quantities import counted, duration, size
 from waldelta.slot import open_gaps
 

@@ -5,11 +5,14 @@ from typing import TYPE_CHECKING
 from waldelta.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from waldelta.pipeline.advisory_locks import AdvisoryLock, slot_lock, target_lock
-    from waldelta.pipeline.job import Job, ledger_of
-    from waldelta.pipeline.lock_wait import waiting_for_locks
+    from waldelta.pipeline.advisory_locks import (
+        AdvisoryLock,
+        slot_lock,
+        target_lock,
+        waiting_for_locks,
+    )
+    from waldelta.pipeline.job import Job, SlotIdentity, ledger_of
     from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
-    from waldelta.pipeline.slot_identity import SlotIdentity
     from waldelta.pipeline.source_connections import SourceConnections
     from waldelta.pipeline.source_load import SourceBill
     from waldelta.pipeline.task_errors import (
@@ -41,11 +44,9 @@ __all__ = [
 ]
 __getattr__ = lazy_exports(
     __name__,
-    advisory_locks="AdvisoryLock slot_lock target_lock",
-    job="Job ledger_of",
-    lock_wait="waiting_for_locks",
+    advisory_locks="AdvisoryLock slot_lock target_lock waiting_for_locks",
+    job="Job SlotIdentity ledger_of",
     run_result="RunResult StageResult TableResult",
-    slot_identity="SlotIdentity",
     source_connections="SourceConnections",
     source_load="SourceBill",
     task_errors="describe_error is_conflict named_error of_table unexpected_error",

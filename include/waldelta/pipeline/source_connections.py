@@ -14,10 +14,10 @@ from waldelta.postgres import Connection, connect
 from waldelta.postgres.connection import (
     ended_by_replay,
     lacks_room,
+    name_unreadable,
     named_loss,
     privilege_missing,
 )
-from waldelta.postgres.unreadable_names import name_unreadable
 from waldelta.server_errors.sqlstate import ServerError
 
 

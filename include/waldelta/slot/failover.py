@@ -22,7 +22,7 @@ from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import SYNCED, SlotMove, TableState, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity, target_lock
-from waldelta.pipeline.slot_identity import incarnation_of
+from waldelta.pipeline.job import incarnation_of
 from waldelta.pipeline.targets.lifecycle import mark_for_copy
 from waldelta.postgres.server_position import ServerPosition, read_position
 from waldelta.postgres.walsender import read_timeline_ends, unread_timeline

@@ -37,6 +37,7 @@ from waldelta.grants import sql_name
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
 from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import PublishedTable, TableId, connect, describe
+from waldelta.postgres.catalog import rows_where
 from waldelta.postgres.connection import (
     check_settings,
     connect_arrow,
@@ -44,7 +45,6 @@ from waldelta.postgres.connection import (
     record_batches,
 )
 from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, named_holders
-from waldelta.postgres.planner_estimate import rows_where
 from waldelta.row_filter import RowFilter
 from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors.sqlstate import ServerError

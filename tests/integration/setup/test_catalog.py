@@ -7,13 +7,13 @@ from psycopg.errors import LockNotAvailable
 
 from waldelta.errors import SourceError
 from waldelta.postgres import TableId, connect
+from waldelta.postgres.publication_checks import refused_statements
 from waldelta.postgres.published_tables import (
     _MEMBERSHIPS,
     MEMBERS,
     read_published_relations,
     read_published_tables,
 )
-from waldelta.postgres.refused_statements import refused_statements
 from waldelta.postgres.type_catalog import fetch
 
 pytestmark = pytest.mark.pg

@@ -13,8 +13,8 @@ from tests.support.pipelines import beside_superuser, job_for, source_state
 from waldelta.config.pipeline_file import Target
 from waldelta.errors import PreflightFailed, TargetNotWritable
 from waldelta.postgres import connect
+from waldelta.postgres.publication_checks import refused_statements
 from waldelta.postgres.published_tables import read_published_relations, read_published_tables
-from waldelta.postgres.refused_statements import refused_statements
 from waldelta.stages.setup.preflight.source import WITHIN_UTF8
 from waldelta.stages.setup.setup import apply_setup, plan_setup, teardown
 

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.setup.test_preflight import PLAIN
 from tests.support.pipelines import job_for
 from waldelta.postgres import connect
-from waldelta.postgres.refused_statements import refused_statements
+from waldelta.postgres.publication_checks import refused_statements
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup
 

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.sync.test_pipeline_life import assert_equal, pipeline_on
 from tests.support.pipelines import copied_pipeline, job_for
 from waldelta.postgres import connect
-from waldelta.postgres.unpublished_tables import unpublished
+from waldelta.postgres.publication_checks import unpublished
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup
 

@@ -17,7 +17,7 @@ from tests.support.pipelines import job_for
 from tests.support.servers.slot_reader import reading_slot
 from waldelta.errors import LockHeld, SlotForeign, SlotInUse, SlotLost, SlotMissing
 from waldelta.jobs._stages import run_stages
-from waldelta.pipeline import RunResult, lock_wait, slot_lock, target_lock
+from waldelta.pipeline import RunResult, advisory_locks, slot_lock, target_lock
 from waldelta.pipeline.advisory_locks import LockSessions, slot_lock_name, target_lock_name
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres import TableId, connect
@@ -58,7 +58,7 @@ def test_keys_are_stable_and_differ():
 
 def test_a_stage_waits_for_the_run_that_holds_its_lock(job, monkeypatch):
     """And says so; without time to wait it fails at once."""
-    monkeypatch.setattr(lock_wait, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(advisory_locks, "_PAUSE_S", 0.0)
     other, attempts = ExitStack(), []
 
     def copy(_, job, result, stage):

@@ -25,7 +25,7 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
 from waldelta.lake.ledger import TableState, now
 from waldelta.postgres import connect
-from waldelta.postgres.unpublished_tables import matched_tables
+from waldelta.postgres.publication_checks import matched_tables
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup import _adoption
 from waldelta.stages.setup.facts.publications import read_publications

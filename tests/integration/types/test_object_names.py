@@ -9,8 +9,7 @@ from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.lake.ledger import TableState, now
 from waldelta.pipeline.drift import read_catalog_state
-from waldelta.pipeline.drift.outdated_labels import is_in
-from waldelta.pipeline.drift.unsent_changes import relabelled
+from waldelta.pipeline.drift.unsent_changes import is_in, relabelled
 from waldelta.postgres import connect
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync

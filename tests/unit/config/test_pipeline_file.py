@@ -11,7 +11,7 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 from pydantic import ValidationError
 
 from waldelta.config import Publication, Source, load_pipeline_file
-from waldelta.config._validation_errors import problems
+from waldelta.config.parse_text import problems
 from waldelta.config.pipeline_file import Maintenance, PipelineFile, Target, json_schema
 from waldelta.config.source import Options
 from waldelta.errors import ConfigError

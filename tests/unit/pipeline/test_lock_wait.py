@@ -6,8 +6,8 @@ import pytest
 
 from tests.cases import cases
 from waldelta.errors import ApplyError, LockHeld, SchemaChanged, SyncFailed, TableBusy
-from waldelta.pipeline import lock_wait, waiting_for_locks
-from waldelta.pipeline.lock_wait import is_of_locks
+from waldelta.pipeline import advisory_locks, waiting_for_locks
+from waldelta.pipeline.advisory_locks import is_of_locks
 
 HELD = LockHeld("lock 'target t' is held by another run, pid 7")
 
@@ -34,7 +34,7 @@ def test_only_locks_of_other_runs_are_waited_for(err, waits):
 
 
 def test_an_attempt_begins_again_until_the_lock_is_free(monkeypatch, caplog):
-    monkeypatch.setattr(lock_wait, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(advisory_locks, "_PAUSE_S", 0.0)
     caplog.set_level("INFO")
     outcomes, noted = [HELD, HELD, "done"], []
 

@@ -8,7 +8,7 @@ import pytest
 
 from waldelta.errors import SlotMissing
 from waldelta.lake.ledger import SlotMove, TableState
-from waldelta.pipeline.slot_identity import identity_of
+from waldelta.pipeline.job import identity_of
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

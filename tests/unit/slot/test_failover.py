@@ -15,7 +15,7 @@ from waldelta.lake.ledger import Ledger, Run, SlotMove, TableState
 from waldelta.lake.ledger.prune_ledger import keep_moves
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity
-from waldelta.pipeline.slot_identity import identity_of
+from waldelta.pipeline.job import identity_of
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.postgres.walsender import alter_failover_command, parse_timeline_ends
 from waldelta.slot.failover import (

@@ -34,8 +34,7 @@ from waldelta.lsn import Lsn
 from waldelta.pgoutput import UnreadMessage, read_truncate
 from waldelta.pgoutput.byte_readers import unsigned
 from waldelta.pgoutput.envelope import MESSAGE_NAMES
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.slot_identity import identity_of
+from waldelta.pipeline.job import Job, identity_of
 from waldelta.pipeline.targets.lifecycle import target_generations
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ from waldelta.lake import MESSAGES, UNFENCED, Fence, TableError
 from waldelta.lake.changelog import Snapshot
 from waldelta.lake.ledger import SYNCED, TableState, now
 from waldelta.pipeline.advisory_locks import AdvisoryLock, target_lock
-from waldelta.pipeline.job import Job
-from waldelta.pipeline.slot_identity import SlotIdentity
+from waldelta.pipeline.job import Job, SlotIdentity
 from waldelta.pipeline.targets.target_definition import upgrade
 
 

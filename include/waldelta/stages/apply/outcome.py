@@ -14,7 +14,7 @@ from waldelta.pipeline import Job, RunResult, of_table, unexpected_error
 from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.targets import TargetSource
 from waldelta.pipeline.targets.lifecycle import NOT_PUBLISHED
-from waldelta.postgres.unpublished_tables import Unpublished
+from waldelta.postgres.publication_checks import Unpublished
 from waldelta.quantities import counted
 from waldelta.stages.sync.skipped_copy import stopped
 

@@ -24,8 +24,7 @@ from waldelta.permissions import private_files
 from waldelta.pipeline import Job, SlotIdentity, slot_lock
 from waldelta.pipeline.drift import CatalogTable, outdated_columns, unsent_changes, with_leaves
 from waldelta.pipeline.drift.drift import find_drift
-from waldelta.pipeline.drift.partitions import read_own_tables
-from waldelta.pipeline.drift.record_drift import read_published_now
+from waldelta.pipeline.drift.record_drift import read_own_tables, read_published_now
 from waldelta.pipeline.targets import (
     RequiredAction,
     TargetSource,
@@ -39,9 +38,8 @@ from waldelta.pipeline.targets import (
 from waldelta.pipeline.targets.corrected_expectations import corrected
 from waldelta.pipeline.targets.lifecycle import copied_by_runs, never_copied, states
 from waldelta.postgres.lock_waits import LockedTables, limited, read_around
-from waldelta.postgres.refused_statements import refused_statements
+from waldelta.postgres.publication_checks import refused_statements, unpublished
 from waldelta.postgres.server_position import ServerPosition, read_oldest_xid
-from waldelta.postgres.unpublished_tables import unpublished
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot import check_system, recover, slot_position, slot_warnings, standby_warnings
 from waldelta.slot.acknowledge import move_idle_slot

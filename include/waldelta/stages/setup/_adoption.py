@@ -23,8 +23,8 @@ from waldelta.pipeline.targets.target_sources import sources
 from waldelta.postgres import Connection
 from waldelta.postgres.connection import allow_views
 from waldelta.postgres.lock_waits import limited, read_locked_tables
+from waldelta.postgres.publication_checks import MatchedTable
 from waldelta.postgres.published_tables import read_published_tables
-from waldelta.postgres.unpublished_tables import MatchedTable
 from waldelta.stages.setup.facts.publications import (
     Mark,
     PublicationState,

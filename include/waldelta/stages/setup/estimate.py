@@ -31,9 +31,8 @@ from waldelta.lake.ledger import SYNCED, TableState
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import TargetSource
 from waldelta.postgres import Connection, Leaf, PublishedTable
-from waldelta.postgres.catalog import read_bytes, read_leaves
+from waldelta.postgres.catalog import planned_rows, read_bytes, read_leaves, rows_where
 from waldelta.postgres.lock_waits import limited, read_around, read_locked_tables
-from waldelta.postgres.planner_estimate import planned_rows, rows_where
 from waldelta.postgres.published_tables import combined_filter
 from waldelta.quantities import counted, duration, first_of, size
 from waldelta.snapshot import Chunk, SnapshotHolder, TableCopy, plan_chunks, plan_copy

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from waldelta.pipeline import Job
 from waldelta.postgres import Connection
-from waldelta.postgres.unpublished_tables import MatchedTable, matched_tables
+from waldelta.postgres.publication_checks import MatchedTable, matched_tables
 from waldelta.quantities import first_of
 
 log = logging.getLogger(__name__)

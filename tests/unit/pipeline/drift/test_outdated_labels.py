@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from waldelta.pipeline.drift.outdated_labels import is_in
+from waldelta.pipeline.drift.unsent_changes import is_in
 
 DIGEST = "0123456789abcdef" * 2
 CASES = [

@@ -10,7 +10,7 @@ from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.drift import CatalogTable, Repair, read_catalog_state
 from waldelta.pipeline.drift.drift import source_as_copied
-from waldelta.pipeline.drift.partitions import of_partition
+from waldelta.pipeline.drift.record_drift import of_partition
 from waldelta.pipeline.targets import (
     ReplicatedTarget,
     RequiredAction,

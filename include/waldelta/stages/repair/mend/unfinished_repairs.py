@@ -41,7 +41,7 @@ from waldelta.lake.ledger import (
 from waldelta.lake.ledger.quarantine import latest_rows
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, target_lock
-from waldelta.pipeline.slot_identity import identity_of, incarnation_of
+from waldelta.pipeline.job import identity_of, incarnation_of
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, TargetSource, read_lifecycles
 from waldelta.spark import Runner
 

@@ -18,7 +18,7 @@ from waldelta.errors import ConfigError
 from waldelta.grants import Attribute, Grant, Need, on_one_line, sql_name, statements
 from waldelta.postgres import CatalogRelation
 from waldelta.postgres.connection import NAME_BYTES
-from waldelta.postgres.partition_access import needs_of
+from waldelta.postgres.publication_checks import needs_of
 from waldelta.quantities import counted, first_of, size
 from waldelta.stages.setup.draft.inventory import FoundTable, Inventory
 from waldelta.stages.setup.facts.publications import (

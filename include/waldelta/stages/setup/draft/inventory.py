@@ -16,9 +16,8 @@ from psycopg import sql
 
 from waldelta.errors import NotPrimary
 from waldelta.postgres import CatalogRelation, Connection, Leaf, TableId, describe
-from waldelta.postgres.catalog import read_leaves, read_relations
+from waldelta.postgres.catalog import is_superuser, planned_rows, read_leaves, read_relations
 from waldelta.postgres.lock_waits import limited, read_around
-from waldelta.postgres.planner_estimate import is_superuser, planned_rows
 from waldelta.postgres.type_catalog import fetch
 from waldelta.target_modes.column_names import clashes
 

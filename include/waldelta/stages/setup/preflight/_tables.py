@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from waldelta.findings import Finding, lacking, problem, problem_if, warning, warning_if
 from waldelta.grants import Attribute, Grant, columns_of, sql_name
 from waldelta.postgres import CatalogRelation, Leaf
-from waldelta.postgres.partition_access import describe_unreadable
+from waldelta.postgres.publication_checks import describe_unreadable
 from waldelta.quantities import first_of, size
 from waldelta.row_filter.runtime_errors import raising_parts
 from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable
