@@ -22,7 +22,7 @@ from benchmarks.results import Measurement, Round
 from benchmarks.workloads import DECODER, PEER, Decode
 from waldelta.lake.changelog.batch_range import split_by_relation
 from waldelta.pgoutput.rows import decode_rows
-from waldelta.postgres.catalog import PgType
+from waldelta.postgres import PgType
 from waldelta.types.type_map import target_type
 
 BATCH = 50_000

@@ -86,7 +86,7 @@ def pipeline_lake(pipeline: PipelineFile) -> Lake:
 
 def source_conninfo(conn_id: str) -> str:
     """Returns the source's libpq connection string, for code that runs in the task itself."""
-    from waldelta.postgres.connection import conninfo_from_environment
+    from waldelta.postgres import conninfo_from_environment
 
     return conninfo_from_environment(conn_id, source_environment(conn_id))
 

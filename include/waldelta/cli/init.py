@@ -16,8 +16,7 @@ from waldelta.cli._output import Output
 from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.config.airflow_connection import take_from_airflow
 from waldelta.errors import ConfigError
-from waldelta.postgres import TableId, connect
-from waldelta.postgres.connection import conninfo_from_environment, named_loss
+from waldelta.postgres import TableId, connect, conninfo_from_environment, named_loss
 from waldelta.quantities import counted, first_of, size
 from waldelta.row_filter import parse_row_filter, refused_filter
 from waldelta.stages.setup.draft.draft import (

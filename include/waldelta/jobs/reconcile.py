@@ -51,8 +51,7 @@ from waldelta.pipeline.targets import (
 )
 from waldelta.pipeline.targets.external_commits import check_readable, repaired_commits
 from waldelta.pipeline.targets.unreadable_messages import close_compared
-from waldelta.postgres.connection import named_loss
-from waldelta.postgres.server_position import is_standby
+from waldelta.postgres import is_standby, named_loss
 from waldelta.quantities import counted
 from waldelta.slot.failover import check_source
 from waldelta.snapshot import SnapshotHolder

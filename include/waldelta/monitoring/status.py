@@ -23,8 +23,8 @@ from waldelta.pipeline.targets import (
 from waldelta.pipeline.targets.consistent_cuts import readable_cut
 from waldelta.pipeline.targets.target_definition import describe
 from waldelta.pipeline.targets.unreadable_messages import as_json
+from waldelta.postgres import ServerPosition
 from waldelta.postgres.publication_checks import matched_tables, read_unreadable, unpublished
-from waldelta.postgres.server_position import ServerPosition
 from waldelta.slot import (
     SlotState,
     open_gaps,

@@ -20,8 +20,7 @@ import tenacity
 
 from waldelta.errors import LockHeld, WaldeltaError
 from waldelta.pipeline.job import Job
-from waldelta.postgres import Connection, TableId, connect
-from waldelta.postgres.connection import NAME_BYTES, named_loss
+from waldelta.postgres import NAME_BYTES, Connection, TableId, connect, named_loss
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from waldelta.lake import REQUEST_LIMITS, Lake, is_store_variable, read_store_op
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import Ledger, SlotMove, TableState, now
 from waldelta.pipeline.source_connections import SourceConnections
-from waldelta.postgres.connection import conninfo_from_environment
+from waldelta.postgres import conninfo_from_environment
 
 
 def lake_of(pipeline: PipelineFile, environment: Mapping[str, str] = os.environ) -> Lake:

@@ -10,8 +10,9 @@ import psycopg
 
 from waldelta.config import Source
 from waldelta.errors import ConfigError
-from waldelta.postgres import Connection, connect
-from waldelta.postgres.connection import (
+from waldelta.postgres import (
+    Connection,
+    connect,
     ended_by_replay,
     lacks_room,
     name_unreadable,

@@ -20,8 +20,7 @@ from psycopg.abc import Params
 
 from waldelta.config import Source
 from waldelta.lsn import Lsn
-from waldelta.postgres import Connection
-from waldelta.postgres.connection import OneStatementCursor
+from waldelta.postgres import Connection, OneStatementCursor
 from waldelta.quantities import counted, size
 
 _OF_SNAPSHOTS = ("snapshot_seconds", "xmin_age")

@@ -11,9 +11,7 @@ import psycopg
 from psycopg import sql
 
 from waldelta.errors import ConfigError, PrivilegeMissing
-from waldelta.postgres import Connection, PgType, TableId
-from waldelta.postgres.connection import allow_views
-from waldelta.postgres.type_catalog import fetch, read_types
+from waldelta.postgres import Connection, PgType, TableId, allow_views, fetch, read_types
 from waldelta.row_filter.parse import (
     column_names,
     functions_of,

@@ -24,7 +24,7 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity, target_lock
 from waldelta.pipeline.job import incarnation_of
 from waldelta.pipeline.targets.lifecycle import mark_for_copy
-from waldelta.postgres.server_position import ServerPosition, read_position
+from waldelta.postgres import ServerPosition, read_position
 from waldelta.postgres.walsender import read_timeline_ends, unread_timeline
 from waldelta.slot.slot import SlotState, read_slot
 

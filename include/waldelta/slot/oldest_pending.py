@@ -19,7 +19,7 @@ from waldelta.pgoutput.commit_time import shown_at
 from waldelta.pgoutput.messages import begun_at
 from waldelta.pipeline import Job, slot_lock
 from waldelta.pipeline.targets import Watermarks
-from waldelta.postgres.lock_waits import limited
+from waldelta.postgres import limited
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.read import peek_error

@@ -27,7 +27,7 @@ from waldelta.lake.changelog import BatchNumbers, ChangeLog
 from waldelta.lake.ledger import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity
-from waldelta.postgres.server_position import ServerPosition
+from waldelta.postgres import ServerPosition
 from waldelta.slot.acknowledge import check_no_mismatch, confirmed_lsn, move_idle_slot
 from waldelta.slot.failover import Promotion, find_promotion, record_promotion
 from waldelta.slot.read import ReadRequest

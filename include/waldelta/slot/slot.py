@@ -23,9 +23,7 @@ from waldelta.errors import (
     TransactionsStillOpen,
 )
 from waldelta.lsn import Lsn
-from waldelta.postgres import Connection
-from waldelta.postgres.lock_waits import limited, open_transactions
-from waldelta.postgres.type_catalog import fetch
+from waldelta.postgres import Connection, fetch, limited, open_transactions
 from waldelta.slot.read.peek import reader_name
 
 PLUGIN = "pgoutput"

@@ -27,12 +27,13 @@ from waldelta.errors import (
 )
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
-from waldelta.postgres import Connection, describe
-from waldelta.postgres.connection import describe_server
-from waldelta.postgres.server_position import (
+from waldelta.postgres import (
     READABLE_LSN,
     WRITTEN_SQL,
+    Connection,
     ServerPosition,
+    describe,
+    describe_server,
     read_position,
     read_standby_position,
 )

@@ -22,8 +22,7 @@ from waldelta.lake.changelog.transaction_counts import PreparedRows
 from waldelta.lake.ledger import SlotMove
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import STREAM_ABORT
-from waldelta.postgres import Connection
-from waldelta.postgres.published_tables import MEMBERS
+from waldelta.postgres import MEMBERS, Connection
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.read import ReadRequest, peek_error
 from waldelta.slot.read.peek import NO_ROOM, call, whole, with_options

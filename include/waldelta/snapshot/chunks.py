@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from waldelta.postgres import Leaf, TableId
-from waldelta.postgres.catalog import Through
+from waldelta.postgres import Leaf, TableId, Through
 
 MOST_BYTES_PER_TASK, LEAST_BYTES_PER_TASK = 64 << 20, 8 << 20
 _TASKS = 6

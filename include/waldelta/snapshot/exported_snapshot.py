@@ -21,9 +21,7 @@ import psycopg
 
 from waldelta.errors import NotPrimary, SnapshotLost, TransactionsStillOpen, without_values
 from waldelta.lsn import Lsn
-from waldelta.postgres import connect, describe
-from waldelta.postgres.lock_waits import open_transactions, wait_until_none
-from waldelta.postgres.server_position import WRITTEN_SQL
+from waldelta.postgres import WRITTEN_SQL, connect, describe, open_transactions, wait_until_none
 
 log = logging.getLogger(__name__)
 

@@ -36,15 +36,19 @@ from waldelta.failpoints import fault_point
 from waldelta.grants import sql_name
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
 from waldelta.pgoutput.byte_readers import ArrowArray
-from waldelta.postgres import PublishedTable, TableId, connect, describe
-from waldelta.postgres.catalog import rows_where
-from waldelta.postgres.connection import (
+from waldelta.postgres import (
+    EXCLUSIVE_MODES,
+    PublishedTable,
+    TableId,
     check_settings,
+    connect,
     connect_arrow,
+    describe,
     limit_batches,
+    named_holders,
     record_batches,
+    rows_where,
 )
-from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, named_holders
 from waldelta.row_filter import RowFilter
 from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors.sqlstate import ServerError

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from waldelta.pgoutput.byte_readers import ArrowArray
-from waldelta.postgres.type_catalog import VARHDRSZ
+from waldelta.postgres import VARHDRSZ
 from waldelta.types.base import (
     Comparison,
     Representable,

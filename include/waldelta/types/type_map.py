@@ -12,8 +12,7 @@ import pyarrow as pa
 from waldelta.config import TypeOptions
 from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.errors import LakeError
-from waldelta.postgres import PgType
-from waldelta.postgres.type_catalog import NUMERIC_OID
+from waldelta.postgres import NUMERIC_OID, PgType
 from waldelta.types.array import Array
 from waldelta.types.base import TargetType
 from waldelta.types.binary import Bytea

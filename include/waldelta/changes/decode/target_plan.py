@@ -41,8 +41,7 @@ from waldelta.pipeline.drift.schema_evolution import (
     unchanged,
 )
 from waldelta.pipeline.targets import filter_of
-from waldelta.postgres import PgType, TableId
-from waldelta.postgres.type_catalog import INT8
+from waldelta.postgres import INT8, PgType, TableId
 from waldelta.types import TargetType, column_types
 from waldelta.types.wire.wire_format import wire_name
 

@@ -13,8 +13,7 @@ import psycopg
 from waldelta.lake.ledger import StorageState, TableState
 from waldelta.lake.ledger.records import AttributeState, FileState, LabelState
 from waldelta.metadata_columns import RELID, RELID_ATTNUM
-from waldelta.postgres import TableId
-from waldelta.postgres.type_catalog import PARTS_OF_TYPE, fetch
+from waldelta.postgres import PARTS_OF_TYPE, TableId, fetch
 
 
 @dataclass(frozen=True, slots=True)

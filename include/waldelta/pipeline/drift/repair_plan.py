@@ -27,9 +27,7 @@ from waldelta import quantities
 from waldelta.errors import ConfigError, FilterNotTranslatable, PrivilegeMissing
 from waldelta.lake.ledger import StorageState, TableState
 from waldelta.pipeline.targets import filter_of, read_target_filter
-from waldelta.postgres import Leaf, PublishedTable
-from waldelta.postgres.catalog import is_superuser, planned_rows
-from waldelta.postgres.lock_waits import limited, within
+from waldelta.postgres import Leaf, PublishedTable, is_superuser, limited, planned_rows, within
 from waldelta.postgres.publication_membership import EVERY_CHANGE, from_texts, is_uniform
 from waldelta.row_filter import RowFilter
 from waldelta.row_filter.parse import (

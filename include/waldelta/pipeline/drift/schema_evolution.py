@@ -22,8 +22,7 @@ from waldelta.pgoutput import Relation
 from waldelta.pgoutput.messages import RelationColumn
 from waldelta.pipeline.drift.catalog_state import CatalogColumn, CatalogTable
 from waldelta.pipeline.drift.unsent_changes import rewritten
-from waldelta.postgres import PgType
-from waldelta.postgres.type_catalog import NUMERIC_OID, TEXT_OID, VARBIT_OID, VARCHAR_OID
+from waldelta.postgres import NUMERIC_OID, TEXT_OID, VARBIT_OID, VARCHAR_OID, PgType
 from waldelta.types import TargetType, column_types
 from waldelta.types.numeric import decimal, precision_and_scale
 

@@ -46,8 +46,7 @@ from waldelta.lake.ledger.records import AttributeState
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets import Watermarks
-from waldelta.postgres.lock_waits import limited, within
-from waldelta.postgres.type_catalog import fetch
+from waldelta.postgres import fetch, limited, within
 
 log = logging.getLogger(__name__)
 

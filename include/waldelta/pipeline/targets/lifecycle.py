@@ -41,8 +41,7 @@ from waldelta.pipeline.advisory_locks import target_lock
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.targets.target_sources import TargetSource, read_target_sources, read_targets
 from waldelta.pipeline.targets.watermarks import check_same_copy
-from waldelta.postgres.catalog import read_bytes
-from waldelta.postgres.lock_waits import LOCK_TIMEOUT_S, read_around, read_locked_tables
+from waldelta.postgres import LOCK_TIMEOUT_S, read_around, read_bytes, read_locked_tables
 from waldelta.quantities import first_of
 
 log = logging.getLogger(__name__)

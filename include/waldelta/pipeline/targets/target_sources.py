@@ -20,24 +20,26 @@ from waldelta.errors import TableBusy
 from waldelta.metadata_columns import RELID, RELID_ATTNUM
 from waldelta.pipeline.targets.target_filter import both
 from waldelta.postgres import (
+    INT8,
+    LOCK_TIMEOUT_S,
     CatalogRelation,
     Connection,
+    LockedTables,
+    Partition,
     PgType,
+    PublishedRelation,
     PublishedTable,
     TableColumn,
     TableId,
-)
-from waldelta.postgres.catalog import Partition, PublishedRelation, read_partitions, read_relations
-from waldelta.postgres.lock_waits import (
-    LOCK_TIMEOUT_S,
-    LockedTables,
     limited,
     read_around,
     read_locked_tables,
+    read_partitions,
+    read_published_relations,
+    read_published_tables,
+    read_relations,
     within,
 )
-from waldelta.postgres.published_tables import read_published_relations, read_published_tables
-from waldelta.postgres.type_catalog import INT8
 
 _ATTEMPTS = 3
 

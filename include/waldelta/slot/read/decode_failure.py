@@ -26,8 +26,7 @@ from waldelta.pgoutput import read_relation
 from waldelta.pgoutput.envelope import STREAM_ABORT
 from waldelta.pgoutput.messages import read_begin
 from waldelta.pipeline import Job
-from waldelta.postgres.lock_waits import limited
-from waldelta.postgres.published_tables import filtered_tables
+from waldelta.postgres import filtered_tables, limited
 from waldelta.postgres.walsender import stream_slot
 from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors.sqlstate import ServerError

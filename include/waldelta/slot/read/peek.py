@@ -39,16 +39,16 @@ from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
 from waldelta.pgoutput.messages import CONTROL_KINDS
 from waldelta.pgoutput.unread_message import MARK
-from waldelta.postgres import connect
-from waldelta.postgres.connection import (
+from waldelta.postgres import (
     NAME_BYTES,
     check_settings,
+    connect,
     connect_arrow,
     ended_by_replay,
     limit_batches,
     record_batches,
+    wait_until_none,
 )
-from waldelta.postgres.lock_waits import wait_until_none
 from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors.sqlstate import ServerError
 

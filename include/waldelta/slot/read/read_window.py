@@ -17,7 +17,7 @@ from waldelta.errors import PeekTimeout
 from waldelta.lake.ledger import now
 from waldelta.lake.ledger.records import KeptWindow
 from waldelta.pipeline import Job
-from waldelta.postgres.lock_waits import open_transactions
+from waldelta.postgres import open_transactions
 
 log = logging.getLogger(__name__)
 

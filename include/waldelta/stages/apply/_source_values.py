@@ -25,12 +25,20 @@ from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RELID_ATTNUM
 from waldelta.pipeline import Job
-from waldelta.postgres import describe
-from waldelta.postgres.catalog import READ_THROUGH, Through
-from waldelta.postgres.connection import check_settings, lacks_room
-from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, LOCK_TIMEOUT_S, limited, lock_holders
-from waldelta.postgres.published_tables import MEMBERS
-from waldelta.postgres.type_catalog import INT8, read_types
+from waldelta.postgres import (
+    EXCLUSIVE_MODES,
+    INT8,
+    LOCK_TIMEOUT_S,
+    MEMBERS,
+    READ_THROUGH,
+    Through,
+    check_settings,
+    describe,
+    lacks_room,
+    limited,
+    lock_holders,
+    read_types,
+)
 from waldelta.snapshot import KeyAttribute
 from waldelta.snapshot.exported_snapshot import wait_until_visible
 from waldelta.snapshot.read_table import privilege_remedy

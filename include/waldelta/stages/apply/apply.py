@@ -48,7 +48,7 @@ from waldelta.pipeline.targets import (
     record_unreadable,
 )
 from waldelta.pipeline.targets.lifecycle import mark_for_copy
-from waldelta.postgres.type_catalog import KnownTypes
+from waldelta.postgres import KnownTypes
 from waldelta.quantities import counted
 from waldelta.spark import Runner, RunnerPool
 from waldelta.stages.apply._apply_batches import reported_batches

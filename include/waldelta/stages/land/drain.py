@@ -39,7 +39,7 @@ from waldelta.pipeline import AdvisoryLock, Job, SourceBill, named_error, slot_l
 from waldelta.pipeline.source_load import SlotMeter, moves, peeks
 from waldelta.pipeline.targets import record_unreadable
 from waldelta.pipeline.targets.unreadable_messages import skipped_messages
-from waldelta.postgres.server_position import ServerPosition
+from waldelta.postgres import ServerPosition
 from waldelta.quantities import counted
 from waldelta.slot import recover, slot_position
 from waldelta.slot.acknowledge import consume, move_idle_slot

@@ -37,9 +37,8 @@ from waldelta.pipeline.targets import (
 )
 from waldelta.pipeline.targets.corrected_expectations import corrected
 from waldelta.pipeline.targets.lifecycle import copied_by_runs, never_copied, states
-from waldelta.postgres.lock_waits import LockedTables, limited, read_around
+from waldelta.postgres import LockedTables, ServerPosition, limited, read_around, read_oldest_xid
 from waldelta.postgres.publication_checks import refused_statements, unpublished
-from waldelta.postgres.server_position import ServerPosition, read_oldest_xid
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot import check_system, recover, slot_position, slot_warnings, standby_warnings
 from waldelta.slot.acknowledge import move_idle_slot

@@ -14,7 +14,7 @@ from waldelta.lake.changelog import Landed
 from waldelta.lake.ledger import now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import AdvisoryLock, Job, RunResult, StageResult, slot_lock
-from waldelta.postgres.server_position import read_oldest_xid
+from waldelta.postgres import read_oldest_xid
 from waldelta.quantities import counted
 from waldelta.slot import check_system, slot_position, slot_warnings, standby_warnings
 from waldelta.slot.gaps import gaps_recorded

@@ -33,8 +33,7 @@ from waldelta.pipeline.drift.repair_plan import (
     moving_rows,
     within_leaves,
 )
-from waldelta.postgres import Connection
-from waldelta.postgres.catalog import is_superuser, planned_rows
+from waldelta.postgres import Connection, is_superuser, planned_rows
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.spark.translate import spark_condition

@@ -20,11 +20,14 @@ from waldelta.findings import Finding, merged, problem
 from waldelta.grants import sql_name
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.target_sources import sources
-from waldelta.postgres import Connection
-from waldelta.postgres.connection import allow_views
-from waldelta.postgres.lock_waits import limited, read_locked_tables
+from waldelta.postgres import (
+    Connection,
+    allow_views,
+    limited,
+    read_locked_tables,
+    read_published_tables,
+)
 from waldelta.postgres.publication_checks import MatchedTable
-from waldelta.postgres.published_tables import read_published_tables
 from waldelta.stages.setup.facts.publications import (
     Mark,
     PublicationState,

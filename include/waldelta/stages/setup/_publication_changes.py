@@ -35,7 +35,7 @@ from waldelta.lake.ledger import SYNCED
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import read_unlocked_sources, record_state
-from waldelta.postgres import Connection
+from waldelta.postgres import READABLE_LSN, Connection, fetch
 from waldelta.postgres.publication_membership import (
     Membership,
     from_texts,
@@ -45,8 +45,6 @@ from waldelta.postgres.publication_membership import (
     says_alike,
     to_texts,
 )
-from waldelta.postgres.server_position import READABLE_LSN
-from waldelta.postgres.type_catalog import fetch
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot import PLUGIN
 from waldelta.slot.read import peek_error

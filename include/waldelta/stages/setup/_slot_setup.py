@@ -18,9 +18,7 @@ from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
-from waldelta.postgres import Connection
-from waldelta.postgres.lock_waits import open_transactions
-from waldelta.postgres.server_position import read_system_identifier
+from waldelta.postgres import Connection, open_transactions, read_system_identifier
 from waldelta.quantities import first_of, size
 from waldelta.slot import PLUGIN, SlotState, check_ours, read_slot, slot_position
 from waldelta.slot.acknowledge import kept_copy

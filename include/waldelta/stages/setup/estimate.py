@@ -30,10 +30,19 @@ from waldelta.lake import DataFile
 from waldelta.lake.ledger import SYNCED, TableState
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import TargetSource
-from waldelta.postgres import Connection, Leaf, PublishedTable
-from waldelta.postgres.catalog import planned_rows, read_bytes, read_leaves, rows_where
-from waldelta.postgres.lock_waits import limited, read_around, read_locked_tables
-from waldelta.postgres.published_tables import combined_filter
+from waldelta.postgres import (
+    Connection,
+    Leaf,
+    PublishedTable,
+    combined_filter,
+    limited,
+    planned_rows,
+    read_around,
+    read_bytes,
+    read_leaves,
+    read_locked_tables,
+    rows_where,
+)
 from waldelta.quantities import counted, duration, first_of, size
 from waldelta.snapshot import Chunk, SnapshotHolder, TableCopy, plan_chunks, plan_copy
 from waldelta.snapshot.chunks import COPIED_AT_ONCE, COPY_ROW_GROUP_BYTES, bytes_per_task

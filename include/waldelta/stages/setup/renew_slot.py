@@ -15,8 +15,7 @@ from waldelta.failpoints import fault_point
 from waldelta.lake import check_writable
 from waldelta.lake.ledger import Gap
 from waldelta.pipeline import Job, slot_lock
-from waldelta.postgres import Connection
-from waldelta.postgres.server_position import read_position
+from waldelta.postgres import Connection, read_position
 from waldelta.slot import check_ours, check_system, open_gaps, read_slot, recover, slot_position
 from waldelta.slot.gaps import BREAKS, describe, record_gap
 from waldelta.slot.read.peek import end_old_backends

@@ -27,9 +27,7 @@ from waldelta.lake import check_writable
 from waldelta.permissions import private_files
 from waldelta.pipeline import AdvisoryLock, Job, slot_lock
 from waldelta.pipeline.targets import read_lifecycles, read_published, record_removed
-from waldelta.postgres import Connection
-from waldelta.postgres.connection import allow_views
-from waldelta.postgres.lock_waits import EXCLUSIVE_MODES, limited, lock_holders
+from waldelta.postgres import EXCLUSIVE_MODES, Connection, allow_views, limited, lock_holders
 from waldelta.postgres.walsender import alter_failover, alter_failover_command
 from waldelta.row_filter.runtime_errors import refused_patterns
 from waldelta.slot import PLUGIN, read_slot, remaining_on_primary

@@ -40,9 +40,7 @@ from waldelta.pipeline.targets import ReplicatedTarget, column_states, read_targ
 from waldelta.pipeline.targets.target_filter import to_text
 from waldelta.pipeline.targets.target_sources import read_target
 from waldelta.pipeline.targets.watermarks import sync_app_id
-from waldelta.postgres import TableId
-from waldelta.postgres.connection import named_loss
-from waldelta.postgres.server_position import is_standby
+from waldelta.postgres import TableId, is_standby, named_loss
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot import Chunk, SnapshotHolder, TableCopy, plan_chunks, plan_copy, reader_name

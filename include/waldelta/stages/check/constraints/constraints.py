@@ -14,7 +14,7 @@ import psycopg
 
 from waldelta.config import split_table_name
 from waldelta.lake.ledger import ColumnState, TableState
-from waldelta.postgres.type_catalog import (
+from waldelta.postgres import (
     BIT_OID,
     BPCHAR_OID,
     NUMERIC_OID,

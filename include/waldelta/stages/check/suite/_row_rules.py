@@ -15,8 +15,7 @@ from waldelta.lake.ledger import ColumnState
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline.drift.drift import EVERYTHING
 from waldelta.pipeline.targets import filter_of
-from waldelta.postgres.published_tables import any_filter
-from waldelta.postgres.type_catalog import BIT_OID
+from waldelta.postgres import BIT_OID, any_filter
 from waldelta.row_filter import EnumType, RowFilter, published_filter
 from waldelta.row_filter.parse import of_column
 from waldelta.row_filter.spark.translate import spark_condition

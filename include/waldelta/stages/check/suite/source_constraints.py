@@ -15,8 +15,7 @@ from waldelta.errors import SourceError, StateError, WaldeltaError
 from waldelta.lake.ledger import SYNCED, BatchCut, Quarantine, TableState, now
 from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.targets import Watermarks
-from waldelta.postgres import Connection
-from waldelta.postgres.lock_waits import LOCK_TIMEOUT_S, read_around
+from waldelta.postgres import LOCK_TIMEOUT_S, Connection, read_around
 from waldelta.slot import slot_position
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread

@@ -19,7 +19,7 @@ from waldelta.pipeline.targets import (
     read_unlocked_sources,
 )
 from waldelta.pipeline.targets.lifecycle import states
-from waldelta.postgres.lock_waits import LockedTables
+from waldelta.postgres import LockedTables
 from waldelta.spark import Runner
 from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
 

@@ -29,9 +29,7 @@ from waldelta.errors import (
     without_values,
 )
 from waldelta.pgoutput.byte_readers import ArrowArray
-from waldelta.postgres import Connection, connect, describe
-from waldelta.postgres.catalog import rows_where
-from waldelta.postgres.connection import check_settings, lacks_room
+from waldelta.postgres import Connection, check_settings, connect, describe, lacks_room, rows_where
 from waldelta.server_errors import sqlstate as codes
 from waldelta.snapshot import Choice, Chunk, KeyAttribute, TableCopy, reader_name
 from waldelta.snapshot.read_selected import KEYS_PER_READ, is_one_of, other_files

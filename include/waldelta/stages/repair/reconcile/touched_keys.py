@@ -21,7 +21,7 @@ from waldelta.lake.changelog.row_messages import row_messages
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import read_catalog_state
-from waldelta.postgres.type_catalog import read_types
+from waldelta.postgres import read_types
 from waldelta.quantities import counted
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares

@@ -24,7 +24,7 @@ from waldelta.lake.ledger import SYNCED, TableState
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Evolution
 from waldelta.pipeline.drift.schema_evolution import NewColumn
-from waldelta.postgres.type_catalog import read_types
+from waldelta.postgres import read_types
 from waldelta.spark import Runner
 from waldelta.stages.repair.reconcile.touched_keys import read_touched
 from waldelta.stages.repair.replay.interval import place_columns_by_history, place_columns_by_name

@@ -16,8 +16,7 @@ import yaml
 from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.grants import Attribute, Grant, Need, on_one_line, sql_name, statements
-from waldelta.postgres import CatalogRelation
-from waldelta.postgres.connection import NAME_BYTES
+from waldelta.postgres import NAME_BYTES, CatalogRelation
 from waldelta.postgres.publication_checks import needs_of
 from waldelta.quantities import counted, first_of, size
 from waldelta.stages.setup.draft.inventory import FoundTable, Inventory

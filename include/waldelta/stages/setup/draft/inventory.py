@@ -15,10 +15,20 @@ from typing import Any
 from psycopg import sql
 
 from waldelta.errors import NotPrimary
-from waldelta.postgres import CatalogRelation, Connection, Leaf, TableId, describe
-from waldelta.postgres.catalog import is_superuser, planned_rows, read_leaves, read_relations
-from waldelta.postgres.lock_waits import limited, read_around
-from waldelta.postgres.type_catalog import fetch
+from waldelta.postgres import (
+    CatalogRelation,
+    Connection,
+    Leaf,
+    TableId,
+    describe,
+    fetch,
+    is_superuser,
+    limited,
+    planned_rows,
+    read_around,
+    read_leaves,
+    read_relations,
+)
 from waldelta.target_modes.column_names import clashes
 
 # A session that keeps a table locked must not stop the survey: such a table counts as empty.

@@ -19,10 +19,8 @@ import psycopg
 from psycopg import sql
 
 from waldelta.config import Publication
-from waldelta.postgres import Connection, TableColumn, TableId
-from waldelta.postgres.connection import allow_views
+from waldelta.postgres import Connection, TableColumn, TableId, allow_views, fetch
 from waldelta.postgres.publication_checks import MatchedTable
-from waldelta.postgres.type_catalog import fetch
 from waldelta.row_filter import parse_row_filter, refused_filter
 
 DDL_LOCK_TIMEOUT_MS = 5_000

@@ -15,10 +15,18 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from waldelta.config import PipelineFile
-from waldelta.postgres import CatalogRelation, Connection, Leaf, TableId
-from waldelta.postgres.catalog import read_leaves, read_relations, read_table_oids
+from waldelta.postgres import (
+    PARTS_OF_TYPE,
+    CatalogRelation,
+    Connection,
+    Leaf,
+    TableId,
+    fetch,
+    read_leaves,
+    read_relations,
+    read_table_oids,
+)
 from waldelta.postgres.publication_checks import MatchedTable, matched_tables
-from waldelta.postgres.type_catalog import PARTS_OF_TYPE, fetch
 from waldelta.row_filter.runtime_errors import Pattern
 from waldelta.slot import SlotState
 from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable

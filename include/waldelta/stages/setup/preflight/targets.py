@@ -27,10 +27,13 @@ from waldelta.metadata_columns import METADATA_TYPES, RELID
 from waldelta.pipeline.targets import TargetSource, column_states
 from waldelta.pipeline.targets.target_filter import unpublished
 from waldelta.pipeline.targets.target_sources import merged_roots, sources, target_sources
-from waldelta.postgres import CatalogRelation, Connection, Leaf, TableId
-from waldelta.postgres.catalog import (
+from waldelta.postgres import (
+    CatalogRelation,
+    Connection,
+    Leaf,
     Partition,
     PublishedRelation,
+    TableId,
     read_leaves,
     read_partitions,
     read_relations,
