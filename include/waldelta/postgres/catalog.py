@@ -249,7 +249,6 @@ def read_relations(conn: Connection, oids: Sequence[int]) -> list[CatalogRelatio
     """Return the relations with these oids; those that don't exist any more are left out."""
     rows = fetch(conn, _RELATIONS, {"oids": list(oids)})
     columns = _read_columns(conn, oids)
-    primary, identity = _read_indexes(conn, oids)
     return [
         CatalogRelation(
             id=TableId(row.schema, row.name),
@@ -260,12 +259,8 @@ def read_relations(conn: Connection, oids: Sequence[int]) -> list[CatalogRelatio
             owned=row.owned,
             extension_owned=row.extension_owned,
             columns=tuple(columns.get(row.oid, ())),
-            primary_key=primary.get(row.oid, ()),
-            identity_columns=_identity(
-                row.replica_identity,
-                [c.name for c in columns.get(row.oid, ())],
-                identity.get(row.oid, ()),
-            ),
+            primary_key=tuple(row.primary_key),
+            identity_columns=tuple(row.identity_columns),
             ancestors=tuple(row.ancestors),
             owner=row.owner,
             has_deferrable_key=row.has_deferrable_key,
@@ -300,12 +295,8 @@ def read_leaves(
     for no session that keeps a leaf locked.
     """
     rows = fetch(conn, _LEAVES, {"oids": list(oids), "sizes": sizes, "locked": list(locked)})
-    leaf_oids = [row.oid for row in rows]
-    columns = _read_columns(conn, leaf_oids, with_types=False)
-    _, identity = _read_indexes(conn, leaf_oids)
-    found: dict[int, list[Leaf]] = {oid: [] for oid in oids}
+    leaves: dict[int, list[Leaf]] = {oid: [] for oid in oids}
     for row in rows:
-        names = [c.name for c in columns.get(row.oid, ())]
         leaf = Leaf(
             id=TableId(row.schema, row.name),
             oid=row.oid,
@@ -315,57 +306,60 @@ def read_leaves(
             relkind=row.relkind,
             persistence=row.persistence,
             replica_identity=row.replica_identity,
-            identity_columns=_identity(row.replica_identity, names, identity.get(row.oid, ())),
+            identity_columns=tuple(row.identity_columns),
             above=tuple(row.above),
             owner=row.owner,
             through=Through.of(row.through),
             readable=row.readable,
             has_ctid=row.has_ctid,
         )
-        found[row.root].append(leaf)
-    return {oid: tuple(leaves) for oid, leaves in found.items()}
+        leaves[row.root].append(leaf)
+    return {oid: tuple(own) for oid, own in leaves.items()}
 
 
 def _quoted(name: str) -> str:
     return name if PLAIN_NAME.match(name) else '"' + name.replace('"', '""') + '"'
 
 
-def _identity(
-    kind: ReplicaIdentity, all_columns: list[str], index_columns: tuple[str, ...]
-) -> tuple[str, ...]:
-    return tuple(all_columns) if kind == "f" else index_columns if kind in "di" else ()
-
-
-def _read_columns(
-    conn: Connection, oids: Sequence[int], *, with_types: bool = True
-) -> dict[int, list[TableColumn]]:
+def _read_columns(conn: Connection, oids: Sequence[int]) -> dict[int, list[TableColumn]]:
     rows = fetch(conn, _COLUMNS, {"oids": list(oids)})
-    types = read_types(conn, {(r.type_oid, r.typmod) for r in rows}) if with_types else {}
-    found: dict[int, list[TableColumn]] = {}
+    types = read_types(conn, {(row.type_oid, row.typmod) for row in rows})
+    columns: dict[int, list[TableColumn]] = {}
     for row in rows:
-        pg_type = types.get((row.type_oid, row.typmod)) or PgType(row.type_oid, row.typmod, "")
+        pg_type = types[row.type_oid, row.typmod]
         column = TableColumn(
             row.name, row.attnum, pg_type, row.not_null, row.generated, row.virtual
         )
-        found.setdefault(row.relation_oid, []).append(column)
-    return found
+        columns.setdefault(row.relation_oid, []).append(column)
+    return columns
 
 
-def _read_indexes(
-    conn: Connection, oids: Sequence[int]
-) -> tuple[dict[int, tuple[str, ...]], dict[int, tuple[str, ...]]]:
-    """Return the columns of primary keys and of replica identity indexes, by table."""
-    primary: dict[int, tuple[str, ...]] = {}
-    identity: dict[int, tuple[str, ...]] = {}
-    for row in fetch(conn, _INDEXES, {"oids": list(oids)}):
-        if row.is_primary:
-            primary[row.relation_oid] = tuple(row.column_names)
-        if row.is_identity:
-            identity[row.relation_oid] = tuple(row.column_names)
-    return primary, identity
+# The key columns of the indexes of a relation c that meet a condition. A deferrable primary key
+# isn't a replica identity (RelationGetIndexList). It doesn't identify rows either: within a
+# transaction several rows can have the same key.
+_INDEX_COLUMNS = """array(
+           select a.attname::text
+           from pg_index i
+           cross join unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
+           join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
+           where i.indrelid = c.oid and i.indisvalid and i.indimmediate
+             and k.position <= i.indnkeyatts and {condition}
+           order by k.position
+       )"""
+# The columns by which the stream identifies old rows of a relation c.
+_IDENTITY_COLUMNS = f"""case c.relreplident
+           when 'd' then {_INDEX_COLUMNS.format(condition="i.indisprimary")}
+           when 'i' then {_INDEX_COLUMNS.format(condition="i.indisreplident")}
+           when 'f' then array(
+               select a.attname::text
+               from pg_attribute a
+               where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+               order by a.attnum
+           )
+           else '{{}}'
+       end as identity_columns"""  # noqa: S608 - no value in it
 
-
-_RELATIONS = """
+_RELATIONS = f"""
 select c.oid,
        n.nspname as schema,
        c.relname as name,
@@ -383,12 +377,14 @@ select c.oid,
        exists (
            select from pg_index i
            where i.indrelid = c.oid and i.indisprimary and not i.indimmediate
-       ) as has_deferrable_key
+       ) as has_deferrable_key,
+       {_INDEX_COLUMNS.format(condition="i.indisprimary")} as primary_key,
+       {_IDENTITY_COLUMNS}
 from pg_class c
 join pg_namespace n on n.oid = c.relnamespace
 where c.oid = any(%(oids)s::oid[])
 order by n.nspname, c.relname
-"""
+"""  # noqa: S608 - no value in it
 
 _BYTES = """
 select l.oid, coalesce(pg_table_size(l.oid), 0)::bigint as bytes
@@ -473,6 +469,7 @@ select t.root,
          then coalesce(pg_relation_size(c.oid), 0) else 0 end as size_bytes,
        current_setting('block_size')::int as block_size,
        t.above,
+       {_IDENTITY_COLUMNS},
        pg_get_userbyid(c.relowner)::text as owner,
        w.through,
        w.readable is true as readable,
@@ -499,28 +496,6 @@ where a.attrelid = any(%(oids)s::oid[])
   and a.attnum > 0
   and not a.attisdropped
 order by a.attrelid, a.attnum
-"""
-
-# A deferrable primary key isn't a replica identity (RelationGetIndexList). It doesn't identify rows
-# either: within a transaction several rows can have the same key.
-_INDEXES = """
-select i.indrelid as relation_oid,
-       i.indisprimary and i.indimmediate as is_primary,
-       i.indimmediate and (
-           c.relreplident = 'd' and i.indisprimary or c.relreplident = 'i' and i.indisreplident
-       ) as is_identity,
-       array(
-           select a.attname::text
-           from unnest(i.indkey::int2[]) with ordinality as k (attnum, position)
-           join pg_attribute a on a.attrelid = i.indrelid and a.attnum = k.attnum
-           where k.position <= i.indnkeyatts
-           order by k.position
-       ) as column_names
-from pg_index i
-join pg_class c on c.oid = i.indrelid
-where i.indrelid = any(%(oids)s::oid[])
-  and i.indisvalid
-  and (i.indisprimary or i.indisreplident)
 """
 
 
