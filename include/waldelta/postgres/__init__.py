@@ -58,6 +58,7 @@ from waldelta.postgres.published_tables import (
     any_filter,
     combined_filter,
     filtered_tables,
+    published_table,
     read_published_relations,
     read_published_tables,
 )
@@ -142,6 +143,7 @@ __all__ = [
     "open_transactions",
     "planned_rows",
     "privilege_missing",
+    "published_table",
     "read_around",
     "read_bytes",
     "read_leaves",

@@ -6,7 +6,8 @@ printed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from waldelta.errors import SourceError
@@ -155,10 +156,6 @@ def _published(
     relation: CatalogRelation, rows: Sequence[Any], leaves: tuple[Leaf, ...]
 ) -> PublishedTable:
     """Return the table that publications publish as ``rows`` of _MEMBERSHIPS say."""
-    # Old tuples of UPDATE and DELETE contain only the identity index's columns, so with such an
-    # index the primary key doesn't help.
-    key = relation.identity_columns if relation.replica_identity == "i" else relation.primary_key
-    names = set(rows[0].column_names)
     entries = (
         Membership(
             row.oid, row.publication_oid, frozenset(row.entries), row.version, row.owner,
@@ -166,23 +163,42 @@ def _published(
         )
         for row in rows
     )  # fmt: skip
+    filters, publishes = [row.row_filter for row in rows], [row.publishes for row in rows]
+    return replace(
+        published_table(relation, rows[0].column_names, filters, publishes, leaves),
+        publications=tuple(row.publication for row in rows),
+        entries=frozenset(entries),
+        unread=any(row.is_unread for row in rows),
+    )
+
+
+def published_table(
+    relation: CatalogRelation,
+    names: Collection[str],
+    filters: Collection[str | None],
+    publishes: Iterable[Collection[str]],
+    leaves: tuple[Leaf, ...],
+) -> PublishedTable:
+    """Returns a relation as publications publish it: these columns, and each publication's filter
+    and operations.
+    """
+    # Old tuples of UPDATE and DELETE contain only the identity index's columns, so with such an
+    # index the primary key doesn't help.
+    key = relation.identity_columns if relation.replica_identity == "i" else relation.primary_key
     return PublishedTable(
         id=relation.id,
         oid=relation.oid,
         relkind=relation.relkind,
         replica_identity=relation.replica_identity,
         columns=tuple(c for c in relation.columns if c.name in names),
-        key_columns=key if names.issuperset(key) else (),
+        key_columns=key if set(key) <= set(names) else (),
         primary_key=relation.primary_key,
         identity_columns=relation.identity_columns,
-        row_filter=combined_filter([row.row_filter for row in rows]),
+        row_filter=combined_filter(filters),
         leaves=leaves,
         relation_ids=(relation.oid,),
-        publishes=frozenset().union(*(row.publishes for row in rows)),
-        publications=tuple(row.publication for row in rows),
+        publishes=frozenset().union(*publishes),
         ancestors=relation.ancestors,
-        entries=frozenset(entries),
-        unread=any(row.is_unread for row in rows),
     )
 
 

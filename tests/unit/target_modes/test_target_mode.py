@@ -13,14 +13,15 @@ from waldelta.changes.merge.states import Kept
 from waldelta.config.pipeline_file import Target, TargetTable
 from waldelta.errors import ModeRefused, StateError
 from waldelta.pipeline.targets import TargetSource
-from waldelta.postgres import CatalogRelation, TableId
-from waldelta.stages.setup.preflight.targets import PlannedRelation, PlannedTargets, judge_modes
+from waldelta.postgres import PublishedTable, TableId
+from waldelta.stages.setup.preflight.targets import PlannedTargets, judge_modes
 from waldelta.target_modes import MODES, Feature, named_mode
 
 
-def published(name: str, oid: int, key: tuple[str, ...]) -> PlannedRelation:
-    return PlannedRelation(
-        CatalogRelation(TableId("public", name), oid, "r", "p", "d", True, False, (), key, (), ())
+def published(name: str, oid: int, key: tuple[str, ...]) -> PublishedTable:
+    table_id = TableId("public", name)
+    return PublishedTable(
+        table_id, oid, "r", "d", (), key, key, key, None, (), (oid,), frozenset({"insert"})
     )
 
 
@@ -29,10 +30,7 @@ def published(name: str, oid: int, key: tuple[str, ...]) -> PlannedRelation:
 )  # fmt: skip
 def test_preflight_names_targets_without_the_key_that_their_mode_needs(mode, found):
     tables = {"public.a": published("a", 1, ()), "public.b": published("b", 2, ("id",))}
-    feeds = {
-        name: TargetSource(table.relation.id, frozenset({table.relation.oid}))
-        for name, table in tables.items()
-    }
+    feeds = {name: TargetSource(table.id, frozenset({table.oid})) for name, table in tables.items()}
     entries = dict.fromkeys(tables, TargetTable.model_validate({"mode": mode}))
     findings = [str(finding) for finding in judge_modes(entries, PlannedTargets(tables, feeds))]
     assert len(findings) == found

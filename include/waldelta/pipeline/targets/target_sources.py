@@ -9,7 +9,7 @@ except for read_target_sources() and read_targets().
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import psycopg
@@ -43,6 +43,12 @@ from waldelta.postgres import (
 
 _ATTEMPTS = 3
 
+# What merged partitions must have in common.
+COMMON: Mapping[str, Callable[[PublishedTable], frozenset[str]]] = {
+    "column lists": lambda table: frozenset(column.name for column in table.columns),
+    "row filters": lambda table: frozenset(filter(None, [table.row_filter])),
+    "keys": lambda table: frozenset(table.key_columns),
+}
 _BIGINT = PgType(INT8, -1, "bigint", type_name="int8")
 
 
@@ -256,14 +262,7 @@ def differing(leaves: Sequence[PublishedTable]) -> str | None:
     """Return what differs between leaves that must be merged into one target; None when they
     fit.
     """
-    for what, of in (
-        ("column lists", lambda t: frozenset(c.name for c in t.columns)),
-        ("row filters", lambda t: t.row_filter),
-        ("keys", lambda t: frozenset(t.key_columns)),
-    ):
-        if len({of(leaf) for leaf in leaves}) > 1:
-            return what
-    return None
+    return next((what for what, of in COMMON.items() if len(set(map(of, leaves))) > 1), None)
 
 
 def merge_partitions(root: CatalogRelation, leaves: Sequence[PublishedTable]) -> PublishedTable:

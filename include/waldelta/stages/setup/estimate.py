@@ -29,12 +29,9 @@ from waldelta.findings import Finding, warning
 from waldelta.lake import DataFile
 from waldelta.lake.ledger import SYNCED, TableState
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets import TargetSource
 from waldelta.postgres import (
     Connection,
-    Leaf,
     PublishedTable,
-    combined_filter,
     limited,
     planned_rows,
     read_around,
@@ -56,7 +53,7 @@ from waldelta.snapshot.read_table import (
     snapshot_reader,
 )
 from waldelta.stages.setup.facts.source_facts import ServerFacts
-from waldelta.stages.setup.preflight.targets import PlannedRelation, PlannedTargets
+from waldelta.stages.setup.preflight.targets import PlannedTargets
 
 if TYPE_CHECKING:
     import adbc_driver_postgresql.dbapi as adbc
@@ -500,50 +497,21 @@ def plan_copies(
     states: Mapping[str, TableState] = {}
     with suppress(SlotMissing):  # Before the first setup no target has a copy.
         states = job.read_states()
-    wanted = {
-        name: mapping
-        for name, mapping in planned.sources.items()
+    sources = [
+        (name, mapping, table)
+        for name, mapping in sorted(planned.sources.items())
         if job.pipeline.target.copies(name)
         and (name not in states or states[name].status != SYNCED)
-    }
-    if not wanted:
-        return ()
-    oids = [part.relation.oid for name in wanted for part in planned.relations_of(name)]
-    leaves = read_leaves(conn, list(dict.fromkeys(oids)), locked=locked)
-    return tuple(_copies(planned, wanted, leaves))
-
-
-def _copies(
-    planned: PlannedTargets,
-    wanted: Mapping[str, TargetSource],
-    leaves: Mapping[int, tuple[Leaf, ...]],
-) -> Iterator[PlannedCopy]:
-    for name, mapping in sorted(wanted.items()):
-        for part in planned.relations_of(name):
-            own = [
-                leaf
-                for leaf in leaves[part.relation.oid]
-                if mapping.partition is None or leaf.is_of(mapping.partition)
-            ]
-            yield PlannedCopy(name, _published(part, own), mapping.where)
-
-
-def _published(part: PlannedRelation, leaves: Sequence[Leaf]) -> PublishedTable:
-    relation = part.relation
-    return PublishedTable(
-        id=relation.id,
-        oid=relation.oid,
-        relkind=relation.relkind,
-        replica_identity=relation.replica_identity,
-        columns=tuple(c for c in relation.columns if c.name in part.columns),
-        key_columns=tuple(sorted(part.key)) if part.key <= part.columns else (),
-        primary_key=relation.primary_key,
-        identity_columns=relation.identity_columns,
-        row_filter=combined_filter(part.filters),
-        leaves=tuple(leaves),
-        relation_ids=(relation.oid,),
-        publishes=frozenset(part.publishes),
-    )
+        for table in planned.tables_of(name)
+    ]
+    leaves = read_leaves(conn, list({table.oid for _, _, table in sources}), locked=locked)
+    copies = []
+    for name, mapping, table in sources:
+        own = leaves[table.oid]
+        if mapping.partition is not None:
+            own = tuple(leaf for leaf in own if leaf.is_of(mapping.partition))
+        copies.append(PlannedCopy(name, replace(table, leaves=own), mapping.where))
+    return tuple(copies)
 
 
 _POSITION = """

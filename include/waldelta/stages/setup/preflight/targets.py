@@ -9,12 +9,11 @@ before there are any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from waldelta.config import PipelineFile, TypeOptions
 from waldelta.config.expectation_files import OwnSuiteFile, TargetColumns, read_own_suites
@@ -26,15 +25,22 @@ from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import METADATA_TYPES, RELID
 from waldelta.pipeline.targets import TargetSource, column_states
 from waldelta.pipeline.targets.target_filter import unpublished
-from waldelta.pipeline.targets.target_sources import merged_roots, sources, target_sources
+from waldelta.pipeline.targets.target_sources import (
+    COMMON,
+    merge_partitions,
+    merged_roots,
+    sources,
+    target_sources,
+)
 from waldelta.postgres import (
     CatalogRelation,
     Connection,
     Leaf,
     Partition,
     PublishedRelation,
+    PublishedTable,
     TableId,
-    read_leaves,
+    published_table,
     read_partitions,
     read_relations,
     read_table_oids,
@@ -49,34 +55,22 @@ from waldelta.target_modes import Feature, named_mode
 JudgeSuite = Callable[[str, OwnSuiteFile, TargetColumns], Iterable[Finding]]
 
 
-@dataclass(slots=True)
-class PlannedRelation:
-    """A relation as all publications in force publish it together."""
-
-    relation: CatalogRelation
-    columns: set[str] = field(default_factory=set)
-    filters: set[str | None] = field(default_factory=set)
-    publishes: set[str] = field(default_factory=set)
-
-    @property
-    def key(self) -> frozenset[str]:
-        """Returns the columns that identify its rows."""
-        of = self.relation
-        return frozenset(of.identity_columns if of.replica_identity == "i" else of.primary_key)
-
-
 @dataclass(frozen=True, slots=True)
 class PlannedTargets:
-    """What will be published, by name, and the source mapping of each target."""
+    """What will be published, by name, and the source mapping of each target.
 
-    published: Mapping[str, PlannedRelation]
+    ``relations`` are the published tables, by oid, with the columns that aren't published.
+    """
+
+    published: Mapping[str, PublishedTable]
     sources: Mapping[str, TargetSource]
     findings: tuple[Finding, ...] = ()
+    relations: Mapping[int, CatalogRelation] = field(default_factory=dict)
 
-    def relations_of(self, target: str) -> list[PlannedRelation]:
-        """Returns the source relations of a target."""
+    def tables_of(self, target: str) -> list[PublishedTable]:
+        """Returns the source tables of a target."""
         oids = self.sources[target].relation_ids
-        return [planned for planned in self.published.values() if planned.relation.oid in oids]
+        return [table for table in self.published.values() if table.oid in oids]
 
     def describe(self) -> list[str]:
         """Returns lines about targets whose source isn't just their own table, and tables without a
@@ -86,7 +80,7 @@ class PlannedTargets:
         for name, mapping in sorted(self.sources.items()):
             through = f" where {mapping.where}".replace("\n", " ") if mapping.where else ""
             if mapping.root_id is not None:
-                leaves = sorted(str(planned.relation.id) for planned in self.relations_of(name))
+                leaves = sorted(str(table.id) for table in self.tables_of(name))
                 lines.append(f"{name} merges partitions {', '.join(leaves)}{through}")
             elif not mapping.is_plain(name):
                 lines.append(f"{name} gets the changes of {mapping.source}{through}")
@@ -106,19 +100,17 @@ def plan_targets(
 ) -> PlannedTargets:
     """Returns the source mapping of each target after setup, with findings."""
     entries = pipeline.target.tables
-    published = _published(conn, in_force, facts)
+    relations, published = _published(conn, in_force, facts)
     wanted = [TableId.parse(name) for name in [*merged_roots(entries), *sources(entries)]]
     there = read_partitions(conn, wanted) if wanted else {}
     named = {
         str(relation.id): relation
         for relation in read_relations(conn, [p.oid for p in there.values()])
     }
-    short = [
-        PublishedRelation(p.relation.id, p.relation.oid, p.relation.relkind, p.relation.ancestors)
-        for p in published.values()
-    ]
+    short = [PublishedRelation(t.id, t.oid, t.relkind, t.ancestors) for t in published.values()]
     roots = {table: partition.oid for table, partition in there.items()}
-    planned = PlannedTargets(published, target_sources(entries, short, roots, there))
+    mappings = target_sources(entries, short, roots, there)
+    planned = PlannedTargets(published, mappings, relations=relations)
     judged = (
         *(_judge_merged(name, named.get(name), entries, planned) for name in merged_roots(entries)),
         *(_judge_source(*each, there, entries, planned) for each in sources(entries).items()),
@@ -131,8 +123,8 @@ def judge_modes(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> 
     """Yields a problem for each target whose mode needs a key and whose source has none."""
     for name in sorted(entries.keys() & planned.sources.keys()):
         try:
-            for table in planned.relations_of(name):
-                named_mode(entries[name].mode).check_key(name, sorted(table.key))
+            for table in planned.tables_of(name):
+                named_mode(entries[name].mode).check_key(name, table.key_columns)
         except ModeRefused as err:
             yield problem(f"target.tables.{name}.mode: {err}")
 
@@ -159,47 +151,51 @@ _NAME_OF_OID = "select oid::regclass::text from pg_class where oid = any(%s::oid
 
 def _published(
     conn: Connection, in_force: Mapping[str, PublicationState], facts: Facts
-) -> dict[str, PlannedRelation]:
+) -> tuple[dict[int, CatalogRelation], dict[str, PublishedTable]]:
     """Returns what is published, by the rules of pg_publication_tables.
 
     These are leaf partitions, or the root of a publication via root, which includes its partitions.
     """
     leaves = [
         leaf.oid
-        for found in facts.tables.values()
-        for leaf in found.leaves
-        if found.relation.relkind == "p"
+        for table in facts.tables.values()
+        for leaf in table.leaves
+        if table.relation.relkind == "p"
     ]
     by_oid = {relation.oid: relation for relation in read_relations(conn, leaves)} if leaves else {}
-    planned: dict[int, PlannedRelation] = {}
+    # For each table its columns, filter and operations in each publication, and its leaves.
+    entries: dict[int, list[tuple[Collection[str], str | None, Collection[str]]]] = {}
+    leaves_of: dict[int, tuple[Leaf, ...]] = {}
     for state in in_force.values():
         listed = {member.id for member in members(state, facts)}
         for member in members(state, facts):
-            found = facts.tables.get(member.id)
-            if found is None or found.relation.relkind not in ("r", "p"):
+            facts_of = facts.tables.get(member.id)
+            if facts_of is None or facts_of.relation.relkind not in ("r", "p"):
                 continue
-            parts = [found.relation]
-            if found.relation.relkind == "p" and not state.via_root:
-                parts = [
-                    by_oid[leaf.oid]
-                    for leaf in found.leaves
-                    if leaf.relkind == "r" and leaf.id not in listed
-                ]
-            for part in parts:
-                of = planned.setdefault(part.oid, PlannedRelation(part))
-                every = [c.name for c in part.columns if state.sends(c)]
-                is_own = part.oid == found.relation.oid
-                of.columns.update(
-                    member.columns if is_own and member.columns is not None else every
-                )
-                of.filters.add(member.row_filter if is_own else None)
-                of.publishes.update(state.publish)
-    roots = {
-        str(p.relation.id): p
-        for p in planned.values()
-        if p.columns and not planned.keys() & set(p.relation.ancestors)
-    }
-    return dict(sorted(roots.items()))
+            own = facts_of.relation
+            parts = {own.oid: facts_of.leaves}
+            if own.relkind == "p" and not state.via_root:
+                stored = [leaf for leaf in facts_of.leaves if leaf.relkind == "r"]
+                parts = {leaf.oid: (leaf,) for leaf in stored if leaf.id not in listed}
+            by_oid[own.oid], leaves_of = own, leaves_of | parts
+            for oid in parts:
+                row_filter, columns = None, {c.name for c in by_oid[oid].columns if state.sends(c)}
+                if oid == own.oid:
+                    row_filter, columns = member.row_filter, set(member.columns or columns)
+                entries.setdefault(oid, []).append((columns, row_filter, state.publish))
+    tables = [
+        published_table(
+            by_oid[oid],
+            set().union(*(columns for columns, _, _ in of)),
+            [row_filter for _, row_filter, _ in of],
+            [publish for _, _, publish in of],
+            leaves_of[oid],
+        )
+        for oid, of in entries.items()
+        if entries.keys().isdisjoint(by_oid[oid].ancestors)
+    ]
+    by_name = {str(table.id): table for table in tables if table.columns}
+    return by_oid, dict(sorted(by_name.items()))
 
 
 def _judge_merged(
@@ -216,11 +212,11 @@ def _judge_merged(
         yield problem(f"{where}: {name} isn't partitioned: remove partition_root")
         return
     family = {root.oid, *root.ancestors}
-    whole = [p for p in planned.published.values() if p.relation.relkind == "p" and (
-        p.relation.oid in family or root.oid in p.relation.ancestors)]  # fmt: skip
+    whole = [table for table in planned.published.values() if table.relkind == "p" and (
+        table.oid in family or root.oid in table.ancestors)]  # fmt: skip
     if whole:
         yield problem(
-            f"{where}: {whole[0].relation.id} is published via its root, so its partitions'"
+            f"{where}: {whole[0].id} is published via its root, so its partitions'"
             " changes arrive as changes of the root: remove partition_root, or set"
             " publish_via_partition_root: false"
         )
@@ -233,20 +229,12 @@ def _judge_merged(
     yield from _judge_leaves(where, name, root, entries, planned)
 
 
-# What merged partitions must have in common.
-_COMMON: tuple[tuple[str, Callable[[PlannedRelation], frozenset[Any]], str], ...] = (
-    ("column lists", lambda p: frozenset(p.columns), "give them the same"),
-    (
-        "row filters",
-        lambda p: frozenset(p.filters),
-        "give them the same, or give the target a where",
-    ),
-    (
-        "keys",
-        lambda p: p.key,
-        "give them the same primary key, or replica identities of the same columns",
-    ),
-)
+# How merged partitions get what they must have in common.
+_REMEDIES = {
+    "column lists": "give them the same",
+    "row filters": "give them the same, or give the target a where",
+    "keys": "give them the same primary key, or replica identities of the same columns",
+}
 
 
 def _judge_leaves(
@@ -256,13 +244,15 @@ def _judge_leaves(
     entries: Mapping[str, TargetTable],
     planned: PlannedTargets,
 ) -> Iterator[Finding]:
-    leaves = planned.relations_of(name)
-    for what, of, remedy in _COMMON:
-        if len({of(leaf) for leaf in leaves}) > 1:
-            listed = "; ".join(f"{p.relation.id}: {_finding(of(p))}" for p in leaves)
-            yield problem(f"{where}: its partitions have different {what} ({listed}): {remedy}")
-    own = sorted(str(p.relation.id) for p in leaves if str(p.relation.id) in entries)
-    oids = {p.relation.oid for p in leaves}
+    leaves = planned.tables_of(name)
+    for what, of in COMMON.items():
+        listed = "; ".join(f"{t.id}: {', '.join(sorted(of(t))) or 'none'}" for t in leaves)
+        yield from problem_if(
+            len(set(map(of, leaves))) > 1,
+            f"{where}: its partitions have different {what} ({listed}): {_REMEDIES[what]}",
+        )
+    own = sorted(str(table.id) for table in leaves if str(table.id) in entries)
+    oids = {table.oid for table in leaves}
     others = sorted(
         n
         for n, f in planned.sources.items()
@@ -282,10 +272,6 @@ def _judge_leaves(
         )
 
 
-def _finding(value: frozenset[Any]) -> str:
-    return ", ".join(sorted(str(item) for item in value if item is not None)) or "none"
-
-
 def _judge_source(
     name: str,
     source: str,
@@ -296,10 +282,10 @@ def _judge_source(
     where = f"target.tables.{name}.from"
     found, partition = planned.published.get(source), there.get(TableId.parse(name))
     gathered = {
-        str(p.relation.id)
+        str(table.id)
         for n in merged_roots(entries)
         if n in planned.sources
-        for p in planned.relations_of(n)
+        for table in planned.tables_of(n)
     }
     if source in gathered or source in merged_roots(entries):
         yield problem(
@@ -315,7 +301,7 @@ def _judge_source(
         yield problem(
             f"{where}: {name} is published itself, and target names are unique: choose another name"
         )
-    elif partition is not None and found.relation.oid not in partition.ancestors:
+    elif partition is not None and found.oid not in partition.ancestors:
         yield problem(
             f"{where}: {name} exists on the source and isn't a partition of {source}: choose"
             " another name"
@@ -397,7 +383,7 @@ def _why_unfed(conn: Connection, name: str, planned: PlannedTargets) -> str:
     if oid is None:
         return f"{name} does not exist: check schema and spelling"
     (relation,) = read_relations(conn, [oid])
-    published = {planned.relation.oid: planned.relation for planned in planned.published.values()}
+    published = {table.oid: table for table in planned.published.values()}
     if above := [published[a] for a in relation.ancestors if a in published]:
         return (
             f"its changes are published as those of {above[0].id}: set the filter on"
@@ -417,21 +403,15 @@ def _judge_where(
     conn: Connection, name: str, where: str, options: TypeOptions, planned: PlannedTargets
 ) -> list[Finding]:
     """Returns findings about a target's filter; raises ConfigError, and FilterNotTranslatable."""
-    parts, root = planned.relations_of(name), planned.sources[name].root_id
-    relation = parts[0].relation if root is None else read_relations(conn, [root])[0]
-    by_part = read_leaves(conn, [part.relation.oid for part in parts])
-    leaves = [leaf for part in parts for leaf in by_part[part.relation.oid]]
-    readable = next((leaf.read_as for leaf in leaves if leaf.oid == relation.oid), relation.id)
-    row_filter = resolve_filter(conn, readable, where)
-    published = set.intersection(*(part.columns for part in parts))
-    if absent := sorted(set(row_filter.columns) - published):
+    parts, root = planned.tables_of(name), planned.sources[name].root_id
+    table = parts[0]
+    if root is not None:
+        table = merge_partitions(read_relations(conn, [root])[0], parts)
+    row_filter = resolve_filter(conn, table.read_as, where)
+    if absent := sorted(set(row_filter.columns) - {column.name for column in table.columns}):
         return [problem(unpublished(name, absent))]
-    columns = [c for c in relation.columns if c.name in published]
-    key = relation.identity_columns if relation.replica_identity == "i" else relation.primary_key
-    spark_condition(row_filter, column_states(columns, key, options))
-    if any("update" in part.publishes for part in parts):
-        return list(_identity(name, row_filter, leaves))
-    return []
+    spark_condition(row_filter, column_states(table.columns, table.key_columns, options))
+    return list(_identity(name, row_filter, table.leaves)) if "update" in table.publishes else []
 
 
 def _identity(name: str, row_filter: RowFilter, leaves: Sequence[Leaf]) -> Iterator[Finding]:
@@ -492,12 +472,11 @@ def _columns(
     types = {} if state is None else {c.name: c.spark_type for c in state.columns}
     unpublished: set[str] = set()
     has_key = state is not None and bool(state.key_columns)
-    for part in planned.relations_of(name):
-        columns = [c for c in part.relation.columns if c.name in part.columns]
-        states = column_states(columns, sorted(part.key), pipeline.target.types_of(name))
+    for table in planned.tables_of(name):
+        states = column_states(table.columns, table.key_columns, pipeline.target.types_of(name))
         types |= {c.name: c.spark_type for c in states}
-        unpublished |= {c.name for c in part.relation.columns} - part.columns
-        has_key = has_key or bool(part.key)
+        unpublished |= {*planned.relations[table.oid].column_names} - {c.name for c in states}
+        has_key = has_key or bool(table.key_columns)
     if pipeline.target.metadata_columns:
         types |= METADATA_TYPES
     if planned.sources[name].root_id is not None:
