@@ -19,16 +19,18 @@ from waldelta.errors import ConfigError
 from waldelta.postgres import TableId, connect, conninfo_from_environment, named_loss
 from waldelta.quantities import counted, first_of, size
 from waldelta.row_filter import parse_row_filter, refused_filter
-from waldelta.stages.setup.draft.draft import (
+from waldelta.stages.setup.draft import (
     HEADER,
     Draft,
+    FoundTable,
+    Inventory,
     facts_of,
     notes_of,
     owners_sql,
     pipeline_name,
+    read_inventory,
     why_keyless,
 )
-from waldelta.stages.setup.draft.inventory import FoundTable, Inventory, read_inventory
 from waldelta.stages.setup.facts.publications import PublicationState, read_publications
 
 # Anything else may be a connection string, with a password that others see in the process list.
@@ -62,7 +64,7 @@ def run_init(options: argparse.Namespace, output: Output) -> None:
         _write_sql_again(options.sql, file, inventory, actual, output)
         return
     if not inventory.tables:
-        reasons = [f"{table.id}: {table.reason}" for table in inventory.excluded]
+        reasons = [f"{table}: {reason}" for table, reason in inventory.excluded.items()]
         left_out = f"; left out: {first_of(reasons, between='; ')}" if reasons else ""
         raise ConfigError(
             f"database {inventory.database!r} has no table that can be replicated: name another"
@@ -83,7 +85,7 @@ def run_init(options: argparse.Namespace, output: Output) -> None:
         "sql": str(sql_path),
         "pipeline": draft.pipeline,
         "tables": [str(table.id) for table in draft.tables],
-        "left_out": {str(table.id): table.reason for table in inventory.excluded},
+        "left_out": {str(table): reason for table, reason in inventory.excluded.items()},
     }
     output.show(document, _summary(draft, path, sql_path, sql))
 
@@ -208,7 +210,8 @@ def _summary(draft: Draft, path: Path, sql_path: Path, sql: str) -> str:
     ]
     if excluded := draft.inventory.excluded:
         lines.append(f"  left out, with reasons in the file: {counted(len(excluded), 'table')}")
-    what = f"role {draft.reader.name}, grants" if draft.reader.is_new else "grants"
+    is_new = draft.reader not in draft.inventory.roles
+    what = f"role {draft.reader}, grants" if is_new else "grants"
     lines += [f"{sql_path}: {what} and publications, for the owner or a superuser:", "", sql]
     lines.append(
         f"Next steps; `waldelta check {path}` first shows problems, plan and cost of the copy:"
@@ -265,9 +268,8 @@ def _table(inventory: Inventory, name: str) -> FoundTable:
     for table in inventory.tables:
         if table.id == wanted:
             return table
-    for other in inventory.excluded:
-        if other.id == wanted:
-            raise ConfigError(f"{wanted} can't be replicated: {other.reason}")
+    if (reason := inventory.excluded.get(wanted)) is not None:
+        raise ConfigError(f"{wanted} can't be replicated: {reason}")
     for table in inventory.tables:
         if wanted in (leaf.id for leaf in table.leaves):
             raise ConfigError(f"{wanted} is a partition: name its root, {table.id}")
@@ -308,7 +310,7 @@ def table_list(inventory: Inventory) -> str:
     for number, table in enumerate(inventory.tables, 1):
         lines.append(f"{number:>4}  {table.id}: {facts_of(table)}")
         lines += [f"      {note}" for note in notes_of(table)]
-    lines += [f"   -  {table.id}: left out: {table.reason}" for table in inventory.excluded]
+    lines += [f"   -  {table}: left out: {reason}" for table, reason in inventory.excluded.items()]
     return "\n".join([*lines, ""])
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.stages.setup.draft.test_draft import table
+from tests.unit.stages.setup.test_draft import table
 from waldelta.cli.init import choose_answered
 from waldelta.errors import ConfigError
 from waldelta.postgres import TableId
-from waldelta.stages.setup.draft.inventory import ExcludedTable, Inventory
+from waldelta.stages.setup.draft import Inventory
 
 TABLES = [TableId("a", "x"), TableId("b.c", "y"), TableId("b.c", "z")]
 INVENTORY = Inventory(
     "shop", "me", is_superuser=False, tables=tuple(map(table, TABLES)),
-    excluded=(ExcludedTable(TableId("a", "scratch"), "unlogged"),),
+    excluded={TableId("a", "scratch"): "unlogged"},
 )  # fmt: skip
 
 

@@ -10,8 +10,7 @@ import yaml
 from waldelta.config import load_pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.postgres import CatalogRelation, Leaf, PgType, TableColumn, TableId
-from waldelta.stages.setup.draft.draft import Draft, notes_of, pipeline_name
-from waldelta.stages.setup.draft.inventory import ExcludedTable, FoundTable, Inventory
+from waldelta.stages.setup.draft import Draft, FoundTable, Inventory, notes_of, pipeline_name
 
 INT = PgType(23, -1, "integer", type_name="int4")
 
@@ -29,8 +28,8 @@ def table(name: TableId, identity: str = "d", key: tuple[str, ...] = ("id",)) ->
 def draft(*tables: FoundTable, taken=(), **fields) -> Draft:
     inventory = Inventory(
         "shop", "me", is_superuser=bool(taken), tables=tables,
-        excluded=tuple(ExcludedTable(TableId("s", f"t{n}"), "unlogged") for n in range(22)),
-        publications=frozenset(taken), slots=frozenset(taken), roles=frozenset(taken),
+        excluded={TableId("s", f"t{n}"): "unlogged" for n in range(22)},
+        publications=frozenset(taken), slots=frozenset(taken), roles=frozenset({"me", *taken}),
     )  # fmt: skip
     given = {"conn_id": "shop", "pipeline": "shop", "root": "file:///tmp/lake"}
     return Draft(inventory, tables, **given | fields)

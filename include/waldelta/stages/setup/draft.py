@@ -1,5 +1,8 @@
 """Draft: a pipeline file for some tables of a database, as text with comments, and the SQL that a
 superuser, or the tables' owner, runs for it: the role that reads, its grants, the publications.
+
+The inventory is read in one read-only transaction: which tables a database has, with rows, size,
+key and partitions, and what a pipeline can't replicate.
 """
 
 from __future__ import annotations
@@ -8,24 +11,42 @@ import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, count
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import yaml
+from psycopg import sql
 
 from waldelta.config import PipelineFile, load_pipeline_file
-from waldelta.errors import ConfigError
+from waldelta.errors import ConfigError, NotPrimary
 from waldelta.grants import Attribute, Grant, Need, on_one_line, sql_name, statements
-from waldelta.postgres import NAME_BYTES, CatalogRelation
+from waldelta.postgres import (
+    NAME_BYTES,
+    CatalogRelation,
+    Connection,
+    Leaf,
+    TableId,
+    describe,
+    fetch,
+    is_superuser,
+    limited,
+    planned_rows,
+    read_around,
+    read_leaves,
+    read_relations,
+)
 from waldelta.postgres.publication_checks import needs_of
 from waldelta.quantities import counted, first_of, size
-from waldelta.stages.setup.draft.inventory import FoundTable, Inventory
 from waldelta.stages.setup.facts.publications import (
     PublicationState,
     plan_publications,
     wanted_publication,
 )
 from waldelta.stages.setup.setup import STOP_ON_ERROR, SetupPlan
+from waldelta.target_modes.column_names import clashes
 from waldelta.types.array import Array
 from waldelta.types.text import Characters
 from waldelta.types.type_map import target_type
@@ -36,6 +57,95 @@ _MOST_EXCLUDED = 20
 _IDENTITIES = {"d": "default", "i": "using index", "f": "full", "n": "nothing"}
 # The first words of the file, by which it is known as init's own.
 HEADER = "-- Written by `waldelta init`"
+# A session that keeps a table locked must not stop the survey: such a table counts as empty.
+_LOCK_TIMEOUT_S = 2.0
+_STATEMENT_TIMEOUT_S = 60.0
+# Columns whose values are that wide on average are worth a remark.
+_WIDE_BYTES = 1000
+# A TOAST table with this share of a table's bytes has most of its big values.
+_TOASTED_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTable:
+    """A table that can be replicated: a plain table, or a partition root with its leaves.
+
+    ``rows`` are an estimate, None before the table's first ANALYZE. ``toast_bytes`` are stored out
+    of line, in addition to ``size_bytes``. ``wide`` are the columns with big values.
+    """
+
+    relation: CatalogRelation
+    leaves: tuple[Leaf, ...]
+    rows: int | None
+    toast_bytes: int
+    wide: tuple[str, ...]
+    has_row_security: bool
+
+    @property
+    def id(self) -> TableId:
+        """Returns the table's name."""
+        return self.relation.id
+
+    @property
+    def size_bytes(self) -> int:
+        """Returns the bytes of all leaves, without TOAST."""
+        return sum(leaf.size_bytes for leaf in self.leaves)
+
+    @property
+    def is_root(self) -> bool:
+        """Returns whether it is partitioned."""
+        return self.relation.relkind == "p"
+
+    @property
+    def is_full(self) -> bool:
+        """Returns whether its replica identity is full."""
+        return self.relation.replica_identity == "f"
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Returns the columns by which the stream identifies old rows of all leaves.
+
+        Without any, PostgreSQL would refuse the table's own UPDATEs and DELETEs once these are
+        published.
+        """
+        own = self.relation.identity_columns
+        stored = [leaf for leaf in self.leaves if leaf.relkind == "r" and leaf.persistence == "p"]
+        same = all(
+            set(leaf.identity_columns) == set(own)
+            and (leaf.replica_identity == "f") == (self.relation.replica_identity == "f")
+            for leaf in stored
+        )
+        return own if same and not self.is_identity_generated else ()
+
+    @property
+    def is_identity_generated(self) -> bool:
+        """Returns whether a generated column is part of its replica identity."""
+        own = self.relation.identity_columns
+        return any(c.generated and c.name in own for c in self.relation.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The tables of a database, the role that read them, and the names that are taken.
+
+    ``excluded`` says why a pipeline can't replicate a table.
+    ``is_superuser``: the role may do what setup needs. ``publications`` are those of the database,
+    ``slots`` and ``roles`` those of the server.
+    """
+
+    database: str
+    role: str
+    is_superuser: bool
+    tables: tuple[FoundTable, ...]
+    excluded: Mapping[TableId, str]
+    publications: frozenset[str] = frozenset()
+    slots: frozenset[str] = frozenset()
+    roles: frozenset[str] = frozenset()
+
+    @property
+    def schemas(self) -> tuple[str, ...]:
+        """Returns the schemas that have tables to replicate."""
+        return tuple(sorted({table.id.schema for table in self.tables}))
 
 
 def pipeline_name(text: str) -> str:
@@ -68,7 +178,7 @@ class Draft:
         return f"{self.pipeline}_cdc"
 
     @property
-    def reader(self) -> ReaderRole:
+    def reader(self) -> str:
         """Returns the role that the SQL grants to."""
         return reader_of(self.inventory, self.tables, self.pipeline)
 
@@ -88,7 +198,20 @@ class Draft:
 
     def as_yaml(self) -> str:
         """Returns the pipeline file's text."""
-        return "\n".join([*self._head(), *self._publications(), *self._tail(), ""])
+        lines = [
+            '# Written by `waldelta init`. All keys: "Pipeline file" in the documentation',
+            f"pipeline: {_scalar(self.pipeline)}",
+            "source:",
+            f"  conn_id: {_scalar(self.conn_id)}",
+            f"  slot: {self.slot}",
+            "  publications:",
+            *self._publications(),
+            *self._excluded(),
+            "target:",
+            f"  root: {_scalar(self.root)}",
+            f"schedule: {_scalar(self.schedule)}  # of the DAG, in UTC",
+        ]
+        return "\n".join([*lines, ""])
 
     def load(self) -> PipelineFile:
         """Returns the file as the product reads it; raises ConfigError for what it refuses, and for
@@ -108,14 +231,6 @@ class Draft:
     def as_sql(self) -> str:
         """Returns the SQL for the tables' owner, or a superuser: role, grants, publications."""
         return owners_sql(self.load(), self.inventory, self.tables, {})
-
-    def _head(self) -> Iterator[str]:
-        yield "# Written by `waldelta init`. All keys: docs/reference/pipeline-file.md"
-        yield f"pipeline: {_scalar(self.pipeline)}"
-        yield "source:"
-        yield f"  conn_id: {_scalar(self.conn_id)}"
-        yield f"  slot: {self.slot}"
-        yield "  publications:"
 
     def _publications(self) -> Iterator[str]:
         keyed = [table for table in self.tables if table.identity]
@@ -148,17 +263,11 @@ class Draft:
             if number == 0:
                 yield "          # columns: [<columns to replicate; by default all>]"
 
-    def _tail(self) -> Iterator[str]:
-        excluded = self.inventory.excluded
-        if excluded:
-            yield "    # Left out:"
-            for table in excluded[:_MOST_EXCLUDED]:
-                yield f"    # {on_one_line(f'{table.id}: {table.reason}')}"
-        if len(excluded) > _MOST_EXCLUDED:
-            yield f"    # and {len(excluded) - _MOST_EXCLUDED} more"
-        yield "target:"
-        yield f"  root: {_scalar(self.root)}"
-        yield f"schedule: {_scalar(self.schedule)}  # of the DAG, in UTC"
+    def _excluded(self) -> list[str]:
+        reasons = [f"{table}: {reason}" for table, reason in self.inventory.excluded.items()]
+        lines = ["Left out:", *map(on_one_line, reasons[:_MOST_EXCLUDED])] if reasons else []
+        more = len(reasons) - _MOST_EXCLUDED
+        return [f"    # {line}" for line in lines + [f"and {more} more"] * (more > 0)]
 
 
 def _scalar(text: str) -> str:
@@ -250,20 +359,12 @@ def _remedy_of_keyless(table: FoundTable) -> str:
     return f"add a primary key, or: {alter} full" if is_bare else f"{alter} full"
 
 
-@dataclass(frozen=True, slots=True)
-class ReaderRole:
-    """The role that a pipeline reads with; ``is_new``: the SQL creates it."""
-
-    name: str
-    is_new: bool
-
-
-def reader_of(inventory: Inventory, tables: Sequence[FoundTable], pipeline: str) -> ReaderRole:
-    """Returns the connection's own role, or one for the pipeline where the own may do too much."""
-    if inventory.is_superuser or any(table.relation.owned for table in tables):
-        name = f"{pipeline}_reader"
-        return ReaderRole(name, name not in inventory.roles)
-    return ReaderRole(inventory.role, is_new=False)
+def reader_of(inventory: Inventory, tables: Sequence[FoundTable], pipeline: str) -> str:
+    """Returns the role that a pipeline reads with: the connection's own, or another one, which the
+    SQL creates, where the own may do too much.
+    """
+    may_do_much = inventory.is_superuser or any(table.relation.owned for table in tables)
+    return f"{pipeline}_reader" if may_do_much else inventory.role
 
 
 def owners_sql(
@@ -278,7 +379,7 @@ def owners_sql(
     it by ``setup``, once a run will read it.
     """
     reader = reader_of(inventory, tables, file.pipeline)
-    role = sql_name(reader.name)
+    role = sql_name(reader)
     database = on_one_line(inventory.database)
     again = on_one_line(f"waldelta init {file.source.conn_id} --sql FILE")
     lines = [
@@ -288,7 +389,7 @@ def owners_sql(
         STOP_ON_ERROR,
         "-- By a superuser: the role that reads, and its grants.",
     ]
-    if reader.is_new:
+    if reader not in inventory.roles:
         lines.append(f"create role {role} login;  -- then set its password: \\password {role}")
     lines += statements(role, _needs(inventory, tables))
     lines.append("-- By the tables' owner, or a superuser: the publications.")
@@ -343,3 +444,157 @@ def _identities(file: PipelineFile, tables: Sequence[FoundTable]) -> Iterator[st
         for relation in dict.fromkeys([table.id, *(leaf.id for leaf in table.leaves)]):
             name = sql_name(relation.schema, relation.name)
             yield f"-- {on_one_line(f'alter table {name} replica identity full;')}"
+
+
+# --- the inventory
+
+
+def read_inventory(conn: Connection, conninfo: str) -> Inventory:
+    """Query the database about its tables; changes nothing, and waits for no locked table.
+
+    Raises NotPrimary on a standby.
+    """
+    conn.read_only = True
+    with limited(conn, "statement_timeout", _STATEMENT_TIMEOUT_S):
+        return read_around(conn, _LOCK_TIMEOUT_S, partial(_read, conn, conninfo))[0]
+
+
+def _read(conn: Connection, conninfo: str, locked: frozenset[int]) -> Inventory:
+    with conn.transaction():
+        (server,) = fetch(conn, _SERVER, {})
+        if server.in_recovery:
+            raise NotPrimary(f"{describe(conninfo)} is a standby: name the primary's connection")
+        facts = {row.oid: row for row in fetch(conn, _TABLES, {"locked": list(locked)})}
+        relations = {relation.id: relation for relation in read_relations(conn, list(facts))}
+        reasons = {table_id: _reasons(relation) for table_id, relation in relations.items()}
+        fit = [relations[table_id] for table_id, own in reasons.items() if not own]
+        leaves = read_leaves(conn, [relation.oid for relation in fit], locked=locked)
+        tables = [
+            _table(conn, relation, leaves[relation.oid], facts[relation.oid], locked)
+            for relation in fit
+        ]
+        return Inventory(
+            server.database,
+            server.role,
+            server.is_superuser,
+            tuple(sorted(tables, key=attrgetter("id"))),
+            {table_id: own[0] for table_id, own in sorted(reasons.items()) if own},
+            frozenset(server.publications),
+            frozenset(server.slots),
+            frozenset(server.roles),
+        )
+
+
+def _table(
+    conn: Connection,
+    relation: CatalogRelation,
+    leaves: tuple[Leaf, ...],
+    facts: Any,
+    locked: frozenset[int],
+) -> FoundTable:
+    oids = {relation.oid, *(leaf.oid for leaf in leaves)}
+    rows = None if facts.rows < 0 else facts.rows
+    main = sum(leaf.size_bytes for leaf in leaves)
+    # The planner would wait for a table's lock, and may query the server of a foreign partition. It
+    # calls functions of the table's owner, which must not run as a superuser.
+    is_local = all(leaf.relkind == "r" for leaf in leaves)
+    if is_local and not main and locked.isdisjoint(oids):
+        rows = 0  # Of an empty table the planner assumes that rows are being added.
+    elif (
+        rows is not None
+        and facts.readable
+        and is_local
+        and locked.isdisjoint(oids)
+        and not is_superuser(conn)
+    ):
+        only = sql.SQL("select from only {}" if relation.relkind == "r" else "select from {}")
+        rows = planned_rows(conn, only.format(relation.id.identifier))
+    wide = facts.wide if facts.is_analyzed else ()
+    if not wide and facts.toast_bytes > _TOASTED_SHARE * (main + facts.toast_bytes):
+        wide = facts.toastable
+    return FoundTable(
+        relation, leaves, rows, facts.toast_bytes, tuple(wide), facts.has_row_security
+    )
+
+
+def _reasons(relation: CatalogRelation) -> list[str]:
+    publishes_nothing = all(column.generated for column in relation.columns)
+    judged = {
+        "a foreign table, whose changes aren't in this server's WAL": relation.relkind == "f",
+        "a materialized view, which can't be published: replicate its tables": (
+            relation.relkind == "m"
+        ),
+        "unlogged, so its changes aren't in the WAL: alter table … set logged": (
+            relation.persistence == "u"
+        ),
+        "it belongs to an extension": relation.extension_owned,
+        "it publishes no column, and a Delta table needs one": publishes_nothing,
+    }
+    names = clashes(relation.column_names, metadata_columns=True)
+    return [*(reason for reason, applies in judged.items() if applies), *names]
+
+
+_SERVER = """
+select current_database()::text as database,
+       current_user::text as role,
+       pg_is_in_recovery() as in_recovery,
+       (select rolsuper from pg_roles where rolname = current_user) as is_superuser,
+       array(select pubname::text from pg_publication) as publications,
+       array(select slot_name::text from pg_replication_slots) as slots,
+       array(select rolname::text from pg_roles) as roles
+"""
+
+# Oids below 16384 belong to the system. A partition is listed as its root, unless that is foreign
+# to publications. pg_stats shows only what the role may read.
+_TABLES = f"""
+with recursive tree (root, oid) as (
+    select c.oid, c.oid
+    from pg_class c
+    join pg_namespace n on n.oid = c.relnamespace
+    where c.oid >= 16384
+      and c.relkind in ('r', 'p', 'f', 'm')
+      and c.relpersistence <> 't'
+      and not c.relispartition
+      and n.nspname !~ '^pg_'
+      and n.nspname <> 'information_schema'
+    union all
+    select t.root, i.inhrelid
+    from tree t
+    join pg_class p on p.oid = t.oid and p.relkind = 'p'
+    join pg_inherits i on i.inhparent = t.oid and not i.inhdetachpending
+)
+select c.oid,
+       c.relrowsecurity as has_row_security,
+       has_schema_privilege(c.relnamespace, 'usage') and has_table_privilege(c.oid, 'select')
+         and not row_security_active(c.oid) as readable,
+       s.rows::bigint as rows,
+       s.toast_bytes::bigint as toast_bytes,
+       exists (select from pg_stats p where p.schemaname = n.nspname and p.tablename = c.relname)
+         as is_analyzed,
+       array(
+           select distinct p.attname::text
+           from pg_stats p
+           where p.schemaname = n.nspname and p.tablename = c.relname
+             and p.avg_width >= {_WIDE_BYTES}
+       ) as wide,
+       array(
+           select a.attname::text
+           from pg_attribute a
+           where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+             and a.attstorage in ('x', 'e')
+           order by a.attnum
+       ) as toastable
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+cross join lateral (
+    select case when bool_or(l.reltuples < 0) then -1 else coalesce(sum(l.reltuples), 0) end
+             as rows,
+           coalesce(sum(pg_relation_size(x.oid)), 0) as toast_bytes
+    from tree t
+    join pg_class l on l.oid = t.oid and l.relkind <> 'p'
+    left join pg_class x on x.oid = l.reltoastrelid and x.oid <> all(%(locked)s::oid[])
+    where t.root = c.oid
+) s
+where c.oid in (select root from tree)
+order by n.nspname, c.relname
+"""  # noqa: S608 - no value in it

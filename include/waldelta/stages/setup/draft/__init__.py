@@ -1,1 +1,0 @@
-"""Draft: proposes a pipeline file, and the grants for it, from the tables that a database has."""
