@@ -10,7 +10,7 @@ from waldelta.lsn import Lsn
 from waldelta.postgres import connect
 from waldelta.slot.read.peek import PeekBound, call, peek
 from waldelta.stages.land.idle_check import check_idle
-from waldelta.stages.setup import _publication_changes as younger
+from waldelta.stages.setup import _slot_setup as younger
 from waldelta.stages.setup.setup import apply_setup, plan_setup
 
 pytestmark = pytest.mark.pg

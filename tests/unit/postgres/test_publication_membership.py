@@ -11,7 +11,7 @@ from waldelta.postgres.publication_membership import (
     to_texts,
     was_interrupted,
 )
-from waldelta.stages.setup._publication_changes import is_replaced
+from waldelta.stages.setup._slot_setup import is_replaced
 
 ALL = frozenset({"insert", "update", "delete"})
 INSERTS = frozenset({"insert"})

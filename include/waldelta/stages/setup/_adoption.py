@@ -131,7 +131,7 @@ class _Adoption:
 
     def _judge(self) -> Iterator[Finding]:
         wanted = self._wanted()
-        yield from privileges_needed(wanted, self.publication, self.facts, changes=True)
+        yield from privileges_needed(wanted, self.publication, self.facts)
         unreadable = judge_filters(self.table.publication)
         yield from unreadable
         if not unreadable:  # Only filters that were parsed are sent to the server.

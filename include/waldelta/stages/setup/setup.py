@@ -9,10 +9,11 @@ repeated.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 import psycopg
@@ -32,16 +33,18 @@ from waldelta.postgres.walsender import alter_failover, alter_failover_command
 from waldelta.row_filter.runtime_errors import refused_patterns
 from waldelta.slot import PLUGIN, read_slot, remaining_on_primary
 from waldelta.slot.read.peek import end_old_backends
-from waldelta.stages.setup._publication_changes import entries_kept, judge_newer, read_newer
 from waldelta.stages.setup._slot_setup import (
     beyond,
     check_same_server,
     copy_that_stays,
     end_life,
     ensure_slot,
+    entries_kept,
     failover_to_set,
     judge_history,
+    judge_newer,
     judge_waits,
+    read_newer,
     slot_life,
     slot_that_stays,
 )
@@ -264,7 +267,9 @@ def _plan_setup(
     findings = [
         *judge(job.pipeline, facts, in_force),
         *objections,
-        *_judge_privileges(managed, facts),
+        *chain.from_iterable(
+            privileges_needed(state, facts.actual.get(state.name), facts) for state in managed
+        ),
         *judge_newer(conn, slot_conn, job, managed, facts),
         *judge_standby(conn, slot_conn, job, facts),
         *(judge_waits(conn) if facts.slot is None else ()),
@@ -444,12 +449,6 @@ def _publications_in_force(
         elif entry.name in facts.actual:
             by_name[entry.name] = facts.actual[entry.name]
     return by_name, objections
-
-
-def _judge_privileges(managed: Iterable[PublicationState], facts: Facts) -> Iterator[Finding]:
-    for state in managed:
-        changes = bool(plan_publications([state], facts.actual))
-        yield from privileges_needed(state, facts.actual.get(state.name), facts, changes)
 
 
 def _wanted(

@@ -329,20 +329,18 @@ def _plan(wanted: PublicationState, actual: PublicationState | None) -> Iterable
         yield Statement(_create(wanted), f"publication {name} doesn't exist yet: creating it")
         yield _comment(wanted)
         return
-    settings = list(_plan_settings(wanted, actual))
-    members = list(_plan_members(wanted, actual))
+    settings, members = _plan_settings(wanted, actual), list(_plan_members(wanted, actual))
     # Filters and lists on a partition root are allowed only while it publishes via root.
     yield from (settings + members) if wanted.via_root else (members + settings)
     if actual.comment != wanted.comment:
         yield _comment(wanted)
 
 
-def _plan_settings(wanted: PublicationState, actual: PublicationState) -> Iterable[Statement]:
+def _plan_settings(wanted: PublicationState, actual: PublicationState) -> list[Statement]:
     before = _options(actual)
     changed = {name: v for name, v in _options(wanted).items() if v != before[name]}
-    if changed:
-        reason = f"{' and '.join(changed)} changed"
-        yield _alter(wanted, "set (", _settings(changed), ")", reason=reason)
+    reason = f"{' and '.join(changed)} changed"
+    return [_alter(wanted, "set (", _settings(changed), ")", reason=reason)] if changed else []
 
 
 def _plan_members(wanted: PublicationState, actual: PublicationState) -> Iterable[Statement]:
@@ -351,33 +349,28 @@ def _plan_members(wanted: PublicationState, actual: PublicationState) -> Iterabl
     gone, new = sorted(before.keys() - after.keys()), sorted(after.keys() - before.keys())
     schemas_gone = sorted(set(actual.schemas) - set(wanted.schemas))
     schemas_new = sorted(set(wanted.schemas) - set(actual.schemas))
-    if schemas_gone:
-        reason = f"no longer published: schema {', '.join(schemas_gone)}"
-        yield _alter(wanted, "drop tables in schema ", _names(schemas_gone), reason=reason)
-    if changed:
-        reason = f"filter or column list changed: {_list(changed)}" + (
-            f"; removed: {_list(gone)}" if gone else ""
-        )
-        kept = [after[i] for i in sorted(after.keys() & before.keys())]
-        keep_schemas = sorted(set(wanted.schemas) & set(actual.schemas))
-        yield _alter(wanted, "set ", _members(kept, keep_schemas), reason=reason)
-    elif gone:
-        tables = sql.SQL(", ").join([sql.SQL("only {}").format(i.identifier) for i in gone])
-        yield _alter(wanted, "drop table ", tables, reason=f"no longer published: {_list(gone)}")
-    if new:
-        yield _alter(
-            wanted,
-            "add ",
-            _members([after[i] for i in new], []),
-            reason=f"newly published: {_list(new)}",
-        )
-    if schemas_new:
-        reason = f"newly published: schema {', '.join(schemas_new)}"
-        yield _alter(wanted, "add ", _members([], schemas_new), reason=reason)
+    in_both = [after[i] for i in sorted(after.keys() & before.keys())]
+    schemas_in_both = sorted(set(wanted.schemas) & set(actual.schemas))
+    dropped = sql.SQL(", ").join([sql.SQL("only {}").format(i.identifier) for i in gone])
+    for names, clause, members, reason in (
+        (
+            schemas_gone,
+            "drop tables in schema ",
+            _names(schemas_gone),
+            "no longer published: schema",
+        ),
+        (changed, "set ", _members(in_both, schemas_in_both), "filter or column list changed:"),
+        ([] if changed else gone, "drop table ", dropped, "no longer published:"),
+        (new, "add ", _members([after[i] for i in new], []), "newly published:"),
+        (schemas_new, "add ", _members([], schemas_new), "newly published: schema"),
+    ):
+        removed = f"; removed: {_list(gone)}" if clause == "set " and gone else ""
+        if names:
+            yield _alter(wanted, clause, members, reason=f"{reason} {_list(names)}{removed}")
 
 
-def _list(tables: Iterable[TableId]) -> str:
-    return ", ".join(map(str, tables))
+def _list(names: Iterable[TableId | str]) -> str:
+    return ", ".join(map(str, names))
 
 
 def _names(names: Iterable[str]) -> sql.Composable:

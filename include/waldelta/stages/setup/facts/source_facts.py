@@ -199,11 +199,6 @@ def _read_schemas(
     return frozenset(name for (name,) in rows)
 
 
-def is_pooled(client_pid: int, server_pid: int) -> bool:
-    """Returns whether a pooler answers instead of the server: it invents the backend's pid."""
-    return client_pid != server_pid
-
-
 def read_server(conn: Connection) -> ServerFacts:
     """Query a server about itself and the connection's role."""
     (row,) = fetch(conn, _SERVER, {"settings": list(_SETTINGS)})
@@ -224,7 +219,8 @@ def read_server(conn: Connection) -> ServerFacts:
         wal_bytes_per_hour=(
             int(row.wal_bytes_per_hour) if row.wal_bytes_per_hour is not None else None
         ),
-        behind_pooler=is_pooled(conn.info.backend_pid, row.server_pid),
+        # A pooler invents the backend's pid.
+        behind_pooler=conn.info.backend_pid != row.server_pid,
     )
 
 

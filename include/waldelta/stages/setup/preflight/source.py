@@ -30,7 +30,11 @@ from waldelta.quantities import counted, first_of, size
 from waldelta.row_filter import parse_row_filter
 from waldelta.slot import SlotState, check_ours, remaining_on_primary, slot_position
 from waldelta.slot.slot import lost_slot
-from waldelta.stages.setup.facts.publications import Mark, PublicationState
+from waldelta.stages.setup.facts.publications import (
+    Mark,
+    PublicationState,
+    plan_publications,
+)
 from waldelta.stages.setup.facts.source_facts import (
     SLOT_TIMEOUTS,
     TIMEOUTS,
@@ -127,11 +131,11 @@ def judge_filters(entry: Publication) -> list[Finding]:
 
 
 def privileges_needed(
-    state: PublicationState, before: PublicationState | None, facts: Facts, changes: bool
+    state: PublicationState, before: PublicationState | None, facts: Facts
 ) -> Iterator[Finding]:
     """Yields the grants that a publication's change needs and the role lacks."""
-    server = facts.server
-    if not changes or server.superuser:
+    server, actual = facts.server, {} if before is None else {before.name: before}
+    if server.superuser or not plan_publications([state], actual):
         return
     if before is None and not server.can_create:
         yield owning(
@@ -145,12 +149,12 @@ def privileges_needed(
         yield owning(
             f"publication {state.name!r}: only a superuser may publish all tables or whole schemas"
         )
-    known = set(before.tables if before else ())
+    new = set(state.tables) - set(before.tables if before else ())
     foreign: dict[str, list[str]] = {}
-    for table in state.tables:
-        found = facts.tables.get(table.id)
-        if table not in known and found is not None and not found.relation.owned:
-            foreign.setdefault(found.relation.owner, []).append(str(table.id))
+    for table_id in sorted(facts.tables.keys() & {table.id for table in new}):
+        relation = facts.tables[table_id].relation
+        if not relation.owned:
+            foreign.setdefault(relation.owner, []).append(str(table_id))
     # A membership in the owner's role isn't advised: the role that reads would own the tables.
     for owner, tables in foreign.items():
         yield owning(
@@ -361,28 +365,26 @@ def _slot(pipeline: PipelineFile, slot: SlotState | None) -> Iterable[Finding]:
 # ------------------------------------------------------------------------------------------------
 
 
-def _ownership(pipeline: PipelineFile, entry: Publication, facts: Facts) -> Iterable[Finding]:
+def _ownership(pipeline: PipelineFile, entry: Publication, facts: Facts) -> Iterator[Finding]:
     actual = facts.actual.get(entry.name)
-    if not entry.manage:
-        return problem_if(
-            actual is None,
-            f"publication {entry.name!r} does not exist, and with manage: false setup never"
-            " creates it: create it, or remove manage: false and say what it publishes",
-        )
-    if actual is None:  # Setup creates it.
-        return ()
-    mark = Mark.parse(actual.comment)
-    if mark is not None:
-        return problem_if(
-            mark.pipeline != pipeline.pipeline,
-            f"publication {entry.name!r} was made by pipeline {mark.pipeline!r}: choose another"
-            " name, or write manage: false to read it as it is",
-        )
-    text = (
-        f"publication {entry.name!r} exists and wasn't made by this pipeline: write manage:"
-        " false to read it as it is, choose another name, or drop it"
+    yield from problem_if(
+        actual is None and not entry.manage,
+        f"publication {entry.name!r} does not exist, and with manage: false setup never"
+        " creates it: create it, or remove manage: false and say what it publishes",
     )
-    return [problem(text)]
+    if actual is None or not entry.manage:
+        return
+    maker = mark.pipeline if (mark := Mark.parse(actual.comment)) is not None else None
+    yield from problem_if(
+        maker is None,
+        f"publication {entry.name!r} exists and wasn't made by this pipeline: write manage:"
+        " false to read it as it is, choose another name, or drop it",
+    )
+    yield from problem_if(
+        maker not in (None, pipeline.pipeline),
+        f"publication {entry.name!r} was made by pipeline {maker!r}: choose another"
+        " name, or write manage: false to read it as it is",
+    )
 
 
 def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterator[Finding]:

@@ -280,37 +280,43 @@ def _judge_source(
     planned: PlannedTargets,
 ) -> Iterator[Finding]:
     where = f"target.tables.{name}.from"
-    found, partition = planned.published.get(source), there.get(TableId.parse(name))
-    gathered = {
-        str(table.id)
-        for n in merged_roots(entries)
-        if n in planned.sources
-        for table in planned.tables_of(n)
+    table, partition = planned.published.get(source), there.get(TableId.parse(name))
+    merged = {
+        str(leaf.id)
+        for root in merged_roots(entries)
+        if root in planned.sources
+        for leaf in planned.tables_of(root)
     }
-    if source in gathered or source in merged_roots(entries):
-        yield problem(
-            f"{where}: partition_root merges the partitions of {source}: set the filter on a table"
-            " that is published"
-        )
-    elif found is None:
-        yield problem(
-            f"{where}: no publication of this pipeline publishes {source} under that name: name a"
-            " table that is published (of partitions published via their root, the root)"
-        )
-    elif name in planned.published:
-        yield problem(
-            f"{where}: {name} is published itself, and target names are unique: choose another name"
-        )
-    elif partition is not None and found.oid not in partition.ancestors:
-        yield problem(
-            f"{where}: {name} exists on the source and isn't a partition of {source}: choose"
-            " another name"
-        )
-    elif partition is None and entries[name].where is None:
-        yield problem(
-            f"{where}: {name} is no partition of {source}, so it would hold all of it: write a"
-            " where"
-        )
+    judged = (
+        (
+            source in merged or source in merged_roots(entries),
+            (
+                f"partition_root merges the partitions of {source}: set the filter on a table"
+                " that is published"
+            ),
+        ),
+        (
+            table is None,
+            (
+                f"no publication of this pipeline publishes {source} under that name: name a table"
+                " that is published (of partitions published via their root, the root)"
+            ),
+        ),
+        (
+            name in planned.published,
+            f"{name} is published itself, and target names are unique: choose another name",
+        ),
+        (
+            partition is not None and table is not None and table.oid not in partition.ancestors,
+            f"{name} exists on the source and isn't a partition of {source}: choose another name",
+        ),
+        (
+            partition is None and entries[name].where is None,
+            f"{name} is no partition of {source}, so it would hold all of it: write a where",
+        ),
+    )
+    reasons = [f"{where}: {reason}" for applies, reason in judged if applies]
+    yield from map(problem, reasons[:1])
 
 
 def judge_wheres(
