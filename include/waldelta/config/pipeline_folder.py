@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,35 +51,25 @@ class PipelineFolder:
 
     @classmethod
     def read(cls, folder: Path) -> PipelineFolder:
-        """Returns the files of a folder as read_pipeline_files() has them."""
-        found = cls()
-        for path, pipeline in read_pipeline_files(folder):
-            if isinstance(pipeline, PipelineFile):
-                found.pipelines[path] = pipeline
-            else:
-                found.refused[path] = pipeline
-        return found
+        """Returns every pipeline file of a folder by name.
+
+        Of several files that exclude each other, the first is valid.
+        """
+        read, taken = cls(), dict[str, Path]()
+        for path in pipeline_paths(folder):
+            try:
+                pipeline = load_pipeline_file(path)
+                _refuse_doubles(path, pipeline, taken)
+                read.pipelines[path] = pipeline
+            except Exception as err:  # A rejected file doesn't affect the others.
+                read.refused[path] = err
+        return read
 
     def refusals(self) -> list[dict[str, str]]:
         """Returns the refused files as JSON has them."""
         return [
             {"file": str(path), "error": refusal(error)} for path, error in self.refused.items()
         ]
-
-
-def read_pipeline_files(folder: Path) -> Iterator[tuple[Path, PipelineFile | Exception]]:
-    """Yields every pipeline file of a folder by name, with its pipeline or error.
-
-    Of several files that exclude each other, the first is valid.
-    """
-    taken: dict[str, Path] = {}
-    for path in pipeline_paths(folder):
-        try:
-            pipeline = load_pipeline_file(path)
-            _refuse_doubles(path, pipeline, taken)
-            yield path, pipeline
-        except Exception as err:  # A rejected file doesn't affect the others.
-            yield path, err
 
 
 def _refuse_doubles(path: Path, pipeline: PipelineFile, taken: dict[str, Path]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from airflow.exceptions import SerializationError
 from airflow.sdk import DAG
 
-from waldelta.config.pipeline_folder import existing_folder, read_pipeline_files
+from waldelta.config.pipeline_folder import PipelineFolder, existing_folder
 from waldelta.errors import ConfigError
 from waldelta_airflow._airflow_versions import check_alerts_version
 from waldelta_airflow.dags._alerts_dag import build_alerts_dag
@@ -54,15 +54,16 @@ def create_dags() -> dict[str, DAG]:
     Raises ConfigError when that folder doesn't exist.
     """
     dags: dict[str, DAG] = {}
-    for path, pipeline in read_pipeline_files(existing_folder()):
+    folder = PipelineFolder.read(existing_folder())
+    for path, pipeline in folder.pipelines.items():
         try:
-            if isinstance(pipeline, Exception):
-                raise pipeline
             dags.update({dag.dag_id: dag for dag in build_dags(path, pipeline)})
         except Exception as err:
-            why = f"pipeline file {path} is refused: {type(err).__name__}: {err}"
-            refused = RefusedFile(path, err if isinstance(err, ConfigError) else ConfigError(why))
-            dags[refused.dag_id] = refused
+            folder.refused[path] = err
+    for path, error in folder.refused.items():
+        why = f"pipeline file {path} is refused: {type(error).__name__}: {error}"
+        refused = RefusedFile(path, error if isinstance(error, ConfigError) else ConfigError(why))
+        dags[refused.dag_id] = refused
     if alert_connections():
         try:
             check_alerts_version()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from waldelta.findings import Finding, lacking, problem, problem_if, warning, warning_if
@@ -73,7 +73,11 @@ def judge_table(
             f"{where}: its filter and column list have no effect, since it is published via its"
             " root"
         )
-    yield from warning_if(
+    yield from _whole_old_rows(where, state, found)
+
+
+def _whole_old_rows(where: str, state: PublicationState, found: TableFacts) -> Iterable[Finding]:
+    return warning_if(
         found.relation.replica_identity == "f" and state.publishes_old_rows,
         f"{where}: REPLICA IDENTITY FULL writes the whole old row to WAL for each UPDATE and"
         " DELETE (measured: 64 instead of 44 MB for 20,000 updates of 1 kB rows); the table"

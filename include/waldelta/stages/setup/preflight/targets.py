@@ -156,12 +156,8 @@ def _published(
 
     These are leaf partitions, or the root of a publication via root, which includes its partitions.
     """
-    leaves = [
-        leaf.oid
-        for table in facts.tables.values()
-        for leaf in table.leaves
-        if table.relation.relkind == "p"
-    ]
+    roots = [table for table in facts.tables.values() if table.relation.relkind == "p"]
+    leaves = [leaf.oid for root in roots for leaf in root.leaves]
     by_oid = {relation.oid: relation for relation in read_relations(conn, leaves)} if leaves else {}
     # For each table its columns, filter and operations in each publication, and its leaves.
     entries: dict[int, list[tuple[Collection[str], str | None, Collection[str]]]] = {}
