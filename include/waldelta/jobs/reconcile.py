@@ -36,10 +36,13 @@ from waldelta.lake.ledger.reconciliations import (
     kept_out,
 )
 from waldelta.pipeline import Job, RunResult, StageResult, TableResult, of_table, unexpected_error
-from waldelta.pipeline.drift import read_catalog_state, with_leaves
-from waldelta.pipeline.drift.drift import source_as_copied
-from waldelta.pipeline.drift.record_drift import of_partition
-from waldelta.pipeline.drift.repair_plan import why_other_rows
+from waldelta.pipeline.drift import (
+    of_partition,
+    read_catalog_state,
+    source_as_copied,
+    why_other_rows,
+    with_leaves,
+)
 from waldelta.pipeline.run_result import CheckFindings
 from waldelta.pipeline.targets import (
     RequiredAction,

@@ -31,8 +31,9 @@ from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RELID
 from waldelta.pgoutput import Relation, read_truncate
 from waldelta.pgoutput.messages import RelationColumn
-from waldelta.pipeline.drift import CatalogTable, Evolution
-from waldelta.pipeline.drift.schema_evolution import (
+from waldelta.pipeline.drift import (
+    CatalogTable,
+    Evolution,
     check_key,
     other_type,
     plan_evolution,

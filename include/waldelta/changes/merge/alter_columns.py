@@ -26,8 +26,7 @@ from waldelta.lake.delta_statements import USER_METADATA
 from waldelta.lake.ledger import TableState, now
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
-from waldelta.pipeline.drift import Evolution
-from waldelta.pipeline.drift.schema_evolution import NewColumn
+from waldelta.pipeline.drift import Evolution, NewColumn
 from waldelta.pipeline.targets import check_columns
 from waldelta.pipeline.targets.target_definition import check_new_columns, foreign_columns
 from waldelta.spark import Runner

@@ -22,9 +22,15 @@ from waldelta.lake.ledger import StorageState, TableState, now
 from waldelta.lsn import Lsn
 from waldelta.permissions import private_files
 from waldelta.pipeline import Job, SlotIdentity, slot_lock
-from waldelta.pipeline.drift import CatalogTable, outdated_columns, unsent_changes, with_leaves
-from waldelta.pipeline.drift.drift import find_drift
-from waldelta.pipeline.drift.record_drift import read_own_tables, read_published_now
+from waldelta.pipeline.drift import (
+    CatalogTable,
+    find_drift,
+    outdated_columns,
+    read_own_tables,
+    read_published_now,
+    unsent_changes,
+    with_leaves,
+)
 from waldelta.pipeline.targets import (
     RequiredAction,
     TargetSource,

@@ -26,9 +26,10 @@ from waldelta.errors import NeedsSync, StagedLost
 from waldelta.lake import DeltaTarget, Lake, open_parquet, row_count, write_parquet
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline import Job
-from waldelta.pipeline.drift import Repair, is_dear
-from waldelta.pipeline.drift.repair_plan import (
+from waldelta.pipeline.drift import (
     MovingRows,
+    Repair,
+    is_dear,
     merges_partitions,
     moving_rows,
     within_leaves,

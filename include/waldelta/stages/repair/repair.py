@@ -70,9 +70,14 @@ from waldelta.lake.ledger.ledger import next_generation
 from waldelta.lake.ledger.quarantine import discarded_rows, message_rows
 from waldelta.lsn import Lsn
 from waldelta.pipeline import AdvisoryLock, Job, RunResult, target_lock, unexpected_error
-from waldelta.pipeline.drift import Repair, is_dear, outdated_columns, unsent_changes
-from waldelta.pipeline.drift.drift import as_published
-from waldelta.pipeline.drift.repair_plan import obstacle
+from waldelta.pipeline.drift import (
+    Repair,
+    as_published,
+    is_dear,
+    obstacle,
+    outdated_columns,
+    unsent_changes,
+)
 from waldelta.pipeline.targets import (
     ReplicatedTarget,
     TargetFence,

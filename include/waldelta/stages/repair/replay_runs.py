@@ -20,7 +20,7 @@ from waldelta.lake import staging_folder
 from waldelta.lake.changelog import BatchNumbers, BatchRange, BatchRanges
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job, RunResult, of_table
-from waldelta.pipeline.drift.repair_plan import why_other_rows
+from waldelta.pipeline.drift import why_other_rows
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
 from waldelta.spark import Runner
 from waldelta.stages.repair.mend.current_targets import CurrentTargets

@@ -25,7 +25,7 @@ from waldelta.errors import class_and_text
 from waldelta.lake import READ_FAILURES, DeltaTarget, TargetVersion
 from waldelta.lake.ledger import SYNCED, BatchCut, ColumnState, TableState
 from waldelta.metadata_columns import LSN
-from waldelta.pipeline.drift.drift import EVERYTHING
+from waldelta.pipeline.drift import EVERYTHING
 from waldelta.postgres.publication_membership import from_texts
 from waldelta.spark import Runner
 from waldelta.spark_sql import quote

@@ -13,7 +13,7 @@ from waldelta.config.expectation_files import Severity
 from waldelta.errors import FilterNotTranslatable
 from waldelta.lake.ledger import ColumnState
 from waldelta.metadata_columns import RAW
-from waldelta.pipeline.drift.drift import EVERYTHING
+from waldelta.pipeline.drift import EVERYTHING
 from waldelta.pipeline.targets import filter_of
 from waldelta.postgres import BIT_OID, any_filter
 from waldelta.row_filter import EnumType, RowFilter, published_filter

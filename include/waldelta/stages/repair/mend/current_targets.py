@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from waldelta.errors import NeedsSync
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job, RunResult
-from waldelta.pipeline.drift import CatalogTable, Repair, read_catalog_state
-from waldelta.pipeline.drift.drift import source_as_copied
-from waldelta.pipeline.drift.record_drift import of_partition
+from waldelta.pipeline.drift import (
+    CatalogTable,
+    Repair,
+    of_partition,
+    read_catalog_state,
+    source_as_copied,
+)
 from waldelta.pipeline.targets import (
     ReplicatedTarget,
     RequiredAction,

@@ -43,8 +43,7 @@ from waldelta.lake.ledger import (
 from waldelta.lake.ledger.reconciliations import ROWS_KEPT, ROWS_VALUED, TEXT_KEPT
 from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.pipeline import Job
-from waldelta.pipeline.drift import Repair, is_dear
-from waldelta.pipeline.drift.repair_plan import within_leaves
+from waldelta.pipeline.drift import Repair, is_dear, within_leaves
 from waldelta.pipeline.targets import read_target_filter
 from waldelta.postgres.publication_membership import EVERY_CHANGE
 from waldelta.snapshot import SnapshotHolder, TableCopy, plan_chunks, plan_copy, whole_table

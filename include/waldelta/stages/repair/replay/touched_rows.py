@@ -22,8 +22,7 @@ from waldelta.errors import SchemaChanged
 from waldelta.lake.changelog import BatchRange, Snapshot, last_truncates
 from waldelta.lake.ledger import SYNCED, TableState
 from waldelta.pipeline import Job
-from waldelta.pipeline.drift import Evolution
-from waldelta.pipeline.drift.schema_evolution import NewColumn
+from waldelta.pipeline.drift import Evolution, NewColumn
 from waldelta.postgres import read_types
 from waldelta.spark import Runner
 from waldelta.stages.repair.reconcile.touched_keys import read_touched
