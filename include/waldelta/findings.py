@@ -93,8 +93,7 @@ def merged(findings: Iterable[Finding], role: str, *, for_dba: bool = False) -> 
         )
         parts.append(
             f"role {role} may not make the planned changes ({what}): let the owner, or a DBA, run"
-            " the SQL that setup --sql prints, or run setup as a role that only sets up (see"
-            f" docs/reference/privileges.md){own_it}"
+            f" the SQL that setup --sql prints, or run setup as a role that only sets up{own_it}"
         )
     return [*rest, Finding("problem", "\n".join(parts), "privilege" if own else "ownership")]
 

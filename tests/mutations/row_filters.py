@@ -72,8 +72,8 @@ MUTATIONS = (
     ),
     Mutation(
         "row_filter/resolve.py",
-        'if "o" in signature.flags and collation not in _ORDERED:',
-        'if "o" in signature.flags and collation is None:',
+        "is_unordered = collation not in _ORDERED",
+        "is_unordered = collation is None",
         "Spark orders texts otherwise than the column's collation.",
         (_TRANSLATE,),
     ),
@@ -107,8 +107,8 @@ MUTATIONS = (
     ),
     Mutation(
         "row_filter/resolve.py",
-        "if sum(digits) > MAX_PRECISION:",
-        "if max(digits) > MAX_PRECISION:",
+        "self.refuse_if(sum(digits) > MAX_PRECISION",
+        "self.refuse_if(max(digits) > MAX_PRECISION",
         "Spark rounds a constant of more than 38 digits.",
         (_TRANSLATE,),
     ),

@@ -385,7 +385,7 @@ class Notification(StrictModel):
         for name in value:
             if name != ANY_ERROR and name not in ERRORS:
                 near = get_close_matches(name, [ANY_ERROR, *ERRORS], 1)
-                hint = f"write {near[0]}" if near else "docs/reference/errors.md lists them"
+                hint = f"write {near[0]}" if near else "the documentation lists them, under Errors"
                 raise ValueError(f"there is no class of errors {name!r}: {hint}")
         return value
 

@@ -335,7 +335,7 @@ def privilege_missing(
         attribute = f"alter role {sql_name(role)} replication; "
     return PrivilegeMissing(
         f"PostgreSQL refused role {role!r}: {ServerError.of(err).shown}: {attribute}what the role"
-        " needs is in docs/reference/privileges.md"
+        ' needs is in the documentation, "Privileges on the source"'
     )
 
 
@@ -343,8 +343,7 @@ def ended_by_replay(what: str, error: ServerError) -> StandbyAway:
     """Return the error for a statement that a standby's replay ended."""
     return StandbyAway(
         f"{what} was ended by the standby's replay ({error.shown}): see that the standby has"
-        " hot_standby_feedback on and a primary_slot_name (docs/how-to/read-from-a-standby.md); run"
-        " again"
+        " hot_standby_feedback on and a primary_slot_name; run again"
     )
 
 

@@ -108,7 +108,7 @@ def read_position(connection: psycopg.Connection[Any]) -> ServerPosition:
         raise NotPrimary(
             f"{describe_server(connection)} is a standby, but copies need the primary, and a"
             " standby's slot is read only by source.read_from: point the connection at the"
-            " primary, or promote this server (docs/how-to/failover.md)"
+            " primary, or promote this server"
         )
     return _read(connection, None)
 
@@ -121,7 +121,6 @@ def read_standby_position(connection: psycopg.Connection[Any], timeline: int) ->
         raise NotStandby(
             f"source.read_from leads to {describe_server(connection)}, which is no standby, or was"
             " promoted: point it at a standby of conn_id's server, or remove it; then run resync"
-            " (docs/how-to/read-from-a-standby.md)"
         )
     return _read(connection, timeline)
 

@@ -474,10 +474,10 @@ class _Resolver:
         )
         kind = types[0] if types[0].name == "enum" else Type(types[0].name)
         if kind.name == "numeric":
-            digits = common_digits(types)
+            both = common_digits(types)
             too_many = f"numbers that need more than {MAX_PRECISION} digits together"
-            self.refuse_if(sum(digits) > MAX_PRECISION, node, too_many)
-            kind = replace(NUMERIC, digits=digits)
+            self.refuse_if(sum(both) > MAX_PRECISION, node, too_many)
+            kind = replace(NUMERIC, digits=both)
         collation, strength = self.merged(node, results)
         return Typed(key, kind, tuple(arguments), None, node.start, collation, strength)
 

@@ -94,7 +94,7 @@ _BY_SQLSTATE: tuple[tuple[str, type[ConnectError], str], ...] = (
     (
         codes.INSUFFICIENT_PRIVILEGE,
         PrivilegeMissing,
-        ("role {user!r} may not connect ({reason}): {grant} (docs/reference/privileges.md)"),
+        ("role {user!r} may not connect ({reason}): {grant}"),
     ),
     (codes.INVALID_PARAMETER_VALUE, ConfigError, _OPTIONS_REFUSED),
     (codes.UNDEFINED_OBJECT, ConfigError, _OPTIONS_REFUSED),

@@ -287,7 +287,7 @@ def test_the_page(runner, shop):
         with (
             shop.without(revoke),
             pytest.raises(
-                PrivilegeMissing, match=r"permission denied .*docs/reference/privileges\.md"
+                PrivilegeMissing, match=r"permission denied .*Privileges on the source"
             ) as refused,
         ):
             check_idle(mended.job())

@@ -90,7 +90,7 @@ def test_a_promoted_standby_goes_on_with_the_slot_that_it_kept(runner, newer, la
         primary.stop("immediate")
 
         lead_to(standby)
-        with pytest.raises(NotPrimary, match=r"is a standby.*docs/how-to/failover\.md"):
+        with pytest.raises(NotPrimary, match=r"is a standby.*promote this server"):
             check_idle(pipeline.job())
         before = pipeline.job().read_identity()
         promote(standby)

@@ -184,7 +184,7 @@ def copy_that_stays(conn: Connection, slot: str) -> list[str]:
         return []
     line = (
         f"slot {kept} stays and keeps WAL, growing: it is the evidence of a mismatch"
-        " (docs/how-to/recover-a-slot.md#consumemismatch); after you have examined it, drop it:"
+        " (ConsumeMismatch); after you have examined it, drop it:"
         f" select pg_drop_replication_slot('{kept}')"
     )
     return [line]

@@ -227,7 +227,7 @@ def test_the_example_of_the_page(write_pipeline):
 REFUSED = {
     "misspelt class": ({"errors": "[SlotErorr]"},
      "there is no class of errors 'SlotErorr': write SlotError"),
-    "no such class": ({"errors": "[Nonsense]"}, "docs/reference/errors.md lists them"),
+    "no such class": ({"errors": "[Nonsense]"}, "the documentation lists them, under Errors"),
     "no class": ({"errors": "[]"}, "notify[0].errors"),
     "no such module": ({"notifier": "nowhere.at.all.Pager"},
      "notifier nowhere.at.all.Pager can't be imported"),

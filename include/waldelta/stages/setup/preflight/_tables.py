@@ -96,7 +96,6 @@ def judge_functions(
             f"publication {state.name!r}, table {table.id}: {named}: PostgreSQL calls such"
             f" functions as role {facts.server.role} when it plans a query of the table, so their"
             " owners have the rights of that role: read tables of one owner by a role of their own"
-            " (docs/reference/privileges.md)"
         )
 
 

@@ -71,7 +71,6 @@ def judge_store(target: Target) -> Iterator[Finding]:
         yield warning(
             f"{target.root}: target.accept_unsafe_store is set: unless Spark's log store commits"
             " conditionally, its commits may overwrite others, whose changes are lost then"
-            " (docs/how-to/object-stores.md)"
         )
 
 
@@ -120,7 +119,7 @@ def check_log_store(target: Target, store: str, lake: Lake) -> None:
         " and delta-rs may overwrite each other, and changes be lost: `waldelta jars --stores s3`"
         " compiles one that commits conditionally; or configure another"
         f" (spark.delta.logStore.{scheme}.impl), or accept the loss"
-        " (target.accept_unsafe_store: true); see docs/how-to/object-stores.md"
+        " (target.accept_unsafe_store: true)"
     )
     raise PreflightFailed([text])
 

@@ -175,7 +175,7 @@ def _server(pipeline: PipelineFile, server: ServerFacts, slot_exists: bool) -> I
     yield from problem_if(
         server.in_recovery,
         "the server is a standby: point the connection at the primary, copies need its"
-        " snapshots, or promote it (docs/how-to/failover.md)",
+        " snapshots, or promote it",
     )
     yield from problem_if(
         settings["wal_level"] != "logical",
@@ -275,7 +275,7 @@ def _failover(pipeline: PipelineFile, server: ServerFacts) -> Iterable[Finding]:
             problem(
                 "source.failover needs PostgreSQL 17 or later, this is"
                 f" {server.settings.get('server_version')}: leave it out, or upgrade the server;"
-                " without it a failover takes a resync of all tables (docs/how-to/failover.md)"
+                " without it a failover takes a resync of all tables"
             )
         ]
     return [
@@ -288,7 +288,7 @@ def _failover(pipeline: PipelineFile, server: ServerFacts) -> Iterable[Finding]:
             not server.settings.get("synchronized_standby_slots"),
             "synchronized_standby_slots is empty: runs may land changes that no standby has"
             " received, so after a failover the lake may be ahead of the source and need new"
-            " copies; let it name the physical slot of the standby (docs/how-to/failover.md)",
+            " copies; let it name the physical slot of the standby",
         ),
     ]
 
@@ -306,7 +306,7 @@ def _server_warnings(pipeline: PipelineFile, facts: Facts) -> Iterator[Finding]:
         f"role {facts.server.role} is a superuser: PostgreSQL calls functions of a table's"
         " owner when it plans a query, as the role that runs it, so each owner of a published"
         " table could do anything on this server: let the connection use the role that init"
-        " writes (docs/reference/privileges.md)",
+        " writes",
     )
     yield from warning_if(
         encoding not in (*WITHIN_UTF8, "SQL_ASCII"),
@@ -488,7 +488,7 @@ def judge_standby(
         f"role {facts.server.role!r} may not execute pg_log_standby_snapshot() on the primary,"
         " so setup can create the standby's slot only when the primary happens to log its"
         " running transactions, and an idle primary never does: grant execute on function"
-        f" pg_log_standby_snapshot() to {facts.server.role} (docs/reference/privileges.md)",
+        f" pg_log_standby_snapshot() to {facts.server.role}",
     )
     yield from map(warning, remaining_on_primary(primary, connection, job.pipeline.source.slot))
 
@@ -502,8 +502,7 @@ def judge_servers(answers: set[tuple[str, str]]) -> Iterable[Finding]:
     return problem_if(
         len(answers) > 1,
         f"source.read_from leads to more than one server ({servers}), and only one of them has the"
-        " slot: point it at that server, not at a load balancer or a name of several standbys"
-        " (docs/how-to/read-from-a-standby.md)",
+        " slot: point it at that server, not at a load balancer or a name of several standbys",
     )
 
 
@@ -539,7 +538,7 @@ def judge_settings(standby: ServerFacts) -> Iterator[Finding]:
         f"on the standby of source.read_from {' and '.join(lacking)}: vacuum on the primary"
         " may remove catalog rows that the slot needs, then the slot is lost and all tables"
         " need a resync; set hot_standby_feedback = on and a primary_slot_name with a"
-        " physical slot on the primary, and reload (docs/how-to/read-from-a-standby.md)",
+        " physical slot on the primary, and reload",
     )
 
 
