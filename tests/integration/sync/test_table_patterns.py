@@ -26,6 +26,7 @@ from waldelta.jobs.sync import run_sync
 from waldelta.lake.ledger import TableState, now
 from waldelta.postgres import connect
 from waldelta.postgres.publication_checks import matched_tables
+from waldelta.postgres.publication_membership import Membership, to_texts
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup import _adoption
 from waldelta.stages.setup.facts.publications import read_publications
@@ -242,7 +243,11 @@ def test_a_table_that_a_dba_removed_stays_out(database, shop):
     database.execute("alter publication p drop table only sales.items")
     found = adopt_or_report(conn, job)
     assert (found.adopted, found.reported) == ((), ("sales.items",))
-    assert "it was published before, and was removed from the publication" in found.warnings[0]
+    assert "it was published before, and was removed from the publication:" in found.warnings[0]
+    entry = Membership(oid, 1, frozenset({"table 7 730"}))
+    job.ledger.append(replace(job.read_state("sales.items"), entries=to_texts([entry])))
+    (warning,) = adopt_or_report(conn, job).warnings
+    assert "it was published before, and was detached from a published table:" in warning
     database.execute("drop table sales.items; create table sales.items (id int primary key)")
     assert adopt_or_report(conn, job).adopted == ("sales.items",)
 

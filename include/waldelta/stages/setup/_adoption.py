@@ -18,6 +18,7 @@ from waldelta.config.pipeline_file import TargetTable
 from waldelta.errors import SourceError
 from waldelta.findings import Finding, merged, problem
 from waldelta.grants import sql_name
+from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.target_sources import sources
 from waldelta.postgres import (
@@ -28,6 +29,7 @@ from waldelta.postgres import (
     read_published_tables,
 )
 from waldelta.postgres.publication_checks import MatchedTable
+from waldelta.postgres.publication_membership import from_texts
 from waldelta.stages.setup.facts.publications import (
     Mark,
     PublicationState,
@@ -48,11 +50,6 @@ log = logging.getLogger(__name__)
 ADOPTION_BUDGET_S = 30.0
 
 _TO_SET_UP = "run setup, then the initial sync"
-# A DBA may have removed it because its changes filled the slot.
-_REMOVED = (
-    "it was published before, and was removed from the publication or detached from a published"
-    f" table: {_TO_SET_UP}, or exclude it"
-)
 
 
 def adopt(conn: Connection, job: Job, tables: Sequence[MatchedTable]) -> dict[MatchedTable, str]:
@@ -60,15 +57,18 @@ def adopt(conn: Connection, job: Job, tables: Sequence[MatchedTable]) -> dict[Ma
     deadline = time.monotonic() + ADOPTION_BUDGET_S
     actual = read_marked(conn)
     facts = read_table_facts(conn, actual, [table.id for table in tables])
-    copied = {oid for state in job.read_all_states() for oid in state.relation_ids}
+    copied = {oid: state for state in job.read_all_states() for oid in state.relation_ids}
     refused: dict[MatchedTable, str] = {}
     for table in tables:
-        state, found = actual.get(table.publication.name), facts.tables.get(table.id)
+        state, there = actual.get(table.publication.name), facts.tables.get(table.id)
+        former = copied.get(there.relation.oid) if there is not None else None
         why: str | None
         if state is None or not _is_set_up(job, table.publication, state):
             why = f"the publication isn't what the pipeline file says now: {_TO_SET_UP}"
-        elif found is not None and found.relation.oid in copied:
-            why = _REMOVED
+        elif former is not None and there is not None:
+            # A DBA may have removed it because its changes filled the slot.
+            how = _how_it_left(former, there.relation.oid)
+            why = f"it was published before, and was {how}: {_TO_SET_UP}, or exclude it"
         elif time.monotonic() > deadline:
             why = f"{ADOPTION_BUDGET_S:g} s were spent on other new tables: the next run continues"
         else:
@@ -76,6 +76,17 @@ def adopt(conn: Connection, job: Job, tables: Sequence[MatchedTable]) -> dict[Ma
         if why is not None:
             refused[table] = why
     return refused
+
+
+def _how_it_left(state: TableState, oid: int) -> str:
+    """Returns what took a copied table out of its publication, by the entries that published it."""
+    entries = [m.entries for m in from_texts(state.entries) if m.relation == oid]
+    # The entry of a table above also names the rows of pg_inherits through which it applied.
+    was_partition = any(
+        entry.startswith("table ") and len(entry.split()) > 2
+        for entry in frozenset().union(*entries)
+    )
+    return "detached from a published table" if was_partition else "removed from the publication"
 
 
 def _is_set_up(job: Job, entry: Publication, state: PublicationState) -> bool:
