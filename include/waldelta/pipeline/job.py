@@ -14,7 +14,7 @@ from waldelta.errors import ConfigError, SlotMissing, StateError
 from waldelta.lake import REQUEST_LIMITS, Lake, is_store_variable, read_store_options
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import Ledger, SlotMove, TableState, now
-from waldelta.pipeline.source_connections import SourceConnections
+from waldelta.pipeline.source import SourceConnections
 from waldelta.postgres import conninfo_from_environment
 
 

@@ -20,7 +20,7 @@ from waldelta.lake.ledger import BatchCut, RowCounts, Run, SlotReading, TargetCu
 from waldelta.lake.ledger.records import row_of
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.source_load import SourceBill
+from waldelta.pipeline.source import SourceBill
 from waldelta.pipeline.task_errors import describe_error
 from waldelta.quantities import counted
 

@@ -5,7 +5,7 @@ on.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ from psycopg.rows import Row
 from waldelta.config.airflow_connection import read_connection
 from waldelta.errors import (
     ConfigError,
+    NameUnreadable,
     PrivilegeMissing,
     SessionAltered,
     SourceDiskFull,
@@ -27,17 +28,14 @@ from waldelta.errors import (
     StandbyAway,
 )
 from waldelta.grants import sql_name
+from waldelta.quantities import first_of
 from waldelta.server_errors.refused_connection import POOLED, ConnectionRefusal, connection_error
 from waldelta.server_errors.sqlstate import INVALID_PARAMETER_VALUE, ServerError
+from waldelta.server_errors.texts import UNTRANSLATABLE_BYTES
 
 if TYPE_CHECKING:
     import adbc_driver_postgresql.dbapi
     import pyarrow as pa
-from collections.abc import Sequence
-
-from waldelta.errors import NameUnreadable
-from waldelta.quantities import first_of
-from waldelta.server_errors.texts import UNTRANSLATABLE_BYTES
 
 # A connection with any kind of rows.
 Connection = psycopg.Connection[Any]

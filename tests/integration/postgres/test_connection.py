@@ -18,7 +18,7 @@ from tests.support.pipelines import job_of, pipeline_file
 from tests.support.servers.foreign_language import in_a_foreign_language
 from tests.support.servers.serving import listening
 from waldelta.errors import AuthenticationFailed, ConfigError, SourceError, SourceUnreachable
-from waldelta.pipeline.source_connections import SharedConnection
+from waldelta.pipeline.source import SharedConnection
 from waldelta.postgres import connect
 from waldelta.postgres.connection import connect_arrow
 

@@ -7,7 +7,7 @@ import pytest
 from waldelta.config import Source
 from waldelta.config.source import Options
 from waldelta.pipeline import RunResult, SourceBill
-from waldelta.pipeline.source_load import moves, peeks
+from waldelta.pipeline.source import moves, peeks
 
 
 def test_parts_add_up():

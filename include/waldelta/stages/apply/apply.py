@@ -37,7 +37,7 @@ from waldelta.lake.ledger import BatchCut, Quarantine, TargetCut, now
 from waldelta.pgoutput.commit_time import shown_at
 from waldelta.pipeline import Job, of_table, target_lock
 from waldelta.pipeline.advisory_locks import LockSessions
-from waldelta.pipeline.source_connections import SharedConnection
+from waldelta.pipeline.source import SharedConnection
 from waldelta.pipeline.targets import (
     TargetFence,
     apply_app_id,

@@ -36,7 +36,7 @@ from waldelta.lake.changelog.batch_file import BatchFile
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import UnreadMessage
 from waldelta.pipeline import AdvisoryLock, Job, SourceBill, named_error, slot_lock
-from waldelta.pipeline.source_load import SlotMeter, moves, peeks
+from waldelta.pipeline.source import SlotMeter, moves, peeks
 from waldelta.pipeline.targets import record_unreadable
 from waldelta.pipeline.targets.unreadable_messages import skipped_messages
 from waldelta.postgres import ServerPosition

@@ -34,7 +34,7 @@ from waldelta.lsn import Lsn
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job, SourceBill
 from waldelta.pipeline.drift import as_published, read_catalog_tables, stored
-from waldelta.pipeline.source_load import xmin_age
+from waldelta.pipeline.source import xmin_age
 from waldelta.pipeline.targets import ReplicatedTarget, column_states, read_target_filter
 from waldelta.pipeline.targets.target_filter import to_text
 from waldelta.pipeline.targets.target_sources import read_target
