@@ -7,7 +7,7 @@ task's exception reaches the driver as text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -52,7 +52,7 @@ from waldelta.postgres import (
 from waldelta.row_filter import RowFilter
 from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors.sqlstate import ServerError
-from waldelta.snapshot.chunks import Chunk
+from waldelta.snapshot.chunks import COPY_ROW_GROUP_BYTES, Chunk
 from waldelta.types import TargetType, column_types
 from waldelta.types.base import printed
 from waldelta.types.type_map import unheld_key
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
 # A reader that waits for a table keeps its snapshot, which holds vacuum back on the whole server.
 COPY_LOCK_TIMEOUT_MS = 60_000
+COPY_TIMEOUTS_MS: Mapping[str, int] = {"lock_timeout": COPY_LOCK_TIMEOUT_MS}
 MOST_EXPRESSIONS = 1664  # MaxTupleAttributeNumber
 RAW_TYPE: Any = pa.map_(pa.string(), pa.string())
 METADATA_COLUMNS: dict[str, Any] = {
@@ -199,23 +200,27 @@ def select_statement(
 
 
 def read_chunks(
-    conninfo: str, copy: TableCopy, chunks: Sequence[Chunk], application_name: str
+    conninfo: str,
+    copy: TableCopy,
+    chunks: Iterable[Chunk],
+    application_name: str,
+    timeouts_ms: Mapping[str, int] = COPY_TIMEOUTS_MS,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of these chunks as the target's columns.
 
-    This uses one connection, and one short transaction per chunk. Raises SnapshotLost when the
-    snapshot can't be imported any more or a leaf has another file than it sees, ApplyError for a
-    key that its type in the lake can't hold.
+    This uses one connection, and one short transaction per chunk with these timeouts. Raises
+    SnapshotLost when the snapshot can't be imported any more or a leaf has another file than it
+    sees, ApplyError for a key that its type in the lake can't hold.
     """
     with snapshot_reader(conninfo, copy, application_name) as connection:
         for chunk in chunks:
-            yield from _read_chunk(connection, copy, chunk)
+            yield from _read_chunk(connection, copy, chunk, timeouts_ms)
 
 
 def _read_chunk(
-    connection: adbc.Connection, copy: TableCopy, chunk: Chunk
+    connection: adbc.Connection, copy: TableCopy, chunk: Chunk, timeouts_ms: Mapping[str, int]
 ) -> Iterator[pa.RecordBatch]:
-    begin_snapshot(connection, copy)
+    begin_snapshot(connection, copy, timeouts_ms)
     # Under the lock that reading takes anyway, the files can't change until the transaction ends.
     # Without the comparison, a TRUNCATE or rewriting ALTER would silently show an older snapshot an
     # empty table.
@@ -229,6 +234,27 @@ def _read_chunk(
         )
     yield from fetch_rows(connection, copy, chunk_query(copy, chunk, bounds))
     run_statement(connection, "commit")
+
+
+def row_groups(batches: Iterable[pa.RecordBatch], most_rows: int) -> Iterator[pa.Table]:
+    """Yield the batches merged or cut to row groups that fit in memory, of this many rows at
+    most.
+    """
+    group: list[pa.RecordBatch] = []
+    for batch in batches:
+        group.append(batch)
+        if (
+            sum(part.nbytes for part in group) < COPY_ROW_GROUP_BYTES
+            and sum(map(len, group)) < most_rows
+        ):
+            continue
+        table = pa.Table.from_batches(group)
+        yield table.slice(0, most_rows)
+        group = table.slice(most_rows).to_batches()
+    if group:
+        table = pa.Table.from_batches(group)
+        for begin in range(0, len(table), most_rows):
+            yield table.slice(begin, most_rows)
 
 
 def fetch_rows(
@@ -245,7 +271,11 @@ def fetch_rows(
                 fault_point("sync.reading")
 
 
-def begin_snapshot(connection: adbc.Connection, copy: TableCopy) -> None:
+def begin_snapshot(
+    connection: adbc.Connection,
+    copy: TableCopy,
+    timeouts_ms: Mapping[str, int] = COPY_TIMEOUTS_MS,
+) -> None:
     """Begin a transaction that sees what the copy's snapshot sees."""
     run_statement(connection, "begin isolation level repeatable read read only")
     run_statement(
@@ -254,7 +284,8 @@ def begin_snapshot(connection: adbc.Connection, copy: TableCopy) -> None:
         .format(sql.Literal(copy.snapshot_id))
         .as_string(None),
     )
-    run_statement(connection, f"set local lock_timeout = {COPY_LOCK_TIMEOUT_MS}")
+    for setting, limit in timeouts_ms.items():
+        run_statement(connection, f"set local {setting} = {limit}")
 
 
 def lock_query(copy: TableCopy, chunk: Chunk) -> str:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -42,21 +42,10 @@ from waldelta.postgres import (
 )
 from waldelta.quantities import counted, duration, first_of, size
 from waldelta.snapshot import Chunk, SnapshotHolder, TableCopy, plan_chunks, plan_copy
-from waldelta.snapshot.chunks import COPIED_AT_ONCE, COPY_ROW_GROUP_BYTES, bytes_per_task
-from waldelta.snapshot.read_table import (
-    begin_snapshot,
-    chunk_query,
-    fetch_rows,
-    filter_conditions,
-    lock_query,
-    run_statement,
-    snapshot_reader,
-)
+from waldelta.snapshot.chunks import COPIED_AT_ONCE, bytes_per_task
+from waldelta.snapshot.read_table import filter_conditions, read_chunks, row_groups
 from waldelta.stages.setup.facts.source_facts import ServerFacts
 from waldelta.stages.setup.preflight.targets import PlannedTargets
-
-if TYPE_CHECKING:
-    import adbc_driver_postgresql.dbapi as adbc
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +63,8 @@ _SECONDS_PER_TABLE = 0.4
 # Connections of one copy besides its readers: the snapshot, the target's lock, checks.
 _CONNECTIONS_PER_COPY = 3
 # Sampled tables wait no longer for a lock, nor for their first blocks.
-_LOCK_TIMEOUT_MS, _STATEMENT_TIMEOUT_MS = 1_000, 10_000
+_TIMEOUTS_MS = {"lock_timeout": 1_000, "statement_timeout": 10_000}
+_MOST_ROWS = 1 << 20  # of a row group
 # Parts of a table that a sample is spread over.
 _PLACES = 256
 _LEAST_PLACE_BYTES = 1 << 20
@@ -393,97 +383,65 @@ def sample_copy(
     files = holder.relfilenodes([leaf.oid for leaf in leaves])
     planned = plan_copy(copy.table, holder.snapshot_id, files, lsn, target.types_of(copy.target))
     planned = replace(planned, where=copy.where)
-    places = plan_chunks(leaves, max(_LEAST_PLACE_BYTES, copy.table.size_bytes // _PLACES))
-    random.Random(0).shuffle(places)  # noqa: S311 - any order that is spread over the table
-    read = _Sampling(conninfo, planned, places, time.monotonic() + seconds)
-    began = time.monotonic()
-    with ThreadPoolExecutor(min(readers(), len(places)), thread_name_prefix="sample") as pool:
-        parts = list(pool.map(lambda _: read.run(), range(min(readers(), len(places)))))
+    chunks = plan_chunks(leaves, max(_LEAST_PLACE_BYTES, copy.table.size_bytes // _PLACES))
+    random.Random(0).shuffle(chunks)  # noqa: S311 - any order that is spread over the table
+    places = _Places(chunks, time.monotonic() + seconds)
+    began, count = time.monotonic(), min(readers(), len(chunks))
+    with ThreadPoolExecutor(count, thread_name_prefix="sample") as pool:
+        read = partial(_read, conninfo, planned, places)
+        rows, sizes = zip(*pool.map(lambda _: read(), range(count)), strict=True)
     # The readers' connections are open before the first of them reads.
-    took = time.monotonic() - max(began, read.began)
-    return Sample(
-        sum(part.blocks for part in parts),
-        sum(part.rows for part in parts),
-        sum(part.file_bytes for part in parts),
-        took,
-    )
+    took = time.monotonic() - max(began, places.began)
+    return Sample(sum(places.blocks), sum(rows), sum(sizes), took)
 
 
-class _Sampling:
-    """The sample of one copy, whose places several readers share."""
+def _read(conninfo: str, copy: TableCopy, places: _Places) -> tuple[int, int]:
+    """Returns how many rows one reader read, and how many bytes their files have."""
+    chunks = places.hand_out()
+    batches = read_chunks(conninfo, copy, chunks, "waldelta estimate", _TIMEOUTS_MS)
+    with DataFile(_Counted(), copy.schema) as file:
+        for group in row_groups(batches, _MOST_ROWS):
+            file.write(group)
+        return file.rows, file.close().get("size", 0)
 
-    def __init__(
-        self, conninfo: str, copy: TableCopy, places: Sequence[Chunk], until: float
-    ) -> None:
-        self._conninfo, self._copy, self._until = conninfo, copy, until
+
+class _Places:
+    """Parts of a copy that several readers share until the time is over.
+
+    ``blocks`` has how many blocks each part had that was read.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], until: float) -> None:
         # What a reader leaves of a place comes last, so that a short sample is spread over all.
-        self._places = deque(places)
+        self._chunks, self._until = deque(chunks), until
+        self.blocks: list[int] = []
         self.began = 0.0
 
-    def run(self) -> Sample:
-        """Read places until the time is over."""
-        blocks = rows = size = 0
-        with snapshot_reader(self._conninfo, self._copy, "waldelta estimate") as connection:
-            begin_snapshot(connection, self._copy)
-            run_statement(connection, f"set local lock_timeout = {_LOCK_TIMEOUT_MS}")
-            run_statement(connection, f"set local statement_timeout = {_STATEMENT_TIMEOUT_MS}")
-            began = time.monotonic()
-            self.began = max(self.began, began)
-            with DataFile(_Counted(), self._copy.schema) as file:
-                for count, table in self._groups(connection):
-                    blocks += count
-                    rows += len(table)
-                    file.write(table)
-                size = file.close().get("size", 0)
-            run_statement(connection, "commit")
-        return Sample(blocks, rows, size, time.monotonic() - began)
-
-    def _groups(self, connection: adbc.Connection) -> Iterator[tuple[int, pa.Table]]:
-        """Yields the rows read, in row groups, and how many blocks each group came from."""
-        held: list[pa.RecordBatch] = []
-        blocks, step = 0, float(_FIRST_BLOCKS)
-        for place in self._next():
-            began = time.monotonic()
-            chunk, count, rest = _part(place, int(step))
-            if rest is not None:
-                self._places.append(rest)
-            with connection.cursor() as cursor:
-                cursor.execute(lock_query(self._copy, chunk))
-                ((_, bounds),) = cursor.fetchall()
-            query = chunk_query(self._copy, chunk, bounds)
-            for batch in fetch_rows(connection, self._copy, query):
-                held.append(batch)
-                if sum(one.nbytes for one in held) >= COPY_ROW_GROUP_BYTES:
-                    yield blocks, pa.Table.from_batches(held)
-                    held, blocks = [], 0
-            blocks += count
-            took = max(time.monotonic() - began, 0.001)
-            step = max(1.0, step * min(4.0, _SECONDS_PER_READ / took))
-        if blocks:
-            yield blocks, pa.Table.from_batches(held, self._copy.schema)
-
-    def _next(self) -> Iterator[Chunk]:
-        while time.monotonic() < self._until:
-            try:
-                yield self._places.popleft()
-            except IndexError:
-                return
+    def hand_out(self) -> Iterator[Chunk]:
+        """Yields the parts for one reader, of about the same time each."""
+        began = self.began = max(self.began, time.monotonic())
+        step = float(_FIRST_BLOCKS)
+        with suppress(IndexError):  # Another reader took the last one.
+            while began < self._until:
+                chunk, blocks, rest = _part(self._chunks.popleft(), int(step))
+                self._chunks.extend(rest)
+                yield chunk
+                self.blocks.append(blocks)
+                took, began = time.monotonic() - began, time.monotonic()
+                step = max(1.0, step * min(4.0, _SECONDS_PER_READ / max(took, 0.001)))
 
 
-def _part(place: Chunk, most_blocks: int) -> tuple[Chunk, int, Chunk | None]:
+def _part(place: Chunk, most_blocks: int) -> tuple[Chunk, int, list[Chunk]]:
     """Returns the first blocks of a place, how many of its leaves' blocks these are, and the rest,
     if any.
     """
     end = max(leaf.blocks for leaf in place.leaves)
     last = end if place.last_block is None else min(place.last_block, end)
-    rest = None
+    rest = []
     if all(leaf.has_ctid for leaf in place.leaves) and last - place.first_block > most_blocks:
-        middle = place.first_block + most_blocks
-        place, rest, last = (
-            replace(place, last_block=middle),
-            replace(place, first_block=middle),
-            middle,
-        )
+        last = place.first_block + most_blocks
+        rest = [replace(place, first_block=last)]
+        place = replace(place, last_block=last)
     blocks = sum(max(0, min(last, leaf.blocks) - place.first_block) for leaf in place.leaves)
     return place, blocks, rest
 

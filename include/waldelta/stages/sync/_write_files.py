@@ -36,7 +36,7 @@ from waldelta.lake.data_file import discard, new_prefix
 from waldelta.lake.delta_statements import needs_mapping
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
-from waldelta.snapshot.chunks import COPY_ROW_GROUP_BYTES
+from waldelta.snapshot.read_table import row_groups
 from waldelta.spark import Runner
 from waldelta.stages.sync._snapshot_diff import RowDiff
 from waldelta.types.json import Variant
@@ -168,7 +168,7 @@ def _write(
     """Run one task: write what it reads as files, and return a row for each."""
     files, told = place.files, []
     with named_write_errors(place.uri, "Spark's tasks", kinds=OSError):
-        groups = _row_groups(parts)
+        groups = row_groups(parts, ROWS_PER_FILE)
         group = next(groups, None)
         while group is not None:
             with DataFile(files, schema, prefix) as file:
@@ -179,28 +179,6 @@ def _write(
                     group = next(groups, None)
                 told.append({"rows": file.rows, "verbatim": verbatim, **file.close()})
     return pa.Table.from_pylist(told, _WRITTEN)
-
-
-def _row_groups(parts: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yields the batches merged or cut to row groups that fit in memory.
-
-    No row group has more rows than a file.
-    """
-    held: list[pa.RecordBatch] = []
-    for part in parts:
-        held.append(part)
-        if (
-            sum(p.nbytes for p in held) < COPY_ROW_GROUP_BYTES
-            and sum(map(len, held)) < ROWS_PER_FILE
-        ):
-            continue
-        table = pa.Table.from_batches(held)
-        yield table.slice(0, ROWS_PER_FILE)
-        held = table.slice(ROWS_PER_FILE).to_batches()
-    if held:
-        table = pa.Table.from_batches(held)
-        for begin in range(0, len(table), ROWS_PER_FILE):
-            yield table.slice(begin, ROWS_PER_FILE)
 
 
 def _raw_rows(rows: pa.Table) -> int:
