@@ -32,14 +32,9 @@ _RELKINDS = {
 
 
 def judge_table(
-    state: PublicationState, table: PublicationTable, facts: Facts
+    where: str, state: PublicationState, table: PublicationTable, found: TableFacts, facts: Facts
 ) -> Iterator[Finding]:
     """Yields findings about one table of a publication."""
-    found = facts.tables.get(table.id)
-    where = f"publication {state.name!r}, table {table.id}"
-    if found is None:
-        yield problem(f"{where}: it does not exist: check schema and spelling")
-        return
     relation = found.relation
     if unfit := _unfit(relation):
         yield problem(f"{where}: {unfit}")
@@ -85,18 +80,14 @@ def _whole_old_rows(where: str, state: PublicationState, found: TableFacts) -> I
     )
 
 
-def judge_functions(
-    state: PublicationState, table: PublicationTable, facts: Facts
-) -> Iterator[Finding]:
-    """Yields a warning if objects of the table use functions of other roles."""
-    found = facts.tables.get(table.id)
-    if found is not None and found.foreign_functions:
-        named = first_of(found.foreign_functions, between="; ")
-        yield warning(
-            f"publication {state.name!r}, table {table.id}: {named}: PostgreSQL calls such"
-            f" functions as role {facts.server.role} when it plans a query of the table, so their"
-            " owners have the rights of that role: read tables of one owner by a role of their own"
-        )
+def judge_functions(where: str, table: TableFacts, server: ServerFacts) -> Iterable[Finding]:
+    """Returns a warning if objects of the table use functions of other roles."""
+    return warning_if(
+        table.foreign_functions,
+        f"{where}: {first_of(table.foreign_functions, between='; ')}: PostgreSQL calls such"
+        f" functions as role {server.role} when it plans a query of the table, so their owners have"
+        " the rights of that role: read tables of one owner by a role of their own",
+    )
 
 
 def _identities(
@@ -114,19 +105,17 @@ def _identities(
 
 
 def judge_binary(
-    state: PublicationState, table: PublicationTable, facts: Facts
+    where: str, table: PublicationTable, relation: CatalogRelation
 ) -> Iterator[Finding]:
     """Yields a problem for each column whose values can't be read in binary format."""
-    found = facts.tables.get(table.id)
-    for column in found.relation.columns if found is not None else ():
-        if (table.columns is None or column.name in table.columns) and not has_wire_format(
-            column.type
-        ):
-            yield problem(
-                f"publication {state.name!r}, table {table.id}: column {column.name} is of type"
-                f" {column.type.name}, which can't be read in binary format: set"
-                " source.options.binary to false, or leave the column out by a column list"
-            )
+    for column in relation.columns:
+        is_listed = table.columns is None or column.name in table.columns
+        yield from problem_if(
+            is_listed and not has_wire_format(column.type),
+            f"{where}: column {column.name} is of type {column.type.name}, which can't be read in"
+            " binary format: set source.options.binary to false, or leave the column out by a"
+            " column list",
+        )
 
 
 def _is_unchanged(

@@ -42,10 +42,9 @@ from waldelta.lake import (
 from waldelta.lake.ledger import SYNCED, TableState
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import check_columns
-from waldelta.postgres import CatalogRelation, TableColumn
+from waldelta.postgres import CatalogRelation
 from waldelta.spark.session import borrowed_session, read_log_store
 from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable
-from waldelta.stages.setup.facts.source_facts import Facts
 from waldelta.target_modes.column_names import clashes
 from waldelta.types import column_types
 
@@ -137,22 +136,26 @@ def is_conditional(log_store: str, storage_options: Mapping[str, str]) -> bool:
 
 
 def judge_columns(
-    state: PublicationState, table: PublicationTable, facts: Facts, target: Target
+    where: str,
+    state: PublicationState,
+    table: PublicationTable,
+    relation: CatalogRelation,
+    target: Target,
 ) -> Iterator[Finding]:
     """Yields findings about columns that their target can't have, or whose values it can't all
     store.
     """
-    found = facts.tables.get(table.id)
-    if found is None:
-        return
-    where = f"publication {state.name!r}, table {table.id}"
-    columns = _published(state, table, found.relation)
-    for clash in clashes(
-        (column.name for column in columns), metadata_columns=target.metadata_columns
-    ):
+    listed = table.columns
+    columns = [
+        column
+        for column in relation.columns
+        if (state.sends(column) if listed is None else column.name in listed)
+    ]
+    names = [column.name for column in columns]
+    for clash in clashes(names, metadata_columns=target.metadata_columns):
         yield problem(f"{where}: {clash}")
     if not target.metadata_columns:
-        key = found.relation.identity_columns
+        key = relation.identity_columns
         types = column_types({c.name: c.type for c in columns}, key, target.types_of(str(table.id)))
         if partial := [name for name, kind in types.items() if kind.may_be_raw]:
             yield warning(
@@ -160,14 +163,6 @@ def judge_columns(
                 " (NaN in a decimal, infinite dates, years BC) become null and are lost:"
                 f" {', '.join(partial)}; name columns that may have such values under types.text"
             )
-
-
-def _published(
-    state: PublicationState, table: PublicationTable, relation: CatalogRelation
-) -> list[TableColumn]:
-    if table.columns is not None:
-        return [column for column in relation.columns if column.name in table.columns]
-    return [column for column in relation.columns if state.sends(column)]
 
 
 def probe_store(target: Target, lake: Lake, spark: SparkSession | None) -> None:

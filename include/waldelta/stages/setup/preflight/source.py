@@ -111,11 +111,15 @@ def judge_members(
 ) -> Iterator[Finding]:
     """Yields findings about each table that a publication names or covers."""
     for table in members(state, facts):
-        yield from judge_table(state, table, facts)
-        yield from judge_functions(state, table, facts)
-        yield from judge_columns(state, table, facts, pipeline.target)
+        where = f"publication {state.name!r}, table {table.id}"
+        if (there := facts.tables.get(table.id)) is None:
+            yield problem(f"{where}: it does not exist: check schema and spelling")
+            continue
+        yield from judge_table(where, state, table, there, facts)
+        yield from judge_functions(where, there, facts.server)
+        yield from judge_columns(where, state, table, there.relation, pipeline.target)
         if pipeline.source.options.binary:
-            yield from judge_binary(state, table, facts)
+            yield from judge_binary(where, table, there.relation)
 
 
 def judge_filters(entry: Publication) -> list[Finding]:
