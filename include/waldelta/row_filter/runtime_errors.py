@@ -31,70 +31,20 @@ _ARITHMETIC = frozenset({"+", "-", "*", "^", "<<", "abs", "round", "ceil", "floo
 _PATTERNS = frozenset({"~~", "!~~", "~~*", "!~~*", "~", "!~", "~*", "!~*"})
 _LIKE = frozenset({"~~", "!~~", "~~*", "!~~*"})
 _UNKNOWN = "a part that can't be analysed"
-_SAFE_OPERATORS = frozenset(
-    {
-        "=",
-        "<>",
-        "<",
-        "<=",
-        ">",
-        ">=",
-        "||",
-        "@>",
-        "<@",
-        "&&",
-        "?",
-        "?|",
-        "?&",
-        "->",
-        "->>",
-        "#>",
-        "#>>",
-        "^@",
-    }
-)
-_SAFE_FUNCTIONS = frozenset(
-    {
-        "AND",
-        "OR",
-        "NOT",
-        "COALESCE",
-        "NULLIF",
-        "GREATEST",
-        "LEAST",
-        "IS DISTINCT FROM",
-        "lower",
-        "upper",
-        "initcap",
-        "length",
-        "char_length",
-        "octet_length",
-        "btrim",
-        "ltrim",
-        "rtrim",
-        "strpos",
-        "starts_with",
-        "left",
-        "right",
-        "reverse",
-        "replace",
-        "md5",
-        "concat",
-        "concat_ws",
-        "sign",
-        "cardinality",
-        "array_length",
-        "jsonb_typeof",
-        "isfinite",
-        "num_nulls",
-        "num_nonnulls",
-        "text",
-    }
+# Operators and functions that raise for no argument.
+_SAFE = {"IS DISTINCT FROM"}.union(
+    """
+    = <> < <= > >= || @> <@ && ? ?| ?& -> ->> #> #>> ^@ AND OR NOT COALESCE NULLIF GREATEST
+    LEAST lower upper initcap length char_length octet_length btrim ltrim rtrim strpos
+    starts_with left right reverse replace md5 concat concat_ws sign cardinality array_length
+    jsonb_typeof isfinite num_nulls num_nonnulls text
+    """.split()  # noqa: SIM905 - read more easily
 )
 _TEXTS = frozenset({"text", "character varying", "character", "bpchar", "varchar", "name"})
 # Each type can hold every value of the type before it.
 _WIDER = ("smallint", "integer", "bigint", "numeric")
 _FLOATS = frozenset({"real", "double precision"})
+_AT_MIDNIGHT = ("date", "timestamp without time zone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +71,9 @@ def _is_refused(conn: Connection, pattern: Pattern) -> bool:
     value = pattern.text if pattern.is_array else [pattern.text]
     try:
         with conn.transaction():
-            ((found,),) = conn.execute(query.encode(), (value,)).fetchall()
+            return conn.execute(query.encode(), (value,)).fetchone() == (True,)
     except psycopg.errors.InvalidRegularExpression:
         return True
-    return bool(found)
 
 
 # With an odd number of backslashes, the last one escapes nothing.
@@ -201,8 +150,9 @@ def _raising(node: Node, types: Mapping[str, str], refused: Collection[Pattern])
                 yield "overflow"
         case Call(name, (_, pattern)) if name in _PATTERNS:
             yield from _of_pattern(name, pattern, refused)
-        case Call(name) if not _is_safe_call(node):
-            yield name
+        case Call(name, arguments) if name not in _SAFE:
+            if name != "timezone" or not _is_constant(arguments[0]):
+                yield name
         case Quantified(operator, _, _, array) if operator in _PATTERNS:
             yield from _of_pattern(operator, array, refused)
 
@@ -214,12 +164,6 @@ def _of_pattern(operator: str, pattern: Node, refused: Collection[Pattern]) -> I
         yield "a pattern that PostgreSQL refuses"
 
 
-def _is_safe_call(call: Call) -> bool:
-    if call.name == "timezone":
-        return _is_constant(call.arguments[0])
-    return call.name in _SAFE_OPERATORS or call.name in _SAFE_FUNCTIONS
-
-
 def _is_constant(node: Node) -> bool:
     """Return whether PostgreSQL has already evaluated the node."""
     match node:
@@ -229,25 +173,19 @@ def _is_constant(node: Node) -> bool:
             return _is_constant(operand)
         case ArrayExpression(elements):
             return all(map(_is_constant, elements))
-        case _:
-            return False
+    return False
 
 
 def _is_safe_cast(operand: Node, kind: TypeName, types: Mapping[str, str]) -> bool:
-    wanted = kind.name
-    if wanted in _TEXTS:
+    if kind.name in _TEXTS:
         return True
-    if wanted == "numeric" and kind.modifiers:  # The precision may be too small.
+    if kind.name == "numeric" and kind.modifiers:  # The precision may be too small.
         return False
-    found = _type_of(operand, types)
-    if found == wanted:
-        return True
-    if found in _WIDER and wanted in _WIDER:
-        return _WIDER.index(found) <= _WIDER.index(wanted)
-    return (wanted in _FLOATS and found in (*_WIDER[:3], "real")) or (found, wanted) == (
-        "date",
-        "timestamp without time zone",
-    )
+    own = _type_of(operand, types)
+    if own in _WIDER and kind.name in _WIDER:
+        return _WIDER.index(own) <= _WIDER.index(kind.name)
+    is_wider = kind.name in _FLOATS and own in (*_WIDER[:3], "real")
+    return own == kind.name or is_wider or (own, kind.name) == _AT_MIDNIGHT
 
 
 def _type_of(node: Node, types: Mapping[str, str]) -> str:
@@ -279,12 +217,7 @@ def _is_other_than_zero(divisor: Node) -> bool:
             except ValueError:
                 return False
         case Call("NULLIF", (_, other)):
-            return _is_zero(other)
-        case _:
-            return False
-
-
-def _is_zero(node: Node) -> bool:
-    while isinstance(node, Cast):
-        node = node.operand
-    return isinstance(node, Literal) and node.text in ("0", "0.0")
+            while isinstance(other, Cast):
+                other = other.operand
+            return isinstance(other, Literal) and other.text in ("0", "0.0")
+    return False

@@ -20,7 +20,7 @@ from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.metadata_columns import RELID_ATTNUM
 from waldelta.pgoutput import Relation
 from waldelta.pgoutput.messages import RelationColumn
-from waldelta.pipeline.drift.catalog_state import CatalogColumn, CatalogTable
+from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.unsent_changes import rewritten
 from waldelta.postgres import NUMERIC_OID, TEXT_OID, VARBIT_OID, VARCHAR_OID, PgType
 from waldelta.types import TargetType, column_types
@@ -106,7 +106,7 @@ def plan_evolution(
     new copy is exact.
     """
     if is_empty:
-        first = set(_Attnums(state, catalog.columns).of(relations[0]))
+        first = set(_attnums(state, catalog, relations[0]))
         later = [column.name for column in state.columns if column.attnum not in first]
         known = replace(
             state, columns=[column for column in state.columns if column.name not in later]
@@ -114,8 +114,7 @@ def plan_evolution(
         evolution = plan_evolution(known, relations, catalog, types, options)
         return replace(evolution, dropped=(*evolution.dropped, *later))
     last = relations[-1]
-    attnums = _Attnums(state, catalog.columns)
-    numbers = [attnums.of(relation) for relation in relations]
+    numbers = [_attnums(state, catalog, relation) for relation in relations]
     _check_continuous(state, numbers)
     _check_types(state, relations, numbers)
     held = {column.attnum: column for column in state.columns}
@@ -170,29 +169,24 @@ def plan_ignoring(state: TableState, relations: Sequence[Relation]) -> Evolution
     return replace(unchanged(state), positions=tuple(places))
 
 
-class _Attnums:
-    """Attribute numbers by column name: only they distinguish a renamed column from a new one."""
-
-    def __init__(self, state: TableState, catalog: dict[str, CatalogColumn]) -> None:
-        self._table = state.table_name
-        self.held = {column.name: column.attnum for column in state.columns}
-        self._present = {name: column.attnum for name, column in catalog.items()}
-
-    def of(self, relation: Relation) -> list[int]:
-        return [self._of(column.name) for column in relation.columns]
-
-    def _of(self, name: str) -> int:
-        held, present = self.held.get(name), self._present.get(name)
-        if held is None and present is None:
+def _attnums(state: TableState, catalog: CatalogTable, relation: Relation) -> list[int]:
+    """Return the columns' attribute numbers, which alone distinguish a renamed column from a new
+    one.
+    """
+    copied = {column.name: column.attnum for column in state.columns}
+    current = {name: column.attnum for name, column in catalog.columns.items()}
+    numbers = current | copied
+    for name in (column.name for column in relation.columns):
+        if name not in numbers:
             raise NeedsSync(
-                f"{self._table}: column {name!r} was added and dropped again, or renamed, before"
-                " its changes were applied"
+                f"{state.table_name}: column {name!r} was added and dropped again, or renamed,"
+                " before its changes were applied"
             )
-        if held is not None and present is not None and held != present:
+        if current.get(name, numbers[name]) != numbers[name]:
             raise NeedsSync(
-                f"{self._table}: column {name!r} was dropped, and another one took its name"
+                f"{state.table_name}: column {name!r} was dropped, and another one took its name"
             )
-        return present if held is None else held  # type: ignore[return-value]
+    return [numbers[column.name] for column in relation.columns]
 
 
 def _check_continuous(state: TableState, numbers: Sequence[list[int]]) -> None:
