@@ -67,7 +67,7 @@ def adopt(conn: Connection, job: Job, tables: Sequence[MatchedTable]) -> dict[Ma
             why = f"the publication isn't what the pipeline file says now: {_TO_SET_UP}"
         elif former is not None and there is not None:
             # A DBA may have removed it because its changes filled the slot.
-            how = _how_it_left(former, there.relation.oid)
+            how = _removal_of(former, there.relation.oid)
             why = f"it was published before, and was {how}: {_TO_SET_UP}, or exclude it"
         elif time.monotonic() > deadline:
             why = f"{ADOPTION_BUDGET_S:g} s were spent on other new tables: the next run continues"
@@ -78,7 +78,7 @@ def adopt(conn: Connection, job: Job, tables: Sequence[MatchedTable]) -> dict[Ma
     return refused
 
 
-def _how_it_left(state: TableState, oid: int) -> str:
+def _removal_of(state: TableState, oid: int) -> str:
     """Returns what took a copied table out of its publication, by the entries that published it."""
     entries = [m.entries for m in from_texts(state.entries) if m.relation == oid]
     # The entry of a table above also names the rows of pg_inherits through which it applied.
