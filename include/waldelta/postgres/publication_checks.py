@@ -9,8 +9,8 @@ recommends, and when the table is dropped and created again. From then on nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -42,27 +42,27 @@ def listed(source: Source) -> list[tuple[str, TableId]]:
 class Unpublished:
     """Listed tables that their publication doesn't include, and publications that don't exist.
 
-    ``gone`` are those of the tables that the source doesn't have. ``absent`` has the present name
-    of each absent publication, None where none has its mark.
+    ``gone`` are those of the tables that the source doesn't have. ``marked`` are publications of
+    other names that setup has marked for this slot, which may be the ``absent`` ones.
     """
 
     tables: tuple[str, ...] = ()
-    absent: Mapping[str, str | None] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    marked: tuple[str, ...] = ()
 
     def warnings(self) -> Iterator[str]:
         """Yield a warning for each absent publication, and one for tables of all others."""
-        for name, present in self.absent.items():
-            way = (
-                f"it may be {present!r} now: alter publication {sql_name(present)} rename to"
-                f" {sql_name(name)}"
-                if present is not None
-                else "it was renamed or dropped: rename it back"
-            )
+        for name in self.absent:
+            way = "no publication has its mark, so it was dropped:"
+            if len(self.absent) == len(self.marked) == 1:
+                rename = f"alter publication {sql_name(*self.marked)} rename to {sql_name(name)}"
+                way = f"it may be {self.marked[0]!r} now: {rename}, or"
+            elif self.marked:
+                way = f"it may be one of {', '.join(self.marked)} now: rename that, or"
             yield (
                 f"publication {name!r} does not exist, so PostgreSQL sends no changes of its"
-                " tables:"
-                f" {way}, or run setup; then run the initial sync of its tables"
+                f" tables: {way} run setup; then run the initial sync of its tables"
             )
         if self.absent:
             return
@@ -96,15 +96,15 @@ def unpublished(connection: psycopg.Connection[Any], source: Source) -> Unpublis
     if not wanted or not (rows := fetch(connection, _LACKING, asked)):
         return Unpublished()
     absent = sorted({row.publication for row in rows if row.is_absent})
-    renamed = []
+    marked = []
     if absent:
-        # Publications of other names that setup has marked for this slot.
         mark = f"waldelta %, slot {source.slot}"
-        renamed = connection.execute(_MARKED, (source.publication_names, mark)).fetchall()
+        marked = connection.execute(_MARKED, (source.publication_names, mark)).fetchall()
     return Unpublished(
         tuple(dict.fromkeys(str(TableId(row.schema, row.name)) for row in rows)),
-        {name: renamed[0][0] if len(absent) == len(renamed) == 1 else None for name in absent},
+        tuple(absent),
         tuple(dict.fromkeys(str(TableId(r.schema, r.name)) for r in rows if r.is_gone)),
+        tuple(name for (name,) in marked),
     )
 
 

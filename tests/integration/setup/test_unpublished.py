@@ -107,7 +107,7 @@ def test_a_renamed_publication_is_named_with_its_present_name(any_database, lake
         )
         any_database.execute("drop publication q")
         (told,) = unpublished(conn, job.pipeline.source).warnings()
-        assert "it was renamed or dropped: rename it back" in told
+        assert "no publication has its mark, so it was dropped: run setup; then" in told
         any_database.execute("create publication p for table t")
         (told,) = unpublished(conn, job.pipeline.source).warnings()
         begins = "in the pipeline file, but not published: public.u; the source has "
