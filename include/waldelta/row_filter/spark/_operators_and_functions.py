@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import string as letters
 from collections.abc import Callable
+from functools import partial
 
 from waldelta.row_filter._patterns import like_parts, like_regex
 from waldelta.row_filter.spark.values import fail
@@ -215,12 +216,9 @@ def _right(typed: Typed) -> str:
     return f"right({{0}}, {n})" if n >= 0 else f"substring({{0}}, {min(1 - n, 2**31 - 1)})"
 
 
-def _pad(name: str) -> Callable[[Typed], str]:
-    def pad(typed: Typed) -> str:
-        fill = "{2}" if len(typed.arguments) > 2 else "' '"
-        return f"{name}({{0}}, {max(_number(typed, 1), 0)}, {fill})"
-
-    return pad
+def _pad(typed: Typed) -> str:
+    fill = "{2}" if len(typed.arguments) > 2 else "' '"
+    return f"{typed.key}({{0}}, {max(_number(typed, 1), 0)}, {fill})"
 
 
 def _split_part(typed: Typed) -> str:
@@ -232,10 +230,8 @@ def _split_part(typed: Typed) -> str:
     return f"split_part({{0}}, {{1}}, {n})"
 
 
-def _trim(side: str) -> Callable[[Typed], str]:
-    return lambda typed: (
-        f"trim({side} {'{1}' if len(typed.arguments) > 1 else repr(' ')} from {{0}})"
-    )
+def _trim(side: str, typed: Typed) -> str:
+    return f"trim({side} {'{1}' if len(typed.arguments) > 1 else repr(' ')} from {{0}})"
 
 
 def _rounded(typed: Typed) -> str:
@@ -248,37 +244,29 @@ def _rounded(typed: Typed) -> str:
     return f"cast({{0}} - {{0}} % cast({unit} as decimal({places + 1},{places})) as {{type}})"
 
 
-def _add_days(sign: int, date: int) -> Callable[[Typed], str]:
-    def add(typed: Typed) -> str:
-        day, days = f"{{{date}}}", typed.arguments[1 - date]
-        if (
-            days.is_constant
-            and abs(int(days.value or 0)) <= _FEW_DAYS
-            and typed.arguments[date].key in ("column", "constant")
-        ):
-            return f"date_add({day}, {sign * int(days.value or 0)})"
-        sum_ = f"(cast(unix_date({day}) as bigint) {'+' if sign > 0 else '-'} {{{1 - date}}})"
-        return (
-            f"!case when {sum_} {_VALID_DATE} then {_FAIL_RANGE} else"
-            f" date_from_unix_date(cast({sum_} as int)) end"
-        )
-
-    return add
+def _add_days(sign: int, date: int, typed: Typed) -> str:
+    day, days = f"{{{date}}}", typed.arguments[1 - date]
+    if (
+        days.is_constant
+        and abs(int(days.value or 0)) <= _FEW_DAYS
+        and typed.arguments[date].key in ("column", "constant")
+    ):
+        return f"date_add({day}, {sign * int(days.value or 0)})"
+    sum_ = f"(cast(unix_date({day}) as bigint) {'+' if sign > 0 else '-'} {{{1 - date}}})"
+    return (
+        f"!case when {sum_} {_VALID_DATE} then {_FAIL_RANGE} else"
+        f" date_from_unix_date(cast({sum_} as int)) end"
+    )
 
 
-def _add_interval(sign: int) -> Callable[[Typed], str]:
-    def add(typed: Typed) -> str:
-        months, days, microseconds = (
-            sign * part for part in interval_parts(typed.arguments[1].value or "") or (0, 0, 0)
-        )
-        whole, fraction = divmod(abs(microseconds), 10**6)
-        seconds = f"{'-' if microseconds < 0 else ''}{whole}.{fraction:06d}"
-        interval = (
-            f"make_interval(0, {months}, 0, {days}, 0, 0, cast('{seconds}' as decimal(18,6)))"
-        )
-        return f"(cast({{0}} as timestamp_ntz) + {interval})"
-
-    return add
+def _add_interval(sign: int, typed: Typed) -> str:
+    months, days, microseconds = (
+        sign * part for part in interval_parts(typed.arguments[1].value or "") or (0, 0, 0)
+    )
+    whole, fraction = divmod(abs(microseconds), 10**6)
+    seconds = f"{'-' if microseconds < 0 else ''}{whole}.{fraction:06d}"
+    interval = f"make_interval(0, {months}, 0, {days}, 0, 0, cast('{seconds}' as decimal(18,6)))"
+    return f"(cast({{0}} as timestamp_ntz) + {interval})"
 
 
 def _like(typed: Typed) -> str:
@@ -317,22 +305,22 @@ BUILT: dict[str, Callable[[Typed], str]] = {
     "substring": _substring,
     "left": _left_text,
     "right": _right,
-    "lpad": _pad("lpad"),
-    "rpad": _pad("rpad"),
+    "lpad": _pad,
+    "rpad": _pad,
     "split_part": _split_part,
-    "btrim": _trim("both"),
-    "ltrim": _trim("leading"),
-    "rtrim": _trim("trailing"),
+    "btrim": partial(_trim, "both"),
+    "ltrim": partial(_trim, "leading"),
+    "rtrim": partial(_trim, "trailing"),
     "repeat": lambda typed: f"repeat({{0}}, {max(_number(typed, 1), 0)})",
     "numeric_round": _rounded,
     "numeric_trunc": _rounded,
-    "date_add": _add_days(1, 0),
-    "date_subtract": _add_days(-1, 0),
-    "int_add_date": _add_days(1, 1),
-    "add_interval": _add_interval(1),
-    "subtract_interval": _add_interval(-1),
-    "date_add_interval": _add_interval(1),
-    "date_subtract_interval": _add_interval(-1),
+    "date_add": partial(_add_days, 1, 0),
+    "date_subtract": partial(_add_days, -1, 0),
+    "int_add_date": partial(_add_days, 1, 1),
+    "add_interval": partial(_add_interval, 1),
+    "subtract_interval": partial(_add_interval, -1),
+    "date_add_interval": partial(_add_interval, 1),
+    "date_subtract_interval": partial(_add_interval, -1),
     "varchar_limit": lambda typed: f"substring({{0}}, 1, {typed.value})",
     "bpchar_limit": lambda typed: f"rpad({{0}}, {typed.value}, ' ')",
     **dict.fromkeys(("like", "not_like", "ilike", "not_ilike"), _like),
