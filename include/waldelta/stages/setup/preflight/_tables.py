@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from waldelta.findings import Finding, lacking, problem, problem_if, warning, warning_if
 from waldelta.grants import Attribute, Grant, columns_of, sql_name
@@ -95,13 +94,110 @@ def _identities(
 ) -> Iterator[Finding]:
     if not state.publishes_old_rows:
         return
-    relation, version = found.relation, facts.server.version
-    unchanged = _is_unchanged(state, table, facts.actual.get(state.name))
+    relation = found.relation
+    operations = " and ".join(o.upper() + "s" for o in ("update", "delete") if o in state.publish)
+    # What setup would cause is a problem; what is so already, a warning.
+    is_so_already = _is_unchanged(state, table, facts.actual.get(state.name))
     for leaf in own_leaves(state, found):
         # PostgreSQL refuses no statement on leaves that are never published.
-        if leaf.relkind == "r" and leaf.persistence == "p":
-            place = where if leaf.oid == relation.oid else f"{where}, partition {leaf.id}"
-            yield from _Identity(place, state, table, relation, leaf, version, unchanged).judge()
+        if leaf.relkind != "r" or leaf.persistence != "p":
+            continue
+        place = where if leaf.oid == relation.oid else f"{where}, partition {leaf.id}"
+        for why, remedy in _refused(state, table, relation, leaf, facts.server.version):
+            failing = f"{place}: {why}, so its own {operations}"
+            if is_so_already:
+                yield warning(
+                    f"{failing} fail on the source; the target gets its other changes: {remedy}"
+                )
+            else:
+                yield problem(f"{failing} would fail: {remedy}")
+        yield from warning_if(
+            leaf.identity_columns and leaf.replica_identity == "f" and not relation.primary_key,
+            f"{place}: it has no primary key, so a run that brings UPDATEs or DELETEs of it"
+            f" rewrites its whole target (source: {size(leaf.size_bytes)}); a primary key avoids"
+            " that",
+        )
+        if leaf.identity_columns and state.via_root and leaf.oid != relation.oid:
+            yield from _other_than_root(place, relation, leaf, is_so_already)
+
+
+def _refused(
+    state: PublicationState,
+    table: PublicationTable,
+    relation: CatalogRelation,
+    leaf: Leaf,
+    version: int,
+) -> Iterator[tuple[str, str]]:
+    """Yields why PostgreSQL refuses UPDATEs and DELETEs of a published leaf, and the remedy."""
+    key, is_full, listed = set(leaf.identity_columns), leaf.replica_identity == "f", table.columns
+    alter = f"alter table {leaf.id} replica identity"
+    otherwise = "or publish only inserts and truncates"
+    if not key:
+        if relation.columns:
+            yield relation.why_unidentified, f"{_way_to_key(relation, alter)}, {otherwise}"
+        elif not is_full:
+            why = "it has no column, and its replica identity isn't FULL"
+            yield why, f"{alter} full, {otherwise}"
+        return
+    # A column of the filter that doesn't exist is a separate finding.
+    used = state.filter_columns.get(table.id, frozenset()) & set(relation.column_names)
+    generated = {column.name for column in relation.columns if not state.sends(column)}
+    reasons = (
+        (
+            used - key,
+            (
+                f"the filter uses {_names(used - key)}, which the replica identity ({_names(key)})"
+                " doesn't cover"
+            ),
+            f"{alter} full, add the column to the key, {otherwise}",
+        ),
+        (
+            listed is not None and is_full,
+            "a column list can't be combined with REPLICA IDENTITY FULL",
+            "remove the list, or use the primary key as replica identity",
+        ),
+        (
+            not is_full and key - set(listed or key),
+            f"the column list lacks {_names(key - set(listed or key))} of the replica identity",
+            "add it to the list",
+        ),
+        (
+            version >= 180000 and (listed is None or is_full) and generated & key,
+            f"the replica identity has the unpublished generated column {_names(generated & key)}",
+            "choose another replica identity",
+        ),
+    )
+    yield from ((why, remedy) for applies, why, remedy in reasons if applies)
+
+
+def _names(columns: Iterable[str]) -> str:
+    return ", ".join(sorted(columns))
+
+
+def _way_to_key(relation: CatalogRelation, alter: str) -> str:
+    if relation.replica_identity == "n" and relation.primary_key:
+        return f"{alter} default"
+    by_index = f"{alter} using index … (or full, where there is none)"
+    lacks_key = relation.replica_identity == "d" and not relation.has_deferrable_key
+    return f"add a primary key, or {by_index}" if lacks_key else by_index
+
+
+def _other_than_root(
+    place: str, root: CatalogRelation, leaf: Leaf, is_so_already: bool
+) -> Iterator[Finding]:
+    key, of_root = set(leaf.identity_columns), set(root.identity_columns)
+    same_kind = (leaf.replica_identity == "f") == (root.replica_identity == "f")
+    if same_kind and key == of_root:
+        return
+    differs = (
+        f"{place}: its replica identity ({_names(key)}) differs from the root's"
+        f" ({', '.join(root.identity_columns) or 'none'})"
+    )
+    # Old rows are read by the root's replica identity, so they need all of its columns.
+    if is_so_already and root.replica_identity != "f" and of_root <= key:
+        yield warning(f"{differs}: runs read old rows by the root's")
+    else:
+        yield problem(f"{differs}, so old rows can't be read: give both the same")
 
 
 def judge_binary(
@@ -251,122 +347,3 @@ def _partitions(
     yield from warning_if(
         unfit, f"{where}: changes of {', '.join(unfit)} (foreign or unlogged) are never published"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Identity:
-    """A leaf partition's replica identity, as one publication needs it."""
-
-    where: str
-    state: PublicationState
-    table: PublicationTable
-    relation: CatalogRelation
-    leaf: Leaf
-    version: int
-    # Whether the publication already has the table like this, so that setup changes nothing.
-    unchanged: bool
-
-    @property
-    def key(self) -> set[str]:
-        """Returns the columns that identify old rows."""
-        return set(self.leaf.identity_columns)
-
-    @property
-    def is_full(self) -> bool:
-        """Returns whether old rows are sent completely."""
-        return self.leaf.replica_identity == "f"
-
-    def refused(self, why: str, remedy: str) -> Finding:
-        """Returns the finding that the table's own UPDATEs and DELETEs fail, or would fail.
-
-        If setup would cause that, it is a problem; if it is so already, a warning.
-        """
-        operations = " and ".join(
-            o.upper() + "s" for o in ("update", "delete") if o in self.state.publish
-        )
-        if not self.unchanged:
-            return problem(f"{self.where}: {why}, so its own {operations} would fail: {remedy}")
-        return warning(
-            f"{self.where}: {why}, so its own {operations} fail on the source; the target gets its"
-            f" other changes: {remedy}"
-        )
-
-    def judge(self) -> Iterator[Finding]:
-        """Yields statements on the leaf that PostgreSQL refuses, and old rows that can't be
-        read.
-        """
-        if self.key:
-            yield from warning_if(
-                self.is_full and not self.relation.primary_key,
-                f"{self.where}: it has no primary key, so a run that brings UPDATEs or DELETEs of"
-                f" it rewrites its whole target (source: {size(self.leaf.size_bytes)}); a primary"
-                " key avoids that",
-            )
-            yield from self._coverage()
-        elif not self.relation.columns:
-            if not self.is_full:
-                yield self.refused(
-                    "it has no column, and its replica identity isn't FULL",
-                    f"alter table {self.leaf.id} replica identity full, or publish only inserts"
-                    " and truncates",
-                )
-        else:
-            yield self.refused(*self._without_key())
-
-    def _without_key(self) -> tuple[str, str]:
-        """Returns why nothing identifies old rows, and the remedy."""
-        relation, alter = self.relation, f"alter table {self.leaf.id} replica identity"
-        remedy = f"{alter} using index … (or full, where there is none)"
-        if relation.replica_identity == "n" and relation.primary_key:
-            remedy = f"{alter} default"
-        elif relation.replica_identity == "d" and not relation.has_deferrable_key:
-            remedy = f"add a primary key, or {remedy}"
-        return relation.why_unidentified, f"{remedy}, or publish only inserts and truncates"
-
-    def _coverage(self) -> Iterator[Finding]:
-        relation, key, listed = self.relation, self.key, self.table.columns
-        # A column of the filter that doesn't exist is a separate finding.
-        used = self.state.filter_columns.get(self.table.id, frozenset())
-        if outside := sorted(used.intersection(relation.column_names) - key):
-            yield self.refused(
-                f"the filter uses {', '.join(outside)}, which the replica identity"
-                f" ({', '.join(sorted(key))}) doesn't cover",
-                f"alter table {self.leaf.id} replica identity full, add the column to the key, or"
-                " publish only inserts and truncates",
-            )
-        if listed is not None and self.is_full:
-            yield self.refused(
-                "a column list can't be combined with REPLICA IDENTITY FULL",
-                "remove the list, or use the primary key as replica identity",
-            )
-        elif listed is not None and (missing := sorted(key - set(listed))):
-            yield self.refused(
-                f"the column list lacks {', '.join(missing)} of the replica identity",
-                "add it to the list",
-            )
-        generated = {c.name for c in relation.columns if not self.state.sends(c)}
-        if self.version >= 180000 and (listed is None or self.is_full) and generated & key:
-            yield self.refused(
-                "the replica identity has the unpublished generated column"
-                f" {', '.join(sorted(generated & key))}",
-                "choose another replica identity",
-            )
-        via_root = self.state.via_root and self.leaf.oid != relation.oid
-        same_kind = self.is_full == (relation.replica_identity == "f")
-        if via_root and not (same_kind and key == set(relation.identity_columns)):
-            yield self._other_than_root()
-
-    def _other_than_root(self) -> Finding:
-        root = self.relation
-        differs = (
-            f"{self.where}: its replica identity ({', '.join(sorted(self.key))}) differs from the"
-            f" root's ({', '.join(root.identity_columns) or 'none'})"
-        )
-        # Old rows are read by the root's replica identity, so they need all of its columns.
-        if (
-            self.unchanged
-            and root.replica_identity != "f"
-            and set(root.identity_columns) <= self.key
-        ):
-            return warning(f"{differs}: runs read old rows by the root's")
-        return problem(f"{differs}, so old rows can't be read: give both the same")
