@@ -191,13 +191,13 @@ class SetupPlan:
 
     def describe(self) -> str:
         """Returns findings and plan as readable text."""
-        found = [f"  - {finding}".replace("\n", "\n    ") for finding in self.reported()]
+        findings = [f"  - {finding}".replace("\n", "\n    ") for finding in self.reported()]
         script = self.as_sql() or "nothing to do: publications and slot match the pipeline file"
         targets = [f"  - {line}" for line in self.targets.describe()]
         lines = [] if self.estimate is None else self.estimate.describe()
         return "\n".join(
             [
-                *(["preflight:", *found] if found else ["preflight: no findings"]),
+                *(["preflight:", *findings] if findings else ["preflight: no findings"]),
                 *(["targets:", *targets] if targets else []),
                 "plan:",
                 script,

@@ -201,11 +201,10 @@ def _judge_merged(
     planned: PlannedTargets,
 ) -> Iterator[Finding]:
     where = f"target.tables.{name}.partition_root"
-    if root is None:
-        yield problem(f"{where}: {name} does not exist: check schema and spelling")
-        return
-    if root.relkind != "p":
-        yield problem(f"{where}: {name} isn't partitioned: remove partition_root")
+    if root is None or root.relkind != "p":
+        absent = "does not exist: check schema and spelling"
+        why = absent if root is None else "isn't partitioned: remove partition_root"
+        yield problem(f"{where}: {name} {why}")
         return
     family = {root.oid, *root.ancestors}
     whole = [table for table in planned.published.values() if table.relkind == "p" and (
@@ -216,13 +215,12 @@ def _judge_merged(
             " changes arrive as changes of the root: remove partition_root, or set"
             " publish_via_partition_root: false"
         )
-        return
-    if name not in planned.sources:
+    elif name not in planned.sources:
         yield problem(
             f"{where}: no publication of this pipeline publishes a partition of it: publish {name}"
         )
-        return
-    yield from _judge_leaves(where, name, root, entries, planned)
+    else:
+        yield from _judge_leaves(where, name, root, entries, planned)
 
 
 # How merged partitions get what they must have in common.
