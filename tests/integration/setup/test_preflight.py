@@ -15,6 +15,7 @@ from waldelta.errors import PreflightFailed, TargetNotWritable
 from waldelta.postgres import connect
 from waldelta.postgres.publication_checks import refused_statements
 from waldelta.postgres.published_tables import read_published_relations, read_published_tables
+from waldelta.stages.setup.facts import source_facts
 from waldelta.stages.setup.preflight.source import WITHIN_UTF8
 from waldelta.stages.setup.setup import apply_setup, plan_setup, teardown
 
@@ -450,8 +451,9 @@ def test_standby(new_server, lake):
 def test_pooler(database, conn, lake, monkeypatch):
     """A pooler makes up the backend's pid."""
     database.execute(PLAIN)
+    real = source_facts.read_server
     monkeypatch.setattr(
-        "waldelta.stages.setup.facts.source_facts.is_pooled", lambda client_pid, server_pid: True
+        source_facts, "read_server", lambda server: replace(real(server), behind_pooler=True)
     )
     assert "connection pooler" in refused(
         database, conn, job_for(database, lake, {"name": "p", "tables": [T]})
