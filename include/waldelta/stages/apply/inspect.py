@@ -18,14 +18,18 @@ from waldelta.errors import StateError
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import SYNCED, TableState, TargetCut, now
 from waldelta.pipeline import Job
-from waldelta.pipeline.drift import CatalogTable, outdated_columns, unsent_changes, with_leaves
-from waldelta.pipeline.drift.drift import find_drift
-from waldelta.pipeline.drift.partitions import read_own_tables, record_leaves
-from waldelta.pipeline.drift.record_drift import (
+from waldelta.pipeline.drift import (
+    CatalogTable,
     check_drift,
     check_mode,
     check_rewrite,
+    find_drift,
+    outdated_columns,
+    read_own_tables,
     read_published_now,
+    record_leaves,
+    unsent_changes,
+    with_leaves,
 )
 from waldelta.pipeline.reported_commits import ReportedCommits
 from waldelta.pipeline.targets import (
@@ -40,9 +44,8 @@ from waldelta.pipeline.targets import (
 )
 from waldelta.pipeline.targets.external_commits import Watch
 from waldelta.pipeline.targets.lifecycle import states as due_states
-from waldelta.postgres.lock_waits import LOCK_TIMEOUT_S, LockedTables, read_around
-from waldelta.postgres.refused_statements import refused_statements
-from waldelta.postgres.unpublished_tables import unpublished
+from waldelta.postgres import LOCK_TIMEOUT_S, LockedTables, read_around
+from waldelta.postgres.publication_checks import refused_statements, unpublished
 from waldelta.spark import Runner
 from waldelta.stages.apply._apply_batches import measures, plan_apply_batches
 from waldelta.stages.apply.outcome import Applied, isolated
