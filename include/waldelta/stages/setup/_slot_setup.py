@@ -113,11 +113,11 @@ def check_same_server(conn: Connection, moves: Sequence[SlotMove]) -> None:
     """
     if not moves or moves[-1].event == "dropped":
         return
-    life, found = moves[-1], read_system_identifier(conn)
-    if life.system_identifier != found:
+    life, system = moves[-1], read_system_identifier(conn)
+    if life.system_identifier != system:
         raise SourceChanged(
             f"slot {life.slot!r} was set up on system {life.system_identifier}, the connection now"
-            f" leads to system {found}; nothing was dropped: point the connection back; if that"
+            f" leads to system {system}; nothing was dropped: point the connection back; if that"
             " server is gone for good, run resync first, which moves the pipeline to this server;"
             " a slot of that name here belongs to another deployment"
         )
@@ -135,9 +135,9 @@ def end_life(conn: Connection, job: Job) -> bool:
     moves = _begun_or_ended(done)
     if not moves or moves[-1].event == "dropped":
         return False
-    if was_created_by_pipeline(moves) and (found := read_slot(conn, name)) is not None:
-        check_ours(found)
-        dropped = beyond(job, found) is None and drop_slot(conn, name)
+    if was_created_by_pipeline(moves) and (slot := read_slot(conn, name)) is not None:
+        check_ours(slot)
+        dropped = beyond(job, slot) is None and drop_slot(conn, name)
     fault_point("setup.dropped")
     job.ledger.append_life(
         replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None), done[-1]
@@ -179,13 +179,13 @@ def slot_that_stays(
 
 def copy_that_stays(conn: Connection, slot: str) -> list[str]:
     """Returns a line about the slot copy that a mismatch left."""
-    kept = kept_copy(conn, slot)
-    if kept is None:
+    copy = kept_copy(conn, slot)
+    if copy is None:
         return []
     line = (
-        f"slot {kept} stays and keeps WAL, growing: it is the evidence of a mismatch"
+        f"slot {copy} stays and keeps WAL, growing: it is the evidence of a mismatch"
         " (ConsumeMismatch); after you have examined it, drop it:"
-        f" select pg_drop_replication_slot('{kept}')"
+        f" select pg_drop_replication_slot('{copy}')"
     )
     return [line]
 

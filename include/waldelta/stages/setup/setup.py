@@ -395,9 +395,9 @@ def teardown(conn: Connection, job: Job) -> list[str]:
             ],
         )
         dropped += [f"publication {p.name}" for p in ours]
-        left = read_slot(slot_conn, slot)
-        furthest = beyond(job, left) if left is not None else None
-        stays = slot_that_stays(left, moves, furthest) + copy_that_stays(slot_conn, slot)
+        state = read_slot(slot_conn, slot)
+        furthest = beyond(job, state) if state is not None else None
+        stays = slot_that_stays(state, moves, furthest) + copy_that_stays(slot_conn, slot)
         return dropped + stays + remaining_on_primary(conn, slot_conn, slot)
 
 

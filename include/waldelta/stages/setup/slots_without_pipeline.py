@@ -41,18 +41,18 @@ class SlotWithoutPipeline:
             else ""
         )
         where = " on the standby" if slot.in_recovery else ""
-        held = f"slot {slot.name}{where} keeps {size(slot.retained_bytes)} of WAL{since}"
+        summary = f"slot {slot.name}{where} keeps {size(slot.retained_bytes)} of WAL{since}"
         if slot.active:
-            return f"{held}: in use by pid {slot.active_pid} ({slot.active_by or 'no name'})"
+            return f"{summary}: in use by pid {slot.active_pid} ({slot.active_by or 'no name'})"
         if self.pipeline is None:
             return (
-                f"{held}: no publication says whose it is (a subscription, another program, or a"
+                f"{summary}: no publication says whose it is (a subscription, another program, or a"
                 " pipeline whose publications are a DBA's): ask before you run select"
                 f" pg_drop_replication_slot('{slot.name}'){where and ' there'}"
             )
         with_it = ", ".join(publication.name for publication in self.publications)
         return (
-            f"{held}: made by pipeline {self.pipeline!r}, whose file isn't here; --drop"
+            f"{summary}: made by pipeline {self.pipeline!r}, whose file isn't here; --drop"
             f" {slot.name} drops it and publication {with_it}; to use the pipeline again later,"
             " run its initial sync again"
         )
@@ -67,14 +67,14 @@ def find_slots_without_pipeline(
     connects to a standby whose own slots count too. Slots that PostgreSQL synchronizes there from
     the primary don't.
     """
-    known = {*named, *map(name_of_kept, named)}
+    of_pipelines = {*named, *map(name_of_kept, named)}
     marks = [
         (p, mark) for p in read_marked(conn).values() if (mark := Mark.parse(p.comment)) is not None
     ]
     slots: list[SlotWithoutPipeline] = []
     for server in _servers(conn, slot_conn):
         for (name,) in server.execute(_SLOTS, (PLUGIN,)).fetchall():
-            if name not in known and (slot := read_slot(server, name)) is not None:
+            if name not in of_pipelines and (slot := read_slot(server, name)) is not None:
                 own = [(publication, mark) for publication, mark in marks if mark.slot == name]
                 pipeline = own[0][1].pipeline if own else None
                 publications = tuple(publication for publication, _ in own)
@@ -96,17 +96,17 @@ def drop_slots_without_pipeline(
     slot that isn't one of waldelta's without a pipeline, or that exists twice, and PrivilegeMissing
     for another role's publications. Raises LockHeld while a run works on the slot.
     """
-    known = {item.slot.name: item for item in slots}
-    _check_droppable(slots, known, names)
+    by_name = {item.slot.name: item for item in slots}
+    _check_droppable(slots, by_name, names)
     servers = _servers(conn, slot_conn)
     dropped: list[str] = []
     for name in names:
         with advisory_lock(conninfo, slot_lock_name(name), f"waldelta lock {name}"):
-            drop_slot(servers[-1] if known[name].slot.in_recovery else conn, name)
-            publications = [publication.name for publication in known[name].publications]
+            drop_slot(servers[-1] if by_name[name].slot.in_recovery else conn, name)
+            publications = [publication.name for publication in by_name[name].publications]
             dropped.append(f"slot {name}")
-            left = [slot for server in servers if (slot := read_slot(server, name)) is not None]
-            if any(not slot.is_servers_own for slot in left):
+            others = [slot for server in servers if (slot := read_slot(server, name)) is not None]
+            if any(not slot.is_servers_own for slot in others):
                 stays = f"stays: another server has a slot {name} too"
                 dropped += [f"publication {publication} {stays}" for publication in publications]
                 continue
@@ -118,7 +118,7 @@ def drop_slots_without_pipeline(
 
 def _check_droppable(
     slots: Sequence[SlotWithoutPipeline],
-    known: Mapping[str, SlotWithoutPipeline],
+    by_name: Mapping[str, SlotWithoutPipeline],
     names: Sequence[str],
 ) -> None:
     for name in names:
@@ -129,14 +129,14 @@ def _check_droppable(
                 f" pg_drop_replication_slot('{name}') on the server where no program reads it,"
                 " then run this again for the other"
             )
-        if name not in known or known[name].pipeline is None:
+        if name not in by_name or by_name[name].pipeline is None:
             raise ConfigError(
                 f"slot {name!r} wasn't made by waldelta, or a pipeline file names it: nothing was"
                 " dropped; teardown --orphans lists the slots that can be dropped"
             )
-        if foreign := [p.name for p in known[name].publications if not p.owned]:
+        if not_owned := [p.name for p in by_name[name].publications if not p.owned]:
             raise PrivilegeMissing(
-                f"publication {', '.join(foreign)} belongs to another role, nothing was dropped:"
+                f"publication {', '.join(not_owned)} belongs to another role, nothing was dropped:"
                 " let its owner run this"
             )
 

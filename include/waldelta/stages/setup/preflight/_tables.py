@@ -31,10 +31,14 @@ _RELKINDS = {
 
 
 def judge_table(
-    where: str, state: PublicationState, table: PublicationTable, found: TableFacts, facts: Facts
+    where: str,
+    state: PublicationState,
+    table: PublicationTable,
+    table_facts: TableFacts,
+    facts: Facts,
 ) -> Iterator[Finding]:
     """Yields findings about one table of a publication."""
-    relation = found.relation
+    relation = table_facts.relation
     if unfit := _unfit(relation):
         yield problem(f"{where}: {unfit}")
         return
@@ -44,38 +48,40 @@ def judge_table(
             f" {', '.join(relation.column_names)}"
         )
         return
-    yield from _generated(where, table, found, facts, state)
+    yield from _generated(where, table, table_facts, facts, state)
     if not table.columns and not any(map(state.sends, relation.columns)):
         yield warning(
             f"{where}: it publishes no column, and a Delta table needs one: it gets no target, and"
             " runs ignore its changes"
         )
-        if not is_overruled(state, found, facts):
-            yield from _identities(where, state, table, found, facts)
+        if not is_overruled(state, table_facts, facts):
+            yield from _identities(where, state, table, table_facts, facts)
         return
-    yield from _reading(where, state, table, found, facts.server)
-    yield from _raising(where, state, table, found, facts)
+    yield from _reading(where, state, table, table_facts, facts.server)
+    yield from _raising(where, state, table, table_facts, facts)
     yield from warning_if(
-        found.has_children,
+        table_facts.has_children,
         f"{where}: its inheritance children aren't published with it: list those you want",
     )
-    yield from _partitions(where, state, table, found)
-    if not is_overruled(state, found, facts):
-        yield from _identities(where, state, table, found, facts)
+    yield from _partitions(where, state, table, table_facts)
+    if not is_overruled(state, table_facts, facts):
+        yield from _identities(where, state, table, table_facts, facts)
     elif not table.is_plain:
         yield warning(
             f"{where}: its filter and column list have no effect, since it is published via its"
             " root"
         )
-    yield from _whole_old_rows(where, state, found)
+    yield from _whole_old_rows(where, state, table_facts)
 
 
-def _whole_old_rows(where: str, state: PublicationState, found: TableFacts) -> Iterable[Finding]:
+def _whole_old_rows(
+    where: str, state: PublicationState, table_facts: TableFacts
+) -> Iterable[Finding]:
     return warning_if(
-        found.relation.replica_identity == "f" and state.publishes_old_rows,
+        table_facts.relation.replica_identity == "f" and state.publishes_old_rows,
         f"{where}: REPLICA IDENTITY FULL writes the whole old row to WAL for each UPDATE and"
         " DELETE (measured: 64 instead of 44 MB for 20,000 updates of 1 kB rows); the table"
-        f" has {size(sum(leaf.size_bytes for leaf in found.leaves))}",
+        f" has {size(sum(leaf.size_bytes for leaf in table_facts.leaves))}",
     )
 
 
@@ -90,15 +96,19 @@ def judge_functions(where: str, table: TableFacts, server: ServerFacts) -> Itera
 
 
 def _identities(
-    where: str, state: PublicationState, table: PublicationTable, found: TableFacts, facts: Facts
+    where: str,
+    state: PublicationState,
+    table: PublicationTable,
+    table_facts: TableFacts,
+    facts: Facts,
 ) -> Iterator[Finding]:
     if not state.publishes_old_rows:
         return
-    relation = found.relation
+    relation = table_facts.relation
     operations = " and ".join(o.upper() + "s" for o in ("update", "delete") if o in state.publish)
     # What setup would cause is a problem; what is so already, a warning.
     is_so_already = _is_unchanged(state, table, facts.actual.get(state.name))
-    for leaf in own_leaves(state, found):
+    for leaf in own_leaves(state, table_facts):
         # PostgreSQL refuses no statement on leaves that are never published.
         if leaf.relkind != "r" or leaf.persistence != "p":
             continue
@@ -246,9 +256,13 @@ def _unfit(relation: CatalogRelation) -> str | None:
 
 
 def _generated(
-    where: str, table: PublicationTable, found: TableFacts, facts: Facts, state: PublicationState
+    where: str,
+    table: PublicationTable,
+    table_facts: TableFacts,
+    facts: Facts,
+    state: PublicationState,
 ) -> Iterator[Finding]:
-    generated = [c.name for c in found.relation.columns if not state.sends(c)]
+    generated = [c.name for c in table_facts.relation.columns if not state.sends(c)]
     listed = [c for c in generated if c in (table.columns or ())]
     yield from problem_if(
         listed and facts.server.version < 180000,
@@ -266,28 +280,31 @@ def _reading(
     where: str,
     state: PublicationState,
     table: PublicationTable,
-    found: TableFacts,
+    table_facts: TableFacts,
     server: ServerFacts,
 ) -> Iterator[Finding]:
-    relation, leaves = found.relation, [leaf for leaf in found.leaves if leaf.relkind == "r"]
+    relation, leaves = (
+        table_facts.relation,
+        [leaf for leaf in table_facts.leaves if leaf.relkind == "r"],
+    )
     wanted = set(table.columns or [c.name for c in relation.columns if state.sends(c)])
     # A filter's column that doesn't exist is a finding of its own, and no grant gives it.
     filtered = state.filter_columns.get(relation.id, frozenset()) & set(relation.column_names)
-    hidden = sorted((wanted | filtered) - found.readable)
+    hidden = sorted((wanted | filtered) - table_facts.readable)
     if relation.relkind == "p" and not state.via_root:
         covered = bool(leaves) and all(leaf.readable for leaf in leaves)
     else:
         covered = any(leaf.oid == relation.oid and leaf.through is not None for leaf in leaves)
-    if not found.has_usage and not covered:
+    if not table_facts.has_usage and not covered:
         usage = Grant("usage on schema", sql_name(relation.id.schema), READING)
         yield lacking(f"{where}: role {server.role!r} may not use its schema", usage)
     if hidden and not covered:
-        select = f"select {columns_of(hidden)} on" if found.readable else "select on"
+        select = f"select {columns_of(hidden)} on" if table_facts.readable else "select on"
         table_name = sql_name(relation.id.schema, relation.id.name)
         yield lacking(
             f"{where}: role {server.role!r} may not read it", Grant(select, table_name, READING)
         )
-    if found.hidden_rows:
+    if table_facts.hidden_rows:
         yield lacking(
             f"{where}: row-level security hides rows from role {server.role!r}",
             Attribute(
@@ -297,7 +314,9 @@ def _reading(
         )
         return
     partitions = [
-        leaf for leaf in leaves if found.has_usage and (leaf.oid != relation.oid or leaf.through)
+        leaf
+        for leaf in leaves
+        if table_facts.has_usage and (leaf.oid != relation.oid or leaf.through)
     ]
     if relation.relkind == "p" and not hidden and not all(leaf.readable for leaf in partitions):
         yield lacking(
@@ -310,7 +329,11 @@ def _reading(
 
 
 def _raising(
-    where: str, state: PublicationState, table: PublicationTable, found: TableFacts, facts: Facts
+    where: str,
+    state: PublicationState,
+    table: PublicationTable,
+    table_facts: TableFacts,
+    facts: Facts,
 ) -> Iterator[Finding]:
     """Yields a warning if a filter can raise an error.
 
@@ -318,7 +341,7 @@ def _raising(
     """
     if table.row_filter is None or table.id in state.rejected:
         return
-    types = {c.name: (c.type.base or c.type).name for c in found.relation.columns}
+    types = {c.name: (c.type.base or c.type).name for c in table_facts.relation.columns}
     if parts := raising_parts(
         table.row_filter,
         types,
@@ -334,15 +357,17 @@ def _raising(
 
 
 def _partitions(
-    where: str, state: PublicationState, table: PublicationTable, found: TableFacts
+    where: str, state: PublicationState, table: PublicationTable, table_facts: TableFacts
 ) -> Iterator[Finding]:
     yield from problem_if(
-        found.relation.relkind == "p" and not state.via_root and not table.is_plain,
+        table_facts.relation.relkind == "p" and not state.via_root and not table.is_plain,
         f"{where}: a filter or column list on a partitioned table counts only when it is"
         " published via its root: set publish_via_partition_root: true, or list the partitions",
     )
     unfit = [
-        str(leaf.id) for leaf in found.leaves if leaf.relkind != "r" or leaf.persistence != "p"
+        str(leaf.id)
+        for leaf in table_facts.leaves
+        if leaf.relkind != "r" or leaf.persistence != "p"
     ]
     yield from warning_if(
         unfit, f"{where}: changes of {', '.join(unfit)} (foreign or unlogged) are never published"
