@@ -1,12 +1,10 @@
 """Parses filters: as an engineer writes them, and as PostgreSQL prints them analysed.
 
-Of a filter as written only the text is judged here. The server decides what it means, and whether
-it is valid (``resolve_filter``, ``publications.try_publications``). sqlglot reads it, which takes a
-fifth of a second to load: most idle checks would spend that for nothing.
-
-What pg_get_expr prints becomes a syntax tree. Its grammar is small, because every operator has
-parentheses of its own. sqlglot isn't used for it: its trees have no positions, and have one node
-for operators and functions that PostgreSQL distinguishes.
+sqlglot reads the text as written; the server decides what it means (``resolve_filter``,
+``publications.try_publications``). It takes a fifth of a second to load, which most idle checks
+don't need. What pg_get_expr prints becomes a syntax tree of its own: sqlglot's have no positions,
+and one node for operators and functions that PostgreSQL distinguishes. Its grammar is small,
+because every operator has parentheses.
 """
 
 from __future__ import annotations
@@ -69,9 +67,8 @@ def parse_row_filter(text: str) -> tuple[str, ...]:
     try:
         for token in sqlglot.tokenize(text, read=DIALECT):
             if token.token_type.name == "SEMICOLON":
-                raise _refused(
-                    text, token.start, "one expression is wanted, not several statements"
-                )
+                one = "one expression is wanted, not several statements"
+                raise _refused(text, token.start, one)
         expression: exp.Expr = sqlglot.parse_one(text, read=DIALECT, into=exp.Condition)
     except RecursionError:
         raise _refused(text, 0, "its parts are nested too deeply") from None
@@ -80,11 +77,8 @@ def parse_row_filter(text: str) -> tuple[str, ...]:
     except SqlglotError as err:
         raise _refused(text, len(text), "a quote or comment is not closed") from err
     if expression.find(exp.Query, exp.Star) is not None:
-        raise _refused(
-            text,
-            0,
-            "a filter is one expression over the row's own columns, without subqueries or *",
-        )
+        own = "a filter is one expression over the row's own columns, without subqueries or *"
+        raise _refused(text, 0, own)
     _check_own(text)
     # find_all searches breadth first, but a message reads better in the order of the text.
     columns = (
@@ -96,10 +90,8 @@ def parse_row_filter(text: str) -> tuple[str, ...]:
 
 
 def _check_own(text: str) -> None:
-    """Raise ConfigError for a function, type or operator that isn't PostgreSQL's own.
-
-    While the server parses a filter, it may call functions of such a type's owner: a domain's
-    constraint for a value in an array's literal.
+    """Raise ConfigError for a function, type or operator that isn't PostgreSQL's own: parsing a
+    domain's value in an array's literal calls functions of the domain's owner.
     """
     tokens, at = tokenize(text), 0
     kinds = [token.token_type.name for token in tokens]
@@ -114,43 +106,22 @@ def _check_own(text: str) -> None:
             or kinds[max(at - 2, 0) : at] == ["OPERATOR", "L_PAREN"]
         )
         if end > at + 1 and is_called and tokens[at].text.lower() != "pg_catalog":
-            raise _refused(
-                text,
-                tokens[at].start,
-                "only functions, types and operators of PostgreSQL's own are allowed",
-            )
+            own = "only functions, types and operators of PostgreSQL's own are allowed"
+            raise _refused(text, tokens[at].start, own)
         at = end
 
 
 # Functions that SQL calls without parentheses; none is immutable.
-_WITHOUT_PARENTHESES = frozenset(
-    {
-        "current_catalog",
-        "current_date",
-        "current_role",
-        "current_schema",
-        "current_time",
-        "current_timestamp",
-        "current_user",
-        "localtime",
-        "localtimestamp",
-        "session_user",
-        "user",
-    }
+_AS_NOW = frozenset(
+    {"current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"}
 )
-_IN_SQL = {
-    "current_date": "now",
-    "current_time": "now",
-    "current_timestamp": "now",
-    "localtime": "now",
-    "localtimestamp": "now",
-}
+_WITHOUT_PARENTHESES = _AS_NOW | {
+    "current_catalog", "current_role", "current_schema", "current_user", "session_user", "user",
+}  # fmt: skip
 
 
 def functions_of(text: str) -> list[str]:
-    """Return the names that a filter calls as functions, as in pg_proc.
-
-    A keyword before a parenthesis is included.
+    """Return the names that a filter calls as functions, and keywords before a parenthesis.
 
     >>> functions_of("lower(v) = 'x' and at < current_date")
     ['lower', 'now']
@@ -164,7 +135,7 @@ def functions_of(text: str) -> list[str]:
         if after is not None and after.token_type.name == "L_PAREN":
             names.append(name)
         elif not is_quoted and name in _WITHOUT_PARENTHESES:
-            names.append(_IN_SQL.get(name, name))
+            names.append("now" if name in _AS_NOW else name)
     return list(dict.fromkeys(names))
 
 
@@ -197,7 +168,6 @@ def of_column(expression: str, column: str) -> str:
 
 
 # --- what PostgreSQL prints
-
 # Words that continue a type's name after its first word.
 _TYPE_WORDS = frozenset({"varying", "precision", "without", "with", "time", "zone"})
 _LAZY = frozenset({"COALESCE", "NULLIF", "GREATEST", "LEAST"})
@@ -415,9 +385,7 @@ class _Parser:
         return self.tokens[self.at - 1]
 
     def is_next(self, *texts: str) -> bool:
-        """Return whether these words and marks come next; quoted names and strings are never
-        words.
-        """
+        """Whether these words and marks come next, of which no quoted name or string is one."""
         ahead = self.tokens[self.at : self.at + len(texts)]
         return len(ahead) == len(texts) and all(
             token.kind in ("word", "mark", "operator") and token.text == text

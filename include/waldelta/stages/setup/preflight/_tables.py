@@ -20,6 +20,7 @@ from waldelta.stages.setup.facts.source_facts import (
 )
 from waldelta.types.wire.wire_format import has_wire_format
 
+_OTHERWISE = "or publish only inserts and truncates"
 READING = "for copies, repairs, and values that the stream left out"
 _RELKINDS = {
     "v": "a view",
@@ -34,11 +35,11 @@ def judge_table(
     where: str,
     state: PublicationState,
     table: PublicationTable,
-    table_facts: TableFacts,
+    source: TableFacts,
     facts: Facts,
 ) -> Iterator[Finding]:
     """Yields findings about one table of a publication."""
-    relation = table_facts.relation
+    relation = source.relation
     if unfit := _unfit(relation):
         yield problem(f"{where}: {unfit}")
         return
@@ -48,40 +49,38 @@ def judge_table(
             f" {', '.join(relation.column_names)}"
         )
         return
-    yield from _generated(where, table, table_facts, facts, state)
+    yield from _generated(where, table, source, facts, state)
     if not table.columns and not any(map(state.sends, relation.columns)):
         yield warning(
             f"{where}: it publishes no column, and a Delta table needs one: it gets no target, and"
             " runs ignore its changes"
         )
-        if not is_overruled(state, table_facts, facts):
-            yield from _identities(where, state, table, table_facts, facts)
+        if not is_overruled(state, source, facts):
+            yield from _identities(where, state, table, source, facts)
         return
-    yield from _reading(where, state, table, table_facts, facts.server)
-    yield from _raising(where, state, table, table_facts, facts)
+    yield from _reading(where, state, table, source, facts.server)
+    yield from _raising(where, state, table, source, facts)
     yield from warning_if(
-        table_facts.has_children,
+        source.has_children,
         f"{where}: its inheritance children aren't published with it: list those you want",
     )
-    yield from _partitions(where, state, table, table_facts)
-    if not is_overruled(state, table_facts, facts):
-        yield from _identities(where, state, table, table_facts, facts)
+    yield from _partitions(where, state, table, source)
+    if not is_overruled(state, source, facts):
+        yield from _identities(where, state, table, source, facts)
     elif not table.is_plain:
         yield warning(
             f"{where}: its filter and column list have no effect, since it is published via its"
             " root"
         )
-    yield from _whole_old_rows(where, state, table_facts)
+    yield from _whole_old_rows(where, state, source)
 
 
-def _whole_old_rows(
-    where: str, state: PublicationState, table_facts: TableFacts
-) -> Iterable[Finding]:
+def _whole_old_rows(where: str, state: PublicationState, source: TableFacts) -> Iterable[Finding]:
     return warning_if(
-        table_facts.relation.replica_identity == "f" and state.publishes_old_rows,
+        source.relation.replica_identity == "f" and state.publishes_old_rows,
         f"{where}: REPLICA IDENTITY FULL writes the whole old row to WAL for each UPDATE and"
         " DELETE (measured: 64 instead of 44 MB for 20,000 updates of 1 kB rows); the table"
-        f" has {size(sum(leaf.size_bytes for leaf in table_facts.leaves))}",
+        f" has {size(sum(leaf.size_bytes for leaf in source.leaves))}",
     )
 
 
@@ -99,16 +98,16 @@ def _identities(
     where: str,
     state: PublicationState,
     table: PublicationTable,
-    table_facts: TableFacts,
+    source: TableFacts,
     facts: Facts,
 ) -> Iterator[Finding]:
     if not state.publishes_old_rows:
         return
-    relation = table_facts.relation
+    relation = source.relation
     operations = " and ".join(o.upper() + "s" for o in ("update", "delete") if o in state.publish)
     # What setup would cause is a problem; what is so already, a warning.
     is_so_already = _is_unchanged(state, table, facts.actual.get(state.name))
-    for leaf in own_leaves(state, table_facts):
+    for leaf in own_leaves(state, source):
         # PostgreSQL refuses no statement on leaves that are never published.
         if leaf.relkind != "r" or leaf.persistence != "p":
             continue
@@ -140,14 +139,8 @@ def _refused(
 ) -> Iterator[tuple[str, str]]:
     """Yields why PostgreSQL refuses UPDATEs and DELETEs of a published leaf, and the remedy."""
     key, is_full, listed = set(leaf.identity_columns), leaf.replica_identity == "f", table.columns
-    alter = f"alter table {leaf.id} replica identity"
-    otherwise = "or publish only inserts and truncates"
     if not key:
-        if relation.columns:
-            yield relation.why_unidentified, f"{_way_to_key(relation, alter)}, {otherwise}"
-        elif not is_full:
-            why = "it has no column, and its replica identity isn't FULL"
-            yield why, f"{alter} full, {otherwise}"
+        yield from _without_key(relation, leaf)
         return
     # A column of the filter that doesn't exist is a separate finding.
     used = state.filter_columns.get(table.id, frozenset()) & set(relation.column_names)
@@ -159,7 +152,7 @@ def _refused(
                 f"the filter uses {_names(used - key)}, which the replica identity ({_names(key)})"
                 " doesn't cover"
             ),
-            f"{alter} full, add the column to the key, {otherwise}",
+            f"alter table {leaf.id} replica identity full, add the column to the key, {_OTHERWISE}",
         ),
         (
             listed is not None and is_full,
@@ -184,12 +177,19 @@ def _names(columns: Iterable[str]) -> str:
     return ", ".join(sorted(columns))
 
 
-def _way_to_key(relation: CatalogRelation, alter: str) -> str:
+def _without_key(relation: CatalogRelation, leaf: Leaf) -> Iterator[tuple[str, str]]:
+    alter = f"alter table {leaf.id} replica identity"
+    way = f"{alter} using index … (or full, where there is none)"
+    if not relation.columns:
+        if leaf.replica_identity != "f":
+            why = "it has no column, and its replica identity isn't FULL"
+            yield why, f"{alter} full, {_OTHERWISE}"
+        return
     if relation.replica_identity == "n" and relation.primary_key:
-        return f"{alter} default"
-    by_index = f"{alter} using index … (or full, where there is none)"
-    lacks_key = relation.replica_identity == "d" and not relation.has_deferrable_key
-    return f"add a primary key, or {by_index}" if lacks_key else by_index
+        way = f"{alter} default"
+    elif relation.replica_identity == "d" and not relation.has_deferrable_key:
+        way = f"add a primary key, or {way}"
+    yield relation.why_unidentified, f"{way}, {_OTHERWISE}"
 
 
 def _other_than_root(
@@ -258,11 +258,11 @@ def _unfit(relation: CatalogRelation) -> str | None:
 def _generated(
     where: str,
     table: PublicationTable,
-    table_facts: TableFacts,
+    source: TableFacts,
     facts: Facts,
     state: PublicationState,
 ) -> Iterator[Finding]:
-    generated = [c.name for c in table_facts.relation.columns if not state.sends(c)]
+    generated = [c.name for c in source.relation.columns if not state.sends(c)]
     listed = [c for c in generated if c in (table.columns or ())]
     yield from problem_if(
         listed and facts.server.version < 180000,
@@ -280,31 +280,27 @@ def _reading(
     where: str,
     state: PublicationState,
     table: PublicationTable,
-    table_facts: TableFacts,
+    source: TableFacts,
     server: ServerFacts,
 ) -> Iterator[Finding]:
-    relation, leaves = (
-        table_facts.relation,
-        [leaf for leaf in table_facts.leaves if leaf.relkind == "r"],
-    )
-    wanted = set(table.columns or [c.name for c in relation.columns if state.sends(c)])
+    relation = source.relation
+    leaves = [leaf for leaf in source.leaves if leaf.relkind == "r"]
+    published = set(table.columns or [c.name for c in relation.columns if state.sends(c)])
     # A filter's column that doesn't exist is a finding of its own, and no grant gives it.
     filtered = state.filter_columns.get(relation.id, frozenset()) & set(relation.column_names)
-    hidden = sorted((wanted | filtered) - table_facts.readable)
+    hidden = sorted((published | filtered) - source.readable)
     if relation.relkind == "p" and not state.via_root:
         covered = bool(leaves) and all(leaf.readable for leaf in leaves)
     else:
         covered = any(leaf.oid == relation.oid and leaf.through is not None for leaf in leaves)
-    if not table_facts.has_usage and not covered:
+    if not source.has_usage and not covered:
         usage = Grant("usage on schema", sql_name(relation.id.schema), READING)
         yield lacking(f"{where}: role {server.role!r} may not use its schema", usage)
     if hidden and not covered:
-        select = f"select {columns_of(hidden)} on" if table_facts.readable else "select on"
-        table_name = sql_name(relation.id.schema, relation.id.name)
-        yield lacking(
-            f"{where}: role {server.role!r} may not read it", Grant(select, table_name, READING)
-        )
-    if table_facts.hidden_rows:
+        select = f"select {columns_of(hidden)} on" if source.readable else "select on"
+        grant = Grant(select, sql_name(relation.id.schema, relation.id.name), READING)
+        yield lacking(f"{where}: role {server.role!r} may not read it", grant)
+    if source.hidden_rows:
         yield lacking(
             f"{where}: row-level security hides rows from role {server.role!r}",
             Attribute(
@@ -314,9 +310,7 @@ def _reading(
         )
         return
     partitions = [
-        leaf
-        for leaf in leaves
-        if table_facts.has_usage and (leaf.oid != relation.oid or leaf.through)
+        leaf for leaf in leaves if source.has_usage and (leaf.oid != relation.oid or leaf.through)
     ]
     if relation.relkind == "p" and not hidden and not all(leaf.readable for leaf in partitions):
         yield lacking(
@@ -332,7 +326,7 @@ def _raising(
     where: str,
     state: PublicationState,
     table: PublicationTable,
-    table_facts: TableFacts,
+    source: TableFacts,
     facts: Facts,
 ) -> Iterator[Finding]:
     """Yields a warning if a filter can raise an error.
@@ -341,7 +335,7 @@ def _raising(
     """
     if table.row_filter is None or table.id in state.rejected:
         return
-    types = {c.name: (c.type.base or c.type).name for c in table_facts.relation.columns}
+    types = {c.name: (c.type.base or c.type).name for c in source.relation.columns}
     if parts := raising_parts(
         table.row_filter,
         types,
@@ -357,17 +351,15 @@ def _raising(
 
 
 def _partitions(
-    where: str, state: PublicationState, table: PublicationTable, table_facts: TableFacts
+    where: str, state: PublicationState, table: PublicationTable, source: TableFacts
 ) -> Iterator[Finding]:
     yield from problem_if(
-        table_facts.relation.relkind == "p" and not state.via_root and not table.is_plain,
+        source.relation.relkind == "p" and not state.via_root and not table.is_plain,
         f"{where}: a filter or column list on a partitioned table counts only when it is"
         " published via its root: set publish_via_partition_root: true, or list the partitions",
     )
     unfit = [
-        str(leaf.id)
-        for leaf in table_facts.leaves
-        if leaf.relkind != "r" or leaf.persistence != "p"
+        str(leaf.id) for leaf in source.leaves if leaf.relkind != "r" or leaf.persistence != "p"
     ]
     yield from warning_if(
         unfit, f"{where}: changes of {', '.join(unfit)} (foreign or unlogged) are never published"
