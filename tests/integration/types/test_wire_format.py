@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import psycopg
 import pyarrow as pa
 import pytest
 
+from tests.support.seeds import chosen_random
 from waldelta.errors import DecodeError
 from waldelta.postgres import PgType, connect
 from waldelta.types.type_map import target_type
@@ -296,9 +295,7 @@ def test_columns_that_stay_text_are_printed_to_the_letter(any_database, type_nam
 
 def test_random_numerics(any_database):
     """Any number of digits before and behind the point."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = chosen_random()
     values = []
     for _ in range(3000):
         whole = (
@@ -321,9 +318,7 @@ ELEMENTS = [
 
 def test_random_arrays(any_database):
     """Elements of every type, null or not, in one dimension and in more, beside each other."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = chosen_random()
     for name in ELEMENTS:
         delimiter = ";" if name == "box" else ","
 
@@ -369,9 +364,7 @@ def damaged(rng, value):
 @pytest.mark.parametrize("type_name", VALUES)
 def test_damaged_values_are_named_or_read(database, type_name):
     """No crash, no hang: DecodeError, or one text per value, and the undamaged ones' as ever."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+    rng = chosen_random()
     wire = type_name.partition("(")[0]
     _, sent = printed_and_sent(database, type_name, [v for v in VALUES[type_name] if len(v) < 500])
     good = text_of(pa.array(sent, pa.binary()), wire).to_pylist()

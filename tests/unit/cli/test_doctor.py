@@ -87,12 +87,8 @@ def test_a_missing_connection_is_named_once(write_pipeline, capsys, monkeypatch)
     monkeypatch.setenv("AIRFLOW_HOME", "/nowhere")
     assert main(["doctor", str(write_pipeline("shop")), "--json"]) == 1
     found = {one["check"]: one for one in json.loads(capsys.readouterr().out)["checks"]}
-    assert {name: one["status"] for name, one in found.items()} == {
-        "file": "ok",
-        "source": "problem",
-        "lake": "ok",
-        "airflow": "warning",
-    }
+    expected = {"file": "ok", "source": "problem", "lake": "ok", "airflow": "warning"}
+    assert {name: one["status"] for name, one in found.items()} == expected
     assert "set AIRFLOW_CONN_SHOP_SOURCE" in found["source"]["text"]
 
 

@@ -38,10 +38,8 @@ def test_a_request_arrives_with_its_output(ends, output):
     asking.start()
     request, got = receive_request(server, 20)
     asking.join()
-    assert (len(request["arguments"][0]), os.fstat(got).st_ino) == (
-        1 << 20,
-        os.fstat(output).st_ino,
-    )
+    expected = (1 << 20, os.fstat(output).st_ino)
+    assert (len(request["arguments"][0]), os.fstat(got).st_ino) == expected
     os.close(got)
 
 

@@ -54,10 +54,8 @@ def run(job, failing=(), only=None):
     with pytest.raises(RunFailed) if failing else nullcontext() as caught:
         run_stages(RUNNER, job, result, stages, only)
     if failing:
-        assert (
-            str(caught.value.__cause__)
-            == f"{next(name for name in ran if name in failing)} went wrong"
-        )
+        expected = f"{next(name for name in ran if name in failing)} went wrong"
+        assert str(caught.value.__cause__) == expected
     return ran, job.ledger.run_result("run").status
 
 

@@ -55,11 +55,8 @@ def test_bounds(case):
         made.add(pa.table({"c": part}))
     told = json.loads(made.text())
     least, most = ({}, {}) if bounds is None else ({"c": bounds[0]}, {"c": bounds[1]})
-    assert (told["numRecords"], told["minValues"], told["maxValues"]) == (
-        len(values) + 2,
-        least,
-        most,
-    )
+    expected = (len(values) + 2, least, most)
+    assert (told["numRecords"], told["minValues"], told["maxValues"]) == expected
     assert told["nullCount"] == {"c": values.count(None) + 1 + (values[0] is None)}
 
 

@@ -106,10 +106,8 @@ def test_a_lost_slot_is_named_once_and_without_positions(book):
     why = json.dumps({"error": {"class": "SlotLost", "message": detail}})
     book.append(run("r", minutes(2), "failed", result=why))
     (told,) = read_glance(pipeline(book.lake.root), book, minutes(5), 24).attention
-    assert (told.text, told.page) == (
-        "the slot lost changes: SlotLost: run resync",
-        ("run", "any", "r"),
-    )
+    expected = ("the slot lost changes: SlotLost: run resync", ("run", "any", "r"))
+    assert (told.text, told.page) == expected
 
 
 def test_what_only_warns_is_told_behind_what_fails(book):
@@ -212,10 +210,8 @@ def test_a_failed_attempt_at_a_run_that_goes_on_is_no_problem_yet(book):
         ("warning", "behind", "public.a: not up to date; changes wait"),
     ]
     assert (during.latest_status, after.latest_status) == ("retrying", "failed")
-    assert [(item.severity, item.kind) for item in after.attention] == [
-        ("failed", "failed_run"),
-        ("failed", "behind"),
-    ]
+    expected = [("failed", "failed_run"), ("failed", "behind")]
+    assert [(item.severity, item.kind) for item in after.attention] == expected
     # Its check comes with its retry.
     assert "unchecked" not in {item.kind for item in during.attention}
 

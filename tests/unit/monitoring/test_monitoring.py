@@ -85,11 +85,8 @@ def test_lag_counts_from_the_last_run_that_was_applied(book):
     """Readers miss what was committed since then; a failed run brings nothing."""
     for event in (run("a", minutes(2)), run("b", minutes(7), "failed"), run("c", minutes(12))):
         book.append(event)
-    assert [(p.run_id, p.seconds) for p in lag_points(read_runs(book))] == [
-        ("a", None),
-        ("b", 420.0),
-        ("c", 720.0),
-    ]
+    expected = [("a", None), ("b", 420.0), ("c", 720.0)]
+    assert [(p.run_id, p.seconds) for p in lag_points(read_runs(book))] == expected
 
 
 def test_thinning_out_keeps_peaks_and_failures():
@@ -126,12 +123,8 @@ def test_a_ledger_of_an_earlier_version_is_read(book):
     ended = replace(old, at=minutes(4), status="succeeded", seconds=120.0, end_lsn=7)
     write_earlier(book.lake.root, [old, ended], lacking)
     (line,) = read_runs(book)
-    assert (line.as_of, line.applied, line.lag_bytes, line.wal_status) == (
-        minutes(0),
-        True,
-        None,
-        None,
-    )
+    expected = (minutes(0), True, None, None)
+    assert (line.as_of, line.applied, line.lag_bytes, line.wal_status) == expected
     assert read_run(book, "consume", "old").stages == {}
     book.append(run("new", minutes(9)))
     assert [r.lag_bytes for r in read_runs(book)] == [10, None]
@@ -240,13 +233,8 @@ def test_what_a_table_holds_and_where(book):
     types = {"id": pa.int64(), "_wd_lsn": pa.int64(), "tags": pa.list_(pa.string())}
     write_deltalake(uri, pa.table({name: pa.nulls(3, kind) for name, kind in types.items()}))
     found = read_table_details(book, "public.orders")
-    assert (found.uri, found.rows, found.files, found.version, found.content.limits) == (
-        uri,
-        3,
-        1,
-        0,
-        ("only rows where id > 0",),
-    )
+    expected = (uri, 3, 1, 0, ("only rows where id > 0",))
+    assert (found.uri, found.rows, found.files, found.version, found.content.limits) == expected
     assert found.bytes > 0
     assert [(c.name, c.type, c.source_type, c.is_key) for c in found.columns] == [
         ("id", "bigint", "int8", True),
@@ -298,10 +286,8 @@ def test_a_run_that_landed_and_applied_nothing_completes_no_table(book):
     book.append(run("stuck", minutes(12), "failed", result=stuck))
     book.append(run("no spark again", minutes(17), "failed", applied=None))
     lines = read_tables(book, read_runs(book), {}, {})
-    assert [(t.table_name, t.status, t.complete_upto) for t in lines] == [
-        ("public.b", "behind", minutes(0)),
-        ("public.a", "synced", minutes(10)),
-    ]
+    expected = [("public.b", "behind", minutes(0)), ("public.a", "synced", minutes(10))]
+    assert [(t.table_name, t.status, t.complete_upto) for t in lines] == expected
 
 
 def test_a_table_says_what_its_target_keeps(book):
@@ -311,11 +297,8 @@ def test_a_table_says_what_its_target_keeps(book):
     book.append(TableState(minutes(-7), "sync", "public.b", 2, "synced", mode="history"))
     book.append(TableState(minutes(-6), "sync", "public.c", 1, "synced", copy_skipped=True))
     lines = read_tables(book, [], {}, {})
-    assert [(line.table_name, line.kind) for line in lines] == [
-        ("public.a", ""),
-        ("public.b", "history"),
-        ("public.c", "without a copy"),
-    ]
+    expected = [("public.a", ""), ("public.b", "history"), ("public.c", "without a copy")]
+    assert [(line.table_name, line.kind) for line in lines] == expected
 
 
 def test_a_run_that_read_nothing_brings_no_table_further(book):
@@ -553,10 +536,8 @@ def test_a_table_that_nothing_changes_keeps_its_verdict(book):
     book.append_all([CHECKED, replace(KEY, table_name="public.b")])
     book.append_all([result(minutes(9), "later", "public.b"), reference(minutes(9), True)])
     found = read_latest_checks(book, minutes(5), ["public.a", "public.b", "public.c"])
-    assert {name: check.verdict for name, check in found.items()} == {
-        "public.a": "failed",
-        "public.b": "passed",
-    }
+    expected = {"public.a": "failed", "public.b": "passed"}
+    assert {name: check.verdict for name, check in found.items()} == expected
 
 
 def test_a_check_that_is_tried_again_counts_as_it_ended(book):
@@ -576,11 +557,8 @@ def test_own_expectations_may_be_of_one_meaning(book):
     ]
     book.append_all(rows)
     (check,) = read_checks(book, None)
-    assert (check, check.expectations, check.failed) == (
-        read_latest_checks(book, None)["public.a"],
-        3,
-        1,
-    )
+    expected = (read_latest_checks(book, None)["public.a"], 3, 1)
+    assert (check, check.expectations, check.failed) == expected
     ((_, (cell,)),) = expectations_map(book, "public.a", minutes(2), 10).rows
     assert cell.verdict == "failed"
 
@@ -625,18 +603,12 @@ def test_a_runs_page_is_what_its_stages_recorded(book, lake):
         [IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, '{"id": "1"}', ["body"])]
     )
     (line,) = read_runs(book)
-    assert (line.as_of, line.lag_before_bytes, line.lag_bytes, line.wal_status) == (
-        minutes(0),
-        900,
-        5,
-        "extended",
-    )
+    expected = (minutes(0), 900, 5, "extended")
+    assert (line.as_of, line.lag_before_bytes, line.lag_bytes, line.wal_status) == expected
     assert (line.retained_bytes, line.applied) == (2 << 20, False)
     seen = read_run(book, "consume", "r")
-    assert [(name, s.status, s.seconds) for name, s in seen.stages.items()] == [
-        ("land", "succeeded", 1.5),
-        ("apply", "failed", 2.0),
-    ]
+    expected = [("land", "succeeded", 1.5), ("apply", "failed", 2.0)]
+    assert [(name, s.status, s.seconds) for name, s in seen.stages.items()] == expected
     assert [(t.table_name, t.is_behind, t.schema) for t in seen.tables] == [
         ("public.b", True, ()),
         ("public.a", False, ()),

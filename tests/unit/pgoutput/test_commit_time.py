@@ -44,7 +44,5 @@ def test_what_is_shown_is_a_moment_wherever_the_reader_is():
     for moment in (EARLIEST, LATEST):
         for zone in ("Etc/GMT+12", "Etc/GMT-14"):
             assert moment.astimezone(ZoneInfo(zone)).year in (1, 9999)
-    assert shown(pa.array([None, 0], pa.timestamp("us", "UTC"))).to_pylist() == [
-        None,
-        datetime(1970, 1, 1, tzinfo=UTC),
-    ]
+    expected = [None, datetime(1970, 1, 1, tzinfo=UTC)]
+    assert shown(pa.array([None, 0], pa.timestamp("us", "UTC"))).to_pylist() == expected

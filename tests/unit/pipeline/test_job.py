@@ -28,12 +28,8 @@ MOVES = [
 
 def test_an_incarnation_begins_where_its_slot_was_created():
     identity = identity_of("s", MOVES)
-    assert (identity.incarnation, identity.begins_at, identity.floor, identity.since) == (
-        "0/A",
-        10,
-        8,
-        NOON + timedelta(hours=3),
-    )
+    expected = ("0/A", 10, 8, NOON + timedelta(hours=3))
+    assert (identity.incarnation, identity.begins_at, identity.floor, identity.since) == expected
     assert identity_of("s", MOVES[:1]).floor == 0
 
 

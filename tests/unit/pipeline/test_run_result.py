@@ -105,10 +105,8 @@ def test_tables_without_a_copy_are_rows_with_their_state():
     result = RunResult("consume", "r", "succeeded")
     result.targets.never_copied, result.targets.needs_sync = ["public.a"], ["public.b"]
     lines = [line.split(maxsplit=1) for line in shown(result).splitlines() if "public" in line]
-    assert [(name, state.strip()) for name, state in lines] == [
-        ("public.a", "not copied"),
-        ("public.b", "waits for a sync"),
-    ]
+    expected = [("public.a", "not copied"), ("public.b", "waits for a sync")]
+    assert [(name, state.strip()) for name, state in lines] == expected
 
 
 def judged(success: bool | None, rows: int | None = None, origin: str = "catalog") -> Outcome:
@@ -137,10 +135,8 @@ def test_expectations_that_only_warn_are_shown():
     result = RunResult("consume", "r", "succeeded", warnings=["public.a: b"])
     result.checked = CheckFindings(warned_expectations=["public.a: b", "public.a: c"])
     lines = shown(result).splitlines()
-    assert [line for line in lines if line.startswith("warning")] == [
-        "warning: public.a: b",
-        "warning: public.a: c",
-    ]
+    expected = ["warning: public.a: b", "warning: public.a: c"]
+    assert [line for line in lines if line.startswith("warning")] == expected
 
 
 def test_warnings_are_shown_and_kept():
@@ -155,10 +151,8 @@ def test_files_that_fit_no_table_are_told():
     result = RunResult("consume", "r")
     for notes in (("x.yml fits no table",), ("x.yml fits no table",)):
         result.add_check(QualityReport("r", (), notes=notes))
-    assert (result.checked.unused_suites, result.warnings) == (
-        ["x.yml fits no table"],
-        ["x.yml fits no table"],
-    )
+    expected = (["x.yml fits no table"], ["x.yml fits no table"])
+    assert (result.checked.unused_suites, result.warnings) == expected
     assert RunResult.from_json(result.to_json()) == result
     result.add_check(QualityReport("r", ()))
     assert result.checked.unused_suites == []

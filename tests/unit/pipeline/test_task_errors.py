@@ -44,12 +44,8 @@ def test_the_same_error_again(err):
     assert type(found) is type(err)
     assert str(found) == str(err)
     if isinstance(err, DecodeError):
-        assert (found.message, found.field, found.offset, found.detail) == (
-            err.message,
-            err.field,
-            err.offset,
-            err.detail,
-        )
+        expected = (err.message, err.field, err.offset, err.detail)
+        assert (found.message, found.field, found.offset, found.detail) == expected
 
 
 URI = "file:///lake/t"

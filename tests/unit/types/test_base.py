@@ -42,9 +42,7 @@ def test_a_new_type_has_checksums_alone_and_in_arrays():
     array = Array("array<bigint>", pa.list_(kind.arrow), kind)
     columns = [(pa.array([7, None], kind.arrow), kind), (pa.array([[7], None], array.arrow), array)]
     raws = [pa.array([None, "x"]), None]
-    assert lake_rows(columns, raws, MARKS).to_pylist() == [
-        f"7{MARKS.between}[7{MARKS.element}]",
-        f"x{MARKS.between}{MARKS.null}",
-    ]
+    expected = [f"7{MARKS.between}[7{MARKS.element}]", f"x{MARKS.between}{MARKS.null}"]
+    assert lake_rows(columns, raws, MARKS).to_pylist() == expected
     text = source_text([(sql.SQL("v"), kind)], MARKS, raw=True).as_string(None)
     assert "concat(v)" in text

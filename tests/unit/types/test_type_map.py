@@ -101,11 +101,8 @@ def test_columns_that_stay_text():
     """Named ones, whatever their type, keys too."""
     types = {"id": DATE, "v": array_of(DATE), "w": DATE}
     chosen = TableTypeOptions(text=("id", "v")).over(AS_VARIANT)
-    assert [kind.spark for kind in column_types(types, ["id"], chosen).values()] == [
-        "string",
-        "string",
-        "date",
-    ]
+    expected = ["string", "string", "date"]
+    assert [kind.spark for kind in column_types(types, ["id"], chosen).values()] == expected
     assert (chosen.need_raw, TypeOptions(text=("id",)).need_raw) == (True, False)
 
 

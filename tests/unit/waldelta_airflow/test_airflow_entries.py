@@ -43,18 +43,10 @@ def add_connection(session, conn_id):
 def test_what_is_missing_is_named_with_its_command(session, shop):
     pools, connections = read_pools(session, [shop]), read_connections(session, [shop])
     assert [(one.pool, one.state) for one in pools] == [("waldelta_shop_cdc", "missing")]
-    assert [(one.connection, one.use, one.state) for one in connections] == [
-        ("shop_source", "source", "missing"),
-        ("waldelta_spark", "Spark", "missing"),
-    ]
-    assert shlex.split(as_json(pools[0])["command"]) == [
-        "airflow",
-        "pools",
-        "set",
-        "waldelta_shop_cdc",
-        "1",
-        "runs on slot shop_cdc",
-    ]
+    expected = [("shop_source", "source", "missing"), ("waldelta_spark", "Spark", "missing")]
+    assert [(one.connection, one.use, one.state) for one in connections] == expected
+    expected = ["airflow", "pools", "set", "waldelta_shop_cdc", "1", "runs on slot shop_cdc"]
+    assert shlex.split(as_json(pools[0])["command"]) == expected
     command = as_json(connections[0])["command"]
     assert command.startswith(
         "airflow connections add shop_source --conn-type postgres --conn-host"
@@ -101,7 +93,5 @@ def test_the_lakes_connection_is_needed_too(session, write_pipeline, root, conn_
 def test_pipelines_may_share_a_connection(session, write_pipeline, shop):
     other = load_pipeline_file(write_pipeline("other"))
     found = read_connections(session, [shop, other])
-    assert [one.pipeline for one in found if one.connection == "waldelta_spark"] == [
-        "shop",
-        "other",
-    ]
+    expected = ["shop", "other"]
+    assert [one.pipeline for one in found if one.connection == "waldelta_spark"] == expected

@@ -207,10 +207,8 @@ def test_a_check_that_is_tried_again_has_the_report_of_how_it_ended(docs, pipeli
     checked(pipelines, NOON, "public.a", failures=["no nulls"], b="no nulls")
     checked(pipelines, NOON + timedelta(minutes=5), "public.a")
     found = reports_of(load_pipeline_file(pipelines / "shop.yml"), "scheduled__1")
-    assert {table: entry.verdict for table, entry in found.items()} == {
-        "public.a": "passed",
-        "public.b": "failed",
-    }
+    expected = {"public.a": "passed", "public.b": "failed"}
+    assert {table: entry.verdict for table, entry in found.items()} == expected
 
 
 def test_an_absolute_path_doesnt_leave_the_folder(docs, listed, tmp_path, pipelines):

@@ -83,17 +83,11 @@ def test_cases(events, net):
 def test_after_a_truncate_only_new_rows_count():
     """Changes of rows that were truncated are skipped."""
     events = [("U", A, B), ("I", None, A), ("D", C, None)]
-    assert net_rows(events, base_is_empty=True) == [
-        ("skip", None, None),
-        ("insert", None, A),
-        ("skip", None, None),
-    ]
+    expected = [("skip", None, None), ("insert", None, A), ("skip", None, None)]
+    assert net_rows(events, base_is_empty=True) == expected
     of_one_leaf = np.array([True, True, False])
-    assert net_rows(events, base_is_empty=of_one_leaf) == [
-        ("skip", None, None),
-        ("insert", None, A),
-        ("delete", C, None),
-    ]
+    expected = [("skip", None, None), ("insert", None, A), ("delete", C, None)]
+    assert net_rows(events, base_is_empty=of_one_leaf) == expected
 
 
 def apply_one_by_one(target: Counter, events) -> Counter:

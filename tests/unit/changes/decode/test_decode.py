@@ -181,13 +181,8 @@ def test_a_change_of_columns_within_a_streamed_transaction_is_its_own():
         + commit(7)
         + plain(10, enc.insert(T, ["c", "5"]), lsn=600)
     )
-    assert events(log) == [
-        (1, "x", 100),
-        (3, "x", 100),
-        (2, "a", 500),
-        (4, "b", 500),
-        (5, "c", 600),
-    ]
+    expected = [(1, "x", 100), (3, "x", 100), (2, "a", 500), (4, "b", 500), (5, "c", 600)]
+    assert events(log) == expected
 
 
 def test_a_change_of_columns_that_was_rolled_back_is_forgotten():

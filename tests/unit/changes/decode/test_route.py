@@ -20,7 +20,5 @@ def test_events_get_their_own_operations_in_any_order():
         }
     )
     judged = pa.table({"ord": [10, 30, 20], "op": pa.array([DELETE, INSERT, None], pa.int32())})
-    assert routed(events, judged).to_pylist() == [
-        {"ord": 30, "op": INSERT, "c0": "x"},
-        {"ord": 10, "op": DELETE, "c0": "y"},
-    ]
+    expected = [{"ord": 30, "op": INSERT, "c0": "x"}, {"ord": 10, "op": DELETE, "c0": "y"}]
+    assert routed(events, judged).to_pylist() == expected

@@ -188,10 +188,7 @@ def test_duplicate_rows_of_merged_partitions(job):
         job, leaf, pa.Table.from_pylist(found, net), replace(tag(), counts=counts), UNFENCED
     )
     rows = table(job).to_pyarrow_table().select(["v", "_wd_relid", "gone", "_wd_lsn"]).to_pylist()
-    assert sorted(tuple(row.values()) for row in rows) == [
-        ("A", 1, 0.5, 9),
-        ("a", 1, 0.5, -1),
-        ("new", 2, None, 9),
-    ]
+    expected = [("A", 1, 0.5, 9), ("a", 1, 0.5, -1), ("new", 2, None, 9)]
+    assert sorted(tuple(row.values()) for row in rows) == expected
     cut = read_commit(job, leaf.state, done)
     assert (cut.inserted, cut.updated, cut.deleted, cut.skipped) == (1, 1, 1, 1)

@@ -73,11 +73,8 @@ def test_what_the_commit_tells(job, merged):
     assert cut.version == version
     found = {row["Id"]: row for row in table(job).to_pyarrow_table().to_pylist()}
     assert held(job) == {1: ("a2", "A"), 9: ("b2", "B2"), 4: ("d", "D")}
-    assert [(found[key]["gone"], found[key]["_wd_lsn"]) for key in (1, 9, 4)] == [
-        (0.5, 0),
-        (0.5, 1),
-        (None, 3),
-    ]
+    expected = [(0.5, 0), (0.5, 1), (None, 3)]
+    assert [(found[key]["gone"], found[key]["_wd_lsn"]) for key in (1, 9, 4)] == expected
     assert merged(job, events) is not None, "a repeated batch"
     assert table(job).version() == version
     assert read_commit(job, plan().state, tag()) == cut

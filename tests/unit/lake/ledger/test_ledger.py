@@ -278,10 +278,8 @@ def test_a_table_of_an_earlier_version_is_read_and_goes_on(ledger):
     write_earlier(ledger.lake.root, [state("t", 1, "synced")], ["incarnation"])
     assert ledger.table_states()["t"].incarnation is None
     ledger.append(state("u", 1, "synced", incarnation="0/1"))
-    assert {name: s.incarnation for name, s in ledger.table_states().items()} == {
-        "t": None,
-        "u": "0/1",
-    }
+    expected = {"t": None, "u": "0/1"}
+    assert {name: s.incarnation for name, s in ledger.table_states().items()} == expected
 
 
 def test_pruning_drops_what_is_old_and_leaves_one_file(ledger):
@@ -432,10 +430,8 @@ def test_batches_that_were_consumed(ledger):
     assert ledger.consumed_batches("s", "0/1") == {}
     for row in rows:
         ledger.append(row)
-    assert ledger.consumed_batches("s", "0/1") == {
-        1: ConsumedBatch(10, None),
-        2: ConsumedBatch(20, 5),
-    }
+    expected = {1: ConsumedBatch(10, None), 2: ConsumedBatch(20, 5)}
+    assert ledger.consumed_batches("s", "0/1") == expected
 
 
 LANDED_BY = [
@@ -485,12 +481,8 @@ def test_the_latest_state_and_copy_of_each_target_are_kept():
     ]
     assert keep_states(states, NOON - DAY) == [True, False, True, True, True, True, True]
     added = replace(states[1], columns=[ColumnState("x", 23, -1, "integer", "int", not_null=False)])
-    assert keep_states([states[0], added, states[2], states[3]], NOON - DAY) == [
-        True,
-        True,
-        True,
-        True,
-    ]
+    expected = [True, True, True, True]
+    assert keep_states([states[0], added, states[2], states[3]], NOON - DAY) == expected
 
 
 @pytest.mark.parametrize(
@@ -517,11 +509,8 @@ def test_cuts_expire_but_for_the_newest(ledger):
     assert [(row.batch, row.expired) for row in ledger.batches()] == [(1, True), (2, False)]
     ledger.append(cut(3))
     assert ledger.expire_cuts(NOON + DAY) == 1
-    assert [(row.batch, row.expired) for row in ledger.batches()] == [
-        (1, True),
-        (2, True),
-        (3, False),
-    ]
+    expected = [(1, True), (2, True), (3, False)]
+    assert [(row.batch, row.expired) for row in ledger.batches()] == expected
     assert ledger.batches()[0].targets == cut(1, OLD).targets
 
 
@@ -645,10 +634,8 @@ def test_a_scan_reads_columns_from_a_moment_on(ledger):
     )
     later = ledger.table(LaterRun)
     assert later.scan(["later", "run_id"]).to_pylist()[0] == {"later": None, "run_id": "run-0"}
-    assert [row.run_id for row in later.read(since=NOON + timedelta(microseconds=950))] == [
-        "run-1",
-        "run-2",
-    ]
+    expected = ["run-1", "run-2"]
+    assert [row.run_id for row in later.read(since=NOON + timedelta(microseconds=950))] == expected
 
 
 def test_rewritten_files_are_read_by_parts(ledger, monkeypatch):
@@ -661,10 +648,8 @@ def test_rewritten_files_are_read_by_parts(ledger, monkeypatch):
     table.prune(lambda rows: [row.run_id != "99" for row in rows])
     (file,) = DeltaTable(table.uri).file_uris()
     assert pq.ParquetFile(file.removeprefix("file://")).num_row_groups == 10
-    assert table.scan(["run_id"], NOON + timedelta(seconds=97))["run_id"].to_pylist() == [
-        "97",
-        "98",
-    ]
+    expected = ["97", "98"]
+    assert table.scan(["run_id"], NOON + timedelta(seconds=97))["run_id"].to_pylist() == expected
 
 
 def test_a_power_cut_leaves_a_ledger_that_can_be_read(lake, tmp_path, monkeypatch):

@@ -181,10 +181,8 @@ def test_what_is_open_is_read_once_for_all_tables_and_without_messages(lake, mon
     Quarantine(Lake(lake)).add(
         [*told, row(COMPLETED, "x", 3, table="public.t"), row(QUARANTINED, "a", 3, generation=2)]
     )
-    assert quarantine.outlines(NAME, 1) == [
-        Outline("a", QUARANTINED, 3),
-        Outline("b", QUARANTINED, 3),
-    ]
+    expected = [Outline("a", QUARANTINED, 3), Outline("b", QUARANTINED, 3)]
+    assert quarantine.outlines(NAME, 1) == expected
     assert quarantine.outlines("public.t", 1) == [Outline("x", COMPLETED, 3)]
     assert len(asked) == 2
     assert all("messages" not in columns for columns in asked)

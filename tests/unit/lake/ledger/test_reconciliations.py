@@ -51,18 +51,14 @@ def test_the_latest_answer_of_each_table_counts(tmp_path):
     kept.add([row("r1", at=now() - timedelta(days=40)), row("r1", "public.u", "failed")])
     kept.add([row("r2", status="different", different=1, differences=[odd])])
     kept.add([row("r2", status="repaired", repaired=1, left_out=["w"], differences=[odd])])
-    assert {name: found.status for name, found in latest(kept).items()} == {
-        "public.t": "repaired",
-        "public.u": "failed",
-    }
+    expected = {"public.t": "repaired", "public.u": "failed"}
+    assert {name: found.status for name, found in latest(kept).items()} == expected
     found = latest(kept)["public.t"]
     assert (found.status, found.differences, found.left_out) == ("repaired", [odd], ["w"])
     assert len(kept.history(now() - timedelta(days=1))) == 3
     assert kept.prune(now() - timedelta(days=30)) == 1
-    assert {name: found.status for name, found in latest(kept).items()} == {
-        "public.t": "repaired",
-        "public.u": "failed",
-    }
+    expected = {"public.t": "repaired", "public.u": "failed"}
+    assert {name: found.status for name, found in latest(kept).items()} == expected
 
 
 MEANWHILE = {
@@ -167,10 +163,8 @@ def test_an_attempt_without_an_answer_takes_none_away(tmp_path):
     _, attempts = last_answers(kept.history())
     assert {name: said.reason for name, said in attempts.items()} == {"public.t": "gone"}
     kept.add([row("r4")])
-    assert (latest(kept)["public.t"].status, last_answers(kept.history())[1]) == (
-        "equal",
-        {},
-    )
+    expected = ("equal", {})
+    assert (latest(kept)["public.t"].status, last_answers(kept.history())[1]) == expected
 
 
 def test_pages_are_listed_and_pruned_with_their_runs(lake):

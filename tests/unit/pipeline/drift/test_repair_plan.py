@@ -144,11 +144,8 @@ def test_leaves_that_are_read_through_one_table_enter_together():
     found = moving_rows(Repair(state(row_filter="(a > 3)", leaves=[2, 3]), after), None, files)
     # What the others hold stays as it is; which are attached is read whole.
     attached = found.enter[-1]
-    assert (attached.relation, attached.files, attached.root) == (
-        '"public"."t"',
-        {4: 104, 5: 105},
-        1,
-    )
+    expected = ('"public"."t"', {4: 104, 5: 105}, 1)
+    assert (attached.relation, attached.files, attached.root) == expected
     assert attached.condition == "(((a > 3))) and tableoid = any ('{4,5}'::int2[]::oid[])"
 
 

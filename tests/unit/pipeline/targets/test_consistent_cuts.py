@@ -145,10 +145,8 @@ def test_a_damaged_target_keeps_no_other_from_its_new_version(pipeline, job, dam
         else (folder / f"_delta_log/{2:020d}.json").write_bytes(b'{"add": {')
     )
     renew_cut(job)
-    assert [(t.table_name, t.version) for t in job.ledger.last_cut().targets] == [
-        ("public.t", 1),
-        ("public.u", 2),
-    ]
+    expected = [("public.t", 1), ("public.u", 2)]
+    assert [(t.table_name, t.version) for t in job.ledger.last_cut().targets] == expected
 
 
 @pytest.mark.parametrize("expired", [False, True])

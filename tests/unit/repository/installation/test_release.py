@@ -65,10 +65,8 @@ def test_the_sdist_has_what_the_wheel_is_built_from(built):
         *("pyproject.toml", "README.md", "LICENSE", "NOTICE", "CHANGELOG.md"),
         *("include", ".gitignore", "PKG-INFO"),
     }
-    assert {path.parts[1] for path in paths if len(path.parts) > 1} == {
-        "waldelta",
-        "waldelta_airflow",
-    }
+    expected = {"waldelta", "waldelta_airflow"}
+    assert {path.parts[1] for path in paths if len(path.parts) > 1} == expected
 
 
 @pytest.mark.nightly("what make release checks itself")

@@ -105,24 +105,18 @@ def test_all_in_front_of_it(before):
         return refused
 
     last, refusal = last_readable(ask, ask(1))
-    assert (last.messages, last.landing) == (
-        sum(map(abs, before)),
-        sum(number for number in before if number > 0),
-    )
+    expected = (sum(map(abs, before)), sum(number for number in before if number > 0))
+    assert (last.messages, last.landing) == expected
     assert refusal == refused
     assert len(asked) <= 2 * last.messages.bit_length() + 2
 
 
 def test_nothing_is_refused_any_more():
     """The call that asks for more than there is gets all."""
-    assert last_readable(lambda _: Answer(12, 12, AT), Answer(2, 2, AT)) == (
-        Answer(12, 12, AT),
-        None,
-    )
-    assert last_readable(lambda _: Answer(0, 0, None), Answer(0, 0, None)) == (
-        Answer(0, 0, None),
-        None,
-    )
+    expected = (Answer(12, 12, AT), None)
+    assert last_readable(lambda _: Answer(12, 12, AT), Answer(2, 2, AT)) == expected
+    expected = (Answer(0, 0, None), None)
+    assert last_readable(lambda _: Answer(0, 0, None), Answer(0, 0, None)) == expected
 
 
 def test_a_message_beyond_a_gigabyte_is_no_lack_of_room():

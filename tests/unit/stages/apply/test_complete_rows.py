@@ -37,8 +37,6 @@ def test_discarded_rows(case, tmp_path):
     found = discarded_since(
         SimpleNamespace(folder=folder), SimpleNamespace(decode=decode), [keys[1], keys[5]]
     )
-    assert found == (
-        {keys[n] for n in resolved},
-        {keys[old]: keys[new] for old, new in moved.items()},
-    )
+    expected = ({keys[n] for n in resolved}, {keys[old]: keys[new] for old, new in moved.items()})
+    assert found == expected
     assert discarded_since(None, SimpleNamespace(decode=decode), []) == (set(), {})

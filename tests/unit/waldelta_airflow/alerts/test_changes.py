@@ -105,10 +105,8 @@ def test_what_could_not_be_evaluated_neither_begins_nor_ends():
     unread = compare(lost, frozenset({"lake"}), state, NOON + HOUR)
     assert [alert.attention.kind for alert in unread.alerts] == ["lake"]
     again = compare(slot(), ALL, unread.sent, NOON + 2 * HOUR)
-    assert sorted((alert.state, alert.attention.kind) for alert in again.alerts) == [
-        ("recovered", "failed_copy"),
-        ("recovered", "lake"),
-    ]
+    expected = [("recovered", "failed_copy"), ("recovered", "lake")]
+    assert sorted((alert.state, alert.attention.kind) for alert in again.alerts) == expected
     assert again.sent.keys() == {"slot:"}
 
 

@@ -97,10 +97,8 @@ def test_a_lake_that_cannot_be_read(shop, monkeypatch, caplog):
         raise ValueError(f"invalid literal for int() with base 10: {value!r}")
 
     monkeypatch.setattr("waldelta_airflow._connections.pipeline_lake", refuse)
-    assert found(Task()) == (
-        {"lake: its lake can't be read from here: ValueError"},
-        frozenset({"lake"}),
-    )
+    expected = ({"lake: its lake can't be read from here: ValueError"}, frozenset({"lake"}))
+    assert found(Task()) == expected
     assert "in refuse" in caplog.text
     assert value not in caplog.text
 

@@ -42,11 +42,8 @@ def test_a_failure_is_sent_to_every_connection(server, write_pipeline):
     assert alert["text"] == (
         "task set_up of shop_setup failed: SlotGap: slot 's' stands too far: find out who"
     )
-    assert (alert["state"], alert["severity"], alert["url"]) == (
-        "new",
-        "failed",
-        "https://airflow/log",
-    )
+    expected = ("new", "failed", "https://airflow/log")
+    assert (alert["state"], alert["severity"], alert["url"]) == expected
     assert alert["remedy"]
 
 

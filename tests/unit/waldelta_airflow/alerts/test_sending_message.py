@@ -43,10 +43,8 @@ def test_as_text(message):
 def test_as_slack_shows_it(message):
     """Slack's own characters are escaped; links are short."""
     subject, first, *_ = [block["text"]["text"] for block in message.slack["blocks"]]
-    assert (message.slack["text"], subject) == (
-        "waldelta shop: 2 alerts",
-        "*waldelta shop: 2 alerts*",
-    )
+    expected = ("waldelta shop: 2 alerts", "*waldelta shop: 2 alerts*")
+    assert (message.slack["text"], subject) == expected
     assert first.startswith("*PROBLEM*: a&amp;b: the copy &lt;failed&gt;\n_since 2026-01-01")
     assert first.endswith("_ <https://airflow.example/af/waldelta/p/shop#tables|open>")
 

@@ -73,11 +73,8 @@ def test_the_dag_of_alerts(write_pipeline, monkeypatch):
     assert alert_connections() == ["slack", "mail"]
     dags = create_dags()
     alerts = dags[ALERTS_DAG]
-    assert (alerts.is_paused_upon_creation, alerts.catchup, alerts.max_active_runs) == (
-        False,
-        False,
-        1,
-    )
+    expected = (False, False, 1)
+    assert (alerts.is_paused_upon_creation, alerts.catchup, alerts.max_active_runs) == expected
     (task,) = alerts.tasks
     assert task.execution_timeout is not None
     assert "WALDELTA_ALERTS" in alerts.doc_md

@@ -559,11 +559,8 @@ def test_executors_elsewhere_get_our_packages(
     make_task(stage="land", first=True).execute(make_context())
     submitted = spark_submit_program.read_text().splitlines()
     archive = Path(submitted[submitted.index("--py-files") + 1])
-    assert (archive.name, archive.exists(), archive.is_relative_to(tmp_path / "tmp")) == (
-        name,
-        False,
-        True,
-    )
+    expected = (name, False, True)
+    assert (archive.name, archive.exists(), archive.is_relative_to(tmp_path / "tmp")) == expected
     shipped = tmp_path / "shipped" / name
     names = zipfile.ZipFile(shipped).namelist()
     assert {

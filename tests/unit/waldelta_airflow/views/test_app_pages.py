@@ -1061,10 +1061,8 @@ def test_enter_in_a_field_presses_its_own_button(shop, open_pages, monkeypatch):
         r"<form.*?</form>", open_pages("op").get("/p/shop/quarantine").text, re.DOTALL
     )
     first = {form: re.findall(r'<button[^>]* value="(\w+)"', form)[0] for form in forms}
-    assert [button for form, button in first.items() if 'name="reason"' in form] == [
-        "discard",
-        "release",
-    ]
+    expected = ["discard", "release"]
+    assert [button for form, button in first.items() if 'name="reason"' in form] == expected
     assert "retry" in first.values()
 
 
@@ -1280,10 +1278,8 @@ def test_a_button_says_what_keeps_it(
         client.post(unpause.replace(f"to={page}", "to=//elsewhere"), headers=OWN).status_code == 422
     )
     answer = client.post(unpause, headers=OWN)
-    assert (answer.history[0].headers["location"], pressed) == (
-        f"/p/shop/{page}",
-        [(dag_id, "somebody")],
-    )
+    expected = (f"/p/shop/{page}", [(dag_id, "somebody")])
+    assert (answer.history[0].headers["location"], pressed) == expected
 
 
 @pytest.mark.parametrize("permission, sees", [("read", True), ("trigger", False), ("edit", False)])

@@ -123,12 +123,8 @@ def test_what_a_button_needs_to_know(airflow_db):
     for n, state in enumerate(("success", "failed", "queued")):
         add_run(airflow_db, "shop_quarantine", n, state, **asked)
     found = read_action_dag("shop_quarantine", "run-1")
-    assert (found.is_paused, found.is_ready, found.is_under_way, found.requested) == (
-        True,
-        False,
-        False,
-        "failed",
-    )
+    expected = (True, False, False, "failed")
+    assert (found.is_paused, found.is_ready, found.is_under_way, found.requested) == expected
     assert [(one.run_id, one.state, one.by, one.conf) for one in found.under_way] == [
         ("run-2", "queued", "ann", {"action": "retry"})
     ]
