@@ -6,10 +6,11 @@ import io
 import json
 from collections import Counter
 
+import httpx
 import pytest
 from rich.console import Console
 
-from demo.airflow_client import DagRun, TaskRun
+from demo.airflow_client import AirflowClient, AirflowError, DagRun, TaskRun
 from demo.outcome import DemoOutcome, show
 from tests.oracles.compare import Difference
 from waldelta.lake import Lake
@@ -81,3 +82,22 @@ def test_any_difference_is_a_failure(ledger):
     assert "public.flights: 1 row missing, 1 too many" in text
     assert "extra carrier=AA, flight=1" in text
     assert "2 differences" in text
+
+
+def test_what_the_api_refuses_and_which_dags_never_come_are_errors_with_the_reason():
+    answers = {
+        "/auth/token": httpx.Response(201, json={"access_token": "t"}),
+        "/api/v2/dags": httpx.Response(200, json={"dags": []}),
+        "/api/v2/importErrors": httpx.Response(
+            200, json={"import_errors": [{"filename": "shop.yml", "stack_trace": "unknown key"}]}
+        ),
+        "/api/v2/pools": httpx.Response(404, text="no such pool"),
+    }
+    client = AirflowClient("http://airflow", "user", "password")
+    client._http = httpx.Client(
+        base_url=client.url, transport=httpx.MockTransport(lambda asked: answers[asked.url.path])
+    )
+    with pytest.raises(AirflowError, match=r"no_such_dag; unknown key"):
+        client.wait_for_dags(["no_such_dag"], timeout_s=0)
+    with pytest.raises(AirflowError, match="HTTP 404: no such pool"):
+        client.get("/pools")
