@@ -40,7 +40,6 @@ from waldelta.stages.setup.facts.source_facts import (
     TIMEOUTS,
     Facts,
     ServerFacts,
-    find_clashes,
     members,
 )
 from waldelta.stages.setup.preflight._tables import judge_binary, judge_functions, judge_table
@@ -95,14 +94,6 @@ def judge(
             findings += _scope(entry, state, facts)
             findings += _patterns(entry, facts)
             findings += judge_members(pipeline, state, facts)
-    findings += [
-        problem(
-            f"publications {first.publication!r} and {other.publication!r} give {first.table}"
-            " different column lists, which pgoutput can't decode: give it the same columns (and"
-            " publish_generated_columns) in both"
-        )
-        for first, other in find_clashes(wanted.values(), facts)
-    ]
     return list(dict.fromkeys(findings))
 
 

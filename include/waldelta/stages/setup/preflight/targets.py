@@ -9,7 +9,7 @@ before there are any.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
@@ -100,7 +100,21 @@ def plan_targets(
 ) -> PlannedTargets:
     """Returns the source mapping of each target after setup, with findings."""
     entries = pipeline.target.tables
-    relations, published = _published(conn, in_force, facts)
+    relations, leaves, by_oid = _entries(conn, in_force, facts)
+    topmost = {
+        oid: of for oid, of in by_oid.items() if by_oid.keys().isdisjoint(relations[oid].ancestors)
+    }
+    tables = [
+        published_table(
+            relations[oid],
+            frozenset().union(*(entry.columns for entry in of)),
+            [entry.row_filter for entry in of],
+            [entry.publishes for entry in of],
+            leaves[oid],
+        )
+        for oid, of in topmost.items()
+    ]
+    published = {str(table.id): table for table in tables if table.columns}
     wanted = [TableId.parse(name) for name in [*merged_roots(entries), *sources(entries)]]
     there = read_partitions(conn, wanted) if wanted else {}
     named = {
@@ -110,8 +124,9 @@ def plan_targets(
     short = [PublishedRelation(t.id, t.oid, t.relkind, t.ancestors) for t in published.values()]
     roots = {table: partition.oid for table, partition in there.items()}
     mappings = target_sources(entries, short, roots, there)
-    planned = PlannedTargets(published, mappings, relations=relations)
+    planned = PlannedTargets(dict(sorted(published.items())), mappings, relations=relations)
     judged = (
+        *(_judge_entries(relations[oid].id, of) for oid, of in topmost.items()),
         *(_judge_merged(name, named.get(name), entries, planned) for name in merged_roots(entries)),
         *(_judge_source(*each, there, entries, planned) for each in sources(entries).items()),
         judge_modes(entries, planned),
@@ -149,49 +164,77 @@ def judge_replaced(
 _NAME_OF_OID = "select oid::regclass::text from pg_class where oid = any(%s::oid[])"
 
 
-def _published(
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """How a publication publishes a relation.
+
+    ``sends_generated`` is its option for generated columns, where the relation has any and no
+    column list names what is sent.
+    """
+
+    publication: str
+    columns: frozenset[str]
+    row_filter: str | None
+    publishes: frozenset[str]
+    sends_generated: bool | None
+
+    def clashes(self, other: _Entry) -> bool:
+        """Returns whether pgoutput stops permanently where both publish a relation."""
+        options = {self.sends_generated, other.sends_generated}
+        return self.columns != other.columns or options == {True, False}
+
+
+def _entries(
     conn: Connection, in_force: Mapping[str, PublicationState], facts: Facts
-) -> tuple[dict[int, CatalogRelation], dict[str, PublishedTable]]:
-    """Returns what is published, by the rules of pg_publication_tables.
+) -> tuple[dict[int, CatalogRelation], dict[int, tuple[Leaf, ...]], dict[int, list[_Entry]]]:
+    """Returns what is published, by the rules of pg_publication_tables: each relation, its leaves,
+    and its entries.
 
     These are leaf partitions, or the root of a publication via root, which includes its partitions.
     """
     roots = [table for table in facts.tables.values() if table.relation.relkind == "p"]
-    leaves = [leaf.oid for root in roots for leaf in root.leaves]
-    by_oid = {relation.oid: relation for relation in read_relations(conn, leaves)} if leaves else {}
-    # For each table its columns, filter and operations in each publication, and its leaves.
-    entries: dict[int, list[tuple[Collection[str], str | None, Collection[str]]]] = {}
-    leaves_of: dict[int, tuple[Leaf, ...]] = {}
+    parts = [leaf.oid for root in roots for leaf in root.leaves]
+    relations = {part.oid: part for part in read_relations(conn, parts)} if parts else {}
+    leaves: dict[int, tuple[Leaf, ...]] = {}
+    entries: dict[int, list[_Entry]] = {}
     for state in in_force.values():
         listed = {member.id for member in members(state, facts)}
         for member in members(state, facts):
-            facts_of = facts.tables.get(member.id)
-            if facts_of is None or facts_of.relation.relkind not in ("r", "p"):
+            table = facts.tables.get(member.id)
+            if table is None or table.relation.relkind not in ("r", "p"):
                 continue
-            own = facts_of.relation
-            parts = {own.oid: facts_of.leaves}
+            own = table.relation
+            published = {own.oid: table.leaves}
             if own.relkind == "p" and not state.via_root:
-                stored = [leaf for leaf in facts_of.leaves if leaf.relkind == "r"]
-                parts = {leaf.oid: (leaf,) for leaf in stored if leaf.id not in listed}
-            by_oid[own.oid], leaves_of = own, leaves_of | parts
-            for oid in parts:
-                row_filter, columns = None, {c.name for c in by_oid[oid].columns if state.sends(c)}
-                if oid == own.oid:
-                    row_filter, columns = member.row_filter, set(member.columns or columns)
-                entries.setdefault(oid, []).append((columns, row_filter, state.publish))
-    tables = [
-        published_table(
-            by_oid[oid],
-            set().union(*(columns for columns, _, _ in of)),
-            [row_filter for _, row_filter, _ in of],
-            [publish for _, _, publish in of],
-            leaves_of[oid],
+                stored = [leaf for leaf in table.leaves if leaf.relkind == "r"]
+                published = {leaf.oid: (leaf,) for leaf in stored if leaf.id not in listed}
+            relations[own.oid], leaves = own, leaves | published
+            for oid in published:
+                columns, is_own = relations[oid].columns, oid == own.oid
+                names = member.columns if is_own else None
+                sent = names or [column.name for column in columns if state.sends(column)]
+                has_generated = names is None and any(column.generated for column in columns)
+                entries.setdefault(oid, []).append(
+                    _Entry(
+                        state.name,
+                        frozenset(sent),
+                        member.row_filter if is_own else None,
+                        state.publish,
+                        state.publishes_generated if has_generated else None,
+                    )
+                )
+    return relations, leaves, entries
+
+
+def _judge_entries(table: TableId, entries: Sequence[_Entry]) -> Iterator[Finding]:
+    first, *others = entries
+    for other in others:
+        yield from problem_if(
+            first.clashes(other),
+            f"publications {first.publication!r} and {other.publication!r} give {table} different"
+            " column lists, which pgoutput can't decode: give it the same columns (and"
+            " publish_generated_columns) in both",
         )
-        for oid, of in entries.items()
-        if entries.keys().isdisjoint(by_oid[oid].ancestors)
-    ]
-    by_name = {str(table.id): table for table in tables if table.columns}
-    return by_oid, dict(sorted(by_name.items()))
 
 
 def _judge_merged(
