@@ -5,7 +5,7 @@ or reports them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from waldelta.pipeline import Job
@@ -14,6 +14,11 @@ from waldelta.postgres.publication_checks import MatchedTable, matched_tables
 from waldelta.quantities import first_of
 
 log = logging.getLogger(__name__)
+
+_UNPUBLISHED = (
+    "tables match a pattern of the pipeline file, but aren't published: {tables}; PostgreSQL sends"
+    " none of their changes: run setup, then the initial sync, or exclude them"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +45,11 @@ def adopt_or_report(conn: Connection, job: Job) -> NewTables:
 
         refused = adopt(conn, job, wanted)
     to_report = [table for table in found if table.publication.new_tables == "report"]
+    listed = [f"{table.id} ({table.patterns})" for table in to_report]
     adopted = sorted({str(table.id) for table in wanted if table not in refused})
     warnings = [
         *([f"new tables were added to the publication: {first_of(adopted)}"] if adopted else []),
-        *([_unpublished(to_report)] if to_report else []),
+        *([_UNPUBLISHED.format(tables=first_of(listed))] if listed else []),
         *_by_reason(refused),
     ]
     for text in warnings:
@@ -60,11 +66,3 @@ def _by_reason(refused: Mapping[MatchedTable, str]) -> Iterator[str]:
     for (patterns, why), names in grouped.items():
         verb = "matches" if len(names) == 1 else "match"
         yield f"{first_of(names)} {verb} {patterns}: {why}"
-
-
-def _unpublished(tables: Iterable[MatchedTable]) -> str:
-    listed = [f"{table.id} ({table.patterns})" for table in tables]
-    return (
-        f"tables match a pattern of the pipeline file, but aren't published: {first_of(listed)};"
-        " PostgreSQL sends none of their changes: run setup, then the initial sync, or exclude them"
-    )

@@ -97,8 +97,8 @@ class Facts:
     slot: SlotState | None
     actual: Mapping[str, PublicationState]
     tables: Mapping[TableId, TableFacts]
-    scopes: Mapping[str, tuple[TableId, ...]] = field(default_factory=dict)
-    unpublishable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # The tables that a publication covers without naming them, and whether it can publish each.
+    covered: Mapping[str, Mapping[TableId, bool]] = field(default_factory=dict)
     # The schemas that exist of those that publications and patterns name.
     schemas: frozenset[str] = frozenset()
     refused_patterns: frozenset[Pattern] = frozenset()
@@ -118,17 +118,12 @@ def read_facts(
     ``slot_conn`` connects to the server that has the slot, and is ``conn`` if that is the primary.
     """
     covered = _read_covered(conn, pipeline, actual)
-    scopes = {
-        name: tuple(table for table, is_publishable in found if is_publishable)
-        for name, found in covered.items()
-    }
-    unpublishable = {
-        name: tuple(str(table) for table, is_publishable in found if not is_publishable)
-        for name, found in covered.items()
-    }
     matched = matched_tables(conn, pipeline.source)
-    named = _named(pipeline, actual).union(found.id for found in matched)
-    tables = _read_tables(conn, named.union(*scopes.values()))
+    named = _named(pipeline, actual).union(table.id for table in matched)
+    publishable = {
+        table for own in covered.values() for table, is_publishable in own.items() if is_publishable
+    }
+    tables = _read_tables(conn, named | publishable)
     schemas = _read_schemas(conn, pipeline, actual)
     server = read_server(conn)
     return Facts(
@@ -137,8 +132,7 @@ def read_facts(
         slot=slot,
         actual=actual,
         tables=tables,
-        scopes=scopes,
-        unpublishable=unpublishable,
+        covered=covered,
         schemas=schemas,
         matched=tuple(matched),
     )
@@ -157,11 +151,7 @@ def read_table_facts(
 
 def _read_covered(
     conn: Connection, pipeline: PipelineFile, actual: Mapping[str, PublicationState]
-) -> dict[str, list[tuple[TableId, bool]]]:
-    """Returns the tables that a publication covers without naming them, by publication.
-
-    Each comes with whether PostgreSQL can publish it.
-    """
+) -> dict[str, dict[TableId, bool]]:
     covered = {}
     for entry in pipeline.source.publications:
         state = actual.get(entry.name) if not entry.manage else None
@@ -170,7 +160,7 @@ def _read_covered(
         if all_tables or schemas:
             params = {"every": all_tables, "schemas": schemas}
             rows = conn.execute(_SCOPE.encode(), params).fetchall()
-            covered[entry.name] = [(TableId(s, n), publishable) for s, n, publishable in rows]
+            covered[entry.name] = {TableId(s, n): publishable for s, n, publishable in rows}
     return covered
 
 
@@ -253,12 +243,15 @@ def members(state: PublicationState, facts: Facts) -> list[PublicationTable]:
 
     Of partition trees that it covers, only the topmost table is returned.
     """
-    covered = [
-        PublicationTable(i)
-        for i in facts.scopes.get(state.name, ())
-        if i not in {t.id for t in state.tables}
+    named = {table.id for table in state.tables}
+    return [
+        *state.tables,
+        *(
+            PublicationTable(table_id)
+            for table_id, is_publishable in facts.covered.get(state.name, {}).items()
+            if is_publishable and table_id not in named
+        ),
     ]
-    return [*state.tables, *covered]
 
 
 def is_overruled(state: PublicationState, table: TableFacts, facts: Facts) -> bool:

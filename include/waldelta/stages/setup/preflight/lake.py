@@ -7,7 +7,7 @@ whether it lets two writers make the same commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -26,7 +26,7 @@ from waldelta.errors import (
     raised_as,
     without_values,
 )
-from waldelta.findings import Finding, problem, warning
+from waldelta.findings import Finding, problem, warning, warning_if
 from waldelta.lake import (
     DeltaTarget,
     Lake,
@@ -64,13 +64,13 @@ _SPARK = "Spark can't write the lake that delta-rs writes"
 _DYNAMODB = "io.delta.storage.S3DynamoDBLogStore"
 
 
-def judge_store(target: Target) -> Iterator[Finding]:
-    """Yield a warning where commits may be lost and the pipeline file accepts that."""
-    if target.accept_unsafe_store and _is_on_s3(target):
-        yield warning(
-            f"{target.root}: target.accept_unsafe_store is set: unless Spark's log store commits"
-            " conditionally, its commits may overwrite others, whose changes are lost then"
-        )
+def judge_store(target: Target) -> Iterable[Finding]:
+    """Returns a warning where commits may be lost and the pipeline file accepts that."""
+    return warning_if(
+        target.accept_unsafe_store and _is_on_s3(target),
+        f"{target.root}: target.accept_unsafe_store is set: unless Spark's log store commits"
+        " conditionally, its commits may overwrite others, whose changes are lost then",
+    )
 
 
 def judge_altered(job: Job) -> Iterator[Finding]:

@@ -419,7 +419,8 @@ def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterato
         f"publication {state.name!r} publishes updates or deletes of {whole}: a table created"
         f" later without a primary key would refuse its own UPDATEs and DELETEs; {remedy}",
     )
-    left_out = facts.unpublishable.get(entry.name, ())
+    covered = facts.covered.get(entry.name, {})
+    left_out = [str(table) for table, is_publishable in covered.items() if not is_publishable]
     yield from warning_if(
         left_out,
         f"publication {state.name!r}: {counted(len(left_out), 'relation')} of {whole} can't be"
