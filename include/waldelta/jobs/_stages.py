@@ -164,14 +164,12 @@ def continued(job: Job, verb: str, *, fresh: bool, begun: datetime | None = None
 
 def all_failures(failures: Mapping[str, WaldeltaError]) -> WaldeltaError:
     """Returns one error for the failures of several tables, by name."""
-    first = next(iter(failures.values()))
-    if len({(type(err), str(err)) for err in failures.values()}) == 1:
-        return first
-    error = ApplyError(
-        "several tables failed:\n" + "\n".join(f"  - {err}" for err in failures.values())
-    )
-    error.causes = tuple(failures.values())
-    error.retryable = all(err.retryable for err in failures.values())
+    by_name = [failures[name] for name in sorted(failures)]
+    if len({(type(err), str(err)) for err in by_name}) == 1:
+        return by_name[0]
+    error = ApplyError("several tables failed:\n" + "\n".join(f"  - {err}" for err in by_name))
+    error.causes = tuple(by_name)
+    error.retryable = all(err.retryable for err in by_name)
     return error
 
 

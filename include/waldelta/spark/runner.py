@@ -116,7 +116,10 @@ class Runner(Protocol):
         """Whether there is a session of a Spark Connect server, which continues without us."""
 
     def interrupt(self) -> None:
-        """Interrupt what runs in the session; other sessions of its server or JVM continue."""
+        """Interrupt what runs in the session; other sessions of its server or JVM continue.
+
+        What siblings run is interrupted, too, where they were opened before there was a session.
+        """
 
 
 class OnSpark:
@@ -214,6 +217,7 @@ class InProcess:
         self._make, self._lock = make, threading.Lock()
         self._on_spark: OnSpark | None = None
         self._start: threading.Thread | None = None
+        self._siblings: list[InProcess] = []
         self._is_closed = False
         self.uses, self.why = 0, ""
 
@@ -286,6 +290,7 @@ class InProcess:
                 yield on_spark
             return
         with _in_process(lambda: sibling_session(self.spark(runner.why), number)) as runner:
+            self._siblings.append(runner)
             yield runner
 
     @property
@@ -294,9 +299,11 @@ class InProcess:
         return self._on_spark is not None and self._on_spark.is_connect
 
     def interrupt(self) -> None:
-        """Interrupt what runs in the session, where there is one."""
+        """Interrupt what runs in the session, where there is one, and in those of siblings."""
         if self._on_spark is not None:
             self._on_spark.interrupt()
+        for sibling in self._siblings:
+            sibling.interrupt()
 
     def close(self) -> None:
         """Let nobody start the session any more, after waiting for one that is being started."""
@@ -329,7 +336,7 @@ def open_runner(
 @contextmanager
 def _in_process(
     session: Callable[[], AbstractContextManager[SparkSession]],
-) -> Iterator[Runner]:
+) -> Iterator[InProcess]:
     """Open a runner whose session, if it is ever used, ends with the block."""
     with ExitStack() as opened:
         runner = InProcess(lambda: opened.enter_context(session()))

@@ -18,6 +18,7 @@ from tests.support.pipelines import bare_job, bare_slot, pipeline_file
 from waldelta.errors import LateWriter, LockHeld, StagedLost, StateError
 from waldelta.jobs.consume import consume
 from waldelta.lake import local_path, staging_folder
+from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import Ledger, RowCounts, TableState, now
 from waldelta.lake.staging_leftovers import staged_for
 from waldelta.monitoring.table_list import read_changed
@@ -332,3 +333,25 @@ def test_two_slots_in_one_lake_are_refused(runner, database, job, lake):
     other = bare_slot(database, pipeline_file(lake, f"s2_{database.name}"))
     with pytest.raises(StateError, match=r"give each pipeline its own target\.root"):
         drain(runner, other)
+
+
+def test_messages_that_cannot_be_read_fail_each_table_by_its_name(
+    runner, database, lake, monkeypatch
+):
+    """Also where several targets would share them."""
+
+    def fail(*_):
+        raise OSError("connection reset")
+
+    names = [f"public.{name}" for name in "abc"]
+    for name in names:
+        database.execute(f"create table {name}(id int primary key)")
+    job = bare_job(database, lake, names)
+    sync(runner, job)
+    for name in names:
+        database.execute(f"insert into {name} values (1)")
+    drain(runner, job)
+    monkeypatch.setattr(ChangeLog, "rows", fail)
+    failures = apply(runner, job).failures
+    assert sorted(failures) == names
+    assert all(name in str(failure) for name, failure in failures.items())

@@ -63,6 +63,25 @@ def test_a_sibling_has_no_session_before_its_first_use(monkeypatch):
     assert (first.is_started, first.uses, first.why) == (True, 1, "column mapping")
 
 
+def test_what_siblings_run_is_interrupted_with_it(monkeypatch):
+    """An apply batch that takes too long may be in the session of a target beside others."""
+    monkeypatch.setattr(session, "set_settings", lambda _: {})
+    interrupted = []
+
+    def made(name):
+        return SimpleNamespace(
+            newSession=lambda: made(f"{name}+"), interruptAll=lambda: interrupted.append(name)
+        )
+
+    runner = InProcess(lambda: made("s"))
+    with runner.sibling(1) as used, runner.sibling(2):
+        runner.interrupt()
+        assert interrupted == []
+        used.spark()
+        runner.interrupt()
+    assert interrupted == ["s", "s+"]
+
+
 def test_a_session_is_started_in_the_background_once():
     """That is no use of it; its error is that of the first use."""
     made, spark = [], SimpleNamespace(version="4")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -209,15 +209,23 @@ def _apply_batches(
     cuts: list[TargetCut | None] = []
     # Targets with the same batches to apply follow each other, so that they read them together.
     for batch, of_batch in groupby(sorted(targets, key=batch_of), batch_of):
-        together, batches = list(of_batch), BatchNumbers(batch, upto)
-        # A small target waits for the disk and the source most of the time. On Spark, one target
-        # uses all cores.
-        several = not (batches.is_empty or run.runner.is_started) and (
-            run.ranges.of(batches).is_in_memory
-        )
+        together = list(of_batch)
+        several = _is_in_memory(run, BatchNumbers(batch, upto))
+        warned = len(run.applied.warnings)
         with RunnerPool(run.runner, len(together) if several else 1) as pool:
             cuts += pool.map(apply_one, together)
+        # By the tables' names, whichever was done first.
+        run.applied.warnings[warned:] = sorted(run.applied.warnings[warned:])
     return sorted((cut for cut in cuts if cut is not None), key=attrgetter("table_name"))
+
+
+def _is_in_memory(run: _Run, batches: BatchNumbers) -> bool:
+    # A small target waits for the disk and the source most of the time. On Spark, one target uses
+    # all cores.
+    if not (batches.is_empty or run.runner.is_started):
+        with suppress(Exception):  # Each target that reads the range fails by this error.
+            return run.ranges.of(batches).is_in_memory
+    return False
 
 
 def _apply_batch(
