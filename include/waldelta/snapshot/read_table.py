@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
 
 # A reader that waits for a table keeps its snapshot, which holds vacuum back on the whole server.
 COPY_LOCK_TIMEOUT_MS = 60_000
-COPY_TIMEOUTS_MS: Mapping[str, int] = {"lock_timeout": COPY_LOCK_TIMEOUT_MS}
 MOST_EXPRESSIONS = 1664  # MaxTupleAttributeNumber
 RAW_TYPE: Any = pa.map_(pa.string(), pa.string())
 METADATA_COLUMNS: dict[str, Any] = {
@@ -204,11 +204,11 @@ def read_chunks(
     copy: TableCopy,
     chunks: Iterable[Chunk],
     application_name: str,
-    timeouts_ms: Mapping[str, int] = COPY_TIMEOUTS_MS,
+    timeouts_ms: Mapping[str, int] = MappingProxyType({}),
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of these chunks as the target's columns.
 
-    This uses one connection, and one short transaction per chunk with these timeouts. Raises
+    This uses one connection, and one short transaction per chunk, with these timeouts. Raises
     SnapshotLost when the snapshot can't be imported any more or a leaf has another file than it
     sees, ApplyError for a key that its type in the lake can't hold.
     """
@@ -274,7 +274,7 @@ def fetch_rows(
 def begin_snapshot(
     connection: adbc.Connection,
     copy: TableCopy,
-    timeouts_ms: Mapping[str, int] = COPY_TIMEOUTS_MS,
+    timeouts_ms: Mapping[str, int] = MappingProxyType({}),
 ) -> None:
     """Begin a transaction that sees what the copy's snapshot sees."""
     run_statement(connection, "begin isolation level repeatable read read only")
@@ -284,6 +284,7 @@ def begin_snapshot(
         .format(sql.Literal(copy.snapshot_id))
         .as_string(None),
     )
+    timeouts_ms = {"lock_timeout": COPY_LOCK_TIMEOUT_MS, **timeouts_ms}
     for setting, limit in timeouts_ms.items():
         run_statement(connection, f"set local {setting} = {limit}")
 
