@@ -122,10 +122,10 @@ MUTATIONS = (
         (_REPAIR_ROWS,),
     ),
     Mutation(
-        "changes/merge/by_file.py",
-        "return are_new(self._keys, matched) | unlike",
-        "return are_new(self._keys, matched)",
+        "changes/merge/compare.py",
+        "differ = unlike | (upserts & (matched == 0))",
+        "differ = upserts & (matched == 0)",
         "A repair leaves rows that differ from the source's.",
-        ("unit/changes/merge/test_by_file.py",),
+        ("unit/changes/merge/test_compare.py",),
     ),
 )

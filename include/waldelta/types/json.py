@@ -11,6 +11,7 @@ import json
 import math
 import re
 from dataclasses import dataclass, field
+from decimal import Context, Decimal
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +27,7 @@ _MAX_LEVELS, _MAX_NAME_BYTES, _MAX_BYTES = 500, 50_000, 4 << 20
 # A variant's decimal has 38 digits; Spark reads any number with more digits, or with an exponent,
 # as a double.
 _LONG_NUMBER, _EXPONENT = "[0-9.]{39}", "[0-9][eE]"
+_ALL_DIGITS = Context(prec=400)
 _SURROGATE = r"\\u[dD][89a-fA-F]"
 _OPENING, _CLOSING, _LOWER = ord("{"), ord("}"), 0x20  # With this bit set, [ and ] become { and }.
 
@@ -74,6 +76,14 @@ class Variant(TargetType):
     def exact_sql(self, value: str) -> str:
         """Return the document as text with sorted keys."""
         return f"to_json({value})"
+
+    def exact_values(self, values: ArrowArray) -> ArrowArray:
+        """Return the documents with sorted keys and numbers of one form, also those of exact_sql().
+
+        They are read one by one.
+        """
+        texts = (text if text is None else _canonical(text) for text in values.to_pylist())
+        return pa.array(texts, pa.string())
 
     def _judge(self, documents: _Documents) -> tuple[Mask, Mask]:
         """Return which documents a variant can hold, and which of them need a closer
@@ -168,6 +178,17 @@ class _Documents:
 
     def _rows(self, places: Positions) -> Positions:
         return np.asarray(np.searchsorted(self.offsets, places, side="right") - 1)
+
+
+def _canonical(text: str) -> str:
+    found = json.loads(text, parse_float=_number, parse_int=_number)
+    return json.dumps(found, sort_keys=True)
+
+
+def _number(text: str) -> str:
+    """Return a number as its digits, which no string of a document begins like."""
+    number = Decimal(repr(float(text)) if "e" in text.lower() else text)
+    return f"\0{number.normalize(_ALL_DIGITS) if number else 0}"
 
 
 def _is_exact(text: str) -> bool:

@@ -280,8 +280,8 @@ def retry_until(moment, runner, job, monkeypatch):
 def merging(request, monkeypatch):
     """The name of the function that merges rows read again: Arrow's or Spark's."""
     if request.param == "merge_rows":
-        monkeypatch.setattr("waldelta.stages.repair._net_rows.MOST_COMPARED", 0)
-        monkeypatch.setattr("waldelta.stages.repair.repair.merge_written", lambda *_, **__: None)
+        monkeypatch.setattr("waldelta.changes.merge.compare.HeldRows.of", lambda *_: None)
+        monkeypatch.setattr("waldelta.stages.repair.mend.mend.merge_written", lambda *_, **__: None)
     return request.param
 
 

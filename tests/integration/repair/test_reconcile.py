@@ -187,7 +187,7 @@ def test_no_table_is_to_be_copied_because_there_is_no_java(
 
     target(pipeline).delete("day = '2024-01-08'")
     with monkeypatch.context() as patched:
-        patched.setattr("waldelta.stages.repair.repair.merge_written", killed)
+        patched.setattr("waldelta.stages.repair.mend.mend.merge_written", killed)
         with pytest.raises(Killed):
             pipeline.reconcile(runner, run_id="killed", repair=True)
     done = start_without_java(database, pipeline, tmp_path, "without", "--repair")
@@ -682,8 +682,8 @@ def test_every_type_has_the_same_hash_whoever_reads_it(
         assert target(pipeline).history(1)[0]["operation"] == repaired_by
         assert reconcile(runner, pipeline, f"after {repaired_by}")["t"].status == "equal"
         # Too much for Arrow once it was staged: Spark goes on from there.
-        monkeypatch.setattr("waldelta.stages.repair._net_rows.MOST_COMPARED", 0)
-        monkeypatch.setattr("waldelta.stages.repair.repair.merge_written", lambda *_, **__: None)
+        monkeypatch.setattr("waldelta.changes.merge.compare.HeldRows.of", lambda *_: None)
+        monkeypatch.setattr("waldelta.stages.repair.mend.mend.merge_written", lambda *_, **__: None)
     assert {name for name, *_ in read_both_ways} == {"sums", "rows", "values"}
     for name, here, there in read_both_ways:
         assert here == there, name

@@ -100,7 +100,7 @@ def test_a_target_that_changes_while_it_is_compared_is_compared_again(
                 updates={"v": "'of another time'"}, predicate="id > 4"
             )
 
-    monkeypatch.setattr("waldelta.stages.sync._snapshot_diff.fault_point", late)
+    monkeypatch.setattr("waldelta.stages.sync._write.fault_point", late)
     (copied,) = sync(runner, job, ["public.t"], by_diff=True)
     assert (copied.diff.updated, copied.diff.unchanged) == (5, 4)
     # One that finds nothing is committed too: else such a copy would come in its place, and nobody

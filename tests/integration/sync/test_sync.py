@@ -581,9 +581,9 @@ def test_a_snapshot_is_held_no_longer_than_rows_are_read(
             database.execute("update t set v = 'c' where id = 2")
     where = {
         "files": "_write_files._commit",
-        "diff": "_snapshot_diff.merge_rows",
+        "diff": "_write.merge_differences",
         "kept": "_write.commit_statement",
-        "equal": "_snapshot_diff.commit_equal",
+        "equal": "_write.commit_equal",
     }[kind]
     holders = (
         f"select pid from pg_stat_activity where application_name = 'waldelta snapshot {lake.slot}"

@@ -145,6 +145,9 @@ def test_both_paths_hold_the_same(runner, database, lake, choice):
         Decimal(1) if "decimal" in numeric else 1.0,
         {"n": "7" * 20_000},
     )
+    # A comparison with the source finds each value as it was stored.
+    (again,) = sync(runner, job, ["public.t"], by_diff=True)
+    assert (again.whole, again.diff.written) == (None, 0)
 
 
 @pytest.mark.soak("a second change of types")

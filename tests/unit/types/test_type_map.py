@@ -238,6 +238,15 @@ def test_values_that_arrow_compares(pg_type, equal, exact):
     assert len(set(numbered(kind.exact_values(values)).tolist())) == len(exact)
 
 
+def test_documents_are_compared_as_a_variant_holds_them():
+    """Whatever the order of keys, and however a number is written."""
+    alike = ['{"b": 1.0, "a": [1e2, "\u00e9"]}', '{"a":[100.0,"\u00e9"],"b":1}']
+    others = ['{"a": [100, "\u00e9"], "b": "1"}', '{"a": [100, "\u00e9"]}', "null", "-0.5"]
+    kind = target_type(JSONB, AS_VARIANT)
+    found = kind.exact_values(texts(*alike, *others, None)).to_pylist()
+    assert (found[0], len(set(found)), found[-1]) == (found[1], len(others) + 2, None)
+
+
 @pytest.mark.parametrize(
     ("pg_type", "options", "equal", "others"),
     [

@@ -12,7 +12,7 @@ was read (as merge_in_driver's).
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
@@ -27,7 +27,6 @@ from waldelta.changes.decode.collapse import net_changes
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge._arrow import (
     MergedRows,
-    are_equal,
     are_new,
     match,
     matched_by,
@@ -55,7 +54,6 @@ from waldelta.lake.data_file import discard, new_prefix
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
-from waldelta.types import TargetType
 from waldelta.types.bounds import shared_order
 
 log = logging.getLogger(__name__)
@@ -78,16 +76,21 @@ MERGED = pa.schema(
     ]
 )
 
-COMPARED = pa.schema([("matched", pa.binary()), ("unlike", pa.binary())])
-
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class HeldFile:
     """A data file of a target."""
 
     path: str
     bytes: int
     rows: int
+
+
+def held_files(files: pa.Table) -> list[HeldFile]:
+    """Return the files of ``TargetVersion.files``."""
+    rows = files["num_records"].fill_null(ROWS_PER_FILE)
+    columns = (files["path"], files["size_bytes"], rows)
+    return [HeldFile(*values) for values in zip(*(c.to_pylist() for c in columns), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +208,7 @@ class _Merge:
             files,
             truncated,
         )
-        rows = files["num_records"].fill_null(ROWS_PER_FILE)
-        columns = (files["path"], files["size_bytes"], rows)
-        self._held = [
-            _File(*values) for values in zip(*(c.to_pylist() for c in columns), strict=True)
-        ]
+        self._held = held_files(files)
         self._keys = net.read(["action", *target.written.bases])
         self._matched = np.zeros(len(self._keys), np.bool_)
         self.added: list[Any] = []
@@ -259,7 +258,7 @@ class _Merge:
         ):
             self.counts[name] += count
 
-    def _touched(self) -> list[_File]:
+    def _touched(self) -> list[HeldFile]:
         """Return the files that may have a row of the net changes."""
         written = self._target.written
         if self._truncated or not written.shape.key:
@@ -269,72 +268,8 @@ class _Merge:
         )
         return list(compress(self._held, chosen))
 
-    def differing(self, kinds: Mapping[str, TargetType]) -> Bools:
-        """Return which net changes, all upserts or purges of complete rows, would change a row."""
-        target, net, count = self._target, self._net, len(self._keys)
-        parts = shares(self._touched(), count // 2)
-        matched, unlike = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
-        for row in self._runner.run(
-            len(parts), COMPARED, lambda number: _compare(target, net, count, parts[number], kinds)
-        ):
-            matched[unpacked(row["matched"], count)] = True
-            unlike[unpacked(row["unlike"], count)] = True
-        return are_new(self._keys, matched) | unlike
 
-
-def differing(
-    runner: Runner,
-    table: TargetVersion,
-    written: WrittenColumns,
-    net: NetFiles,
-    kinds: Mapping[str, TargetType],
-) -> Bools | None:
-    """Return which net changes, all upserts or purges of complete rows, would change the target.
-
-    ``kinds`` are the types of the written columns, by name. Returns None when only Spark can read
-    the target.
-    """
-    try:
-        merge = _begun(runner, table, written, net, truncated=False)
-        return None if merge is None else merge.differing(kinds)
-    except WaldeltaError:
-        raise
-    except Exception as err:
-        log.warning("%s is compared by Spark: %s", table.place.uri, without_values(err))
-        return None
-
-
-def _compare(
-    target: _Target,
-    net: NetFiles,
-    count: int,
-    share: Sequence[_File],
-    kinds: Mapping[str, TargetType],
-) -> pa.Table:
-    """Return which net changes have a row in these files, and which of these rows they would change
-    (run as a task).
-    """
-    keys = [_open(target, file).to_table(columns=target.written.key_names) for file in share]
-    of_row = match(
-        pa.concat_tables(keys), net.read(["action", *target.written.bases]), target.written
-    )
-    matched, unlike = matched_by(of_row, count), np.zeros(count, np.bool_)
-    if (changes := net.take(matched, MOST_NET_BYTES)) is None:
-        return pa.table([[packed(matched)], [packed(matched)]], schema=COMPARED)
-    begin, wanted = 0, np.flatnonzero(matched)
-    for file in share:
-        for part in parts_at_once(batches(_open(target, file))):
-            of_part = of_row[begin : begin + len(part)]
-            begin += len(part)
-            places = np.flatnonzero(of_part >= 0)
-            of_part = of_part[places]
-            rows = at_places(part, places).cast(target.schema)
-            held = changes.take(pa.array(np.searchsorted(wanted, of_part)))
-            unlike[of_part[~are_equal(rows, held, target.written, kinds)]] = True
-    return pa.table([[packed(matched)], [packed(unlike)]], schema=COMPARED)
-
-
-def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File]) -> pa.Table:
+def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[HeldFile]) -> pa.Table:
     """Rewrite those of these files that have a row of the net changes (run as a task).
 
     Returns what it did, and which changes matched a row.
@@ -360,7 +295,9 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[_File])
     return pa.Table.from_pylist(told, MERGED)
 
 
-def _rewrite_file(target: _Target, file: _File, changes: pa.Table, of_row: Ints) -> dict[str, Any]:
+def _rewrite_file(
+    target: _Target, file: HeldFile, changes: pa.Table, of_row: Ints
+) -> dict[str, Any]:
     with DataFile(target.table.files, target.schema, target.prefix) as new:
         updated = deleted = begin = 0
         for part in parts_at_once(batches(_open(target, file))):
@@ -409,7 +346,7 @@ def _rows_of(**what: Any) -> dict[str, Any]:
     return {"updated": 0, "deleted": 0, "inserted": 0, "is_possible": True} | what
 
 
-def _open(target: _Target, file: _File) -> ds.Dataset:
+def _open(target: _Target, file: HeldFile) -> ds.Dataset:
     files, layout = target.table.data_files, parquet_format(target.table.uri)
     return ds.FileSystemDataset(
         [layout.make_fragment(file.path, files)], target.schema, layout, files

@@ -70,8 +70,11 @@ def commit_equal(
 
     A copy that began earlier then comes too late.
     """
-    relation = job.lake.target(state.table_name).relation
-    commit_statement(runner, tag, void_statement(relation, column))
+    table = job.lake.target(state.table_name).open()
+    if table.is_writable:
+        table.replace_files([], [], tag.delta, changes_data=False)
+    else:
+        commit_statement(runner, tag, void_statement(table.place.relation, column))
     return commit_untouched(runner, job, state)
 
 

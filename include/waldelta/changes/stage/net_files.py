@@ -46,6 +46,11 @@ class NetFiles:
                 rows.append(pq.ParquetFile(source).metadata.num_rows)
         return cls(folder, lake, paths, rows)
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of all files."""
+        return self._opened(self.paths).schema
+
     def read(self, columns: Sequence[str]) -> pa.Table:
         """Return some columns of all files."""
         return self._opened(self.paths).to_table(columns=list(columns))
@@ -90,6 +95,8 @@ def at_places(rows: pa.Table, places: Ints) -> pa.Table:
 
     ``Table.take`` would first copy the whole table into one piece, for every few rows.
     """
+    if len(places) == len(rows):
+        return rows
     chosen = np.zeros(len(rows), np.bool_)
     chosen[places] = True
     return rows.filter(pa.array(chosen))
@@ -118,5 +125,7 @@ def _chosen(dataset: ds.Dataset, chosen: Bools) -> Iterator[pa.RecordBatch]:
     for part in batches(dataset):
         here = chosen[begin : begin + len(part)]
         begin += len(part)
-        if here.any():
+        if here.all():
+            yield part
+        elif here.any():
             yield part.take(pa.array(np.flatnonzero(here)))

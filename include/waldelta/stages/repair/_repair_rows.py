@@ -18,11 +18,10 @@ import pyarrow.parquet as pq
 from psycopg import sql
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode.collapse import ACTION_PURGE, ACTION_UPSERT, EventShape
+from waldelta.changes.decode.collapse import ACTION_PURGE
 from waldelta.changes.decode.row_keys import first_of_each, key_codes, named_keys, typed_columns
-from waldelta.changes.merge.statements import WrittenColumns, staged_names, staged_shape
-from waldelta.changes.stage.net_files import NetFiles, parts_at_once
-from waldelta.errors import NeedsSync, StagedLost
+from waldelta.changes.stage.net_files import NetFiles
+from waldelta.errors import NeedsSync
 from waldelta.lake import DeltaTarget, Lake, open_parquet, row_count, write_parquet
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline import Job
@@ -35,7 +34,6 @@ from waldelta.pipeline.drift import (
     within_leaves,
 )
 from waldelta.postgres import Connection, is_superuser, planned_rows
-from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.snapshot import (
@@ -50,6 +48,7 @@ from waldelta.snapshot import (
 from waldelta.snapshot.read_selected import KEYS_PER_READ, key_columns, read_choices, read_keys
 from waldelta.spark import Runner
 from waldelta.spark_sql import quote
+from waldelta.stages.repair.mend.mend import STAGED_ROWS, ExpectedRows
 from waldelta.types import TargetType
 
 # Why a row is among a repair's net changes.
@@ -60,7 +59,6 @@ _MOST_TASKS = 16
 KEYS_PER_TASK = 50_000
 # The keys are in the driver's memory. With more, a copy is cheaper than reading by keys.
 MOST_KEYS = 10_000_000
-_WRITTEN = pa.schema([("rows", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +87,9 @@ class RepairRows:
         types = dict(self.copy.columns)
         return [types[column.name] for column in self.key]
 
-    @property
-    def shape(self) -> EventShape:
-        """Returns the positions of the key among the copy's columns."""
-        return staged_shape(self.copy, [column.name for column in self.key])
-
-    @property
-    def written(self) -> WrittenColumns:
-        """Returns the target's columns that its rows are written to."""
-        names = [name for name, _ in self.copy.columns]
-        return WrittenColumns(names, self.shape, self.copy.lsn is not None)
+    def expected(self, lake: Lake, folder: str) -> ExpectedRows:
+        """Returns how the rows are staged in a folder."""
+        return ExpectedRows(lake, folder, self.copy, [column.name for column in self.key])
 
     def named(self, keys: Iterable[str]) -> dict[tuple[str, ...], str]:
         """Returns quarantined keys by their texts, in the order of the key's columns."""
@@ -262,21 +253,15 @@ def _has_key(connection: psycopg.Connection[Any], text: str) -> bool:
         return False
 
 
-def stage_rows(runner: Runner, job: Job, rows: RepairRows, keys: pa.Table, folder: str) -> str:
-    """Write the net changes to the snapshot's rows: of those that enter, of those that leave, and
-    of ``keys``; returns their folder.
+def stage_rows(
+    runner: Runner, job: Job, rows: RepairRows, keys: pa.Table, folder: str
+) -> tuple[ExpectedRows, int]:
+    """Stage the snapshot's rows: those that enter, those that leave, and those of ``keys``.
 
-    A key has one net change: its row, or, without a row, a purge.
+    Returns how many were staged, too. A key has one net change: its row, or, without one, a purge.
     """
-    names, bases, kinds = staged_names(rows.copy), rows.shape.bases, rows.key_types
-    schema = pa.schema(
-        [
-            ("why", pa.string()),
-            ("action", pa.string()),
-            *((base, kind.arrow) for base, kind in zip(bases, kinds, strict=True)),
-            *(f.with_name(name) for f, name in zip(rows.copy.schema, names, strict=True)),
-        ]
-    )
+    expected = rows.expected(job.lake, folder)
+    bases, kinds, schema = expected.shape.bases, expected.key_types, expected.schema
     leaving = _leaving_keys(runner, job, rows, f"{folder}/leaving")
     keys = keys.take(pa.array(first_of_each(*key_codes(kinds, typed_columns(keys)))))
     if (count := len(keys) + len(leaving)) > MOST_KEYS:
@@ -287,22 +272,17 @@ def stage_rows(runner: Runner, job: Job, rows: RepairRows, keys: pa.Table, folde
     tasks = min(len(rows.choices), _MOST_TASKS)
     entering = tuple(rows.choices[number::tasks] for number in range(tasks))
     reader = _Reader(
-        job.source.conninfo, job.lake, folder, schema, len(parts), entering,
-        rows.copy, rows.again, rows.key, rows.unheld, rows.holder.pid,
+        job.source.conninfo, expected, len(parts), entering, rows.again, rows.key, rows.unheld,
+        rows.holder.pid,
     )  # fmt: skip
-    written = runner.run(len(parts) + tasks, _WRITTEN, reader.write)
-    net, read = f"{folder}/net", schema.empty_table()
+    written = runner.run(len(parts) + tasks, STAGED_ROWS, reader.write)
+    net, read = expected.bucket("expected", 0), schema.empty_table()
     if written:
         read = NetFiles.of(net, job.lake).read(bases)
-    if len(read) != (expected := sum(row["rows"] for row in written)):
-        raise StagedLost(
-            f"staged rows are gone: {net} has {counted(len(read), 'row')} of {expected:,}: run"
-            " again"
-        )
     gone = {TOUCHED: typed_columns(keys), LEAVES: [leaving[base] for base in bases]}
     purges = removals(kinds, [read[base] for base in bases], gone, schema)
     write_parquet(net, purges, len(written) + 1)
-    return net
+    return expected, sum(row["rows"] for row in written) + len(purges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,42 +292,29 @@ class _Reader:
     """
 
     conninfo: str
-    lake: Lake
-    folder: str
-    schema: pa.Schema
+    expected: ExpectedRows
     shares_of_keys: int
     entering: tuple[tuple[Choice, ...], ...]
-    copy: TableCopy
     again: Choice
     key: tuple[KeyAttribute, ...]
     unheld: frozenset[tuple[str, ...]]
     holder_pid: int
 
     def write(self, number: int) -> pa.Table:
-        """Write one share's rows as a file of net changes; returns their number (_WRITTEN)."""
-        files, names, count = self.lake.files(self.folder), staged_names(self.copy), 0
-        shape = staged_shape(self.copy, [column.name for column in self.key])
-        fixed = (TOUCHED if number < self.shares_of_keys else ENTERS, ACTION_UPSERT)
-        files.create_dir("net")
-        path = f"net/part-{number + 1}.parquet"
-        with pq.ParquetWriter(path, self.schema, filesystem=files) as sink:
-            for part in parts_at_once(self._rows(number)):
-                rows = part.rename_columns(names)
-                same = [pa.array([text] * len(part), pa.string()) for text in fixed]
-                key = [rows[f"c{i}"] for i in shape.key]
-                sink.write_table(pa.table([*same, *key, *rows.columns], schema=self.schema))
-                count += len(part)
-        return pa.table([[count]], schema=_WRITTEN)
+        """Stage one share's rows; returns their number (STAGED_ROWS)."""
+        why = TOUCHED if number < self.shares_of_keys else ENTERS
+        return self.expected.write(number, self._rows(number), why)
 
     def _rows(self, number: int) -> Iterator[pa.RecordBatch]:
-        name = reader_name(self.holder_pid, number, self.copy.table)
+        copy, files = self.expected.copy, self.expected.lake.files(self.expected.folder)
+        name = reader_name(self.holder_pid, number, copy.table)
         if number >= self.shares_of_keys:
             choices = self.entering[number - self.shares_of_keys]
-            return read_choices(self.conninfo, self.copy, choices, name)
-        with self.lake.files(self.folder).open_input_file(f"keys/part-{number}.parquet") as file:
+            return read_choices(self.conninfo, copy, choices, name)
+        with files.open_input_file(f"keys/part-{number}.parquet") as file:
             texts = pq.read_table(file)
         parts = (_without(part, self.unheld) for part in texts.to_batches(KEYS_PER_READ))
-        return read_keys(self.conninfo, self.copy, self.again, self.key, parts, name)
+        return read_keys(self.conninfo, copy, self.again, self.key, parts, name)
 
 
 def _without(batch: pa.RecordBatch, unheld: Collection[tuple[str, ...]]) -> pa.RecordBatch:
@@ -359,14 +326,14 @@ def _without(batch: pa.RecordBatch, unheld: Collection[tuple[str, ...]]) -> pa.R
 
 def _leaving_keys(runner: Runner, job: Job, rows: RepairRows, folder: str) -> pa.Table:
     """Returns the keys (``b<k>``) of the target's rows that leave it."""
-    fields = zip(rows.shape.bases, rows.key_types, strict=True)
+    bases = [f"b{k}" for k in range(len(rows.key))]
+    fields = zip(bases, rows.key_types, strict=True)
     schema = pa.schema([(base, kind.arrow) for base, kind in fields])
     if rows.leaves is None:
         return schema.empty_table()
     held = job.lake.target(rows.drifted.state.table_name).frame(runner.spark())
     columns = [
-        F.col(quote(column.name)).alias(base)
-        for column, base in zip(rows.key, rows.shape.bases, strict=True)
+        F.col(quote(column.name)).alias(base) for column, base in zip(rows.key, bases, strict=True)
     ]
     held.where(rows.leaves).select(*columns).write.mode("overwrite").parquet(folder)
     # Spark's files don't store these types exactly.

@@ -31,14 +31,12 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 
-from waldelta.changes.merge.by_file import merge_written
 from waldelta.changes.merge.commits import (
     commit_untouched,
     read_commit,
     read_untouched,
     take_over_target,
 )
-from waldelta.changes.merge.statements import merge_rows
 from waldelta.changes.stage.folders import staged_in
 from waldelta.errors import (
     ConfigError,
@@ -105,8 +103,6 @@ from waldelta.stages.check.gate.gate import StillFails, judge_complete_rows, rea
 from waldelta.stages.check.gate.release import landed_upto
 from waldelta.stages.land.drain import Drained, land_backlog, land_through
 from waldelta.stages.repair._net_rows import (
-    NetRows,
-    differing_rows,
     hold_back,
     stage_to_judge,
     untouched,
@@ -121,13 +117,18 @@ from waldelta.stages.repair._repair_rows import (
     quarantined_keys,
     stage_rows,
 )
+from waldelta.stages.repair.mend.mend import (
+    NetRows,
+    differences,
+    merge_differences,
+)
+from waldelta.stages.repair.mend.touched_keys import changed_keys
 from waldelta.stages.repair.mend.unfinished_repairs import (
     carry_over,
     end_repair,
     record_repaired,
     repair_tag,
 )
-from waldelta.stages.repair.reconcile.touched_keys import changed_keys
 from waldelta.stages.sync.copy_table import check_unaltered, source_as_of
 from waldelta.stages.sync.sync import OLD_TRANSACTIONS_TIMEOUT_S
 
@@ -354,7 +355,7 @@ def _stage_rows(
             keys = pa.concat_tables([keys, let.cast(keys.schema)])
         staged = stage_rows(runner, job, rows, keys, work.folder)
         check_unaltered(job, replicated, membership)
-    net = differing_rows(runner, job, rows, staged, work.folder)
+    net = differences(runner, *staged, job.lake.target(name))
     return rows, net, waiting, drained
 
 
@@ -550,13 +551,8 @@ def _end(runner: Runner, job: Job, begun: TableState, lock: AdvisoryLock) -> Non
 
 
 def _merge(work: _Work, rows: RepairRows, begun: TableState, net: NetRows) -> TargetCut:
-    job, name, lock, folder = work.job, begun.table_name, work.lock, net.files.folder
-    tag = repair_tag(begun, job.run_id, net.counts)
-    done = merge_written(work.runner, job, name, rows.written, folder, tag=tag, fence=lock)
-    if done is None:
-        # A run that committed concurrently may have copied the target again.
-        lock.verify()
-        key = [column.name for column in rows.key]
-        merge_rows(work.runner, job.lake.target(name), rows.copy, key, folder, tag)
+    job, name, folder = work.job, begun.table_name, net.files.folder
+    tag, expected = repair_tag(begun, job.run_id, net.counts), rows.expected(job.lake, folder)
+    merge_differences(work.runner, job, name, expected, folder, tag=tag, fence=work.lock)
     # A touched key that the target never had isn't a skipped change.
     return replace(read_commit(job, begun, tag), skipped=0)

@@ -14,8 +14,13 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.changes.merge.commits import take_over_for_copy
-from waldelta.changes.merge.statements import CommitTag, as_stored, commit_statement, staged_shape
+from waldelta.changes.merge.commits import (
+    check_alone,
+    commit_equal,
+    read_commit,
+    take_over_for_copy,
+)
+from waldelta.changes.merge.statements import CommitTag, as_stored, commit_statement
 from waldelta.changes.merge.states import Kept, differences_query, metric_counts
 from waldelta.changes.merge.target_table import (
     CommitResult,
@@ -26,8 +31,10 @@ from waldelta.changes.merge.target_table import (
     target_schema,
     writing_target,
 )
-from waldelta.errors import ModeRefused
-from waldelta.lake import Tag
+from waldelta.changes.stage.folders import staged_in
+from waldelta.errors import ModeRefused, NeedsSync, StateError
+from waldelta.failpoints import fault_point
+from waldelta.lake import Fence, Tag, TargetVersion, row_count, staging_folder
 from waldelta.lake.delta_statements import needs_mapping, set_deletion_vectors
 from waldelta.lake.ledger import COPYING, TableState, now
 from waldelta.lsn import Lsn
@@ -37,21 +44,39 @@ from waldelta.postgres import TableId
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
 from waldelta.spark.runner import once
-from waldelta.spark_sql import parquet, quote
-from waldelta.stages.sync._snapshot_diff import (
-    CopiedRows,
-    Former,
-    RowDiff,
-    mend_target,
+from waldelta.spark_sql import parquet, quote, simple_type
+from waldelta.stages.repair.mend.mend import (
+    BUCKET_BYTES,
+    BUCKET_ROWS,
+    STAGED_ROWS,
+    ExpectedRows,
+    differences,
     merge_differences,
 )
 from waldelta.stages.sync._write_files import (
     ChunkReader,
+    RowDiff,
     WrittenCopy,
     copy_files,
     open_target,
 )
 from waldelta.target_modes import TargetMode
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotMoment:
+    """The position and time at which a snapshot was taken."""
+
+    lsn: Lsn
+    at: datetime
+
+    @property
+    def sql(self) -> dict[str, str]:
+        """Returns both as Spark SQL."""
+        microseconds = round(self.at.timestamp() * 1_000_000)
+        return {"lsn": f"{self.lsn.value:d}L", "time": f"timestamp_micros({microseconds:d})"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +97,18 @@ class CopyRows:
     tag: Tag
     moment: SnapshotMoment
     all_read: Callable[[], object]
+    # The source's size, and what is verified before rows that differ are committed.
+    bytes: int
+    fence: Fence
     # True for a target that stores more than a mirror: its rows stay.
     keeps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """The state of a target's last complete copy in any slot incarnation; None: it has none."""
+
+    state: TableState | None
 
 
 def write_copy(
@@ -82,44 +117,135 @@ def write_copy(
     """Write the rows into the target; with its ``former`` copy only those that differ, where that
     is exact.
     """
-    table_id, target = rows.target, job.pipeline.target
-    place, mode = job.lake.target(str(table_id)), target.mode_of(str(table_id))
-    marks = target.deletion_vectors_of(str(table_id))
-    is_plain = not (mode.keeps_rows or marks) and former is None
+    name, target, whole = str(rows.target), job.pipeline.target, None
+    place, mode = job.lake.target(name), target.mode_of(name)
+    marks = target.deletion_vectors_of(name)
+    begun = TableState(now(), job.run_id, name, generation, COPYING)
     if not mode.keeps_rows:  # In other modes this follows once the copy is known not to be refused.
-        take_over_for_copy(runner, job, str(table_id), generation)
-    here = open_target(place, rows.columns) if is_plain else None
-    if here is not None:
-        return copy_files(runner, here, rows.tasks, rows.reader, rows.tag, rows.all_read)
-    runner.spark(_why_by_spark(rows, mode, marks=marks, is_first=former is None))
-    prepare_states(runner, job, str(table_id), rows.columns, rows.copy.key_columns)
+        take_over_for_copy(runner, job, name, generation)
+        if former is not None:
+            with writing_target(place):
+                diff = mend_target(runner, job, begun, former, rows)
+            if isinstance(diff, RowDiff):
+                return WrittenCopy(CommitResult(diff.version, diff.compared, 0), diff=diff)
+            whole = diff
+        here = None if marks else open_target(place, rows.columns)
+        if here is not None:
+            copied = copy_files(runner, here, rows.tasks, rows.reader, rows.tag, rows.all_read)
+            return replace(copied, whole=whole)
+    runner.spark(_why_by_spark(rows, mode, marks=marks))
+    prepare_states(runner, job, name, rows.columns, rows.copy.key_columns)
     marked = place.open().writes_deletion_vectors
     if marks and not marked:
         set_deletion_vectors(runner.spark(), place, wanted=True)
-    read = (
-        runner.spark()
-        .range(0, rows.tasks, 1, rows.tasks)
-        .mapInArrow(once(_in_frames(rows.reader)), target_schema(rows.columns))
-    )
-    frame = stored_frame(read, rows.copy.columns)
-    begun = TableState(now(), job.run_id, str(table_id), generation, COPYING)
-    given = CopiedRows(rows.copy, read, frame, rows.all_read)
     if mode.keeps_rows:
-        return WrittenCopy(copy_states(runner, job, begun, given, rows))
-    whole: str | None = None
-    if former is not None:
-        with writing_target(place):
-            diff = mend_target(runner, job, begun, former, given, rows.tag.number)
-        if isinstance(diff, RowDiff):
-            return WrittenCopy(CommitResult(diff.version, diff.compared, 0), diff=diff)
-        whole = diff
-    written = replace_target(runner, place, frame, rows.tag)
+        return WrittenCopy(copy_states(runner, job, begun, rows))
+    written = replace_target(runner, place, _stored(runner, rows), rows.tag)
     if marked and not marks:  # This can follow only now, when no deletion vectors are left.
         set_deletion_vectors(runner.spark(), place, wanted=False)
     return WrittenCopy(written, whole=whole)
 
 
-def _why_by_spark(rows: CopyRows, mode: TargetMode, *, marks: bool, is_first: bool) -> str:
+def _stored(runner: Runner, rows: CopyRows) -> DataFrame:
+    """Returns the rows as Spark's tasks read them and as the target stores them."""
+    numbers = runner.spark().range(0, rows.tasks, 1, rows.tasks)
+    read = numbers.mapInArrow(once(_in_frames(rows.reader)), target_schema(rows.columns))
+    return stored_frame(read, rows.copy.columns)
+
+
+def obstacle(
+    former: Former, key: Sequence[str], held: Mapping[str, str], wanted: Mapping[str, str]
+) -> str | None:
+    """Returns why only a whole copy is exact, or None when merging what differs is.
+
+    ``held`` and ``wanted`` are Spark types by column: the target's, and those that a copy would
+    write.
+    """
+    if former.state is None:
+        return "it was never copied completely"
+    if not key:
+        return "it has no key"
+    if sorted(former.state.key_columns) != sorted(key):
+        return "its key has changed since it was copied"
+    if dict(held) != dict(wanted):
+        return "its columns, or their types, differ from its target's"
+    return None
+
+
+def mend_target(
+    runner: Runner, job: Job, begun: TableState, former: Former, rows: CopyRows
+) -> RowDiff | str:
+    """Compare a copy's rows with the target by key, and merge the differences.
+
+    Returns the reason instead when only a whole copy is exact. Raises LateWriter, SnapshotLost, or
+    the error that a task named.
+    """
+    name = begun.table_name
+    target = job.lake.target(name)
+    if (table := target.find()) is None:
+        return "it has no target any more"
+    target.log.check_entry(table.version + 1)
+
+    def merge(expected: ExpectedRows, folder: str, tag: CommitTag) -> CommitTag:
+        return merge_differences(runner, job, name, expected, folder, tag=tag, fence=rows.fence)
+
+    try:
+        if former.state is not None:
+            check_target(job, former.state, table.version)
+        wanted = {column.name: simple_type(column.spark_type) for column in rows.columns}
+        why = obstacle(former, rows.copy.key_columns, table.spark_types, wanted)
+    except StateError as err:
+        why = str(err)
+    try:
+        if why is None:
+            return _merge_all(runner, job, begun, rows, table, merge=merge)
+    except NeedsSync as err:
+        why = str(err)
+    log.warning("table=%s is copied as a whole: %s", name, why)
+    return why
+
+
+def _merge_all(  # noqa: PLR0913 - a copy, its target, and how it is merged
+    runner: Runner,
+    job: Job,
+    begun: TableState,
+    rows: CopyRows,
+    table: TargetVersion,
+    *,
+    merge: Callable[[ExpectedRows, str, CommitTag], CommitTag],
+    live: DataFrame | None = None,
+) -> RowDiff:
+    """Stage a copy's rows, compare them with all rows of the target, and commit what differs.
+
+    Raises NeedsSync, with nothing committed, when the target has a key twice, and SnapshotLost when
+    another writer changed it since this version.
+    """
+    name, number = begun.table_name, rows.tag.number
+    buckets = 1 + max((row_count(table.files) or 0) // BUCKET_ROWS, rows.bytes // BUCKET_BYTES)
+    folder = staging_folder(job.lake, name, begun.generation, number, job.run_id)
+    key, reader = rows.copy.key_columns, rows.reader
+    expected = ExpectedRows(job.lake, folder, rows.copy, key, buckets, is_whole=True)
+    with staged_in(runner, folder):
+        staged = runner.run(
+            rows.tasks, STAGED_ROWS, lambda task: expected.write(task, reader(task)), stops=True
+        )
+        count = sum(row["rows"] for row in staged)
+        net = differences(runner, expected, count, table.place, live)
+        rows.all_read()
+        fault_point("resync.compared")
+        # The same transaction id as a copy's, which this replaces.
+        tag = CommitTag(rows.tag.app_id, number, job.run_id, counts=net.counts, verb="resync")
+        done = (
+            read_commit(job, begun, merge(expected, net.files.folder, tag))
+            if net.counts
+            else commit_equal(runner, job, begun, tag, key[0])
+        )
+        check_alone(job, done, table.version)
+    equal = count - done.inserted - done.updated
+    return RowDiff(done.version, done.inserted, done.updated, done.deleted, equal)
+
+
+def _why_by_spark(rows: CopyRows, mode: TargetMode, *, marks: bool) -> str:
     """Returns what of a copy delta-rs doesn't write."""
     if mode.keeps_rows:
         return f"a copy into a target of mode {mode.name}"
@@ -127,7 +253,7 @@ def _why_by_spark(rows: CopyRows, mode: TargetMode, *, marks: bool, is_first: bo
         return "column mapping, which a column's name requires"
     if marks:
         return "deletion vectors"
-    return "features of a target that delta-rs doesn't write" if is_first else "a copy's diff"
+    return "features of a target that delta-rs doesn't write"
 
 
 def keep_target(runner: Runner, job: Job, name: str, generation: int) -> WrittenCopy:
@@ -150,23 +276,6 @@ def _in_frames(
                 yield from reader(number)
 
     return read
-
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotMoment:
-    """The position and time at which a snapshot was taken."""
-
-    lsn: Lsn
-    at: datetime
-
-    @property
-    def sql(self) -> dict[str, str]:
-        """Returns both as Spark SQL."""
-        microseconds = round(self.at.timestamp() * 1_000_000)
-        return {"lsn": f"{self.lsn.value:d}L", "time": f"timestamp_micros({microseconds:d})"}
 
 
 def keeps_earlier_rows(job: Job, table: str, key: Sequence[str]) -> bool:
@@ -207,17 +316,16 @@ def prepare_states(
         )
 
 
-def copy_states(
-    runner: Runner, job: Job, begun: TableState, copied: CopiedRows, rows: CopyRows
-) -> CommitResult:
+def copy_states(runner: Runner, job: Job, begun: TableState, rows: CopyRows) -> CommitResult:
     """Bring a target to the state of a snapshot, in one commit."""
     mode, target = job.pipeline.target.mode_of(begun.table_name), job.lake.target(begun.table_name)
     if not rows.keeps:
         take_over_for_copy(runner, job, begun.table_name, begun.generation)
-        frame = copied.stored.selectExpr("*", *_first(mode, copied.copy, rows.moment))
+        first = _first(mode, rows.copy, rows.moment)
+        frame = _stored(runner, rows).selectExpr("*", *first)
         return replace_target(runner, target, frame, rows.tag)
     with writing_target(target):
-        return _add(runner, job, begun, copied, rows)
+        return _add(runner, job, begun, rows)
 
 
 def _first(mode: TargetMode, copy: TableCopy, moment: SnapshotMoment) -> list[str]:
@@ -228,44 +336,39 @@ def _first(mode: TargetMode, copy: TableCopy, moment: SnapshotMoment) -> list[st
     return [f"cast({first.get(name, 'null')} as {kind}) as {name}" for name, kind in types.items()]
 
 
-def _add(
-    runner: Runner,
-    job: Job,
-    begun: TableState,
-    copied: CopiedRows,
-    rows: CopyRows,
-) -> CommitResult:
+def _add(runner: Runner, job: Job, begun: TableState, rows: CopyRows) -> CommitResult:
     mode = job.pipeline.target.mode_of(begun.table_name)
-    copy, table, target = copied.copy, begun.table_name, job.lake.target(begun.table_name)
-    compared = target.version
-    if complete := job.ledger.complete_states(table):
-        check_target(job, complete[-1], compared)
+    copy, name, target = rows.copy, begun.table_name, job.lake.target(begun.table_name)
+    table = target.open()
+    if complete := job.ledger.complete_states(name):
+        check_target(job, complete[-1], table.version)
     held = target.frame(runner.spark())
     shared = held.drop(*mode.columns(dict.fromkeys(copy.key_columns, "")))
-    stored_key = mode.stored_key(table, held, copy.key_columns)
-    _check_comparable(table, copy, dict(shared.dtypes), dict(copied.stored.dtypes))
-    _check_position(table, held, mode, rows.moment.lsn)
-    take_over_for_copy(runner, job, table, begun.generation)
+    stored_key = mode.stored_key(name, held, copy.key_columns)
+    wanted = {column.name: simple_type(column.spark_type) for column in rows.columns}
+    _check_comparable(name, copy, dict(shared.dtypes), wanted)
+    _check_position(name, held, mode, rows.moment.lsn)
+    take_over_for_copy(runner, job, name, begun.generation)
 
-    def merge(folder: str, tag: CommitTag) -> CommitTag:
-        names, key = tuple(name for name, _ in copy.columns), staged_shape(copy, copy.key_columns)
-        kept = Kept(mode, names, key.key, stored_key=stored_key)
+    def merge(expected: ExpectedRows, folder: str, tag: CommitTag) -> CommitTag:
+        names = tuple(expected.written.names)
+        kept = Kept(mode, names, expected.shape.key, stored_key=stored_key)
         source = as_stored(parquet(folder), [kind for _, kind in copy.columns])
-        log.info("table=%s compared with what it keeps: %s", table, tag.counts)
+        log.info("table=%s compared with what it keeps: %s", name, tag.counts)
         tag = replace(tag, counts=metric_counts(Counter(tag.counts)))
         moment = rows.moment.sql
         states = differences_query(kept, source, moment["lsn"], moment["time"])
         statement = mode.statement(target.relation, kept, f"({states})")
         return commit_statement(runner, tag, statement)
 
-    done = merge_differences(
-        runner, job, begun, copied, compared=compared, attempt=rows.tag.number, merge=merge
-    )
-    if done is None:
+    live = mode.live_rows(held, copy.key_columns)
+    try:
+        done = _merge_all(runner, job, begun, rows, table, merge=merge, live=live)
+    except NeedsSync as err:
         raise ModeRefused(
-            f"the target of {table} has rows with the same key, and its mode keeps rows: move"
+            f"the target of {name} can't be compared ({err}), and its mode keeps rows: move"
             " its folder away and sync it again"
-        )
+        ) from None
     return CommitResult(done.version, done.compared, 0)
 
 

@@ -38,7 +38,6 @@ from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
 from waldelta.snapshot.read_table import row_groups
 from waldelta.spark import Runner
-from waldelta.stages.sync._snapshot_diff import RowDiff
 from waldelta.types.json import Variant
 
 log = logging.getLogger(__name__)
@@ -57,6 +56,30 @@ _ATTEMPTS = 10
 
 # Reads the rows of the task with this number.
 ChunkReader = Callable[[int], Iterator[pa.RecordBatch]]
+
+
+@dataclass(frozen=True, slots=True)
+class RowDiff:
+    """What the comparison with a target found and its commit did, in rows.
+
+    ``version`` is the target's new version.
+    """
+
+    version: int
+    inserted: int
+    updated: int
+    deleted: int
+    unchanged: int
+
+    @property
+    def compared(self) -> int:
+        """Returns the number of rows in the snapshot, which the target has now."""
+        return self.inserted + self.updated + self.unchanged
+
+    @property
+    def written(self) -> int:
+        """Returns the number of rows that differed."""
+        return self.inserted + self.updated + self.deleted
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from waldelta.errors import (
     without_values,
 )
 from waldelta.failpoints import fault_point
-from waldelta.lake import Tag
+from waldelta.lake import UNFENCED, Fence, Tag
 from waldelta.lake.ledger import SYNCED, StorageState, TableState
 from waldelta.lsn import Lsn
 from waldelta.metadata_columns import RAW
@@ -54,15 +54,15 @@ from waldelta.snapshot.exported_snapshot import (
 )
 from waldelta.snapshot.read_table import read_chunks
 from waldelta.spark import Runner
-from waldelta.stages.sync._snapshot_diff import Former, RowDiff
 from waldelta.stages.sync._write import (
     CopyRows,
+    Former,
     SnapshotMoment,
     keep_target,
     keeps_earlier_rows,
     write_copy,
 )
-from waldelta.stages.sync._write_files import ChunkReader, WrittenCopy
+from waldelta.stages.sync._write_files import ChunkReader, RowDiff, WrittenCopy
 from waldelta.stages.sync.skipped_copy import SkippedCopy, skip_copy
 
 
@@ -132,10 +132,14 @@ _ATTEMPTS_PER_GENERATION = 1000
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt to copy a table under one generation; ``version`` grows with both."""
+    """One attempt to copy a table under one generation; ``version`` grows with both.
+
+    ``fence`` is the target's lock.
+    """
 
     generation: int
     number: int
+    fence: Fence = UNFENCED
 
     @property
     def version(self) -> int:
@@ -296,6 +300,8 @@ def _copy_rows(
         _tag(job, holder, name, attempt),
         moment,
         held.end,
+        table.size_bytes,
+        attempt.fence,
         keeps_earlier_rows(job, name, table.key_columns),
     )
 

@@ -51,8 +51,7 @@ from waldelta.snapshot.exported_snapshot import (
 )
 from waldelta.spark import Runner
 from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
-from waldelta.stages.sync._snapshot_diff import Former
-from waldelta.stages.sync._write import keeps_earlier_rows
+from waldelta.stages.sync._write import Former, keeps_earlier_rows
 from waldelta.stages.sync.copy_table import (
     Attempt,
     SyncResult,
@@ -109,7 +108,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
 
     ``only_waiting``: copies only tables that get no changes until they are copied, and that no
     other run is copying. ``by_diff``: tables with a copy from any slot incarnation are compared
-    with the snapshot, and only rows that differ are written, where that is exact (_snapshot_diff).
+    with the snapshot, and only rows that differ are written, where that is exact (mend_target).
     The same applies to a table whose copy in the current incarnation was begun and didn't end, if
     an earlier incarnation has one: a killed resync is continued this way. Raises SyncFailed with
     all failures when the other tables are copied. Raises ConfigError for a table that isn't
@@ -302,7 +301,12 @@ def _copy(
                 with job.source.connect("sync") as connection:
                     drained = wait_for_version_again(connection, drained)
             copied = sync_table(
-                runner, job, order.target.id, Attempt(generation, number), drained, order.former
+                runner,
+                job,
+                order.target.id,
+                Attempt(generation, number, lock),
+                drained,
+                order.former,
             )
     return copied
 

@@ -29,14 +29,12 @@ from tests.unit.changes.merge.test_by_driver import (
 )
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.merge import by_file as module
-from waldelta.changes.merge.by_file import differing, merge_files
-from waldelta.changes.merge.statements import CommitTag, WrittenColumns
+from waldelta.changes.merge.by_file import merge_files
+from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.stage import net_files
-from waldelta.changes.stage.net_files import NetFiles, packed, unpacked
+from waldelta.changes.stage.net_files import packed, unpacked
 from waldelta.errors import StagedLost
 from waldelta.lake import UNFENCED, local_path, write_parquet
-from waldelta.postgres import PgType
-from waldelta.types.type_map import target_type
 
 __all__ = ["job"]
 
@@ -288,40 +286,3 @@ def test_duplicate_rows_are_left_to_spark(job):
     deleted = [("D", 4, None, None, None)]
     assert merged(job, deleted, shape=EventShape(3, ())) is None
     assert table(job).version() == 0
-
-
-# Each complete change, and whether it would change the target.
-COMPLETE = {
-    "equal": (("upsert", 1, "a", "A"), False),
-    "another value": (("upsert", 9, "i", "J"), True),
-    "null": (("upsert", 10, "j", None), True),
-    "missing": (("upsert", 11, "k", "K"), True),
-    "gone": (("purge", 19, None, None), True),
-    "never there": (("purge", 21, None, None), False),
-    "twice": (("upsert", 20, "t", "T"), True),
-}
-
-
-def test_only_changes_that_would_change_a_row_differ(job):
-    """Of a key with several rows, each must equal it."""
-    write_files(
-        job,
-        [(1, "a", "A"), (9, "i", "I")],
-        [(10, "j", "J"), (19, "s", "S")],
-        [(20, "t", "T"), (20, "t", "t")],
-    )
-    schema = net_of([], None).schema
-    changes = [
-        {"action": action, "b0": key, "c0": None if action == "purge" else key, "c1": a, "c2": b}
-        for (action, key, a, b), _ in COMPLETE.values()
-    ]
-    net = NetFiles.of(staged(job, pa.Table.from_pylist(changes, schema)), job.lake)
-    kinds = [target_type(PgType(20, -1, "bigint")), *[target_type(PgType(25, -1, "text"))] * 2]
-    names = plan().decode.names
-    types = dict(zip(names, kinds, strict=True))
-    written = WrittenColumns(names, EventShape(3, (0,)), True)
-    runner, target = SimpleNamespace(run=one_by_one), job.lake.target("s.t").open()
-    found = differing(runner, target, written, net, types)
-    assert dict(zip(COMPLETE, found.tolist(), strict=True)) == {
-        name: expected for name, (_, expected) in COMPLETE.items()
-    }

@@ -1,95 +1,354 @@
-"""Differences: the net changes that bring a target from the rows that it has to those expected.
+"""Mend: finds what differs between the rows that a target should have and those it has, and merges
+only that, so that mending a correct target changes nothing.
 
-The expected rows are those of a snapshot of the source. Only rows that differ become changes, so
-that repairing a correct target changes nothing.
+The expected rows are staged as net changes: upserts, and purges of keys that no row should have.
+Tasks compare shares of the target's files with the staged rows of the same keys. When all rows of a
+large target are expected, both sides are first divided by their keys into buckets, which are
+compared one after the other, so that a task's memory doesn't grow with the target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
 
-from pyspark.sql import DataFrame, Window
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode.collapse import (
-    ACTION_DELETE,
-    ACTION_INSERT,
-    ACTION_PURGE,
-    ACTION_UPDATE,
-    EventShape,
+from waldelta.arrow import Bools, Ints, one_array
+from waldelta.changes.decode.collapse import ACTION_UPSERT, EventShape
+from waldelta.changes.decode.row_keys import first_of_each, key_codes
+from waldelta.changes.merge.by_file import HeldFile, held_files, merge_written
+from waldelta.changes.merge.compare import Comparison, HeldRows
+from waldelta.changes.merge.statements import (
+    CommitTag,
+    WrittenColumns,
+    merge_rows,
+    staged_names,
+    staged_shape,
 )
-from waldelta.changes.merge.statements import raw_entries
+from waldelta.changes.stage.net_files import NetFiles, batches, parts_at_once
+from waldelta.changes.stage.stage import buckets_of
+from waldelta.errors import NeedsSync, StagedLost, WaldeltaError, without_values
+from waldelta.lake import DeltaTarget, Fence, Lake, remove_folder, write_parquet
 from waldelta.metadata_columns import RAW
+from waldelta.pipeline import Job
+from waldelta.quantities import counted
+from waldelta.snapshot import TableCopy
+from waldelta.spark import Runner
+from waldelta.spark.runner import shares
 from waldelta.spark_sql import quote
 from waldelta.types import TargetType
 
-# Action of a key that the target has more than once, which a MERGE can't correct row by row.
-TWICE = "twice"
+log = logging.getLogger(__name__)
+
+# A task has the keys of a bucket's rows in memory, and the rows that match its share of the target.
+BUCKET_ROWS, BUCKET_BYTES = 2_500_000, 512 << 20
+# The keys of the differences are in the driver's memory. With more, a copy is cheaper.
+MOST_DIFFERING = 10_000_000
+STAGED_ROWS = pa.schema([("rows", pa.int64())])
+# Rows that are read once aren't worth more.
+_STAGED: Any = {
+    "compression": "lz4",
+    "use_dictionary": ["why", "action"],
+    "write_statistics": False,
+}
+_DOUBLED = "its target has rows with the same key"
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedRows:
-    """The rows that a target should have, one for each key, in the columns of net changes.
+    """The rows of a copy's table that a target should have, one for each key, staged in ``folder``.
 
-    A row with action ``purge`` is a key that no row should have. ``has_raw``: raw values are
-    compared, too. ``is_whole``: the target should have no other rows; else rows of other keys
-    aren't read.
+    ``buckets``: so many folders have them by key. ``is_whole``: the target should have no rows of
+    other keys.
     """
 
-    rows: DataFrame
-    columns: Sequence[tuple[str, TargetType]]
-    shape: EventShape
-    has_raw: bool
-    is_whole: bool = True
+    lake: Lake
+    folder: str
+    copy: TableCopy
+    key: Sequence[str]
+    buckets: int = 1
+    is_whole: bool = False
 
+    @property
+    def shape(self) -> EventShape:
+        """Returns the positions of the key among the copy's columns."""
+        return staged_shape(self.copy, self.key)
 
-def differences(expected: ExpectedRows, target: DataFrame) -> DataFrame:
-    """Return the net changes from the target's rows to the expected ones.
+    @property
+    def key_types(self) -> list[TargetType]:
+        """Returns the types of the key's columns."""
+        types = dict(self.copy.columns)
+        return [types[name] for name in self.key]
 
-    They have the columns of the expected rows, and one of the actions ``delete``, ``update``,
-    ``insert`` and TWICE.
-    """
-    shape = expected.shape
-    held = target.select(
-        *(F.col(quote(name)).alias(f"t{i}") for i, (name, _) in enumerate(expected.columns)),
-        *([RAW] if expected.has_raw else []),
-        F.lit(True).alias("held"),
-    )
-    keys = {base: f"t{i}" for base, i in zip(shape.bases, shape.key, strict=True)}
-    # Only a join with all rows is worth a sort of all rows.
-    copies, join = F.count("*").over(Window.partitionBy(*(f"s.{base}" for base in keys))), "left"
-    if expected.is_whole:
-        held = held.withColumn("copies", F.count("*").over(Window.partitionBy(*keys.values())))
-        copies, join = F.col("t.copies"), "full_outer"
-    joined = (
-        expected.rows.withColumn("given", F.lit(True))
-        .alias("s")
-        .join(
-            held.alias("t"),
-            [F.col(f"s.{base}") == F.col(f"t.{at}") for base, at in keys.items()],
-            join,
+    @property
+    def written(self) -> WrittenColumns:
+        """Returns the target's columns that its rows are written to."""
+        names = [name for name, _ in self.copy.columns]
+        return WrittenColumns(names, self.shape, self.copy.lsn is not None)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Returns the columns of the staged rows: the reason, the action, the key, the values."""
+        fields = zip(self.copy.schema, staged_names(self.copy), strict=True)
+        keys = zip(self.shape.bases, self.key_types, strict=True)
+        return pa.schema(
+            [
+                ("why", pa.string()),
+                ("action", pa.string()),
+                *((base, kind.arrow) for base, kind in keys),
+                *(field.with_name(name) for field, name in fields),
+            ]
         )
-    )
-    is_held = F.col("t.held").isNotNull()
-    action = (
-        F.when(copies > 1, TWICE)
-        .when(F.col("s.given").isNull(), ACTION_DELETE)
-        .when(F.col("s.action") == ACTION_PURGE, F.when(is_held, ACTION_DELETE))
-        .when(~is_held, ACTION_INSERT)
-        .when(F.expr(" or ".join(_differing(expected))), ACTION_UPDATE)
-    )
-    bases = [F.coalesce(f"s.{base}", f"t.{at}").alias(base) for base, at in keys.items()]
-    rest = [f"s.{name}" for name in expected.rows.columns if name not in {"action", *keys}]
-    return joined.select(action.alias("action"), *bases, *rest).where("action is not null")
+
+    @property
+    def no_keys(self) -> pa.Table:
+        """Returns reasons, actions and keys of no rows."""
+        return self.schema.empty_table().select(["why", "action", *self.shape.bases])
+
+    def write(
+        self, number: int, parts: Iterable[pa.RecordBatch], why: str | None = None
+    ) -> pa.Table:
+        """Stage a share's rows, as a task; returns their number (STAGED_ROWS)."""
+        names, shape, schema = staged_names(self.copy), self.shape, self.schema
+
+        def staged() -> Iterator[pa.Table]:
+            for part in parts_at_once(parts):
+                rows = part.rename_columns(names)
+                same = [pa.array([text] * len(part), pa.string()) for text in (why, ACTION_UPSERT)]
+                key = [rows[f"c{i}"] for i in shape.key]
+                yield pa.table([*same, *key, *rows.columns], schema=schema)
+
+        return self._divided("expected", schema, number + 1, staged(), shape.bases)
+
+    def divide(
+        self, held: HeldRows, key: Sequence[str], share: Sequence[HeldFile], number: int
+    ) -> pa.Table:
+        """Stage a share of the target's rows in the buckets of their keys, as a task.
+
+        ``key`` are the columns' names in its files.
+        """
+        parts = (part for file in share for part in parts_at_once(batches(held.open(file))))
+        return self._divided("held", held.schema, number + 1, parts, key)
+
+    def _divided(
+        self,
+        name: str,
+        schema: pa.Schema,
+        part: int,
+        rows: Iterable[pa.Table],
+        key: Sequence[str],
+    ) -> pa.Table:
+        files, count = self.lake.files(self.folder), 0
+        with ExitStack() as sinks:
+            writers = []
+            for bucket in range(self.buckets):
+                files.create_dir(f"{name}-{bucket}")
+                path = f"{name}-{bucket}/part-{part}.parquet"
+                writer = pq.ParquetWriter(path, schema, filesystem=files, **_STAGED)
+                writers.append(sinks.enter_context(writer))
+            for table in rows:
+                count += len(table)
+                of_row = self._buckets_of([table[column] for column in key])
+                for bucket in np.unique(of_row):
+                    chosen = (
+                        table if self.buckets == 1 else table.filter(pa.array(of_row == bucket))
+                    )
+                    writers[bucket].write_table(chosen)
+        return pa.table([[count]], schema=STAGED_ROWS)
+
+    def _buckets_of(self, key: Sequence[pa.ChunkedArray]) -> Ints:
+        if self.buckets == 1:
+            return np.zeros(min(1, len(key[0])), np.int64)
+        columns = []
+        for kind, column in zip(self.key_types, key, strict=True):
+            values = kind.equal_values(one_array(column.cast(kind.arrow)))
+            is_binary = pa.types.is_binary(values.type)
+            columns.append(pa.chunked_array([values if is_binary else values.cast(pa.string())]))
+        return buckets_of(columns, self.buckets)
+
+    def bucket(self, name: str, number: int) -> str:
+        """Returns the folder of a bucket: of the ``expected`` rows, or of those ``held``."""
+        return f"{self.folder}/{name}-{number}"
 
 
-def _differing(expected: ExpectedRows) -> list[str]:
-    """Return a condition per column that is true where two rows of one key differ."""
-    pairs = [
-        (kind.exact_sql(f"t.t{i}"), kind.exact_sql(kind.stored_sql(f"s.c{i}")))
-        for i, (_, kind) in enumerate(expected.columns)
+@dataclass(frozen=True, slots=True)
+class NetRows:
+    """Staged net changes: their files, and the reason, action and key (``b<k>``) of each."""
+
+    files: NetFiles
+    keys: pa.Table
+
+    @classmethod
+    def of(cls, folder: str, lake: Lake, bases: Sequence[str]) -> NetRows:
+        """Returns the net changes that are staged in a folder."""
+        files = NetFiles.of(folder, lake)
+        return cls(files, files.read(["why", "action", *bases]))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Returns how many there are by reason and by action."""
+        found: Counter[str] = Counter()
+        for name in ("why", "action"):
+            for of in pc.value_counts(self.keys[name].drop_null()).to_pylist():
+                found[of["values"]] += of["counts"]
+        return dict(found)
+
+    @property
+    def bases(self) -> list[pa.ChunkedArray]:
+        """Returns the columns of their keys."""
+        return [self.keys[name] for name in self.keys.column_names if name.startswith("b")]
+
+    def kept(self, chosen: Bools, folder: str) -> NetRows:
+        """Returns the chosen ones, which are written into ``folder`` unless all are chosen."""
+        if chosen.all():
+            return self
+        if not chosen.any():
+            return NetRows(NetFiles(folder, self.files.lake, [], []), self.keys.slice(0, 0))
+        write_rows(self.files, chosen, folder)
+        bases = [name for name in self.keys.column_names if name.startswith("b")]
+        return NetRows.of(folder, self.files.lake, bases)
+
+
+def write_rows(
+    net: NetFiles, chosen: Bools, folder: str, further: pa.Table | None = None, first: int = 0
+) -> int:
+    """Write the chosen net changes into another folder, with further columns if given.
+
+    The first file has the number ``first``; returns the number after the last one.
+    """
+    places, number, done = np.flatnonzero(chosen), first, 0
+    for of_file, here in enumerate(np.split(chosen, np.cumsum(net.rows)[:-1])):
+        for part in net.parts_of(of_file, here) if here.any() else ():
+            columns = dict(zip(part.column_names, part.columns, strict=True))
+            if further is not None:
+                own = further.take(pa.array(places[done : done + len(part)]))
+                columns |= dict(zip(own.column_names, own.columns, strict=True))
+            write_parquet(folder, pa.table(columns), number)
+            number, done = number + 1, done + len(part)
+    return number
+
+
+def differences(
+    runner: Runner,
+    expected: ExpectedRows,
+    count: int,
+    target: DeltaTarget,
+    live: DataFrame | None = None,
+) -> NetRows:
+    """Stage the net changes from the target's rows to the expected ones: insert, update, delete.
+
+    ``count`` rows were staged. ``live`` are the rows to compare of a target that keeps more. Raises
+    NeedsSync for a target with a key twice, or with too many differences, and StagedLost.
+    """
+    own = HeldRows.of(target.open(), expected.written) if live is None else None
+    names = expected.written.names
+    if own is not None:
+        try:
+            return _differing(runner, expected, count, own, names)
+        except WaldeltaError:
+            raise
+        except Exception as err:
+            log.warning("%s is read by Spark: %s", target.uri, without_values(err))
+    exported = _export(runner, expected, target.frame(runner.spark()) if live is None else live)
+    return _differing(runner, expected, count, exported, [f"c{i}" for i in range(len(names))])
+
+
+def _differing(
+    runner: Runner, expected: ExpectedRows, count: int, held: HeldRows, names: Sequence[str]
+) -> NetRows:
+    """Compare with the target's rows, whose columns have these ``names`` in their files."""
+    folder, bases = f"{expected.folder}/differing", expected.shape.bases
+    written = replace(expected.written, names=names)
+    kinds = dict(zip(names, (kind for _, kind in expected.copy.columns), strict=True))
+    remove_folder(folder)  # An attempt that failed may have written it.
+    first, read, differing = 1, 0, 0
+    for number, of_bucket in enumerate(_divided(runner, expected, held, written.key_names)):
+        net = NetFiles.of(expected.bucket("expected", number), expected.lake)
+        extra = folder if expected.is_whole else None
+        found = Comparison(net, of_bucket, written, kinds, extra).run(runner)
+        if found.is_doubled:
+            raise NeedsSync(_DOUBLED)
+        chosen = np.asarray(found.actions.is_valid())
+        if not expected.is_whole:  # A key may have two printed forms, and was then read twice.
+            once, keys = np.zeros(len(chosen), np.bool_), net.read(bases).columns
+            once[first_of_each(*key_codes(expected.key_types, keys))] = True
+            chosen &= once
+        first = write_rows(net, chosen, folder, pa.table({"action": found.actions}), first)
+        read, differing = read + len(chosen), differing + int(chosen.sum()) + found.extra
+        if differing > MOST_DIFFERING:
+            raise NeedsSync(f"at least {differing:,} of its rows differ")
+    if read != count:
+        raise StagedLost(
+            f"staged rows are gone: {expected.folder} has {counted(read, 'row')} of {count:,}: run"
+            " again"
+        )
+    if not differing:
+        return NetRows(NetFiles(folder, expected.lake, [], []), expected.no_keys)
+    rows = NetRows.of(folder, expected.lake, bases)
+    if len(first_of_each(*key_codes(expected.key_types, rows.bases))) < len(rows.keys):
+        raise NeedsSync(_DOUBLED)
+    return rows
+
+
+def _divided(
+    runner: Runner, expected: ExpectedRows, held: HeldRows, key: Sequence[str]
+) -> list[HeldRows]:
+    """Returns the target's rows by bucket."""
+    parts = shares(held_files(held.files))
+    if expected.buckets == 1 or not parts:
+        return [held] * expected.buckets
+
+    def divide(number: int) -> pa.Table:
+        return expected.divide(held, key, parts[number], number)
+
+    runner.run(len(parts), STAGED_ROWS, divide)
+    folders = (expected.bucket("held", number) for number in range(expected.buckets))
+    return [HeldRows.staged(folder, expected.lake) for folder in folders]
+
+
+def _export(runner: Runner, expected: ExpectedRows, frame: DataFrame) -> HeldRows:
+    """Have Spark write the rows to compare as files that Arrow reads, with columns ``c<i>``."""
+    folder, shape = f"{expected.folder}/exported", expected.shape
+    columns = [
+        F.expr(kind.exact_sql(quote(name)) if kind.stored_sql(name) != name else quote(name))
+        for name, kind in expected.copy.columns
     ]
-    if expected.has_raw:
-        pairs.append((raw_entries(f"t.{RAW}"), raw_entries("s.raw")))
-    return [f"not ({now} <=> {then})" for now, then in pairs]
+    names = [f"c{i}" for i in range(len(columns))]
+    raw = [F.col(RAW)] if expected.written.metadata else []
+    rows = frame.select(*(c.alias(n) for c, n in zip(columns, names, strict=True)), *raw)
+    if not expected.is_whole:
+        wanted = runner.spark().read.parquet(expected.bucket("expected", 0)).select(*shape.bases)
+        on = [F.col(f"c{i}") == F.col(base) for base, i in zip(shape.bases, shape.key, strict=True)]
+        rows = rows.join(wanted, on, "left_semi")
+    rows.write.mode("overwrite").parquet(folder)
+    return HeldRows.staged(folder, expected.lake)
+
+
+def merge_differences(  # noqa: PLR0913 - a target, what is written to it, and how it is committed
+    runner: Runner,
+    job: Job,
+    name: str,
+    expected: ExpectedRows,
+    folder: str,
+    *,
+    tag: CommitTag,
+    fence: Fence,
+) -> CommitTag:
+    """Commit the net changes that are staged in ``folder`` under ``tag``, in one commit."""
+    done = merge_written(runner, job, name, expected.written, folder, tag=tag, fence=fence)
+    if done is not None:
+        return done
+    # A run that committed concurrently may have copied the target again.
+    fence.verify()
+    target = job.lake.target(name)
+    return merge_rows(runner, target, expected.copy, expected.key, folder, tag)

@@ -49,6 +49,7 @@ from waldelta.postgres.publication_membership import EVERY_CHANGE
 from waldelta.snapshot import SnapshotHolder, TableCopy, plan_chunks, plan_copy, whole_table
 from waldelta.snapshot.read_selected import key_columns
 from waldelta.spark import Runner
+from waldelta.stages.repair.mend.touched_keys import changed_keys
 from waldelta.stages.repair.reconcile._checksum import Fingerprint, Hashes, Sums, drawn, hash_keys
 from waldelta.stages.repair.reconcile._row_differences import (
     DIFFERENCE_KINDS,
@@ -59,7 +60,6 @@ from waldelta.stages.repair.reconcile._row_differences import (
 from waldelta.stages.repair.reconcile._row_differences import DIFFERENT_VALUES as DIFFERS
 from waldelta.stages.repair.reconcile._source_side import BYTES_PER_CHUNK, SourceSide
 from waldelta.stages.repair.reconcile._target_side import TargetSide, is_among, read_small
-from waldelta.stages.repair.reconcile.touched_keys import changed_keys
 from waldelta.target_modes import Feature
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Evolution, NewColumn
 from waldelta.postgres import read_types
 from waldelta.spark import Runner
-from waldelta.stages.repair.reconcile.touched_keys import read_touched
+from waldelta.stages.repair.mend.touched_keys import read_touched
 from waldelta.stages.repair.replay.interval import place_columns_by_history, place_columns_by_name
 
 # A snapshot that sees no transaction: the range's changes count, also those that a later copy has.

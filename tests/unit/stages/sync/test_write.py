@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from waldelta.lake.ledger import TableState
-from waldelta.stages.sync._snapshot_diff import Former, RowDiff, obstacle
+from waldelta.stages.sync._write import Former, RowDiff, obstacle
 
 COPIED = Former(
     TableState(

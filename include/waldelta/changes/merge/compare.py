@@ -1,0 +1,215 @@
+"""Compares rows that a target should have, staged as net changes, with those of its files, in
+shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import compress
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from waldelta.arrow import Bools, Ints, one_array
+from waldelta.changes.decode.collapse import (
+    ACTION_DELETE,
+    ACTION_INSERT,
+    ACTION_UPDATE,
+    ACTION_UPSERT,
+)
+from waldelta.changes.merge._arrow import are_equal, match
+from waldelta.changes.merge.by_driver import has_columns
+from waldelta.changes.merge.by_file import MOST_NET_BYTES, HeldFile, held_files, may_hold
+from waldelta.changes.merge.statements import WrittenColumns
+from waldelta.changes.stage.net_files import (
+    NetFiles,
+    at_places,
+    batches,
+    packed,
+    parts_at_once,
+    unpacked,
+)
+from waldelta.lake import Lake, TargetVersion, parquet_format
+from waldelta.spark import Runner
+from waldelta.spark.runner import shares
+from waldelta.types import TargetType
+
+_COMPARED = pa.schema(
+    [
+        ("matched", pa.binary()),
+        ("unlike", pa.binary()),
+        ("extra", pa.int64()),
+        ("is_doubled", pa.bool_()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRows:
+    """A target's rows in files of a folder that Arrow reads, listed as ``TargetVersion.files``."""
+
+    lake: Lake
+    uri: str
+    schema: pa.Schema
+    files: pa.Table
+
+    @classmethod
+    def of(cls, table: TargetVersion, written: WrittenColumns) -> HeldRows | None:
+        """Return those of the target's own files; None when only Spark can read them."""
+        files = table.files
+        # A path with a folder is of a partitioned table, or of a clone.
+        odd = any("/" in path or "%" in path for path in files["path"].to_pylist())
+        if odd or not has_columns(table, written):
+            return None
+        return cls(table.place.lake, table.place.uri, table.schema, files)
+
+    @classmethod
+    def staged(cls, folder: str, lake: Lake) -> HeldRows:
+        """Return those that are staged in a folder."""
+        staged = NetFiles.of(folder, lake)
+        columns = {
+            "path": pa.array(staged.paths, pa.string()),
+            "size_bytes": pa.array([0] * len(staged.paths), pa.int64()),
+            "num_records": pa.array(staged.rows, pa.int64()),
+        }
+        return cls(lake, folder, staged.schema, pa.table(columns))
+
+    def open(self, file: HeldFile) -> ds.Dataset:
+        """Return one file."""
+        files, layout = self.lake.unchanging_files(self.uri), parquet_format(self.uri)
+        fragment = layout.make_fragment(file.path, files)
+        return ds.FileSystemDataset([fragment], self.schema, layout, files)
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """What differs: an action for each staged row, null where the target has it.
+
+    ``is_doubled``: the target has a key of the staged upserts more than once. ``extra`` counts its
+    rows of other keys, where those were to be found.
+    """
+
+    actions: pa.Array[pa.StringScalar]
+    extra: int
+    is_doubled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Compares complete staged rows, all upserts or purges, with the target's rows of their keys.
+
+    ``kinds`` are the types of the written columns, by name. With a folder ``extra``, the deletes of
+    all other rows are staged there, in files named after the staged rows' folder.
+    """
+
+    net: NetFiles
+    held: HeldRows
+    written: WrittenColumns
+    kinds: Mapping[str, TargetType]
+    extra: str | None = None
+
+    def run(self, runner: Runner) -> Differences:
+        """Compare both sides in shares of the target's files."""
+        keys = self._keys()
+        files, count = held_files(self.held.files), len(keys)
+        if self.extra is None:
+            bases = [keys[base] for base in self.written.bases]
+            files = list(compress(files, may_hold(self.held.files, self.written.key_names, bases)))
+        # A task reads at least half as many rows as are staged, because it reads all their keys.
+        parts = shares(files, count // 2)
+        matched, unlike = np.zeros(count, np.int64), np.zeros(count, np.bool_)
+        extra, is_doubled = 0, False
+        for row in runner.run(len(parts), _COMPARED, lambda number: self._share(parts, number)):
+            matched[unpacked(row["matched"], count)] += 1
+            unlike[unpacked(row["unlike"], count)] = True
+            extra, is_doubled = extra + row["extra"], is_doubled or row["is_doubled"]
+        upserts = self._upserts(count)
+        present = np.where(matched > 0, ACTION_UPDATE, ACTION_INSERT)
+        differ = unlike | (upserts & (matched == 0))
+        return Differences(
+            pa.array(np.where(upserts, present, ACTION_DELETE), pa.string(), mask=~differ),
+            extra,
+            is_doubled or bool((matched[upserts] > 1).any()),
+        )
+
+    def _keys(self) -> pa.Table:
+        return self.net.read(self.written.bases)
+
+    def _upserts(self, count: int) -> Bools:
+        if self.extra is not None:  # A purge is only for a target whose other keys aren't read.
+            return np.ones(count, np.bool_)
+        return np.asarray(pc.equal(self.net.read(["action"])["action"], ACTION_UPSERT))
+
+    def _share(self, shares_of_files: Sequence[Sequence[HeldFile]], number: int) -> pa.Table:
+        """Compare the rows of a share of the files, as a task."""
+        share, staged = shares_of_files[number], self._keys()
+        columns = self.written.key_names
+        keys = pa.concat_tables([self.held.open(file).to_table(columns=columns) for file in share])
+        kinds = [self.kinds[name] for name in columns]
+        of_row = match(_hashable(keys, kinds), _hashable(staged, kinds), self.written)
+        extra = 0 if self.extra is None else self._stage_extra(keys, of_row < 0, number)
+        hits = np.bincount(of_row[of_row >= 0], minlength=len(staged))
+        upserts = self._upserts(len(staged))
+        matched, unlike = hits > 0, self._unlike(share, of_row, hits > 0)
+        row = [packed(matched)], [packed(unlike)], [extra], [bool((hits[upserts] > 1).any())]
+        return pa.table(list(row), schema=_COMPARED)
+
+    def _unlike(self, share: Sequence[HeldFile], of_row: Ints, matched: Bools) -> Bools:
+        """Return which of the matched staged rows differ from a row of these files.
+
+        Rows that are too large to compare in memory count as different.
+        """
+        if (changes := self.net.take(matched, MOST_NET_BYTES)) is None:
+            return matched
+        unlike, wanted, begin = np.zeros(len(matched), np.bool_), np.flatnonzero(matched), 0
+        for file in share:
+            for part in parts_at_once(batches(self.held.open(file))):
+                of_part = of_row[begin : begin + len(part)]
+                begin += len(part)
+                places = np.flatnonzero(of_part >= 0)
+                of_part = of_part[places]
+                rows = at_places(part, places)
+                sent = _taken(changes, np.searchsorted(wanted, of_part))
+                unlike[of_part[~are_equal(rows, sent, self.written, self.kinds)]] = True
+        return unlike
+
+    def _stage_extra(self, keys: pa.Table, chosen: Bools, number: int) -> int:
+        """Stage the deletes of the rows that were chosen; returns how many there are."""
+        gone, schema = keys.filter(pa.array(chosen)), self.net.schema
+        if not len(gone):
+            return 0
+        columns = {
+            base: gone[name]
+            for base, name in zip(self.written.bases, self.written.key_names, strict=True)
+        }
+        columns["action"] = pa.array([ACTION_DELETE] * len(gone), pa.string())
+        arrays = [columns.get(field.name, pa.nulls(len(gone), field.type)) for field in schema]
+        (parent, _, name), of = (
+            (self.extra or "").rpartition("/"),
+            self.net.folder.rpartition("/")[2],
+        )
+        files = self.net.lake.files(parent)
+        files.create_dir(name)
+        rows = pa.table(arrays, names=schema.names).cast(schema)
+        pq.write_table(rows, f"{name}/extra-{of}-{number}.parquet", filesystem=files)
+        return len(gone)
+
+
+def _taken(rows: pa.Table, places: Ints) -> pa.Table:
+    """Return the rows at these positions; those in a row aren't copied."""
+    if len(places) and (np.diff(places) == 1).all():
+        return rows.slice(int(places[0]), len(places))
+    return rows.take(pa.array(places))
+
+
+def _hashable(keys: pa.Table, kinds: Sequence[TargetType]) -> pa.Table:
+    """Return the columns of a key as values that Arrow can match; it can't match lists."""
+    columns = [
+        kind.equal_values(one_array(column.cast(kind.arrow)))
+        for column, kind in zip(keys.columns, kinds, strict=True)
+    ]
+    return pa.table(columns, names=keys.column_names)
