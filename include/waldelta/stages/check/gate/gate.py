@@ -16,15 +16,14 @@ waiting for their table: all of it passes, or nothing is changed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pyspark.errors import ParseException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import QUARANTINED_ROWS
@@ -40,14 +39,20 @@ from waldelta.config.expectation_files import (
 )
 from waldelta.errors import ConfigError, QualityFailed, WaldeltaError
 from waldelta.lake.ledger import TableState
-from waldelta.metadata_columns import COMMIT_TS, LSN, METADATA_TYPES, RAW
+from waldelta.lake.ledger.quarantine import FAILS
+from waldelta.metadata_columns import METADATA_TYPES
 from waldelta.pipeline import Job, named_error
 from waldelta.quantities import counted
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
-from waldelta.stages.check.gate._in_process import FewRows, rows_after, written_rows
-from waldelta.stages.check.gate.examples import JudgedColumns, failing_examples
-from waldelta.stages.check.gate.release import lands_later, released_upto
+from waldelta.stages.check.gate._gate_rows import (
+    NET,
+    ArrowRows,
+    JudgedColumns,
+    SparkRows,
+    take_examples,
+)
+from waldelta.stages.check.gate.release import released_upto
 from waldelta.stages.check.gate.set_aside import JudgedChanges, set_aside
 from waldelta.stages.check.gate.table_gate import (
     MOST_SET_ASIDE,
@@ -55,7 +60,6 @@ from waldelta.stages.check.gate.table_gate import (
     TableGate,
     Verdict,
     listed,
-    reason_of,
     record,
     stopped,
 )
@@ -65,15 +69,11 @@ from waldelta.stages.check.great_expectations.own_expectations import (
     why_unevaluable,
 )
 from waldelta.stages.check.suite.expectation import PlannedExpectation
-from waldelta.stages.check.suite.kind import RowCondition
 from waldelta.stages.check.suite.kinds import kind_of, with_raw
-from waldelta.stages.check.suite.row_kinds import count_rows
 from waldelta.stages.check.suite.sql_conditions import columns_of
 from waldelta.target_modes import Feature
 
 log = logging.getLogger(__name__)
-
-_NET = "_wd_net"
 
 
 def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
@@ -116,68 +116,42 @@ def judge(
             f"{gate.table}: its changes wait, since it has expectations with a gate, which only a"
             " target of mode mirror supports: set gate: warn"
         )
-    columns = _columns_of(plan)
-    if (found := _judge_in_process(runner, job, plan, gate, columns, staged)) is not None:
-        return found
-    _ = runner.spark(
-        "a gate that only Spark evaluates"
-    ).version  # Conditions can be made only once the session has started.
-    verdicts = _verdicts(job, gate, columns)
+    verdicts, read = _prepare(runner, job, plan, gate, staged)
     if not any(staged.counts.get(action) for action in WRITTEN):
         return JudgedChanges(staged)
-    frame = _batch_frame(runner, job, plan, staged)
     asides = [v for v in verdicts if v.gated.item.gate == "quarantine"]
     stops = [v for v in verdicts if v.gated.item.gate == "stop"]
     try:
-        judged = _set_aside(runner, plan, _ByRow(gate, columns, asides), staged, frame)
-        if stops:
-            if judged.staged is not staged:
-                frame = _batch_frame(runner, job, plan, judged.staged)
-            rest = frame.where(lands_later(F.col(f"{_NET}.lsn"), gate.released))
-            if failed := _stopped(columns, gate, rest, stops):
-                raise stopped(gate, failed)
-    finally:
-        record(job, gate, verdicts)
-    return judged
-
-
-def _judge_in_process(
-    runner: Runner,
-    job: Job,
-    plan: TargetPlan,
-    gate: TableGate,
-    columns: JudgedColumns,
-    staged: Staged,
-) -> JudgedChanges | None:
-    """Returns what judge() returns; None where only Spark can judge the changes, or refuse the
-    gate.
-    """
-    has_metadata = job.pipeline.target.metadata_columns
-    of_target = _target_columns(columns, has_metadata=has_metadata)
-    refused = (why_refused(g.item, of_target, is_built=False) for g in gate.expectations)
-    if staged.net is None or job.lake.on_spark or any(refused):
-        return None
-    verdicts = [Verdict(gated, None) for gated in gate.expectations]
-    rows = written_rows(staged.net)
-    if not FewRows(gate, columns, verdicts, has_metadata).are_certain(rows):
-        return None
-    if not len(rows):
-        return JudgedChanges(staged)
-    asides = [v for v in verdicts if v.gated.item.gate == "quarantine"]
-    stops = [v for v in verdicts if v.gated.item.gate == "stop"]
-    try:
-        by_row = FewRows(gate, columns, asides, has_metadata)
-        judged = _set_aside(runner, plan, by_row, staged, rows)
-        net = judged.staged.net
-        rest = rows_after(rows if net is None else written_rows(net), gate.released)
-        by_row = FewRows(gate, columns, stops, has_metadata)
-        by_row.count(rest)
-        by_row.take_examples(rest)
-        if failed := [verdict for verdict in stops if not verdict.success]:
+        judged = _set_aside(runner, plan, gate, read(staged), asides, staged)
+        rest = read(judged.staged).landed_after(gate.released) if stops else None
+        if rest is not None and (failed := _stopped(gate, rest, stops)):
             raise stopped(gate, failed)
     finally:
         record(job, gate, verdicts)
     return judged
+
+
+def _prepare(
+    runner: Runner, job: Job, plan: TargetPlan, gate: TableGate, staged: Staged
+) -> tuple[list[Verdict], Callable[[Staged], ArrowRows | SparkRows]]:
+    """Returns verdicts without a result, and how the rows that the merge would write are read.
+
+    Raises ConfigError for a refused gate.
+    """
+    columns = JudgedColumns.of(plan, has_metadata=job.pipeline.target.metadata_columns)
+    of_target, verdicts = _target_columns(columns), _verdicts(gate, columns)
+
+    def in_memory(changes: Staged) -> ArrowRows:
+        return ArrowRows.of(changes.net, columns)
+
+    refused = any(why_refused(v.gated.item, of_target, is_built=False) for v in verdicts)
+    is_small = staged.net is not None and not job.lake.on_spark and not refused
+    if is_small and in_memory(staged).are_certain(verdicts):
+        return verdicts, in_memory
+    # Conditions can be made only once the session has started.
+    _ = runner.spark("a gate that only Spark evaluates").version
+    _add_conditions(gate, verdicts, of_target)
+    return verdicts, partial(_staged_rows, runner, plan, gate, columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,34 +190,34 @@ def judge_complete_rows(
         [name for name, _ in copy.columns],
         [kind for _, kind in copy.columns],
         copy.key_columns,
+        job.pipeline.target.metadata_columns,
     )
-    verdicts = [
-        verdict
-        for verdict in _verdicts(job, gate, columns)
-        if verdict.gated.item.gate != "stop" or gate.released < landed_end
-    ]
-    frame = rows.select(F.struct(*map(F.col, rows.columns)).alias(_NET), *_values(job, columns))
-    if not verdicts or frame.isEmpty():
+    verdicts = _verdicts(gate, columns)
+    _add_conditions(gate, verdicts, _target_columns(columns))
+    verdicts = [v for v in verdicts if v.gated.item.gate != "stop" or gate.released < landed_end]
+    net = F.struct(*map(F.col, rows.columns)).alias(NET)
+    given = SparkRows(rows.select(net, *columns.values), columns, gate.table)
+    if not verdicts or given.frame.isEmpty():
         return []
-    asides = _ByRow(gate, columns, [v for v in verdicts if v.gated.item.gate == "quarantine"])
-    quarantined = F.col(f"{_NET}.t0").isNotNull()
+    asides = [v for v in verdicts if v.gated.item.gate == "quarantine"]
+    is_quarantined = F.col(f"{NET}.t0").isNotNull()
+    quarantined = replace(given, frame=given.frame.where(is_quarantined))
+    enters = replace(given, frame=given.frame.where(~(is_quarantined & given.fails_any(asides))))
     try:
-        failing = asides.count(frame.where(quarantined))
-        still = _still_failing(frame.where(quarantined), copy, asides, opened) if failing else []
-        kept = [verdict.unexpected or 0 for verdict in asides.verdicts]
-        _check_enters(gate, columns, frame.where(~(quarantined & asides.any_fails)), verdicts)
-        for verdict, count in zip(asides.verdicts, kept, strict=True):
+        failing = quarantined.count(asides)
+        still = _still_failing(quarantined, copy, asides, opened) if failing else []
+        kept = [verdict.unexpected or 0 for verdict in asides]
+        _check_enters(gate, enters, verdicts)
+        for verdict, count in zip(asides, kept, strict=True):
             verdict.unexpected, verdict.success = (verdict.unexpected or 0) + count, not count
     finally:
         record(job, gate, verdicts)
     return still
 
 
-def _check_enters(
-    gate: TableGate, columns: JudgedColumns, frame: DataFrame, verdicts: list[Verdict]
-) -> None:
+def _check_enters(gate: TableGate, rows: SparkRows, verdicts: list[Verdict]) -> None:
     """Raise QualityFailed when rows that were read again fail expectations with a gate."""
-    if failed := _stopped(columns, gate, frame, verdicts):
+    if failed := _stopped(gate, rows, verdicts):
         raise QualityFailed(
             f"{gate.table}: its rows weren't read again, since rows that would enter the target"
             f" fail expectations with a gate:\n{listed(failed)}\nFirst let a run apply the"
@@ -254,17 +228,17 @@ def _check_enters(
 
 
 def _still_failing(
-    frame: DataFrame, copy: TableCopy, asides: _ByRow, opened: Collection[tuple[str, ...]]
+    rows: SparkRows, copy: TableCopy, asides: list[Verdict], opened: Collection[tuple[str, ...]]
 ) -> list[StillFails]:
     """Returns failing rows with their reasons; the expectations' counts include only open rows."""
-    found, of_rows = asides.failing_rows(frame)
+    found, of_rows = rows.failing(asides)
     values = values_as_json(found, copy.columns, [()] * len(found))
     texts = zip(*(found[f"t{k}"].to_pylist() for k in range(len(copy.key_columns))), strict=True)
     still = [
-        StillFails(key, sent, asides.reason(of_row))
+        StillFails(key, sent, _reason(asides, of_row))
         for key, sent, of_row in zip(texts, values, of_rows, strict=True)
     ]
-    for number, verdict in enumerate(asides.verdicts):
+    for number, verdict in enumerate(asides):
         verdict.unexpected = sum(
             number in of_row and row.key in opened
             for row, of_row in zip(still, of_rows, strict=True)
@@ -272,182 +246,96 @@ def _still_failing(
     return still
 
 
-@dataclass(frozen=True)
-class _ByRow:
-    """Expectations of a gate that judge single rows, by the values that were sent."""
-
-    gate: TableGate
-    columns: JudgedColumns
-    verdicts: Sequence[Verdict]
-
-    @cached_property
-    def failing(self) -> list[Column]:
-        """Returns of each expectation whether a row fails it."""
-        return [
-            _is_sent(self.columns, condition.columns)
-            & F.coalesce(condition.unexpected, F.lit(False))
-            for condition in self._conditions
-        ]
-
-    @property
-    def any_fails(self) -> Column:
-        """Returns whether a row fails any of the expectations."""
-        return reduce(lambda one, other: one | other, self.failing, F.lit(False))
-
-    @property
-    def _conditions(self) -> list[RowCondition]:
-        return [v.condition for v in self.verdicts if v.condition is not None]
-
-    def failing_rows(self, frame: DataFrame) -> tuple[pa.Table, list[list[int]]]:
-        """Returns the net changes that fail, and for each the numbers of the expectations."""
-        marks = F.array(*(F.when(fails, F.lit(n)) for n, fails in enumerate(self.failing)))
-        rows = frame.where(self.any_fails)
-        found = rows.select(F.col(f"{_NET}.*"), F.array_compact(marks).alias("failed")).toArrow()
-        return found.drop_columns(["failed"]), found["failed"].to_pylist()
-
-    def reason(self, numbers: Sequence[int]) -> str:
-        """Returns why a row is in quarantine, by the numbers of the expectations it fails."""
-        return reason_of(self.verdicts, numbers)
-
-    def count(self, frame: DataFrame) -> int:
-        """Count the rows that fail each expectation, and return how many fail any, by one query.
-
-        Without expectations it asks nothing. Raises QualityFailed for an expectation that Spark
-        can't evaluate.
-        """
-        if not self.verdicts:
-            return 0
-        pairs = zip(self._conditions, self.failing, strict=True)
-        conditions = [replace(condition, unexpected=fails) for condition, fails in pairs]
-        together = RowCondition(self.any_fails, self.any_fails, None)
-        try:
-            *counts, failing = count_rows(frame, [*conditions, together])
-        except Exception as err:
-            if (named := named_error(err)) is not None:
-                raise named from err
-            self._find_unevaluable(frame)
-            raise QualityFailed(
-                f"{self.gate.table}: not merged, since its gate can't be"
-                f" evaluated:\n{listed([v for v in self.verdicts if v.why])}\nCorrect the"
-                " expectation: the next run uses it"
-            ) from err
-        for verdict, condition, of in zip(self.verdicts, conditions, counts, strict=True):
-            verdict.unexpected, verdict.success = of.rows, of.are_few(condition.mostly)
-        return failing.rows
-
-    def take_examples(self, frame: DataFrame) -> None:
-        """Give each expectation that isn't met some rows that fail it."""
-        for verdict, fails, condition in zip(
-            self.verdicts, self.failing, self._conditions, strict=True
-        ):
-            if not verdict.success:
-                verdict.examples = failing_examples(
-                    frame, _NET, fails, self.columns, condition.columns
-                )
-
-    def _find_unevaluable(self, frame: DataFrame) -> None:
-        for verdict, fails in zip(self.verdicts, self.failing, strict=True):
-            try:
-                frame.agg(F.count(F.when(fails, 1))).first()
-            except Exception as err:
-                verdict.why = f"can't be evaluated: {why_unevaluable(err)}"
+def _reason(verdicts: Sequence[Verdict], numbers: Sequence[int]) -> str:
+    """Returns why a row is in quarantine, by the numbers of the expectations it fails."""
+    gated = [verdicts[n].gated for n in numbers]
+    return FAILS + "; ".join(f"{one.meaning} ({one.place})" for one in gated)
 
 
-def _columns_of(plan: TargetPlan) -> JudgedColumns:
-    decode = plan.decode
-    key = [decode.names[i] for i in decode.shape.key]
-    return JudgedColumns(decode.names, decode.types, key, decode.shape.toastable)
-
-
-def _verdicts(job: Job, gate: TableGate, columns: JudgedColumns) -> list[Verdict]:
-    """Returns a verdict without a result for each expectation; raises ConfigError for a refused
-    gate.
-    """
-    kinds = zip(columns.names, columns.types, strict=True)
-    raw = [name for name, kind in kinds if job.pipeline.target.metadata_columns and kind.may_be_raw]
-    of_target = _target_columns(columns, has_metadata=job.pipeline.target.metadata_columns)
-    verdicts, problems = [], []
+def _verdicts(gate: TableGate, columns: JudgedColumns) -> list[Verdict]:
+    """Returns a verdict without a result for each expectation."""
+    verdicts = []
     for gated in gate.expectations:
-        condition, whys = _condition(gated, of_target, raw)
-        verdicts.append(Verdict(gated, condition))
-        problems += [f"{gated.place}: {why}" for why in whys]
-    if problems:
-        listed = "\n".join(f"  - {problem}" for problem in problems)
-        raise ConfigError(f"{gate.table}: its changes wait, since its gate is refused:\n{listed}")
+        item = gated.item
+        kind, kwargs = with_raw(item.type, item.kwargs, columns.raw, gated.called)
+        planned = PlannedExpectation(kind, kwargs, item.severity, "own", gated.called, gated.place)
+        verdicts.append(Verdict(gated, planned))
     return verdicts
 
 
-def _target_columns(columns: JudgedColumns, *, has_metadata: bool) -> TargetColumns:
-    types = {name: kind.spark for name, kind in zip(columns.names, columns.types, strict=True)}
-    return TargetColumns(types | (METADATA_TYPES if has_metadata else {}), bool(columns.key))
+def _add_conditions(gate: TableGate, verdicts: Sequence[Verdict], columns: TargetColumns) -> None:
+    """Give each expectation its condition on single rows by Spark, if it has one.
 
-
-def _condition(
-    gated: Gated, columns: TargetColumns, raw: Sequence[str]
-) -> tuple[RowCondition | None, list[str]]:
-    """Returns an expectation's condition on single rows, if it has one, and why it is refused."""
-    item = gated.item
-    if why_refused(item, columns, is_built=False):
-        return None, why_refused(item, columns)
-    kind, kwargs = with_raw(item.type, item.kwargs, raw, gated.called)
-    try:
-        condition = kind_of(kind).row_condition(kwargs)
-    except ParseException as err:
-        return None, [why_unevaluable(err)]
-    whys = [] if condition is not None else why_refused(item, columns)
-    if condition is None and not whys and item.gate == "quarantine":
-        whys = ["gate: quarantine can't identify the failing rows by these arguments: use stop"]
-    return condition, whys
-
-
-def _batch_frame(runner: Runner, job: Job, plan: TargetPlan, staged: Staged) -> DataFrame:
-    """Returns the rows the merge would write, with the target's columns and each change as a
-    struct.
+    Raises ConfigError for a refused gate.
     """
+    problems = [
+        f"  - {verdict.gated.place}: {why}"
+        for verdict in verdicts
+        for why in _whys_refused(verdict, columns)
+    ]
+    if problems:
+        listed = "\n".join(problems)
+        raise ConfigError(f"{gate.table}: its changes wait, since its gate is refused:\n{listed}")
+
+
+def _whys_refused(verdict: Verdict, columns: TargetColumns) -> list[str]:
+    item = verdict.gated.item
+    if why_refused(item, columns, is_built=False):
+        return why_refused(item, columns)
+    try:
+        verdict.condition = kind_of(verdict.planned.type).row_condition(verdict.planned.kwargs)
+    except ParseException as err:
+        return [why_unevaluable(err)]
+    whys = [] if verdict.condition is not None else why_refused(item, columns)
+    if verdict.condition is None and not whys and item.gate == "quarantine":
+        return ["gate: quarantine can't identify the failing rows by these arguments: use stop"]
+    return whys
+
+
+def _target_columns(columns: JudgedColumns) -> TargetColumns:
+    types = {name: kind.spark for name, kind in zip(columns.names, columns.types, strict=True)}
+    return TargetColumns(
+        types | (METADATA_TYPES if columns.has_metadata else {}), bool(columns.key)
+    )
+
+
+def _staged_rows(
+    runner: Runner, plan: TargetPlan, gate: TableGate, columns: JudgedColumns, staged: Staged
+) -> SparkRows:
+    """Returns the rows the merge would write."""
     written = ", ".join(f"'{action}'" for action in WRITTEN)
     # The SQL contains only waldelta's own actions and folder.
     rows = runner.spark().sql(f"select * from {staged.source} where action in ({written})")  # noqa: S608
-    net = F.struct(*(F.col(name) for name in plan.decode.net_schema.names)).alias(_NET)
-    return rows.select(net, *_values(job, _columns_of(plan)))
-
-
-def _values(job: Job, columns: JudgedColumns) -> list[Column]:
-    """Returns staged columns as the target stores them."""
-    values = [
-        F.expr(kind.stored_sql(f"c{i}")).alias(name)
-        for i, (name, kind) in enumerate(zip(columns.names, columns.types, strict=True))
-    ]
-    if job.pipeline.target.metadata_columns:
-        values += [
-            F.col("lsn").alias(LSN),
-            F.col("commit_ts").alias(COMMIT_TS),
-            F.col("raw").alias(RAW),
-        ]
-    return values
+    net = F.struct(*(F.col(name) for name in plan.decode.net_schema.names)).alias(NET)
+    return SparkRows(rows.select(net, *columns.values), columns, gate.table)
 
 
 def _set_aside(
-    runner: Runner, plan: TargetPlan, asides: _ByRow | FewRows, staged: Staged, frame: Any
+    runner: Runner,
+    plan: TargetPlan,
+    gate: TableGate,
+    rows: ArrowRows | SparkRows,
+    asides: Sequence[Verdict],
+    staged: Staged,
 ) -> JudgedChanges:
-    """Take out failing rows: of a frame by _ByRow, of net changes in memory by FewRows."""
-    count = asides.count(frame)
+    """Take out the rows that fail."""
+    count = rows.count(asides)
     if not count:
         return JudgedChanges(staged)
-    table = asides.gate.table
     if count > MOST_SET_ASIDE:
-        asides.take_examples(frame)
+        take_examples(rows, asides)
         raise QualityFailed(
-            f"{table}: not merged: {count:,} of its changed rows fail expectations with gate:"
+            f"{gate.table}: not merged: {count:,} of its changed rows fail expectations with gate:"
             f" quarantine, and a run quarantines at most {MOST_SET_ASIDE:,} at"
-            f" once:\n{listed(asides.verdicts)}\nIts changes wait in the change log: correct the"
+            f" once:\n{listed(asides)}\nIts changes wait in the change log: correct the"
             " expectation, which the next run uses, or make it warn until they are merged"
         )
-    found, of_rows = asides.failing_rows(frame)
-    reasons = [asides.reason(of_row) for of_row in of_rows]
+    found, of_rows = rows.failing(asides)
+    reasons = [_reason(asides, of_row) for of_row in of_rows]
     judged = set_aside(runner, plan, staged, as_net(found, plan), reasons)
     log.warning(
         "table=%s gate: quarantined %s, %d in all",
-        table,
+        gate.table,
         counted(len(judged.aside), "row"),
         judged.staged.counts.get(QUARANTINED_ROWS, 0),
     )
@@ -455,44 +343,31 @@ def _set_aside(
 
 
 def _stopped(
-    columns: JudgedColumns, gate: TableGate, frame: DataFrame, verdicts: list[Verdict]
+    gate: TableGate, rows: ArrowRows | SparkRows, verdicts: Sequence[Verdict]
 ) -> list[Verdict]:
     """Returns the expectations that the rows don't meet."""
-    by_row = _ByRow(gate, columns, [v for v in verdicts if v.condition is not None])
-    by_row.count(frame)
-    by_row.take_examples(frame)
-    if others := [verdict for verdict in verdicts if verdict.condition is None]:
-        for _number, verdict in enumerate(others):
-            used = _used_columns(columns.names, verdict.gated.item.kwargs)
-            rows = frame.where(_is_sent(columns, used)).drop(_NET)
-            _judge_as_a_whole(gate.table, rows, verdict)
+    if isinstance(rows, SparkRows):
+        by_row = [verdict for verdict in verdicts if verdict.condition is not None]
+    else:
+        by_row = list(verdicts)
+    rows.count(by_row)
+    take_examples(rows, by_row)
+    for verdict in verdicts:
+        if isinstance(rows, SparkRows) and verdict.condition is None:
+            used = _used_columns(rows.columns.names, verdict.gated.item.kwargs)
+            sent = rows.frame.where(rows.columns.is_sent(used)).drop(NET)
+            _judge_as_a_whole(gate.table, sent, verdict)
     return [verdict for verdict in verdicts if not verdict.success]
 
 
-def _is_sent(columns: JudgedColumns, names: Sequence[str] | None) -> Column:
-    """Returns whether a change sent all columns of these names (None: every column)."""
-    # Spark matches column names case-insensitively.
-    asked = None if names is None else {name.lower() for name in names}
-    flags = [
-        F.col(f"{_NET}.u{i}")
-        for i in columns.toastable
-        if asked is None or columns.names[i].lower() in asked
-    ]
-    return reduce(lambda one, other: one & ~other, flags, F.lit(True))
-
-
 def _judge_as_a_whole(table: str, rows: DataFrame, verdict: Verdict) -> None:
-    """Have Great Expectations evaluate an expectation on several rows."""
-    gated, item = verdict.gated, verdict.gated.item
-    planned = PlannedExpectation(
-        item.type, dict(item.kwargs), item.severity, "own", gated.called, gated.place
-    )
+    """Have an expectation on several rows judged, by Great Expectations unless it is ours."""
     if rows.isEmpty():
         # All rows were released or sent partly, so no aggregate can be computed.
         verdict.success, verdict.observed = True, "no rows to judge"
         return
     try:
-        (found,) = judge_rows(table, [planned], rows)
+        (found,) = judge_rows(table, [verdict.planned], rows)
     except WaldeltaError:
         raise
     except Exception as err:

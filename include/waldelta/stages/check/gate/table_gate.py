@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from waldelta.config.expectation_files import OwnExpectation
 from waldelta.errors import ConfigError, QualityFailed
 from waldelta.lake.ledger import ExpectationResult, now
-from waldelta.lake.ledger.quarantine import FAILS
 from waldelta.pipeline import Job
 from waldelta.quantities import counted
 from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP
+from waldelta.stages.check.measure.failing_rows import FailingRows
+from waldelta.stages.check.suite.expectation import PlannedExpectation
 from waldelta.stages.check.suite.kind import RowCondition
+from waldelta.stages.check.suite.kinds import kind_of
 
 # More rows than this in one range are not a few bad ones: an operator must decide before anything
 # is merged.
@@ -47,21 +49,32 @@ class TableGate:
 
 @dataclass(slots=True)
 class Verdict:
-    """The result of an expectation; ``condition`` is that on single rows by Spark, if any."""
+    """The result of an expectation, and how it is judged.
+
+    ``planned`` takes no value in ``_wd_raw`` for null. ``condition`` is that on single rows by
+    Spark, None where there is none, or where Arrow judges.
+    """
 
     gated: Gated
-    condition: RowCondition | None
+    planned: PlannedExpectation
+    condition: RowCondition | None = None
     unexpected: int | None = None
     success: bool | None = None
     why: str | None = None
     observed: str | None = None
     examples: list[str] = field(default_factory=list)
 
+    @property
+    def columns(self) -> Sequence[str] | None:
+        """Returns the columns that a condition on single rows reads; None where unknown."""
+        if self.condition is not None:
+            return self.condition.columns
+        return kind_of(self.planned.type).columns_read(self.planned)
 
-def reason_of(verdicts: Sequence[Verdict], numbers: Sequence[int]) -> str:
-    """Returns why a row is in quarantine, by the numbers of the expectations it fails."""
-    gated = [verdicts[n].gated for n in numbers]
-    return FAILS + "; ".join(f"{one.meaning} ({one.place})" for one in gated)
+    def keep(self, found: FailingRows) -> None:
+        """Keep what was counted."""
+        mostly = float(self.planned.kwargs.get("mostly", 1))
+        self.unexpected, self.success = found.rows, found.are_few(mostly)
 
 
 def stopped(gate: TableGate, failed: Sequence[Verdict]) -> QualityFailed:
