@@ -37,7 +37,7 @@ from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliatio
 from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult, describe_error
 from waldelta.pipeline.run_result import ReportedLag
-from waldelta.stages.check.reports.index import ReportEntry
+from waldelta.stages.check.reports.page import ReportEntry
 
 _MEANINGS = (
     "key (id) is unique", "key column id has no nulls", "NOT NULL column created_at has no nulls",

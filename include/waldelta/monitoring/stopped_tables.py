@@ -25,9 +25,13 @@ from waldelta.monitoring.table_list import copied_at
 from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.targets import Watermarks
 from waldelta.quantities import counted
-from waldelta.stages.check.gate.quarantined_rows import chosen_states
+from waldelta.stages.check.gate.quarantined_rows import (
+    QUARANTINE,
+    STOP,
+    chosen_states,
+    judged_by_gates,
+)
 from waldelta.stages.check.gate.release import landed_upto, valid_releases
-from waldelta.stages.check.gate.verdicts import QUARANTINE, STOP, judged_by_gates
 
 # How far back a run is searched that reached its apply stage.
 _REACH = timedelta(days=7)

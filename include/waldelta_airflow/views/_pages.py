@@ -41,12 +41,12 @@ from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points, read_
 from waldelta.monitoring.slot_status import LastSlot, last_slot
 from waldelta.monitoring.table_list import read_table_details, replicated_tables
 from waldelta.stages.check.reports.docs_store import DocsStore
-from waldelta.stages.check.reports.index import (
+from waldelta.stages.check.reports.page import (
     CheckedRun,
     ReportEntry,
     checked_runs,
+    run_table,
 )
-from waldelta.stages.check.reports.page import run_table
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow._dag_attention import of_dags
 from waldelta_airflow.views._access import PipelineRequest, Reader

@@ -21,7 +21,7 @@ from great_expectations.expectations.registry import (
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
 
-import waldelta.stages.check.great_expectations._custom  # noqa: F401 - it registers ours
+import waldelta.stages.check.great_expectations.run_suite  # noqa: F401 - it registers ours
 from tests.support.bookkeeping import add_reports
 from tests.support.browser import open_browser
 from tests.support.pipelines import pipeline_file
@@ -35,7 +35,7 @@ from waldelta.stages.check.check import check
 from waldelta.stages.check.great_expectations.run_suite import _open_context
 from waldelta.stages.check.reports._result_view import check_page
 from waldelta.stages.check.reports.data_docs import list_reconciliation
-from waldelta.stages.check.reports.index import ReportEntry
+from waldelta.stages.check.reports.page import ReportEntry
 from waldelta.stages.check.suite.expectation import QualityReport
 
 pytestmark = [pytest.mark.spark, pytest.mark.airflow]

@@ -9,6 +9,7 @@ import pytest
 from tests.support.pipelines import bare_job, job_for
 from waldelta.config.pipeline_file import Target
 from waldelta.stages.check.judge_suites import judge_names, judging
+from waldelta.stages.check.suite.kinds import KINDS
 from waldelta.stages.setup.setup import plan_setup
 from waldelta.stages.sync.sync import sync
 
@@ -70,6 +71,8 @@ NAMES = [
      "gate: quarantine needs an expectation that identifies the failing rows"),
     (f"{{type: {BETWEEN}, kwargs: {{column: id, max_value: 9, mostly: 0.5}}, gate: quarantine}}",
      "remove mostly"),
+    *((f"{{type: {kind.type}, kwargs: {{columns: [id], meaning: m}}}}", "waldelta plans it")
+      for kind in KINDS.values() if kind.is_internal),
 ]  # fmt: skip
 # What only Spark refuses, by the columns' types or on a row.
 OF_SPARK = [
@@ -89,8 +92,6 @@ OF_ROWS = [
         f"{{type: {ROWS}, kwargs: {{condition: cast(price as int) > 0, meaning: m}}, gate: stop}}",
         "CAST_INVALID_INPUT",
     ),
-    # A kind for rows that a target keeps is none of an engineer's.
-    ("{type: expect_kept_rows_to_hold, kwargs: {columns: [id], meaning: m}}", "TypeError"),
 ]
 FINE = [
     f"{{type: {BETWEEN}, kwargs: {{column: ID, min_value: '0'}}, gate: quarantine}}",

@@ -27,7 +27,7 @@ from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.monitoring.attention import concerning
 from waldelta.monitoring.overview import AirflowRuns, read_glance
 from waldelta.monitoring.reconciliation_status import read_compared
-from waldelta.stages.check.gate.verdicts import STOP
+from waldelta.stages.check.gate.quarantined_rows import STOP
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.bookkeeping import add_reports
 from waldelta.config import load_pipeline_file
-from waldelta.stages.check.reports.index import ReportEntry
+from waldelta.stages.check.reports.page import ReportEntry
 from waldelta_airflow.plugin import DeferredApp
 from waldelta_airflow.views._pages import reports_of, served_report
 

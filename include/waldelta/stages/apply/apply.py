@@ -61,8 +61,8 @@ from waldelta.stages.apply.inspect import (
 )
 from waldelta.stages.apply.outcome import Applied, isolated
 from waldelta.stages.check.gate.gate import judge
+from waldelta.stages.check.gate.quarantined_rows import record_passed
 from waldelta.stages.check.gate.table_gate import TableGate
-from waldelta.stages.check.gate.verdicts import record_passed
 from waldelta.stages.sync.skipped_copy import is_empty
 from waldelta.target_modes.column_names import clashes
 

@@ -26,9 +26,9 @@ from waldelta.pipeline import Job, RunResult, unexpected_error
 from waldelta.spark import Runner, RunnerPool
 from waldelta.stages.check.gate.release import PositionRange
 from waldelta.stages.check.great_expectations.own_expectations import why_refused
+from waldelta.stages.check.measure.profile import Before
 from waldelta.stages.check.suite.expectation import Outcome, TableVerdict, unchecked
 from waldelta.stages.check.suite.kinds import SuitePlan, depends_on, plan_suite
-from waldelta.stages.check.suite.profile_drift import Before
 from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules
 
 # These depend on more than the target's rows, and an unchanged target is judged again by them.

@@ -19,11 +19,15 @@ from waldelta.lake import Lake
 from waldelta.row_filter import EnumType
 from waldelta.stages.check.check_run import Known, has_page
 from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
-from waldelta.stages.check.evaluate import SuiteEvaluation, written_since
-from waldelta.stages.check.judge_target import _measure, _without_profile
-from waldelta.stages.check.measure.columns import listed
+from waldelta.stages.check.evaluate import (
+    SuiteEvaluation,
+    _measure,
+    _without_profile,
+    written_since,
+)
+from waldelta.stages.check.measure.profile import Before
 from waldelta.stages.check.suite.kinds import plan_suite
-from waldelta.stages.check.suite.profile_drift import Before
+from waldelta.stages.check.suite.sql_conditions import listed
 from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules, TargetRows
 from waldelta.stages.check.suite.target_kinds import AsBefore
 

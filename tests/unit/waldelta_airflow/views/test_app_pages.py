@@ -42,8 +42,8 @@ from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliatio
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.stopped_tables import Stopped, Unmet
-from waldelta.stages.check.gate.verdicts import STOP
-from waldelta.stages.check.reports.index import ReportEntry
+from waldelta.stages.check.gate.quarantined_rows import STOP
+from waldelta.stages.check.reports.page import ReportEntry
 from waldelta_airflow.views._dag_states import ActionDag, DagPaused, DagRunState, DagState, UnderWay
 from waldelta_airflow.views._installed_pipelines import Schedule, load_pipelines, pipeline_of
 

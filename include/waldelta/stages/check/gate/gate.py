@@ -45,23 +45,21 @@ from waldelta.pipeline import Job, named_error
 from waldelta.quantities import counted
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
-from waldelta.stages.check.gate._gate_rows import (
-    NET,
-    ArrowRows,
-    JudgedColumns,
-    SparkRows,
-    take_examples,
-)
 from waldelta.stages.check.gate.release import released_upto
 from waldelta.stages.check.gate.set_aside import JudgedChanges, set_aside
 from waldelta.stages.check.gate.table_gate import (
     MOST_SET_ASIDE,
+    NET,
+    ArrowRows,
     Gated,
+    JudgedColumns,
+    SparkRows,
     TableGate,
     Verdict,
     listed,
     record,
     stopped,
+    take_examples,
 )
 from waldelta.stages.check.great_expectations.own_expectations import (
     judge_rows,
@@ -222,8 +220,8 @@ def _check_enters(gate: TableGate, rows: SparkRows, verdicts: list[Verdict]) -> 
             f"{gate.table}: its rows weren't read again, since rows that would enter the target"
             f" fail expectations with a gate:\n{listed(failed)}\nFirst let a run apply the"
             " waiting changes: it quarantines rows that fail gate: quarantine. Where gate: stop"
-            " stops it, correct the expectation or the data, or release the changes: quarantine"
-            f" --release --tables {gate.table} --reason WHY"
+            " stops it, correct the expectation or the data, or release the changes: waldelta"
+            f" quarantine FILE --release --tables {gate.table} --reason WHY"
         )
 
 

@@ -39,6 +39,8 @@ def why_refused(
     ``is_built``: Great Expectations, whose import takes seconds, judges its name and arguments
     first. It also says what is wrong with the arguments of our own kinds.
     """
+    if kind_of(item.type).is_internal:
+        return [f"{item.type}: waldelta plans it by itself, with what it reads: remove it"]
     misfits = kind_of(item.type).misfits(item.kwargs)
     if (is_built or misfits) and (why := why_not_built(item.type, item.kwargs)) is not None:
         return [why]

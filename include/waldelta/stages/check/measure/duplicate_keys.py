@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from datetime import datetime
+from decimal import Decimal
 from functools import reduce
 from operator import or_
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -75,10 +78,29 @@ def duplicate_keys(keys: pa.Table) -> FailingRows:
     shared = counts > 1
     found = keys.take(np.sort(places[shared]))
     texts = [
-        ", ".join("null" if value is None else str(value) for value in row.values())
-        for row in found.slice(0, MOST_EXAMPLES).to_pylist()
+        ", ".join(map(_as_text, row.values())) for row in found.slice(0, MOST_EXAMPLES).to_pylist()
     ]
     return FailingRows(int(counts[shared].sum()), tuple(texts), total=len(keys))
+
+
+def _as_text(value: Any) -> str:
+    """Returns a value as Spark casts it to a text.
+
+    >>> [_as_text(value) for value in (None, True, b"a", 1, Decimal("1E-9"))]
+    ['null', 'true', 'a', '1', '0.000000001']
+    >>> _as_text(datetime(2026, 1, 1, 0, 0, 0, 500_000, UTC))
+    '2026-01-01 00:00:00.5'
+    """
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, datetime):
+        text = str(value.replace(tzinfo=None))
+        return text.rstrip("0") if value.microsecond else text
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)
 
 
 def find_duplicate_keys(

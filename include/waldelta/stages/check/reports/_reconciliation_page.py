@@ -12,8 +12,7 @@ from waldelta.lake.ledger import DIFFERENT, EQUAL, REPAIRED, Reconciliation, Row
 from waldelta.lake.ledger.reconciliations import NOT_COMPARED
 from waldelta.lsn import Lsn
 from waldelta.quantities import counted
-from waldelta.stages.check.reports.index import ReportEntry
-from waldelta.stages.check.reports.page import fact_table, mark, page
+from waldelta.stages.check.reports.page import ReportEntry, fact_table, mark, page
 
 
 def entry_of(row: Reconciliation, at: datetime, pipeline: str, page: str) -> ReportEntry:

@@ -35,7 +35,7 @@ _VERDICTS = {"✅": "passed", "❌": "failed", "❗": "failed"}
 _TABLE_RENDERER = {
     "class_name": "ValidationResultsColumnSectionRenderer",
     "table_renderer": {
-        "module_name": "waldelta.stages.check.reports._status_column",
+        "module_name": "waldelta.stages.check.great_expectations.run_suite",
         "class_name": "SeverityTableRenderer",
     },
 }

@@ -21,7 +21,7 @@ from waldelta.pipeline.report_folder import CHECKS, RECONCILIATIONS
 from waldelta.stages.check.reports._reconciliation_page import entry_of, table_page
 from waldelta.stages.check.reports._result_view import check_page
 from waldelta.stages.check.reports.docs_store import DocsStore, RunFolder
-from waldelta.stages.check.reports.index import ReportEntry
+from waldelta.stages.check.reports.page import ReportEntry
 from waldelta.stages.check.suite.expectation import TableVerdict
 
 if TYPE_CHECKING:

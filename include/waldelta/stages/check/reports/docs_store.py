@@ -39,8 +39,13 @@ from waldelta.pipeline.report_folder import (
     docs_uri,
     own_docs_folder,
 )
-from waldelta.stages.check.reports.index import ReportEntry, checked_runs, dump_entry, parse_entry
-from waldelta.stages.check.reports.page import static_index
+from waldelta.stages.check.reports.page import (
+    ReportEntry,
+    checked_runs,
+    dump_entry,
+    parse_entry,
+    static_index,
+)
 
 _LIST, _INDEX = "entries.json", "index.html"
 _RUN = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{6}Z-(\w+)-[0-9a-f]{16}", re.ASCII)

@@ -15,10 +15,14 @@ from waldelta.config.expectation_files import OwnSuiteFile
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RAW
+from waldelta.stages.check.measure.profile import Before
 from waldelta.stages.check.suite._row_rules import ROWS_SATISFY
-from waldelta.stages.check.suite.expectation import PlannedExpectation
-from waldelta.stages.check.suite.kind import DependsOn, ExpectationKind, OtherKind
-from waldelta.stages.check.suite.profile_drift import Before
+from waldelta.stages.check.suite.expectation import (
+    DependsOn,
+    ExpectationKind,
+    OtherKind,
+    PlannedExpectation,
+)
 from waldelta.stages.check.suite.row_kinds import ROW_EXPECTATION_KINDS, are_common, column_name
 from waldelta.stages.check.suite.target_facts import SourceRules, TargetFacts
 from waldelta.stages.check.suite.target_kinds import (

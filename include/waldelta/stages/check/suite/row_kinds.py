@@ -39,12 +39,13 @@ from waldelta.stages.check.suite._row_rules import (
     enum_labels,
     not_null,
 )
-from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
-from waldelta.stages.check.suite.kind import (
+from waldelta.stages.check.suite.expectation import (
     Argument,
     DependsOn,
     ExpectationKind,
     Masks,
+    Outcome,
+    PlannedExpectation,
     RowCondition,
     is_plain,
 )

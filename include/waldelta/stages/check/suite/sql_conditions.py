@@ -1,5 +1,5 @@
-"""Conditions in Spark SQL: which columns they name, what they depend on, and whether a row has a
-value. Pure.
+"""Columns, and conditions in Spark SQL: which columns they name, what they depend on, and whether a
+row has a value. Pure.
 """
 
 from __future__ import annotations
@@ -9,6 +9,14 @@ from collections.abc import Collection
 from waldelta.metadata_columns import RAW
 from waldelta.row_filter.spark.evaluate import parsed
 from waldelta.spark_sql import quote, string
+
+
+def listed(name: str) -> str:
+    """Returns a column's name as Great Expectations lists it: in backticks if it has a dot.
+
+    Backticks within the name stay.
+    """
+    return name if "." not in name or (name.startswith("`") and name.endswith("`")) else f"`{name}`"
 
 
 def value_condition(column: str) -> str:

@@ -19,7 +19,6 @@ from waldelta.lake.ledger import TableState
 from waldelta.row_filter import EnumType
 from waldelta.spark import Runner
 from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
-from waldelta.stages.check.measure.columns import listed
 from waldelta.stages.check.measure.duplicate_keys import (
     IntegerKey,
     duplicate_keys,
@@ -27,9 +26,9 @@ from waldelta.stages.check.measure.duplicate_keys import (
     read_keys,
 )
 from waldelta.stages.check.measure.failing_rows import FailingRows
-from waldelta.stages.check.measure.profile import Measured, measure_profile
+from waldelta.stages.check.measure.profile import Before, Measured, measure_profile
 from waldelta.stages.check.measure.references import Reference
-from waldelta.stages.check.suite.profile_drift import Before
+from waldelta.stages.check.suite.sql_conditions import listed
 
 _MB = 1 << 20
 

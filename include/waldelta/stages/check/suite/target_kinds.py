@@ -15,15 +15,19 @@ from waldelta.lake.ledger.check_records import (
     VALUES_KNOWN,
     recorded_unknown,
 )
+from waldelta.metadata_columns import PREFIX
 from waldelta.quantities import counted
-from waldelta.spark_sql import quote
-from waldelta.stages.check.measure.columns import column_differences
+from waldelta.spark_sql import quote, simple_type
 from waldelta.stages.check.measure.failing_rows import FailingRows
-from waldelta.stages.check.measure.profile import profiled_columns
+from waldelta.stages.check.measure.profile import find_departures, profiled_columns
 from waldelta.stages.check.measure.references import count_rows_without_parent
-from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
-from waldelta.stages.check.suite.kind import Argument, ExpectationKind
-from waldelta.stages.check.suite.profile_drift import find_departures
+from waldelta.stages.check.suite.expectation import (
+    Argument,
+    ExpectationKind,
+    Outcome,
+    PlannedExpectation,
+)
+from waldelta.stages.check.suite.sql_conditions import listed
 from waldelta.stages.check.suite.target_facts import JudgedRows, TargetFacts, TargetRows
 from waldelta.target_modes import TargetMode
 
@@ -142,6 +146,7 @@ class KeptRowsHold(CountedKind):
     """The rows that a target keeps besides its live rows are consistent."""
 
     type = "expect_kept_rows_to_hold"
+    is_internal = True
 
     def outcomes(
         self, planned: Sequence[PlannedExpectation], rows: JudgedRows
@@ -165,6 +170,7 @@ class ReferencesHold(CountedKind):
 
     type = REFERENCES_HOLD
     scope = "other data"
+    is_internal = True
     one, more = "row has no parent row", "rows have no parent row"
 
     def count(self, planned: PlannedExpectation, rows: JudgedRows) -> FailingRows:
@@ -186,6 +192,7 @@ class KnownBefore(TargetKind):
     """Base class of the kinds whose result the run determined before, without reading the rows."""
 
     scope = "other data"
+    is_internal = True
     arguments: ClassVar[Mapping[str, Argument]] = {
         "meaning": _MEANING,
         "is_met": Argument(bool, "whether it is"),
@@ -237,6 +244,7 @@ class AsBefore(TargetKind):
     type = "expect_target_to_be_as_before"
     scope = "earlier runs"
     needs_profile = True
+    is_internal = True
     arguments: ClassVar[Mapping[str, Argument]] = {
         "columns": Argument(
             list[list[Any]], "what is measured: names, and whether they are numbers"
@@ -300,3 +308,17 @@ def find_broken_rows(
     counts = [F.count_if(f"broken{n}") for n in range(len(rules))]
     (row,) = mode.judged_rows(frame, key).selectExpr(*columns).agg(*counts).collect()
     return {rule.label: FailingRows(count) for rule, count in zip(rules, row, strict=True)}
+
+
+def column_differences(recorded: Mapping[str, str], held: Mapping[str, str]) -> list[str]:
+    """Returns each column that is missing, of another type, or not recorded.
+
+    Names are written as Great Expectations lists them.
+    """
+    expected = {listed(name): simple_type(type_name) for name, type_name in recorded.items()}
+    missing = [f"{name} is missing" for name in expected if name not in held]
+    changed = [
+        f"{n} is {held[n]}, not {t}" for n, t in expected.items() if n in held and held[n] != t
+    ]
+    added = [f"{n} isn't recorded" for n in held if n not in expected and not n.startswith(PREFIX)]
+    return missing + changed + added

@@ -14,8 +14,12 @@ from waldelta.lake.ledger.check_records import ON_OTHERS
 from waldelta.stages.check.check_run import suite_of
 from waldelta.stages.check.evaluate import count_by_arrow
 from waldelta.stages.check.measure.failing_rows import FailingRows
-from waldelta.stages.check.suite.expectation import PlannedExpectation
-from waldelta.stages.check.suite.kind import Argument, ExpectationKind, RowCondition
+from waldelta.stages.check.suite.expectation import (
+    Argument,
+    ExpectationKind,
+    PlannedExpectation,
+    RowCondition,
+)
 from waldelta.stages.check.suite.kinds import KINDS, depends_on, kind_of, plan_suite
 from waldelta.stages.check.suite.target_kinds import CountedKind
 

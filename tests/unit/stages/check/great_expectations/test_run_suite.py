@@ -16,7 +16,7 @@ def test_an_answer_about_quantiles_can_be_written(most, success):
     # Not above: each process that collects the tests would import them, for seconds.
     import great_expectations as gx
 
-    import waldelta.stages.check.great_expectations._custom  # noqa: F401 - it registers ours
+    import waldelta.stages.check.great_expectations.run_suite  # noqa: F401 - it registers ours
 
     context = gx.get_context(mode="ephemeral")
     asset = context.data_sources.add_pandas("p").add_dataframe_asset("a")
@@ -42,7 +42,7 @@ def test_a_new_kind_gets_its_class():
     from great_expectations.expectations.registry import get_expectation_impl
 
     from tests.unit.stages.check.suite.test_kinds import EvenKeys
-    from waldelta.stages.check.great_expectations._custom import register
+    from waldelta.stages.check.great_expectations.run_suite import register
 
     register(EvenKeys())
     made = get_expectation_impl(EvenKeys.type)(column="id")

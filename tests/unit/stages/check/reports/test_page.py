@@ -16,13 +16,13 @@ from tests.support.bookkeeping import add_reports
 from tests.support.pipelines import pipeline_file
 from waldelta.lake import Lake
 from waldelta.stages.check.reports.docs_store import CHECKS, DocsStore
-from waldelta.stages.check.reports.index import (
+from waldelta.stages.check.reports.page import (
     ReportEntry,
     checked_runs,
     dump_entry,
     parse_entry,
+    static_index,
 )
-from waldelta.stages.check.reports.page import static_index
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

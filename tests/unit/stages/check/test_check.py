@@ -20,8 +20,8 @@ from waldelta.lake.ledger import (
     now,
 )
 from waldelta.lake.ledger.check_records import newest_versions, recorded_unknown
-from waldelta.stages.check import _record as reports
-from waldelta.stages.check._record import keep_report
+from waldelta.stages.check import check as reports
+from waldelta.stages.check.check import keep_report
 from waldelta.stages.check.check_run import Known
 from waldelta.stages.check.gate import quarantined_rows as quarantined
 from waldelta.stages.check.suite.expectation import (

@@ -18,9 +18,13 @@ from waldelta.config.quality import Drift
 from waldelta.lake import Lake
 from waldelta.lake.ledger import ColumnProfile, Ledger
 from waldelta.lake.ledger.check_records import Profile, keep_profiles, latest_profiles
-from waldelta.stages.check.measure.profile import profile_by_values, profile_in_driver
+from waldelta.stages.check.measure.profile import (
+    bounds_of,
+    find_departures,
+    profile_by_values,
+    profile_in_driver,
+)
 from waldelta.stages.check.suite.kinds import kind_of, plan_suite
-from waldelta.stages.check.suite.profile_drift import bounds_of, find_departures
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 WANTED = Drift()
