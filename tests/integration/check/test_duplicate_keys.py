@@ -9,7 +9,7 @@ from deltalake import write_deltalake
 from tests.support.bookkeeping import table_at
 from waldelta.stages.check.measure.duplicate_keys import IntegerKey, find_duplicate_keys
 from waldelta.stages.check.measure.failing_rows import FailingRows
-from waldelta.stages.check.measure.profile import profile_in_driver
+from waldelta.stages.check.measure.profile import profile_by_statistics
 
 pytestmark = pytest.mark.spark
 
@@ -49,7 +49,7 @@ FURTHER = pytest.mark.nightly("further keys at the edges of the bitmaps")
 
 
 def is_dense(uri: str, version: int, column: str) -> bool:
-    key = IntegerKey.open(table_at(uri), version, column)
+    key = IntegerKey.of(table_at(uri).open(version), column)
     return key is not None and key.is_dense
 
 
@@ -125,14 +125,14 @@ def test_rows_given_back_to_a_file_are_compared(runner, tmp_path):
 
     def found(known, version):
         frame = runner.spark().read.format("delta").option("versionAsOf", version).load(uri)
-        key = IntegerKey.open(table_at(uri), version, "k")
+        key = IntegerKey.of(table_at(uri).open(version), "k")
         return find_duplicate_keys(key.written_since(known).rows_in_question(frame), ["k"]).rows
 
     assert len(list(tmp_path.glob("deletion_vector*"))) == 1
     assert [found(0, 1), found(2, 2)] == [2, 0]
     runner.spark().sql(f"restore table {target} to version as of 1")
     assert found(2, 3) == 2
-    assert profile_in_driver(table_at(uri).open(), [("tag", False)]) is None
+    assert profile_by_statistics(table_at(uri).open(), [("tag", False)]) is None
 
 
 def test_a_composite_key_is_compared_by_its_first_column(runner, tmp_path):
@@ -143,7 +143,7 @@ def test_a_composite_key_is_compared_by_its_first_column(runner, tmp_path):
             "delta"
         ).mode("append").save(uri)
     key, frame = (
-        IntegerKey.open(table_at(uri), 2, "k"),
+        IntegerKey.of(table_at(uri).open(2), "k"),
         runner.spark().read.format("delta").load(uri),
     )
     assert key.written_since(1).rows_in_question(frame).count() == 3

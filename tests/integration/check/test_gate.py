@@ -279,7 +279,7 @@ def refused(made, act, message):
     before = found()
     with pytest.raises(RunFailed, match=message) as failed:
         act()
-    assert any(remedy in str(failed.value) for remedy in ("quarantine --", "run consume"))
+    assert any(remedy in str(failed.value) for remedy in ("quarantine FILE --", "run consume"))
     assert found() == before
 
 

@@ -196,7 +196,7 @@ def check(
         RunnerPool(runner, len(wanted), reads=True) as pool,
         private_files(OWNER_ONLY),
     ):
-        given = (pipeline, run_id, began, runner, pool, background, own, outcome)
+        given = (pipeline, run_id, began, pool, background, own, outcome)
         run = CheckRun(*given, known, rules, before, read_decided(ledger, wanted))
         report = _judge(run, ledger, wanted)
     fault_point("check.reported")

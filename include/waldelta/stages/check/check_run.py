@@ -23,7 +23,7 @@ from waldelta.lake.ledger import BatchCut, TableState
 from waldelta.lake.ledger.check_records import PassedSuite
 from waldelta.metadata_columns import LSN
 from waldelta.pipeline import Job, RunResult, unexpected_error
-from waldelta.spark import Runner, RunnerPool
+from waldelta.spark import RunnerPool
 from waldelta.stages.check.gate.release import PositionRange
 from waldelta.stages.check.great_expectations.own_expectations import why_refused
 from waldelta.stages.check.measure.profile import Before
@@ -173,7 +173,6 @@ class CheckRun:
     pipeline: PipelineFile
     run_id: str
     began: datetime
-    runner: Runner
     pool: RunnerPool
     background: ThreadPoolExecutor
     own: OwnSuites
@@ -184,10 +183,6 @@ class CheckRun:
     # By target: the positions of rows that operators let in although they fail its gates.
     decided: Mapping[str, Sequence[PositionRange]] = field(default_factory=dict)
 
-    def rules_of(self, target: CheckedTarget) -> SourceRules:
-        """Returns the source rules of a target."""
-        return self.rules[target.state.table_name]
-
     def suite_of(self, target: CheckedTarget, types: Mapping[str, str]) -> SuitePlan:
         """Returns the plan of a target with these columns, by their Spark types."""
         name = target.state.table_name
@@ -195,7 +190,7 @@ class CheckRun:
             target.state,
             [*types],
             self.own.by_table.get(name),
-            self.rules_of(target),
+            self.rules[name],
             self.before.get(name),
         )
         if name in self.decided and LSN not in types:
@@ -249,11 +244,6 @@ def failed(table: str, version: int | None, err: Exception) -> TableVerdict:
     named = unexpected_error(table, err)
     log.error("table=%s couldn't be checked: %s", table, named)
     return TableVerdict(table, version, (unchecked(named),), ())
-
-
-def refused(err: ConfigError | None) -> list[Outcome]:
-    """Returns the outcome of own expectations that are refused, if there are some."""
-    return [] if err is None else [unchecked(err)]
 
 
 # Up to this many changes, or this share of the target's rows, count as few.

@@ -44,7 +44,6 @@ from waldelta.stages.check.check_run import (
     failed,
     is_unchanged_since_full_check,
     met_at,
-    refused,
     rest_of,
     suite_of,
 )
@@ -57,17 +56,14 @@ from waldelta.stages.check.great_expectations.own_expectations import (
 from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows
 from waldelta.stages.check.measure.profile import (
     Measured,
-    measure_profile,
-    profile_by_values,
-    profile_in_driver,
 )
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.suite.expectation import (
-    ExpectationKind,
     Outcome,
     PlannedExpectation,
     RowCondition,
     TableVerdict,
+    unchecked,
 )
 from waldelta.stages.check.suite.kinds import SuitePlan, depends_on, kind_of
 from waldelta.stages.check.suite.row_kinds import count_rows
@@ -89,23 +85,23 @@ Numbered = Mapping[int, PlannedExpectation]
 class SuiteEvaluation:
     """The outcomes of a suite by the number of the expectation, and what wasn't judged.
 
-    ``table`` is what Arrow reads the rows of, None where only Spark reads them. ``omitted`` says
-    which gates aren't judged on which rows, ``refused`` which own expectations Great Expectations
-    refuses, by their place.
+    ``omitted`` says which gates aren't judged on which rows, ``refused`` which own expectations
+    Great Expectations refuses, by their place.
     """
 
     run: CheckRun
     rows: TargetRows
     plan: SuitePlan
-    table: TargetVersion | None
     found: dict[int, Outcome] = field(default_factory=dict)
     omitted: list[str] = field(default_factory=list)
-    refused: ConfigError | None = None
+    refused: list[str] = field(default_factory=list)
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """The outcomes in the plan's order."""
-        return [self.found[number] for number in sorted(self.found)]
+        """The outcomes in the plan's order, and one of all own expectations that are refused."""
+        texts = [*([] if self.plan.refused is None else [str(self.plan.refused)]), *self.refused]
+        refused = [unchecked(ConfigError("\n".join(dict.fromkeys(texts))))] if texts else []
+        return [self.found[number] for number in sorted(self.found)] + refused
 
     @property
     def positions(self) -> Sequence[PositionRange]:
@@ -185,7 +181,7 @@ class SuiteEvaluation:
         """Returns the counts of those that Arrow evaluates on the rows that were written since a
         version, or on all.
         """
-        table = self.table
+        table = self.rows.table
         if not planned or table is None or table.place.lake.on_spark:
             return {}
         try:
@@ -251,7 +247,7 @@ class SuiteEvaluation:
         if listed := [
             f"  - {planned[n].place or planned[n].type}: {w}" for n, w in whys.items() if w
         ]:
-            self.refused = ConfigError("expectations are refused:\n" + "\n".join(listed))
+            self.refused.append("expectations are refused:\n" + "\n".join(listed))
         known = {number: each for number, each in planned.items() if not whys[number]}
         if known:
             outcomes = judge_rows(self.plan.table, [*known.values()], self.rows.frame())
@@ -303,41 +299,17 @@ def written_since(table: TargetVersion, met: int | None) -> ds.Dataset | None:
     return ds.FileSystemDataset(parts, dataset.schema, dataset.format, dataset.filesystem)
 
 
-@dataclass(slots=True)
-class _Sums:
-    """What the batches so far had of an expectation; ``rest`` counts rows that nobody let in."""
-
-    found: FailingRows = FailingRows(judged=0, total=0)  # noqa: RUF009 - it is frozen
-    rest: FailingRows = FailingRows(judged=0, total=0)  # noqa: RUF009
-
-    def add(
-        self,
-        kind: ExpectationKind,
-        planned: PlannedExpectation,
-        rows: pa.Table,
-        rest: pa.ChunkedArray | None,
-    ) -> bool:
-        """Add a batch; returns False where Arrow isn't certain of its rows."""
-        masks = kind.failing(rows, planned)
-        if masks is None:
-            return False
-        failing, judged = masks
-        self.found = _added(self.found, failing, judged)
-        if (room := MOST_EXAMPLES - len(self.found.examples)) > 0 and self.found.rows:
-            columns = rows.select(kind.columns_read(planned) or [])
-            examples = columns.filter(failing).slice(0, room)
-            self.found = replace(self.found, examples=(*self.found.examples, *_values(examples)))
-        if rest is not None:
-            self.rest = _added(self.rest, pc.and_(failing, rest), pc.and_(judged, rest))
-        return True
-
-
-def _added(found: FailingRows, failing: pa.ChunkedArray, judged: pa.ChunkedArray) -> FailingRows:
-    return replace(
-        found,
-        rows=found.rows + (pc.sum(failing).as_py() or 0),
-        judged=(found.judged or 0) + (pc.sum(judged).as_py() or 0),
-        total=(found.total or 0) + len(judged),
+def _added(
+    found: FailingRows, failing: pa.ChunkedArray, judged: pa.ChunkedArray, rows: pa.Table
+) -> FailingRows:
+    """Returns the failing rows with those of one more batch, and their values as examples."""
+    count, examples = pc.sum(failing).as_py() or 0, found.examples
+    if count and len(examples) < MOST_EXAMPLES:
+        some = rows.filter(failing).slice(0, MOST_EXAMPLES - len(examples))
+        examples = (*examples, *_values(some))
+    total = (found.total or 0) + len(judged)
+    return FailingRows(
+        found.rows + count, examples, (found.judged or 0) + (pc.sum(judged).as_py() or 0), total
     )
 
 
@@ -363,27 +335,31 @@ def count_by_arrow(
     read = {name for number in certain for name in columns[number] or ()}
     if positions and LSN in names:
         read.add(LSN)
-    sums = {number: _Sums() for number in certain}
+    none = FailingRows(judged=0, total=0)
+    counts: dict[int, Counts] = {
+        n: (none, none if positions and p.is_gate else None) for n, p in certain.items()
+    }
     scanner = by_row_group(dataset).scanner(
         sorted(read) or dataset.schema.names[:1],
         batch_size=_ROWS_AT_ONCE,
         batch_readahead=2,
         fragment_readahead=1,
     )
-    for batch in scanner.to_batches() if certain else ():
+    for batch in scanner.to_batches() if counts else ():
         rows = pa.Table.from_batches([batch])
-        rest = pc.invert(are_decided(rows[LSN], positions)) if LSN in read and positions else None
-        for number, each in certain.items():
-            if number in sums and not sums[number].add(
-                kind_of(each.type), each, rows, rest if each.is_gate else None
-            ):
-                del sums[number]
-        if not sums:
-            break
-    return {
-        number: (one.found, one.rest if positions and certain[number].is_gate else None)
-        for number, one in sums.items()
-    }
+        let_in = are_decided(rows[LSN], positions) if LSN in read and positions else None
+        for number, (so_far, not_let_in) in list(counts.items()):
+            masks = kind_of(certain[number].type).failing(rows, certain[number])
+            if masks is None:  # Arrow isn't certain of these rows.
+                del counts[number]
+                continue
+            failing, judged = masks
+            some = rows.select(columns[number] or [])
+            rest = not_let_in
+            if rest is not None and let_in is not None:
+                rest = _added(rest, pc.and_not(failing, let_in), pc.and_not(judged, let_in), some)
+            counts[number] = _added(so_far, failing, judged, some), rest
+    return counts
 
 
 def count_by_spark(
@@ -441,37 +417,41 @@ def judge_target(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableV
 
 
 def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict:
-    table = None if target.state.kept_as.keeps_rows else _opened(target)
+    table = None
+    if not target.state.kept_as.keeps_rows:
+        try:
+            table = target.table.open(target.version)
+        except READ_FAILURES as err:
+            name = target.state.table_name
+            log.info("%s is read by Spark: %s", name, class_and_text(err))
     types = dict(target.frame(runner).dtypes) if table is None else table.spark_types
-    suite = run.suite_of(target, types)
-    rows = TargetRows(
-        target,
-        runner,
-        {listed(name): kind for name, kind in types.items()},
-        run.rules_of(target).references,
-    )
-    if run.outcome.is_upkeep and is_unchanged_since_full_check(run.known, target, suite):
-        unchanged = SuiteEvaluation(run, rows, rest_of(suite), table)
+    plan = run.suite_of(target, types)
+    suite = suite_of(plan)
+    named = {listed(name): kind for name, kind in types.items()}
+    references = run.rules[plan.table].references
+    rows = TargetRows(target, runner, named, references, table)
+    if run.outcome.is_upkeep and is_unchanged_since_full_check(run.known, target, plan):
+        unchanged = SuiteEvaluation(run, rows, rest_of(plan))
         unchanged.evaluate()
-        return TableVerdict(suite.table, target.version, tuple(unchanged.outcomes), suite.omitted)
-    rows = replace(rows, met=None if reads_all(run, target) else met_at(run.known, target, suite))
-    is_large = rows.met is None or suite.table in run.outcome.paged
-    plan = suite if is_large else _affordable(suite, rows.references)
+        return TableVerdict(plan.table, target.version, tuple(unchanged.outcomes), plan.omitted)
+    rows = replace(rows, met=None if reads_all(run, target) else met_at(run.known, target, plan))
+    if rows.met is not None and plan.table not in run.outcome.paged:
+        plan = _affordable(plan, rows.references)
     if table is not None and table.is_small:
         rows = replace(rows, met=None)  # To read all costs no more, and finds what others changed.
-    measured = _measure(rows, table, plan)
-    if measured is None:
+    rows = replace(rows, measured=_measure(rows, plan))
+    if rows.measured is None:
         plan = _without_profile(plan)
-    judged = SuiteEvaluation(run, replace(rows, measured=measured), plan, table)
+    judged = SuiteEvaluation(run, rows, plan)
     judged.evaluate()
-    outcomes = (*judged.outcomes, *refused(_together(plan.refused, judged.refused)))
+    outcomes = tuple(judged.outcomes)
     return TableVerdict(
         plan.table,
         target.version,
         outcomes,
         (*plan.omitted, *judged.omitted),
-        measured=measured,
-        suite=suite_of(suite) if are_met(outcomes) else None,
+        measured=rows.measured,
+        suite=suite if are_met(outcomes) else None,
         whole=rows.met is None,
         measured_only=tuple(
             p for p in plan.expectations if not kind_of(p.type).is_judged(p.kwargs)
@@ -491,15 +471,6 @@ def reads_all(run: CheckRun, target: CheckedTarget) -> bool:
         or target.state.table_name not in run.outcome.written
         or target.state.kept_as.keeps_rows
     )
-
-
-def _opened(target: CheckedTarget) -> TargetVersion | None:
-    """Returns the target's version; None where only Spark reads it."""
-    try:
-        return target.open()
-    except READ_FAILURES as err:
-        log.info("%s is read by Spark: %s", target.state.table_name, class_and_text(err))
-        return None
 
 
 def _affordable(plan: SuitePlan, references: Sequence[Reference]) -> SuitePlan:
@@ -534,24 +505,12 @@ def _rows_of(reference: Reference) -> int | None:
     return None if None in counts else sum(count for count in counts if count is not None)
 
 
-def _measure(rows: TargetRows, table: TargetVersion | None, plan: SuitePlan) -> Measured | None:
-    """Returns the profile, if the plan has an expectation about it.
-
-    After changes it comes from the statistics in the log; without these it isn't measured then.
-    """
-    columns = next(
-        (p.kwargs["columns"] for p in plan.expectations if kind_of(p.type).needs_profile), None
-    )
-    if columns is None or not {listed(name) for name, _ in columns} <= rows.types.keys():
-        return None
-    try:
-        if table is not None and rows.met is not None:
-            return profile_in_driver(table, columns)
-        if table is not None and not table.place.lake.on_spark:
-            return profile_by_values(table, columns)
-    except (*READ_FAILURES, KeyError) as err:
-        log.info("table=%s: Spark measures the profile: %s", plan.table, class_and_text(err))
-    return None if rows.met is not None else measure_profile(rows.frame(), columns)
+def _measure(rows: TargetRows, plan: SuitePlan) -> Measured | None:
+    """Returns the profile, if the plan has an expectation about it, and it can be measured."""
+    for planned in plan.expectations:
+        if kind_of(planned.type).needs_profile:
+            return rows.measure(planned.kwargs["columns"])
+    return None
 
 
 def _without_profile(plan: SuitePlan) -> SuitePlan:
@@ -560,9 +519,3 @@ def _without_profile(plan: SuitePlan) -> SuitePlan:
     omitted = [_NOT_MEASURED] if any(kind_of(p.type).is_judged(p.kwargs) for p in about) else []
     kept = tuple(p for p in plan.expectations if p not in about)
     return replace(plan, expectations=kept, omitted=(*plan.omitted, *omitted))
-
-
-def _together(one: ConfigError | None, other: ConfigError | None) -> ConfigError | None:
-    """Returns one error for own expectations that are refused for different reasons."""
-    texts = list(dict.fromkeys(str(err) for err in (one, other) if err is not None))
-    return ConfigError("\n".join(texts)) if texts else None

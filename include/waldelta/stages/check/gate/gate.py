@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -193,14 +193,13 @@ def judge_complete_rows(
     verdicts = _verdicts(gate, columns)
     _add_conditions(gate, verdicts, _target_columns(columns))
     verdicts = [v for v in verdicts if v.gated.item.gate != "stop" or gate.released < landed_end]
-    net = F.struct(*map(F.col, rows.columns)).alias(NET)
-    given = SparkRows(rows.select(net, *columns.values), columns, gate.table)
+    given = SparkRows.of(rows, rows.columns, columns, gate.table)
     if not verdicts or given.frame.isEmpty():
         return []
     asides = [v for v in verdicts if v.gated.item.gate == "quarantine"]
     is_quarantined = F.col(f"{NET}.t0").isNotNull()
-    quarantined = replace(given, frame=given.frame.where(is_quarantined))
-    enters = replace(given, frame=given.frame.where(~(is_quarantined & given.fails_any(asides))))
+    quarantined = given.where(is_quarantined)
+    enters = given.where(~(is_quarantined & given.fails_any(asides)))
     try:
         failing = quarantined.count(asides)
         still = _still_failing(quarantined, copy, asides, opened) if failing else []
@@ -304,8 +303,7 @@ def _staged_rows(
     written = ", ".join(f"'{action}'" for action in WRITTEN)
     # The SQL contains only waldelta's own actions and folder.
     rows = runner.spark().sql(f"select * from {staged.source} where action in ({written})")  # noqa: S608
-    net = F.struct(*(F.col(name) for name in plan.decode.net_schema.names)).alias(NET)
-    return SparkRows(rows.select(net, *columns.values), columns, gate.table)
+    return SparkRows.of(rows, plan.decode.net_schema.names, columns, gate.table)
 
 
 def _set_aside(

@@ -289,9 +289,21 @@ class SparkRows:
     columns: JudgedColumns
     table: str
 
+    @classmethod
+    def of(
+        cls, staged: DataFrame, net: Sequence[str], columns: JudgedColumns, table: str
+    ) -> SparkRows:
+        """Returns staged rows, of which ``net`` are the columns of a change."""
+        change = F.struct(*map(F.col, net)).alias(NET)
+        return cls(staged.select(change, *columns.values), columns, table)
+
     def landed_after(self, released: int) -> SparkRows:
         """Returns the changes of commits that weren't released."""
-        return replace(self, frame=self.frame.where(lands_later(F.col(f"{NET}.lsn"), released)))
+        return self.where(lands_later(F.col(f"{NET}.lsn"), released))
+
+    def where(self, condition: Column) -> SparkRows:
+        """Returns the rows that meet a condition."""
+        return replace(self, frame=self.frame.where(condition))
 
     def count(self, verdicts: Sequence[Verdict]) -> int:
         """Count the rows that fail each expectation, and return how many fail any, by one query.

@@ -27,7 +27,6 @@ from waldelta.errors import class_and_text
 from waldelta.lake import (
     MOST_DRIVER_BYTES,
     READ_FAILURES,
-    DeltaTarget,
     TargetVersion,
     by_row_group,
 )
@@ -47,12 +46,11 @@ _MOST_COMPARED_ROWS = 1_000_000
 _MOST_FILE_BYTES = 1 << 30
 
 
-def read_keys(target: DeltaTarget, version: int, columns: Sequence[str]) -> pa.Table | None:
+def read_keys(table: TargetVersion, columns: Sequence[str]) -> pa.Table | None:
     """Returns the keys of a version; None where they are many, or only Spark reads them."""
+    if not table.is_at_most(_MOST_COMPARED_ROWS, _MOST_FILE_BYTES):
+        return None
     try:
-        table = target.open(version)
-        if not table.is_at_most(_MOST_COMPARED_ROWS, _MOST_FILE_BYTES):
-            return None
         dataset = table.dataset()
         if set(columns) - {*dataset.schema.names}:
             return None
@@ -63,7 +61,7 @@ def read_keys(target: DeltaTarget, version: int, columns: Sequence[str]) -> pa.T
         )
         return table_of(scanner.to_batches(), scanner.projected_schema, MOST_DRIVER_BYTES)
     except READ_FAILURES as err:
-        log.info("Spark compares the keys of %s: %s", target.uri, class_and_text(err))
+        log.info("Spark compares the keys of %s: %s", table.place.uri, class_and_text(err))
         return None
 
 
@@ -88,7 +86,7 @@ def _as_text(value: Any) -> str:
 
     >>> [_as_text(value) for value in (None, True, b"a", 1, Decimal("1E-9"))]
     ['null', 'true', 'a', '1', '0.000000001']
-    >>> _as_text(datetime(2026, 1, 1, 0, 0, 0, 500_000, UTC))
+    >>> _as_text(datetime(2026, 1, 1, 0, 0, 0, 500_000))
     '2026-01-01 00:00:00.5'
     """
     if isinstance(value, bytes):
@@ -145,28 +143,20 @@ class IntegerKey:
         self._rows = int(pc.sum(rows).as_py() or 0)
 
     @classmethod
-    def open(cls, target: DeltaTarget, version: int, column: str) -> IntegerKey | None:
+    def of(cls, table: TargetVersion, column: str) -> IntegerKey | None:
         """Returns the key, or None when only Spark can compare it.
 
         That is the case for a key of another type, or when a file has no range statistics.
         """
-        try:
-            table = target.open(version)
-            # Statistics use the files' own column names, and with a column mapping such a name may
-            # belong to another column.
-            if table.maps_columns:
-                return None
-            files = table.files
-        except Exception as err:
-            log.info(
-                "keys are grouped, since the statistics of %s can't be read: %s", target.uri, err
-            )
+        # Statistics use the files' own column names, and with a column mapping such a name may
+        # belong to another column.
+        if table.maps_columns:
             return None
-        told = _statistics(column)
-        if not files.num_rows or not set(told) <= set(files.column_names):
+        files, names = table.files, _statistics(column)
+        if not files.num_rows or not set(names) <= set(files.column_names):
             return None
-        is_integer = pa.types.is_integer(files.schema.field(told[0]).type)
-        if not is_integer or any(files[name].null_count for name in told):
+        is_integer = pa.types.is_integer(files.schema.field(names[0]).type)
+        if not is_integer or any(files[name].null_count for name in names):
             return None
         return cls(table, column, files)
 

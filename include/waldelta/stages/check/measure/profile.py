@@ -50,8 +50,10 @@ def profiled_columns(state: TableState) -> list[tuple[str, bool]]:
     return [(c.name, stored_type(c.type_name, c.spark_type).is_number) for c in columns]
 
 
-def profile_in_driver(table: TargetVersion, columns: Sequence[tuple[str, bool]]) -> Measured | None:
-    """Returns a mirror's profile without Spark; None where its log has no statistics.
+def profile_by_statistics(
+    table: TargetVersion, columns: Sequence[Sequence[Any]]
+) -> Measured | None:
+    """Returns a mirror's profile without reading rows; None where its log has no statistics.
 
     Raises what delta-rs and Arrow raise.
     """
@@ -61,8 +63,6 @@ def profile_in_driver(table: TargetVersion, columns: Sequence[tuple[str, bool]])
     rows = row_count(files)
     if rows is None:
         return None
-    if table.is_small:
-        return profile_by_values(table, columns)
     return rows, [_of_statistics(files, rows, name, is_number=number) for name, number in columns]
 
 

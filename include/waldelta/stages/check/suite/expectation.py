@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pyspark.sql import Column
 
 from waldelta.config.expectation_files import Severity
@@ -251,23 +251,6 @@ class Argument:
     meaning: str
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def takes(self, value: Any) -> bool:
-        """Returns whether a value is of the type.
-
-        >>> [Argument(list[str], "columns").takes(value) for value in (["id"], "id", None)]
-        [True, False, False]
-        """
-        try:
-            _adapter(self.type).validate_python(value, strict=True)
-        except ValidationError:
-            return False
-        return True
-
-
-@cache
-def _adapter(of: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(of)
-
 
 class ExpectationKind:
     """A kind of expectation: how it is planned and evaluated, and what its result depends on.
@@ -310,12 +293,11 @@ class ExpectationKind:
         """
         if not self.arguments:
             return []
-        absent = {name for name, of in self.arguments.items() if "default" not in of.options}
-        return sorted(
-            (absent - kwargs.keys())
-            | (kwargs.keys() - self.arguments.keys())
-            | {n for n in self.arguments.keys() & kwargs if not self.arguments[n].takes(kwargs[n])}
-        )
+        try:
+            _model_of(self).model_validate(kwargs)
+        except ValidationError as err:
+            return sorted({str(error["loc"][0]) for error in err.errors()})
+        return []
 
     def is_judged(self, kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Returns whether the expectation has a result; if not, it is only measured."""
@@ -353,6 +335,12 @@ class ExpectationKind:
     def words(self, kwargs: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         """Returns the expectation in words for the report, as a template and its parameters."""
         return "$meaning", kwargs
+
+
+@cache
+def _model_of(kind: ExpectationKind) -> type[BaseModel]:
+    fields: Any = {name: (of.type, Field(**of.options)) for name, of in kind.arguments.items()}
+    return create_model(kind.type, __config__=ConfigDict(strict=True, extra="forbid"), **fields)
 
 
 @dataclass(frozen=True)

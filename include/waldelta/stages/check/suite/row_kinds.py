@@ -86,8 +86,9 @@ class RowKind(ExpectationKind):
     ``columns`` are the arguments that name columns, ``required`` and ``optional`` its other
     arguments. ``expected`` returns the Spark condition, by these columns and the arguments, or None
     for arguments that only Great Expectations takes. ``meets`` returns the same by Arrow, or None
-    where that is uncertain. A row whose condition is null meets it. ``judges`` says which rows it
-    applies to. ``rules`` yields built-in expectations of this kind.
+    where that is uncertain. Both see the lengths of texts where it ``is_of_lengths``, and it
+    expects the contrary where it ``is_negated``. A row whose condition is null meets it. ``judges``
+    says which rows it applies to. ``rules`` yields built-in expectations of this kind.
     """
 
     type: str
@@ -97,6 +98,8 @@ class RowKind(ExpectationKind):
     required: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
     judges: Judges = "any"
+    is_of_lengths: bool = False
+    is_negated: bool = False
     rules: Callable[[TargetFacts], Iterable[PlannedExpectation]] | None = None
     of_nulls: Callable[[str], str] | None = None
 
@@ -139,9 +142,12 @@ class RowKind(ExpectationKind):
             return None
         names = tuple(column_name(kwargs[argument]) for argument in self.columns)
         values = [F.col(quote(name)) for name in names]
+        present = [value.isNotNull() for value in values]
+        if self.is_of_lengths:
+            values = [*map(F.length, values)]
         if (expected := self.expected(*values, kwargs)) is None:
             return None
-        present = [value.isNotNull() for value in values]
+        expected = ~expected if self.is_negated else expected
         judges = self._judged(kwargs)
         judged = F.lit(True) if judges == "all" else reduce(_BOTH[judges], present)
         return RowCondition(judged & ~expected, judged, names, float(kwargs.get("mostly", 1)))
@@ -155,13 +161,16 @@ class RowKind(ExpectationKind):
     def failing(self, rows: pa.Table, planned: PlannedExpectation) -> Masks | None:
         """Returns the rows that fail, and those that are judged."""
         values = [rows[column_name(planned.kwargs[argument])] for argument in self.columns]
+        present = [pc.is_valid(value) for value in values]
         try:
+            if self.is_of_lengths:
+                values = [*map(pc.utf8_length, values)]
             meets = self.meets(*values, planned.kwargs)
         except (pa.ArrowException, OverflowError, TypeError):
-            return None  # An argument of no type that Arrow knows, or a number beyond 64 bits.
+            return None  # A value of no type that Arrow knows, or a number beyond 64 bits.
         if meets is None:
             return None
-        present = [pc.is_valid(value) for value in values]
+        meets = pc.invert(meets) if self.is_negated else meets
         judges = self._judged(planned.kwargs)
         judged = _all_true(rows) if judges == "all" else reduce(_ARROW_BOTH[judges], present)
         return pc.and_(judged, pc.invert(pc.fill_null(meets, True))), judged
@@ -304,22 +313,12 @@ def _in_set(value: Column, kwargs: Mapping[str, Any]) -> Column | None:
     return value.isin(list(values)) if isinstance(values, (list, tuple, set)) and values else None
 
 
-def _not_in_set(value: Column, kwargs: Mapping[str, Any]) -> Column | None:
-    found = _in_set(value, kwargs)
-    return found if found is None else ~found
-
-
 def _regex(value: Column, kwargs: Mapping[str, Any]) -> Column | None:
     return value.rlike(kwargs["regex"]) if isinstance(kwargs["regex"], str) else None
 
 
-def _not_regex(value: Column, kwargs: Mapping[str, Any]) -> Column | None:
-    found = _regex(value, kwargs)
-    return found if found is None else ~found
-
-
-def _length_equals(value: Column, kwargs: Mapping[str, Any]) -> Column | None:
-    return F.length(value) == F.lit(kwargs["value"]) if isinstance(kwargs["value"], int) else None
+def _equals(value: Column, kwargs: Mapping[str, Any]) -> Column | None:
+    return value == F.lit(kwargs["value"]) if isinstance(kwargs["value"], int) else None
 
 
 def _greater(left: Column, right: Column, kwargs: Mapping[str, Any]) -> Column:
@@ -374,11 +373,6 @@ def _is_in_arrow(values: pa.ChunkedArray, kwargs: Mapping[str, Any]) -> pa.Chunk
     return None
 
 
-def _isnt_in_arrow(values: pa.ChunkedArray, kwargs: Mapping[str, Any]) -> pa.ChunkedArray | None:
-    found = _is_in_arrow(values, kwargs)
-    return None if found is None else pc.invert(found)
-
-
 # Of such an expression Java and RE2 find the same texts, in lines without a line's end.
 _SAME_REGEX = re.compile(
     r"\^?(?:[\w :;,@#%&=<>~'\"/-]|\[\^?[\w :;,@#%=<>~'\"/.+*-]+\]|\\[dw.\-+*?()\[\]{}|/^$]"
@@ -400,29 +394,8 @@ def _matches_in_arrow(values: pa.ChunkedArray, kwargs: Mapping[str, Any]) -> pa.
     return pc.match_substring_regex(values, regex)
 
 
-def _matches_not_in_arrow(
-    values: pa.ChunkedArray, kwargs: Mapping[str, Any]
-) -> pa.ChunkedArray | None:
-    found = _matches_in_arrow(values, kwargs)
-    return None if found is None else pc.invert(found)
-
-
-def _lengths_in_arrow(values: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    return pc.utf8_length(values) if pa.types.is_string(values.type) else None
-
-
-def _length_meets_bounds(
-    values: pa.ChunkedArray, kwargs: Mapping[str, Any]
-) -> pa.ChunkedArray | None:
-    lengths = _lengths_in_arrow(values)
-    return None if lengths is None else _meets_bounds(lengths, kwargs)
-
-
-def _has_length(values: pa.ChunkedArray, kwargs: Mapping[str, Any]) -> pa.ChunkedArray | None:
-    lengths = _lengths_in_arrow(values)
-    if lengths is None or type(kwargs["value"]) is not int:
-        return None
-    return pc.equal(lengths, kwargs["value"])
+def _equals_in_arrow(values: pa.ChunkedArray, kwargs: Mapping[str, Any]) -> pa.ChunkedArray | None:
+    return pc.equal(values, kwargs["value"]) if type(kwargs["value"]) is int else None
 
 
 def _is_comparable(first: pa.ChunkedArray, second: pa.ChunkedArray) -> bool:
@@ -489,23 +462,39 @@ ROW_EXPECTATION_KINDS = (
     RowKind(
         "expect_column_values_to_be_between", _COLUMN, _between, _meets_bounds, optional=_BOUNDS
     ),
-    RowKind("expect_column_values_to_not_be_in_set", _COLUMN, _not_in_set, _isnt_in_arrow, _SET),
+    RowKind(
+        "expect_column_values_to_not_be_in_set",
+        _COLUMN,
+        _in_set,
+        _is_in_arrow,
+        _SET,
+        is_negated=True,
+    ),
     RowKind(MATCH_REGEX, _COLUMN, _regex, _matches_in_arrow, _REGEX),
     RowKind(
         "expect_column_values_to_not_match_regex",
         _COLUMN,
-        _not_regex,
-        _matches_not_in_arrow,
+        _regex,
+        _matches_in_arrow,
         _REGEX,
+        is_negated=True,
     ),
     RowKind(
         LENGTHS_BETWEEN,
         _COLUMN,
-        lambda value, kwargs: _between(F.length(value), kwargs),
-        _length_meets_bounds,
+        _between,
+        _meets_bounds,
         optional=_BOUNDS,
+        is_of_lengths=True,
     ),
-    RowKind(LENGTHS_EQUAL, _COLUMN, _length_equals, _has_length, frozenset({"value"})),
+    RowKind(
+        LENGTHS_EQUAL,
+        _COLUMN,
+        _equals,
+        _equals_in_arrow,
+        frozenset({"value"}),
+        is_of_lengths=True,
+    ),
     RowKind(
         "expect_column_pair_values_to_be_equal",
         _PAIR,

@@ -7,14 +7,16 @@ moment up to which the target has every commit; bytes are the unread WAL.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pyspark.sql import DataFrame
 
 from waldelta.config.quality import Freshness
-from waldelta.lake import DeltaTarget, TargetVersion
+from waldelta.errors import class_and_text
+from waldelta.lake import READ_FAILURES, DeltaTarget, TargetVersion
 from waldelta.lake.ledger import TableState
 from waldelta.row_filter import EnumType
 from waldelta.spark import Runner
@@ -26,9 +28,17 @@ from waldelta.stages.check.measure.duplicate_keys import (
     read_keys,
 )
 from waldelta.stages.check.measure.failing_rows import FailingRows
-from waldelta.stages.check.measure.profile import Before, Measured, measure_profile
+from waldelta.stages.check.measure.profile import (
+    Before,
+    Measured,
+    measure_profile,
+    profile_by_statistics,
+    profile_by_values,
+)
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.suite.sql_conditions import listed
+
+log = logging.getLogger(__name__)
 
 _MB = 1 << 20
 
@@ -88,10 +98,6 @@ class CheckedTarget:
     version: int
     table: DeltaTarget
 
-    def open(self) -> TargetVersion:
-        """Opens the target's version without Spark."""
-        return self.table.open(self.version)
-
     def frame(self, runner: Runner) -> DataFrame:
         """Returns the rows that the source has now, as a mirror would hold them."""
         return self.state.kept_as.live_rows(self.kept(runner), self.state.key_columns)
@@ -99,26 +105,6 @@ class CheckedTarget:
     def kept(self, runner: Runner) -> DataFrame:
         """Returns all rows, including those that are no longer in the source (unlike ``frame``)."""
         return self.table.frame(runner.spark(), self.version)
-
-
-class JudgedRows(Protocol):
-    """Rows that expectations on several rows are judged on."""
-
-    @property
-    def types(self) -> Mapping[str, str]:
-        """The Spark types of the columns, by the names that Great Expectations lists."""
-
-    def frame(self) -> DataFrame:
-        """Returns the rows as Spark reads them."""
-
-    def duplicate_keys(self, columns: Sequence[str], *, are_met: bool) -> FailingRows:
-        """Counts the rows that share these values with another row; nulls count as equal.
-
-        ``are_met``: all rows of the version before the changes are known to differ in them.
-        """
-
-    def profile(self, columns: Sequence[Sequence[Any]]) -> Measured:
-        """Returns the number of rows, and the distribution of these columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,34 +115,30 @@ class GivenRows:
 
     @property
     def types(self) -> Mapping[str, str]:
-        """The types of the columns."""
+        """The Spark types of the columns, by the names that Great Expectations lists."""
         return {listed(name): kind for name, kind in self.given.dtypes}
 
-    def frame(self) -> DataFrame:
-        """Returns the rows."""
-        return self.given
-
     def duplicate_keys(self, columns: Sequence[str], *, are_met: bool) -> FailingRows:  # noqa: ARG002
-        """Counts them by Spark."""
-        return find_duplicate_keys(self.given, columns)
+        """Counts the rows that share these values with another row; nulls count as equal.
 
-    def profile(self, columns: Sequence[Sequence[Any]]) -> Measured:
-        """Returns the profile by Spark."""
-        return measure_profile(self.given, columns)
+        ``are_met``: all rows of the version before the changes are known to differ in them.
+        """
+        return find_duplicate_keys(self.given, columns)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
     """The rows of a checked target, and what is known of them before they are read.
 
-    ``met`` is a version whose rows are all known to meet the suite. ``measured`` is the profile,
-    None where it wasn't measured.
+    ``table`` is what Arrow reads, None where only Spark reads the rows. ``met`` is a version whose
+    rows are all known to meet the suite. ``measured`` is the profile, if it was measured.
     """
 
     target: CheckedTarget
     runner: Runner
     types: Mapping[str, str] = field(default_factory=dict)
     references: Sequence[Reference] = ()
+    table: TargetVersion | None = None
     met: int | None = None
     measured: Measured | None = None
 
@@ -164,32 +146,48 @@ class TargetRows:
         """Returns the rows that the source has now."""
         return self.target.frame(self.runner)
 
-    def profile(self, columns: Sequence[Sequence[Any]]) -> Measured:
-        """Returns the profile, which Spark measures where it wasn't measured before."""
-        return self.measured or measure_profile(self.frame(), columns)
+    def measure(self, columns: Sequence[Sequence[Any]]) -> Measured | None:
+        """Returns the profile; None where the target lacks a column.
+
+        After changes it comes from the statistics in the log, and is None without these.
+        """
+        if not {listed(name) for name, _ in columns} <= self.types.keys():
+            return None
+        table = self.table
+        try:
+            if table is not None and self.met is not None:
+                return profile_by_statistics(table, columns)
+            if table is not None and not table.place.lake.on_spark:
+                return profile_by_values(table, columns)
+        except (*READ_FAILURES, KeyError) as err:
+            name = self.target.state.table_name
+            log.info("table=%s: Spark measures the profile: %s", name, class_and_text(err))
+        return None if self.met is not None else measure_profile(self.frame(), columns)
 
     def duplicate_keys(self, columns: Sequence[str], *, are_met: bool) -> FailingRows:
         """Counts them by Arrow where this process reads the keys, else by Spark.
 
-        Of a mirror only keys of rows written since ``met`` are compared with the others.
+        Only keys of rows written since ``met`` are compared with the others.
         """
-        table, version = self.target.table, self.target.version
-        is_single, is_mirror = len(columns) == 1, not self.target.state.kept_as.keeps_rows
-        since = self.met if are_met and is_mirror else None
-        key = None
+        if self.table is None:
+            return find_duplicate_keys(self.frame(), columns)
+        is_single, since, key = len(columns) == 1, self.met if are_met else None, None
         if is_single or since is not None:
-            key = IntegerKey.open(table, version, columns[0])
+            key = IntegerKey.of(self.table, columns[0])
         if key is not None and since is not None:
             key = key.written_since(since)
-        if is_mirror:
-            if is_single and key is not None and key.is_unique():
-                return FailingRows()
-            if (keys := read_keys(table, version, columns)) is not None:
-                return duplicate_keys(keys)
+        if is_single and key is not None and key.is_unique():
+            return FailingRows()
+        if (keys := read_keys(self.table, columns)) is not None:
+            return duplicate_keys(keys)
         if key is None:
             return find_duplicate_keys(self.frame(), columns)
         dense = is_single and key.is_dense
         return find_duplicate_keys(key.rows_in_question(self.frame()), columns, dense=dense)
+
+
+# Rows that expectations on several rows are judged on.
+JudgedRows = TargetRows | GivenRows
 
 
 @dataclass(frozen=True, slots=True)

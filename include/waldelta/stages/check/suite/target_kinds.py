@@ -282,7 +282,8 @@ class AsBefore(TargetKind):
 
     def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:
         """Returns where the profile departs from the bounds."""
-        measured = rows.profile(planned.kwargs["columns"])
+        if (measured := _target_rows(rows).measured) is None:
+            raise TypeError("the rows weren't measured")
         found = find_departures(measured, planned.kwargs["part"], planned.kwargs["bounds"])
         return _outcome(planned, found, "as before")
 

@@ -21,8 +21,8 @@ from waldelta.lake.ledger.check_records import Profile, keep_profiles, latest_pr
 from waldelta.stages.check.measure.profile import (
     bounds_of,
     find_departures,
+    profile_by_statistics,
     profile_by_values,
-    profile_in_driver,
 )
 from waldelta.stages.check.suite.kinds import kind_of, plan_suite
 
@@ -190,10 +190,9 @@ def test_it_is_planned_before_it_says_anything():
 @pytest.mark.parametrize(
     "is_small", [True, False], ids=["read by Arrow", "by the log's statistics"]
 )
-def test_profile_of_a_target(tmp_path, monkeypatch, is_small):
+def test_profile_of_a_target(tmp_path, is_small):
     """Rows, nulls, least and most are the same; a mean needs the values."""
-    if not is_small:
-        monkeypatch.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 0)
+    measure = profile_by_values if is_small else profile_by_statistics
     schema = pa.schema(
         [("n", pa.int32()), ("f", pa.float64()), ("s", pa.string()), ("none", pa.int64())]
     )
@@ -202,7 +201,7 @@ def test_profile_of_a_target(tmp_path, monkeypatch, is_small):
             [dict(zip(schema.names, row, strict=True)) for row in rows], schema
         )
         write_deltalake(str(tmp_path), part, mode="append")
-    rows, (n, f, s, none) = profile_in_driver(
+    rows, (n, f, s, none) = measure(
         table_at(str(tmp_path)).open(), [("n", True), ("f", True), ("s", False), ("none", True)]
     )
     assert rows == 3
