@@ -227,18 +227,6 @@ def _without_refused(plan: SuitePlan, run: CheckRun, columns: TargetColumns) -> 
     return replace(plan, expectations=kept, refused=error)
 
 
-def about(run: CheckRun, target: CheckedTarget, omitted: Sequence[str]) -> dict[str, str]:
-    """Returns what a report page says about the data it judges; ``omitted`` isn't judged."""
-    facts = {
-        "pipeline": run.pipeline.pipeline,
-        "table": target.state.table_name,
-        "Airflow run": run.run_id,
-        "Delta version": str(target.version),
-        "location": target.table.uri,
-    }
-    return facts | ({"not checked": "; ".join(omitted)} if omitted else {})
-
-
 def failed(table: str, version: int | None, err: Exception) -> TableVerdict:
     """Returns the verdict on a target that couldn't be judged at all."""
     named = unexpected_error(table, err)

@@ -192,12 +192,8 @@ def _evaluate(items: Sequence[OwnExpectation], sample: DataFrame, rows: DataFram
 
 def _sample(spark: SparkSession, types: Mapping[str, str]) -> DataFrame:
     """Returns one made-up row of these columns."""
-    values = [
-        f"cast({_sample_of(type_name)} as {type_name}) as {quote(name)}"
-        for name, type_name in types.items()
-    ]
+    values = []
+    for name, type_name in types.items():
+        value = "0" if type_name.startswith(NUMBERS) else _SAMPLES.get(type_name, "null")
+        values.append(f"cast({value} as {type_name}) as {quote(name)}")
     return spark.range(1).selectExpr(*values)
-
-
-def _sample_of(type_name: str) -> str:
-    return "0" if type_name.startswith(NUMBERS) else _SAMPLES.get(type_name, "null")

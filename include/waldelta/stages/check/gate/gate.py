@@ -184,12 +184,8 @@ def judge_complete_rows(
             f"{gate.table}: its rows weren't read again, since its gate can't be read:"
             f" {gate.problem}"
         )
-    columns = JudgedColumns(
-        [name for name, _ in copy.columns],
-        [kind for _, kind in copy.columns],
-        copy.key_columns,
-        job.pipeline.target.metadata_columns,
-    )
+    names, kinds = zip(*copy.columns, strict=True)
+    columns = JudgedColumns(names, kinds, copy.key_columns, job.pipeline.target.metadata_columns)
     verdicts = _verdicts(gate, columns)
     _add_conditions(gate, verdicts, _target_columns(columns))
     verdicts = [v for v in verdicts if v.gated.item.gate != "stop" or gate.released < landed_end]

@@ -113,13 +113,12 @@ def stopped(gate: TableGate, failed: Sequence[Verdict]) -> QualityFailed:
 
 def listed(verdicts: Sequence[Verdict]) -> str:
     """Returns a line for each of these verdicts."""
-    return "\n".join(f"  - {v.gated.meaning} ({_found(v)}) at {v.gated.place}" for v in verdicts)
-
-
-def _found(verdict: Verdict) -> str:
-    return verdict.why or (
-        counted(verdict.unexpected, "row") if verdict.unexpected is not None else "not met"
-    )
+    lines = []
+    for verdict in verdicts:
+        rows = None if verdict.unexpected is None else counted(verdict.unexpected, "row")
+        found = verdict.why or rows or "not met"
+        lines.append(f"  - {verdict.gated.meaning} ({found}) at {verdict.gated.place}")
+    return "\n".join(lines)
 
 
 def record(job: Job, gate: TableGate, verdicts: Sequence[Verdict]) -> None:

@@ -375,7 +375,11 @@ def suite_result(
     judged = [
         outcome
         for outcome in verdict.outcomes
-        if outcome.error is None and _has_place(outcome.planned)
+        if outcome.error is None
+        and (
+            outcome.planned.origin != "own"
+            or why_not_built(outcome.planned.type, outcome.planned.kwargs) is None
+        )
     ]
     judged += [Outcome(planned, True, None, None) for planned in verdict.measured_only]
     suite = build_suite(name, SuitePlan(name, tuple(outcome.planned for outcome in judged)))
@@ -385,10 +389,6 @@ def suite_result(
         suite_name=name,
         meta={"batch_parameters": about, "great_expectations_version": gx.__version__},
     )
-
-
-def _has_place(planned: PlannedExpectation) -> bool:
-    return planned.origin != "own" or why_not_built(planned.type, planned.kwargs) is None
 
 
 def _item(outcome: Outcome, expectation: Expectation) -> ExpectationValidationResult:

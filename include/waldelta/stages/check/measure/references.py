@@ -173,8 +173,9 @@ def plan_references(keys: Sequence[ForeignKey], known: KnownTargets) -> PlannedR
             comparisons = tuple(c for c in _comparisons(key, referring, other) if c is not None)
             sides = _side(known, referring, key.referring), _side(known, other, key.referenced)
             # NaN or infinity may be stored raw, and be null in its column.
+            held = [_target_column(referring, column) for column in key.referring]
             whole = key.is_full and not any(
-                _may_be_raw(referring, column) for column in key.referring
+                c is None or stored_type(c.type_name, c.spark_type).may_be_raw for c in held
             )
             planned.references.setdefault(told_of, []).append(
                 Reference(key.name, *sides, comparisons, told_of, whole=whole)
@@ -314,11 +315,6 @@ def _target_column(state: TableState, column: KeyColumn) -> ColumnState | None:
     return next(
         (c for c in state.columns if c.name == column.name and c.attnum in (0, column.attnum)), None
     )
-
-
-def _may_be_raw(state: TableState, column: KeyColumn) -> bool:
-    held = _target_column(state, column)
-    return held is None or stored_type(held.type_name, held.spark_type).may_be_raw
 
 
 def _comparisons(

@@ -7,13 +7,16 @@ Great Expectations' own index needs scripts from the network, and reads every st
 from __future__ import annotations
 
 import hashlib
+import json
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 from typing import Any, Literal
 from urllib.parse import quote
+
+from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
 from waldelta.control_characters import html_text
 from waldelta.quantities import counted
@@ -30,7 +33,7 @@ class ReportEntry:
     count of met expectations.
     """
 
-    at: datetime
+    at: AwareDatetime
     pipeline: str
     run_id: str
     table: str
@@ -62,29 +65,20 @@ class CheckedRun:
         return self.entries[0].verdict
 
 
-def dump_entry(entry: ReportEntry) -> dict[str, Any]:
+_ENTRY = TypeAdapter(ReportEntry)
+
+
+def dump_entry(entry: ReportEntry) -> Any:
     """Returns an entry for JSON."""
-    return asdict(entry) | {"at": entry.at.isoformat()}
+    return _ENTRY.dump_python(entry, mode="json")
 
 
 def parse_entry(row: Any) -> ReportEntry | None:
     """Returns the entry of a JSON object that dump_entry() made; None for anything else."""
     try:
-        entry = ReportEntry(
-            **{
-                **row,
-                "at": datetime.fromisoformat(row["at"]),
-                "failures": tuple(map(str, row["failures"])),
-                "warnings": tuple(map(str, row["warnings"])),
-            }
-        )
-    except (ValueError, KeyError, TypeError):
+        return _ENTRY.validate_json(json.dumps(row), strict=True)
+    except ValidationError:
         return None
-    texts = (entry.pipeline, entry.run_id, entry.table, entry.page)
-    numbers = (entry.expectations, entry.version or 0)
-    is_one = all(isinstance(text, str) for text in texts) and isinstance(entry.told, str | None)
-    is_one &= all(type(number) is int for number in numbers) and entry.at.tzinfo is not None
-    return entry if is_one else None
 
 
 def checked_runs(entries: Iterable[ReportEntry]) -> list[CheckedRun]:
