@@ -56,7 +56,11 @@ class Pipeline:
         from waldelta.findings import lacking
         from waldelta.lake import why_not_writable
         from waldelta.stages.check.judge_suites import judging
-        from waldelta.stages.setup.preflight.lake import judge_altered, probe_store
+        from waldelta.stages.setup.preflight.lake import (
+            judge_altered,
+            probe_store,
+            why_not_writable_in_task,
+        )
         from waldelta.stages.setup.setup import plan_setup
 
         job, root = self.job(), self.file.target.root
@@ -68,10 +72,7 @@ class Pipeline:
             plan = plan.with_estimate(job)
         problems = [why_not_writable(root)]
         if spark is not None:
-            from waldelta.spark import OnSpark
-            from waldelta.spark.write_errors import why_not_writable_in_task
-
-            problems.append(why_not_writable_in_task(OnSpark(spark), root))
+            problems.append(why_not_writable_in_task(spark, root))
         return replace(
             plan,
             findings=(

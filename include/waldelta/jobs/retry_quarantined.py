@@ -29,6 +29,13 @@ from waldelta.stages.check.gate.quarantined_rows import current_user, rows_to_ac
 from waldelta.stages.repair.mend.current_targets import CurrentTargets
 from waldelta.stages.repair.repair import Again, repair
 
+log = logging.getLogger(__name__)
+
+_STILL = (
+    "row still fails a gate and stays in quarantine",
+    "rows still fail a gate and stay in quarantine",
+)
+
 
 def run_retry(
     runner: Runner,
@@ -47,12 +54,12 @@ def run_retry(
     by = by or current_user()
     again = Again(f"quarantine --retry by {by}" + (f": {reason}" if reason else ""), by)
 
-    def wanted(replicated: Mapping[str, TableState]) -> dict[str, Again]:
+    def choose(replicated: Mapping[str, TableState]) -> dict[str, Again]:
         generations = {name: state.generation for name, state in replicated.items()}
         lacking = Quarantine(job.lake).open_counts(generations)
         return dict.fromkeys(lacking if tables is None else lacking.keys() & set(tables), again)
 
-    return _run(runner, job, "retry", wanted, tables)
+    return _run(runner, job, "retry", choose, tables)
 
 
 def run_accept(
@@ -70,9 +77,9 @@ def run_accept(
     caused by a ConfigError for rows that aren't in quarantine.
     """
     by = by or current_user()
-    told = f"quarantine --accept by {by}: {reason}"
+    cause = f"quarantine --accept by {by}: {reason}"
 
-    def wanted(replicated: Mapping[str, TableState]) -> dict[str, Again]:
+    def choose(replicated: Mapping[str, TableState]) -> dict[str, Again]:
         if not rows:
             quarantine = Quarantine(job.lake)
             lacking = [
@@ -80,27 +87,49 @@ def run_accept(
                 for name in tables or ()
                 if watched_rows(quarantine.outlines(name, replicated[name].generation))
             ]
-            return dict.fromkeys(lacking, Again(told, by, accepts_all=True, why=reason))
+            return dict.fromkeys(lacking, Again(cause, by, accepts_all=True, why=reason))
         chosen: dict[str, set[str]] = {}
         for row in rows_to_accept(job, rows, tables):
             chosen.setdefault(row.table_name, set()).add(row.id)
         return {
-            name: Again(told, by, accepted=frozenset(ids), why=reason)
+            name: Again(cause, by, accepted=frozenset(ids), why=reason)
             for name, ids in chosen.items()
         }
 
-    return _run(runner, job, "accept", wanted, tables)
+    return _run(runner, job, "accept", choose, tables)
 
 
 def _run(
     runner: Runner,
     job: Job,
     action: str,
-    wanted: Callable[[Mapping[str, TableState]], Mapping[str, Again]],
+    choose: Callable[[Mapping[str, TableState]], Mapping[str, Again]],
     tables: Collection[str] | None,
 ) -> RunResult:
+    """Run the job; ``choose`` selects, from the replicated tables by name, which ones are read
+    again and how.
+
+    Raises ConfigError for names in ``tables`` that are not replicated.
+    """
+
     def read_again(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
-        failures = read_quarantined_again(runner, job, result, stage, wanted, tables)
+        failures: dict[str, WaldeltaError] = {}
+        current = CurrentTargets.read(runner, job, "quarantine", result)
+        if unknown := sorted(set(tables or ()) - current.states.keys()):
+            raise unknown_tables(unknown, current.states)
+        rows: Counter[str] = Counter()
+        for name, again in sorted(choose(current.states).items()):
+            try:
+                rows.update(_read_again(runner, job, result, current, name, again))
+            except WaldeltaError as err:
+                log.error("table=%s %s", name, err)
+                failures[name] = of_table(err, name)
+        result.targets.leave_behind(failures)
+        corrected, within = counted(rows["corrected"], "row"), counted(len(result.tables), "table")
+        stage.detail = f"{corrected} of {within} corrected"
+        if failing := rows["kept"]:
+            result.warnings.append(counted(failing, *_STILL))
+            stage.detail += f"; {result.warnings[-1]}"
         if failures:
             raise all_failures(failures)
 
@@ -108,48 +137,6 @@ def _run(
     earlier = continued(job, "quarantine", fresh=False)
     result = RunResult("quarantine", job.run_id, tables=earlier.tables, attempt=earlier.attempt)
     return run_stages(runner, job, result, stages, None)
-
-
-log = logging.getLogger(__name__)
-
-_STILL = (
-    "row still fails a gate and stays in quarantine",
-    "rows still fail a gate and stay in quarantine",
-)
-
-
-def read_quarantined_again(
-    runner: Runner,
-    job: Job,
-    result: RunResult,
-    stage: StageResult,
-    wanted: Callable[[Mapping[str, TableState]], Mapping[str, Again]],
-    tables: Collection[str] | None,
-) -> dict[str, WaldeltaError]:
-    """Returns the tables that failed, by name; their rows stay in quarantine.
-
-    ``wanted`` selects, from the replicated tables by name, which ones are read again and how.
-    Raises ConfigError for names in ``tables`` that are not replicated.
-    """
-    failures: dict[str, WaldeltaError] = {}
-    current = CurrentTargets.read(runner, job, "quarantine", result)
-    replicated = current.states
-    if unknown := sorted(set(tables or ()) - replicated.keys()):
-        raise unknown_tables(unknown, replicated)
-    rows: Counter[str] = Counter()
-    for name, again in sorted(wanted(replicated).items()):
-        try:
-            rows.update(_read_again(runner, job, result, current, name, again))
-        except WaldeltaError as err:
-            log.error("table=%s %s", name, err)
-            failures[name] = of_table(err, name)
-    result.targets.leave_behind(failures)
-    corrected, within = counted(rows["corrected"], "row"), counted(len(result.tables), "table")
-    stage.detail = f"{corrected} of {within} corrected"
-    if kept := rows["kept"]:
-        result.warnings.append(counted(kept, *_STILL))
-        stage.detail += f"; {result.warnings[-1]}"
-    return failures
 
 
 def _read_again(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from waldelta.jobs._stages import check_tables, run_stages
-from waldelta.pipeline import Job, RunResult, StageResult, TableResult
+from waldelta.pipeline import Job, RunResult, TableResult
 from waldelta.pipeline.targets import synced_states
 from waldelta.spark import Runner
 
@@ -12,8 +14,5 @@ def run_validate(runner: Runner, job: Job) -> RunResult:
     """Check every synced target's expectations, even if checks after runs are switched off."""
     tables = [state.table_name for state in synced_states(job)]
 
-    def check_all(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
-        check_tables(runner, job, result, stage, tables)
-
     result = RunResult("validate", job.run_id, tables={name: TableResult() for name in tables})
-    return run_stages(runner, job, result, {"check": check_all}, None)
+    return run_stages(runner, job, result, {"check": partial(check_tables, tables=tables)}, None)

@@ -18,6 +18,7 @@ from waldelta.errors import (
     StoreUnreachable,
     TargetNotWritable,
     raised_as,
+    without_values,
 )
 from waldelta.server_errors import texts
 
@@ -90,6 +91,15 @@ def not_writable_by_spark(
     answer = answer_in(str(err))
     error.retryable = answer is not None and answer.error.retryable
     return error
+
+
+def change_log_write_error(uri: str, err: Exception) -> TargetNotWritable | None:
+    """Return TargetNotWritable when Spark's error means that; else None."""
+    refused = storage_refusal(str(err))
+    if refused is None:
+        return None
+    unread = "; nothing was consumed from the slot"
+    return not_writable_by_spark(uri, err, without_values(err), refused, unread)
 
 
 def not_writable_from_text(said: str) -> TargetNotWritable:

@@ -12,8 +12,8 @@ from waldelta.errors import PreflightFailed, TargetNotWritable
 from waldelta.lake import bookkeeping_uri, why_not_writable
 from waldelta.lake.storage import CHANGES
 from waldelta.slot.acknowledge import confirmed_lsn
-from waldelta.spark.write_errors import why_not_writable_in_task
 from waldelta.stages.land.drain import drain
+from waldelta.stages.setup.preflight.lake import why_not_writable_in_task
 
 pytestmark = pytest.mark.pg
 
@@ -49,7 +49,7 @@ def test_object_stores_are_not_asked():
 @pytest.mark.spark
 def test_check_with_a_session_asks_a_task_too(runner, database, blocked, lake):
     database.execute("create table t(id int primary key)")
-    assert why_not_writable_in_task(runner, lake) is None
+    assert why_not_writable_in_task(runner.spark(), lake) is None
     problems = new_pipeline(database, blocked).check(runner.spark()).problems
     assert [text.startswith("in Spark's tasks file:") for text in problems] == [False, True]
 

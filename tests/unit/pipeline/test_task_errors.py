@@ -14,10 +14,9 @@ from waldelta.errors import (
     TargetNotWritable,
 )
 from waldelta.lake import Lake
-from waldelta.lake.write_errors import target_not_writable
+from waldelta.lake.write_errors import change_log_write_error, target_not_writable
 from waldelta.pipeline import is_conflict, named_error, of_table, unexpected_error
 from waldelta.pipeline.task_errors import writing_error
-from waldelta.spark import write_errors
 from waldelta.spark.runner import error_text
 
 ERRORS = [
@@ -53,7 +52,7 @@ READERS = {
     "told by a task": lambda said: named_error(
         RuntimeError(error_text(target_not_writable(URI, OSError(said))))
     ),
-    "of the change log": lambda said: write_errors.change_log_write_error(
+    "of the change log": lambda said: change_log_write_error(
         URI, RuntimeError(f"java.io.IOException: {said}")
     ),
     "of a target": lambda said: target.target_write_error(

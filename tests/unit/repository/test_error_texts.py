@@ -18,7 +18,6 @@ NAMING = {
     "waldelta/pipeline/task_errors.py",
     "waldelta/slot/read/peek.py",
     "waldelta/slot/read/decode_failure.py",
-    "waldelta/spark/write_errors.py",
 }
 _MATCHES = {"search", "match", "fullmatch", "findall", "finditer", "startswith", "endswith"}
 _ERRORS = {"err", "error", "exc", "cause", "exception"}

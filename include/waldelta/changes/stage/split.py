@@ -24,10 +24,10 @@ from waldelta.arrow import Ints
 from waldelta.lake import Lake, parquet_format, remove_folder, staging_folder
 from waldelta.lake.changelog import ChangeLog, RowMessages, Stream
 from waldelta.lake.changelog.row_messages import ROW_SCHEMA, all_row_messages
+from waldelta.lake.write_errors import change_log_write_error
 from waldelta.pipeline import Job, named_error
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
-from waldelta.spark.write_errors import change_log_write_error
 
 log = logging.getLogger(__name__)
 

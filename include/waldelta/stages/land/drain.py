@@ -33,6 +33,7 @@ from waldelta.failpoints import fault_point
 from waldelta.lake import UNFENCED, WRITE_FAILURES, Fence, check_writable
 from waldelta.lake.changelog import ChangeLog, Landed
 from waldelta.lake.changelog.batch_file import BatchFile
+from waldelta.lake.write_errors import change_log_write_error
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import UnreadMessage
 from waldelta.pipeline import AdvisoryLock, Job, SourceBill, named_error, slot_lock
@@ -53,7 +54,6 @@ from waldelta.slot.slot import check_received
 from waldelta.spark import Runner
 from waldelta.spark.runner import Answer, Task
 from waldelta.spark.runner import error_text as task_error
-from waldelta.spark.write_errors import change_log_write_error
 
 log = logging.getLogger(__name__)
 

@@ -38,6 +38,7 @@ from waldelta.lake import (
     remove_folder,
     replace_by_rows,
     staging_folder,
+    why_not_writable,
 )
 from waldelta.lake.ledger import SYNCED, TableState
 from waldelta.pipeline import Job
@@ -179,6 +180,19 @@ def probe_store(target: Target, lake: Lake, spark: SparkSession | None) -> None:
         scheme = urlsplit(target.root).scheme
         check_log_store(target, read_log_store(session, scheme), lake)
         _probe_spark(session, probe)
+
+
+def why_not_writable_in_task(spark: SparkSession, root: str) -> str | None:
+    """Run why_not_writable() in a task, whose process may be another user's, on another machine."""
+
+    def ask(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict(
+                {"problem": pa.array([why_not_writable(root)], pa.string())}
+            )
+
+    answer: str | None = spark.range(0, 1, 1, 1).mapInArrow(ask, "problem string").collect()[0][0]
+    return answer if answer is None else f"in Spark's tasks {answer}"
 
 
 @contextmanager
