@@ -60,11 +60,11 @@ class StackSecrets:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read the file, or create it; one of an earlier version gets the secrets that it lacks."""
-        known = json.loads(path.read_text()) if path.exists() else {}
-        found = cls(**known)
-        if asdict(found) != known:
-            write_private(path, json.dumps(asdict(found), indent=1) + "\n")
-        return found
+        entries = json.loads(path.read_text()) if path.exists() else {}
+        stack_secrets = cls(**entries)
+        if asdict(stack_secrets) != entries:
+            write_private(path, json.dumps(asdict(stack_secrets), indent=1) + "\n")
+        return stack_secrets
 
 
 @dataclass(frozen=True, repr=False)

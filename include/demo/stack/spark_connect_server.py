@@ -34,14 +34,14 @@ class SparkConnectServer(ConnectServer):
         command, own = self.prepare(str(Path(self.python).with_name("spark-submit")))
         own |= {"JAVA_HOME": str(java_home()), TOKEN_VARIABLE: self.token}
         try:
-            with port_on_ipv6(self.port) as held:
+            with port_on_ipv6(self.port) as port:
                 return start(
                     "Spark Connect server",
                     command,
                     folder=self.folder,
                     log=self.log,
                     environment={**self._opening(environment), **own},
-                    held=held,
+                    held=port,
                 )
         except ConfigError as err:
             raise StackError(str(err)) from err

@@ -317,8 +317,8 @@ class Stack:
         clock = time.monotonic()
         store_port = free_port() if self.store else 0
         self._state = StackState(free_port(), free_port(), free_port(), store_port)
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN_PREFIXES)}
-        base = kept | self.places() | dict(self.environment) | {MARK: str(self.folder)}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN_PREFIXES)}
+        base = inherited | self.places() | dict(self.environment) | {MARK: str(self.folder)}
         if (store := self.object_store) is not None:
             store.copy_pipelines(self.pipelines)
             self._remember(store.begin(base))
@@ -521,8 +521,8 @@ def prepare_sources(server: EmbeddedPostgres, databases: Iterable[str]) -> None:
 
 
 def _set_role(connection: psycopg.Connection, name: str, password: str, attributes: str) -> None:
-    known = connection.execute("select 1 from pg_roles where rolname = %s", (name,)).fetchone()
-    verb = "alter" if known else "create"
+    role = connection.execute("select 1 from pg_roles where rolname = %s", (name,)).fetchone()
+    verb = "alter" if role else "create"
     # Hashed by the client, so that the password itself is in no statement that the server might
     # log.
     verifier = connection.pgconn.encrypt_password(
@@ -533,8 +533,8 @@ def _set_role(connection: psycopg.Connection, name: str, password: str, attribut
 
 
 def _create_databases(connection: psycopg.Connection, names: Iterable[str], owner: str) -> None:
-    known = {name for (name,) in connection.execute("select datname from pg_database")}
-    for name in sorted(set(names) - known):
+    existing = {name for (name,) in connection.execute("select datname from pg_database")}
+    for name in sorted(set(names) - existing):
         statement = sql.SQL("create database {} owner {}").format(
             sql.Identifier(name), sql.Identifier(owner)
         )

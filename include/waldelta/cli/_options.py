@@ -479,11 +479,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.verb, implied = ALIASES.get(options.verb, (options.verb, {}))
     vars(options).update(implied)
     if options.verb == "quarantine":
-        asked = [name for name in DECISIONS if getattr(options, name)]
-        if len(asked) > 1:
-            parser.error(f"--{asked[0]} and --{asked[1]} exclude each other")
+        decisions = [name for name in DECISIONS if getattr(options, name)]
+        if len(decisions) > 1:
+            parser.error(f"--{decisions[0]} and --{decisions[1]} exclude each other")
         for name in ("row", "reason", "by"):
-            if getattr(options, name) and not asked:
+            if getattr(options, name) and not decisions:
                 *most, last = (f"--{decision}" for decision in DECISIONS)
                 parser.error(f"--{name} needs {', '.join(most)} or {last}")
     if getattr(options, "result", None) is None:

@@ -29,25 +29,27 @@ def list_pipelines(folder: Path | None, output: Output) -> bool:
     from rich.text import Text
 
     folder = existing_folder(folder)
-    found = PipelineFolder.read(folder)
-    runs = _last_runs(found.pipelines)
-    listed = [_entry(path, pipeline) | runs[path] for path, pipeline in found.pipelines.items()]
-    refused = found.refusals()
-    document = {"folder": str(folder), "pipelines": listed, "refused": refused}
+    pipeline_folder = PipelineFolder.read(folder)
+    runs = _last_runs(pipeline_folder.pipelines)
+    entries = [
+        _entry(path, pipeline) | runs[path] for path, pipeline in pipeline_folder.pipelines.items()
+    ]
+    refused = pipeline_folder.refusals()
+    document = {"folder": str(folder), "pipelines": entries, "refused": refused}
     rows = [
         (
-            one["pipeline"],
-            one["slot"],
-            one["conn_id"],
-            "\n".join(map(_published, one["publications"])),
-            one["root"],
-            one["schedule"] or "by hand",
-            _run(one),
+            entry["pipeline"],
+            entry["slot"],
+            entry["conn_id"],
+            "\n".join(map(_published, entry["publications"])),
+            entry["root"],
+            entry["schedule"] or "by hand",
+            _run(entry),
         )
-        for one in listed
+        for entry in entries
     ]
     title = f"{counted(len(rows), 'pipeline')} in {folder}"
-    errors = [Text(_refused(one), style="red") for one in refused]
+    errors = [Text(_refused(entry), style="red") for entry in refused]
     output.show(document, Group(table(_HEADINGS, rows, title) if rows else Text(title), *errors))
     return bool(refused)
 

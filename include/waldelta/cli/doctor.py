@@ -272,23 +272,27 @@ def check_workers() -> Iterator[CheckResult]:
 
     if (own := _installed(_NAME)) is None:
         raise ConfigError("waldelta is on Python's path but not installed: install its wheel")
-    requirements = [one for one in map(Requirement, own.requires or ()) if _is_of(one, "")]
+    requirements = [
+        requirement
+        for requirement in map(Requirement, own.requires or ())
+        if _is_of(requirement, "")
+    ]
     with borrowed_session(None) as spark:
-        answers = read_workers(spark, [one.name for one in requirements])
+        answers = read_workers(spark, [requirement.name for requirement in requirements])
     for worker in answers:
-        found = {one: worker.versions[one.name] for one in requirements}
+        versions = {requirement: worker.versions[requirement.name] for requirement in requirements}
         lacking = [
             *([] if worker.has_waldelta else [_NAME]),
-            *(one.name for one, installed in found.items() if installed is None),
+            *(requirement.name for requirement, installed in versions.items() if installed is None),
         ]
-        wrong = _out_of_range(found)
+        wrong = _out_of_range(versions)
         text = f"host {worker.host}, Python {worker.python}"
         if lacking or wrong:
             parts = [*([f"lacks {', '.join(lacking)}"] if lacking else []), *wrong]
             remedy = f"install `{_NAME}` into the Python of Spark's workers on {worker.host}"
             yield CheckResult("workers", "problem", f"{text}: {'; '.join(parts)}", remedy)
         else:
-            packages = counted(len(found), "package")
+            packages = counted(len(versions), "package")
             yield CheckResult("workers", "ok", f"{text}: {packages} in range")
 
 

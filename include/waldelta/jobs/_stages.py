@@ -228,14 +228,14 @@ def check_tables(
     wrote = [name for name in tables if name in result.tables and result.verb != "validate"]
     paged = paged_targets(job, result, wrote)
     # Only rows of new changes have a newer position than those that were judged before.
-    left = RunOutcome(
+    outcome = RunOutcome(
         versions,
         frozenset(wrote),
         frozenset(paged),
         read_rules(job, result, tables, wrote if result.verb in MERGES else []),
         is_concurrent=result.verb == "quarantine",
     )
-    report = check(runner, job.pipeline, job.ledger, job.run_id, tables, left)
+    report = check(runner, job.pipeline, job.ledger, job.run_id, tables, outcome)
     passed = sorted(fine - set(report.failed_tables))
     result.add_check(report, passed, [name for name in passed if name not in result.tables])
     stage.detail = report.summary

@@ -389,7 +389,7 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
     compared = None if row.in_flight or row.left_out else feeding.version
     try:
         _check_repairable(found)
-        told = [] if compared is None else repaired_commits(job, feeding.state, compared)
+        warnings = [] if compared is None else repaired_commits(job, feeding.state, compared)
         again = Again(reason, order.by, found.keys, compared)
         done = repair(work.runner, job, feeding.as_copied, again)
     except NeedsSync as err:
@@ -404,7 +404,7 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
         return
     cut = done.cut
     done.add_to(work.result)
-    work.result.warnings += told
+    work.result.warnings += warnings
     work.found[name] = replace(
         row,
         status=REPAIRED,

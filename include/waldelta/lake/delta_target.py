@@ -442,7 +442,10 @@ class TargetVersion:
         object store, each is read when it is needed.
         """
         commits = islice(self.place.log.before(self.version + 1), limit)
-        return (one.info | {"version": one.version, "waldelta": one.metadata} for one in commits)
+        return (
+            commit.info | {"version": commit.version, "waldelta": commit.metadata}
+            for commit in commits
+        )
 
     def append(self, rows: pa.Table, schema_mode: Literal["merge"] | None = None) -> None:
         """Add rows in one commit, a compare-and-swap on this version; it is durable on return.

@@ -343,9 +343,9 @@ class _Folder(FileSystemHandler):  # type: ignore[misc]  # Arrow has no types.
         return [self._info(path) for path in paths]
 
     def _info(self, path: str) -> FileInfo:
-        found = self._store.find(self._path(path))
-        if found is not None:
-            return _file(path, found)
+        entry = self._store.find(self._path(path))
+        if entry is not None:
+            return _file(path, entry)
         folders, objects = self._store.entries(self._path(path))
         return FileInfo(path, FileType.Directory if folders or objects else FileType.NotFound)
 

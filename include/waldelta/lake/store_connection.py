@@ -55,15 +55,15 @@ def read_store_options(
     be read, or is of a type that doesn't open this store.
     """
     scheme = urlsplit(root).scheme
-    schemes = next((known for known in _EXAMPLES if scheme in known), None)
+    schemes = next((group for group in _EXAMPLES if scheme in group), None)
     if scheme == "file" or (schemes is None and conn_id is None):
         return {}
     if conn_id is None:
         return REQUEST_LIMITS | {k: v for k, v in environment.items() if is_store_variable(k)}
     if schemes is None:
         raise ConfigError(f"target.conn_id: no type of connection is known for {scheme}://")
-    found = read_connection(conn_id, _EXAMPLES[schemes], environment)
-    return REQUEST_LIMITS | options_of(found, scheme)
+    connection = read_connection(conn_id, _EXAMPLES[schemes], environment)
+    return REQUEST_LIMITS | options_of(connection, scheme)
 
 
 def is_store_variable(name: str) -> bool:

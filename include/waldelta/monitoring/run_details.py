@@ -140,10 +140,10 @@ def _of_attempts(
 ) -> dict[str, dict[str, Any]]:
     """Returns the tables of a run's latest result, with the numbers of its earlier attempts."""
     copied = read_copied(ledger, [line]).get((line.verb, line.run_id), {})
-    found = {name: {"rows": rows} for name, rows in copied.items()} | tables
+    totals = {name: {"rows": rows} for name, rows in copied.items()} | tables
     for name, done in read_operations(ledger, line.verb, line.run_id).items():
-        found[name] = found.get(name, {}) | asdict(done) | {"truncated": bool(done.truncated)}
-    return found
+        totals[name] = totals.get(name, {}) | asdict(done) | {"truncated": bool(done.truncated)}
+    return totals
 
 
 def _table_events(ledger: Ledger, run_id: str) -> dict[str, dict[str, None]]:

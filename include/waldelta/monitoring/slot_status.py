@@ -85,5 +85,7 @@ def of_live_slot(job: Job) -> Iterator[Attention]:
     if slot.wal_status == "lost":
         yield Attention("failed", "slot", f"slot {name!r} lost required WAL: run _resync")
         return
-    for found in slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()):
-        yield Attention("failed" if found.severity == "critical" else "warning", "slot", found.text)
+    for notice in slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now()):
+        yield Attention(
+            "failed" if notice.severity == "critical" else "warning", "slot", notice.text
+        )

@@ -290,15 +290,15 @@ def _behind(ledger: Ledger, landing: list[RunLine]) -> dict[str, datetime | None
     ended = [run for run in landing if run.status != "running"]
     if not ended or ended[0].applied:
         return {}
-    left = dict.fromkeys(_not_applied(ledger, ended[0]))
-    found: dict[str, datetime | None] = dict(left)
+    behind = dict.fromkeys(_not_applied(ledger, ended[0]))
+    times: dict[str, datetime | None] = dict(behind)
     for run in ended[1:_MOST_RESULTS]:
-        for name in set(left) if run.applied else set(left) - set(_not_applied(ledger, run)):
-            found[name] = run.as_of
-            del left[name]
-        if not left:
+        for name in set(behind) if run.applied else set(behind) - set(_not_applied(ledger, run)):
+            times[name] = run.as_of
+            del behind[name]
+        if not behind:
             break
-    return found
+    return times
 
 
 def _not_applied(ledger: Ledger, run: RunLine) -> list[str]:
@@ -372,8 +372,8 @@ def _limits(state: TableState) -> Iterator[str]:
     if state.unmended_leaves:
         yield f"{counted(len(state.unmended_leaves), 'partition')} added, removed or truncated"
     yield from (_NOT_PUBLISHED[operation] for operation in _missing(state))
-    held = {column.attnum for column in state.columns}
-    unpublished = set(state.unpublished) - held
+    columns = {column.attnum for column in state.columns}
+    unpublished = set(state.unpublished) - columns
     if state.storage is not None:
         unpublished &= {attribute.attnum for attribute in state.storage.attributes}
     if hidden := len(unpublished):
@@ -479,8 +479,8 @@ def read_table_details(
         columns = (_line(column.name, column.spark_type, column, state) for column in state.columns)
         return TableDetails(target.uri, tuple(columns), content)
     size = pc.sum(files["size_bytes"]).as_py() or 0 if files.num_rows else 0
-    known = {column.name: column for column in state.columns}
-    lines = [_line(name, kind, known.get(name), state) for name, kind in types.items()]
+    sources = {column.name: column for column in state.columns}
+    lines = [_line(name, kind, sources.get(name), state) for name, kind in types.items()]
     # The source's columns as the target has them, then waldelta's own.
     lines.sort(key=lambda line: line.source_type is None and line.name.startswith(PREFIX))
     return TableDetails(

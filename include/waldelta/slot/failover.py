@@ -67,9 +67,9 @@ def find_promotion(
     moves = [
         m for m in job.ledger.slot_lives(identity.slot) if m.incarnation == identity.incarnation
     ]
-    known = known_ends(incarnation_of(identity.slot, moves), moves)
+    ends_of_lake = known_ends(incarnation_of(identity.slot, moves), moves)
     landed = _landed_upto(job, change_log, identity.floor)
-    switchpoint = judge_history(identity, server, ends, known, landed)
+    switchpoint = judge_history(identity, server, ends, ends_of_lake, landed)
     return Promotion(replace(identity, timeline=server.timeline), switchpoint)
 
 

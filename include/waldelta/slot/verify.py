@@ -65,9 +65,9 @@ def check_landed(
 
     The slot isn't moved.
     """
-    held = _slot_messages(connection, source, move.lsn)
-    if not agree(connection, held, landed):
-        raise _mismatch(source, move, held, landed, f"batch {move.batch}")
+    pending = _slot_messages(connection, source, move.lsn)
+    if not agree(connection, pending, landed):
+        raise _mismatch(source, move, pending, landed, f"batch {move.batch}")
 
 
 def check_behind(
@@ -101,14 +101,14 @@ def _check_range(
 ) -> None:
     differing: Transactions | None = None
     for then in _as_then(connection, source, verified):
-        held, landed = _slot_messages(connection, then, move.lsn), verified.transactions
+        pending, landed = _slot_messages(connection, then, move.lsn), verified.transactions
         if verified.begins > position:
             # The slot returns everything from its position on, including what an earlier request
             # skipped.
             landed += _slot_messages(connection, then, verified.begins)
-        if agree(connection, held, landed):
+        if agree(connection, pending, landed):
             return
-        differing = differing or held
+        differing = differing or pending
     first, last = verified.first, verified.last
     batches = f"batch {last}" if first == last else f"batches {first} to {last}"
     raise _mismatch(source, move, differing or Transactions(), landed, batches)
@@ -129,10 +129,10 @@ def _as_then(connection: Connection, source: Source, verified: VerifiedRange) ->
 
 
 def _mismatch(
-    source: Source, move: SlotMove, held: Transactions, landed: Transactions, batches: str
+    source: Source, move: SlotMove, pending: Transactions, landed: Transactions, batches: str
 ) -> ConsumeMismatch:
     return ConsumeMismatch(
-        f"slot {source.slot!r} holds {held} up to {Lsn(move.lsn)}, but landed {landed} in"
+        f"slot {source.slot!r} holds {pending} up to {Lsn(move.lsn)}, but landed {landed} in"
         f" {batches}; nothing of that was consumed: compare the slot's changes with the change log"
         " (docs/how-to/recover-a-slot.md#consumemismatch); to start over, run teardown, setup and"
         " resync"

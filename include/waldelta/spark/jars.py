@@ -231,14 +231,16 @@ def fetch_jars(folder: Path, names: Iterable[str] = ()) -> None:
     The network is used only when they are missing. Raises ConfigError for an unknown store, for a
     store's folder with files of the user, and as fetch_delta_jars() does.
     """
-    known, wanted = stores(), list(names)
-    for name in wanted:
-        if name not in known:
-            raise ConfigError(f"there are no jars of a store {name!r}: write {' or '.join(known)}")
+    by_name, chosen = stores(), list(names)
+    for name in chosen:
+        if name not in by_name:
+            raise ConfigError(
+                f"there are no jars of a store {name!r}: write {' or '.join(by_name)}"
+            )
         _check_own(folder / name)
     fetch_delta_jars(folder)
-    for name in wanted:
-        _fetch(known[name], folder, folder / name)
+    for name in chosen:
+        _fetch(by_name[name], folder, folder / name)
 
 
 def _check_own(folder: Path) -> None:
@@ -251,7 +253,7 @@ def _check_own(folder: Path) -> None:
 
 
 def _fetch(store: Store, delta_jars: Path, folder: Path) -> None:
-    wanted = _fingerprint(store)
+    fingerprint = _fingerprint(store)
     stamp = folder / _STAMP
     if has_store_jars(folder, store):
         return
@@ -262,15 +264,15 @@ def _fetch(store: Store, delta_jars: Path, folder: Path) -> None:
         stamp.write_text("")
         remove_jars(folder, (Path(LOG_STORE_JAR).stem, *store.wanted))
         for pattern in store.wanted:
-            if not (found := sorted(downloaded.glob(f"{pattern}.jar"))):
+            if not (jars := sorted(downloaded.glob(f"{pattern}.jar"))):
                 raise ConfigError(f"Maven has no {pattern}.jar, which {folder.name} needs")
-            for jar in found:
+            for jar in jars:
                 check_jar(jar)
                 copy_jar(jar, folder)
         for compiler in downloaded.glob("org.eclipse.jdt_ecj-*.jar"):
             check_jar(compiler)
             compile_log_store(folder / LOG_STORE_JAR, compiler, delta_jars)
-    stamp.write_text(wanted)
+    stamp.write_text(fingerprint)
 
 
 def has_store_jars(folder: Path, store: Store) -> bool:
@@ -298,22 +300,22 @@ def compile_log_store(jar: Path, compiler: Path, delta_jars: Path) -> None:
             " delete all io.delta_*.jar there and run `waldelta jars` again"
         )
     classpath = f"{storage[0]}{os.pathsep}{_hadoop_client_jar()}"
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as classes:
         home = os.environ.get("JAVA_HOME")
         command = [
             *(str(Path(home) / "bin" / "java") if home else "java", "-jar", str(compiler)),
             *("-source", "17", "-target", "17", "-encoding", "UTF-8"),
-            *("-classpath", classpath, "-d", made, str(LOG_STORE)),
+            *("-classpath", classpath, "-d", classes, str(LOG_STORE)),
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ConfigError(
                 f"{LOG_STORE.name} can't be compiled: install Java 17 or 21\n{done.stderr}"
             )
-        packed = Path(made) / jar.name
+        packed = Path(classes) / jar.name
         with zipfile.ZipFile(packed, "w") as archive:
-            for file in sorted(Path(made).rglob("*.class")):
-                archive.write(file, file.relative_to(made))
+            for file in sorted(Path(classes).rglob("*.class")):
+                archive.write(file, file.relative_to(classes))
         copy_jar(packed, jar.parent)
 
 

@@ -451,8 +451,8 @@ def once(read: _Reader) -> _Reader:
             return
         name = f"waldelta-{key}-{context.stageId()}-{context.partitionId()}"
         note = Path(SparkFiles.getRootDirectory()) / name
-        if context.attemptNumber() and (known := _noted(note)) is not None:
-            raise known
+        if context.attemptNumber() and (failure := _noted(note)) is not None:
+            raise failure
         try:
             yield from read(batches)
         except WaldeltaError as err:

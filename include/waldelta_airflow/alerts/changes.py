@@ -117,6 +117,6 @@ def _ended(entries: Mapping[str, Mapping[str, Any]]) -> Iterator[Alert]:
         by_kind.setdefault(kind, {})[name] = before
     for kind, of in by_kind.items():
         first, objects = next(iter(of.values())), tuple(filter(None, of))
-        one = Attention(first["severity"], kind, first["text"], objects=objects[:1])
+        attention = Attention(first["severity"], kind, first["text"], objects=objects[:1])
         since = min(datetime.fromisoformat(before["since"]) for before in of.values())
-        yield Alert("recovered", one.only(objects), since)
+        yield Alert("recovered", attention.only(objects), since)

@@ -261,8 +261,8 @@ class Message:
                     f"*{line.word}*: {_mrkdwn(line.attention.text)}\n_{_mrkdwn(line.more)}_{link}"
                 )
             )
-        if left := len(self.lines) - _MOST_BLOCKS:
-            shown += [_section(f"and {counted(left, 'more alert')}")] if left > 0 else []
+        if more := len(self.lines) - _MOST_BLOCKS:
+            shown += [_section(f"and {counted(more, 'more alert')}")] if more > 0 else []
         return {"text": self.subject, "blocks": shown}
 
     @property
@@ -308,8 +308,8 @@ def _safe(item: Attention) -> str:
     Such a message may contain a secret or a row's value.
     """
     kinds = ("failed_run", "failed_maintenance", "failed_reconciliation")
-    before, found, _ = item.text.partition(f": {item.cause}: ")
-    if item.cause and item.kind in kinds and found and item.cause not in ERRORS:
+    before, separator, _ = item.text.partition(f": {item.cause}: ")
+    if item.cause and item.kind in kinds and separator and item.cause not in ERRORS:
         return f"{before}: {item.cause}: see its log"
     return item.text
 

@@ -54,7 +54,7 @@ def lineage(
     named = {
         table: _published(pipeline.source.publications, table) for table in set(sources.values())
     }
-    found = {".".join(table): where for table, where in named.items() if where is not None}
+    places = {".".join(table): where for table, where in named.items() if where is not None}
     own = {
         f"target {name}": where
         for name in sources
@@ -64,7 +64,7 @@ def lineage(
         document.get("start_lsn"),
         document.get("end_lsn"),
         pipeline.source.publication_names,
-        dict(sorted((found | own).items())),
+        dict(sorted((places | own).items())),
     )
     return OperatorLineage(
         inputs=inputs, outputs=outputs, run_facets={"waldelta_replication": facet}

@@ -274,7 +274,7 @@ def check_origin(request: Request) -> None:
     own = urlsplit(conf.get("api", "base_url", fallback="") or "").netloc
     if origin is None:
         raise HTTPException(403, refused)
-    if not (asked := urlsplit(origin).netloc) or asked not in (host, own):
+    if not (address := urlsplit(origin).netloc) or address not in (host, own):
         raise HTTPException(
             403,
             f"{refused} The page's address is {origin}; Airflow's is {host!r} by the request and"

@@ -127,10 +127,10 @@ def slot_state(wal_status: str | None) -> Markup:
     return mark(_SLOT_MARKS.get(wal_status, "unknown"), SLOT_WORDS.get(wal_status, wal_status))
 
 
-def mark(said: str, word: str | None = None) -> Markup:
+def mark(state: str, word: str | None = None) -> Markup:
     """Returns a verdict or state as a coloured sign and a word."""
     return Markup('<span class="mark {}"><span aria-hidden="true">{}</span> {}</span>').format(
-        _CLASSES.get(said, said), MARKS.get(said, "·"), word or said.replace("_", " ")
+        _CLASSES.get(state, state), MARKS.get(state, "·"), word or state.replace("_", " ")
     )
 
 

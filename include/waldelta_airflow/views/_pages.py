@@ -123,7 +123,9 @@ def overview_page(base: str, pipelines: Mapping[str, PipelineFile | str], reader
     It shows runs of only the DAGs that the reader may read.
     """
     at = now()
-    schedules = read_schedules([one for one in pipelines.values() if isinstance(one, PipelineFile)])
+    schedules = read_schedules(
+        [pipeline for pipeline in pipelines.values() if isinstance(pipeline, PipelineFile)]
+    )
 
     def card(name: str) -> Card:
         schedule = schedules.get(name, Schedule())
@@ -424,8 +426,8 @@ def read_reports(pipeline: PipelineFile, run_id: str | None = None) -> list[Chec
 
 def reports_of(pipeline: PipelineFile, run_id: str) -> dict[str, ReportEntry]:
     """Returns a run's latest report of each table; for a retried check its last result."""
-    found: dict[str, ReportEntry] = {}
+    reports: dict[str, ReportEntry] = {}
     for run in read_reports(pipeline, run_id):
         for entry in run.entries:
-            found.setdefault(entry.table, entry)
-    return found
+            reports.setdefault(entry.table, entry)
+    return reports

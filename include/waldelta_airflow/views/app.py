@@ -281,9 +281,9 @@ def reports(page_request: PageRequestDep, page: int = 1, *, failed: bool = False
 @_routes.get("/docs/{name}/index.html")
 def reports_of(page_request: PageRequestDep, name: str) -> HTMLResponse:
     """Returns the list of a pipeline's reports."""
-    found = page_request.pipeline(name)
-    with _lake_errors(found):
-        return HTMLResponse(static_index(name, read_reports(found)), headers=INDEX_HEADERS)
+    pipeline = page_request.pipeline(name)
+    with _lake_errors(pipeline):
+        return HTMLResponse(static_index(name, read_reports(pipeline)), headers=INDEX_HEADERS)
 
 
 @_routes.get("/docs/{name}/{path:path}")
@@ -302,10 +302,10 @@ def report(page_request: PageRequestDep, name: str, path: str) -> Response:
 @_routes.get("/dag/{dag_id}/run/{run_id:path}")
 def of_dag(page_request: PageRequestDep, dag_id: str, run_id: str | None = None) -> Response:
     """Leads from Airflow's page of a DAG, or of one of its runs, to ours."""
-    found = pipeline_of(dag_id, page_request.pipelines())
-    if found is None:
+    place = pipeline_of(dag_id, page_request.pipelines())
+    if place is None:
         return HTMLResponse(render("unknown_dag.html", page_request.base, dag_id=dag_id))
-    name, verb = found
+    name, verb = place
     if run_id is None:
         return RedirectResponse(url(page_request.base, "p", name))
     if verb == "consume":

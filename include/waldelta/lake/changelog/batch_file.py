@@ -128,7 +128,7 @@ def commit_batch(place: DeltaTarget, tag: Tag, file: BatchFile | None) -> None:
         table.replace_files([], added, tag, {"batch": str(tag.number)})
         return
     newest = table.commits(_NEWEST)
-    own = (one["version"] for one in newest if one.get("userMetadata") == tag.metadata)
+    own = (entry["version"] for entry in newest if entry.get("userMetadata") == tag.metadata)
     if (version := next(own, None)) is None:
         raise LateWriter(
             f"batch {tag.number} of the change log was landed by another run: run again"
