@@ -67,7 +67,7 @@ def _targets(runner: Runner, job: Job, result: RunResult, stage: StageResult) ->
         return None
 
     # Compacting needs the session's settings for itself.
-    with RunnerPool(runner, len(names)) as pool:
+    with RunnerPool.open(runner, len(names)) as pool:
         ended = dict(zip(names, pool.map(one, names), strict=True))
     held = {name: err for name, err in ended.items() if isinstance(err, LockHeld)}
     failures = {name: err for name, err in ended.items() if err is not None and name not in held}

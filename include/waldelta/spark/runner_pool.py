@@ -6,11 +6,11 @@ queries the same name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Self, TypeVar
 
 from waldelta.spark import Runner
@@ -23,37 +23,26 @@ R = TypeVar("R")
 MOST_AT_ONCE = 4
 
 
+@dataclass(frozen=True, slots=True)
 class RunnerPool:
-    """The given session and as many siblings as ``pieces`` of work need.
+    """The given session and as many siblings as the pieces of work need."""
 
-    Leaving the ``with`` block ends the siblings. ``reads``: the work writes nothing
-    (Runner.sibling()).
-    """
+    _size: int
+    _free: SimpleQueue[Runner]
 
-    def __init__(self, runner: Runner, pieces: int, *, reads: bool = False) -> None:
-        self._reads = reads
-        self._first, self._size = (
-            runner,
-            max(1, min(pieces, MOST_AT_ONCE)) if runner.has_siblings else 1,
-        )
-        self._free: SimpleQueue[Runner] = SimpleQueue()
-        self._leave = ExitStack()
+    @classmethod
+    @contextmanager
+    def open(cls, runner: Runner, pieces: int, *, reads: bool = False) -> Iterator[Self]:
+        """Open the siblings that ``pieces`` of work need, until the block's end.
 
-    def __enter__(self) -> Self:
-        with ExitStack() as unwind:
-            self._free.put(self._first)
-            for number in range(1, self._size):
-                self._free.put(unwind.enter_context(self._first.sibling(number, reads=self._reads)))
-            self._leave = unwind.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        err: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._leave.__exit__(kind, err, trace)
+        ``reads``: the work writes nothing (Runner.sibling()).
+        """
+        pool = cls(max(1, min(pieces, MOST_AT_ONCE)) if runner.has_siblings else 1, SimpleQueue())
+        pool._free.put(runner)
+        with ExitStack() as siblings:
+            for number in range(1, pool._size):
+                pool._free.put(siblings.enter_context(runner.sibling(number, reads=reads)))
+            yield pool
 
     def map(self, work: Callable[[Runner, T], R], items: Sequence[T]) -> list[R]:
         """Return the results in the items' order.

@@ -62,7 +62,7 @@ def test_each_piece_of_work_has_a_session_to_itself(runner):
         return rows
 
     items = list(range(2 * MOST_AT_ONCE))
-    with RunnerPool(runner, len(items)) as pool:
+    with RunnerPool.open(runner, len(items)) as pool:
         assert pool.map(work, items) == items
     assert len(seen) == MOST_AT_ONCE
 
@@ -75,6 +75,6 @@ def test_the_first_error_ends_the_work(runner):
         begun.append(item)
         raise ValueError(item)
 
-    with RunnerPool(runner, 2) as pool, pytest.raises(ValueError, match="0"):
+    with RunnerPool.open(runner, 2) as pool, pytest.raises(ValueError, match="0"):
         pool.map(work, list(range(50)))
     assert len(begun) < 50

@@ -212,7 +212,7 @@ def _apply_batches(
         together = list(of_batch)
         several = _is_in_memory(run, BatchNumbers(batch, upto))
         warned = len(run.applied.warnings)
-        with RunnerPool(run.runner, len(together) if several else 1) as pool:
+        with RunnerPool.open(run.runner, len(together) if several else 1) as pool:
             cuts += pool.map(apply_one, together)
         # By the tables' names, whichever was done first.
         run.applied.warnings[warned:] = sorted(run.applied.warnings[warned:])

@@ -193,7 +193,7 @@ def check(
     rules, before = _rules(ledger, outcome, wanted), _before(pipeline, ledger, names, run_id)
     with (
         _in_background() as background,
-        RunnerPool(runner, len(wanted), reads=True) as pool,
+        RunnerPool.open(runner, len(wanted), reads=True) as pool,
         private_files(OWNER_ONLY),
     ):
         given = (pipeline, run_id, began, pool, background, own, outcome)
