@@ -104,6 +104,8 @@ WITHOUT_FILE = [
     (["doctor"], {"pipeline": None}),
     (["doctor", "f.yml", "--json"], {"pipeline": Path("f.yml"), "json": True}),
     (["completion", "zsh"], {"shell": "zsh"}),
+    (["jars"], {"folder": None, "stores": [], "json": False}),
+    (["jars", "/jars", "--stores=s3,azure"], {"folder": Path("/jars"), "stores": ["s3", "azure"]}),
     (["airflow", "setup"], {"place": None, "dry_run": False, "add_connections": False}),
     (["airflow", "setup", "--dry-run", "f.yml"], {"place": Path("f.yml"), "dry_run": True}),
 ]
@@ -159,19 +161,6 @@ def test_a_version_that_no_installation_has_is_unknown(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parse(["--version"])
     assert capsys.readouterr().out == "waldelta unknown\n"
-
-
-def test_jars_needs_no_pipeline_file():
-    assert vars(parse(["jars"])) == {
-        "verb": "jars",
-        "folder": None,
-        "stores": [],
-        "file": None,
-        "result": None,
-        "json": False,
-    }
-    options = parse(["jars", "/jars", "--stores=s3,azure"])
-    assert (options.folder, options.stores) == (Path("/jars"), ["s3", "azure"])
 
 
 LISTS = {

@@ -28,14 +28,12 @@ def have(tmp_path, monkeypatch):
 
 
 def test_a_session_has_deltas_jars_and_those_of_stores(have, tmp_path):
-    have(DELTA, SDK, LOG_STORE)
-    assert [str(jar.relative_to(tmp_path)) for jar in jars()] == [DELTA, SDK, LOG_STORE]
-
-
-def test_without_deltas_jars_setup_is_named(have):
-    have(SDK)
+    """Those of Delta must be there."""
+    have(SDK, LOG_STORE)
     with pytest.raises(ConfigError, match=r"no Delta jars in .*: run `waldelta jars`"):
         jars()
+    have(DELTA)
+    assert [str(jar.relative_to(tmp_path)) for jar in jars()] == [DELTA, SDK, LOG_STORE]
 
 
 def test_a_session_commits_on_s3_by_the_log_store_that_it_has(have):
@@ -62,10 +60,12 @@ def test_the_operators_log_store_comes_first(have, tmp_path, monkeypatch, line, 
 
 
 def test_the_connect_server_does_so_too(have, tmp_path):
+    """And its ports refuse strangers."""
     have(DELTA, LOG_STORE)
     settings = ConnectServer(tmp_path / "spark").settings()
     assert settings[IMPL] == S3_LOG_STORE
     assert settings["spark.jars"].endswith(LOG_STORE)
+    assert settings["spark.authenticate"] == "true"
 
 
 MASTERS = {
@@ -87,12 +87,6 @@ def test_the_ports_of_a_local_driver_refuse_strangers(master, authenticates):
     settings = local_settings(master)
     assert settings.get("spark.authenticate") == ("true" if authenticates else None)
     assert not [name for name in settings if "secret" in name]
-
-
-def test_those_of_the_connect_server_too(have, tmp_path):
-    have(DELTA)
-    settings = ConnectServer(tmp_path / "spark").settings()
-    assert settings["spark.authenticate"] == "true"
 
 
 def test_the_log_store_is_where_its_class_is_named():

@@ -120,12 +120,6 @@ def test_a_row_at_a_key_that_the_batch_leaves_empty_goes(job):
     assert read_commit(job, plan().state, done).deleted == 1
 
 
-def test_nothing_to_change_still_is_a_commit(job):
-    """It is the target's watermark."""
-    assert merged(job, [("D", 8, None, None, None)]) is not None
-    assert (table(job).version(), table(job).transaction_version("app")) == (1, 1)
-
-
 def test_many_rows_are_left_to_spark(job, monkeypatch):
     monkeypatch.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 1)
     write(job, rows((1, "a", "A"), (2, "b", "B")))

@@ -145,12 +145,10 @@ def test_new_rows_alone_leave_all_files(job):
     assert set(held(job)) == {1, 4, 5}
 
 
-def test_nothing_to_change_still_is_a_commit(job):
-    """It is the target's watermark. A file whose rows are all gone has no successor."""
+def test_a_file_whose_rows_are_all_gone_has_no_successor(job):
     write_files(job, [(1, "a", "A")])
-    assert merged(job, [("D", 8, None, None, None)]) is not None
-    assert merged(job, [("D", 1, None, None, None)], 2) is not None
-    assert (names_of(job), table(job).transaction_version("app")) == (set(), 2)
+    assert merged(job, [("D", 1, None, None, None)]) is not None
+    assert names_of(job) == set()
 
 
 def files_of(job) -> set:

@@ -16,21 +16,18 @@ from tests.unit.changes.merge.test_by_driver import (
     NAMES,
     SCHEMA,
     held,
-    job,
     plan,
     rows,
     table,
     tag,
     write,
 )
-from tests.unit.changes.merge.test_by_file import _small, files_of, write_files
+from tests.unit.changes.merge.test_by_file import files_of, write_files
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.merge.commits import read_commit
 from waldelta.errors import LockHeld
 from waldelta.lake import Lake
 from waldelta.snapshot.read_table import RAW_TYPE
-
-__all__ = ["_small", "job"]
 
 
 @pytest.fixture(params=[test_by_driver.merged, test_by_file.merged], ids=["driver", "files"])
@@ -86,6 +83,12 @@ def test_a_truncate_leaves_the_new_rows_alone(job, merged):
     done = merged(job, [("I", None, 2, "new", "N")], truncated=True)
     assert held(job) == {2: ("new", "N")}
     assert read_commit(job, plan().state, replace(done, truncated=True)).inserted == 1
+
+
+def test_nothing_to_change_still_is_a_commit(job, merged):
+    """It is the target's watermark."""
+    assert merged(job, [("D", 8, None, None, None)]) is not None
+    assert (table(job).version(), table(job).transaction_version("app")) == (1, 1)
 
 
 def test_new_rows_without_a_key(job, merged):

@@ -29,7 +29,6 @@ from tests.support.fixtures.airflow import PIPELINE
 from tests.support.waiting import wait_until
 from tests.unit.waldelta_airflow.conftest import PASSWORD, TOKEN
 from waldelta.config import load_pipeline_file
-from waldelta.errors import ConfigError
 from waldelta.lake import Lake
 from waldelta.spark.settings import driver_settings
 from waldelta_airflow.launchers.job_result import TaskFailed, TaskFailedForGood
@@ -720,15 +719,3 @@ def test_a_run_that_recorded_nothing_leaves_nothing_to_copy(write_pipeline, make
     )
     with pytest.raises(AirflowSkipException):
         task.execute(make_context())
-
-
-def test_named_errors_in_a_task_become_airflows():
-    """Errors of the library keep class and message, and say whether to retry."""
-    from waldelta.errors import LockHeld
-    from waldelta_airflow.launchers.job_result import named_failures
-
-    with pytest.raises(AirflowFailException, match="ConfigError: wrong"), named_failures():
-        raise ConfigError("wrong")
-    with pytest.raises(AirflowException, match="LockHeld: by pid 1") as failure, named_failures():
-        raise LockHeld("by pid 1")
-    assert type(failure.value) is TaskFailed

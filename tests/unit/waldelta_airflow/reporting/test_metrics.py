@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import socket
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-import statsd
 from airflow.sdk.observability import stats
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import Gauge, InMemoryMetricReader, Sum
@@ -108,21 +106,6 @@ def channel():
     from airflow.sdk._shared.observability.metrics.base_stats_logger import NoStatsLogger
 
     stats.initialize(factory=NoStatsLogger, export_legacy_names=False)
-
-
-def test_a_statsd_server_receives_them(channel):
-    """A UDP socket in the place of the server, and the client that Airflow uses."""
-    from airflow.sdk._shared.observability.metrics.statsd_logger import SafeStatsdLogger
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
-        server.bind(("127.0.0.1", 0))
-        server.settimeout(5)
-        client = statsd.StatsClient("127.0.0.1", server.getsockname()[1], prefix="airflow")
-        channel.initialize(factory=lambda: SafeStatsdLogger(client), export_legacy_names=False)
-        emit("shop", DOCUMENT)
-        received = [server.recv(1024).decode() for _ in range(11)]
-    assert "airflow.waldelta.shop.lag_bytes:512|g" in received
-    assert "airflow.waldelta.shop.consume.rows.public_flights.inserted:4|c" in received
 
 
 def test_opentelemetry_receives_them(channel):

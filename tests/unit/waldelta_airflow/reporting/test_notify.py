@@ -22,7 +22,7 @@ from waldelta.errors import (
 )
 from waldelta.stages.land.idle_check import IdleCheck
 from waldelta_airflow.dags.factory import create_dags
-from waldelta_airflow.launchers.job_result import JobResult, named_failures
+from waldelta_airflow.launchers.job_result import JobResult, TaskFailed, named_failures
 from waldelta_airflow.reporting.notify import describe_failure
 
 pytestmark = pytest.mark.airflow
@@ -204,9 +204,10 @@ def test_every_task_tells_but_the_one_that_repeats(dags_with):
 
 
 def test_a_class_is_kept_by_retried_and_final_failures():
-    assert isinstance(fail(GAP), AirflowFailException)
-    again = fail(SnapshotLost("gone"))
-    assert not isinstance(again, AirflowFailException)
+    final, again = fail(GAP), fail(SnapshotLost("gone"))
+    assert isinstance(final, AirflowFailException)
+    assert type(again) is TaskFailed
+    assert (str(final), final.kinds) == (f"SlotGap: {GAP}", ("SlotGap",))
     assert (str(again), again.kinds) == ("SnapshotLost: gone", ("SnapshotLost",))
 
 
