@@ -155,7 +155,9 @@ def _table(row: Any) -> CatalogTable:
         c["name"]: CatalogColumn(
             c["attnum"],
             c["missing"][0] if c["missing"] else None,
-            _is_unsure(c),
+            len(c["missing"]) > 1
+            if c["missing"] is not None
+            else bool(c["has_default"] or c["not_null"] or c["is_generated"]),
             c["last_dropped"] or 0,
         )
         for c in row.columns
@@ -174,12 +176,6 @@ def _table(row: Any) -> CatalogTable:
     return CatalogTable(
         columns, storage, frozenset(row.key_numbers), attached, above=above, name=name
     )
-
-
-def _is_unsure(column: dict[str, Any]) -> bool:
-    if column["missing"] is not None:
-        return len(column["missing"]) > 1
-    return bool(column["has_default"] or column["not_null"] or column["is_generated"])
 
 
 # With more objects of a kind, what is recorded is a digest for each schema; with more schemas than

@@ -17,7 +17,7 @@ import psycopg
 from waldelta.errors import ConfigError, NeedsSync
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import Snapshot, last_truncates
-from waldelta.lake.ledger import StorageState, TableState, now
+from waldelta.lake.ledger import TableState, now
 from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state, stored
 from waldelta.pipeline.drift.drift import PublicationDrift, find_drift
 from waldelta.pipeline.drift.repair_plan import Repair, describe_moving
@@ -222,7 +222,14 @@ def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[st
     """
     outdated = outdated_columns(job, state, catalog.storage)
     what = "; ".join(unsent_changes(state, catalog.storage, outdated))
-    renew = _is_stale(state, catalog.storage)
+    recorded, storage = state.storage, catalog.storage
+    renew = (
+        recorded is not None
+        and storage is not None
+        and any(file.inherits for file in storage.files)
+        and recorded.as_of < storage.as_of
+        and state.at < now() - RENEW_AFTER
+    )
     if not what and to_record(state, catalog.storage, outdated, renew=renew) is None:
         return []
     copies = job.pipeline.target.copies(state.table_name)
@@ -242,13 +249,6 @@ def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[st
         fault_point("rewrite.recorded")
     why = "schema_changes: ignore" if copies else "copy: false"
     return [f"{state.table_name}: {what}; {why} leaves the target as it is"] if what else []
-
-
-def _is_stale(state: TableState, storage: StorageState | None) -> bool:
-    held = state.storage
-    if held is None or storage is None or not any(file.inherits for file in storage.files):
-        return False
-    return held.as_of < storage.as_of and state.at < now() - RENEW_AFTER
 
 
 # --- leaves of a target that merges partitions, or takes one partition. A leaf that joins the

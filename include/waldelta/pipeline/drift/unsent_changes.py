@@ -146,11 +146,14 @@ def to_record(
 
 
 def _is_same(before: AttributeState | None, after: AttributeState) -> bool:
-    if before is None:
-        return False
-    filled = before.has_missing and not after.has_missing
-    return before.xmin == after.xmin or (
-        filled and before.default_oid is not None and before.default_oid == after.default_oid
+    return before is not None and (
+        before.xmin == after.xmin
+        or (
+            before.has_missing
+            and not after.has_missing
+            and before.default_oid is not None
+            and before.default_oid == after.default_oid
+        )
     )
 
 
