@@ -105,10 +105,6 @@ def test_a_mapped_column_is_taken_as_sparse(runner, tmp_path):
     assert not is_dense(str(tmp_path), 0, "k")
 
 
-def test_statistics_that_cant_be_read_keep_nobody_from_checking(tmp_path):
-    assert not is_dense(str(tmp_path / "gone"), 0, "k")
-
-
 @pytest.mark.soak("a RESTORE of a target's file")
 def test_rows_given_back_to_a_file_are_compared(runner, tmp_path):
     """What a deletion vector took from a file is no row any more, until a RESTORE takes the vector

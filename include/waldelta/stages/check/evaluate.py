@@ -380,7 +380,7 @@ def count_by_spark(
         rest[number] = replace(
             condition,
             unexpected=condition.unexpected & undecided,
-            judged=condition.judged & undecided,
+            judged=undecided if condition.judged is None else condition.judged & undecided,
         )
     counts = count_rows(frame, [*conditions.values(), *rest.values()])
     of_all = dict(zip(conditions, counts, strict=False))

@@ -321,7 +321,7 @@ class SparkRows:
         ]
         try:
             *counts, failing = count_rows(
-                self.frame, [*conditions, RowCondition(whole, whole, None)]
+                self.frame, [*conditions, RowCondition(whole, None, None)]
             )
         except Exception as err:
             if (named := named_error(err)) is not None:

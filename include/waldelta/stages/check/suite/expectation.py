@@ -228,17 +228,15 @@ Masks = tuple[pa.ChunkedArray, pa.ChunkedArray]
 
 @dataclass(frozen=True, slots=True)
 class RowCondition:
-    """One expectation: ``unexpected`` is true for a failing row, ``judged`` for a row it applies
-    to.
+    """One expectation: ``unexpected`` is true for a failing row, ``judged`` for a row it applies to
+    (None: all).
 
-    ``columns`` are the columns it reads, None where unknown; ``mostly`` is the share of judged rows
-    that must meet it.
+    ``columns`` are the columns it reads, None where unknown.
     """
 
     unexpected: Column
-    judged: Column
+    judged: Column | None
     columns: tuple[str, ...] | None
-    mostly: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

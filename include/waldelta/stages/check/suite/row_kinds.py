@@ -66,6 +66,8 @@ NO_TEXT = (
 
 # Decimals of so many digits are distinct doubles.
 _DIGITS, _MOST_EXACT = 15, 1e15
+# A query that counts for more conditions than this takes longer to plan than several.
+_MOST_COUNTED = 500
 # Which rows an expectation applies to: all, those with a value in every column, or in any.
 Judges = Literal["all", "complete", "any"]
 # What an argument of an expectation on pairs says about it; by default, pairs of nulls are ignored.
@@ -149,8 +151,10 @@ class RowKind(ExpectationKind):
             return None
         expected = ~expected if self.is_negated else expected
         judges = self._judged(kwargs)
-        judged = F.lit(True) if judges == "all" else reduce(_BOTH[judges], present)
-        return RowCondition(judged & ~expected, judged, names, float(kwargs.get("mostly", 1)))
+        if judges == "all":
+            return RowCondition(~expected, None, names)
+        judged = reduce(_BOTH[judges], present)
+        return RowCondition(judged & ~expected, judged, names)
 
     def columns_read(self, planned: PlannedExpectation) -> Sequence[str] | None:
         """Returns the columns of the condition, if Arrow may know it."""
@@ -264,16 +268,25 @@ def are_common(kwargs: Mapping[str, Any]) -> bool:
 
 
 def count_rows(frame: DataFrame, conditions: Sequence[RowCondition]) -> list[FailingRows]:
-    """Returns of each condition how many rows fail it, and how many it applies to, in one query."""
-    asked = [
-        F.count(F.when(counts, 1)).alias(f"{name}{n}")
-        for n, c in enumerate(conditions)
-        for name, counts in (("f", c.unexpected), ("j", c.judged))
-    ]
-    (row,) = frame.agg(F.count("*").alias("total"), *asked).collect()
-    return [
-        FailingRows(row[f"f{n}"], (), row[f"j{n}"], row["total"]) for n in range(len(conditions))
-    ]
+    """Returns of each condition how many rows fail it, and how many it applies to.
+
+    One query counts for many conditions. It compiles each of them, so what all rows are judged by
+    counts nothing but the rows that fail.
+    """
+    found: list[FailingRows] = []
+    for first in range(0, len(conditions), _MOST_COUNTED):
+        part = conditions[first : first + _MOST_COUNTED]
+        counted = {f"f{n}": c.unexpected for n, c in enumerate(part)}
+        counted |= {f"j{n}": c.judged for n, c in enumerate(part) if c.judged is not None}
+        counts = [F.count_if(condition).alias(name) for name, condition in counted.items()]
+        (row,) = frame.agg(F.count("*").alias("total"), *counts).collect()
+        counts_of = row.asDict()
+        total = counts_of["total"]
+        found += [
+            FailingRows(counts_of[f"f{n}"], (), counts_of.get(f"j{n}", total), total)
+            for n in range(len(part))
+        ]
+    return found
 
 
 def column_name(column: Any) -> str:
