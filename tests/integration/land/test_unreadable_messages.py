@@ -104,7 +104,7 @@ def test_the_way_past_a_message_that_cant_be_read(
     for part in (
         f"transaction {listed['messages'][0]['xid']}",
         told,
-        f"quarantine --skip --row {listed['id']}",
+        f"waldelta quarantine FILE --skip --row {listed['id']}",
     ):
         assert part in str(error), error
     # They may be values of rows: logs and pages show the error to more people than the quarantine

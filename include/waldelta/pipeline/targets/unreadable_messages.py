@@ -112,7 +112,7 @@ class OpenMessage:
         )
 
     def _remedy(self) -> str:
-        discard = f"quarantine --discard --row {self.row.id} --reason …"
+        discard = f"waldelta quarantine FILE --discard --row {self.row.id} --reason …"
         if self.is_of_any_table:
             return f"any table may lack its change: reconcile --repair all tables, then {discard}"
         if self.tables == (OF_MESSAGES,):
@@ -127,7 +127,10 @@ class OpenMessage:
 
 def skip_command(message: str) -> str:
     """Return the command by which an operator lets runs go on without a message."""
-    return f"quarantine --skip --row {message} --reason … (or the _quarantine DAG with action skip)"
+    return (
+        f"waldelta quarantine FILE --skip --row {message} --reason … (or the _quarantine DAG with"
+        " action skip)"
+    )
 
 
 def record_unreadable(job: Job, unread: UnreadMessage, err: DecodeError) -> DecodeError:

@@ -309,8 +309,8 @@ def _read_quarantined(
             raise StateError(
                 f"{state.table_name}: {counted(kept_out, 'row is', 'rows are')} quarantined by a"
                 " gate or discarded, and this would write them to the target: decide on them first"
-                " (quarantine --retry checks them again, --accept writes them as the source has"
-                " them, --discard leaves them out)"
+                " (waldelta quarantine FILE --retry checks them again, --accept writes them as the"
+                " source has them, --discard leaves them out)"
             )
     accepted = again.accepts(watched) if again is not None else frozenset()
     named = frozenset({*watched, *(keys or ())})
