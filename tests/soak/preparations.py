@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from demo.embedded_postgres import EmbeddedPostgres
 from tests.oracles.random_workload import BIG
-from tests.soak.scene import COPIES, KEYED, PLAIN, Scene
+from tests.soak.scene import COPIES, KEYED, PLAIN, Scene, kill_driver
 from tests.support.servers.standby import ask, catch_up, follow, keep_slot, promote
 from waldelta.jobs import Pipeline
 from waldelta.lake import Lake, staging_folder, target_uri, write_parquet
@@ -35,6 +35,17 @@ def columns(scene: Scene) -> None:
 def rewritten(scene: Scene) -> None:
     """An ALTER that gives rows other values, of which the stream says nothing."""
     scene.alter("rewrite" if scene.is_wide() else "add volatile")
+
+
+def copy_killed(scene: Scene) -> None:
+    """A new copy that was killed when it had a part, and changes since."""
+    rewritten(scene)
+    process = scene.start("consume")
+    scene.listener.arm("sync.staged", lambda _: kill_driver(scene, process.pid))
+    scene.release(process)
+    process.wait()
+    scene.settle()
+    scene.write()
 
 
 def refiltered(scene: Scene) -> None:

@@ -104,8 +104,9 @@ STEPS: tuple[Step, ...] = (
     ),
     *(
         Step(point, prepare=prepared.rewritten, group="recopy")
-        for point in ("recopy.marked", *_SYNC)
+        for point in ("recopy.marked", *_SYNC, "sync.staged")
     ),
+    Step("sync.touched", prepare=prepared.copy_killed, group="recopy"),
     *(Step(point, prepare=prepared.refiltered) for point in _REPAIR),
     *(Step(point, file=CHECKED) for point in ("check.begun", "check.reported", "check.ended")),
     Step("run.ended"),

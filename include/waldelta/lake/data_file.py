@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -142,15 +142,15 @@ def new_prefix() -> str:
     return f"part-{uuid.uuid4().hex}-"
 
 
-def discard(table: DeltaTarget, prefix: str) -> None:
-    """Remove an attempt's files from a table whose log names none of them.
+def discard(table: DeltaTarget, prefix: str, kept: Collection[str] = ()) -> None:
+    """Remove an attempt's files, but ``kept`` ones, from a table whose log names none of them.
 
     This includes files of tasks that returned no result. Otherwise VACUUM would remove them.
     """
     with suppress(OSError, DeltaError):
         files = table.files
         for found in files.get_file_info(FileSelector("", allow_not_found=True)):
-            if found.base_name.startswith(prefix):
+            if found.base_name.startswith(prefix) and found.path not in kept:
                 with suppress(OSError):
                     files.delete_file(found.path)
 

@@ -48,6 +48,14 @@ def staging_folder(lake: Lake, table_name: str, generation: int, batch: int, run
     return f"{lake.bookkeeping(STAGING).uri}/{name}"
 
 
+def copy_folder(lake: Lake, table_name: str) -> str:
+    """Return the URI of the folder in which a target's copy records what it has staged.
+
+    take_over() leaves it to the next copy, and find_leftovers() finds it.
+    """
+    return f"{lake.bookkeeping(STAGING).uri}/{_prefix(table_name)}copy"
+
+
 def find_leftovers(
     lake: Lake, tables: Iterable[str], before: datetime
 ) -> dict[str, tuple[str, ...]]:

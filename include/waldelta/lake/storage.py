@@ -128,6 +128,13 @@ def sync_commit(uri: str, version: int) -> None:
     _synced[uri] = forced
 
 
+def sync_files(uri: str, names: Iterable[str]) -> None:
+    """Force files of a folder to disk, as sync_commit() does a commit's."""
+    if (folder := local_path(uri)) is not None:
+        for path in (*(folder / name for name in names), folder):
+            _fsync(path)
+
+
 def sync_commits(uri: str, versions: Iterable[int]) -> None:
     """Force commits, perhaps of external writers, to disk.
 

@@ -90,6 +90,14 @@ def _starts(leaves: Sequence[Leaf], bytes_per_chunk: int) -> Iterator[int]:
         yield at
 
 
+def divide_blocks(leaf: Leaf, first: int, last: int | None, bytes_per_chunk: int) -> list[Chunk]:
+    """Divide a range of a leaf's blocks (``last`` None: to the end) as plan_chunks() does."""
+    step = max(1, bytes_per_chunk // max(1, _block_bytes(leaf)))
+    end = leaf.blocks if last is None else last
+    starts = list(range(first, max(end, first + 1), step))
+    return [Chunk((leaf,), *ends) for ends in zip(starts, [*starts[1:], last], strict=True)]
+
+
 def plan_tasks(chunks: Sequence[Chunk], bytes_per_task: int) -> list[list[Chunk]]:
     """Combine small adjacent chunks, so that a thousand small partitions don't make a thousand
     tasks and files.

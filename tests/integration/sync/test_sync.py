@@ -334,8 +334,8 @@ def test_what_a_chunk_fails_by_is_met_once(database, lake_of, monkeypatch, tmp_p
 
 
 def test_a_chunk_that_fails_ends_the_others(database, lake_of, monkeypatch, tmp_path):
-    """The copy counts for nothing then: most chunks aren't read any more, and what was written of
-    it goes.
+    """Most chunks aren't read any more. What a finished one wrote stays for the next copy, and the
+    rest goes.
     """
     lake = lake_of(
         "create table t (id int primary key, v text)",
@@ -365,7 +365,7 @@ def test_a_chunk_that_fails_ends_the_others(database, lake_of, monkeypatch, tmp_
     assert begun.count(1) == 1
     assert len(begun) < database.execute("select pg_relation_size('t') / 8192")[0][0] / 2
     uri = target_uri(lake.job.pipeline.target.root, "public", "t")
-    assert list(local_path(uri).glob("*.parquet")) == []
+    assert len(list(local_path(uri).glob("*.parquet"))) < len(begun)
 
 
 def test_alteration_after_the_last_chunk_is_noticed(database, lake_of, monkeypatch):

@@ -4,7 +4,7 @@ shares.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 
@@ -20,6 +20,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_INSERT,
     ACTION_UPDATE,
     ACTION_UPSERT,
+    EventShape,
 )
 from waldelta.changes.merge._arrow import are_equal, match
 from waldelta.changes.merge.by_driver import has_columns
@@ -29,6 +30,7 @@ from waldelta.changes.stage.net_files import (
     NetFiles,
     at_places,
     batches,
+    chosen_rows,
     packed,
     parts_at_once,
     unpacked,
@@ -213,3 +215,18 @@ def _hashable(keys: pa.Table, kinds: Sequence[TargetType]) -> pa.Table:
         for column, kind in zip(keys.columns, kinds, strict=True)
     ]
     return pa.table(columns, names=keys.column_names)
+
+
+def without_keys(
+    held: HeldRows, path: str, kinds: Mapping[str, TargetType], keys: Sequence[pa.ChunkedArray]
+) -> Iterator[pa.RecordBatch] | None:
+    """Return a file's rows but those with one of these keys; None when it has none of them.
+
+    ``kinds`` are the types of the key's columns by name, and ``keys`` has their values.
+    """
+    names, types = list(kinds), list(kinds.values())
+    written = WrittenColumns(names, EventShape(len(names), tuple(range(len(names)))), False)
+    file = held.open(HeldFile(path, 0, 0))
+    net = _hashable(pa.table(list(keys), names=written.bases), types)
+    stays = match(_hashable(file.to_table(columns=names), types), net, written) < 0
+    return None if stays.all() else chosen_rows(file, stays)

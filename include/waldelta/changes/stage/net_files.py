@@ -58,11 +58,11 @@ class NetFiles:
     def take(self, chosen: Bools, most_bytes: int) -> pa.Table | None:
         """Return the chosen rows of all files; None when they take more than ``most_bytes``."""
         dataset = self._opened(self.paths)
-        return table_of(_chosen(dataset, chosen), dataset.schema, most_bytes)
+        return table_of(chosen_rows(dataset, chosen), dataset.schema, most_bytes)
 
     def parts_of(self, number: int, chosen: Bools) -> Iterator[pa.Table]:
         """Return the chosen rows of one file, in parts of limited memory."""
-        return parts_at_once(_chosen(self._opened([self.paths[number]]), chosen))
+        return parts_at_once(chosen_rows(self._opened([self.paths[number]]), chosen))
 
     def _opened(self, paths: Sequence[str]) -> ds.Dataset:
         files = self.lake.unchanging_files(self.folder)
@@ -120,7 +120,8 @@ def parts_at_once(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     return grouped(rows, PART_BYTES, ROWS_PER_PART)
 
 
-def _chosen(dataset: ds.Dataset, chosen: Bools) -> Iterator[pa.RecordBatch]:
+def chosen_rows(dataset: ds.Dataset, chosen: Bools) -> Iterator[pa.RecordBatch]:
+    """Return the chosen rows of a dataset, a few at a time."""
     begin = 0
     for part in batches(dataset):
         here = chosen[begin : begin + len(part)]

@@ -32,7 +32,7 @@ from waldelta.changes.merge.target_table import (
     writing_target,
 )
 from waldelta.changes.stage.folders import staged_in
-from waldelta.errors import ModeRefused, NeedsSync, StateError
+from waldelta.errors import ModeRefused, NeedsSync, SnapshotLost, StateError
 from waldelta.failpoints import fault_point
 from waldelta.lake import Fence, Tag, TargetVersion, row_count, staging_folder
 from waldelta.lake.delta_statements import needs_mapping, set_deletion_vectors
@@ -53,6 +53,7 @@ from waldelta.stages.repair.mend.mend import (
     differences,
     merge_differences,
 )
+from waldelta.stages.sync._staged_chunks import StagedCopy
 from waldelta.stages.sync._write_files import (
     ChunkReader,
     RowDiff,
@@ -100,6 +101,8 @@ class CopyRows:
     # The source's size, and what is verified before rows that differ are committed.
     bytes: int
     fence: Fence
+    # What makes it a copy that continues.
+    staged: StagedCopy | None = None
     # True for a target that stores more than a mirror: its rows stay.
     keeps: bool = False
 
@@ -131,8 +134,14 @@ def write_copy(
             whole = diff
         here = None if marks else open_target(place, rows.columns)
         if here is not None:
-            copied = copy_files(runner, here, rows.tasks, rows.reader, rows.tag, rows.all_read)
+            copied = copy_files(
+                runner, here, rows.tasks, rows.reader, rows.tag, rows.all_read, rows.staged
+            )
             return replace(copied, whole=whole)
+    if rows.staged is not None:
+        rows.staged.records.remove()
+        if rows.staged.taken is not None:
+            raise SnapshotLost(f"{name}: Spark must write its target: its copy starts again")
     runner.spark(_why_by_spark(rows, mode, marks=marks))
     prepare_states(runner, job, name, rows.columns, rows.copy.key_columns)
     marked = place.open().writes_deletion_vectors

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyarrow.fs import FileSelector
@@ -38,6 +39,7 @@ from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
 from waldelta.snapshot.read_table import row_groups
 from waldelta.spark import Runner
+from waldelta.stages.sync._staged_chunks import StagedCopy
 from waldelta.types.json import Variant
 
 log = logging.getLogger(__name__)
@@ -139,34 +141,36 @@ def _fits(table: TargetVersion, wanted: pa.Schema) -> bool:
     return not any(mark in path for path, _ in table.sized_files for mark in "/%:")
 
 
-def copy_files(
+def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and how
     runner: Runner,
     target: TargetVersion,
     tasks: int,
     reader: ChunkReader,
     tag: Tag,
     all_read: Callable[[], object],
+    staged: StagedCopy | None = None,
 ) -> WrittenCopy:
     """Have tasks write what ``reader`` reads, and replace the target's files; durable on return.
 
-    ``all_read`` is called once all tasks have returned their files. Raises the error a task named,
-    LateWriter when another waldelta run committed in between, TargetNotWritable.
+    ``all_read`` is called once all tasks have returned their files. With ``staged``, files of
+    earlier attempts are taken over, and a failed copy's files stay for the next one. Raises the
+    error a task named, LateWriter when another waldelta run committed in between,
+    TargetNotWritable.
     """
-    place, schema = target.place, target.schema
-    prefix = new_prefix()
+    place, prefix = target.place, new_prefix()
+    old = staged.files if staged is not None else ()
+    task = _Task(place, target.schema, prefix, tasks, reader, staged)
+
+    def discard_files() -> None:
+        discard(place, prefix, staged.records.paths() if staged is not None else ())
+
     try:
-        told = runner.run(
-            tasks,
-            _WRITTEN,
-            lambda number: _write(place, schema, prefix, reader(number)),
-            stops=True,
-        )
+        told = runner.run(tasks + len(old), _WRITTEN, task.write, stops=True)
         all_read()
-    except WaldeltaError:
-        discard(place, prefix)
-        raise
     except Exception as err:
-        discard(place, prefix)
+        discard_files()
+        if isinstance(err, WaldeltaError):
+            raise
         raise target_write_error(place, err) from None
     files = [(row["path"], row["size"], row["stats"]) for row in told if row["path"] is not None]
     try:
@@ -174,12 +178,39 @@ def copy_files(
             version = _commit(target, files, tag)
     except LateWriter:
         # After any other error the commit may exist: its response was lost, or a later step failed.
-        discard(place, prefix)
+        discard_files()
         raise
+    if staged is not None:
+        staged.records.remove()
     rows, size, verbatim = (
         sum(row[name] or 0 for row in told) for name in ("rows", "size", "verbatim")
     )
     return WrittenCopy(CommitResult(version, rows, size), verbatim)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """Writes what a task reads, or what is left of a file that is taken over, the last numbers."""
+
+    place: DeltaTarget
+    schema: pa.Schema
+    prefix: str
+    tasks: int
+    reader: ChunkReader
+    staged: StagedCopy | None
+
+    def write(self, number: int) -> pa.Table:
+        """Returns a row for each file."""
+        if self.staged is None or number < self.tasks:
+            files = _write(self.place, self.schema, self.prefix, self.reader(number))
+            if self.staged is not None:
+                self.staged.record(self.place.uri, number, files)
+            return pa.Table.from_pylist(files, _WRITTEN)
+        file = self.staged.files[number - self.tasks]
+        files, rest = [file], self.staged.rest(self.place, self.schema, file["path"])
+        if rest is not None:
+            files = _write(self.place, self.schema, self.prefix, rest)
+        return pa.Table.from_pylist(files, _WRITTEN)
 
 
 def _write(
@@ -187,7 +218,7 @@ def _write(
     schema: pa.Schema,
     prefix: str,
     parts: Iterable[pa.RecordBatch],
-) -> pa.Table:
+) -> list[dict[str, Any]]:
     """Run one task: write what it reads as files, and return a row for each."""
     files, told = place.files, []
     with named_write_errors(place.uri, "Spark's tasks", kinds=OSError):
@@ -201,7 +232,7 @@ def _write(
                     verbatim += _raw_rows(group)
                     group = next(groups, None)
                 told.append({"rows": file.rows, "verbatim": verbatim, **file.close()})
-    return pa.Table.from_pylist(told, _WRITTEN)
+    return told
 
 
 def _raw_rows(rows: pa.Table) -> int:

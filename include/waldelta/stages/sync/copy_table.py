@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 import psycopg
@@ -29,7 +30,8 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake import UNFENCED, Fence, Tag
-from waldelta.lake.ledger import SYNCED, StorageState, TableState
+from waldelta.lake.ledger import COPYING, SYNCED, StorageState, TableState, now
+from waldelta.lake.staging_leftovers import copy_folder
 from waldelta.lsn import Lsn
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job, SourceBill
@@ -39,7 +41,7 @@ from waldelta.pipeline.targets import ReplicatedTarget, column_states, read_targ
 from waldelta.pipeline.targets.target_filter import to_text
 from waldelta.pipeline.targets.target_sources import read_target
 from waldelta.pipeline.targets.watermarks import sync_app_id
-from waldelta.postgres import TableId, is_standby, named_loss
+from waldelta.postgres import PublishedTable, TableId, is_standby, named_loss
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
 from waldelta.snapshot import Chunk, SnapshotHolder, TableCopy, plan_chunks, plan_copy, reader_name
@@ -54,6 +56,12 @@ from waldelta.snapshot.exported_snapshot import (
 )
 from waldelta.snapshot.read_table import read_chunks
 from waldelta.spark import Runner
+from waldelta.stages.sync._staged_chunks import (
+    ChunkLog,
+    StagedCopy,
+    continued,
+    why_not_recorded,
+)
 from waldelta.stages.sync._write import (
     CopyRows,
     Former,
@@ -64,6 +72,7 @@ from waldelta.stages.sync._write import (
 )
 from waldelta.stages.sync._write_files import ChunkReader, RowDiff, WrittenCopy
 from waldelta.stages.sync.skipped_copy import SkippedCopy, skip_copy
+from waldelta.types import column_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,21 +108,16 @@ def synced_state(
     """Returns the ledger row after ``begun`` for a complete copy, with the source as of the
     snapshot.
     """
-    table, name = replicated.table, begun.table_name
-    mode = pipeline.target.mode_of(name)
-    types = pipeline.target.types_of(name)
+    mode = pipeline.target.mode_of(begun.table_name)
     state = replace(
-        as_published(begun, table, copied.storage, copied.target_filter, types),
+        _as_published(begun, replicated, copied.storage, copied.target_filter, pipeline),
         status=SYNCED,
         snapshot=copied.snapshot,
         snapshot_lsn=copied.lsn.value,
-        key_columns=list(table.key_columns),
         rows=copied.rows,
         bytes=copied.bytes,
         seconds=copied.seconds,
         version=copied.version,
-        fed_by=replicated.other_source,
-        root_id=replicated.mapping.root_id,
         mode=mode.name if mode.keeps_rows else None,
     )
     if copied.skipped is None:
@@ -123,6 +127,22 @@ def synced_state(
         return state
     # The target keeps its columns: Relation messages contain later changes.
     return replace(state, columns=former.columns, key_columns=former.key_columns)
+
+
+def _as_published(
+    begun: TableState,
+    replicated: ReplicatedTarget,
+    storage: StorageState | None,
+    target_filter: str | None,
+    pipeline: PipelineFile,
+) -> TableState:
+    table, types = replicated.table, pipeline.target.types_of(begun.table_name)
+    return replace(
+        as_published(begun, table, storage, target_filter, types),
+        key_columns=list(table.key_columns),
+        fed_by=replicated.other_source,
+        root_id=replicated.mapping.root_id,
+    )
 
 
 log = logging.getLogger(__name__)
@@ -151,12 +171,13 @@ class Attempt:
 class CopySnapshot:
     """A snapshot that is open since ``began``; ``resources`` use its connection as long.
 
-    ``bill`` is measured at the end.
+    ``at`` is the server's time then. ``bill`` is measured at the end.
     """
 
     job: Job
     holder: SnapshotHolder
     began: float
+    at: datetime
     resources: ExitStack
     bill: SourceBill = field(default_factory=SourceBill)
 
@@ -197,7 +218,7 @@ def sync_table(
         SnapshotHolder(job.source.conninfo, name) as holder,
         ExitStack() as watch,
     ):
-        held = CopySnapshot(job, holder, began, watch)
+        held = CopySnapshot(job, holder, began, read_clock(holder.connection), watch)
         result, replicated = _copy_as_of(runner, held, table_id, attempt, drained, former)
     log.info(
         "table=%s copied rows=%d bytes=%d seconds=%.1f",
@@ -218,17 +239,17 @@ def _copy_as_of(
     former: Former | None,
 ) -> tuple[SyncResult, ReplicatedTarget]:
     job, holder = held.job, held.holder
-    moment = SnapshotMoment(holder.lsn, read_clock(holder.connection))
     check_version(holder, drained)
     replicated, storage = source_as_of(holder, job, table_id)
     membership = read_version_as_of(holder, drained, replicated.table.relation_ids)
     where = _target_filter(job, replicated)
     copies = job.pipeline.target.copies(str(table_id))
     skipped = None if copies else skip_copy(job, replicated, holder)
-    size = bytes_per_task(replicated.table.size_bytes)
-    chunks = plan_chunks(replicated.table.stored_leaves, size) if copies else []
-    tasks = plan_tasks(chunks, size)
-    rows = _copy_rows(held, replicated, where, tasks, attempt, moment)
+    records = _records(held, replicated, where, drained, is_whole=copies and former is None)
+    begun = TableState(now(), job.run_id, str(table_id), attempt.generation, COPYING)
+    state = _as_published(begun, replicated, storage, to_text(where), job.pipeline)
+    tasks, staged = _plan_tasks(runner, held, replicated, state, records) if copies else ([], None)
+    rows = _copy_rows(held, replicated, where, tasks, attempt, staged)
     fault_point("sync.planned")
     held.resources.enter_context(progress(holder, table_id, tasks))
     copy = _write(runner, job, rows, attempt.generation, former, skipped)
@@ -256,6 +277,67 @@ def _copy_as_of(
     ), replicated
 
 
+def _records(
+    held: CopySnapshot,
+    replicated: ReplicatedTarget,
+    where: RowFilter | None,
+    drained: PublicationVersion,
+    *,
+    is_whole: bool,
+) -> ChunkLog | None:
+    """Returns where tasks record what they wrote; None for a copy that can't be continued.
+
+    Records of earlier attempts are then removed.
+    """
+    job, holder, table, name = held.job, held.holder, replicated.table, str(replicated.id)
+    target, identity = job.pipeline.target, job.read_identity()
+    columns = target_columns(table, target.types_of(name), target.metadata_columns)
+    files = holder.relfilenodes([leaf.oid for leaf in table.stored_leaves])
+    origin = {
+        "its columns": [[c.attnum, c.name, c.type.oid, c.type.typmod] for c in table.columns],
+        "its columns' types in the lake": [[c.name, c.spark_type, c.nullable] for c in columns],
+        "its key": list(table.key_columns),
+        "its filter": [table.row_filter, to_text(where)],
+        "the files of its partitions" if table.relkind == "p" else "its file": sorted(
+            map(list, files.items())
+        ),
+        "its publications": drained.version,
+        "the slot": [identity.app_id, identity.timeline],
+    }
+    records = ChunkLog(
+        job.lake, copy_folder(job.lake, name), origin, holder.snapshot, holder.lsn.value
+    )
+    keeps = target.mode_of(name).keeps_rows or target.deletion_vectors_of(name)
+    why = "it isn't copied as a whole" if keeps or not is_whole else why_not_recorded(job, table)
+    if why is None:
+        return records
+    if records.remove():
+        log.warning("table=%s its copy starts again: %s", name, why)
+    return None
+
+
+def _plan_tasks(
+    runner: Runner,
+    held: CopySnapshot,
+    replicated: ReplicatedTarget,
+    state: TableState,
+    records: ChunkLog | None,
+) -> tuple[Sequence[Sequence[Chunk]], StagedCopy | None]:
+    """Returns the chunks that each task reads, and what an earlier attempt has read already."""
+    job, table = held.job, replicated.table
+    size = bytes_per_task(table.size_bytes)
+    if records is None:
+        return plan_tasks(plan_chunks(table.stored_leaves, size), size), None
+    taken = continued(runner, job, records, table.stored_leaves, state, size)
+    chunks = plan_chunks(table.stored_leaves, size) if taken is None else taken.chunks
+    tasks = plan_tasks(chunks, size)
+    types = {column.name: column.type for column in table.columns}
+    options = job.pipeline.target.types_of(str(replicated.id))
+    kinds = column_types(types, table.key_columns, options)
+    key = {name: kinds[name] for name in table.key_columns}
+    return tasks, StagedCopy(records, tasks, key, taken)
+
+
 def _write(
     runner: Runner,
     job: Job,
@@ -276,7 +358,7 @@ def _copy_rows(
     where: RowFilter | None,
     tasks: Sequence[Sequence[Chunk]],
     attempt: Attempt,
-    moment: SnapshotMoment,
+    staged: StagedCopy | None,
 ) -> CopyRows:
     """Returns the rows to copy, as the snapshot sees them, with the names they are committed
     under.
@@ -295,13 +377,14 @@ def _copy_rows(
         replicated.id,
         copy,
         target_columns(table, target.types_of(name), target.metadata_columns),
-        max(1, len(tasks)),
-        _reader(job.source.conninfo, copy, tasks, holder.pid),
+        max(1, len(tasks) + (staged.shares if staged is not None else 0)),
+        _reader(job.source.conninfo, copy, table, tasks, holder.pid, staged),
         _tag(job, holder, name, attempt),
-        moment,
+        SnapshotMoment(holder.lsn, held.at),
         held.end,
         table.size_bytes,
         attempt.fence,
+        staged,
         keeps_earlier_rows(job, name, table.key_columns),
     )
 
@@ -325,16 +408,22 @@ def _tag(job: Job, holder: SnapshotHolder, name: str, attempt: Attempt) -> Tag:
 
 
 def _reader(
-    conninfo: str, copy: TableCopy, tasks: Sequence[Sequence[Chunk]], holder_pid: int
+    conninfo: str,
+    copy: TableCopy,
+    table: PublishedTable,
+    tasks: Sequence[Sequence[Chunk]],
+    holder_pid: int,
+    staged: StagedCopy | None,
 ) -> ChunkReader:
     """Returns the function that reads a task's rows in Spark; only it has the connection string."""
 
     def read(number: int) -> Iterator[pa.RecordBatch]:
+        name = reader_name(holder_pid, number, copy.table)
+        if number < len(tasks):
+            yield from read_chunks(conninfo, copy, tasks[number], name)
         # A partition root without leaves has one task with nothing to read.
-        for chunks in tasks[number : number + 1]:
-            yield from read_chunks(
-                conninfo, copy, chunks, reader_name(holder_pid, number, copy.table)
-            )
+        elif staged is not None and staged.taken is not None and staged.shares:
+            yield from staged.taken.read(conninfo, copy, table, number - len(tasks), name)
 
     return read
 

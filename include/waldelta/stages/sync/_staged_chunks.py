@@ -1,0 +1,319 @@
+"""Staged chunks: lets a copy continue where a killed one ended.
+
+Each task of a copy that Arrow writes records its chunks, their snapshot and its files beside the
+staged changes (copy_folder()). The next attempt takes these files over, reads the other chunks as
+of its own snapshot, and lands the log up to it. Keys that changes touched since the first of the
+recorded snapshots are left out of the files, and read again as far as their rows are in the
+recorded chunks now. Only a change moves a row from one block to another, so every row is then as of
+the new snapshot.
+
+A copy begins anew where a change may be in no message (without a key, or where not every change is
+published), and where the table, its files, what is published of it, or the slot is another one than
+recorded. The folder is removed with the copy's commit, and by maintenance like other leftovers.
+Files that no commit names are left to VACUUM, because a process that was taken for dead may still
+commit them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyarrow.fs import FileSelector
+
+from waldelta.changes.merge.compare import HeldRows, without_keys
+from waldelta.errors import NeedsSync, WaldeltaError, without_values
+from waldelta.failpoints import fault_point
+from waldelta.lake import DeltaTarget, Lake, TargetVersion, remove_folder, staging_folder
+from waldelta.lake.changelog import BatchNumbers, Snapshot
+from waldelta.lake.ledger import TableState
+from waldelta.lake.storage import sync_files
+from waldelta.lsn import Lsn
+from waldelta.pipeline import Job
+from waldelta.pipeline.drift import is_dear
+from waldelta.pipeline.targets import Watermarks
+from waldelta.postgres import Leaf, PublishedTable
+from waldelta.quantities import counted
+from waldelta.snapshot import Chunk, TableCopy, whole_table
+from waldelta.snapshot.chunks import divide_blocks
+from waldelta.snapshot.read_selected import KEYS_PER_READ, key_columns, read_keys
+from waldelta.snapshot.read_table import filter_conditions
+from waldelta.spark import Runner
+from waldelta.stages.land.drain import land_through
+from waldelta.stages.repair.mend.touched_keys import changed_keys
+from waldelta.types import TargetType
+
+log = logging.getLogger(__name__)
+
+_CHANGES = {"insert", "update", "delete"}
+_KEYS_PER_TASK = 50_000
+# What a copy has to share with an earlier one: how the log names it when it differs.
+Origin = Mapping[str, Any]
+
+
+def why_not_recorded(job: Job, table: PublishedTable) -> str | None:
+    """Returns why a copy of the table can't be continued, or None when it can."""
+    if not table.key_columns:
+        return "it has no key"
+    if "n" in {table.replica_identity, *(leaf.replica_identity for leaf in table.leaves)}:
+        return "its replica identity is nothing"
+    if any(not member.publishes >= _CHANGES for member in table.entries) or not table.entries:
+        return "not every change of its rows is published"
+    if job.pipeline.source.options.origin != "any":
+        return "changes of other origins aren't published"
+    if any(leaf.through is not None or not leaf.has_ctid for leaf in table.stored_leaves):
+        return "its blocks can't be read one by one"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFiles:
+    """What one task wrote: the chunks, as (leaf, first block, last block), and its data files.
+
+    ``files`` are as a task of copy_files() returns them, ``snapshot`` and ``lsn`` of the snapshot.
+    """
+
+    snapshot: str
+    lsn: int
+    chunks: tuple[tuple[int, int, int | None], ...]
+    files: tuple[dict[str, Any], ...]
+
+    @property
+    def rows(self) -> int:
+        """Returns how many rows the files have."""
+        return sum(file["rows"] for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLog:
+    """The records of a copy's tasks; ``origin`` is what must be the same for them to be valid."""
+
+    lake: Lake
+    folder: str
+    origin: Origin
+    snapshot: str
+    lsn: int
+
+    def record(self, uri: str, chunks: Sequence[Chunk], files: Sequence[dict[str, Any]]) -> None:
+        """Record a task's files, once they are durable; a task that runs again replaces it."""
+        sync_files(uri, [file["path"] for file in files])
+        ranges = [(c.leaves[0].oid, c.first_block, c.last_block) for c in chunks]
+        entry = {"origin": self.origin, "snapshot": self.snapshot, "lsn": self.lsn}
+        text = json.dumps(entry | {"chunks": ranges, "files": list(files)})
+        parent, _, name = self.folder.rpartition("/")
+        folder = self.lake.files(parent)
+        folder.create_dir(name)
+        leaf, first, _ = ranges[0]
+        with folder.open_output_stream(f"{name}/{leaf}-{first}.json") as sink:
+            sink.write(text.encode())
+
+    def read(self, table: TargetVersion) -> list[ChunkFiles]:
+        """Returns what earlier attempts recorded.
+
+        Raises NeedsSync when it isn't of this origin, or when its files were committed.
+        """
+        files, found = self.lake.files(self.folder), []
+        for info in files.get_file_info(FileSelector("", allow_not_found=True)):
+            with files.open_input_file(info.path) as source:
+                text = source.read()
+            try:
+                entry = json.loads(text)
+            except ValueError:  # A killed task's, which was not complete.
+                continue
+            of = entry["origin"]
+            if other := sorted(name for name in self.origin if of.get(name) != self.origin[name]):
+                raise NeedsSync(f"{' and '.join(other)} changed since")
+            chunks = tuple((leaf, first, last) for leaf, first, last in entry["chunks"])
+            found.append(ChunkFiles(entry["snapshot"], entry["lsn"], chunks, tuple(entry["files"])))
+        held = {path for path, _ in table.sized_files}
+        if any(file["path"] in held for one in found for file in one.files):
+            raise NeedsSync("an earlier attempt was committed")
+        return [one for one in found if _are_there(table.place, one.files)]
+
+    def paths(self) -> set[str]:
+        """Returns the recorded files, of whatever origin."""
+        files, found = self.lake.files(self.folder), set()
+        for info in files.get_file_info(FileSelector("", allow_not_found=True)):
+            with files.open_input_file(info.path) as source, suppress(ValueError):
+                found |= {file["path"] for file in json.loads(source.read())["files"]}
+        return found
+
+    def remove(self) -> bool:
+        """Remove the records; the files stay. Returns whether there were any."""
+        found = bool(self.paths())
+        remove_folder(self.folder)
+        return found
+
+
+def _are_there(place: DeltaTarget, files: Iterable[Mapping[str, Any]]) -> bool:
+    sizes = {file["path"]: file["size"] for file in files}
+    found = place.files.get_file_info(list(sizes))
+    return all(info.size == sizes[info.path] for info in found)
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuedCopy:
+    """What a copy takes over: files, the keys to leave out of them, and the rows to read instead.
+
+    ``touched`` has the columns of touched_schema(), or none when no key was touched. ``ranges`` is
+    the SQL condition that a row is in a chunk of these files.
+    """
+
+    files: tuple[dict[str, Any], ...]
+    chunks: tuple[Chunk, ...]
+    touched: pa.Table
+    ranges: str
+
+    @property
+    def shares(self) -> int:
+        """Returns in how many tasks the touched keys are read."""
+        return -(-len(self.touched) // _KEYS_PER_TASK)
+
+    def read(
+        self, conninfo: str, copy: TableCopy, table: PublishedTable, number: int, name: str
+    ) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a share of the touched keys that are in the recorded chunks now."""
+        admitted = [part.as_string(None) for part in filter_conditions(copy)]
+        condition = " and ".join([f"({self.ranges})", *admitted])
+        choice = whole_table(table, condition, copy.relfilenodes)
+        share = self.touched.slice(number * _KEYS_PER_TASK, _KEYS_PER_TASK)
+        texts = share.select([f"t{k}" for k in range(len(copy.key_columns))])
+        key = key_columns(table, copy.key_columns)
+        return read_keys(conninfo, copy, choice, key, texts.to_batches(KEYS_PER_READ), name)
+
+    def rest(
+        self, place: DeltaTarget, schema: pa.Schema, key: Mapping[str, TargetType], path: str
+    ) -> Iterator[pa.RecordBatch] | None:
+        """Returns a file's rows without those of touched keys; None when it has none of them."""
+        keys = [self.touched[f"k{k}"] for k in range(len(key))]
+        held = HeldRows(place.lake, place.uri, schema, schema.empty_table())
+        return without_keys(held, path, key, keys)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedCopy:
+    """A copy whose tasks record what they wrote, and what it takes over from earlier attempts."""
+
+    records: ChunkLog
+    tasks: Sequence[Sequence[Chunk]]
+    # The types of the key's columns, by name.
+    key: Mapping[str, TargetType]
+    taken: ContinuedCopy | None = None
+
+    @property
+    def shares(self) -> int:
+        """Returns in how many tasks touched keys are read."""
+        return self.taken.shares if self.taken is not None else 0
+
+    @property
+    def files(self) -> tuple[dict[str, Any], ...]:
+        """Returns the files that are taken over."""
+        return self.taken.files if self.taken is not None else ()
+
+    def record(self, uri: str, number: int, files: Sequence[dict[str, Any]]) -> None:
+        """Record what a task wrote; touched rows are read again by the next attempt, too."""
+        if number < len(self.tasks):
+            self.records.record(uri, self.tasks[number], files)
+            fault_point("sync.staged")
+
+    def rest(
+        self, place: DeltaTarget, schema: pa.Schema, path: str
+    ) -> Iterator[pa.RecordBatch] | None:
+        """Returns ContinuedCopy.rest() of a file; None: it is taken over as it is."""
+        if self.taken is None or not self.taken.shares:
+            return None
+        return self.taken.rest(place, schema, self.key, path)
+
+
+def continued(
+    runner: Runner,
+    job: Job,
+    records: ChunkLog,
+    leaves: Sequence[Leaf],
+    state: TableState,
+    chunk_bytes: int,
+) -> ContinuedCopy | None:
+    """Returns what a copy as of the records' snapshot takes over; None: it begins anew.
+
+    ``state`` is the target's ledger row, without a snapshot.
+    """
+    name = state.table_name
+    try:
+        target = job.lake.target(name).find()
+        found = records.read(target) if target is not None else []
+        if not found:
+            return None
+        chunks = _missing(leaves, found, chunk_bytes)
+        touched = _touched(runner, job, state, found, Lsn(records.lsn))
+    except WaldeltaError as err:
+        log.warning("table=%s its copy starts again: %s", name, without_values(err))
+        records.remove()
+        return None
+    files = tuple(file for one in found for file in one.files)
+    log.info(
+        "table=%s its copy continues: %s of %s are there, %s changed since",
+        name, counted(sum(one.rows for one in found), "row"), counted(len(found), "task"),
+        counted(len(touched), "key"),
+    )  # fmt: skip
+    return ContinuedCopy(files, tuple(chunks), touched, _ranges(found))
+
+
+def _missing(leaves: Sequence[Leaf], found: Sequence[ChunkFiles], chunk_bytes: int) -> list[Chunk]:
+    """Returns the chunks of the blocks that no record has."""
+    chunks: list[Chunk] = []
+    for leaf in leaves:
+        begin: int | None = 0
+        ranges = ((first, last) for one in found for oid, first, last in one.chunks
+                  if oid == leaf.oid)  # fmt: skip
+        for first, last in sorted(ranges, key=lambda blocks: blocks[0]):
+            if begin is None or first < begin:
+                raise NeedsSync("its recorded chunks overlap")
+            if first > begin:
+                chunks += divide_blocks(leaf, begin, first, chunk_bytes)
+            begin = last
+        if begin is not None:
+            chunks += divide_blocks(leaf, begin, None, chunk_bytes)
+    return chunks
+
+
+def _touched(
+    runner: Runner,
+    job: Job,
+    state: TableState,
+    found: Sequence[ChunkFiles],
+    upto: Lsn,
+) -> pa.Table:
+    """Returns the keys that changes touched since the first of the recorded snapshots."""
+    first = min((Snapshot.parse(one.snapshot) for one in found), key=_age)
+    oldest = next(one for one in found if Snapshot.parse(one.snapshot) == first)
+    state = replace(state, snapshot=oldest.snapshot, snapshot_lsn=oldest.lsn)
+    land_through(runner, job, upto)
+    identity = job.read_identity()
+    last = job.change_log(identity).last_batch() or 0
+    batches = BatchNumbers(Watermarks(job, identity).of(state), last)
+    folder = staging_folder(job.lake, state.table_name, state.generation, 0, job.run_id)
+    touched = changed_keys(runner, job, state, batches, folder)
+    fault_point("sync.touched")
+    rows, count = sum(one.rows for one in found), 0 if touched is None else len(touched)
+    if is_dear(count, rows):
+        raise NeedsSync(f"{counted(count, 'row')} changed since, of {rows:,} that are there")
+    return pa.table({}) if touched is None else touched
+
+
+def _age(snapshot: Snapshot) -> tuple[int, int]:
+    # While no transaction id was assigned in between, transactions only ended.
+    return snapshot.xmax, -len(snapshot.running)
+
+
+def _ranges(found: Sequence[ChunkFiles]) -> str:
+    """Returns the condition that a row is in a recorded chunk."""
+    parts = []
+    for leaf, first, last in (chunk for one in found for chunk in one.chunks):
+        part = f"tableoid = {leaf:d} and ctid >= '({first:d},0)'::pg_catalog.tid"
+        parts.append(part if last is None else f"{part} and ctid < '({last:d},0)'::pg_catalog.tid")
+    return " or ".join(f"({part})" for part in parts)
