@@ -64,8 +64,8 @@ MUTATIONS = (
     ),
     Mutation(
         "lake/changelog/batch_file.py",
-        "if table.committed(tag.app_id) < tag.number:",
-        "if table.committed(tag.app_id) <= tag.number:",
+        "if table.committed(self.app_id) < batch:",
+        "if table.committed(self.app_id) <= batch:",
         "A batch lands twice.",
         (_BATCH_FILE,),
     ),

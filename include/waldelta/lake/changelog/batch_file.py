@@ -65,72 +65,79 @@ class BatchFile:
     stats: str
 
 
-def create_log(place: DeltaTarget, schema: pa.Schema) -> None:
-    """Create the empty change log unless it exists, as Spark's CREATE TABLE would.
+class BatchFiles:
+    """Writes the files of the change log at ``place``, and commits them for a slot incarnation."""
 
-    Raises TargetNotWritable.
-    """
-    if place.exists:
-        return
-    remove_empty_log(place.uri)
-    with named_write_errors(place.uri, besides=_KEPT):
-        there = place.files.get_file_info(FileSelector("", allow_not_found=True))
-        # Another run may have created the log in the meantime, which is just as good.
-        if any(found.base_name != "_delta_log" for found in there) and not place.exists:
-            raise FileExistsError(errno.EEXIST, "it has files and no Delta log")
-        place.create(
-            pa.schema([("batch", pa.int64()), *schema]),
-            mode="ignore",
-            partition_by=["batch"],
-            configuration=_PROPERTIES,
-            raise_if_key_not_exists=False,
-        )
-        place.sync_commit(0)
+    place: DeltaTarget
+    app_id: str
 
+    def create(self, schema: pa.Schema) -> None:
+        """Create the empty log unless it exists, as Spark's CREATE TABLE would.
 
-def write_batch(
-    place: DeltaTarget, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema
-) -> BatchFile | None:
-    """Write record batches as one file of the change log; None, and no file, when there are none.
+        Raises TargetNotWritable.
+        """
+        place = self.place
+        if place.exists:
+            return
+        remove_empty_log(place.uri)
+        with named_write_errors(place.uri, besides=_KEPT):
+            files = place.files.get_file_info(FileSelector("", allow_not_found=True))
+            # Another run may have created the log in the meantime, which is just as good.
+            if any(file.base_name != "_delta_log" for file in files) and not place.exists:
+                raise FileExistsError(errno.EEXIST, "it has files and no Delta log")
+            place.create(
+                pa.schema([("batch", pa.int64()), *schema]),
+                mode="ignore",
+                partition_by=["batch"],
+                configuration=_PROPERTIES,
+                raise_if_key_not_exists=False,
+            )
+            place.sync_commit(0)
 
-    Memory holds one row group. Raises TargetNotWritable when the file can't be written, and
-    whatever ``parts`` raises.
-    """
-    prefix = f"batch={batch:d}/part-"
-    kinds = (OSError, pa.ArrowException)
-    named_errors = partial(named_write_errors, place.uri, "Spark's tasks", _KEPT, kinds)
-    with DataFile(place.files, schema, prefix, _LAYOUT, STATISTICS) as file:
-        for group in grouped(parts, BATCH_ROW_GROUP_BYTES):
+    def write(
+        self, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema
+    ) -> BatchFile | None:
+        """Write record batches as the file of a batch, which counts once add() has committed it.
+
+        Returns None, and writes no file, when there are none. This doesn't open the Delta table,
+        and memory holds one row group. Raises TargetNotWritable when the file can't be written, and
+        whatever ``parts`` raises.
+        """
+        prefix = f"batch={batch:d}/part-"
+        kinds = (OSError, pa.ArrowException)
+        named_errors = partial(named_write_errors, self.place.uri, "Spark's tasks", _KEPT, kinds)
+        with DataFile(self.place.files, schema, prefix, _LAYOUT, STATISTICS) as file:
+            for group in grouped(parts, BATCH_ROW_GROUP_BYTES):
+                with named_errors():
+                    file.write(group)
+                del group  # It would stay in memory while the next one is gathered.
             with named_errors():
-                file.write(group)
-            del group  # It would stay in memory while the next one is gathered.
-        with named_errors():
-            written = file.close()
-    return BatchFile(**written) if written else None
+                written = file.close()
+        return BatchFile(**written) if written else None
 
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception_type(CommitFailedError),
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        wait=tenacity.wait_random(0, 0.5),
+        reraise=True,
+    )
+    def add(self, batch: int, file: BatchFile | None, metadata: str) -> None:
+        """Commit a batch durably.
 
-@tenacity.retry(
-    retry=tenacity.retry_if_exception_type(CommitFailedError),
-    stop=tenacity.stop_after_attempt(_ATTEMPTS),
-    wait=tenacity.wait_random(0, 0.5),
-    reraise=True,
-)
-def commit_batch(place: DeltaTarget, tag: Tag, file: BatchFile | None) -> None:
-    """Commit a batch to the change log, durably.
-
-    Without a file, only the batch's number is committed, and counts as landed. Each attempt is a
-    compare-and-swap on a version without the batch. Raises LateWriter when the batch is there
-    already.
-    """
-    table = place.open_known()
-    if table.committed(tag.app_id) < tag.number:
-        added = [] if file is None else [(file.path, file.size, file.stats)]
-        table.replace_files([], added, tag, {"batch": str(tag.number)})
-        return
-    newest = table.commits(_NEWEST)
-    own = (entry["version"] for entry in newest if entry.get("userMetadata") == tag.metadata)
-    if (version := next(own, None)) is None:
-        raise LateWriter(
-            f"batch {tag.number} of the change log was landed by another run: run again"
-        )
-    table.keep(version)  # Its answer was lost, or the run was killed before this.
+        Without a file, only the batch's number is committed, and counts as landed. Each attempt is
+        a compare-and-swap on a version without the batch. Raises LateWriter when another run has
+        committed it.
+        """
+        table = self.place.open_known()
+        if table.committed(self.app_id) < batch:
+            added = [] if file is None else [(file.path, file.size, file.stats)]
+            tag = Tag(self.app_id, batch, metadata)
+            table.replace_files([], added, tag, {"batch": str(batch)})
+            return
+        newest = table.commits(_NEWEST)
+        own = (entry["version"] for entry in newest if entry.get("userMetadata") == metadata)
+        if (version := next(own, None)) is None:
+            raise LateWriter(
+                f"batch {batch} of the change log was landed by another run: run again"
+            )
+        table.keep(version)  # Its answer was lost, or the run was killed before this.

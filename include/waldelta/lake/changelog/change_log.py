@@ -6,7 +6,7 @@ back what the commit really contains.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,16 +19,11 @@ import pyarrow.dataset as ds
 from waldelta.arrow import with_column
 from waldelta.errors import DecodeError, SlotGap
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog.batch_file import (
-    BatchFile,
-    commit_batch,
-    create_log,
-    write_batch,
-)
+from waldelta.lake.changelog.batch_file import BatchFiles
 from waldelta.lake.changelog.commit_order import Snapshot, Stream
 from waldelta.lake.changelog.row_messages import ROW_KINDS, RowMessages, of_batches
 from waldelta.lake.changelog.transaction_counts import COLUMNS, XID_MASK, Landed, TransactionCounts
-from waldelta.lake.delta_target import Tag, TargetVersion
+from waldelta.lake.delta_target import TargetVersion
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger import SKIPPED, Quarantine
 from waldelta.lake.ledger.records import ConsumedBatch
@@ -98,7 +93,7 @@ class Reach:
     dropped: int = 0
 
 
-class ChangeLog(RowMessages):
+class ChangeLog(RowMessages, BatchFiles):
     """The change log of one lake; ``app_id`` is the slot incarnation that writes it."""
 
     def __init__(self, lake: Lake, app_id: str) -> None:
@@ -288,23 +283,6 @@ class ChangeLog(RowMessages):
                 begins[batch] = min(least, begins.get(batch, least))
         lowest = min(ends, default=max(table.committed(self.app_id), first_batch) + 1)
         return Reach(ends, lowest > first_batch + 1, begins.get(lowest, 0), lowest - 1)
-
-    def create(self, schema: pa.Schema) -> None:
-        """Create the empty log with this schema unless it exists; raises TargetNotWritable."""
-        create_log(self.place, schema)
-
-    def write(
-        self, batch: int, parts: Iterable[pa.RecordBatch], schema: pa.Schema
-    ) -> BatchFile | None:
-        """Write the file of a batch, which counts once add() has committed it.
-
-        This doesn't open the Delta table.
-        """
-        return write_batch(self.place, batch, parts, schema)
-
-    def add(self, batch: int, file: BatchFile | None, metadata: str) -> None:
-        """Commit a batch durably; raises LateWriter when another run has committed it."""
-        commit_batch(self.place, Tag(self.app_id, batch, metadata), file)
 
     def landed(self, batch: int) -> Landed:
         """Count what the committed files of one batch contain."""

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema
 
-from tests.support.bookkeeping import table_at
 from waldelta.errors import LateWriter, PeekTimeout, TargetNotWritable
 from waldelta.lake import DeltaTarget, Lake, Tag
 from waldelta.lake.changelog import ChangeLog, batch_file
@@ -138,13 +137,14 @@ def test_a_place_that_cant_be_written_is_named(log):
 
 def test_the_making_of_a_log_is_made_up_for(tmp_path, monkeypatch):
     """Broken off before its first commit had its name, or while somebody else made it."""
-    uri = tmp_path.as_uri() + "/killed"
-    unfinished = tmp_path / "killed/_delta_log/00000000000000000000.json#1"
+    log = ChangeLog(Lake(f"{tmp_path.as_uri()}/killed"), "slot")
+    folder = Path(log.uri.removeprefix("file://"))
+    unfinished = folder / "_delta_log/00000000000000000000.json#1"
     unfinished.parent.mkdir(parents=True)
     unfinished.write_text("{}")
-    batch_file.create_log(table_at(uri), SCHEMA)
-    assert DeltaTable(uri).version() == 0
-    uri = tmp_path.as_uri() + "/both"
+    log.create(SCHEMA)
+    assert DeltaTable(log.uri).version() == 0
+    log = ChangeLog(Lake(f"{tmp_path.as_uri()}/both"), "slot")
     asked, real = [], DeltaTable.is_deltatable
 
     def others_make_it(uri, options=None):
@@ -154,8 +154,8 @@ def test_the_making_of_a_log_is_made_up_for(tmp_path, monkeypatch):
         return real(uri, options)
 
     monkeypatch.setattr(DeltaTable, "is_deltatable", staticmethod(others_make_it))
-    batch_file.create_log(table_at(uri), SCHEMA)
-    assert (len(asked), DeltaTable(uri).version()) == (1, 0)
+    log.create(SCHEMA)
+    assert (len(asked), DeltaTable(log.uri).version()) == (1, 0)
 
 
 def test_a_batch_is_landed_once(log):
