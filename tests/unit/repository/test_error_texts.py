@@ -82,7 +82,7 @@ def test_the_rule(line, is_refused):
 
 def test_no_error_is_recognised_by_words_elsewhere():
     files = [path for path in source_code.modules("include") if path != TEXTS]
-    assert len(files) > 400
+    assert len(files) > 300
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in files
