@@ -16,18 +16,21 @@ from tests.unit.changes.merge.test_by_driver import (
     NAMES,
     SCHEMA,
     held,
+    job,
     plan,
     rows,
     table,
     tag,
     write,
 )
-from tests.unit.changes.merge.test_by_file import files_of, write_files
+from tests.unit.changes.merge.test_by_file import _small, files_of, write_files
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.merge.commits import read_commit
 from waldelta.errors import LockHeld
 from waldelta.lake import Lake
 from waldelta.snapshot.read_table import RAW_TYPE
+
+__all__ = ["_small", "job"]
 
 
 @pytest.fixture(params=[test_by_driver.merged, test_by_file.merged], ids=["driver", "files"])
