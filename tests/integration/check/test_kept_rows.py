@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from waldelta.stages.check.suite.target_kinds import find_broken_rows
+from waldelta.stages.check.suite.kinds import find_broken_rows
 from waldelta.target_modes import named_mode
 
 pytestmark = pytest.mark.spark

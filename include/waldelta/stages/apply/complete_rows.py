@@ -65,7 +65,7 @@ from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.spark_sql import parquet
 from waldelta.stages.apply._sent_messages import sent_messages
 from waldelta.stages.apply._source_values import SourceValues, read_values
-from waldelta.stages.check.gate.set_aside import AsideRow, JudgedChanges
+from waldelta.stages.check.gate.gate import AsideRow, JudgedChanges
 
 log = logging.getLogger(__name__)
 

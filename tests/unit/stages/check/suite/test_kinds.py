@@ -20,8 +20,7 @@ from waldelta.stages.check.suite.expectation import (
     PlannedExpectation,
     RowCondition,
 )
-from waldelta.stages.check.suite.kinds import KINDS, depends_on, kind_of, plan_suite
-from waldelta.stages.check.suite.target_kinds import CountedKind
+from waldelta.stages.check.suite.kinds import KINDS, CountedKind, depends_on, kind_of, plan_suite
 
 
 class EvenKeys(ExpectationKind):
