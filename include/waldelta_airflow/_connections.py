@@ -21,6 +21,7 @@ from waldelta.config import PipelineFile
 from waldelta.config.airflow_connection import variable_of
 from waldelta.errors import ConfigError
 from waldelta.lake import REQUEST_LIMITS, is_store_variable, read_store_options
+from waldelta.spark.settings import WITHOUT_SPARK_VARIABLE
 from waldelta_airflow._airflow_versions import AirflowNotFoundException
 
 if TYPE_CHECKING:
@@ -117,7 +118,8 @@ def connect_environment(conn_id: str) -> dict[str, str]:
 def job_environment(*parts: Mapping[str, str]) -> dict[str, str]:
     """Returns this process's environment without Airflow's own variables, plus the given parts."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_AIRFLOW_ONLY)}
-    kept.pop("SPARK_REMOTE", None)
+    for name in ("SPARK_REMOTE", WITHOUT_SPARK_VARIABLE):
+        kept.pop(name, None)
     # spark-submit and the workers' Python are those installed with this interpreter.
     kept["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", os.defpath)])
     kept.setdefault("PYSPARK_PYTHON", sys.executable)

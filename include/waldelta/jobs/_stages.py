@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -23,6 +23,7 @@ from waldelta.slot import read_slot, slot_position
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.health import reading
 from waldelta.spark import Runner
+from waldelta.spark.settings import NEEDS_SPARK
 from waldelta.stages.check.gate.quarantined_rows import record_current
 
 Stage = Callable[["Runner", Job, RunResult, StageResult], None]
@@ -56,7 +57,7 @@ def run_stages(
     result.attempt.begun = result.attempt.begun or job.ledger.begin_run(result.run_id, result.verb)
     fault_point("run.begun")
     chosen = [name for name in stages if only is None or name in only]
-    with runner.prepared():
+    with runner.prepared(), _record_for_application(job, result):
         failures = _run_each(runner, job, result, stages, chosen)
     result.error = next(
         (stage.error for stage in result.stages.values() if stage.status == "failed"), None
@@ -81,6 +82,18 @@ def run_stages(
     if failures:
         raise RunFailed(result) from next(iter(failures.values()))
     return result
+
+
+@contextmanager
+def _record_for_application(job: Job, result: RunResult) -> Iterator[None]:
+    """Record the result so far where this process leaves the rest of the run to an application."""
+    try:
+        yield
+    except SystemExit as leaving:
+        if leaving.code == NEEDS_SPARK:
+            with suppress(WaldeltaError):  # The application meets the error again.
+                result.record(job)
+        raise
 
 
 def _run_each(

@@ -71,13 +71,18 @@ def apply_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult)
     It also raises SlotUnreadable if landing met one: no table gets what was committed after it.
     """
     from waldelta.stages.apply.apply import apply
-    from waldelta.stages.apply.outcome import add_to_result
+    from waldelta.stages.apply.outcome import Applied, add_external_commits, add_to_result
     from waldelta.stages.repair.resync_targets import resync_targets
 
     result.targets.told_applied = False  # This resets the result of an earlier attempt.
     with breaks_recorded(job):
-        of_messages = _write_messages(runner, job)
-        applied = apply(runner, job, result.landed.landed_as_of)
+        of_messages, applied = _write_messages(runner, job), Applied()
+        try:
+            apply(runner, job, result.landed.landed_as_of, applied)
+        except SystemExit:
+            # What was committed is found by the process that continues, but it isn't warned again.
+            add_external_commits(result, applied)
+            raise
     add_to_result(job, result, applied)
     failures = applied.failures | resync_targets(
         runner, job, result, applied.published, applied.drifted
@@ -126,10 +131,13 @@ def consume(runner: Runner, job: Job, only: Collection[str] | None = None) -> Ru
     """Run the stages of a CDC run, or some of them; a failed check doesn't prevent the report.
 
     A run's stages may run in several processes one after another: each continues the result in the
-    ledger.
+    ledger. So does a process that runs what another one, or a killed attempt, has left of a run.
     """
     begun = job.ledger.begin_run(job.run_id, "consume")
     if is_replay(job, only):
         return replay(runner, job, only)
-    result = continued(job, "consume", fresh=only is None or "land" in only, begun=begun)
+    begins = only is None or "land" in only
+    last = job.ledger.run_result(job.run_id, "consume") if begins and job.again else None
+    is_unfinished = last is not None and last.status == "running"
+    result = continued(job, "consume", fresh=begins and not is_unfinished, begun=begun)
     return run_stages(runner, job, result, CONSUME_STAGES, only)

@@ -61,9 +61,10 @@ class WaldeltaJobOperator(BaseOperator):
 
     - ``spark_connect``: a child process that is a thin client of a running Spark Connect server.
       Each stage is a separate client, except the report, which the check's client also makes.
-    - ``spark``: one process per DAG run, and spark-submit once that needs Spark: one application
-      then runs the rest. The task of the first stage runs all stages, and the tasks of the others
-      read their results from the pipeline's ledger. A stage that is retried or cleared runs alone.
+    - ``spark``: spark-submit, one application per DAG run. A CDC run begins in a process without
+      Spark, and the application runs the rest once that needs Spark. The task of the first stage
+      runs all stages, and the tasks of the others read their results from the pipeline's ledger. A
+      stage that is retried or cleared runs alone.
 
     :param pipeline_path: the pipeline file
     :param pipeline: its content
@@ -220,17 +221,17 @@ class WaldeltaJobOperator(BaseOperator):
         alone = not self.first or _try_number(context) > 1
         with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
             result = Path(folder) / "result.json"
-            arguments = self.arguments(
-                context, result, (self.stage,) if alone and self.stage else (), submits=True
-            )
+            stages = (self.stage,) if alone and self.stage else ()
+            arguments = self.arguments(context, result, stages, continues=self._begins_in_process)
             environment = connections.job_environment(source, {"WALDELTA_LAUNCHER": "SPARK_SUBMIT"})
             application = spark_submit(
                 spark, context["ti"].dag_id, arguments, Path(folder), environment
             )
-            if self.verb not in WITHOUT_SPARK:
-                self.log.info("running %s", " ".join(arguments))
+            if self._begins_in_process:
+                begins = self.arguments(context, result, stages)
+                self.log.info("running %s", " ".join(begins))
                 without = connections.job_environment(source, {WITHOUT_SPARK_VARIABLE: "1"})
-                self._running = job = self._start(arguments, without)
+                self._running = job = self._start(begins, without)
                 if (code := job.run()) != NEEDS_SPARK:
                     return JobResult.read(result, code)
             self._running = application
@@ -238,6 +239,14 @@ class WaldeltaJobOperator(BaseOperator):
             if code and not result.exists():
                 check_java()
             return JobResult.read(result, code)
+
+    @property
+    def _begins_in_process(self) -> bool:
+        """Returns whether a process runs what needs no Spark, before an application is submitted.
+
+        Only a CDC run's commits are found, checked and announced by the application that follows.
+        """
+        return self.verb == "consume" and not connections.pipeline_lake(self.pipeline).on_spark
 
     def _outcome_so_far(self, context: Context) -> JobResult | None:
         """Returns what an earlier task's process recorded of this stage; None if it didn't reach
@@ -258,9 +267,12 @@ class WaldeltaJobOperator(BaseOperator):
         return result
 
     def arguments(
-        self, context: Context, result: Path, stages: Iterable[str], *, submits: bool = False
+        self, context: Context, result: Path, stages: Iterable[str], *, continues: bool = False
     ) -> list[str]:
-        """Returns the job's command line, which has no secrets."""
+        """Returns the job's command line, which has no secrets.
+
+        ``continues``: another process has begun the run.
+        """
         run = context["dag_run"]
         # A wait for another run that took all of the task's time would end as a timeout, which
         # names another cause.
@@ -269,8 +281,7 @@ class WaldeltaJobOperator(BaseOperator):
             "run-id": run.run_id,
             "run-type": _run_type(run),
             "stage": ",".join(stages),
-            # An application continues what a process has begun (_run_application).
-            "again": str(self.verb == "consume" and (submits or _try_number(context) > 1)),
+            "again": str(self.verb == "consume" and (continues or _try_number(context) > 1)),
             "lock-wait": f"{lock_wait.total_seconds():g}",
             "result": str(result),
         }

@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 
 import waldelta.changes.merge.merge as merge_module
 import waldelta.changes.stage.stage as stage_module
+import waldelta.stages.apply.apply as apply_module
 from tests.oracles.target_rows import read_target
 from tests.support.concurrent_work import insert_that_goes_on, killed_in
 from tests.support.pipelines import bare_job, bare_slot, pipeline_file
@@ -23,7 +24,7 @@ from waldelta.lake.ledger import Ledger, RowCounts, TableState, now
 from waldelta.lake.staging_leftovers import staged_for
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import TableResult
-from waldelta.spark import OnSpark
+from waldelta.spark import OnSpark, open_runner
 from waldelta.stages.apply import inspect as inspection
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.land.drain import drain
@@ -355,3 +356,39 @@ def test_messages_that_cannot_be_read_fail_each_table_by_its_name(
     failures = apply(runner, job).failures
     assert sorted(failures) == names
     assert all(name in str(failure) for name, failure in failures.items())
+
+
+def test_an_application_continues_what_a_process_without_spark_has_left(
+    database, lake, monkeypatch
+):
+    """Its result has what the process landed, committed and warned of, each once."""
+    names = ["public.a", "public.b"]
+    for name in names:
+        database.execute(f"create table {name}(id int primary key)")
+        database.execute(f"insert into {name} values (1)")
+    job = replace(bare_job(database, lake, names), run_id="two processes")
+    with open_runner("test", job) as runner:
+        sync(runner, job)
+    DeltaTable(f"{lake}/public/a").delete("id = 1")
+    for name in names:
+        database.execute(f"insert into {name} values (2)")
+
+    def stage(runner, change_log, plan, folder):
+        if plan.state.table_name == "public.b":
+            runner.spark()
+        return real(runner, change_log, plan, folder)
+
+    real = apply_module.stage
+    with monkeypatch.context() as without:
+        without.setenv("WALDELTA_WITHOUT_SPARK", "1")
+        without.setattr(apply_module, "stage", stage)
+        with pytest.raises(SystemExit, match="75"), open_runner("test", job) as runner:
+            consume(runner, job)
+    with open_runner("test", job) as runner:
+        result = consume(runner, replace(job, again=True))
+    assert (result.status, result.landed.changes) == ("succeeded", 2)
+    assert {name: table.inserted for name, table in result.tables.items()} == dict.fromkeys(
+        names, 1
+    )
+    assert result.targets.foreign_commits == ["public.a"]
+    assert sum("an external writer wrote" in warning for warning in result.warnings) == 1

@@ -88,7 +88,9 @@ class _Run:
     caller: Fence
 
 
-def apply(runner: Runner, job: Job, landed_as_of: int | None = None) -> Applied:
+def apply(
+    runner: Runner, job: Job, landed_as_of: int | None = None, applied: Applied | None = None
+) -> Applied:
     """Bring every synced target up to the last landed batch, and publish a cut whenever all are
     there.
 
@@ -97,9 +99,10 @@ def apply(runner: Runner, job: Job, landed_as_of: int | None = None) -> Applied:
     watermark. A table whose source changed so that only a new copy is exact is in ``outdated`` and
     marked in the ledger; it gets no changes until it is copied. ``landed_as_of``: all transactions
     below this xid8 have landed. A table with a row filter fails as TableBusy while it is locked
-    against readers, because its catalogs can't be read without that lock.
+    against readers, because its catalogs can't be read without that lock. ``applied`` gets the
+    results.
     """
-    applied = Applied()
+    applied = Applied() if applied is None else applied
     inspection = inspect(runner, job, landed_as_of, applied)
     _apply_inspected(runner, job, inspection, applied)
     try:

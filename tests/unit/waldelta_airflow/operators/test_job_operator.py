@@ -495,11 +495,37 @@ def test_a_small_run_submits_nothing(
     job.does(result={"status": "succeeded", "changes": 7}, small=True)
     assert make_task(stage="land", first=True).execute(make_context()) == {"changes": 7}
     assert job.seen["environment"]["WALDELTA_WITHOUT_SPARK"] == "1"
-    assert "stage" not in job.options
+    assert job.options.keys().isdisjoint({"stage", "again"})
     job.does(exit=1, small=True)
     with pytest.raises(AirflowException, match="ended with exit code 1"):
         make_task(stage="land", first=True).execute(make_context())
     assert not spark_submit_program.exists()
+
+
+@pytest.mark.parametrize(
+    "task, more",
+    [
+        ({"verb": "sync", "stage": "sync", "first": True}, ""),
+        ({"verb": "quarantine", "stage": None}, ""),
+        ({"verb": "consume", "stage": "land", "first": True}, "runner: spark"),
+    ],
+    ids=["sync", "quarantine", "all by Spark"],
+)
+def test_what_an_application_could_not_continue_is_submitted_at_once(
+    write_pipeline, make_context, job, spark_submit_program, monkeypatch, task, more
+):
+    """Tables that a process had copied would never be checked and announced."""
+    use_spark_submit(monkeypatch)
+    monkeypatch.setenv("WALDELTA_WITHOUT_SPARK", "of the worker")
+    job.does(result={"status": "succeeded", "changes": 7}, small=True)
+    path = write_pipeline("shop", more)
+    operator = WaldeltaJobOperator(
+        task_id="t", pipeline_path=path, pipeline=load_pipeline_file(path), **task
+    )
+    assert operator.execute(make_context()) == {"changes": 7}
+    assert spark_submit_program.exists()
+    assert "again" not in job.options
+    assert "WALDELTA_WITHOUT_SPARK" not in job.seen["environment"]
 
 
 def test_later_stages_read_how_theirs_went(
