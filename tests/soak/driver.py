@@ -25,7 +25,7 @@ from typing import IO, Any
 import waldelta.changes.merge.merge
 import waldelta.slot.recovery
 import waldelta.stages.maintain.maintain
-import waldelta.stages.repair.repair
+import waldelta.stages.repair.mend.mend
 from tests.soak.scene import OLD_AGE, kill_driver, wait_until
 from waldelta.jobs import Pipeline
 from waldelta.lake.ledger import now
@@ -101,11 +101,11 @@ def grow_old() -> None:
 
 def merge_either_way() -> None:
     """Small targets are merged by this process, by tasks and by Spark in turn."""
-    apply, repair = waldelta.changes.merge.merge, waldelta.stages.repair.repair
+    apply, mend = waldelta.changes.merge.merge, waldelta.stages.repair.mend.mend
     for module, name, goes in (
         (apply, "merge_in_driver", (True, False, False)),
         (apply, "merge_files", (True, False)),
-        (repair, "merge_written", (True, False)),
+        (mend, "merge_written", (True, False)),
     ):
         setattr(module, name, _in_turn(getattr(module, name), cycle(goes)))
 

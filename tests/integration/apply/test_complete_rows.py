@@ -315,7 +315,7 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
 
     # The MERGE fails: at once all is as it was.
     with monkeypatch.context() as patched:
-        patched.setattr(f"waldelta.stages.repair.repair.{merging}", fails)
+        patched.setattr(f"waldelta.stages.repair.mend.mend.{merging}", fails)
         with pytest.raises(RunFailed, match="no space left"):
             run_retry(runner, replace(job, run_id="failed"), by="Ann")
     is_as_before()
