@@ -18,9 +18,10 @@ from waldelta.spark import Runner
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Small targets are bound by round trips, not by cores, so more run at once than two cores could
-# compute.
-MOST_AT_ONCE = 4
+# On Spark, small targets are bound by round trips, not by cores, so more run at once than two cores
+# could compute. In this process, more than two would wait for each other: Python runs one thread at
+# a time.
+MOST_AT_ONCE, MOST_IN_PROCESS = 4, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class RunnerPool:
 
         ``reads``: the work writes nothing (Runner.sibling()).
         """
-        pool = cls(max(1, min(pieces, MOST_AT_ONCE)) if runner.has_siblings else 1, SimpleQueue())
+        most = MOST_AT_ONCE if runner.is_started else MOST_IN_PROCESS
+        pool = cls(max(1, min(pieces, most)) if runner.has_siblings else 1, SimpleQueue())
         pool._free.put(runner)
         with ExitStack() as siblings:
             for number in range(1, pool._size):

@@ -48,6 +48,7 @@ def test_query_expectations_see_their_own_table(lake):
 
 def test_each_piece_of_work_has_a_session_to_itself(runner):
     """Results come in the items' order, and as many run at once as there are sessions."""
+    runner.spark()
     busy, seen, together = set(), set(), threading.Barrier(MOST_AT_ONCE)
 
     def work(sibling, item):
