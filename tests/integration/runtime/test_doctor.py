@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import platform
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import pytest
 import yaml
-from packaging.requirements import Requirement
 
 from tests.support.pipelines import pipeline_file
 from tests.support.servers.roles import connect_as, new_role, own_everything
@@ -168,8 +168,8 @@ def test_doctor_asks_sparks_workers(runner, monkeypatch):
     (fine,) = run_check("workers", check_workers, 120)
     assert fine.status == "ok"
     assert f"Python {platform.python_version()}" in fine.text
-    wanted = [Requirement("numpy<1"), Requirement("absent-one>=1")]
-    monkeypatch.setattr("waldelta.cli.doctor._required_by_tasks", lambda: wanted)
+    own = SimpleNamespace(requires=["numpy<1", "absent-one>=1"])
+    monkeypatch.setattr("waldelta.cli.doctor._installed", lambda _: own)
     (lacking,) = run_check("workers", check_workers, 120)
     assert lacking.status == "problem"
     assert "lacks absent-one" in lacking.text

@@ -13,6 +13,7 @@ from tests.oracles.compare import compare_target
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.snapshot import chunks
+from waldelta.spark import InProcess
 from waldelta.spark import runner as runners
 from waldelta.stages.sync.sync import sync
 
@@ -48,6 +49,12 @@ class Kills:
 
     def kill(self, point, count):
         self.at, self.passed = (point, count), Counter()
+
+
+@pytest.fixture
+def runner(spark_jvm):
+    """This process, also where tests run on Spark: a kill in a worker's process ends no copy."""
+    return InProcess(spark_jvm)
 
 
 @pytest.fixture
