@@ -49,7 +49,15 @@ from waldelta.changes.stage.net_files import (
     unpacked,
 )
 from waldelta.errors import WaldeltaError, without_values
-from waldelta.lake import DataFile, DeltaTarget, Fence, Overtaken, TargetVersion, parquet_format
+from waldelta.lake import (
+    DataFile,
+    DeltaTarget,
+    Fence,
+    Lake,
+    Overtaken,
+    TargetVersion,
+    parquet_format,
+)
 from waldelta.lake.data_file import discard, new_prefix
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
@@ -93,6 +101,21 @@ def held_files(files: pa.Table) -> list[HeldFile]:
     return [HeldFile(*values) for values in zip(*(c.to_pylist() for c in columns), strict=True)]
 
 
+def readable_files(table: TargetVersion, written: WrittenColumns) -> pa.Table | None:
+    """Return a target's files (``TargetVersion.files``); None when only Spark can read them."""
+    files = table.files
+    # A path with a folder is of a partitioned table, or of a clone.
+    is_other = any("/" in path or "%" in path for path in files["path"].to_pylist())
+    return None if is_other or not has_columns(table, written) else files
+
+
+def open_file(lake: Lake, uri: str, schema: pa.Schema, file: HeldFile) -> ds.Dataset:
+    """Return the rows of a file in a folder of the lake."""
+    files, layout = lake.unchanging_files(uri), parquet_format(uri)
+    fragment = layout.make_fragment(file.path, files)
+    return ds.FileSystemDataset([fragment], schema, layout, files)
+
+
 @dataclass(frozen=True, slots=True)
 class _Target:
     """What a task must know about a target; the names of all files of this attempt begin with
@@ -103,6 +126,10 @@ class _Target:
     schema: pa.Schema
     written: WrittenColumns
     prefix: str
+
+    def open(self, file: HeldFile) -> ds.Dataset:
+        """Return the rows of one of its files."""
+        return open_file(self.table.lake, self.table.uri, self.schema, file)
 
 
 def merge_files(
@@ -185,11 +212,7 @@ def _begun(
     runner: Runner, table: TargetVersion, written: WrittenColumns, net: NetFiles, *, truncated: bool
 ) -> _Merge | None:
     """Return the merge, or None when only Spark can read or write this target."""
-    files = table.files
-    # A path with a folder is of a partitioned table, or of a clone.
-    if not has_columns(table, written) or any(
-        "/" in path or "%" in path for path in files["path"].to_pylist()
-    ):
+    if (files := readable_files(table, written)) is None:
         return None
     target = _Target(table.place, table.schema, written, new_prefix())
     return _Merge(runner, target, net, files, truncated=truncated)
@@ -274,7 +297,7 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[HeldFil
 
     Returns what it did, and which changes matched a row.
     """
-    keys = [_open(target, file).to_table(columns=target.written.key_names) for file in share]
+    keys = [target.open(file).to_table(columns=target.written.key_names) for file in share]
     of_row = match(
         pa.concat_tables(keys), net.read(["action", *target.written.bases]), target.written
     )
@@ -300,7 +323,7 @@ def _rewrite_file(
 ) -> dict[str, Any]:
     with DataFile(target.table.files, target.schema, target.prefix) as new:
         updated = deleted = begin = 0
-        for part in parts_at_once(batches(_open(target, file))):
+        for part in parts_at_once(batches(target.open(file))):
             held = part.cast(target.schema)
             of_part = of_row[begin : begin + len(held)]
             begin += len(held)
@@ -344,13 +367,6 @@ def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Tabl
 
 def _rows_of(**what: Any) -> dict[str, Any]:
     return {"updated": 0, "deleted": 0, "inserted": 0, "is_possible": True} | what
-
-
-def _open(target: _Target, file: HeldFile) -> ds.Dataset:
-    files, layout = target.table.data_files, parquet_format(target.table.uri)
-    return ds.FileSystemDataset(
-        [layout.make_fragment(file.path, files)], target.schema, layout, files
-    )
 
 
 def may_hold(files: pa.Table, names: Sequence[str], keys: Sequence[pa.ChunkedArray]) -> Bools:

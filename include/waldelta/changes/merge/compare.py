@@ -23,8 +23,14 @@ from waldelta.changes.decode.collapse import (
     EventShape,
 )
 from waldelta.changes.merge._arrow import are_equal, match
-from waldelta.changes.merge.by_driver import has_columns
-from waldelta.changes.merge.by_file import MOST_NET_BYTES, HeldFile, held_files, may_hold
+from waldelta.changes.merge.by_file import (
+    MOST_NET_BYTES,
+    HeldFile,
+    held_files,
+    may_hold,
+    open_file,
+    readable_files,
+)
 from waldelta.changes.merge.statements import WrittenColumns
 from waldelta.changes.stage.net_files import (
     NetFiles,
@@ -35,7 +41,7 @@ from waldelta.changes.stage.net_files import (
     parts_at_once,
     unpacked,
 )
-from waldelta.lake import Lake, TargetVersion, parquet_format
+from waldelta.lake import Lake, TargetVersion
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
 from waldelta.types import TargetType
@@ -62,10 +68,8 @@ class HeldRows:
     @classmethod
     def of(cls, table: TargetVersion, written: WrittenColumns) -> HeldRows | None:
         """Return those of the target's own files; None when only Spark can read them."""
-        files = table.files
-        # A path with a folder is of a partitioned table, or of a clone.
-        odd = any("/" in path or "%" in path for path in files["path"].to_pylist())
-        if odd or not has_columns(table, written):
+        files = readable_files(table, written)
+        if files is None:
             return None
         return cls(table.place.lake, table.place.uri, table.schema, files)
 
@@ -82,9 +86,7 @@ class HeldRows:
 
     def open(self, file: HeldFile) -> ds.Dataset:
         """Return one file."""
-        files, layout = self.lake.unchanging_files(self.uri), parquet_format(self.uri)
-        fragment = layout.make_fragment(file.path, files)
-        return ds.FileSystemDataset([fragment], self.schema, layout, files)
+        return open_file(self.lake, self.uri, self.schema, file)
 
 
 @dataclass(frozen=True, slots=True)

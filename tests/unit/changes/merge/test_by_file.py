@@ -92,10 +92,8 @@ def test_only_files_that_hold_a_changed_row_are_written_anew(job, monkeypatch):
     write_files(
         job, [(1, "a", "A"), (9, "i", "I")], [(10, "j", "J"), (19, "s", "S")], [(20, "t", "T")]
     )
-    (before, opened), of = (names_of(job), []), module._open
-    monkeypatch.setattr(
-        module, "_open", lambda target, file: opened.append(file) or of(target, file)
-    )
+    (before, opened), of = (names_of(job), []), module.open_file
+    monkeypatch.setattr(module, "open_file", lambda *args: opened.append(args[-1]) or of(*args))
     assert merged(job, [("U", 10, 10, "j2", "J2"), ("U", 5, 5, "lacking", "x")]) is not None
     kept = names_of(job) & before
     assert (len(kept), len(names_of(job))) == (2, 3)
