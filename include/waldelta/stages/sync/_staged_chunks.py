@@ -7,7 +7,7 @@ recorded snapshots are left out of the files, and read again as far as their row
 recorded chunks now. Only a change moves a row from one block to another, so every row is then as of
 the new snapshot.
 
-A copy begins anew where a change may be in no message (without a key, or where not every change is
+A copy starts again where a change may be in no message (without a key, or where not every change is
 published), and where the table, its files, what is published of it, or the slot is another one than
 recorded. The folder is removed with the copy's commit, and by maintenance like other leftovers.
 Files that no commit names are left to VACUUM, because a process that was taken for dead may still
@@ -117,14 +117,8 @@ class ChunkLog:
 
         Raises NeedsSync when it isn't of this origin, or when its files were committed.
         """
-        files, found = self.lake.files(self.folder), []
-        for info in files.get_file_info(FileSelector("", allow_not_found=True)):
-            with files.open_input_file(info.path) as source:
-                text = source.read()
-            try:
-                entry = json.loads(text)
-            except ValueError:  # A killed task's, which was not complete.
-                continue
+        found = []
+        for entry in self._entries():
             of = entry["origin"]
             if other := sorted(name for name in self.origin if of.get(name) != self.origin[name]):
                 raise NeedsSync(f"{' and '.join(other)} changed since")
@@ -137,11 +131,16 @@ class ChunkLog:
 
     def paths(self) -> set[str]:
         """Returns the recorded files, of whatever origin."""
-        files, found = self.lake.files(self.folder), set()
+        return {file["path"] for entry in self._entries() for file in entry["files"]}
+
+    def _entries(self) -> Iterator[dict[str, Any]]:
+        files = self.lake.files(self.folder)
         for info in files.get_file_info(FileSelector("", allow_not_found=True)):
-            with files.open_input_file(info.path) as source, suppress(ValueError):
-                found |= {file["path"] for file in json.loads(source.read())["files"]}
-        return found
+            with files.open_input_file(info.path) as source:
+                text = source.read()
+            # A task that was killed may have left a record that isn't complete.
+            with suppress(ValueError):
+                yield json.loads(text)
 
     def remove(self) -> bool:
         """Remove the records; the files stay. Returns whether there were any."""
@@ -238,7 +237,7 @@ def continued(
     state: TableState,
     chunk_bytes: int,
 ) -> ContinuedCopy | None:
-    """Returns what a copy as of the records' snapshot takes over; None: it begins anew.
+    """Returns what a copy as of the records' snapshot takes over; None: it starts again.
 
     ``state`` is the target's ledger row, without a snapshot.
     """
