@@ -180,7 +180,7 @@ def test_many_kills(runner, job, kills, write, seed_of_test):
     assert min(read) < max(read)
 
 
-ANEW = {
+CAUSES = {
     "truncated": (["truncate t", "insert into t values (1, 'a')"], "its file changed"),
     "rewritten": (["vacuum full t"], "its file changed"),
     "added column": (["alter table t add column x int"], "its columns"),
@@ -201,13 +201,13 @@ ANEW = {
     "name",
     [
         name if name in ("truncated", "no key") else pytest.param(
-            name, marks=pytest.mark.nightly("another reason to begin anew")
+            name, marks=pytest.mark.nightly("another reason to start again")
         )
-        for name in ANEW
+        for name in CAUSES
     ],
 )  # fmt: skip
-def test_a_copy_begins_anew(runner, database, job, kills, caplog, name):
-    statements, why = ANEW[name]
+def test_a_copy_starts_again(runner, database, job, kills, caplog, name):
+    statements, why = CAUSES[name]
     kills.write = lambda _: None
     assert copy_killed(runner, job, kills, "sync.staged", 3)
     for statement in statements:

@@ -256,7 +256,7 @@ def _apply_locked(run: _Run, target: InspectedTarget, batches: BatchNumbers) -> 
         # Another run may have applied some of it since the inspection.
         after = max(batches.after, watermarks.of(state))
         fence = TargetFence(lock, watermarks, state, after, run.caller)
-        current = replace(target, state=state, batch=after)
+        current = replace(target, state=state)
         try:
             cut = _apply_target(run, current, batches._replace(after=after), fence)
         except NeedsSync as err:
