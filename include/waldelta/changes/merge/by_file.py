@@ -109,10 +109,10 @@ def readable_files(table: TargetVersion, written: WrittenColumns) -> pa.Table | 
     return None if is_other or not has_columns(table, written) else files
 
 
-def open_file(lake: Lake, uri: str, schema: pa.Schema, file: HeldFile) -> ds.Dataset:
+def open_file(lake: Lake, uri: str, schema: pa.Schema, path: str) -> ds.Dataset:
     """Return the rows of a file in a folder of the lake."""
     files, layout = lake.unchanging_files(uri), parquet_format(uri)
-    fragment = layout.make_fragment(file.path, files)
+    fragment = layout.make_fragment(path, files)
     return ds.FileSystemDataset([fragment], schema, layout, files)
 
 
@@ -129,7 +129,7 @@ class _Target:
 
     def open(self, file: HeldFile) -> ds.Dataset:
         """Return the rows of one of its files."""
-        return open_file(self.table.lake, self.table.uri, self.schema, file)
+        return open_file(self.table.lake, self.table.uri, self.schema, file.path)
 
 
 def merge_files(

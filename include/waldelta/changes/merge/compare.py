@@ -86,7 +86,7 @@ class HeldRows:
 
     def open(self, file: HeldFile) -> ds.Dataset:
         """Return one file."""
-        return open_file(self.lake, self.uri, self.schema, file)
+        return open_file(self.lake, self.uri, self.schema, file.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def _hashable(keys: pa.Table, kinds: Sequence[TargetType]) -> pa.Table:
 
 
 def without_keys(
-    held: HeldRows, path: str, kinds: Mapping[str, TargetType], keys: Sequence[pa.ChunkedArray]
+    file: ds.Dataset, kinds: Mapping[str, TargetType], keys: Sequence[pa.ChunkedArray]
 ) -> Iterator[pa.RecordBatch] | None:
     """Return a file's rows but those with one of these keys; None when it has none of them.
 
@@ -228,7 +228,6 @@ def without_keys(
     """
     names, types = list(kinds), list(kinds.values())
     written = WrittenColumns(names, EventShape(len(names), tuple(range(len(names)))), False)
-    file = held.open(HeldFile(path, 0, 0))
     net = _hashable(pa.table(list(keys), names=written.bases), types)
     stays = match(_hashable(file.to_table(columns=names), types), net, written) < 0
     return None if stays.all() else chosen_rows(file, stays)

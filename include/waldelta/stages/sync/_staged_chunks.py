@@ -26,7 +26,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow.fs import FileSelector
 
-from waldelta.changes.merge.compare import HeldRows, without_keys
+from waldelta.changes.merge.by_file import open_file
+from waldelta.changes.merge.compare import without_keys
 from waldelta.errors import NeedsSync, WaldeltaError, without_values
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaTarget, Lake, TargetVersion, remove_folder, staging_folder
@@ -190,8 +191,7 @@ class ContinuedCopy:
     ) -> Iterator[pa.RecordBatch] | None:
         """Returns a file's rows without those of touched keys; None when it has none of them."""
         keys = [self.touched[f"k{k}"] for k in range(len(key))]
-        held = HeldRows(place.lake, place.uri, schema, schema.empty_table())
-        return without_keys(held, path, key, keys)
+        return without_keys(open_file(place.lake, place.uri, schema, path), key, keys)
 
 
 @dataclass(frozen=True, slots=True)

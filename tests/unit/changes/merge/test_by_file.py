@@ -97,7 +97,7 @@ def test_only_files_that_hold_a_changed_row_are_written_anew(job, monkeypatch):
     assert merged(job, [("U", 10, 10, "j2", "J2"), ("U", 5, 5, "lacking", "x")]) is not None
     kept = names_of(job) & before
     assert (len(kept), len(names_of(job))) == (2, 3)
-    assert {file.path for file in opened} == before - {path_of(job, 20)}
+    assert {*opened} == before - {path_of(job, 20)}
 
 
 def path_of(job, least) -> str:
