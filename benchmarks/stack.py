@@ -120,7 +120,7 @@ class WarmSpark:
     def __init__(self, folder: Path, store: Mapping[str, str]) -> None:
         folder.mkdir(parents=True)
         self._server = SparkConnectServer(
-            folder, free_port(), "bench", folder / "spark.log", store=store
+            folder, free_port(), store=store, token="bench", log=folder / "spark.log"
         )
         self.jobs = folder / "jobs.sock"
         self._trees: list[int] = []

@@ -490,7 +490,7 @@ def _judge_as_a_whole(table: str, rows: DataFrame, verdict: Verdict) -> None:
     except Exception as err:
         if (named := named_error(err)) is not None:
             raise named from err
-        verdict.why = f"can't be evaluated ({why_unevaluable(err)})"
+        verdict.why = f"can't be evaluated: {why_unevaluable(err)}"
         return
     verdict.success, verdict.observed = found.success, found.observed
     verdict.unexpected, verdict.examples = found.unexpected_count, list(found.examples)

@@ -8,6 +8,7 @@ imported only when it is needed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ _ASKS_FOR_COLUMN = "expect_column_to_exist"
 NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
 _MOMENTS = ("date", "timestamp")
 _BETWEEN = "expect_column_values_to_be_between"
+# Spark's condition of an error that code it has compiled raises as Java's own.
+_JAVA = {"java.util.regex.PatternSyntaxException": "INVALID_PARAMETER_VALUE.PATTERN"}
 
 
 def why_refused(
@@ -66,8 +69,26 @@ def why_unevaluable(err: Exception) -> str:
         return NO_TEXT
     if isinstance(err, AnalysisException):
         return str(err).strip().partition("\n")[0]
-    condition = getattr(err, "getCondition", lambda: None)()
-    return condition or type(err).__name__
+    return _condition_of(err) or type(err).__name__
+
+
+def _condition_of(err: Exception) -> str | None:
+    """Returns the error condition in Spark's terms.
+
+    Python names only some of Java's errors. Of the others Spark's own may be a cause, as when a
+    task failed.
+    """
+    cause: Any = getattr(err, "java_exception", None)
+    if cause is None:
+        return getattr(err, "getCondition", lambda: None)()
+    while cause is not None:
+        if (condition := _JAVA.get(cause.getClass().getName())) is not None:
+            return condition
+        with suppress(Exception):  # Only errors of Spark have a condition.
+            if condition := cause.getCondition():
+                return str(condition)
+        cause = cause.getCause()
+    return None
 
 
 def _of_columns(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:

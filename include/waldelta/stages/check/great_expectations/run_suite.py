@@ -58,14 +58,14 @@ from waldelta.stages.check.suite.expectation import (
     PlannedExpectation,
     TableVerdict,
 )
-from waldelta.stages.check.suite.kinds import KINDS, SuitePlan
+from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, kind_of
 
-WARNING_ICON = "⚠"
+WARNING_ICON, WAITING_ICON = "⚠", "⏳"
 
 
 class SeverityTableRenderer(ValidationResultsTableContentBlockRenderer):
-    """Marks an unmet expectation of severity warning with WARNING_ICON; otherwise as its base
-    class.
+    """Marks an unmet expectation of severity warning with WARNING_ICON, and one that isn't judged
+    yet with WAITING_ICON; otherwise as its base class.
     """
 
     @classmethod
@@ -76,9 +76,14 @@ class SeverityTableRenderer(ValidationResultsTableContentBlockRenderer):
 
         def rows(*args: Any, result: Any, **kwargs: Any) -> Any:
             found = render(*args, result=result, **kwargs)
-            if not result.success and result.expectation_config.severity == "warning":
-                icon = found[0][0].string_template
-                icon["params"] = icon["params"] | {"markdown_status_icon": WARNING_ICON}
+            own, icon = result.expectation_config, None
+            if not kind_of(own.type).is_judged(own.kwargs):
+                icon = WAITING_ICON
+            elif not result.success and own.severity == "warning":
+                icon = WARNING_ICON
+            if icon is not None:
+                mark = found[0][0].string_template
+                mark["params"] = mark["params"] | {"markdown_status_icon": icon}
             return found
 
         return rows

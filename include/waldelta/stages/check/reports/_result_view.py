@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _PARAMETER = re.compile(r"(?<!\$)\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 # The renderers mark an expectation with an icon: this parameter has it as a character.
 _ICON = "markdown_status_icon"
-_VERDICTS = {"✅": "passed", "❌": "failed", "❗": "failed"}
+_VERDICTS = {"✅": "passed", "❌": "failed", "❗": "failed", "⏳": "not judged yet"}
 # The renderer class of the result tables, in Great Expectations' configuration format.
 _TABLE_RENDERER = {
     "class_name": "ValidationResultsColumnSectionRenderer",

@@ -110,6 +110,7 @@ td.where{width:27rem;overflow-wrap:anywhere}
 .mark{display:inline-block;min-width:4.6rem;text-align:center;border-radius:.3rem;
 padding:0 .5rem;color:#fff;font-size:.85rem;font-weight:600}
 .failed{background:#b3261e}.warning{background:#8a5300}.passed{background:#2e7031}
+.not-judged-yet{background:#5f6368}
 .dim{opacity:.7}
 ul{margin:.1rem 0 0;padding-left:1.1rem}
 pre{margin:0;white-space:pre-wrap}
@@ -169,7 +170,7 @@ def static_index(pipeline: str, runs: list[CheckedRun]) -> str:
 
 def mark(verdict: str) -> str:
     """Returns a verdict as a coloured word."""
-    return f'<span class="mark {verdict}">{verdict}</span>'
+    return f'<span class="mark {verdict.replace(" ", "-")}">{verdict}</span>'
 
 
 def _rows(run: CheckedRun, link: Callable[[ReportEntry], str]) -> Iterator[str]:

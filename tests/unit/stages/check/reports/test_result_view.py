@@ -170,7 +170,11 @@ def test_an_expectation_that_only_measures_is_not_met():
         ("expect_target_to_be_as_before", as_before | {"bounds": bounds}, "warning", True)
         for bounds in ({}, {"rows": [1, 2]})
     )
-    assert "1 of 1 expectation met, 1 not judged yet</p>" in check_page(
-        check_result(column, measured)
-    )
+    page = check_page(check_result(column, measured))
+    assert "1 of 1 expectation met, 1 not judged yet</p>" in page
+    assert sorted(re.findall(r'class="mark [\w-]+">([\w ]+)<', page)) == [
+        "not judged yet",
+        "passed",
+        "passed",
+    ]
     assert "2 of 2 expectations met</p>" in check_page(check_result(column, judged))
