@@ -46,14 +46,30 @@ Answer = dict[str, Any]
 # own.
 ROWS_PER_TASK = 250_000
 BYTES_PER_TASK = 64 << 20
-# So many tasks run in this process while no session has been started, since a JVM takes longer to
-# start.
-LOCAL_TASKS = 4
+# So many tasks run, and so many messages are applied, in this process while no session has been
+# started, since a JVM takes longer to start. Each task needs as much memory as a worker of Spark's.
+LOCAL_TASKS, LOCAL_MESSAGES = 16, 1_000_000
 # The number of the session for concurrent work, above those of a pool.
 CONCURRENT = 9
 _FAILED = pa.field("_wd_failed", pa.string())
 # Why Spark works where a step names no other reason.
 ONLY_SPARK = "a step that only Spark does"
+
+
+def most_tasks() -> int:
+    """Returns how many tasks run in this process: fewer if a Connect server opens sessions at
+    once.
+    """
+    return LOCAL_TASKS // 4 if _has_server() else LOCAL_TASKS
+
+
+def most_messages() -> int:
+    """Returns how many messages are applied in this process, by the same rule."""
+    return LOCAL_MESSAGES // 10 if _has_server() else LOCAL_MESSAGES
+
+
+def _has_server() -> bool:
+    return "SPARK_REMOTE" in os.environ
 
 
 class Runner(Protocol):
@@ -172,7 +188,7 @@ class OnSpark:
     @property
     def has_siblings(self) -> bool:
         """Whether the session's address is known."""
-        return not self.is_connect or "SPARK_REMOTE" in os.environ
+        return not self.is_connect or _has_server()
 
     @property
     def is_connect(self) -> bool:
@@ -248,11 +264,11 @@ class InProcess:
     def run(
         self, count: int, schema: pa.Schema, task: Task, *, stops: bool = False
     ) -> list[Answer]:
-        """Run up to LOCAL_TASKS tasks one after the other in this process, unless a session has
+        """Run up to most_tasks() tasks one after the other in this process, unless a session has
         been started.
         """
-        if count > LOCAL_TASKS or (count and self.is_started):
-            why = f"it takes {counted(count, 'task')}, this process runs up to {LOCAL_TASKS}"
+        if count > (most := most_tasks()) or (count and self.is_started):
+            why = f"it takes {counted(count, 'task')}, this process runs up to {most}"
             return self._used(why).run(count, schema, task, stops=stops)
         numbers = pa.RecordBatch.from_pydict({"id": pa.array(range(count), pa.int64())})
         parts = _numbered(task, schema, stops=stops)(iter([numbers]))

@@ -185,7 +185,7 @@ def test_more_work_names_the_missing_java(commands, database, lake):
     after a process that ends where it would have started a session.
     """
     commands.run("sync", **WITHOUT_JAVA)
-    database.execute("insert into t (id, a) select i, 'z' from generate_series(1001, 102000) as i")
+    database.execute("insert into t (id, a) select i, 'z' from generate_series(1001, 1002000) as i")
     failed = commands.run("consume", "--run-id=one", code=1, **WITHOUT_JAVA)
     assert failed["error"]["class"] == "JavaMissing"
     assert failed["stages"]["land"]["status"] == "succeeded"
@@ -193,7 +193,7 @@ def test_more_work_names_the_missing_java(commands, database, lake):
     assert needed == {}
     done = commands.run("consume", "--run-id=two", "--again")
     assert done["stages"]["land"]["runner"] == "this process"
-    why = "Spark: 101,003 messages wait, this process applies up to 100,000"
+    why = "Spark: 1,001,003 messages wait, this process applies up to 1,000,000"
     assert done["stages"]["apply"]["runner"] == why
     assert held(lake, "t") == source(database, "t")
 

@@ -13,7 +13,7 @@ from waldelta.errors import JavaMissing, PeekTimeout
 from waldelta.lake import Lake
 from waldelta.spark import InProcess, OnSpark, open_runner, session
 from waldelta.spark import runner as module
-from waldelta.spark.runner import LOCAL_TASKS
+from waldelta.spark.runner import LOCAL_TASKS, most_messages, most_tasks
 
 
 @pytest.mark.parametrize("uses", [0, 2])
@@ -127,7 +127,15 @@ def test_few_tasks_are_run_here_before_a_session_is_there():
     assert runner.why == ""
     with pytest.raises(AssertionError, match="Spark isn't needed"):
         runner.run(LOCAL_TASKS + 1, schema, fails)
-    assert runner.why == "it takes 5 tasks, this process runs up to 4"
+    assert runner.why == "it takes 17 tasks, this process runs up to 16"
+
+
+def test_less_runs_in_this_process_where_a_server_opens_sessions(monkeypatch):
+    """A JVM takes seconds to start; a session of a running server takes tenths of one."""
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    assert (most_tasks(), most_messages()) == (16, 1_000_000)
+    monkeypatch.setenv("SPARK_REMOTE", "sc://localhost:15002")
+    assert (most_tasks(), most_messages()) == (4, 100_000)
 
 
 class Session:

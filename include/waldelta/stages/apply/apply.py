@@ -32,7 +32,6 @@ from waldelta.errors import DecodeError, LateWriter, NeedsSync, SchemaChanged, W
 from waldelta.failpoints import fault_point
 from waldelta.lake import UNFENCED, Fence, staging_folder
 from waldelta.lake.changelog import BatchNumbers, BatchRanges, ChangeLog, Stream
-from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
 from waldelta.lake.ledger import BatchCut, Quarantine, TargetCut, now
 from waldelta.pgoutput.commit_time import shown_at
 from waldelta.pipeline import Job, of_table, target_lock
@@ -51,6 +50,7 @@ from waldelta.pipeline.targets.lifecycle import mark_for_copy
 from waldelta.postgres import KnownTypes
 from waldelta.quantities import counted
 from waldelta.spark import Runner, RunnerPool
+from waldelta.spark.runner import most_messages
 from waldelta.stages.apply._apply_batches import reported_batches
 from waldelta.stages.apply.complete_rows import complete_rows
 from waldelta.stages.apply.inspect import (
@@ -163,9 +163,9 @@ def _applying(
 ) -> Iterator[_Run]:
     """Yields what the targets are applied with, from their current batches."""
     change_log, sizes = inspection.watermarks.change_log, inspection.sizes
-    if (messages := sum(sizes.values())) > MOST_DRIVER_ROWS:
-        most = f"this process applies up to {MOST_DRIVER_ROWS:,}"
-        runner.start(f"{counted(messages, 'message waits', 'messages wait')}, {most}")
+    if (messages := sum(sizes.values())) > (most := most_messages()):
+        waiting_messages = counted(messages, "message waits", "messages wait")
+        runner.start(f"{waiting_messages}, this process applies up to {most:,}")
     batches = {target.name: target.batch for target in inspection.targets}
     planning, locks = SharedConnection(job.source, "apply"), LockSessions(job.source.conninfo)
 
