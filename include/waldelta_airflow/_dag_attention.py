@@ -6,17 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from waldelta.config import DagKind, PipelineFile
 from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.overview import Glance
+from waldelta.pipeline.lag import Lag
 from waldelta.quantities import duration
 
 # DAGs other than the CDC DAG that run by a schedule.
 WATCHED: tuple[DagKind, ...] = ("maintenance", "reconcile")
-# Airflow's scheduler runs every few seconds.
-_LATE = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +40,12 @@ def of_dags(
         yield Attention(
             "failed", "paused", "the CDC DAG is paused: no changes are read, and the slot keeps WAL"
         )
-    elif dags.next_run_at is not None and at - dags.next_run_at > _LATE:
-        late = duration((at - dags.next_run_at).total_seconds())
+    elif (lag := Lag.since(dags.next_run_at, at)).is_overdue:
         yield Attention(
             "warning",
             "overdue",
-            f"the next run is overdue by {late}: an earlier run is still active, or the scheduler"
-            " is down",
+            f"the next run is overdue by {duration(lag.seconds or 0)}: an earlier run is still"
+            " active, or the scheduler is down",
         )
     recorded = {run.run_id for run in glance.runs if run.status == "failed"}
     if dags.failed is not None and dags.failed not in recorded:

@@ -39,7 +39,7 @@ from waldelta.monitoring.run_history import (
     LagPoint,
     Results,
     RunLine,
-    brought_up_to,
+    complete_upto,
     lag_points,
     latest_run,
     read_runs,
@@ -168,7 +168,7 @@ def read_glance(
     tables = read_tables(ledger, runs, changed, checks, idle_checked_at, states)
     glance = Glance(
         is_set_up=bool(tables or runs or read_runs(ledger)),
-        upto=_upto(landing, idle_checked_at),
+        upto=complete_upto(landing, idle_checked_at),
         runs=tuple(run for run in runs if run.at >= since),
         latest=landing[0] if landing else None,
         lag=tuple(point for point in lag_points(runs) if point.at >= since),
@@ -197,14 +197,6 @@ def _runs(ledger: Ledger, start: datetime) -> list[RunLine]:
         return runs
     # Nothing has changed for long, so the last run's findings are still valid.
     return runs + [run for verb in LANDING if (run := latest_run(ledger, verb)) is not None]
-
-
-def _upto(landing: Sequence[RunLine], idle_checked_at: datetime | None) -> datetime | None:
-    """Returns up to when the lake is complete; an idle check counts once all was applied."""
-    upto = brought_up_to(landing)
-    if idle_checked_at is None or (landing and not landing[0].applied):
-        return upto
-    return max(filter(None, (upto, idle_checked_at)))
 
 
 def _attention(

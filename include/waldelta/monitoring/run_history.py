@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from waldelta.config.parse_text import parse_json
 from waldelta.lake.ledger import Ledger, Run, of_run
+from waldelta.pipeline.lag import Lag
 
 # The verbs that bring changes into the lake.
 LANDING = ("consume",)
@@ -47,27 +48,18 @@ class RunLine(Run):
 
     came_to_apply: bool = True
 
-    @property
-    def brought_up_to(self) -> datetime | None:
-        """Returns the time up to which the targets have all changes since this run; None if some
-        don't.
-        """
-        return self.as_of if self.applied else None
-
 
 @dataclass(frozen=True, slots=True)
 class LagPoint:
     """The lake's lag right before a run's changes became readable: the worst that its readers saw.
 
-    ``seconds`` is the maximum age of the oldest missing change, ``lag_bytes`` the WAL that the slot
-    had before the run.
+    Its bytes are the WAL that the slot had before the run.
     """
 
     at: datetime
     run_id: str
     status: str
-    seconds: float | None
-    lag_bytes: int | None
+    lag: Lag
 
 
 def read_runs(
@@ -145,9 +137,18 @@ def results_of(ledger: Ledger) -> Results:
     return lambda run: read(run.verb, run.run_id, run.at) or {}
 
 
-def brought_up_to(runs: Sequence[RunLine]) -> datetime | None:
-    """Returns the time up to which the lake has all changes, by its runs; None when unknown."""
-    return max((upto for run in runs if (upto := run.brought_up_to) is not None), default=None)
+def complete_upto(
+    runs: Sequence[RunLine], idle_checked_at: datetime | None = None
+) -> datetime | None:
+    """Returns the time up to which the lake has all changes, by its runs, which are newest first.
+
+    An idle check counts once all was applied. None when unknown.
+    """
+    landing = [run for run in runs if run.verb in LANDING]
+    times = [run.as_of for run in landing if run.applied]
+    if not landing or landing[0].applied:
+        times.append(idle_checked_at)
+    return max(filter(None, times), default=None)
 
 
 def lag_points(runs: Sequence[RunLine]) -> list[LagPoint]:
@@ -155,16 +156,16 @@ def lag_points(runs: Sequence[RunLine]) -> list[LagPoint]:
     points: list[LagPoint] = []
     upto: datetime | None = None
     for run in reversed([run for run in runs if run.verb in LANDING]):
-        seconds = (run.at - upto).total_seconds() if upto is not None else None
-        points.append(LagPoint(run.at, run.run_id, run.status, seconds, run.lag_before_bytes))
-        upto = max(filter(None, (upto, run.brought_up_to)), default=None)
+        lag = Lag.since(upto, run.at, run.lag_before_bytes)
+        points.append(LagPoint(run.at, run.run_id, run.status, lag))
+        upto = max(filter(None, (upto, complete_upto([run]))), default=None)
     return points
 
 
 def thin_out(
     points: Sequence[LagPoint],
     most: int,
-    value: Callable[[LagPoint], float | None] = lambda point: point.seconds,
+    value: Callable[[LagPoint], float | None] = lambda point: point.lag.seconds,
 ) -> list[LagPoint]:
     """Returns at most this many points: of neighbours the highest value, and a failed one.
 

@@ -34,7 +34,7 @@ from waldelta.lake.ledger import (
 from waldelta.lake.ledger.records import rows_of
 from waldelta.metadata_columns import PREFIX
 from waldelta.monitoring.check_results import Check
-from waldelta.monitoring.run_history import LANDING, RunLine, read_result
+from waldelta.monitoring.run_history import LANDING, RunLine, complete_upto, read_result
 from waldelta.pipeline.targets import target_generations
 from waldelta.postgres.publication_membership import from_texts, rules
 from waldelta.quantities import counted
@@ -232,7 +232,7 @@ def replicated_tables(ledger: Ledger) -> list[str]:
 
 def read_tables(
     ledger: Ledger,
-    runs: Iterable[RunLine],
+    runs: Sequence[RunLine],
     changed: Mapping[str, WindowChanges],
     checks: Mapping[str, Check],
     idle_checked_at: datetime | None = None,
@@ -251,7 +251,9 @@ def read_tables(
         run for run in runs if run.verb in LANDING and run.as_of is not None and run.came_to_apply
     ]
     behind = _behind(ledger, landing)
-    upto = _complete_upto(landing, idle_checked_at, is_behind=bool(behind))
+    upto = complete_upto(runs, idle_checked_at)
+    if behind:  # The other tables have all changes that landed.
+        upto = max(run.as_of for run in landing if run.as_of and run.status != "running")
     lines = []
     for state in states:
         status = "behind" if state.status == SYNCED and state.table_name in behind else state.status
@@ -269,18 +271,6 @@ def read_tables(
             )
         )
     return sorted(lines, key=lambda line: (_rank(line), line.table_name))
-
-
-def _complete_upto(
-    landing: list[RunLine], idle_checked_at: datetime | None, *, is_behind: bool
-) -> datetime | None:
-    """Returns when the targets that aren't behind had all changes; ``is_behind``: some are."""
-    if is_behind or (landing and landing[0].applied):
-        landed = (run.as_of for run in landing if run.as_of is not None and run.status != "running")
-        upto = max(landed, default=None)
-    else:
-        upto = next((run.as_of for run in landing if run.applied), None)
-    return upto if is_behind else max(filter(None, (upto, idle_checked_at)), default=None)
 
 
 def _behind(ledger: Ledger, landing: list[RunLine]) -> dict[str, datetime | None]:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from waldelta.errors import stack_without_values
+from waldelta.pipeline.lag import Lag
 
 log = logging.getLogger(__name__)
 
@@ -134,8 +135,8 @@ def _lag(
     if slot.get("retained_bytes") is not None:
         yield Metric(f"{base}.retained_wal_bytes", slot["retained_bytes"], "gauge", tags)
     if document.get("as_of") and not document.get("not_applied"):
-        seconds = (at - datetime.fromisoformat(document["as_of"])).total_seconds()
-        yield Metric(f"{base}.lag_seconds", max(0.0, seconds), "gauge", tags)
+        lag = Lag.since(datetime.fromisoformat(document["as_of"]), at)
+        yield Metric(f"{base}.lag_seconds", lag.seconds or 0.0, "gauge", tags)
 
 
 def emit(

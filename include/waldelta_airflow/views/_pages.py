@@ -40,6 +40,7 @@ from waldelta.monitoring.run_details import read_run, read_work
 from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points, read_runs
 from waldelta.monitoring.slot_status import LastSlot, last_slot
 from waldelta.monitoring.table_list import read_table_details, replicated_tables
+from waldelta.pipeline.lag import Lag
 from waldelta.stages.check.reports.docs_store import DocsStore
 from waldelta.stages.check.reports.page import (
     CheckedRun,
@@ -77,8 +78,8 @@ _ROWS_SHOWN = 100
 # How far back the lists of runs and of reconciliations go.
 _HISTORY_SHOWN = timedelta(days=30)
 
-_SECONDS = Measure("behind, in time", lambda p: p.seconds, duration, ceiling_of_seconds)
-_BYTES = Measure("behind, in WAL", lambda p: p.lag_bytes, bytes_of, ceiling_of_bytes)
+_SECONDS = Measure("behind, in time", lambda p: p.lag.seconds, duration, ceiling_of_seconds)
+_BYTES = Measure("behind, in WAL", lambda p: p.lag.bytes, bytes_of, ceiling_of_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +161,7 @@ def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule, at: datet
             log.error("the overview can't show pipeline %s: %s", name, stack_without_values(err))
         problem = f"its lake can't be read from here: {reason(err, pipeline)}"
         return Card(name, problem=problem, schedule=schedule)
-    values = [point.seconds for point in glance.lag]
-    if glance.upto is not None:
-        values.append((at - glance.upto).total_seconds())
+    values = [*(point.lag.seconds for point in glance.lag), Lag.since(glance.upto, at).seconds]
     worst = max((v for v in values if v is not None), default=None)
     return Card(
         name,

@@ -39,9 +39,10 @@ from waldelta.monitoring.check_results import (
 from waldelta.monitoring.overview import read_glance
 from waldelta.monitoring.quarantine_rows import read_of_run, read_open
 from waldelta.monitoring.run_details import read_run
-from waldelta.monitoring.run_history import LagPoint, brought_up_to, lag_points, read_runs, thin_out
+from waldelta.monitoring.run_history import LagPoint, complete_upto, lag_points, read_runs, thin_out
 from waldelta.monitoring.table_list import read_changed, read_table_details, read_tables
 from waldelta.pipeline import RunResult, StageResult, TableResult
+from waldelta.pipeline.lag import Lag
 from waldelta.pipeline.run_result import LandedChanges, ReportedLag
 
 
@@ -78,7 +79,7 @@ def test_runs_are_one_line_each(book):
     ]
     assert lines[2].changes == 7
     assert [r.run_id for r in read_runs(book, minutes(5))] == ["two"]
-    assert brought_up_to(lines) == minutes(1)
+    assert complete_upto(lines) == minutes(1)
 
 
 def test_lag_counts_from_the_last_run_that_was_applied(book):
@@ -86,7 +87,7 @@ def test_lag_counts_from_the_last_run_that_was_applied(book):
     for event in (run("a", minutes(2)), run("b", minutes(7), "failed"), run("c", minutes(12))):
         book.append(event)
     expected = [("a", None), ("b", 420.0), ("c", 720.0)]
-    assert [(p.run_id, p.seconds) for p in lag_points(read_runs(book))] == expected
+    assert [(p.run_id, p.lag.seconds) for p in lag_points(read_runs(book))] == expected
 
 
 def test_thinning_out_keeps_peaks_and_failures():
@@ -96,8 +97,7 @@ def test_thinning_out_keeps_peaks_and_failures():
             minutes(n),
             str(n),
             "failed" if n == 76 else "succeeded",
-            float(n == 77),
-            5 if n == 12 else 0,
+            Lag(float(n == 77), 5 if n == 12 else 0),
         )
         for n in range(100)
     ]
@@ -105,7 +105,7 @@ def test_thinning_out_keeps_peaks_and_failures():
     assert len(kept) <= 10
     assert {point.run_id for point in kept} >= {"76", "77"}
     assert kept == sorted(kept, key=lambda point: point.at)
-    assert "12" in {point.run_id for point in thin_out(points, 10, lambda point: point.lag_bytes)}
+    assert "12" in {point.run_id for point in thin_out(points, 10, lambda point: point.lag.bytes)}
 
 
 def test_a_ledger_of_an_earlier_version_is_read(book):
@@ -311,7 +311,7 @@ def test_a_run_that_read_nothing_brings_no_table_further(book):
     # By hand, or with a landing that somebody has marked as done.
     book.append(run("apply alone", minutes(12), as_of=None))
     (line,) = read_tables(book, read_runs(book), {}, {})
-    assert (line.complete_upto, brought_up_to(read_runs(book))) == (minutes(0), minutes(0))
+    assert (line.complete_upto, complete_upto(read_runs(book))) == (minutes(0), minutes(0))
     (line,) = read_tables(book, read_runs(book), {}, {}, idle_checked_at=minutes(30))
     assert line.complete_upto == minutes(30)
 

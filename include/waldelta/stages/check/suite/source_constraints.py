@@ -14,6 +14,7 @@ import psycopg
 from waldelta.errors import SourceError, StateError, WaldeltaError
 from waldelta.lake.ledger import SYNCED, BatchCut, Quarantine, TableState, now
 from waldelta.pipeline import Job, RunResult
+from waldelta.pipeline.lag import Lag
 from waldelta.pipeline.targets import Watermarks
 from waldelta.postgres import LOCK_TIMEOUT_S, Connection, read_around
 from waldelta.slot import slot_position
@@ -32,7 +33,7 @@ from waldelta.stages.check.measure.references import (
     plan_references,
     touched,
 )
-from waldelta.stages.check.suite.target_facts import Lag, SourceRules, freshness_limits
+from waldelta.stages.check.suite.target_facts import SourceRules
 
 # The most runs whose results are searched for the position of landed transactions: results of an
 # older version don't have it.
@@ -118,30 +119,24 @@ def _lag(
     at = now()
     by_time = wanted.warn_seconds is not None or wanted.critical_seconds is not None
     by_size = wanted.warn_mb is not None or wanted.critical_mb is not None
-    seconds = None
-    if result.landed.as_of is not None:
-        seconds = (at - datetime.fromisoformat(result.landed.as_of)).total_seconds()
-    behind, lacking, unknown = None, {}, None
+    as_of = result.landed.as_of
+    lag = Lag.since(None if as_of is None else datetime.fromisoformat(as_of), at)
+    lacking, unknown = {}, None
     try:
         if by_size or (looks and by_time):
             with job.source.connect_slot("check", connection) as slot_connection:
                 position = slot_position(slot_connection, job, connection)
                 if by_size:
                     read = confirmed_lsn(slot_connection, job.pipeline.source.slot)
-                    behind = position.lag_of(result.landed.read_upto(read))
+                    lag = replace(lag, bytes=position.lag_of(result.landed.read_upto(read)))
                 if looks and by_time:
-                    lacking = {
-                        name: _age(at, then) for name, then in oldest_unapplied(job, states).items()
-                    }
+                    lacking = oldest_unapplied(job, states)
                     unread = oldest_unread(slot_connection, job, position.flush_lsn)
-                    seconds = 0.0 if unread is None else _age(at, unread)
+                    lag = Lag.since(unread or at, at, lag.bytes)
     except (WaldeltaError, psycopg.Error) as err:  # The rest can be judged anyway.
         unknown = str(err)
-    return _Lag(Lag(seconds, behind), lacking, unknown)
-
-
-def _age(at: datetime, then: datetime) -> float:
-    return max(0.0, (at - then).total_seconds())
+    of_targets = {name: Lag.since(then, at).seconds or 0.0 for name, then in lacking.items()}
+    return _Lag(lag, of_targets, unknown)
 
 
 def _with_freshness(
@@ -157,7 +152,7 @@ def _with_freshness(
     found = lag.common
     if name in lag.seconds:
         found = replace(found, seconds=max(found.seconds or 0.0, lag.seconds[name]))
-    limits = tuple(freshness_limits(found, job.pipeline.quality.freshness))
+    limits = tuple(found.limits(job.pipeline.quality.freshness))
     # The target may lag by more than the commits it is known to lack.
     if lag.common.seconds is None:
         limits = tuple(limit for limit in limits if limit.unit != "s" or not limit.is_met)

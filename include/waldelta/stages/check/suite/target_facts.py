@@ -1,23 +1,18 @@
-"""Target facts: where a target is, and what its suite is planned from.
-
-Freshness is how far a target is behind the source when a run checks it. It doesn't depend on the
-target's last change: a source without changes has an up-to-date target. Seconds are the age of the
-moment up to which the target has every commit; bytes are the unread WAL.
-"""
+"""Target facts: where a target is, and what its suite is planned from."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from pyspark.sql import DataFrame
 
-from waldelta.config.quality import Freshness
 from waldelta.errors import class_and_text
 from waldelta.lake import READ_FAILURES, DeltaTarget, TargetVersion
 from waldelta.lake.ledger import TableState
+from waldelta.pipeline.lag import FreshnessLimit
 from waldelta.row_filter import EnumType
 from waldelta.spark import Runner
 from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
@@ -39,55 +34,6 @@ from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.suite.sql_conditions import listed
 
 log = logging.getLogger(__name__)
-
-_MB = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Lag:
-    """A target's lag; None for what is unknown or isn't judged in this run."""
-
-    seconds: float | None = None
-    bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FreshnessLimit:
-    """A limit and the measured lag, in the same unit."""
-
-    severity: Literal["warning", "critical"]
-    behind: float
-    limit: int
-    unit: Literal["s", "MB of WAL"]
-
-    @property
-    def is_met(self) -> bool:
-        """Returns whether the target is fresh enough."""
-        return self.behind <= self.limit
-
-    @property
-    def meaning(self) -> str:
-        """Returns the expectation in words."""
-        return f"at most {self.limit:,} {self.unit} behind the source"
-
-    @property
-    def observed(self) -> str:
-        """Returns the measured lag in words."""
-        return f"{self.behind:,.0f} {self.unit} behind"
-
-
-def freshness_limits(lag: Lag, wanted: Freshness) -> Iterator[FreshnessLimit]:
-    """Yields the limits that can be judged, warnings first."""
-    mb = None if lag.bytes is None else lag.bytes / _MB
-    limits: list[tuple[Literal["warning", "critical"], int | None, int | None]] = [
-        ("warning", wanted.warn_seconds, wanted.warn_mb),
-        ("critical", wanted.critical_seconds, wanted.critical_mb),
-    ]
-    for severity, seconds, size in limits:
-        if lag.seconds is not None and seconds is not None:
-            yield FreshnessLimit(severity, max(0.0, lag.seconds), seconds, "s")
-        if mb is not None and size is not None:
-            yield FreshnessLimit(severity, mb, size, "MB of WAL")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from pydantic import ValidationError
 
 from tests.unit.stages.check.suite.test_kinds_plan import HELD, ID, state
 from waldelta.config.quality import Freshness
+from waldelta.pipeline.lag import Lag
 from waldelta.stages.check.suite.kinds import plan_suite
-from waldelta.stages.check.suite.target_facts import Lag, SourceRules, freshness_limits
+from waldelta.stages.check.suite.target_facts import SourceRules
 
+AT = datetime(2026, 1, 1, tzinfo=UTC)
 CASES = [
     (
         "as it comes",
@@ -27,7 +31,7 @@ CASES = [
     ("unknown", Lag(), {"warn_mb": 1, "critical_mb": 1}, []),
     (
         "the source's clock is behind",
-        Lag(-5.0),
+        Lag.since(AT + timedelta(seconds=5), AT),
         {},
         [("warning", "at most 3,600 s behind the source", True, "0 s behind")],
     ),
@@ -50,7 +54,7 @@ CASES = [
 )
 def test_limits(lag, wanted, expected):
     """What isn't known isn't judged; each limit is an expectation of the target."""
-    limits = list(freshness_limits(lag, Freshness(**wanted)))
+    limits = list(lag.limits(Freshness(**wanted)))
     assert [(one.severity, one.meaning, one.is_met, one.observed) for one in limits] == expected
     plan = plan_suite(state([ID]), HELD, None, SourceRules(freshness=limits))
     found = [

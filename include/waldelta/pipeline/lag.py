@@ -1,0 +1,78 @@
+"""Lag: how far the lake or a target is behind its source, and what counts as late.
+
+The check's freshness, the pages, the metrics and the alerts read this definition. It doesn't depend
+on the last change: a source without changes has an up-to-date target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from waldelta.config.quality import Freshness
+
+# Airflow's scheduler runs every few seconds.
+_OVERDUE_AFTER = timedelta(minutes=10)
+_MB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """A lag; None for what is unknown or isn't judged.
+
+    ``seconds`` is the age of the moment up to which every commit is there, ``bytes`` the WAL that
+    wasn't read.
+    """
+
+    seconds: float | None = None
+    bytes: int | None = None
+
+    @classmethod
+    def since(cls, complete_upto: datetime | None, at: datetime, size: int | None = None) -> Lag:
+        """Returns the lag at a time; the source's clock may be ahead, so it is never negative."""
+        age = None if complete_upto is None else (at - complete_upto).total_seconds()
+        return cls(None if age is None else max(0.0, age), size)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Returns whether what a schedule should have begun ``seconds`` ago is late."""
+        return self.seconds is not None and self.seconds > _OVERDUE_AFTER.total_seconds()
+
+    def limits(self, freshness: Freshness) -> Iterator[FreshnessLimit]:
+        """Yields the limits that can be judged, warnings first."""
+        limits: list[tuple[Literal["warning", "critical"], int | None, int | None]] = [
+            ("warning", freshness.warn_seconds, freshness.warn_mb),
+            ("critical", freshness.critical_seconds, freshness.critical_mb),
+        ]
+        for severity, seconds, size in limits:
+            if self.seconds is not None and seconds is not None:
+                yield FreshnessLimit(severity, self.seconds, seconds, "s")
+            if self.bytes is not None and size is not None:
+                yield FreshnessLimit(severity, self.bytes / _MB, size, "MB of WAL")
+
+
+@dataclass(frozen=True, slots=True)
+class FreshnessLimit:
+    """A limit and the measured lag, in the same unit."""
+
+    severity: Literal["warning", "critical"]
+    behind: float
+    limit: int
+    unit: Literal["s", "MB of WAL"]
+
+    @property
+    def is_met(self) -> bool:
+        """Returns whether the target is fresh enough."""
+        return self.behind <= self.limit
+
+    @property
+    def meaning(self) -> str:
+        """Returns the expectation in words."""
+        return f"at most {self.limit:,} {self.unit} behind the source"
+
+    @property
+    def observed(self) -> str:
+        """Returns the measured lag in words."""
+        return f"{self.behind:,.0f} {self.unit} behind"
