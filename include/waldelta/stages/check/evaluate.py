@@ -49,14 +49,13 @@ from waldelta.stages.check.check_run import (
 )
 from waldelta.stages.check.gate.release import PositionRange, are_decided, is_decided
 from waldelta.stages.check.great_expectations.own_expectations import (
+    evaluate_each,
     judge_rows,
     why_not_built,
     why_unevaluable,
 )
 from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows
-from waldelta.stages.check.measure.profile import (
-    Measured,
-)
+from waldelta.stages.check.measure.profile import Measured
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.suite.expectation import (
     Outcome,
@@ -197,34 +196,28 @@ class SuiteEvaluation:
         self,
         planned: Numbered,
         among: Callable[[DataFrame], DataFrame],
-        *,
-        is_readable: bool = False,
     ) -> dict[int, Counts]:
-        """Returns the counts of those that Spark evaluates; keeps why one can't be evaluated.
-
-        ``is_readable``: Spark has read the target, so an error is an expectation's.
-        """
+        """Returns the counts of those that Spark evaluates; keeps why one can't be evaluated."""
         if not planned:
             return {}
         frame = among(self.rows.frame())
-        try:
-            conditions = {n: kind_of(p.type).row_condition(p.kwargs) for n, p in planned.items()}
-            known = {n: condition for n, condition in conditions.items() if condition is not None}
-            gates = {n for n in known if planned[n].is_gate} if self.positions else set()
-            return count_by_spark(frame, known, gates, self.positions)
-        except Exception as err:
-            if (named := named_error(err)) is not None:
-                raise named from err
-            if len(planned) > 1:
-                if not is_readable:
-                    frame.count()
-                numbers = sorted(planned)
-                halves = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
-                first, second = ({n: planned[n] for n in half} for half in halves)
-                counts = self._by_spark(first, among, is_readable=True)
-                return counts | self._by_spark(second, among, is_readable=True)
-            self.found |= {number: _unknown(each, err) for number, each in planned.items()}
-            return {}
+
+        def count(numbers: Sequence[int]) -> dict[int, Counts]:
+            try:
+                conditions = {
+                    n: kind_of(planned[n].type).row_condition(planned[n].kwargs) for n in numbers
+                }
+                known = {n: each for n, each in conditions.items() if each is not None}
+                gates = {n for n in known if planned[n].is_gate} if self.positions else set()
+                return count_by_spark(frame, known, gates, self.positions)
+            except Exception:
+                if len(numbers) > 1:
+                    frame.count()  # Where the target can't be read, that is no expectation's error.
+                raise
+
+        counts, errors = evaluate_each(count, sorted(planned))
+        self.found |= {number: _unknown(planned[number], err) for number, err in errors.items()}
+        return counts
 
     def _keep(self, planned: Numbered, counts: Mapping[int, Counts]) -> None:
         for number, (found, undecided) in counts.items():

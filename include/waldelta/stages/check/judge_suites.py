@@ -11,8 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property, reduce
-from operator import or_
+from functools import cached_property
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -27,6 +26,7 @@ from waldelta.spark import open_session
 from waldelta.spark_sql import quote
 from waldelta.stages.check.great_expectations.own_expectations import (
     NUMBERS,
+    evaluate_each,
     judge_rows,
     why_refused,
     why_unevaluable,
@@ -155,19 +155,13 @@ def _unevaluable(
 
 
 def failures(evaluate: Callable[[Sequence[int]], object], numbers: Sequence[int]) -> dict[int, str]:
-    """Returns why some of these expectations can't be evaluated, by number.
+    """Returns why some of these expectations can't be evaluated, by number."""
 
-    Usually all of them can, and together they need a few Spark jobs instead of some for each.
-    """
-    if not numbers:
-        return {}
-    try:
-        evaluate(numbers)
-    except Exception as err:
-        if len(numbers) == 1:
-            return {numbers[0]: why_unevaluable(err)}
-        return reduce(or_, (failures(evaluate, [number]) for number in numbers))
-    return {}
+    def run(some: Sequence[int]) -> dict[int, object]:
+        return dict.fromkeys(some, evaluate(some))
+
+    _, errors = evaluate_each(run, numbers) if numbers else ({}, {})
+    return {number: why_unevaluable(err) for number, err in errors.items()}
 
 
 def _evaluate(items: Sequence[OwnExpectation], sample: DataFrame, rows: DataFrame | None) -> None:

@@ -26,11 +26,11 @@ from waldelta.config.expectation_files import OwnExpectation
 from waldelta.errors import ConfigError, QualityFailed, class_and_text
 from waldelta.lake.ledger import ExpectationResult, now
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
-from waldelta.pipeline import Job, named_error
+from waldelta.pipeline import Job
 from waldelta.quantities import counted
 from waldelta.stages.check.gate.quarantined_rows import QUARANTINE, STOP
 from waldelta.stages.check.gate.release import lands_later
-from waldelta.stages.check.great_expectations.own_expectations import why_unevaluable
+from waldelta.stages.check.great_expectations.own_expectations import evaluate_each, why_unevaluable
 from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.suite.expectation import Masks, PlannedExpectation, RowCondition
 from waldelta.stages.check.suite.kinds import kind_of
@@ -312,29 +312,31 @@ class SparkRows:
         """
         if not verdicts:
             return 0
-        whole = self.fails_any(verdicts)
         conditions = [
-            replace(condition, unexpected=fails)
-            for condition, fails in zip(
-                map(_condition, verdicts), self._fails(verdicts), strict=True
-            )
+            *(
+                replace(_condition(verdict), unexpected=fails)
+                for verdict, fails in zip(verdicts, self._fails(verdicts), strict=True)
+            ),
+            RowCondition(self.fails_any(verdicts), None, None),
         ]
-        try:
-            *counts, failing = count_rows(
-                self.frame, [*conditions, RowCondition(whole, None, None)]
-            )
-        except Exception as err:
-            if (named := named_error(err)) is not None:
-                raise named from err
-            self._find_unevaluable(verdicts)
+
+        def count(numbers: Sequence[int]) -> dict[int, FailingRows]:
+            found = count_rows(self.frame, [conditions[n] for n in numbers])
+            return dict(zip(numbers, found, strict=True))
+
+        counts, errors = evaluate_each(count, range(len(conditions)))
+        for number, verdict in enumerate(verdicts):
+            if number in counts:
+                verdict.keep(counts[number])
+            else:
+                verdict.why = f"can't be evaluated: {why_unevaluable(errors[number])}"
+        if errors:
             raise QualityFailed(
                 f"{self.table}: not merged, since its gate can't be"
                 f" evaluated:\n{listed([v for v in verdicts if v.why])}\nCorrect the"
                 " expectation: the next run uses it"
-            ) from err
-        for verdict, found in zip(verdicts, counts, strict=True):
-            verdict.keep(found)
-        return failing.rows
+            ) from next(iter(errors.values()))
+        return counts[len(verdicts)].rows
 
     def failing(
         self, verdicts: Sequence[Verdict], most: int | None = None
@@ -357,13 +359,6 @@ class SparkRows:
             self.columns.is_sent(one.columns) & F.coalesce(one.unexpected, F.lit(False))
             for one in map(_condition, verdicts)
         ]
-
-    def _find_unevaluable(self, verdicts: Sequence[Verdict]) -> None:
-        for verdict, fails in zip(verdicts, self._fails(verdicts), strict=True):
-            try:
-                self.frame.agg(F.count(F.when(fails, 1))).first()
-            except Exception as err:
-                verdict.why = f"can't be evaluated: {why_unevaluable(err)}"
 
 
 def _condition(verdict: Verdict) -> RowCondition:

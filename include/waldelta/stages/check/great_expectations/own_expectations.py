@@ -7,12 +7,13 @@ imported only when it is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from waldelta.config.expectation_files import OwnExpectation, TargetColumns, is_sql
+from waldelta.pipeline import named_error
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
 from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, kind_of
@@ -22,6 +23,8 @@ from waldelta.stages.check.suite.target_facts import GivenRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+T = TypeVar("T")
 
 # Arguments that name columns the target must have; a list names several.
 _COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list", "columns")
@@ -89,6 +92,27 @@ def _condition_of(err: Exception) -> str | None:
                 return str(condition)
         cause = cause.getCause()
     return None
+
+
+def evaluate_each(
+    evaluate: Callable[[Sequence[int]], Mapping[int, T]], numbers: Sequence[int]
+) -> tuple[dict[int, T], dict[int, Exception]]:
+    """Returns what ``evaluate`` returns of expectations, and the errors of those that fail.
+
+    Usually none fails, and together they take a few queries instead of some for each. Raises an
+    error of ours, and what ends the session.
+    """
+    try:
+        return {**evaluate(numbers)}, {}
+    except Exception as err:
+        if (named := named_error(err)) is not None:
+            raise named from err
+        if len(numbers) == 1:
+            return {}, {numbers[0]: err}
+    middle = len(numbers) // 2
+    first, of_first = evaluate_each(evaluate, numbers[:middle])
+    second, of_second = evaluate_each(evaluate, numbers[middle:])
+    return first | second, of_first | of_second
 
 
 def _of_columns(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:

@@ -270,6 +270,9 @@ class ExpectationKind:
     of_nulls: Callable[[str], str] | None = None
     needs_profile: ClassVar[bool] = False
     is_internal: ClassVar[bool] = False
+    # What one row does, and what several rows do, that don't meet the expectation.
+    one: ClassVar[str] = "row fails"
+    more: ClassVar[str] = "rows fail"
     arguments: ClassVar[Mapping[str, Argument]] = {}
 
     def plan(self, facts: TargetFacts) -> Iterable[PlannedExpectation]:  # noqa: ARG002
@@ -318,9 +321,17 @@ class ExpectationKind:
         return None
 
     def outcome(self, planned: PlannedExpectation, found: FailingRows) -> Outcome:
-        """Returns the outcome by the rows that don't meet the expectation."""
-        details = {"unexpected_count": found.rows}
-        return Outcome(planned, not found.rows, None, found.rows, details=details)
+        """Returns the outcome by the rows that don't meet it; the page shows examples of them."""
+        observed = counted(found.rows, self.one, self.more)
+        keys = "; ".join(f"({key})" for key in found.examples)
+        details = {
+            "observed_value": f"{observed}, such as {keys}" if keys else observed,
+            "unexpected_count": found.rows,
+        }
+        if found.total is not None:
+            details["element_count"] = found.total
+        is_met = found.are_few(float(planned.kwargs.get("mostly", 1)))
+        return Outcome(planned, is_met, observed, found.rows, details=details)
 
     def outcomes(
         self,

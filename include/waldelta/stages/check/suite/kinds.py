@@ -25,7 +25,6 @@ from waldelta.lake.ledger.check_records import (
     recorded_unknown,
 )
 from waldelta.metadata_columns import PREFIX, RAW
-from waldelta.quantities import counted
 from waldelta.spark_sql import quote, simple_type
 from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.measure.profile import Before, find_departures, profiled_columns
@@ -109,8 +108,6 @@ class CountedKind(TargetKind):
         "columns": Argument(list[str], "columns that identify the measured counts"),
         "meaning": _MEANING,
     }
-    # What one row does, and what several rows do, that don't meet the expectation.
-    one, more = "row fails", "rows fail"
 
     def count(self, planned: PlannedExpectation, rows: JudgedRows) -> FailingRows:
         """Counts the rows that don't meet an expectation of this kind."""
@@ -119,18 +116,6 @@ class CountedKind(TargetKind):
     def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:
         """Returns the outcome with the counted rows."""
         return self.outcome(planned, self.count(planned, rows))
-
-    def outcome(self, planned: PlannedExpectation, found: FailingRows) -> Outcome:
-        """Returns the outcome with the counted rows; the page shows examples of them."""
-        observed = counted(found.rows, self.one, self.more)
-        keys = "; ".join(f"({key})" for key in found.examples)
-        details = {
-            "observed_value": f"{observed}, such as {keys}" if keys else observed,
-            "unexpected_count": found.rows,
-        }
-        if found.total is not None:
-            details["element_count"] = found.total
-        return Outcome(planned, not found.rows, observed, found.rows, details=details)
 
 
 class KeyUnique(CountedKind):
