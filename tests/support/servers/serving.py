@@ -16,7 +16,8 @@ Server = TypeVar("Server", bound=BaseServer)
 def serving(server: Server) -> Iterator[Server]:
     """Serve requests until the block ends."""
     with server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        # Its end is noticed at once: by default a server looks for it twice a second.
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
             yield server
         finally:

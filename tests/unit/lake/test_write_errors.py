@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from tests.support.servers.serving import serving
 from waldelta.errors import TargetNotWritable
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, Run, now
@@ -117,10 +117,8 @@ def test_an_object_stores_answer_is_told(status, code, remedy, again):
         def log_message(self, *_) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Store) as store:
-        threading.Thread(target=store.serve_forever, daemon=True).start()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Store)) as store:
         assert_append_says(store.server_port, remedy, again=again)
-        store.shutdown()
 
 
 def test_a_store_that_isnt_there_is_told():
