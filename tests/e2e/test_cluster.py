@@ -313,8 +313,9 @@ def test_tasks_find_our_packages_in_what_was_shipped(cluster, connection, monkey
     application, told = tmp_path / "found.py", tmp_path / "found.json"
     application.write_text(FOUND)
     found = BaseHook.get_connection(connection)
-    submit = spark_submit(found, "found", [str(told)], tmp_path, os.environ)
-    assert submit.run(application, job_environment({}, {})) == 0
+    submit = spark_submit(found, "found", [str(told)], tmp_path, job_environment({}, {}))
+    submit.application = application
+    assert submit.run() == 0
     places = [Path(file).relative_to(cluster.folder).parts for file in json.loads(told.read_text())]
     assert {(worker, archive, *rest) for worker, _, _, archive, *rest in places} == {
         (worker, shipped_packages(tmp_path).name, "waldelta", "__init__.py")

@@ -13,18 +13,33 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 from waldelta.cli.fork_socket import other_end, send_request
-from waldelta_airflow.settings import KILL_JOB_AFTER_S, package_folder
+from waldelta_airflow.settings import FORK_SERVER_VARIABLE, KILL_JOB_AFTER_S, package_folder
 
 log = logging.getLogger(__name__)
 
 _ANSWER_TIMEOUT_S = 10.0
 NO_ANSWER = 1
+
+
+class Launcher(Protocol):
+    """Runs one job on some machine; an Airflow task runs one after the other.
+
+    The job writes its result to the file that its arguments name.
+    """
+
+    def run(self) -> int:
+        """Start the job, wait for its end, and return its exit code."""
+
+    def end(self) -> None:
+        """Cancel the job and all that it started; safe to call at any time."""
 
 
 class ChildProcess:
@@ -192,6 +207,18 @@ class ForkedJob:
         if self._lives:
             end_group(self._pid, lambda: None)
             self._lives = False
+
+
+def process_of(arguments: Sequence[str], environment: Mapping[str, str]) -> Launcher:
+    """Returns the job as a child of this machine's fork server, if there is one, else of this
+    process.
+    """
+    if (server := os.environ.get(FORK_SERVER_VARIABLE)) and (
+        job := ForkedJob.ask(server, arguments, environment)
+    ):
+        return job
+    # -P: use the installed package, not a folder of that name in Airflow's working directory.
+    return ChildProcess([sys.executable, "-P", "-m", "waldelta", *arguments], environment)
 
 
 def _umask() -> int | None:

@@ -43,11 +43,20 @@ class SparkSubmit(SparkSubmitHook):
     instead.
     """
 
-    def run(self, application: Path, environment: Mapping[str, str]) -> int:
-        """Run an application to its end and return spark-submit's exit code."""
+    application = settings.package_folder() / "cli" / "submitted" / "waldelta_job.py"
+
+    def __init__(self, environment: Mapping[str, str], **options: Any) -> None:
+        super().__init__(**options)
+        self._environment = dict(environment)
+
+    def run(self) -> int:
+        """Run the application to its end and return spark-submit's exit code."""
         try:
             self.submit(
-                str(application), env=dict(environment), start_new_session=True, umask=lake_umask()
+                str(self.application),
+                env=self._environment,
+                start_new_session=True,
+                umask=lake_umask(),
             )
         except AirflowException:
             # The hook's message is the command line; the job's own result explains the failure.
@@ -96,6 +105,7 @@ def spark_submit(
     master = connection.host or ""
     local = master.startswith("local")
     return SparkSubmit(
+        environment,
         conn_id=connection.conn_id,
         # A connection's own spark-defaults.conf can't switch Delta off; its other settings apply.
         conf=driver_settings(environment)

@@ -4,8 +4,6 @@ changed.
 
 from __future__ import annotations
 
-import os
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +23,7 @@ from waldelta.spark.java import check_java
 from waldelta.spark.settings import NEEDS_SPARK, WITHOUT_SPARK_VARIABLE
 from waldelta_airflow import _connections as connections
 from waldelta_airflow._airflow_versions import AirflowSkipException, AirflowTaskTimeout
-from waldelta_airflow.launchers.job_process import ChildProcess, ForkedJob
+from waldelta_airflow.launchers.job_process import Launcher, process_of
 from waldelta_airflow.launchers.job_result import (
     JobResult,
     TaskFailed,
@@ -40,11 +38,10 @@ from waldelta_airflow.reporting.assets import (
 )
 from waldelta_airflow.reporting.metrics import differing_rows, emit, gauges_of, metrics_of
 from waldelta_airflow.reporting.notify import LAND, notify_critical
-from waldelta_airflow.settings import FORK_SERVER_VARIABLE, LOCK_WAIT, package_folder
+from waldelta_airflow.settings import LOCK_WAIT
 
 if TYPE_CHECKING:
     from waldelta.pipeline import Job
-    from waldelta_airflow.launchers.spark_submit import SparkSubmit
 
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
 _PREFLIGHT = frozenset({"check", "setup"})
@@ -52,7 +49,6 @@ _RUN_TYPES = ("scheduled", "manual", "backfill")
 # Options without a value; any other option's text may be "True" too.
 _FLAGS = ("dry-run", "sql", "hand-over", "again", "repair", "due", *DECISIONS)
 _NOTHING = ("", "None", "False", "[]")
-_APPLICATION = package_folder() / "cli" / "submitted" / "waldelta_job.py"
 _CHECK, _REPORT, _RECONCILE = "check", "report", "reconcile"
 
 
@@ -94,7 +90,7 @@ class WaldeltaJobOperator(BaseOperator):
         self.pipeline_path, self.pipeline = str(pipeline_path), pipeline
         self.verb, self.stage, self.first = verb, stage, first
         self.options = dict(options or {})
-        self._running: ChildProcess | ForkedJob | SparkSubmit | None = None
+        self._running: Launcher | None = None
         self._done: Mapping[str, Any] = {}
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -195,58 +191,46 @@ class WaldeltaJobOperator(BaseOperator):
         stages = (_CHECK, _REPORT) if self.stage == _CHECK else filter(None, [self.stage])
         with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
             result = Path(folder) / "result.json"
-            arguments = self.arguments(context, result, stages)
-            self.log.info("running %s", " ".join(arguments))
-            self._running = job = self._start(arguments, connections.job_environment(environment))
-            return JobResult.read(result, job.run())
+            environment = connections.job_environment(environment)
+            return JobResult.read(result, self._run_process(context, result, stages, environment))
 
-    def _start(
-        self, arguments: Sequence[str], environment: Mapping[str, str]
-    ) -> ChildProcess | ForkedJob:
-        """Start the job as a child of this machine's fork server, if there is one, else of this
-        process.
-        """
-        if (server := os.environ.get(FORK_SERVER_VARIABLE)) and (
-            job := ForkedJob.ask(server, arguments, environment)
-        ):
-            return job
-        # -P: use the installed package, not a folder of that name in Airflow's working directory.
-        return ChildProcess([sys.executable, "-P", "-m", "waldelta", *arguments], environment)
+    def _run_process(
+        self,
+        context: Context,
+        result: Path,
+        stages: Iterable[str],
+        environment: Mapping[str, str],
+    ) -> int:
+        arguments = self.arguments(context, result, stages)
+        self.log.info("running %s", " ".join(arguments))
+        self._running = process_of(arguments, environment)
+        return self._running.run()
 
     def _run_application(
         self, context: Context, spark: Connection, source: Mapping[str, str]
     ) -> JobResult:
         from waldelta_airflow.launchers.spark_submit import spark_submit
 
+        # A process runs what needs no Spark, before an application is submitted. Only a CDC run's
+        # commits are found, checked and announced by the application that follows.
+        begins = self.verb == "consume" and not connections.pipeline_lake(self.pipeline).on_spark
         alone = not self.first or _try_number(context) > 1
         with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
             result = Path(folder) / "result.json"
             stages = (self.stage,) if alone and self.stage else ()
-            arguments = self.arguments(context, result, stages, continues=self._begins_in_process)
+            arguments = self.arguments(context, result, stages, continues=begins)
             environment = connections.job_environment(source, {"WALDELTA_LAUNCHER": "SPARK_SUBMIT"})
             application = spark_submit(
                 spark, context["ti"].dag_id, arguments, Path(folder), environment
             )
-            if self._begins_in_process:
-                begins = self.arguments(context, result, stages)
-                self.log.info("running %s", " ".join(begins))
-                without = connections.job_environment(source, {WITHOUT_SPARK_VARIABLE: "1"})
-                self._running = job = self._start(begins, without)
-                if (code := job.run()) != NEEDS_SPARK:
-                    return JobResult.read(result, code)
-            self._running = application
-            code = application.run(_APPLICATION, environment)
-            if code and not result.exists():
-                check_java()
+            without = connections.job_environment(source, {WITHOUT_SPARK_VARIABLE: "1"})
+            code = self._run_process(context, result, stages, without) if begins else NEEDS_SPARK
+            if code == NEEDS_SPARK:
+                self._running = application
+                code = application.run()
+                if code and not result.exists():
+                    check_java()
             return JobResult.read(result, code)
-
-    @property
-    def _begins_in_process(self) -> bool:
-        """Returns whether a process runs what needs no Spark, before an application is submitted.
-
-        Only a CDC run's commits are found, checked and announced by the application that follows.
-        """
-        return self.verb == "consume" and not connections.pipeline_lake(self.pipeline).on_spark
 
     def _outcome_so_far(self, context: Context) -> JobResult | None:
         """Returns what an earlier task's process recorded of this stage; None if it didn't reach

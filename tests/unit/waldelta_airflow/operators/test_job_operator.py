@@ -198,6 +198,36 @@ def test_the_conninfo_read_back_is_the_connection(monkeypatch):
     assert (fields["password"], fields["host"], fields["dbname"]) == (PASSWORD, "db", "app")
 
 
+class _Elsewhere:
+    """A launcher of another kind: what it runs is a line of its own."""
+
+    def __init__(self, arguments, environment):
+        self.arguments, self.environment, self.ends = arguments, environment, 0
+
+    def run(self):
+        path = next(a for a in self.arguments if a.startswith("--result=")).partition("=")[2]
+        Path(path).write_text(json.dumps({"verb": "check", "status": "succeeded"}))
+        return 0
+
+    def end(self):
+        self.ends += 1
+
+
+def test_a_launcher_of_another_kind_runs_and_ends_a_job(make_task, make_context, monkeypatch):
+    """The operator knows only the protocol."""
+    launched = []
+
+    def launch(*job):
+        launched.append(_Elsewhere(*job))
+        return launched[-1]
+
+    monkeypatch.setattr("waldelta_airflow.operators.job_operator.process_of", launch)
+    task = make_task("check")
+    assert task.execute(make_context()) == {"verb": "check"}
+    task.on_kill()
+    assert [(job.arguments[0], job.ends) for job in launched] == [("check", 1)]
+
+
 def test_verbs_without_spark_need_no_spark_connection(make_task, make_context, job, monkeypatch):
     """Setup and preflight run though the Spark connection doesn't exist."""
     monkeypatch.delenv("AIRFLOW_CONN_WALDELTA_SPARK")
