@@ -48,7 +48,7 @@ class Step:
 
 
 _SYNC = ("sync.begun", "sync.planned", "sync.reading", "sync.committed", "sync.recorded")
-_REPAIR = ("recopy.marked", "repair.begun", "repair.merged", "repair.recorded")
+_REPAIR = ("resync.marked", "repair.begun", "repair.merged", "repair.recorded")
 STEPS: tuple[Step, ...] = (
     *(Step(point) for point in ("run.begun", "land.reading", "land.committed")),
     *(Step(point) for point in ("consume.landed", "consume.intended", "consume.copied")),
@@ -96,7 +96,7 @@ STEPS: tuple[Step, ...] = (
             "apply.cut",
         )
     ),
-    Step("reread.told", prepare=prepared.incomplete),
+    Step("complete.recorded", prepare=prepared.incomplete),
     Step("foreign.recorded", prepare=prepared.written_by_others),
     *(
         Step(point, prepare=prepared.columns)
@@ -104,7 +104,7 @@ STEPS: tuple[Step, ...] = (
     ),
     *(
         Step(point, prepare=prepared.rewritten, group="recopy")
-        for point in ("recopy.marked", *_SYNC, "sync.staged")
+        for point in ("resync.marked", *_SYNC, "sync.staged")
     ),
     Step("sync.touched", prepare=prepared.copy_killed, group="recopy"),
     *(Step(point, prepare=prepared.refiltered) for point in _REPAIR),

@@ -476,7 +476,7 @@ def mark_for_copy(job: Job, state: TableState, reason: str) -> None:
     """
     marked = replace(state, at=now(), run_id=job.run_id, status=NEEDS_SYNC, reason=reason)
     job.ledger.append_state(marked, state)
-    fault_point("recopy.marked")
+    fault_point("resync.marked")
 
 
 def mark_same_copy(job: Job, state: TableState, reason: str) -> None:

@@ -110,7 +110,7 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     work.keep_messages()
     if work.recorded or any(row.batch > after for row in held):
         quarantine.replace(state.table_name, state.generation, after, work.recorded, fence)
-    fault_point("reread.told")
+    fault_point("complete.recorded")
     if quarantined := judged.staged.counts.get(QUARANTINED_ROWS):
         log.warning(
             "table=%s rows=%d %s: they are in %s, not in the target",
