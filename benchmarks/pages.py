@@ -24,11 +24,11 @@ from tests.support.plugin_app import plugin_app
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     DISCARDED,
-    QUARANTINED,
+    WAITING,
+    Decision,
+    Decisions,
     ExpectationResult,
-    IncompleteRow,
     Ledger,
-    Quarantine,
     Reconciliation,
     Run,
     SentMessage,
@@ -109,21 +109,21 @@ def set_aside(root: str, tables: int, rows: int, end: datetime) -> None:
         for row in held[::2]
     ]
     for first in range(0, rows, _PART):
-        Quarantine(Lake(root)).add(
+        Decisions(Lake(root)).add(
             [*held[first : first + _PART], *gone[first // 2 : (first + _PART) // 2]]
         )
 
 
-def _aside(table_name: str, n: int, at: datetime) -> IncompleteRow:
+def _aside(table_name: str, n: int, at: datetime) -> Decision:
     key, sent = (
         json.dumps({"id": str(n)}),
         json.dumps({"id": str(n), **{f"column_{k}": "x" * 40 for k in range(10)}}),
     )
     messages = [SentMessage(n, 1, n << 20, n, sent.encode())]
-    return IncompleteRow(
+    return Decision(
         at,
         run_id(at),
-        QUARANTINED,
+        WAITING,
         table_name,
         1,
         n,

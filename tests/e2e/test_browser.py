@@ -27,7 +27,7 @@ from tests.e2e.shop import Shop, change, make_shop
 from tests.support.browser import CUT, LOADED, LOW_CONTRAST, WIDER, open_browser, prefer, screenshot
 from tests.support.machine_load import times_longer
 from waldelta.lake import Lake
-from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine
+from waldelta.lake.ledger import Decision, Decisions, Ledger
 
 pytestmark = [
     pytest.mark.e2e,
@@ -117,9 +117,9 @@ def address(shop: Shop, page: str) -> str:
     )
 
 
-def quarantined_row(shop: Shop) -> IncompleteRow:
+def quarantined_row(shop: Shop) -> Decision:
     """The customer that the gate held back, whatever was decided since."""
-    return Quarantine(Lake(shop.root)).rows("public.customers", 1)[-1]
+    return Decisions(Lake(shop.root)).rows("public.customers", 1)[-1]
 
 
 def text_of(browser: WebDriver) -> str:

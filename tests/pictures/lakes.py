@@ -20,12 +20,12 @@ from waldelta.lake import Lake, target_uri
 from waldelta.lake.ledger import (
     BatchCut,
     ColumnState,
+    Decision,
+    Decisions,
     ExpectationResult,
     ExternalCommit,
     Gap,
-    IncompleteRow,
     Ledger,
-    Quarantine,
     Reconciliation,
     RowDifference,
     Run,
@@ -385,12 +385,12 @@ def _befall_orders(pipeline: PipelineFile, ledger: Ledger, lake: _Lake) -> None:
         for key, amount in _REFUSED
     ]
     batch = lake.batches[told.run_id].batch
-    Quarantine(Lake(root)).add(
+    Decisions(Lake(root)).add(
         [
-            IncompleteRow(
+            Decision(
                 told.at,
                 told.run_id,
-                "quarantined",
+                "waiting",
                 "public.payments",
                 1,
                 batch,

@@ -12,7 +12,8 @@ from deltalake import write_deltalake
 
 from waldelta.config import PipelineFile
 from waldelta.lake import DeltaTarget, Lake, bookkeeping_uri
-from waldelta.lake.ledger import ExpectationResult, Ledger, Run, TargetCut
+from waldelta.lake.ledger import RELEASED, Decision, ExpectationResult, Ledger, Run, TargetCut
+from waldelta.lake.ledger.decisions import TABLE
 from waldelta.lake.ledger.records import LedgerRow, schema_of
 from waldelta.pipeline.report_folder import CHECKS
 from waldelta.stages.check.reports.docs_store import DocsStore
@@ -104,3 +105,12 @@ def add_reports(
         listed.append(replace(entry, page=page))
     run.write_list(listed)
     return listed
+
+
+def release_of(at, run_id, table, generation, identity, upto, by, why=None, after=0):
+    """The ledger's row of a table that an operator released, by (incarnation, timeline)."""
+    incarnation, timeline = identity
+    return Decision(
+        at, run_id, RELEASED, table, generation, 0, "", lsn=upto, by=by, kind=TABLE, why=why,
+        decided_at=at, incarnation=incarnation, timeline=timeline, after_lsn=after,
+    )  # fmt: skip

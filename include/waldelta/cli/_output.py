@@ -34,7 +34,7 @@ _NARROWEST = 80
 
 # How each kind of finding is shown; plain text has the words alone.
 STYLES = {"problem": "bold red", "warning": "yellow"}
-_QUARANTINE = ("id", "table", "key", "status", "reason", "by", "upto")
+_QUARANTINE = ("id", "table", "key", "status", "reason", "by", "why", "upto")
 
 
 class Output:

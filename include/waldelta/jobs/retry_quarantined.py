@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from waldelta.errors import NeedsSync, WaldeltaError
 from waldelta.jobs._stages import Stage, all_failures, check_stage, continued, run_stages
-from waldelta.lake.ledger import Quarantine, TableState, watched_rows
+from waldelta.lake.ledger import Decisions, TableState, watched_rows
 from waldelta.pipeline import Job, RunResult, StageResult, of_table
 from waldelta.pipeline.targets import unknown_tables
 from waldelta.quantities import counted
@@ -56,7 +56,7 @@ def run_retry(
 
     def choose(replicated: Mapping[str, TableState]) -> dict[str, Again]:
         generations = {name: state.generation for name, state in replicated.items()}
-        lacking = Quarantine(job.lake).open_counts(generations)
+        lacking = Decisions(job.lake).open_counts(generations)
         return dict.fromkeys(lacking if tables is None else lacking.keys() & set(tables), again)
 
     return _run(runner, job, "retry", choose, tables)
@@ -81,7 +81,7 @@ def run_accept(
 
     def choose(replicated: Mapping[str, TableState]) -> dict[str, Again]:
         if not rows:
-            quarantine = Quarantine(job.lake)
+            quarantine = Decisions(job.lake)
             lacking = [
                 name
                 for name in tables or ()
@@ -145,7 +145,7 @@ def _read_again(
     """Returns how many rows were corrected and left the quarantine, and how many it kept."""
     try:
         as_copied = current.as_copied(job, name)
-        before = Quarantine(job.lake).open_counts({name: as_copied.state.generation})
+        before = Decisions(job.lake).open_counts({name: as_copied.state.generation})
         done = repair(runner, job, as_copied, again)
     except NeedsSync as err:
         raise NeedsSync(

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from waldelta.lake.ledger import (
     SYNCED,
-    IncompleteRow,
+    Decision,
     Ledger,
     Run,
     SlotReading,
@@ -73,7 +73,7 @@ class RunDetails:
     stages: Mapping[str, StageResult]
     tables: tuple[TableChange, ...]
     unmet: Mapping[str, Sequence[Unmet]]
-    quarantined: tuple[IncompleteRow, ...]
+    quarantined: tuple[Decision, ...]
     quarantined_count: int
     warnings: tuple[str, ...]
     error: Mapping[str, Any]

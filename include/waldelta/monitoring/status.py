@@ -7,7 +7,7 @@ from typing import Any
 
 from waldelta.config.parse_text import parse_json
 from waldelta.errors import StateError
-from waldelta.lake.ledger import Gap, Quarantine, now
+from waldelta.lake.ledger import Decisions, Gap, now
 from waldelta.lsn import Lsn
 from waldelta.monitoring.overview import recorded_drift
 from waldelta.monitoring.stopped_tables import Stopped, read_failures, read_stopped
@@ -52,7 +52,7 @@ def read_status(job: Job) -> dict[str, Any]:
         new = matched_tables(connection, job.pipeline.source, is_new=True)
         unreadable = read_unreadable(connection, job.pipeline.source)
     standings = read_lifecycles(job, published)
-    quarantine = Quarantine(job.lake)
+    quarantine = Decisions(job.lake)
     lacking, discarded = quarantine.missing_counts(target_generations(job.ledger))
     stopped = {one.table_name: one for one in read_stopped(job.pipeline, job.ledger)}
     failures = read_failures(job.ledger)

@@ -18,7 +18,7 @@ from waldelta.errors import SlotMissing, StateError
 from waldelta.lake import TableError
 from waldelta.lake.changelog import BatchNumbers, ChangeLog, Snapshot
 from waldelta.lake.changelog.row_messages import ROW_KINDS, of_batches
-from waldelta.lake.ledger import ExpectationResult, Ledger, Release, TableState
+from waldelta.lake.ledger import Decision, ExpectationResult, Ledger, TableState
 from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.run_history import LANDING, RunLine, latest_run, read_result, read_runs
 from waldelta.monitoring.table_list import copied_at
@@ -65,7 +65,7 @@ class Stopped:
     table_name: str
     unmet: tuple[Unmet, ...]
     waiting: int | None
-    released: Release | None = None
+    released: Decision | None = None
 
     @property
     def since(self) -> datetime:
@@ -112,7 +112,7 @@ def read_stopped(pipeline: PipelineFile, ledger: Ledger) -> list[Stopped]:
         return []
     identity, log = watermarks.identity, watermarks.change_log
     upto, last = landed_upto(job, identity), log.last_batch() or 0
-    releases = [row for row in reversed(valid_releases(job)) if row.upto_lsn >= upto]
+    releases = [row for row in reversed(valid_releases(job)) if (row.lsn or 0) >= upto]
     found = []
     for name, state in sorted(job.read_states().items()):
         if name not in unmet:

@@ -22,8 +22,8 @@ from waldelta.lake.ledger import (
     REMOVED,
     SYNCED,
     ColumnState,
+    Decisions,
     Ledger,
-    Quarantine,
     RowCounts,
     Run,
     TableState,
@@ -244,7 +244,7 @@ def read_tables(
     ledger doesn't store. ``latest`` are the targets' states, if they have been read already.
     """
     states = list(latest_states(ledger) if latest is None else latest)
-    lacking = Quarantine(ledger.lake).open_counts(target_generations(ledger))
+    lacking = Decisions(ledger.lake).open_counts(target_generations(ledger))
     # A run that failed before it applied anything shows neither that a table is behind nor that it
     # is complete.
     landing = [
@@ -459,7 +459,7 @@ def read_table_details(
     if not states:
         return None
     state = states[-1]
-    counts = Quarantine(ledger.lake).missing_counts({state.table_name: state.generation})
+    counts = Decisions(ledger.lake).missing_counts({state.table_name: state.generation})
     content = read_content(state, *(rows.get(state.table_name, 0) for rows in counts))
     try:
         table = target.open()

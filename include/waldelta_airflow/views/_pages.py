@@ -16,7 +16,7 @@ from markupsafe import Markup
 from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError, LakeError, WaldeltaError, stack_without_values
 from waldelta.lake import READ_FAILURES, local_path
-from waldelta.lake.ledger import DIFFERENT, QUARANTINED, Ledger, now
+from waldelta.lake.ledger import DIFFERENT, WAITING, Ledger, now
 from waldelta.lake.ledger.reconciliations import Reconciliations, last_answers
 from waldelta.monitoring.attention import (
     IN_DOUBT,
@@ -266,7 +266,7 @@ def run_page(request: PipelineRequest, verb: str, run_id: str) -> tuple[str, boo
         dag_run=dag_run,
         is_under_way=dag_run is not None and dag_run.is_under_way,
         LANDING=LANDING,
-        QUARANTINED=QUARANTINED,
+        WAITING=WAITING,
     )
     return text, details is not None
 

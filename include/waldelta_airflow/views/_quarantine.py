@@ -18,7 +18,7 @@ from fastapi import HTTPException, Request
 
 from waldelta.config.parse_text import parse_json
 from waldelta.decision_options import DECISIONS
-from waldelta.lake.ledger import IncompleteRow, Ledger, Quarantine, SentMessage
+from waldelta.lake.ledger import Decision, Decisions, Ledger, SentMessage
 from waldelta.monitoring.quarantine_rows import read_by_id, read_decided, read_open, read_since
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.pipeline.targets import open_messages, target_generations
@@ -124,7 +124,7 @@ def _open_keys(ledger: Ledger) -> pa.Table:
 
     Folders of this server are left out of the reasons, because an address contains them too.
     """
-    keys = Quarantine(ledger.lake).scan_open(target_generations(ledger), ("reason",))
+    keys = Decisions(ledger.lake).scan_open(target_generations(ledger), ("reason",))
     reason = pc.fill_null(keys["reason"], "")
     for folder in server_folders():
         reason = pc.replace_substring(reason, folder, "")
@@ -164,7 +164,7 @@ def row_page(request: PipelineRequest, row_id: str) -> str | None:
     )
 
 
-def _values(row: IncompleteRow, most: int) -> Iterator[Value]:
+def _values(row: Decision, most: int) -> Iterator[Value]:
     try:
         sent = parse_json(row.sent or "{}")
     except ValueError:

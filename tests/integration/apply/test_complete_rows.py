@@ -24,16 +24,16 @@ from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.lake import DeltaTarget, Lake
 from waldelta.lake.ledger import (
     ALL_VALUES_KNOWN,
-    QUARANTINED,
     RESOLVED,
+    WAITING,
+    Decision,
+    Decisions,
     ExpectationResult,
-    IncompleteRow,
     Ledger,
-    Quarantine,
     now,
 )
 from waldelta.lake.ledger.check_records import VALUES_KNOWN, recorded_unknown
-from waldelta.lake.ledger.quarantine import COMPLETED
+from waldelta.lake.ledger.decisions import COMPLETED
 from waldelta.monitoring.status import read_status
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import TableResult
@@ -121,7 +121,7 @@ def run(runner, job, run_id="test") -> TableResult:
 
 
 def told(job, table="t"):
-    rows = Quarantine(job.lake).rows(f"public.{table}", 1)
+    rows = Decisions(job.lake).rows(f"public.{table}", 1)
     return [(row.status, json.loads(row.key)["id"], row.columns) for row in rows]
 
 
@@ -186,12 +186,12 @@ def test_a_row_that_the_source_no_longer_has(runner, database, job, where_decode
     assert target_rows(job) == [row for row in source_rows(database) if row[0] == 2]
     assert (cut.inserted, cut.reread, cut.quarantined) == (1, 1, 2)
     assert [row[:2] for row in sorted(told(job), key=lambda row: row[1])] == [
-        (QUARANTINED, "1"), (COMPLETED, "2"), (QUARANTINED, "3"),
+        (WAITING, "1"), (COMPLETED, "2"), (WAITING, "3"),
     ]  # fmt: skip
     row = next(
-        row for row in Quarantine(job.lake).rows("public.t", 1) if json.loads(row.key)["id"] == "1"
+        row for row in Decisions(job.lake).rows("public.t", 1) if json.loads(row.key)["id"] == "1"
     )
-    assert (row.status, row.columns) == (QUARANTINED, ["big"])
+    assert (row.status, row.columns) == (WAITING, ["big"])
     assert json.loads(row.sent) == {"id": "1", "a": "x", "m": "NaN"}
     assert row.lsn is not None
     assert row.commit_ts is not None
@@ -251,13 +251,13 @@ def test_a_discarded_row(runner, database, job):
     assert target_rows(job) == [row for row in source_rows(database) if row[0] != 21]
     assert list_quarantined(job) == []
     state = job.read_states()["public.t"]
-    quarantine = Quarantine(job.lake)
+    quarantine = Decisions(job.lake)
     assert [json.loads(key)["id"] for key in quarantine.lacking("public.t", state.generation)] == [
         "21"
     ]
     moved = quarantine.rows("public.t", state.generation)[-1]
     assert (moved.run_id, moved.by) == ("second", None)
-    assert moved.reason == 'discarded at {"id": "1", "a": "x"} by Ann: tests'
+    assert moved.why == 'discarded at {"id": "1", "a": "x"} by Ann: tests'
     database.execute("delete from t where id = 21")
     run(runner, job, "third")
     assert quarantine.lacking("public.t", state.generation) == {}
@@ -306,7 +306,7 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
         assert (lacking(1), lacking(2), lacking(3)) == (["1", "2", "3", "4", "5"], [], [])
 
     def lacking(generation):
-        found = Quarantine(job.lake).lacking("public.t", generation)
+        found = Decisions(job.lake).lacking("public.t", generation)
         return sorted(json.loads(key)["id"] for key in found)
 
     def fails(*given, **tagged):
@@ -345,9 +345,9 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
     assert (shown.inserted, shown.updated) == (3, 1)
     assert target_rows(job) == [row for row in source_rows(database) if row[0] != 5]
     assert lacking(4) == ["5"]
-    last = Quarantine(job.lake).rows("public.t", 1)[-1]
+    last = Decisions(job.lake).rows("public.t", 1)[-1]
     assert (last.status, last.run_id) == (RESOLVED, "killed after")
-    assert last.reason.endswith("quarantine --retry by Ann")
+    assert last.why.endswith("quarantine --retry by Ann")
     assert list_quarantined(job) == []
 
 
@@ -392,9 +392,9 @@ def test_quarantined_rows_are_listed_and_read_again(runner, database, job):
         row.expectation: row.success for row in read_expectation_results(job.pipeline.target.root)
     }
     assert (known[ALL_VALUES_KNOWN], len(known) > 1) == (True, True)
-    last = Quarantine(job.lake).rows("public.t", 1)[-1]
+    last = Decisions(job.lake).rows("public.t", 1)[-1]
     assert (last.status, last.by, last.run_id) == (RESOLVED, "Ann", "retry")
-    assert last.reason.endswith("quarantine --retry by Ann: back")
+    assert last.why.endswith("quarantine --retry by Ann: back")
     assert (done.tables["public.t"].inserted, done.tables["public.t"].deleted) == (3, 0)
     assert target_rows(job) == source_rows(database)
     assert len(target_rows(job)) == 3
@@ -416,10 +416,10 @@ def test_quarantined_rows_are_listed_and_read_again(runner, database, job):
     assert target_rows(job) == source_rows(database)
     # Where only a copy would be exact, the table stays as it is, and it is said why.
     before = job.read_states()["public.t"]
-    held = IncompleteRow(
-        now(), "x", QUARANTINED, "public.t", before.generation, 9, '{"id": "50", "a": "x"}', ["big"]
+    held = Decision(
+        now(), "x", WAITING, "public.t", before.generation, 9, '{"id": "50", "a": "x"}', ["big"]
     )
-    Quarantine(job.lake).add([held])
+    Decisions(job.lake).add([held])
     database.execute(f"alter publication s_{database.name}_pub set (publish = 'insert, update')")
     with pytest.raises(
         RunFailed,
@@ -438,8 +438,8 @@ def test_a_column_that_was_dropped_meanwhile(runner, database, job):
     drain(runner, job)
     database.execute("alter table t drop column big")
     run(runner, job)
-    assert told(job) == [(QUARANTINED, "1", ["big"])]
-    (row,) = Quarantine(job.lake).rows("public.t", 1)
+    assert told(job) == [(WAITING, "1", ["big"])]
+    (row,) = Decisions(job.lake).rows("public.t", 1)
     assert row.reason == "column big was dropped or changed on the source"
 
 
@@ -454,7 +454,7 @@ def test_a_stale_row_at_the_key_goes(runner, database, job):
     database.execute("delete from t")
     assert apply(runner, job).failures == {}
     assert target_rows(job) == []
-    assert told(job) == [(QUARANTINED, "1", ["big"])]
+    assert told(job) == [(WAITING, "1", ["big"])]
 
 
 def test_a_run_that_is_done_again_tells_each_row_once(runner, database, job):
@@ -468,7 +468,7 @@ def test_a_run_that_is_done_again_tells_each_row_once(runner, database, job):
         apply(runner, job)
     assert len(told(job)) == 2
     assert apply(runner, job).failures == {}
-    assert sorted(told(job)) == [(QUARANTINED, "1", ["big"]), (COMPLETED, "2", ["big"])]
+    assert sorted(told(job)) == [(COMPLETED, "2", ["big"]), (WAITING, "1", ["big"])]
 
 
 @pytest.mark.parametrize("fate", ["killed", "slept"])

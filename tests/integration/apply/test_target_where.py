@@ -15,8 +15,8 @@ from waldelta.errors import ApplyError, PreflightFailed, SchemaChanged
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.lake import Lake
-from waldelta.lake.ledger import Quarantine
-from waldelta.lake.ledger.quarantine import COMPLETED
+from waldelta.lake.ledger import Decisions
+from waldelta.lake.ledger.decisions import COMPLETED
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets import filter_of
 from waldelta.stages.sync.sync import sync
@@ -218,9 +218,7 @@ def test_an_entering_row_without_its_large_value_is_read_again(
     database.execute("update by_default set a = 10")
     done = consume(runner, job).tables["public.by_default"]
     assert (done.inserted, done.reread) == (1, 1)
-    assert [row.status for row in Quarantine(Lake(lake)).rows("public.by_default", 1)] == [
-        COMPLETED
-    ]
+    assert [row.status for row in Decisions(Lake(lake)).rows("public.by_default", 1)] == [COMPLETED]
     assert rows(runner, job, "by_default", "a", "big") == wanted(
         database, "by_default", "true", "a", "big"
     )

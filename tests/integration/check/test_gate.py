@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 import waldelta.stages.repair.repair as repair_module
 from tests.oracles.target_rows import read_target
-from tests.support.bookkeeping import read_expectation_results
+from tests.support.bookkeeping import read_expectation_results, release_of
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import LockHeld
 from waldelta.jobs import Pipeline
@@ -20,7 +20,7 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
 from waldelta.jobs.retry_quarantined import run_accept, run_retry
 from waldelta.jobs.validate import run_validate
-from waldelta.lake.ledger import ACCEPTED, QUARANTINED, RESOLVED, Ledger, Quarantine, Release, now
+from waldelta.lake.ledger import ACCEPTED, RESOLVED, WAITING, Decisions, Ledger, now
 from waldelta.lsn import Lsn
 from waldelta.monitoring.check_results import read_latest_checks
 from waldelta.monitoring.overview import read_glance
@@ -105,7 +105,7 @@ class Gated:
         return read_stopped(self.job.pipeline, Ledger(self.job.lake))
 
     def told(self):
-        rows = Quarantine(self.job.lake).rows("public.t", 1)
+        rows = Decisions(self.job.lake).rows("public.t", 1)
         return [(row.status, json.loads(row.key)["id"], row.outdated) for row in rows]
 
 
@@ -206,13 +206,19 @@ def test_released_changes_pass_once(gated, database):
         .to_pylist()
     )
     made.job.ledger.append(
-        Release(
-            now(), "adjacent", "public.t", 1, identity.incarnation, identity.timeline, begin, "ann"
+        release_of(
+            now(),
+            "adjacent",
+            "public.t",
+            1,
+            (identity.incarnation, identity.timeline),
+            begin,
+            "ann",
         )
     )
     made.fails("adjacent")
     (told,) = release_tables(made.job, ["public.t"], by="ann", reason="known")
-    assert (told["by"], told["reason"]) == ("ann", "known")
+    assert (told["by"], told["why"]) == ("ann", "known")
     (one,) = made.stopped()
     assert (one.released.by, one.may_pass, one.waiting) == ("ann", False, 1)
     database.execute("insert into t values (2, -2)")
@@ -424,7 +430,7 @@ def test_rows_are_accepted_by_decision(gated, database):
     ]
     assert accepted == [("all", "ann", "known", 2), ("one", "ann", "known", 1)]
     # A second attempt at the run, whose first one died before it could check.
-    ids = Quarantine(made.job.lake).ids_decided("one", ACCEPTED)
+    ids = Decisions(made.job.lake).ids_decided("one", ACCEPTED)
     assert accept(made, "one", ids=list(ids)).status == "succeeded"
     database.execute(
         "update t set v = 8 where id = 2; delete from t where id = 3; insert into t values (5, -5)"
@@ -623,7 +629,7 @@ def test_rows_are_set_aside(gated, database, where_decoded):
     assert done.quarantined == 6
     assert made.rows() == [(1, 1), (2, 20), (7, 7), (8, 80), (10, 10), (60, 6)]
     assert sorted(made.told()) == sorted(
-        (QUARANTINED, key, key == "1") for key in ("1", "30", "5", "6", "70", "9")
+        (WAITING, key, key == "1") for key in ("1", "30", "5", "6", "70", "9")
     )
     listed = {row["key"]["id"]: row for row in list_quarantined(made.job)}
     assert listed["9"]["sent"] == {"id": "9", "v": "-9", "big": None}
@@ -871,7 +877,7 @@ def test_a_killed_run_is_judged_anew(gated, database, monkeypatch):
         patched.setattr("waldelta.stages.apply.apply.merge_staged", die)
         with pytest.raises(SystemExit):
             made.run("first")
-    assert made.told() == [(QUARANTINED, "1", False)]
+    assert made.told() == [(WAITING, "1", False)]
     made.own(RULE.format("warn"))
     made.run("second")
     assert (made.rows(), made.told()) == ([(1, -1), (2, 2)], [])

@@ -20,9 +20,9 @@ from waldelta.lake import Lake, target_uri
 from waldelta.lake.ledger import (
     BatchCut,
     ColumnState,
-    IncompleteRow,
+    Decision,
+    Decisions,
     Ledger,
-    Quarantine,
     TableState,
     TargetCut,
     now,
@@ -361,8 +361,8 @@ def test_tables_and_their_absence(lake):
     """Only the given tables are checked, which may lack rows; nothing to check writes nothing."""
     lake.target()
     lake.target(table="public.u")
-    Quarantine(Lake(lake.root)).add(
-        [IncompleteRow(now(), "r", "quarantined", "public.u", 1, 1, '{"id": "9"}', ["big"])]
+    Decisions(Lake(lake.root)).add(
+        [Decision(now(), "r", "waiting", "public.u", 1, 1, '{"id": "9"}', ["big"])]
     )
     report = lake.check(tables=["public.u"])
     assert ([t.table for t in report.tables], report.failures) == (["public.u"], ())

@@ -17,7 +17,7 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.jobs.sync import run_sync
 from waldelta.lake import Lake, local_path, staging_folder
-from waldelta.lake.ledger import Ledger, Quarantine
+from waldelta.lake.ledger import Decisions, Ledger
 from waldelta.lake.ledger.check_records import latest_suites
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.sync.sync import sync
@@ -106,7 +106,7 @@ def test_maintenance_judges_all_rows_of_what_has_changed(
     assert "0 of them in full" in night("idle")
     # What had staged that writes nothing of quarantined rows any more: see
     # test_a_run_that_slept_since_it_asked_writes_nothing.
-    assert (left.exists(), DeltaTable.is_deltatable(Quarantine(Lake(lake)).uri)) == (False, True)
+    assert (left.exists(), DeltaTable.is_deltatable(Decisions(Lake(lake)).uri)) == (False, True)
     assert run("fourth", "insert into t values (12, 1)") == ["public.t", "public.u"]
     assert judged() == ("fourth", is_small, True)
 

@@ -17,7 +17,7 @@ from waldelta.cli._output import COMMAND
 from waldelta.cli.command_line import main
 from waldelta.jobs import Pipeline
 from waldelta.lake import Lake
-from waldelta.lake.ledger import QUARANTINED, IncompleteRow, Quarantine, now
+from waldelta.lake.ledger import WAITING, Decision, Decisions, now
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -129,16 +129,16 @@ def test_their_commands_do_what_they_say(runner, database, lake, shop):
 
     # Verbs and options beyond that.
     job = Pipeline.load(shop.moved[FILE]).job()
-    lacking = IncompleteRow(
+    lacking = Decision(
         now(),
         "r",
-        QUARANTINED,
+        WAITING,
         "public.orders",
         job.read_states()["public.orders"].generation,
         0,
         '{"id": "9"}',
     )
-    Quarantine(Lake(lake)).add([lacking])
+    Decisions(Lake(lake)).add([lacking])
     orphan = f"orphan_{database.name}"
     database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (orphan,))
     database.execute("insert into orders values (3, 30)")

@@ -98,7 +98,7 @@ def test_the_way_past_a_message_that_cant_be_read(
     error = failed.value.__cause__
     assert all(isinstance(one, DecodeError) for one in error.causes or [error])
     (listed,) = list_quarantined(job)
-    assert (listed["status"], listed["table"]) == ("unreadable", named)
+    assert (listed["status"], listed["table"]) == ("waiting", named)
     assert listed["messages"][0]["raw"] is not None
     told = "any table" if named == ANY_TABLE else f"table {named}"
     for part in (
@@ -124,7 +124,7 @@ def test_the_way_past_a_message_that_cant_be_read(
     assert "was skipped by Ann: the vendor knows" in notice
     assert lacking(runner, job) == really
     (shown,) = read_status(job)["unread_messages"]
-    assert (shown["status"], shown["by"], shown["reason"]) == ("skipped", "Ann", "the vendor knows")
+    assert (shown["status"], shown["by"], shown["why"]) == ("skipped", "Ann", "the vendor knows")
 
     send_right(database)
     database.execute("insert into t values (20, 'behind'); insert into u values (20, 'behind')")

@@ -15,7 +15,7 @@ from tests.oracles.random_workload import Workload
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed
 from waldelta.lake import local_path
-from waldelta.lake.ledger import Quarantine
+from waldelta.lake.ledger import Decisions
 from waldelta.pipeline.job import load_job
 from waldelta.spark import InProcess, OnSpark
 from waldelta.stages.apply.apply import apply
@@ -77,7 +77,7 @@ def rows_of(job, name: str) -> tuple[pa.Schema, list[dict]]:
 
 def set_aside(job) -> list[tuple]:
     """What a gate has quarantined, in one order."""
-    rows = Quarantine(job.lake).rows("public.gated", 1)
+    rows = Decisions(job.lake).rows("public.gated", 1)
     return sorted((row.status, row.key, row.sent, row.reason, row.outdated) for row in rows)
 
 

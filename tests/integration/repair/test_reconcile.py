@@ -31,11 +31,11 @@ from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     ALL_VALUES_KNOWN,
     DISCARDED,
-    QUARANTINED,
+    WAITING,
+    Decision,
+    Decisions,
     ExpectationResult,
-    IncompleteRow,
     Ledger,
-    Quarantine,
     Reconciliation,
     now,
 )
@@ -740,13 +740,13 @@ def test_rows_that_the_target_is_known_to_lack_are_told_as_such(runner, database
     held.delete("day in ('2024-01-05', '2024-01-06')")
     state, quarantine = (
         pipeline.job().read_states()["public.t"],
-        Quarantine(Lake(pipeline.file.target.root)),
+        Decisions(Lake(pipeline.file.target.root)),
     )
     keys = [json.dumps({"station": "south", "day": f"2024-01-0{day}"}) for day in (5, 6)]
     quarantine.add(
         [
-            IncompleteRow(now(), "r", QUARANTINED, "public.t", state.generation, 0, keys[0]),
-            IncompleteRow(now(), "r", DISCARDED, "public.t", state.generation, 0, keys[1]),
+            Decision(now(), "r", WAITING, "public.t", state.generation, 0, keys[0]),
+            Decision(now(), "r", DISCARDED, "public.t", state.generation, 0, keys[1]),
         ]
     )
     row = reconcile(runner, pipeline, repair=True)["t"]

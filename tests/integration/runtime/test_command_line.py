@@ -23,9 +23,9 @@ from waldelta.errors import ConfigError, DecodeError, LockHeld, StateError
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     DISCARDED,
-    QUARANTINED,
-    IncompleteRow,
-    Quarantine,
+    WAITING,
+    Decision,
+    Decisions,
     SentMessage,
     TableState,
     now,
@@ -101,10 +101,10 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
     assert answer["slot"]["name"] == job.pipeline.source.slot
     assert answer["slot"]["lag_bytes"] >= 0
     assert answer["slot"]["catalog_xmin_age"] >= 0
-    row = IncompleteRow(
+    row = Decision(
         now(),
         "r",
-        QUARANTINED,
+        WAITING,
         "public.t",
         1,
         1,
@@ -116,7 +116,7 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
         "gone",
         [SentMessage(1, 3, 23, 9, b"I\x00\xff"), SentMessage(1, 2, 23, 9)],
     )
-    Quarantine(Lake(lake)).add([row])
+    Decisions(Lake(lake)).add([row])
     job.ledger.append_state(
         TableState(
             now(), "r", "public.t", 1, "synced", incarnation=job.read_identity().incarnation
@@ -241,10 +241,10 @@ def quarantined(database, lake, tmp_path):
         None,
     )
     rows = [
-        IncompleteRow(now(), "r", QUARANTINED, "public.t", 1, 0, f'{{"id": "{n}"}}', reason="why")
+        Decision(now(), "r", WAITING, "public.t", 1, 0, f'{{"id": "{n}"}}', reason="why")
         for n in (7, 8)
     ]
-    Quarantine(Lake(lake)).add(rows)
+    Decisions(Lake(lake)).add(rows)
     return job, path, rows
 
 
@@ -264,15 +264,15 @@ def test_rows_are_discarded(lake, capsys, quarantined):
     assert len(list_quarantined(job)) == 2
     copy_again(job, "failed")  # which leaves the target as it was
     code, (done,) = discard("--row", eight.id, "--by", "Ann", "--reason", "test data")
-    assert (code, done["id"], done["key"], done["by"], done["reason"]) == (
+    assert (code, done["id"], done["key"], done["by"], done["why"]) == (
         0,
         eight.id,
         {"id": "8"},
         "Ann",
         "test data",
     )
-    last = Quarantine(Lake(lake)).rows("public.t", 1)[-1]
-    assert (last.key, last.status, last.by, last.reason) == (
+    last = Decisions(Lake(lake)).rows("public.t", 1)[-1]
+    assert (last.key, last.status, last.by, last.why) == (
         eight.key,
         DISCARDED,
         "Ann",
@@ -282,7 +282,7 @@ def test_rows_are_discarded(lake, capsys, quarantined):
     assert [row["id"] for row in list_quarantined(job)] == [seven.id]
     assert discard("--row", eight.id) == (1, [])
     # A run that was killed before its commit will quarantine its rows anew.
-    Quarantine(Lake(lake)).add([replace(seven, batch=1, key='{"id": "9"}')])
+    Decisions(Lake(lake)).add([replace(seven, batch=1, key='{"id": "9"}')])
     with pytest.raises(
         StateError, match=r"public\.t: the run that quarantined these rows did not finish"
     ):

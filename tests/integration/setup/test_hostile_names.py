@@ -18,7 +18,7 @@ from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.lake import Lake
-from waldelta.lake.ledger import QUARANTINED, IncompleteRow, Quarantine, now
+from waldelta.lake.ledger import WAITING, Decision, Decisions, now
 from waldelta.spark_sql import quote
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -142,10 +142,10 @@ def test_every_verb(runner, database, pipeline, root, tmp_path):
 
     state = pipeline.job().read_states()[NAME]
     key = f'{{"{KEY}": "1"}}'.replace('k"', 'k\\"')
-    lacking = IncompleteRow(
-        now(), RUN_ID, QUARANTINED, NAME, state.generation, 1, key, [VALUE], key, 24, None, "gone"
+    lacking = Decision(
+        now(), RUN_ID, WAITING, NAME, state.generation, 1, key, [VALUE], key, 24, None, "gone"
     )
-    Quarantine(Lake(pipeline.file.target.root)).add([lacking])
+    Decisions(Lake(pipeline.file.target.root)).add([lacking])
     assert run_retry(runner, pipeline.job(), [NAME]).status == "succeeded"
     named = parse(["resync", "f.yml", f"--tables={NAME}, {FEW}"]).tables
     assert named == [NAME, FEW]

@@ -71,7 +71,7 @@ FINDINGS = {
     "a new table": ({"new_tables": ["sales.b"]},
      "New tables that match a pattern, but not published\n  sales.b"),
     "a message that can't be read": (
-        message("unreadable"),
+        message("waiting"),
         (
             "Unreadable messages\n  0123456789abcdef: to continue without it:\n"
             "    waldelta quarantine shop.yml --skip --row 0123456789abcdef --reason TEXT\n"

@@ -12,12 +12,12 @@ from tests.cases import cases
 from tests.support.bookkeeping import did, minutes, pipeline, result, run
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
+    Decision,
+    Decisions,
     ExpectationResult,
     ExternalCommit,
     Gap,
-    IncompleteRow,
     Ledger,
-    Quarantine,
     Reconciliation,
     Run,
     TableState,
@@ -67,8 +67,8 @@ def test_what_deserves_attention(book):
         )
     )
     book.append_all([result(minutes(2), "r", "public.a", False)])
-    Quarantine(book.lake).add(
-        [IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, "{}", ["body"])]
+    Decisions(book.lake).add(
+        [Decision(minutes(1), "r", "waiting", "public.a", 1, 1, "{}", ["body"])]
     )
     glance = read_glance(pipeline(book.lake.root), book, minutes(5), 24)
     assert [
@@ -233,8 +233,8 @@ def test_what_concerns_a_table_counts_no_other_tables(book):
     Reconciliations(book.lake).add(rows)
     states = [TableState(minutes(0), "s", f"public.{n}", 1, "synced") for n in "abc"]
     book.append_all(states)
-    row = IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, "1", ["body"])
-    Quarantine(book.lake).add([row, replace(row, table_name="public.b")])
+    row = Decision(minutes(1), "r", "waiting", "public.a", 1, 1, "1", ["body"])
+    Decisions(book.lake).add([row, replace(row, table_name="public.b")])
     attention = read_glance(pipeline(book.lake.root), book, minutes(5), 24).attention
     assert [item.text for item in concerning("public.a", attention)] == [
         "public.a: different from the source"

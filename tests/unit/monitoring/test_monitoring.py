@@ -18,10 +18,10 @@ from waldelta.lake.ledger import (
     ALL_VALUES_KNOWN,
     CAN_BE_JUDGED,
     ColumnState,
+    Decision,
+    Decisions,
     ExpectationResult,
-    IncompleteRow,
     Ledger,
-    Quarantine,
     RowCounts,
     Run,
     SlotReading,
@@ -599,8 +599,8 @@ def test_a_runs_page_is_what_its_stages_recorded(book, lake):
     ledger.append(
         TableState(minutes(1), "r", "public.c", 1, "synced", reason="columns changed: added x")
     )
-    Quarantine(Lake(lake)).add(
-        [IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, '{"id": "1"}', ["body"])]
+    Decisions(Lake(lake)).add(
+        [Decision(minutes(1), "r", "waiting", "public.a", 1, 1, '{"id": "1"}', ["body"])]
     )
     (line,) = read_runs(book)
     expected = (minutes(0), 900, 5, "extended")
@@ -627,28 +627,26 @@ def test_rows_that_targets_lack(book):
     """Not what was resolved, completed or of an earlier copy, nor one row twice."""
 
     def row(n, status, key, table="public.a", generation=2):
-        return IncompleteRow(
-            minutes(n), "r", status, table, generation, 1, key, ["body"], reason="gone"
-        )
+        return Decision(minutes(n), "r", status, table, generation, 1, key, ["body"], reason="gone")
 
     for told in (
-        row(1, "quarantined", "old copy", generation=1),
-        row(2, "quarantined", "resolved"),
-        row(3, "quarantined", "twice"),
+        row(1, "waiting", "old copy", generation=1),
+        row(2, "waiting", "resolved"),
+        row(3, "waiting", "twice"),
         row(4, "resolved", "resolved"),
         row(5, "resolved", "twice"),
-        row(6, "quarantined", "twice"),
-        row(7, "reread", "reread"),
-        row(8, "quarantined", "b", "public.b"),
-        row(9, "quarantined", "gone table", "public.x"),
+        row(6, "waiting", "twice"),
+        row(7, "completed", "completed"),
+        row(8, "waiting", "b", "public.b"),
+        row(9, "waiting", "gone table", "public.x"),
     ):
-        Quarantine(book.lake).add([told])
+        Decisions(book.lake).add([told])
     generations = {"public.a": 2, "public.b": 2, "public.c": 1}
-    quarantine = Quarantine(book.lake)
+    quarantine = Decisions(book.lake)
     assert quarantine.open_counts(generations) == {"public.a": 1, "public.b": 1}
     shown = read_open(book, quarantine.scan_open(generations))
     assert [(row.key, row.reason) for row in shown] == [("twice", "gone"), ("b", "gone")]
     assert quarantine.open_rows(generations) == shown
     first, count = read_of_run(book, "r", 2)
     assert ([row.key for row in first], count) == (["old copy", "resolved"], 9)
-    assert Quarantine(Lake(book.lake.root + "x")).open_counts(generations) == {}
+    assert Decisions(Lake(book.lake.root + "x")).open_counts(generations) == {}

@@ -9,9 +9,9 @@ from tests.support.bookkeeping import minutes
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     ColumnState,
-    IncompleteRow,
+    Decision,
+    Decisions,
     Ledger,
-    Quarantine,
     StorageState,
     TableState,
 )
@@ -133,13 +133,13 @@ def test_rows_kept_out_of_a_target_are_counted(lake):
     """Those in quarantine, and discarded ones that it no longer lists; of this copy only."""
     book, row = (
         Ledger(Lake(lake)),
-        IncompleteRow(minutes(1), "r", "quarantined", "public.a", 1, 1, "1", ["body"]),
+        Decision(minutes(1), "r", "waiting", "public.a", 1, 1, "1", ["body"]),
     )
     book.append(STATE)
     assert read_table_details(book, "public.a").content.summary == ALL
     others = [replace(row, key="2"), replace(row, key="3", generation=9)]
     decided = [replace(row, key="2", status="discarded", by="ann")]
-    Quarantine(book.lake).add([row, *others, *decided])
+    Decisions(book.lake).add([row, *others, *decided])
     content = read_table_details(book, "public.a").content
     assert content.summary == (
         "1 row missing or outdated: in quarantine; 1 row missing or outdated: discarded"

@@ -35,7 +35,7 @@ from waldelta.errors import LateWriter, SnapshotLost
 from waldelta.failpoints import fault_point
 from waldelta.lake import TargetVersion
 from waldelta.lake.delta_statements import set_generation
-from waldelta.lake.ledger import Quarantine, TableState, TargetCut
+from waldelta.lake.ledger import Decisions, TableState, TargetCut
 from waldelta.lake.staging_leftovers import take_over
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.reported_commits import ReportedCommits
@@ -82,7 +82,7 @@ def take_over_target(
     runner: Runner,
     job: Job,
     state: TableState,
-    quarantine: Quarantine,
+    quarantine: Decisions,
     fence: TargetFence,
 ) -> None:
     """Remove what other runs have staged for a target, and make sure that they can't commit any

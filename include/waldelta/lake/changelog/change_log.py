@@ -25,7 +25,7 @@ from waldelta.lake.changelog.row_messages import ROW_KINDS, RowMessages, of_batc
 from waldelta.lake.changelog.transaction_counts import COLUMNS, XID_MASK, Landed, TransactionCounts
 from waldelta.lake.delta_target import TargetVersion
 from waldelta.lake.lake import Lake
-from waldelta.lake.ledger import SKIPPED, Quarantine
+from waldelta.lake.ledger import SKIPPED, Decisions
 from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lake.storage import CHANGES, local_path
 from waldelta.pgoutput import read_truncate
@@ -333,7 +333,7 @@ class ChangeLog(RowMessages, BatchFiles):
     @cached_property
     def _skipped(self) -> frozenset[int]:
         """The positions of landed messages that an operator has decided to skip."""
-        rows = Quarantine(self.lake).messages()
+        rows = Decisions(self.lake).messages()
         sent = [row.messages[0] for row in rows if row.status == SKIPPED and row.messages]
         return frozenset(
             order_of(m.batch, m.seq) for m in sent if m.batch is not None and m.seq is not None

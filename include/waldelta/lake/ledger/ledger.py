@@ -6,7 +6,7 @@
 - ``runs``: what each run did.
 - ``gaps``: which changes the slot lost.
 - ``bites``: the read windows that the server manages.
-- ``releases``: what an operator let pass a gate.
+- ``decisions``: what waits for an operator's decision, and what was decided.
 
 Rows are never changed, and the latest one counts. Maintenance drops old rows that nothing depends
 on (``prune_ledger``).

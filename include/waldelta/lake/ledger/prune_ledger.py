@@ -19,8 +19,8 @@ from waldelta.lake.ledger.check_records import (
     keep_results,
     keep_suites,
 )
+from waldelta.lake.ledger.decisions import Decisions
 from waldelta.lake.ledger.ledger import OF_BATCHES, Ledger
-from waldelta.lake.ledger.quarantine import Quarantine
 from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import (
     COPYING,
@@ -48,7 +48,7 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
         + ledger.table(Run).prune(lambda rows: keep_newest(rows, oldest))
         + ledger.table(Gap).prune(lambda rows: keep_gaps(rows, oldest))
         + ledger.table(KeptWindow).prune(lambda rows: keep_newest(rows, oldest))
-        + Quarantine(ledger.lake).prune(oldest)
+        + Decisions(ledger.lake).prune(oldest)
         + Reconciliations(ledger.lake).prune(oldest)
         + ledger.table(ExpectationResult).prune(lambda rows: keep_results(rows, oldest))
         + ledger.table(Profile).prune(keep_profiles)

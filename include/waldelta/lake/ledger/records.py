@@ -497,26 +497,6 @@ class KeptWindow(LedgerRow):
 
 
 @dataclass(frozen=True, slots=True)
-class Release(LedgerRow):
-    """An operator's decision to let changes pass a table's stop gates.
-
-    It covers all changes whose commits are before ``upto_lsn``. The target had those before
-    ``after_lsn`` already (None in rows of earlier versions).
-    """
-
-    table_name: str
-    generation: int
-    incarnation: str
-    timeline: int
-    upto_lsn: int
-    by: str
-    reason: str | None = None
-    after_lsn: int | None = None
-
-    table: ClassVar[str] = "releases"
-
-
-@dataclass(frozen=True, slots=True)
 class SlotReading:
     """The slot as a run saw it, for readers without access to the source; ``at`` is an ISO
     timestamp.

@@ -9,26 +9,25 @@ source as a whole.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from waldelta.config.parse_text import parse_json
 from waldelta.errors import ConfigError, DecodeError, SlotMissing, WaldeltaError
 from waldelta.lake import MESSAGES
 from waldelta.lake.ledger import (
     RESOLVED,
     SKIPPED,
-    IncompleteRow,
+    WAITING,
+    Decision,
+    Decisions,
     Ledger,
-    Quarantine,
     SentMessage,
     now,
 )
-from waldelta.lake.ledger.quarantine import UNREADABLE, message_key
+from waldelta.lake.ledger.decisions import MESSAGE
 from waldelta.lake.storage import BOOKKEEPING
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import UnreadMessage, read_truncate
@@ -52,7 +51,7 @@ class OpenMessage:
     ``row`` is its latest quarantine row, for the first of these tables.
     """
 
-    row: IncompleteRow
+    row: Decision
     tables: tuple[str, ...]
 
     @property
@@ -63,12 +62,13 @@ class OpenMessage:
     @property
     def kind(self) -> str:
         """Its kind, by its first byte."""
-        return str(_details(self.row)["kind"])
+        raw = self.sent.raw or b""
+        return MESSAGE_NAMES.get(raw[:1].decode("latin-1"), f"unknown ({raw[:1].hex()})")
 
     @property
     def error(self) -> str:
         """Why it can't be decoded."""
-        return str(_details(self.row)["error"])
+        return self.row.reason or ""
 
     @property
     def sent(self) -> SentMessage:
@@ -84,9 +84,9 @@ class OpenMessage:
         """Whether one of these tables may lack its change."""
         return self.is_of_any_table or not set(tables).isdisjoint(self.tables)
 
-    def with_decision(self, status: str, by: str | None, reason: str | None) -> OpenMessage:
+    def with_decision(self, status: str, by: str | None, why: str | None) -> OpenMessage:
         """Return the message with this decision applied."""
-        return replace(self, row=replace(self.row, status=status, by=by, reason=reason))
+        return replace(self, row=replace(self.row, status=status, by=by, why=why))
 
     def describe(self) -> str:
         """Describe the message for a run's warnings: what it is, who decided, and what to do."""
@@ -99,7 +99,7 @@ class OpenMessage:
                 f"{place} can't be read, and {self._what_waits()} until it is skipped:"
                 f" {skip_command(self.row.id)}"
             )
-        why = f": {self.row.reason}" if self.row.reason else ""
+        why = f": {self.row.why}" if self.row.why else ""
         return f"{place} was skipped by {self.row.by}{why}; {self._remedy()}"
 
     def _what_waits(self) -> str:
@@ -159,28 +159,25 @@ def _record(job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[
     if any(message.row.id == unread.id for message in known):
         return
     generations, at = target_generations(job.ledger), now()
-    details = {
-        "kind": MESSAGE_NAMES.get(unread.kind, f"unknown ({unread.raw[:1].hex()})"),
-        "error": f"{err.field} at byte {err.offset}: {err.detail}",
-        "incarnation": job.read_identity().incarnation,
-    }
+    incarnation = job.read_identity().incarnation
     sent = SentMessage(unread.batch, unread.seq, unread.lsn, unread.xid, unread.shortened().raw)
-    Quarantine(job.lake).add(
+    Decisions(job.lake).add(
         [
             # Batch 0, so that a run which applies the message's batch again doesn't replace the
             # row.
-            IncompleteRow(
+            Decision(
                 at,
                 job.run_id,
-                UNREADABLE,
+                WAITING,
                 name,
                 generations.get(name, 0),
                 0,
-                message_key(unread.id),
-                sent=json.dumps(details),
+                unread.id,
                 lsn=unread.lsn,
-                reason=str(err),
+                reason=f"{err.field} at byte {err.offset}: {err.detail}",
                 messages=[sent],
+                kind=MESSAGE,
+                incarnation=incarnation,
             )
             for name in tables
         ]
@@ -224,7 +221,7 @@ def open_messages(ledger: Ledger, slot: str) -> list[OpenMessage]:
     A table lacks a message's change until it is copied again, or a repair has compared all of it.
     Where the table isn't known, that lasts until the next slot incarnation.
     """
-    rows = Quarantine(ledger.lake).messages()
+    rows = Decisions(ledger.lake).messages()
     if not rows:
         return []
     generations = target_generations(ledger)
@@ -233,9 +230,9 @@ def open_messages(ledger: Ledger, slot: str) -> list[OpenMessage]:
     except SlotMissing:
         life = ""
     latest = {(row.id, row.table_name, row.generation): row for row in rows}
-    found: dict[str, list[IncompleteRow]] = {}
+    found: dict[str, list[Decision]] = {}
     for row in latest.values():
-        if row.status in (UNREADABLE, SKIPPED) and _is_current(row, generations, life):
+        if row.status in (WAITING, SKIPPED) and _is_current(row, generations, life):
             found.setdefault(row.id, []).append(row)
     messages = [
         OpenMessage(of[0], tuple(sorted(row.table_name for row in of))) for of in found.values()
@@ -243,22 +240,15 @@ def open_messages(ledger: Ledger, slot: str) -> list[OpenMessage]:
     return sorted(messages, key=lambda message: message.row.at)
 
 
-def _is_current(row: IncompleteRow, generations: dict[str, int], life: str) -> bool:
+def _is_current(row: Decision, generations: dict[str, int], life: str) -> bool:
     if row.table_name in generations:
         return generations[row.table_name] == row.generation
-    return bool(_details(row)["incarnation"] == life)
-
-
-def _details(row: IncompleteRow) -> dict[str, Any]:
-    found: dict[str, Any] = {"kind": "", "error": "", "incarnation": ""} | parse_json(
-        row.sent or "{}"
-    )
-    return found
+    return row.incarnation == life
 
 
 def skipped_messages(job: Job) -> frozenset[tuple[int, str]]:
     """Return the messages that landing must not read, by position and id."""
-    rows = Quarantine(job.lake).messages()
+    rows = Decisions(job.lake).messages()
     return frozenset((row.lsn or 0, row.id) for row in rows if row.status == SKIPPED)
 
 
@@ -314,7 +304,7 @@ def close_compared(job: Job, tables: Collection[str], before: datetime) -> None:
     found = [
         replace(message, tables=tuple(name for name in message.tables if name in tables))
         for message in open_messages(job.ledger, job.pipeline.source.slot)
-        if message.is_skipped and datetime.fromisoformat(_details(message.row)["decided"]) < before
+        if message.is_skipped and (message.row.decided_at or message.row.at) < before
     ]
     _decide(job, [message for message in found if message.tables], RESOLVED, None, _COMPARED)
 
@@ -323,29 +313,21 @@ def _decide(
     job: Job, messages: Iterable[OpenMessage], status: str, by: str | None, reason: str | None
 ) -> None:
     if rows := decided(job, messages, status, by, reason):
-        Quarantine(job.lake).add(rows)
+        Decisions(job.lake).add(rows)
 
 
 def decided(
     job: Job, messages: Iterable[OpenMessage], status: str, by: str | None, reason: str | None
-) -> list[IncompleteRow]:
+) -> list[Decision]:
     """Return the quarantine rows that record a decision on messages, one for each affected
     table.
     """
     generations, at = target_generations(job.ledger), now()
     return [
         replace(
-            message.row,
-            at=at,
-            run_id=job.run_id,
-            status=status,
-            by=by,
-            reason=reason,
+            message.row.decided(status, job.run_id, at, by, reason),
             table_name=name,
             generation=generations.get(name, 0),
-            # A repair copies the row with a later time, so the time of the decision is stored
-            # separately.
-            sent=json.dumps(_details(message.row) | {"decided": at.isoformat()}),
         )
         for message in messages
         for name in message.tables
@@ -386,5 +368,6 @@ def as_json(message: OpenMessage) -> dict[str, Any]:
         "kind": message.kind,
         "error": message.error,
         "by": row.by,
+        "why": row.why,
         "at": row.at.isoformat(),
     }

@@ -32,7 +32,7 @@ from waldelta.errors import DecodeError, LateWriter, NeedsSync, SchemaChanged, W
 from waldelta.failpoints import fault_point
 from waldelta.lake import UNFENCED, Fence, staging_folder
 from waldelta.lake.changelog import BatchNumbers, BatchRanges, ChangeLog, Stream
-from waldelta.lake.ledger import BatchCut, Quarantine, TargetCut, now
+from waldelta.lake.ledger import BatchCut, Decisions, TargetCut, now
 from waldelta.pgoutput.commit_time import shown_at
 from waldelta.pipeline import Job, of_table, target_lock
 from waldelta.pipeline.advisory_locks import LockSessions
@@ -82,7 +82,7 @@ class _Run:
     applied: Applied
     batches: dict[str, int]
     ranges: BatchRanges
-    quarantine: Quarantine
+    quarantine: Decisions
     locks: LockSessions
     types: KnownTypes
     caller: Fence
@@ -186,7 +186,7 @@ def _applying(
                 applied,
                 batches,
                 BatchRanges(change_log, sizes, split),
-                Quarantine(job.lake),
+                Decisions(job.lake),
                 locks,
                 KnownTypes(planning.use),
                 caller,

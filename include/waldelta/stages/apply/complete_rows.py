@@ -50,15 +50,15 @@ from waldelta.lake import Fence, by_row_group, open_parquet, write_parquet
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import (
     DISCARDED,
-    QUARANTINED,
     RESOLVED,
-    IncompleteRow,
-    Quarantine,
+    WAITING,
+    Decision,
+    Decisions,
     SentMessage,
     now,
     watched_rows,
 )
-from waldelta.lake.ledger.quarantine import COMPLETED, Outline, discarded_rows, latest_rows
+from waldelta.lake.ledger.decisions import COMPLETED, Outline, discarded_rows, latest_rows
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline import Job
 from waldelta.snapshot.read_table import RAW_TYPE
@@ -83,7 +83,7 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     change_log: ChangeLog,
     plan: TargetPlan,
     staged: Staged,
-    quarantine: Quarantine,
+    quarantine: Decisions,
     judge: Judge | None = None,
     *,
     fence: Fence,
@@ -141,7 +141,7 @@ class _Work:
     change_log: ChangeLog
     plan: TargetPlan
     staged: Staged
-    recorded: list[IncompleteRow] = field(default_factory=list)
+    recorded: list[Decision] = field(default_factory=list)
     # By current key of rows that an update takes out of quarantine: the messages they came from.
     earlier: dict[str, list[SentMessage]] = field(default_factory=dict)
     parts: int = 0
@@ -151,7 +151,7 @@ class _Work:
     def __post_init__(self) -> None:
         self.counts = Counter(self.staged.counts)
 
-    def follow(self, quarantine: Quarantine, rows: Sequence[Outline], after: int) -> None:
+    def follow(self, quarantine: Decisions, rows: Sequence[Outline], after: int) -> None:
         """Record what this range does to rows that are in quarantine since earlier batches.
 
         A quarantined row's later update takes the row out of quarantine, whatever its new key. A
@@ -240,15 +240,15 @@ class _Work:
             return replace(self.staged, counts=counts)
         return replace(self.staged, source=self._source(), counts=counts, net=None)
 
-    def record_moved(self, moved: Mapping[str, str], rows: Sequence[IncompleteRow]) -> None:
+    def record_moved(self, moved: Mapping[str, str], rows: Sequence[Decision]) -> None:
         """Record that discarded ``rows`` have another key now; without ``by``, as it is no new
         decision.
         """
         for key, row in latest_rows(rows).items():
             why = (
-                row.reason
+                row.why
                 if row.by is None
-                else f"discarded at {key} by {row.by}: {row.reason or ''}".rstrip(": ")
+                else f"discarded at {key} by {row.by}: {row.why or ''}".rstrip(": ")
             )
             self.recorded.append(
                 self.row(
@@ -258,7 +258,8 @@ class _Work:
                     sent=row.sent,
                     lsn=row.lsn,
                     commit_ts=row.commit_ts,
-                    reason=why,
+                    reason=row.reason,
+                    why=why,
                     outdated=row.outdated,
                 )
             )
@@ -267,7 +268,7 @@ class _Work:
         """Record the rows that the gate set aside."""
         self.recorded += [
             self.row(
-                QUARANTINED,
+                WAITING,
                 row.key,
                 columns=row.columns,
                 sent=row.sent,
@@ -281,7 +282,7 @@ class _Work:
 
     def keep_messages(self) -> None:
         """Store the messages that rows came from with the rows that go into quarantine."""
-        wanted = {row.key for row in self.recorded if row.status == QUARANTINED}
+        wanted = {row.key for row in self.recorded if row.status == WAITING}
         found = sent_messages(self.change_log, self.plan, wanted)
         self.recorded = [
             (
@@ -332,7 +333,7 @@ class _Work:
             outdated = bool(stay[n]) if is_lost and row["action"] == ACTION_UPDATE else None
             self.recorded.append(
                 self.row(
-                    QUARANTINED if is_lost else COMPLETED,
+                    WAITING if is_lost else COMPLETED,
                     keys[n],
                     columns=absent[n],
                     sent=told[n] if is_lost else None,
@@ -343,30 +344,30 @@ class _Work:
                 )
             )
 
-    def row(self, status: str, key: str, **details: Any) -> IncompleteRow:
+    def row(self, status: str, key: str, **details: Any) -> Decision:
         """Returns the quarantine record of one key."""
         state, upto = self.plan.state, self.plan.batches.upto
-        return IncompleteRow(
+        return Decision(
             now(), self.job.run_id, status, state.table_name, state.generation, upto, key, **details
         )
 
 
 def _messages(
-    quarantine: Quarantine, plan: TargetPlan, after: int, keys: Sequence[str]
+    quarantine: Decisions, plan: TargetPlan, after: int, keys: Sequence[str]
 ) -> dict[str, list[SentMessage]]:
     """Returns the messages these quarantined rows came from, by key."""
     return {row.key: row.messages or [] for row in _applied(quarantine, plan, after, keys)}
 
 
 def _applied(
-    quarantine: Quarantine, plan: TargetPlan, after: int, keys: Collection[str]
-) -> list[IncompleteRow]:
+    quarantine: Decisions, plan: TargetPlan, after: int, keys: Collection[str]
+) -> list[Decision]:
     """Returns the quarantine records of these keys, without those of a killed run."""
     rows = quarantine.rows(plan.state.table_name, plan.state.generation, keys)
     return [row for row in rows if row.batch <= after]
 
 
-def _truncated_keys(quarantine: Quarantine, plan: TargetPlan, watched: Collection[str]) -> set[str]:
+def _truncated_keys(quarantine: Decisions, plan: TargetPlan, watched: Collection[str]) -> set[str]:
     """Returns the keys of quarantined rows that a TRUNCATE of the table or leaf partition
     removed.
     """

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from waldelta.errors import NeedsSync, SchemaChanged, WaldeltaError
-from waldelta.lake.ledger import BatchCut, IncompleteRow, Quarantine, TableState, TargetCut
+from waldelta.lake.ledger import BatchCut, Decision, Decisions, TableState, TargetCut
 from waldelta.lake.storage import BOOKKEEPING
 from waldelta.pipeline import Job, RunResult, of_table, unexpected_error
 from waldelta.pipeline.drift import Repair
@@ -71,7 +71,7 @@ def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
             result.warnings.append(
                 f"{name}: {counted(table.quarantined, 'row')}"
                 f" {why_quarantined(causes.get(name, frozenset()), one=one)}; stored in"
-                f" {BOOKKEEPING}/{IncompleteRow.table}, not in the target: `waldelta quarantine"
+                f" {BOOKKEEPING}/{Decision.table}, not in the target: `waldelta quarantine"
                 f" FILE` lists {'it' if one else 'them'}"
             )
         if table.verbatim and not job.pipeline.target.metadata_columns:
@@ -91,7 +91,7 @@ def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
 
 def _causes(job: Job, tables: Collection[str]) -> dict[str, frozenset[bool]]:
     """Returns by table whether rows that this run quarantined fail a gate: yes, no, or both."""
-    return Quarantine(job.lake).causes(job.run_id, tables) if tables else {}
+    return Decisions(job.lake).causes(job.run_id, tables) if tables else {}
 
 
 def why_quarantined(causes: frozenset[bool], *, one: bool) -> str:

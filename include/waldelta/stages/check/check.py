@@ -25,9 +25,9 @@ from waldelta.failpoints import fault_point
 from waldelta.lake.ledger import (
     ALL_VALUES_KNOWN,
     SYNCED,
+    Decisions,
     ExpectationResult,
     Ledger,
-    Quarantine,
     TableState,
     now,
 )
@@ -274,7 +274,7 @@ def _rules(
 
     A target has no rules when the source could not be queried.
     """
-    unknown = Quarantine(ledger.lake).unknown_counts({s.table_name: s.generation for s in states})
+    unknown = Decisions(ledger.lake).unknown_counts({s.table_name: s.generation for s in states})
     return {
         state.table_name: replace(
             outcome.rules.get(state.table_name, SourceRules()),

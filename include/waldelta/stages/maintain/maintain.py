@@ -33,7 +33,7 @@ from waldelta.lake.delta_statements import (
     set_retention,
     vacuum,
 )
-from waldelta.lake.ledger import Quarantine, TableState, now
+from waldelta.lake.ledger import Decisions, TableState, now
 from waldelta.lake.ledger.prune_ledger import prune_ledger
 from waldelta.lake.staging_leftovers import find_leftovers
 from waldelta.pipeline import Job, RunResult, StageResult, is_conflict, target_lock
@@ -199,7 +199,7 @@ def remove_leftovers(_: Runner, job: Job, __: RunResult, stage: StageResult) -> 
     A Spark server may continue for a while after a run was killed.
     """
     known = {state.table_name for state in job.ledger.table_rows()}
-    quarantine, removed = Quarantine(job.lake), 0
+    quarantine, removed = Decisions(job.lake), 0
     for uri, tables in find_leftovers(job.lake, known, now() - _STAGED_FOR).items():
         try:
             with ExitStack() as locks:

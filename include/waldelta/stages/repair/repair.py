@@ -55,17 +55,18 @@ from waldelta.lake.ledger import (
     COPYING,
     DISCARDED,
     NEEDS_SYNC,
-    QUARANTINED,
-    IncompleteRow,
-    Quarantine,
+    RESOLVED,
+    WAITING,
+    Decision,
+    Decisions,
     StorageState,
     TableState,
     TargetCut,
     now,
     watched_rows,
 )
+from waldelta.lake.ledger.decisions import discarded_rows
 from waldelta.lake.ledger.ledger import next_generation
-from waldelta.lake.ledger.quarantine import discarded_rows, message_rows
 from waldelta.lsn import Lsn
 from waldelta.pipeline import AdvisoryLock, Job, RunResult, target_lock, unexpected_error
 from waldelta.pipeline.drift import (
@@ -176,7 +177,7 @@ class Again:
     why: str | None = None
     touched: pa.Table | None = None
 
-    def accepts(self, watched: Mapping[str, IncompleteRow]) -> frozenset[str]:
+    def accepts(self, watched: Mapping[str, Decision]) -> frozenset[str]:
         """Returns the keys of the rows that are written without a gate.
 
         Raises ConfigError when one isn't in quarantine any more.
@@ -200,9 +201,9 @@ class _Quarantined:
     gate.
     """
 
-    watched: dict[str, IncompleteRow]
-    discarded: dict[str, IncompleteRow]
-    messages: tuple[IncompleteRow, ...]
+    watched: dict[str, Decision]
+    discarded: dict[str, Decision]
+    messages: tuple[Decision, ...]
     named: frozenset[str]
     accepted: frozenset[str]
 
@@ -259,7 +260,7 @@ def repair(runner: Runner, job: Job, drifted: Repair, again: Again | None = None
 def _repair(
     runner: Runner, job: Job, drifted: Repair, lock: AdvisoryLock, again: Again | None
 ) -> Repaired:
-    state, quarantine = drifted.state, Quarantine(job.lake)
+    state, quarantine = drifted.state, Decisions(job.lake)
     generation = next_generation(job.ledger.table_rows(state.table_name))
     lock.verify()
     fence = TargetFence(lock, Watermarks(job, job.read_identity()), state)
@@ -277,13 +278,13 @@ def _repair(
         net, carried = _decide(work, rows, net, waiting)
         carried = [replace(row, at=now(), generation=generation, row_id=row.id) for row in carried]
         cut = _commit(work, rows, net, carried)
-    kept = sum(row.status == QUARANTINED for row in carried)
+    kept = sum(row.status == WAITING for row in carried)
     entered, exited, read_again = (net.counts.get(why, 0) for why in (ENTERS, LEAVES, TOUCHED))
     return Repaired(cut, rows.holder.lsn, entered, exited, read_again, drained, kept)
 
 
 def _read_quarantined(
-    quarantine: Quarantine, state: TableState, again: Again | None
+    quarantine: Decisions, state: TableState, again: Again | None
 ) -> _Quarantined:
     """Read a target's quarantine.
 
@@ -312,9 +313,11 @@ def _read_quarantined(
                 " (waldelta quarantine FILE --retry checks them again, --accept writes them as the"
                 " source has them, --discard leaves them out)"
             )
+    last = {row.key: row for row in quarantine.messages(state.table_name, state.generation)}
+    messages = [row for row in last.values() if row.status != RESOLVED]
     accepted = again.accepts(watched) if again is not None else frozenset()
     named = frozenset({*watched, *(keys or ())})
-    return _Quarantined(watched, discarded, tuple(message_rows(rows)), named, accepted)
+    return _Quarantined(watched, discarded, tuple(messages), named, accepted)
 
 
 def _stage_rows(
@@ -361,7 +364,7 @@ def _stage_rows(
 
 def _decide(
     work: _Work, rows: RepairRows, net: NetRows, waiting: pa.Table | None
-) -> tuple[NetRows, list[IncompleteRow]]:
+) -> tuple[NetRows, list[Decision]]:
     """Returns the net changes to merge, and the quarantine's rows of the new generation."""
     job, held, again = work.job, work.held, work.again
     left_out = untouched(rows, held.discarded.keys(), waiting)
@@ -395,7 +398,7 @@ def _judge(
     if not stage_to_judge(rows, net, folder, brought, judged, held.accepted):
         return {}
     names = rows.named(judged)
-    opened = {texts for texts, key in names.items() if judged[key].status == QUARANTINED}
+    opened = {texts for texts, key in names.items() if judged[key].status == WAITING}
     found = work.runner.spark().read.parquet(folder)
     still = judge_complete_rows(
         job, gate, rows.copy, found, landed_upto(job, job.read_identity()), opened
@@ -405,7 +408,7 @@ def _judge(
 
 def _decided(
     job: Job, again: Again, held: _Quarantined, still: Mapping[str, StillFails], as_of: Lsn
-) -> Iterator[IncompleteRow]:
+) -> Iterator[Decision]:
     """Yields the new quarantine records: rows that still fail, with current values, and accepted
     ones.
 
@@ -414,7 +417,7 @@ def _decided(
     """
     for key, found in sorted(still.items()):
         row = held.watched[key]
-        if row.status == QUARANTINED:
+        if row.status == WAITING:
             row = replace(
                 row,
                 row_id=row.id if _values(found.sent) == _values(row.sent) else None,
@@ -425,11 +428,12 @@ def _decided(
                 commit_ts=None,
                 reason=found.reason,
                 by=again.by,
+                why=again.why,
             )
         yield row
     for key in sorted(held.accepted):
         row = held.watched[key]
-        yield IncompleteRow(
+        yield Decision(
             row.at,
             job.run_id,
             ACCEPTED,
@@ -438,7 +442,8 @@ def _decided(
             row.batch,
             key,
             lsn=as_of.value,
-            reason=again.why,
+            why=again.why,
+            decided_at=now(),
             by=again.by,
             row_id=row.id,
         )
@@ -503,9 +508,7 @@ def _first_row(work: _Work, rows: RepairRows, marked: TableState) -> TableState:
     return row if compared is None else mirrored_at(row, compared)
 
 
-def _commit(
-    work: _Work, rows: RepairRows, net: NetRows, carried: Sequence[IncompleteRow]
-) -> TargetCut:
+def _commit(work: _Work, rows: RepairRows, net: NetRows, carried: Sequence[Decision]) -> TargetCut:
     """Commit the net changes between two ledger rows.
 
     A run that finds only the first row reads the target to find out whether they were committed

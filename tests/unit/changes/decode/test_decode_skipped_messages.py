@@ -32,8 +32,8 @@ from waldelta.errors import DecodeError
 from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.changelog.row_messages import ROW_KINDS
-from waldelta.lake.ledger import SKIPPED, IncompleteRow, Quarantine, SentMessage, now
-from waldelta.lake.ledger.quarantine import UNREADABLE, message_key
+from waldelta.lake.ledger import SKIPPED, Decision, Decisions, SentMessage, now
+from waldelta.lake.ledger.decisions import MESSAGE, WAITING
 from waldelta.pgoutput import UnreadMessage
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.unread_message import MARK
@@ -168,9 +168,19 @@ def quarantined(messages, number, status, **more):
     """The row of a message of the first batch that can't be read."""
     message = unread(messages, number)
     sent = [SentMessage(1, number, message.lsn, message.xid, message.raw)]
-    key = message_key(message.id)
-    return IncompleteRow(
-        now(), "r", status, "public.t", 1, 0, key, lsn=message.lsn, messages=sent, **more
+    key = message.id
+    return Decision(
+        now(),
+        "r",
+        status,
+        "public.t",
+        1,
+        0,
+        key,
+        lsn=message.lsn,
+        messages=sent,
+        kind=MESSAGE,
+        **more,
     )
 
 
@@ -179,7 +189,7 @@ def test_any_message_skipped_once_it_has_landed(tmp_path, whole, landed, number)
     """By the quarantine's row, which outlasts everything that prunes."""
     lake = Lake(copytree(whole, tmp_path / "lake").as_uri())
     skipped = quarantined(FIRST, number, SKIPPED, by="Ann", reason="known")
-    quarantine = Quarantine(lake)
+    quarantine = Decisions(lake)
     quarantine.add([skipped, replace(skipped, status="resolved")])
     quarantine.prune(now())
     log = ChangeLog(lake, "slot")
@@ -193,8 +203,8 @@ def test_any_message_skipped_once_it_has_landed(tmp_path, whole, landed, number)
 
 def test_a_message_that_nobody_has_skipped_counts(tmp_path, whole):
     lake = Lake(copytree(whole, tmp_path / "lake").as_uri())
-    rows = [quarantined(FIRST, number, UNREADABLE) for number in range(len(FIRST))]
-    Quarantine(lake).add(rows)
+    rows = [quarantined(FIRST, number, WAITING) for number in range(len(FIRST))]
+    Decisions(lake).add(rows)
     assert keys(ChangeLog(lake, "slot")) == ALL_KEYS
 
 
@@ -282,7 +292,7 @@ def test_a_row_that_nothing_describes_may_be_skipped(tmp_path):
     log = write(tmp_path, [messages, SECOND])
     with pytest.raises(DecodeError, match="no Relation message before it"):
         keys(log, upto=1)
-    Quarantine(Lake(tmp_path.as_uri())).add([quarantined(messages, 1, SKIPPED)])
+    Decisions(Lake(tmp_path.as_uri())).add([quarantined(messages, 1, SKIPPED)])
     assert keys(ChangeLog(Lake(tmp_path.as_uri()), "slot")) == [11, 12]
 
 

@@ -9,11 +9,10 @@ import pytest
 from waldelta.lake.ledger import (
     BatchCut,
     ColumnProfile,
+    Decision,
     ExpectationResult,
     Gap,
-    IncompleteRow,
     Reconciliation,
-    Release,
     RowDifference,
     Run,
     SentMessage,
@@ -73,14 +72,12 @@ TABLES = {
         string, from_lsn: int64, to_lsn: int64, cause: string, detail: string, remedy: string""",
     KeptWindow: """bites
         window_bytes: int64, timeout_s: int64""",
-    Release: """releases
-        table_name: string, generation: int64, incarnation: string, timeline: int64, upto_lsn:
-        int64, by: string, reason: string, after_lsn: int64""",
-    IncompleteRow: """quarantine
+    Decision: """decisions
         status: string, table_name: string, generation: int64, batch: int64, key: string, columns:
         list<item: string>, sent: string, lsn: int64, commit_ts: TIME, reason: string, messages:
         list<item: struct<batch: int64, seq: int64, lsn: int64, xid: int64, raw: binary>>, by:
-        string, outdated: bool, row_id: string""",
+        string, outdated: bool, row_id: string, kind: string, why: string, decided_at: TIME,
+        incarnation: string, timeline: int64, after_lsn: int64""",
     Reconciliation: """reconciliations
         table_name: string, status: string, reason: string, generation: int64, position: int64,
         batch: int64, version: int64, snapshot: string, source_rows: int64, target_rows: int64,
@@ -166,10 +163,10 @@ ROWS = {
         TableState(NOON, "r", "t", 1, "synced"),
     ),
     "bytes": (
-        {"status": "quarantined", "table_name": "t", "generation": 1, "batch": 2, "key": "{}",
+        {"status": "waiting", "table_name": "t", "generation": 1, "batch": 2, "key": "{}",
          "columns": None, "messages": [
             {"batch": 4, "seq": 7, "lsn": 1 << 33, "xid": 999, "raw": b"I\x00\xff"}]},
-        IncompleteRow(NOON, "r", "quarantined", "t", 1, 2, "{}", messages=[MESSAGE]),
+        Decision(NOON, "r", "waiting", "t", 1, 2, "{}", messages=[MESSAGE]),
     ),
     "lists in a list": (
         {"table_name": "t", "status": "different", "differences": [

@@ -12,10 +12,10 @@ from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     ALL_VALUES_KNOWN,
     DISCARDED,
-    QUARANTINED,
-    IncompleteRow,
+    WAITING,
+    Decision,
+    Decisions,
     Ledger,
-    Quarantine,
     TableState,
     now,
 )
@@ -76,8 +76,8 @@ def test_what_was_not_checked_is_said_once(lake):
     assert [row.not_checked for row in read_expectation_results(lake)] == [["c: not checked"], None]
 
 
-def lacking(key, status=QUARANTINED):
-    return IncompleteRow(now(), "r", status, "public.t", 1, 1, key, ["big"])
+def lacking(key, status=WAITING):
+    return Decision(now(), "r", status, "public.t", 1, 1, key, ["big"])
 
 
 def told(lake):
@@ -107,7 +107,7 @@ def test_rows_discarded_while_a_check_looks_are_counted_as_they_are_since(
     ledger.append(
         replace(state, at=now(), generation=2, status="copying")
     )  # which leaves the target as it was
-    Quarantine(Lake(lake)).add(
+    Decisions(Lake(lake)).add(
         [
             *(lacking(str(n)) for n in range(3)),
             *(lacking(str(n), DISCARDED) for n in range(left, 3)),
@@ -125,11 +125,11 @@ def test_who_tells_between_anothers_count_and_its_entry_has_the_last_word(lake, 
     """A repair tells once it has let the target go: rows may be discarded at that moment."""
     ledger, append = Ledger(Lake(lake)), Ledger.append_all
     ledger.append(TableState(now(), "s", "public.t", 1, "synced"))
-    Quarantine(Lake(lake)).add([lacking("1"), lacking("2")])
+    Decisions(Lake(lake)).add([lacking("1"), lacking("2")])
 
     def late(*entry):
         monkeypatch.setattr(Ledger, "append_all", append)
-        Quarantine(Lake(lake)).add([lacking("1", DISCARDED)])
+        Decisions(Lake(lake)).add([lacking("1", DISCARDED)])
         quarantined.record_unknown(ledger, "discard", {"public.t": None})
         append(*entry)
 

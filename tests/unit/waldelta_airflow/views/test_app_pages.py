@@ -17,19 +17,18 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.cases import cases
-from tests.support.bookkeeping import add_reports, run
+from tests.support.bookkeeping import add_reports, release_of, run
 from tests.support.fixtures.airflow import PIPELINE
 from tests.support.plugin_app import plugin_app
 from waldelta.config import load_pipeline_file
 from waldelta.config.pipeline_folder import pipelines_folder
 from waldelta.lake import Lake, local_path
 from waldelta.lake.ledger import (
+    Decision,
+    Decisions,
     ExpectationResult,
-    IncompleteRow,
     Ledger,
-    Quarantine,
     Reconciliation,
-    Release,
     RowDifference,
     Run,
     SentMessage,
@@ -37,7 +36,7 @@ from waldelta.lake.ledger import (
     TargetCut,
     now,
 )
-from waldelta.lake.ledger.quarantine import message_key
+from waldelta.lake.ledger.decisions import MESSAGE
 from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.monitoring.attention import Attention
@@ -148,10 +147,10 @@ def fill(pipeline, run_id=RUN_ID, said="fine"):
         at, run_id, "public.orders", "k", said, "critical", "key", False, said, 2, 3, [said]
     )
     Ledger(Lake(root)).append_all([found])
-    row = IncompleteRow(
+    row = Decision(
         at,
         run_id,
-        "quarantined",
+        "waiting",
         "public.orders",
         1,
         1,
@@ -162,8 +161,8 @@ def fill(pipeline, run_id=RUN_ID, said="fine"):
         messages=[SentMessage(1, 2, 1 << 20, 77, said.encode()), SentMessage(1, 3, None, 77)],
     )
     gone = replace(row, status="discarded", key=json.dumps({"id": f"{said} 2"}), by=said)
-    Quarantine(Lake(root)).add([row, gone])
-    ledger.append(Release(at, run_id, "public.orders", 1, "1", 1, 1 << 20, said, said))
+    Decisions(Lake(root)).add([row, gone])
+    ledger.append(release_of(at, run_id, "public.orders", 1, ("1", 1), 1 << 20, said, said))
     odd = RowDifference(
         "different", json.dumps({"id": said}), 1, [ColumnDifference(said, said, None)]
     )
@@ -301,7 +300,7 @@ def test_no_page_names_the_servers_folders(shop, open_pages):
     folder = pipelines_folder()
     reason = f"fails a plane has seats ({folder.parent}/expectations/shop/public.orders.yml)"
     row = replace(quarantined(8, reason=reason), run_id="told")
-    Quarantine(Lake(shop.target.root)).add([row])
+    Decisions(Lake(shop.target.root)).add([row])
     (folder / "broken.yml").write_text("pipeline: broken")
     result = {"warnings": [f"{folder.parent}/expectations/shop/x.yml fits no table"]}
     result["error"] = {
@@ -846,22 +845,22 @@ def test_buttons_of_the_quarantine_trigger_its_dag(shop, open_pages, decided, fo
 
 def test_messages_that_cant_be_read(shop, open_pages, decided):
     """With its bytes and a button; skipped, who decided and which table lacks it."""
-    sent = json.dumps({"kind": "Insert", "error": "length at byte 0", "incarnation": ""})
-    row = IncompleteRow(
-        now(), "r", "unreadable", "public.orders", 1, 0, message_key(ROW), sent=sent, lsn=1 << 20,
+    row = Decision(
+        now(), "r", "waiting", "public.orders", 1, 0, ROW, lsn=1 << 20, kind=MESSAGE,
+        incarnation="", reason="length at byte 0",
         messages=[SentMessage(None, None, 1 << 20, 77, b"I<b>")],
     )  # fmt: skip
-    quarantine, client = Quarantine(Lake(shop.target.root)), open_pages("op")
+    quarantine, client = Decisions(Lake(shop.target.root)), open_pages("op")
     quarantine.add([row])
     page = client.get("/p/shop/quarantine").text
     for part in ("Insert", "length at byte 0", "49 3c 62 3e", "I&lt;b&gt;", 'value="skip"', ROW):
         assert part in page
     assert f"unreadable messages: {ROW}" in client.get("/p/shop").text
-    quarantine.add([replace(row, status="skipped", by="Ann", reason="known")])
+    quarantine.add([replace(row, status="skipped", by="Ann", why="known")])
     page = client.get("/p/shop/quarantine").text
     assert "by Ann: known" in page
     assert "public.orders may miss changes of skipped messages" in client.get("/p/shop").text
-    quarantine.add([replace(row, status="resolved", by="Ann", reason="compared")])
+    quarantine.add([replace(row, status="resolved", by="Ann", why="compared")])
     page = client.get("/p/shop/quarantine").text
     assert "Unreadable messages" not in page
     assert ">resolved</td>" in page
@@ -869,8 +868,8 @@ def test_messages_that_cant_be_read(shop, open_pages, decided):
 
 def quarantined(n, table="public.orders", reason="fails amount is positive", **more):
     key, sent = json.dumps({"id": str(n)}), json.dumps({"id": str(n), "amount": "-1", "note": None})
-    return IncompleteRow(
-        now(), "r", "quarantined", table, 1, 1, key, [], sent, 1 << 20, reason=reason, **more
+    return Decision(
+        now(), "r", "waiting", table, 1, 1, key, [], sent, 1 << 20, reason=reason, **more
     )
 
 
@@ -880,7 +879,7 @@ def test_rows_in_quarantine_by_table_and_reason(write_pipeline, schedules, open_
     for table in ("public.a", "public.b & c"):
         Ledger(Lake(pipeline.target.root)).append(TableState(now(), "s", table, 1, "synced"))
     rows = [quarantined(n, "public.a", "gone" if n else None) for n in range(130)]
-    Quarantine(Lake(pipeline.target.root)).add([*rows, quarantined(1, "public.b & c", "gone")])
+    Decisions(Lake(pipeline.target.root)).add([*rows, quarantined(1, "public.b & c", "gone")])
     client = open_pages("op")
     page = client.get("/p/shop/quarantine")
     links = {link for link in Links(page.text).links if "?" in link}
@@ -913,7 +912,7 @@ def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_p
     raw = b"U\x00\xff<b>" + b"x" * 5000
     row = quarantined(8, outdated=True, messages=[SentMessage(1, 2, 1 << 20, 77, raw)])
     row = replace(row, sent=json.dumps({"amount": "-1", "note": None, "long": "y" * 300}))
-    Quarantine(Lake(shop.target.root)).add([row])
+    Decisions(Lake(shop.target.root)).add([row])
     client, page = open_pages("viewer"), f"/p/shop/quarantine/row/{row.id}"
     text = client.get("/p/shop/quarantine").text
     for part in (
@@ -938,8 +937,8 @@ def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_p
     assert "000ff0 " in text
     assert "001000 " not in text
     assert "target has" in text
-    Quarantine(Lake(shop.target.root)).add(
-        [replace(row, status="discarded", at=now(), by="ann", reason="noise")]
+    Decisions(Lake(shop.target.root)).add(
+        [replace(row, status="discarded", at=now(), by="ann", why="noise")]
     )
     text = client.get(page).text
     assert re.search(r"discarded.*by ann: noise", text)
@@ -965,7 +964,7 @@ OTHER_COPIES = {
 def test_a_row_is_lacking_until_another_copy_has_ended(shop, open_pages, rows, is_past):
     """Until then the target is what it was."""
     row = quarantined(8)
-    Quarantine(Lake(shop.target.root)).add([row])
+    Decisions(Lake(shop.target.root)).add([row])
     for generation, status in rows:
         Ledger(Lake(shop.target.root)).append(
             TableState(now(), "s", "public.orders", generation, status)
@@ -986,26 +985,26 @@ def test_what_was_decided_stays_on_the_page(shop, open_pages):
     that is no other decision.
     """
     rows = [quarantined(n) for n in range(3)]
-    Quarantine(Lake(shop.target.root)).add(rows)
+    Decisions(Lake(shop.target.root)).add(rows)
     again = [
-        replace(row, status="resolved", by="ben", run_id="retry__1", reason="read again")
+        replace(row, status="resolved", by="ben", run_id="retry__1", why="read again")
         for row in rows
     ]
-    Quarantine(Lake(shop.target.root)).add([replace(row, at=now()) for row in again])
-    Quarantine(Lake(shop.target.root)).add(
+    Decisions(Lake(shop.target.root)).add([replace(row, at=now()) for row in again])
+    Decisions(Lake(shop.target.root)).add(
         [replace(quarantined(9), status="resolved", reason="a later change")]
     )
     dropped = [
         replace(quarantined(n), status="discarded", by="cid", run_id="discard__1") for n in (20, 21)
     ]
-    Quarantine(Lake(shop.target.root)).add(dropped)
+    Decisions(Lake(shop.target.root)).add(dropped)
     later = now() + timedelta(days=2)
     for generation in (2, 3):
-        Quarantine(Lake(shop.target.root)).add(
+        Decisions(Lake(shop.target.root)).add(
             [replace(dropped[0], at=later, generation=generation)]
         )
     elsewhere = replace(quarantined(22), status="discarded", reason="discarded at another key")
-    Quarantine(Lake(shop.target.root)).add([replace(elsewhere, at=later)])
+    Decisions(Lake(shop.target.root)).add([replace(elsewhere, at=later)])
     text = open_pages("viewer").get("/p/shop/quarantine").text
     decided = text[text.index("Decisions") :]
     assert "at another key" not in decided
@@ -1068,7 +1067,7 @@ def stopped(table, waiting=7, released=None, may_pass=True):
 
 def test_only_stopped_tables_can_be_released(shop, open_pages, dags, monkeypatch):
     """Which expectation, since when, how many changes; not released or hopeless ones."""
-    released = Release(now(), "r", "public.b", 1, "1", 1, 9, "ann", "known")
+    released = release_of(now(), "r", "public.b", 1, ("1", 1), 9, "ann", "known")
     found = [
         stopped("public.a"),
         stopped("public.b", released=released),
@@ -1281,7 +1280,7 @@ def test_values_of_rows_can_need_more_than_reading(
         load_pipeline_file(write_pipeline("shop", f"row_values: {permission}")), said="s3cret"
     )
     row, lake = quarantined(5), Lake(pipeline.target.root)
-    Quarantine(lake).add([row])
+    Decisions(lake).add([row])
     left = json.dumps({"not_applied": ["public.orders"]})
     Ledger(lake).append(Run(now(), RUN_ID, "consume", "failed", result=left))
     gate = ExpectationResult(
@@ -1310,10 +1309,10 @@ def test_a_message_that_cant_be_read_is_no_row_of_its_run(write_pipeline, schedu
     message = replace(
         quarantined(5, reason="can't be read"),
         run_id=RUN_ID,
-        status="unreadable",
-        key=message_key("ab" * 8),
+        kind=MESSAGE,
+        key="ab" * 8,
     )
-    Quarantine(Lake(pipeline.target.root)).add([message])
+    Decisions(Lake(pipeline.target.root)).add([message])
     text = open_pages("op").get(f"/p/shop/run/consume/{RUN_ID}").text
     assert "Rows in quarantine" in text
     assert "ab" * 8 not in text

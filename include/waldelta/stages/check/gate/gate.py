@@ -66,7 +66,7 @@ from waldelta.config.expectation_files import (
 from waldelta.errors import ConfigError, QualityFailed, WaldeltaError
 from waldelta.lake import write_parquet
 from waldelta.lake.ledger import TableState
-from waldelta.lake.ledger.quarantine import FAILS
+from waldelta.lake.ledger.decisions import FAILS
 from waldelta.metadata_columns import METADATA_TYPES
 from waldelta.pipeline import Job, named_error
 from waldelta.quantities import counted

@@ -27,10 +27,10 @@ from waldelta.lake.ledger import (
     ALL_VALUES_KNOWN,
     DISCARDED,
     RESOLVED,
+    Decision,
+    Decisions,
     ExpectationResult,
-    IncompleteRow,
     Ledger,
-    Quarantine,
     TableState,
     now,
     of_tables,
@@ -102,7 +102,7 @@ def _keeping(
     asked = [row for row in unmet if row.meaning.startswith(QUARANTINE)]
     if not asked:
         return [], []
-    reasons = Quarantine(job.lake).gate_reasons(
+    reasons = Decisions(job.lake).gate_reasons(
         {row.table_name for row in asked}, target_generations(job.ledger)
     )
     once, still = [], []
@@ -196,26 +196,23 @@ def discard_quarantined(
         chosen = [row for row in found if not rows or row.id in rows_left]
         _check_committed(job, wanted, chosen)
         at = now()
-        discarded = [
-            replace(row, at=at, run_id=job.run_id, status=DISCARDED, by=by, reason=reason)
-            for row in chosen
-        ]
+        discarded = [row.decided(DISCARDED, job.run_id, at, by, reason) for row in chosen]
         if settled or discarded:
-            Quarantine(job.lake).add([*settled, *discarded], fence)
+            Decisions(job.lake).add([*settled, *discarded], fence)
         if discarded:
             record_current(job, {row.table_name for row in discarded})
     acknowledged = [as_json(one.with_decision(RESOLVED, by, reason)) for one in messages]
     return acknowledged + [_decision(row) for row in discarded]
 
 
-def _decision(row: IncompleteRow) -> dict[str, Any]:
+def _decision(row: Decision) -> dict[str, Any]:
     return {
         "id": row.id,
         "table": row.table_name,
         "key": json.loads(row.key),
         "by": row.by,
         "at": row.at.isoformat(),
-        "reason": row.reason,
+        "why": row.why,
     }
 
 
@@ -245,14 +242,14 @@ def _locked(job: Job, states: Mapping[str, TableState]) -> Iterator[HeldLocks]:
 
 def rows_to_accept(
     job: Job, rows: Collection[str], tables: Collection[str] | None
-) -> list[IncompleteRow]:
+) -> list[Decision]:
     """Returns the open rows of these ids, without those that an earlier attempt of this run
     accepted.
 
     Raises ConfigError for any other id.
     """
     quarantine, states = (
-        Quarantine(job.lake),
+        Decisions(job.lake),
         chosen_states(job, tables),
     )
     done = quarantine.ids_decided(job.run_id, ACCEPTED)
@@ -280,7 +277,7 @@ def record_unknown(ledger: Ledger, run_id: str, recorded: Mapping[str, str | Non
     this count and its entry.
     """
     recorded = dict(recorded)
-    quarantine = Quarantine(ledger.lake)
+    quarantine = Decisions(ledger.lake)
     while recorded:
         held = target_generations(ledger)
         counts = quarantine.unknown_counts({name: held[name] for name in recorded if name in held})
@@ -328,14 +325,14 @@ def chosen_states(job: Job, tables: Collection[str] | None) -> dict[str, TableSt
     return {name: state for name, state in states.items() if tables is None or name in tables}
 
 
-def _open_rows(job: Job, tables: Collection[str]) -> list[IncompleteRow]:
+def _open_rows(job: Job, tables: Collection[str]) -> list[Decision]:
     generations = {
         name: held for name, held in target_generations(job.ledger).items() if name in tables
     }
-    return Quarantine(job.lake).open_rows(generations)
+    return Decisions(job.lake).open_rows(generations)
 
 
-def _named(found: Iterable[IncompleteRow], rows: Collection[str]) -> list[str]:
+def _named(found: Iterable[Decision], rows: Collection[str]) -> list[str]:
     """Returns the tables of the rows with these ids, or of all rows where no id is given."""
     tables = {row.id: row.table_name for row in found}
     if unknown := sorted(set(rows) - tables.keys()):
@@ -346,7 +343,7 @@ def _named(found: Iterable[IncompleteRow], rows: Collection[str]) -> list[str]:
     return sorted({tables[row] for row in rows or tables})
 
 
-def _check_committed(job: Job, tables: Iterable[str], rows: Iterable[IncompleteRow]) -> None:
+def _check_committed(job: Job, tables: Iterable[str], rows: Iterable[Decision]) -> None:
     """Raise StateError for rows of a batch that isn't applied: its repetition quarantines them
     again.
     """
@@ -364,7 +361,7 @@ def _check_committed(job: Job, tables: Iterable[str], rows: Iterable[IncompleteR
         )
 
 
-def _listed(row: IncompleteRow) -> dict[str, Any]:
+def _listed(row: Decision) -> dict[str, Any]:
     return {
         "id": row.id,
         "table": row.table_name,

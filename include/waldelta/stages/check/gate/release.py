@@ -18,13 +18,15 @@ import pyarrow.compute as pc
 from waldelta.errors import ConfigError, StateError
 from waldelta.lake.ledger import (
     ACCEPTED,
-    IncompleteRow,
+    RELEASED,
+    Decision,
+    Decisions,
     Ledger,
-    Release,
     TableState,
     now,
     of_tables,
 )
+from waldelta.lake.ledger.decisions import TABLE
 from waldelta.lsn import Lsn
 from waldelta.metadata_columns import LSN
 from waldelta.pipeline import Job, SlotIdentity
@@ -52,28 +54,27 @@ def release_tables(
         raise StateError("no changes have landed, so there is nothing to release")
     at, watermarks = now(), Watermarks(job, identity)
     rows = [
-        Release(
-            at,
-            job.run_id,
-            name,
-            states[name].generation,
-            identity.incarnation,
-            identity.timeline,
-            upto,
-            by,
-            reason,
-            _applied_upto(watermarks, states[name]),
+        Decision(
+            *(at, job.run_id, RELEASED, name, states[name].generation, 0, ""),
+            lsn=upto,
+            by=by,
+            kind=TABLE,
+            why=reason,
+            decided_at=at,
+            incarnation=identity.incarnation,
+            timeline=identity.timeline,
+            after_lsn=_applied_upto(watermarks, states[name]),
         )
         for name in sorted(set(tables))
     ]
-    job.ledger.append_all(rows)
+    Decisions(job.lake).add(rows)
     return [
         {
             "table": row.table_name,
             "upto": str(Lsn(upto)),
             "by": by,
             "at": at.isoformat(),
-            "reason": reason,
+            "why": reason,
         }
         for row in rows
     ]
@@ -107,7 +108,7 @@ def lands_later(commit_lsn: Any, released: int) -> Any:
     return commit_lsn >= released
 
 
-def valid_releases(job: Job) -> list[Release]:
+def valid_releases(job: Job) -> list[Decision]:
     """Returns the releases of the slot's incarnation and timeline, oldest first.
 
     Positions of others can't be compared with this one's.
@@ -115,7 +116,7 @@ def valid_releases(job: Job) -> list[Release]:
     identity = job.read_identity()
     valid = (identity.incarnation, identity.timeline)
     return [
-        row for row in job.ledger.table(Release).read() if (row.incarnation, row.timeline) == valid
+        row for row in Decisions(job.lake).releases() if (row.incarnation, row.timeline) == valid
     ]
 
 
@@ -126,7 +127,7 @@ def released_upto(job: Job) -> dict[tuple[str, int], int]:
     found: dict[tuple[str, int], int] = {}
     for row in valid_releases(job):
         copy = (row.table_name, row.generation)
-        found[copy] = max(row.upto_lsn, found.get(copy, 0))
+        found[copy] = max(row.lsn or 0, found.get(copy, 0))
     return found
 
 
@@ -140,20 +141,16 @@ def read_decided(ledger: Ledger, states: Iterable[TableState]) -> dict[str, list
     """
     copies = {(state.table_name, state.generation) for state in states}
     of_copies = of_tables({name for name, _ in copies})
-    columns = ("table_name", "generation")
-    released = ledger.table(Release).scan(
-        (*columns, "after_lsn", "upto_lsn"), None, of_copies & pc.field("after_lsn").is_valid()
-    )
-    accepted = ledger.table(IncompleteRow).scan(
-        (*columns, "lsn"),
+    rows = ledger.table(Decision).scan(
+        ("table_name", "generation", "status", "lsn", "after_lsn"),
         None,
-        of_copies & (pc.field("status") == ACCEPTED) & pc.field("lsn").is_valid(),
+        of_copies & pc.field("status").isin([ACCEPTED, RELEASED]) & pc.field("lsn").is_valid(),
     )
-    rows = [(row, (row["after_lsn"], row["upto_lsn"])) for row in released.to_pylist()]
-    rows += [(row, (row["lsn"], row["lsn"] + 1)) for row in accepted.to_pylist()]
     decided: dict[str, set[PositionRange]] = {}
-    for row, positions in rows:
+    for row in rows.to_pylist():
         if (row["table_name"], row["generation"]) in copies:
+            lsn = row["lsn"]
+            positions = (row["after_lsn"], lsn) if row["status"] == RELEASED else (lsn, lsn + 1)
             decided.setdefault(row["table_name"], set()).add(positions)
     return {name: sorted(positions) for name, positions in decided.items()}
 

@@ -12,7 +12,7 @@ from itertools import islice
 import psycopg
 
 from waldelta.errors import SourceError, StateError, WaldeltaError
-from waldelta.lake.ledger import SYNCED, BatchCut, Quarantine, TableState, now
+from waldelta.lake.ledger import SYNCED, BatchCut, Decisions, TableState, now
 from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.lag import Lag
 from waldelta.pipeline.targets import Watermarks
@@ -191,7 +191,7 @@ def _with_references(
     merged: Collection[str],
 ) -> dict[str, SourceRules]:
     targets = {name: job.lake.target(name) for name in states}
-    quarantine = Quarantine(job.lake)
+    quarantine = Decisions(job.lake)
     oids = {oid for key in keys for oid in (key.table_id, key.referenced_id, *key.leaves)}
     related = [state for state in states.values() if oids & {*state.relation_ids, state.root_id}]
     lacking = [

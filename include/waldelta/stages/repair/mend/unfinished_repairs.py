@@ -31,14 +31,14 @@ from waldelta.lake.ledger import (
     COPYING,
     RESOLVED,
     SYNCED,
-    IncompleteRow,
-    Quarantine,
+    Decision,
+    Decisions,
     TableState,
     TargetCut,
     now,
     watched_rows,
 )
-from waldelta.lake.ledger.quarantine import latest_rows
+from waldelta.lake.ledger.decisions import latest_rows
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, target_lock
 from waldelta.pipeline.job import identity_of, incarnation_of
@@ -61,13 +61,13 @@ def repair_tag(
     return CommitTag(app_id, 1, run_id, counts=dict(counts or {}), verb=_REPAIR)
 
 
-def carry_over(job: Job, begun: TableState, rows: Sequence[IncompleteRow]) -> None:
+def carry_over(job: Job, begun: TableState, rows: Sequence[Decision]) -> None:
     """Make these the quarantine's rows of the generation that a repair begins; it has no others.
 
     They are the rows that the target continues to lack, and accepted rows, whose decision is
     recorded with the repair.
     """
-    quarantine = Quarantine(job.lake)
+    quarantine = Decisions(job.lake)
     if rows or quarantine.outlines(begun.table_name, begun.generation):
         quarantine.replace(begun.table_name, begun.generation, -1, rows)
 
@@ -86,7 +86,7 @@ def record_repaired(
     job.ledger.append_state(done, begun)
     fault_point("repair.recorded")
     # These records are for readers: rows of an earlier generation have no effect any more.
-    quarantine = Quarantine(job.lake)
+    quarantine = Decisions(job.lake)
     carried = latest_rows(quarantine.rows(begun.table_name, begun.generation))
     reason = f"read again as of {Lsn(begun.snapshot_lsn)}" + (
         f": {begun.reason}" if begun.reason else ""
@@ -95,7 +95,7 @@ def record_repaired(
     for key in sorted(watched_rows(quarantine.rows(before.table_name, before.generation))):
         if key not in carried:
             past.append(
-                IncompleteRow(
+                Decision(
                     at,
                     begun.run_id,
                     RESOLVED,
@@ -103,7 +103,7 @@ def record_repaired(
                     before.generation,
                     0,
                     key,
-                    reason=reason,
+                    why=reason,
                     by=by,
                 )
             )

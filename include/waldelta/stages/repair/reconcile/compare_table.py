@@ -34,7 +34,7 @@ from waldelta.lake.changelog import BatchNumbers, BatchRanges, Snapshot, last_tr
 from waldelta.lake.ledger import (
     DIFFERENT,
     EQUAL,
-    Quarantine,
+    Decisions,
     Reconciliation,
     RowDifference,
     TableState,
@@ -315,7 +315,7 @@ def _lacking(job: Job, feeding: ComparedTarget, plan: Fingerprint) -> tuple[_Key
 
     A key with other columns is from before the key was changed, and is skipped.
     """
-    told = Quarantine(job.lake).lacking(
+    told = Decisions(job.lake).lacking(
         feeding.state.table_name, feeding.state.generation, feeding.batch
     )
     own = {key for key in told if json.loads(key).keys() == set(plan.key)}

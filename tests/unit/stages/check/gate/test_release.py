@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.bookkeeping import minutes
+from tests.support.bookkeeping import minutes, release_of
 from waldelta.lake import Lake
-from waldelta.lake.ledger import ACCEPTED, DISCARDED, IncompleteRow, Ledger, Release, TableState
+from waldelta.lake.ledger import ACCEPTED, DISCARDED, Decision, Ledger, TableState
 from waldelta.stages.check.gate.release import read_decided
 
 
 def release(generation, after, upto, table="public.t"):
-    return Release(minutes(1), "r", table, generation, "1", 1, upto, "ann", "why", after)
+    return release_of(minutes(1), "r", table, generation, ("1", 1), upto, "ann", "why", after)
 
 
 def row(generation, lsn, status=ACCEPTED):
-    return IncompleteRow(minutes(1), "r", status, "public.t", generation, 1, '{"id": "1"}', lsn=lsn)
+    return Decision(minutes(1), "r", status, "public.t", generation, 1, '{"id": "1"}', lsn=lsn)
 
 
 CASES = [
     ("a release", [release(2, 5, 9)], [(5, 9)]),
-    ("of an earlier version", [release(2, None, 9)], None),
     ("of another table", [release(2, 5, 9, "public.u")], None),
     ("an accepted row", [row(2, 7)], [(7, 8)]),
     ("accepted by an earlier version", [row(2, None)], None),

@@ -1,51 +1,48 @@
-"""The ledger table ``quarantine``: rows that arrived without all values or fail a gate, and
-decisions on them.
+"""The ledger table ``decisions``: what waits for an operator's decision, and what was decided.
 
-The latest row per table, generation and key counts. Its status is one of these:
+The latest row per table, generation and key counts. Its kind is ``row``, ``message`` or ``table``.
+The status of a row is one of these:
 
-- ``quarantined``: the row isn't in the target, because the source had moved on or a gate failed.
-- ``reread``: the row is in the target, with some values read from the source later than the change.
-- ``resolved``: it was quarantined or discarded. A later change has replaced, moved or deleted the
-  row, or it was read from the source.
-- ``accepted``: it was quarantined or discarded. By an operator's decision, it was read from the
-  source and written although it fails its gate.
-- ``discarded``: it was quarantined, and an operator decided that the target must lack it. A repair
+- ``waiting``: it is in quarantine. It isn't in the target, because the source had moved on or a
+  gate failed.
+- ``completed``: it is in the target, with some values read from the source later than the change.
+- ``resolved``: it was waiting or discarded. A later change has replaced, moved or deleted the row,
+  or it was read from the source.
+- ``accepted``: it was waiting or discarded. By an operator's decision, it was read from the source
+  and written although it fails its gate.
+- ``discarded``: it was waiting, and an operator decided that the target must lack it. A repair
   carries the decision into the generation that it begins, and an update into the row's new key; a
   copy doesn't.
 
-Messages that can't be decoded are in this table, too, with other statuses (UNREADABLE, SKIPPED),
-which ``unreadable_messages`` reads and writes. A batch's rows are written before the target's
-commit. Rows of a run that died in between are replaced by the next run, which recognizes them by
-the target's watermark.
+A message that can't be decoded is waiting, skipped or resolved; ``unreadable_messages`` reads and
+writes these rows. A table that a gate stops has a row once it is released. A batch's rows are
+written before the target's commit. Rows of a run that died in between are replaced by the next run,
+which recognizes them by the target's watermark.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import ClassVar, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.config.parse_text import parse_json
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger.records import LedgerRow, rows_of
 from waldelta.lake.ledger.table import LedgerTable, in_order, last_rows, of_tables
 from waldelta.pgoutput.unread_message import ID_LETTERS
 
-COMPLETED, QUARANTINED, RESOLVED, DISCARDED = "reread", "quarantined", "resolved", "discarded"
-# Statuses of a replication protocol message. Nothing after it lands, or is applied to its table,
-# until an operator decides that runs go on without it.
-UNREADABLE, SKIPPED = "unreadable", "skipped"
-# Used in place of a column's name, which is never empty: the key of a message's row.
-_MESSAGE_KEY = ""
-MESSAGE_HEAD = '{"": "'
-ACCEPTED = "accepted"
+# What waits: a row of a table, a replication protocol message, a table that a gate stops.
+ROW, MESSAGE, TABLE = "row", "message", "table"
+# Nothing after a waiting message lands, or is applied to its table, until an operator decides that
+# runs go on without it: it is skipped.
+WAITING, COMPLETED, RESOLVED = "waiting", "completed", "resolved"
+ACCEPTED, DISCARDED, SKIPPED, RELEASED = "accepted", "discarded", "skipped", "released"
 
 # The beginning of the reason of a row that a gate has quarantined.
 FAILS = "fails "
@@ -67,23 +64,28 @@ class SentMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class IncompleteRow(LedgerRow):
-    """A row that arrived without the values of ``columns``, or whose values fail an expectation.
+class Decision(LedgerRow):
+    """A row, a message or a table that waits for an operator, and what was decided on it.
 
-    The expectation has ``gate: quarantine`` and is named in ``reason``. ``outdated``: the target
-    has the row as it was before the change.
+    A row (``kind``) arrived without the values of ``columns``, or its values fail an expectation
+    that has ``gate: quarantine`` and is named in ``reason``. ``outdated``: the target has the row
+    as it was before the change. ``key`` and ``sent`` are JSON objects of PostgreSQL's texts.
+    ``sent`` has the values that arrived, and is None unless the row waits. For a row that was read
+    from the source again and still waits, ``sent`` has the source's values at ``lsn``. ``batch`` is
+    the last of the batches that were applied with the row. ``messages`` are the messages of a
+    waiting row, in commit order. ``lsn`` of an accepted row is its position in the target.
+    ``row_id`` is the id that it had before a repair began another generation with it.
 
-    ``key`` and ``sent`` are JSON objects of PostgreSQL's texts. ``sent`` has the values that
-    arrived, and is None unless quarantined. For a row that was read from the source again and is
-    still quarantined, ``sent`` has the source's values at ``lsn``. ``batch`` is the last of the
-    batches that were applied with the row. ``messages`` are the messages of a quarantined row, in
-    commit order; None in rows of earlier versions. ``lsn`` of an accepted row is its position in
-    the target. ``by`` is who decided to read it again, accepted or discarded it. ``row_id`` is the
-    id that it had before a repair began another generation with it.
+    A message's ``key`` is its id, and ``reason`` says why it can't be decoded. A released table has
+    no key: all changes pass its gates whose commits are before ``lsn``, and it had those before
+    ``after_lsn`` already.
+
+    ``by`` is who decided, ``why`` their reason, ``decided_at`` the time: a repair copies rows with
+    a later ``at``. ``incarnation`` and ``timeline`` are those of the slot, for positions.
     """
 
-    # For rows: quarantined, reread, resolved, accepted, discarded; for messages: unreadable,
-    # skipped, resolved
+    # For rows: waiting, completed, resolved, accepted, discarded; for messages: waiting, skipped,
+    # resolved; for tables: released
     status: str
     table_name: str
     generation: int
@@ -98,8 +100,14 @@ class IncompleteRow(LedgerRow):
     by: str | None = None
     outdated: bool | None = None
     row_id: str | None = None
+    kind: str = ROW
+    why: str | None = None
+    decided_at: datetime | None = None
+    incarnation: str | None = None
+    timeline: int | None = None
+    after_lsn: int | None = None
 
-    table: ClassVar[str] = "quarantine"
+    table: ClassVar[str] = "decisions"
 
     @property
     def id(self) -> str:
@@ -109,8 +117,8 @@ class IncompleteRow(LedgerRow):
         other rows. When a change quarantines the key again, or a repair reads other values, that
         row has another one.
         """
-        if (message := message_of(self.key)) is not None:
-            return message
+        if self.kind == MESSAGE:
+            return self.key
         if self.row_id is not None:
             return self.row_id
         named = f"{self.table_name}\n{self.generation}\n{self.batch}\n{self.lsn}\n{self.key}"
@@ -120,26 +128,25 @@ class IncompleteRow(LedgerRow):
     def is_kept_out(self) -> bool:
         """Whether a gate or an operator keeps it out of the target, or keeps it there outdated."""
         is_of_gate = (self.reason or "").startswith(FAILS)
-        return self.status == DISCARDED or (self.status == QUARANTINED and is_of_gate)
+        return self.status == DISCARDED or (self.status == WAITING and is_of_gate)
 
-
-def message_key(message: str) -> str:
-    """Return the key of a message's row, from the message's id."""
-    return json.dumps({_MESSAGE_KEY: message})
-
-
-def message_of(key: str) -> str | None:
-    """Return the message whose row has this key; None for a table's row."""
-    return str(parse_json(key)[_MESSAGE_KEY]) if key.startswith(MESSAGE_HEAD) else None
+    def decided(
+        self, status: str, run_id: str, at: datetime, by: str | None, why: str | None
+    ) -> Decision:
+        """Return the row that records an operator's decision on this one."""
+        return replace(self, at=at, run_id=run_id, status=status, by=by, why=why, decided_at=at)
 
 
 # The columns to read for a row's id, and when and by whom it was written.
-OF_ID = ("at", "run_id", "status", "table_name", "generation", "batch", "lsn", "key", "row_id")
+OF_ID = (
+    *("at", "run_id", "status", "table_name", "generation", "batch", "lsn", "key", "row_id"),
+    "kind",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """The columns of an IncompleteRow that show whether its key is open."""
+    """The columns of an Decision that show whether its key is open."""
 
     key: str
     status: str
@@ -149,24 +156,26 @@ class Outline:
 
 _OF_KEY = ("table_name", "generation", "key", "at", "status")
 _OUTLINE = ["key", "status", "batch", "outdated"]
-R = TypeVar("R", IncompleteRow, Outline)
+R = TypeVar("R", Decision, Outline)
+_OF_ROWS = pc.field("kind") == ROW
 
 
-class Quarantine:
+class Decisions:
     """Reads and writes the table of one lake without a JVM; every write is durable when it
     returns.
     """
 
     def __init__(self, lake: Lake) -> None:
-        self._table = LedgerTable(IncompleteRow, lake)
+        self._table = LedgerTable(Decision, lake)
         self.uri, self._log = self._table.uri, self._table.place.log
         self._outline: tuple[int, pa.Table] | None = None
 
     def rows(
         self, table_name: str, generation: int, keys: Collection[str] | None = None
-    ) -> list[IncompleteRow]:
+    ) -> list[Decision]:
         """Return the rows of one copy of a table, or those of these keys, oldest first."""
         chosen = (pc.field("table_name") == table_name) & (pc.field("generation") == generation)
+        chosen &= _OF_ROWS
         if keys is None:
             return self._table.read(chosen)
         return self._table.read(chosen & pc.field("key").isin(list(keys)), kept=False)
@@ -181,7 +190,9 @@ class Quarantine:
             version = self._table.version()
             self._outline = (
                 version,
-                self._table.scan(["table_name", "generation", *_OUTLINE], kept=False),
+                self._table.scan(
+                    ["table_name", "generation", *_OUTLINE], None, _OF_ROWS, kept=False
+                ),
             )
         rows = self._outline[1]
         own = pc.and_(
@@ -201,15 +212,15 @@ class Quarantine:
         """Return how many quarantined rows each table lacks in the given generation, and how many
         discarded ones it lacks or has outdated.
         """
-        rows = self._table.scan(_OF_KEY, chosen=of_tables(generations))
+        rows = self._table.scan(_OF_KEY, chosen=_OF_ROWS & of_tables(generations))
         return _counts(_open(rows, generations)), _counts(_open(rows, generations, DISCARDED))
 
-    def open_rows(self, generations: Mapping[str, int]) -> list[IncompleteRow]:
+    def open_rows(self, generations: Mapping[str, int]) -> list[Decision]:
         """Return the latest row for each key that these tables lack in the given generation.
 
         The rows are sorted by table and time.
         """
-        return rows_of(IncompleteRow, self.scan_open(generations, self._table.schema.names))
+        return rows_of(Decision, self.scan_open(generations, self._table.schema.names))
 
     def scan_open(
         self,
@@ -220,7 +231,7 @@ class Quarantine:
     ) -> pa.Table:
         """Return the same rows, with their keys and these columns; ``kept``: see read_sorted()."""
         names = list(dict.fromkeys((*_OF_KEY, *columns)))
-        rows = self._table.scan(names, chosen=of_tables(generations), kept=kept)
+        rows = self._table.scan(names, chosen=_OF_ROWS & of_tables(generations), kept=kept)
         return _open(rows, generations)
 
     def unknown_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
@@ -236,30 +247,29 @@ class Quarantine:
 
     def gate_reasons(
         self, tables: Collection[str], generations: Mapping[str, int]
-    ) -> list[tuple[IncompleteRow, bool]]:
+    ) -> list[tuple[Decision, bool]]:
         """Return the rows of these tables that gates have ever quarantined, and whether each still
         waits.
 
         Rows that are missing from the given generation of the target do.
         """
-        rows = self._table.scan((*OF_ID, "reason"), chosen=of_tables(tables), kept=False)
+        rows = self._table.scan((*OF_ID, "reason"), chosen=_OF_ROWS & of_tables(tables), kept=False)
         waiting = {
-            (row.table_name, row.key, row.at)
-            for row in rows_of(IncompleteRow, _open(rows, generations))
+            (row.table_name, row.key, row.at) for row in rows_of(Decision, _open(rows, generations))
         }
         return [
             (row, (row.table_name, row.key, row.at) in waiting)
-            for row in rows_of(IncompleteRow, rows)
-            if row.status == QUARANTINED and (row.reason or "").startswith(FAILS)
+            for row in rows_of(Decision, rows)
+            if row.status == WAITING and (row.reason or "").startswith(FAILS)
         ]
 
     def causes(self, run_id: str, tables: Collection[str]) -> dict[str, frozenset[bool]]:
         """Return by table whether rows that a run quarantined fail a gate: yes, no, or both."""
-        chosen = of_tables(tables) & (pc.field("run_id") == run_id)
+        chosen = _OF_ROWS & of_tables(tables) & (pc.field("run_id") == run_id)
         rows = self._table.scan(("table_name", "status", "reason"), chosen=chosen, kept=False)
         found: dict[str, set[bool]] = {}
         for row in rows.to_pylist():
-            if row["status"] == QUARANTINED:
+            if row["status"] == WAITING:
                 fails = (row["reason"] or "").startswith(FAILS)
                 found.setdefault(row["table_name"], set()).add(fails)
         return {name: frozenset(of) for name, of in found.items()}
@@ -269,16 +279,14 @@ class Quarantine:
 
         The decision may be in the row's generation or the next.
         """
-        rows = self._table.read(columns=OF_ID, kept=False)
+        rows = self._table.read(_OF_ROWS, columns=OF_ID, kept=False)
         decided = {
             (row.table_name, row.key)
             for row in rows
             if (row.run_id, row.status) == (run_id, status)
         }
         return {
-            row.id
-            for row in rows
-            if row.status == QUARANTINED and (row.table_name, row.key) in decided
+            row.id for row in rows if row.status == WAITING and (row.table_name, row.key) in decided
         }
 
     def lacking(
@@ -295,9 +303,7 @@ class Quarantine:
             if upto is None or row.batch <= upto
         ]
         return {
-            key: row
-            for key, row in latest_rows(told).items()
-            if row.status in (QUARANTINED, DISCARDED)
+            key: row for key, row in latest_rows(told).items() if row.status in (WAITING, DISCARDED)
         }
 
     def replace(
@@ -305,7 +311,7 @@ class Quarantine:
         table_name: str,
         generation: int,
         after_batch: int,
-        rows: Sequence[IncompleteRow],
+        rows: Sequence[Decision],
         fence: Fence = UNFENCED,
     ) -> None:
         """Replace the rows of one copy's batches after ``after_batch`` by these, in one commit.
@@ -330,20 +336,25 @@ class Quarantine:
         """
         self._table.replace((), "false", fence)
 
-    def add(self, rows: Sequence[IncompleteRow], fence: Fence = UNFENCED) -> None:
+    def add(self, rows: Sequence[Decision], fence: Fence = UNFENCED) -> None:
         """Add rows after all others, in one commit; ``fence`` as in replace()."""
         self._table.extend(in_order(rows), fence=fence)
 
-    def messages(self) -> list[IncompleteRow]:
-        """Return all rows about messages that can't be decoded, oldest first, including resolved
-        ones.
+    def messages(
+        self, table_name: str | None = None, generation: int | None = None
+    ) -> list[Decision]:
+        """Return all rows about messages that can't be decoded, or those of one copy of a table,
+        oldest first, including resolved ones.
         """
-        chosen = pc.field("status").isin([UNREADABLE, SKIPPED])
-        if not (
-            keys := self._table.scan(["key"], chosen=chosen, kept=False)["key"].unique().to_pylist()
-        ):
-            return []
-        return self._table.read(pc.field("key").isin(keys))
+        chosen = pc.field("kind") == MESSAGE
+        if table_name is not None:
+            chosen &= pc.field("table_name") == table_name
+            chosen &= pc.field("generation") == generation
+        return self._table.read(chosen)
+
+    def releases(self) -> list[Decision]:
+        """Return the releases of stopped tables, oldest first."""
+        return self._table.read(pc.field("kind") == TABLE)
 
     def prune(self, oldest: datetime) -> int:
         """Drop rows older than ``oldest``, except those of keys that targets lack; returns how
@@ -354,7 +365,7 @@ class Quarantine:
         return self._table.prune(lambda rows: _keep(rows, oldest))
 
 
-def _open(rows: pa.Table, generations: Mapping[str, int], status: str = QUARANTINED) -> pa.Table:
+def _open(rows: pa.Table, generations: Mapping[str, int], status: str = WAITING) -> pa.Table:
     """Return the last row of each key of these generations, where it has this status.
 
     They are sorted by table and time.
@@ -375,10 +386,10 @@ def _counts(rows: pa.Table) -> dict[str, int]:
     return {item["values"]: item["counts"] for item in counts}
 
 
-def _keep(rows: Sequence[IncompleteRow], oldest: datetime) -> list[bool]:
+def _keep(rows: Sequence[Decision], oldest: datetime) -> list[bool]:
     latest = {(row.table_name, row.generation, row.key): row.status for row in rows}
     # An accepted row stays in its target, where checks don't judge it by its gate.
-    kept = (QUARANTINED, DISCARDED, ACCEPTED, UNREADABLE, SKIPPED)
+    kept = (WAITING, DISCARDED, ACCEPTED, SKIPPED, RELEASED)
     # A skipped message stays skipped as long as anything reads it.
     return [
         r.at >= oldest or r.status == SKIPPED or latest[r.table_name, r.generation, r.key] in kept
@@ -396,7 +407,7 @@ def watched_rows(rows: Iterable[R]) -> dict[str, R]:
     return {
         key: row
         for key, row in latest_rows(rows).items()
-        if row.status == QUARANTINED or (row.status == DISCARDED and row.outdated)
+        if row.status == WAITING or (row.status == DISCARDED and row.outdated)
     }
 
 
@@ -409,13 +420,6 @@ def discarded_rows(rows: Iterable[R]) -> dict[str, R]:
         for key, row in latest_rows(rows).items()
         if row.status == DISCARDED and not row.outdated
     }
-
-
-def message_rows(rows: Iterable[IncompleteRow]) -> list[IncompleteRow]:
-    """Return the latest row of each message that can't be decoded or is skipped, from one copy's
-    rows.
-    """
-    return [row for row in latest_rows(rows).values() if row.status in (UNREADABLE, SKIPPED)]
 
 
 def latest_rows(rows: Iterable[R]) -> dict[str, R]:
