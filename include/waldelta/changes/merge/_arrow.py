@@ -185,14 +185,17 @@ def are_equal(
 def _are_written_alike(
     rows: pa.ChunkedArray, changes: pa.ChunkedArray, kind: TargetType, *, is_raw: bool
 ) -> Bools:
-    here, sent = (one_array(values.cast(kind.arrow)) for values in (rows, changes))
+    here, sent = (values.cast(kind.arrow) for values in (rows, changes))
     if here.null_count == len(here) and sent.null_count == len(sent):
         return np.ones(len(here), np.bool_)
-    none = here.slice(0, 0)
+    none = pa.array([], kind.arrow)
     if kind.exact_values(none) is none:  # Arrow's own equality tells its values apart.
-        nulls = pc.and_(here.is_null(), sent.is_null())
-        return np.asarray(pc.or_(pc.equal(here, sent).fill_null(False), nulls))
-    values = kind.exact_values(pa.concat_arrays([here, sent]))
+        equal = pc.equal(here, sent)
+        if here.null_count or sent.null_count:
+            nulls = pc.and_(here.is_null(), sent.is_null())
+            equal = pc.or_(equal.fill_null(False), nulls)
+        return np.asarray(equal)
+    values = kind.exact_values(pa.concat_arrays([*here.chunks, *sent.chunks]))
     codes = codes_of([pa.chunked_array([_raw_entries(values) if is_raw else values])])
     return np.asarray(codes[: len(here)] == codes[len(here) :])
 

@@ -57,8 +57,14 @@ class NetFiles:
 
     def take(self, chosen: Bools, most_bytes: int) -> pa.Table | None:
         """Return the chosen rows of all files; None when they take more than ``most_bytes``."""
-        dataset = self._opened(self.paths)
-        return table_of(chosen_rows(dataset, chosen), dataset.schema, most_bytes)
+        of_files = np.split(chosen, np.cumsum(self.rows)[:-1])
+        parts = (
+            part
+            for path, of_file in zip(self.paths, of_files, strict=True)
+            if of_file.any()
+            for part in chosen_rows(self._opened([path]), of_file)
+        )
+        return table_of(parts, self.schema, most_bytes)
 
     def parts_of(self, number: int, chosen: Bools) -> Iterator[pa.Table]:
         """Return the chosen rows of one file, in parts of limited memory."""

@@ -89,3 +89,20 @@ def test_keys_are_matched_whatever_their_order(kind):
     written = WrittenColumns(["id"], EventShape(1, (0,)), False)
     found = match(pa.table({"id": held}), pa.table({"b0": net}), written)
     assert found.tolist() == [-1, *range(10, 30), *[-1] * 20]
+
+
+@pytest.mark.parametrize("order", ["equal", "two runs", "reversed", "scattered"])
+def test_rows_are_compared_whatever_their_order(job, order):
+    """Rows in long runs are compared where they are, others are copied first."""
+    numbers = list(range(1_200))
+    held = {
+        "equal": numbers,
+        "two runs": [*numbers[600:], *numbers[:600]],
+        "reversed": numbers[::-1],
+        "scattered": np.random.default_rng(7).permutation(1_200).tolist(),
+    }[order]
+    write_files(job, *([(i, "a", str(i)) for i in part] for part in (held[:700], held[700:])))
+    differing = {3, 650, 1_199}
+    rows = [("upsert", i, "a", "other" if i in differing else str(i)) for i in numbers]
+    found = comparison(job, rows).run(SimpleNamespace(run=one_by_one))
+    assert set(np.flatnonzero(found.actions.is_valid())) == differing
