@@ -23,9 +23,10 @@ from typing import Any
 import pyarrow.compute as pc
 
 from waldelta.config.parse_text import parse_json
-from waldelta.errors import LateWriter
+from waldelta.errors import LateWriter, StateError
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger.records import (
+    FORMAT,
     SYNCED,
     BatchCut,
     ConsumedBatch,
@@ -37,6 +38,7 @@ from waldelta.lake.ledger.records import (
     SlotMove,
     TableState,
     now,
+    rows_of,
 )
 from waldelta.lake.ledger.table import LedgerTable, Newest, of_run
 
@@ -157,11 +159,19 @@ class Ledger:
     def slot_lives(self, slot: str | None = None) -> list[SlotMove]:
         """Return the events of slots as a whole, or of one slot, oldest first.
 
-        These are all events but ``intent`` and ``compared``.
+        These are all events but ``intent`` and ``compared``. Raises StateError for a lake that an
+        earlier or later waldelta wrote in another format.
         """
-        return self.table(SlotMove).read(
-            _OF_LIVES if slot is None else (pc.field("slot") == slot) & _OF_LIVES
-        )
+        moves = self.table(SlotMove)
+        chosen = _OF_LIVES if slot is None else (pc.field("slot") == slot) & _OF_LIVES
+        rows = moves.scan(moves.schema.names, chosen=chosen)
+        if others := set(rows["format"].to_pylist()) - {FORMAT}:
+            raise StateError(
+                f"the lake {self.lake.root} has format {others.pop() or 1}, and this waldelta reads"
+                f" and writes format {FORMAT}: go on with the waldelta that wrote it, or run its"
+                " teardown, set another target.root, and run setup and sync with this one"
+            )
+        return rows_of(SlotMove, rows)
 
     def furthest_lsn(self, slot: str, incarnation: str, last_batch: int | None = None) -> int:
         """Return the furthest position that this slot incarnation was ever meant to move to; 0

@@ -51,6 +51,10 @@ class LedgerRow:
     most_files: ClassVar[int] = 8
 
 
+# The lake's tables and the meaning of their columns. A change of which an earlier lake would be
+# read wrongly counts it up.
+FORMAT = 2
+
 R = TypeVar("R", bound=LedgerRow)
 T = TypeVar("T")
 
@@ -142,6 +146,8 @@ class SlotMove(LedgerRow):
     ``messages``: how many messages ``batch`` had in the change log when the slot was moved over it;
     None in rows of earlier versions. A change log with another number has lost some of them since.
     ``changes``: how many of them were changes of rows; None where that wasn't counted.
+
+    ``format``: the FORMAT of the lake that the row was written to.
     """
 
     event: str  # creating, created, adopted, intent, compared, promoted, dropped
@@ -154,6 +160,7 @@ class SlotMove(LedgerRow):
     compared_after: bool = False
     messages: int | None = None
     changes: int | None = None
+    format: int = FORMAT
 
     table: ClassVar[str] = "slot_moves"
 

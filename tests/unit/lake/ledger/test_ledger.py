@@ -18,7 +18,7 @@ from deltalake import DeltaTable, write_deltalake
 from tests.cases import cases
 from tests.support.bookkeeping import table_at, write_earlier
 from tests.support.disk import Disk
-from waldelta.errors import LateWriter, TargetNotWritable
+from waldelta.errors import LateWriter, StateError, TargetNotWritable
 from waldelta.lake import Lake, Overtaken, bookkeeping_uri, delta_target, local_path
 from waldelta.lake.ledger import (
     BatchCut,
@@ -42,6 +42,7 @@ from waldelta.lake.ledger.prune_ledger import (
     prune_ledger,
 )
 from waldelta.lake.ledger.records import (
+    FORMAT,
     AttributeState,
     ConsumedBatch,
     FileState,
@@ -457,6 +458,16 @@ def test_what_a_runs_attempts_landed(ledger, moves, landed):
         ledger.append(replace(life, **intent, changes=changes))
     found = ledger.landed_by("s", "0/1", "r")
     assert (None if found is None else (found.start_lsn, found.end_lsn, found.changes)) == landed
+
+
+@pytest.mark.parametrize("stored", [None, 1, FORMAT + 1])
+def test_a_lake_of_another_format_is_refused(ledger, stored):
+    """What its tables mean isn't known: an earlier lake has open decisions in tables of others."""
+    created = replace(move("created", 10), format=stored or FORMAT)
+    write_earlier(ledger.lake.root, [created], [] if stored else ["format"])
+    ledger.append(move("intent", 20))
+    with pytest.raises(StateError, match=f"format {stored or 1}, .* format {FORMAT}: "):
+        ledger.slot_lives()
 
 
 def test_the_latest_state_and_copy_of_each_target_are_kept():

@@ -45,7 +45,8 @@ TARGETS = (
 TABLES = {
     SlotMove: """slot_moves
         event: string, slot: string, system_identifier: string, timeline: int64, incarnation:
-        string, lsn: int64, batch: int64, compared_after: bool, messages: int64, changes: int64""",
+        string, lsn: int64, batch: int64, compared_after: bool, messages: int64, changes: int64,
+        format: int64""",
     TableState: """tables
         table_name: string, generation: int64, status: string, snapshot: string, snapshot_lsn:
         int64, relation_ids: list<item: int64>, key_columns: list<item: string>, columns:
