@@ -287,9 +287,9 @@ from waldelta.lake.ledger.table import LedgerTable
 when, file = sys.argv[1:]
 extend = LedgerTable.extend
 
-def killed(self, *given):
+def killed(self, *given, **named):
     if when == "behind":
-        extend(self, *given)
+        extend(self, *given, **named)
     os.kill(os.getpid(), signal.SIGKILL)
 
 LedgerTable.extend = killed
