@@ -369,7 +369,7 @@ def test_spark_submit_runs_one_application_whose_stages_the_tasks_show(submitted
     change(shop)
     if submits:
         shop.source.execute(
-            "insert into customers select n, 'many' from generate_series(1001, 102000) n"
+            "insert into customers select n, 'many' from generate_series(1001, 1002000) n"
         )
     with none_in_arguments(secrets_of(shop.stack)):
         run = shop.run("cdc")
@@ -377,7 +377,7 @@ def test_spark_submit_runs_one_application_whose_stages_the_tasks_show(submitted
     assert shop.is_equal()
     events = shop.client.asset_events(source_dag_id="submitted_cdc", source_run_id=run.run_id)
     inserted = {"submitted/public.orders": 2} | (
-        {"submitted/public.customers": 101_000} if submits else {}
+        {"submitted/public.customers": 1_001_000} if submits else {}
     )
     assert {event["name"]: event["extra"]["inserted"] for event in events} == inserted
     logs = {task: shop.client.log("submitted_cdc", run.run_id, task) for task in CDC[1:]}
