@@ -18,7 +18,7 @@ from fastapi import HTTPException, Request
 
 from waldelta.config.parse_text import parse_json
 from waldelta.decision_options import DECISIONS
-from waldelta.lake.ledger import Decision, Decisions, Ledger, SentMessage
+from waldelta.lake.ledger import WAITING, Decision, Decisions, Ledger, SentMessage
 from waldelta.monitoring.quarantine_rows import read_by_id, read_decided, read_open, read_since
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.pipeline.targets import open_messages, target_generations
@@ -158,6 +158,7 @@ def row_page(request: PipelineRequest, row_id: str) -> str | None:
         here="quarantine",
         row=row,
         since=read_since(ledger, row),
+        WAITING=WAITING,
         is_past=target_generations(ledger).get(row.table_name) != row.generation,
         values=list(_values(row, _ON_PAGE)),
         messages=[(message, *_dump(message)) for message in row.messages or ()],

@@ -2,8 +2,8 @@
 
 This runs between stage and merge. A row that moves into a row filter arrives as INSERT, without
 TOASTed values that the UPDATE didn't change, and the target has no row with them. The current value
-is read by key, and the ``quarantine`` table records that. If the source has no such row any more,
-the row isn't written, and ``quarantine`` stores it.
+is read by key, and the ledger table ``decisions`` records that. If the source has no such row any
+more, the row isn't written, and ``decisions`` stores it.
 """
 
 from __future__ import annotations

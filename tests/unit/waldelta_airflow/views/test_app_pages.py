@@ -937,6 +937,9 @@ def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_p
     assert "000ff0 " in text
     assert "001000 " not in text
     assert "target has" in text
+    again = replace(row, at=now(), by="bob", why="still fails", lsn=2 << 20)
+    Decisions(Lake(shop.target.root)).add([again])
+    assert re.search(r'class="mark warning".* waiting<.*by bob: still fails', client.get(page).text)
     Decisions(Lake(shop.target.root)).add(
         [replace(row, status="discarded", at=now(), by="ann", why="noise")]
     )
