@@ -34,6 +34,7 @@ from waldelta.changes.merge.by_file import (
 from waldelta.changes.merge.statements import WrittenColumns
 from waldelta.changes.stage.net_files import (
     NetFiles,
+    at_places,
     batches,
     chosen_rows,
     packed,
@@ -45,8 +46,6 @@ from waldelta.spark import Runner
 from waldelta.spark.runner import shares
 from waldelta.types import TargetType
 
-# Shorter runs of rows are copied, because each one becomes a piece of its own.
-_ROWS_PER_RUN = 256
 _COMPARED = pa.schema(
     [
         ("matched", pa.binary()),
@@ -177,8 +176,8 @@ class Comparison:
                 begin += len(part)
                 places = np.flatnonzero(of_part >= 0)
                 of_part = of_part[places]
-                rows = _taken(part, places)
-                sent = _taken(changes, np.searchsorted(wanted, of_part))
+                rows = at_places(part, places)
+                sent = at_places(changes, np.searchsorted(wanted, of_part))
                 unlike[of_part[~are_equal(rows, sent, self.written, self.kinds)]] = True
         return unlike
 
@@ -202,17 +201,6 @@ class Comparison:
         rows = pa.table(arrays, names=schema.names).cast(schema)
         pq.write_table(rows, f"{name}/extra-{of}-{number}.parquet", filesystem=files)
         return len(gone)
-
-
-def _taken(rows: pa.Table, places: Ints) -> pa.Table:
-    """Return the rows at these positions; long runs of neighbours aren't copied."""
-    ends = np.append(np.flatnonzero(np.diff(places) != 1) + 1, len(places))
-    if len(places) >= len(ends) * _ROWS_PER_RUN:
-        runs = np.split(places, ends[:-1])
-        return pa.concat_tables([rows.slice(int(run[0]), len(run)) for run in runs])
-    # Table.take would first copy all rows into one piece.
-    first, last = int(places.min(initial=len(rows))), int(places.max(initial=-1))
-    return rows.slice(first, max(0, last + 1 - first)).take(pa.array(places - first))
 
 
 def _hashable(keys: pa.Table, kinds: Sequence[TargetType]) -> pa.Table:

@@ -24,6 +24,8 @@ ROWS_PER_READ = 8_192
 # The number of rows that are processed at once.
 ROWS_PER_PART = 131_072
 PART_BYTES = 64 << 20
+# Shorter runs of rows are copied, because each one becomes a piece of its own.
+_ROWS_PER_RUN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +99,24 @@ def rows_at_once(rows: pa.Table) -> int:
 
 
 def at_places(rows: pa.Table, places: Ints) -> pa.Table:
-    """Return the rows at ascending positions.
+    """Return the rows at these positions, in any order; long runs of neighbours aren't copied.
 
     ``Table.take`` would first copy the whole table into one piece, for every few rows.
     """
-    if len(places) == len(rows):
-        return rows
-    chosen = np.zeros(len(rows), np.bool_)
-    chosen[places] = True
-    return rows.filter(pa.array(chosen))
+    if not len(places):
+        return rows.slice(0, 0)
+    steps = np.diff(places)
+    ends = np.append(np.flatnonzero(steps != 1) + 1, len(places))
+    if len(places) >= len(ends) * _ROWS_PER_RUN:
+        runs = np.split(places, ends[:-1])
+        return pa.concat_tables([rows.slice(int(run[0]), len(run)) for run in runs])
+    first, last = int(places.min()), int(places.max())
+    span = rows.slice(first, last + 1 - first)
+    if (steps > 0).all():
+        chosen = np.zeros(len(span), np.bool_)
+        chosen[places - first] = True
+        return span.filter(pa.array(chosen))
+    return span.take(pa.array(places - first))
 
 
 def batches(
