@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import groupby
 from typing import Any
 
@@ -201,6 +202,7 @@ class SuiteEvaluation:
         if not planned:
             return {}
         frame = among(self.rows.frame())
+        read_all = cache(frame.count)
 
         def count(numbers: Sequence[int]) -> dict[int, Counts]:
             try:
@@ -212,7 +214,7 @@ class SuiteEvaluation:
                 return count_by_spark(frame, known, gates, self.positions)
             except Exception:
                 if len(numbers) > 1:
-                    frame.count()  # Where the target can't be read, that is no expectation's error.
+                    read_all()  # Where the target can't be read, that is no expectation's error.
                 raise
 
         counts, errors = evaluate_each(count, sorted(planned))
