@@ -223,8 +223,10 @@ class WaldeltaJobOperator(BaseOperator):
             application = spark_submit(
                 spark, context["ti"].dag_id, arguments, Path(folder), environment
             )
-            without = connections.job_environment(source, {WITHOUT_SPARK_VARIABLE: "1"})
-            code = self._run_process(context, result, stages, without) if begins else NEEDS_SPARK
+            code = NEEDS_SPARK
+            if begins:
+                without = connections.job_environment(source, {WITHOUT_SPARK_VARIABLE: "1"})
+                code = self._run_process(context, result, stages, without)
             if code == NEEDS_SPARK:
                 self._running = application
                 code = application.run()

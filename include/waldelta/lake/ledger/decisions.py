@@ -137,16 +137,14 @@ class Decision(LedgerRow):
         return replace(self, at=at, run_id=run_id, status=status, by=by, why=why, decided_at=at)
 
 
+_OF_KEY = ("table_name", "generation", "key", "at", "status")
 # The columns to read for a row's id, and when and by whom it was written.
-OF_ID = (
-    *("at", "run_id", "status", "table_name", "generation", "batch", "lsn", "key", "row_id"),
-    "kind",
-)
+OF_ID = (*_OF_KEY, "run_id", "batch", "lsn", "row_id", "kind")
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """The columns of an Decision that show whether its key is open."""
+    """The columns of a Decision that show whether its key is open."""
 
     key: str
     status: str
@@ -154,7 +152,6 @@ class Outline:
     outdated: bool | None = None
 
 
-_OF_KEY = ("table_name", "generation", "key", "at", "status")
 _OUTLINE = ["key", "status", "batch", "outdated"]
 R = TypeVar("R", Decision, Outline)
 _OF_ROWS = pc.field("kind") == ROW

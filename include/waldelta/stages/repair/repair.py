@@ -65,7 +65,7 @@ from waldelta.lake.ledger import (
     now,
     watched_rows,
 )
-from waldelta.lake.ledger.decisions import discarded_rows
+from waldelta.lake.ledger.decisions import discarded_rows, latest_rows
 from waldelta.lake.ledger.ledger import next_generation
 from waldelta.lsn import Lsn
 from waldelta.pipeline import AdvisoryLock, Job, RunResult, target_lock, unexpected_error
@@ -313,7 +313,7 @@ def _read_quarantined(
                 " (waldelta quarantine FILE --retry checks them again, --accept writes them as the"
                 " source has them, --discard leaves them out)"
             )
-    last = {row.key: row for row in quarantine.messages(state.table_name, state.generation)}
+    last = latest_rows(quarantine.messages(state.table_name, state.generation))
     messages = [row for row in last.values() if row.status != RESOLVED]
     accepted = again.accepts(watched) if again is not None else frozenset()
     named = frozenset({*watched, *(keys or ())})

@@ -55,7 +55,13 @@ def release_tables(
     at, watermarks = now(), Watermarks(job, identity)
     rows = [
         Decision(
-            *(at, job.run_id, RELEASED, name, states[name].generation, 0, ""),
+            at,
+            job.run_id,
+            RELEASED,
+            name,
+            states[name].generation,
+            batch=0,
+            key="",
             lsn=upto,
             by=by,
             kind=TABLE,
@@ -68,16 +74,8 @@ def release_tables(
         for name in sorted(set(tables))
     ]
     Decisions(job.lake).add(rows)
-    return [
-        {
-            "table": row.table_name,
-            "upto": str(Lsn(upto)),
-            "by": by,
-            "at": at.isoformat(),
-            "why": reason,
-        }
-        for row in rows
-    ]
+    decision = {"upto": str(Lsn(upto)), "by": by, "at": at.isoformat(), "why": reason}
+    return [{"table": row.table_name, **decision} for row in rows]
 
 
 def _applied_upto(watermarks: Watermarks, state: TableState) -> int:
