@@ -14,6 +14,7 @@ from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.merge._arrow import match
 from waldelta.changes.merge.compare import Comparison, HeldRows
 from waldelta.changes.merge.statements import WrittenColumns
+from waldelta.changes.stage import net_files
 from waldelta.changes.stage.net_files import NetFiles
 from waldelta.lake import open_parquet
 from waldelta.postgres import PgType
@@ -92,8 +93,10 @@ def test_keys_are_matched_whatever_their_order(kind):
 
 
 @pytest.mark.parametrize("order", ["equal", "two runs", "reversed", "scattered"])
-def test_rows_are_compared_whatever_their_order(job, order):
+def test_rows_are_compared_whatever_their_order(job, order, monkeypatch):
     """Rows in long runs are compared where they are, others are copied first."""
+    monkeypatch.setattr(net_files, "ROWS_PER_PART", 600)
+    monkeypatch.setattr(net_files, "ROWS_PER_READ", 600)
     numbers = list(range(1_200))
     held = {
         "equal": numbers,

@@ -417,7 +417,7 @@ def test_a_connection_of_another_type_is_refused(make_task, make_context, job, m
 def test_kill_ends_the_job_and_what_it_started(make_task, make_context, job, stubborn, monkeypatch):
     """SIGTERM for the group, SIGKILL before Airflow kills the task, which it does after 5 s."""
     assert job_process.KILL_JOB_AFTER_S < 5
-    monkeypatch.setattr(job_process, "KILL_JOB_AFTER_S", 1.0)
+    monkeypatch.setattr(job_process, "KILL_JOB_AFTER_S", 0.2)
     job.does(sleep_s=60, stubborn=stubborn, lines=[])
     task, started, ended = make_task(), job.folder / "started", []
 
@@ -440,9 +440,10 @@ def test_kill_ends_the_job_and_what_it_started(make_task, make_context, job, stu
     "stage, kind", [("apply", TaskFailedForGood), ("land", AirflowTaskTimeout)]
 )
 def test_only_landing_is_tried_again_when_it_ran_out_of_time(
-    make_task, make_context, job, stage, kind
+    make_task, make_context, job, stage, kind, monkeypatch
 ):
     """The next run lands before it applies the rest: retrying apply would prevent that."""
+    monkeypatch.setattr(job_process, "KILL_JOB_AFTER_S", 0.2)
     job.does(sleep_s=60, lines=[])
     task = make_task(stage=stage, first=stage == "land", execution_timeout=timedelta(seconds=90))
     started = job.folder / "started"
