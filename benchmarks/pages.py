@@ -204,9 +204,9 @@ def _table(number: int) -> dict[str, Any]:
         "truncated": False,
         "version": number,
         "rows": None,
-        "reread": 0,
+        "completed": 0,
         "quarantined": 0,
-        "verbatim": 0,
+        "raw_rows": 0,
         "compared": None,
         "unchanged": None,
     }

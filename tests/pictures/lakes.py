@@ -171,7 +171,7 @@ class _Lake:
             inserted, deleted = round(count * 0.46), count // 18
             self.rows[name] += inserted - deleted
             self.versions[name] += 1
-            reread = self.chance.randrange(4) if rows > 500 and self.chance.random() < 0.1 else 0
+            completed = self.chance.randrange(4) if rows > 500 and self.chance.random() < 0.1 else 0
             refused = (
                 len(_REFUSED)
                 if (self.tale.name, name, at) == ("orders", "public.payments", _REFUSED_AT)
@@ -184,7 +184,7 @@ class _Lake:
                 inserted,
                 count - inserted - deleted,
                 deleted,
-                reread=reread,
+                completed=completed,
                 quarantined=refused,
             )
         return found
@@ -408,7 +408,7 @@ def _befall_orders(pipeline: PipelineFile, ledger: Ledger, lake: _Lake) -> None:
         ExternalCommit(9_000 + n, what, "notebook", NOTEBOOK)
         for n, what in ((1, "UPDATE"), (2, "DELETE"))
     ]
-    ledger.append(replace(ledger.table_states()[TAMPERED], at=NOTEBOOK, foreign_commits=commits))
+    ledger.append(replace(ledger.table_states()[TAMPERED], at=NOTEBOOK, external_commits=commits))
     last, met = list(lake.batches.values())[-1], len(_MEANINGS)
     run = (last.at, pipeline.pipeline, last.run_id)
     entries = [

@@ -97,7 +97,7 @@ STEPS: tuple[Step, ...] = (
         )
     ),
     Step("complete.recorded", prepare=prepared.incomplete),
-    Step("foreign.recorded", prepare=prepared.written_by_others),
+    Step("external.recorded", prepare=prepared.written_by_others),
     *(
         Step(point, prepare=prepared.columns)
         for point in ("rewrite.recorded", "reshape.begun", "reshape.committed", "reshape.recorded")

@@ -54,7 +54,8 @@ def run_stages(
         raise StateError(
             f"{result.verb} has no stage {unknown[0]!r}: its stages are {', '.join(stages)}"
         )
-    result.attempt.begun = result.attempt.begun or job.ledger.begin_run(result.run_id, result.verb)
+    attempt = result.attempt
+    attempt.started_at = attempt.started_at or job.ledger.begin_run(result.run_id, result.verb)
     fault_point("run.begun")
     chosen = [name for name in stages if only is None or name in only]
     with runner.prepared(), _record_for_application(job, result):
@@ -63,12 +64,11 @@ def run_stages(
         (stage.error for stage in result.stages.values() if stage.status == "failed"), None
     )
     _report_unread(job, result)
-    if chosen[-1:] != list(stages)[-1:]:
+    # A stage that left no result was killed.
+    is_complete = result.error is None and stages.keys() <= result.stages.keys()
+    result.status = "succeeded" if is_complete else "failed"
+    if result.error is None and chosen[-1:] != list(stages)[-1:]:
         result.status = "running"
-    else:  # A stage that left no result was killed.
-        result.status = "succeeded" if stages.keys() <= result.stages.keys() else "failed"
-    if result.error is not None:
-        result.status = "failed"
     result.store_requests += job.lake.cache.new_requests()
     fault_point("run.ended")
     try:
@@ -171,7 +171,7 @@ def continued(job: Job, verb: str, *, fresh: bool, begun: datetime | None = None
     begun = begun or job.ledger.begin_run(job.run_id, verb)
     run = None if fresh else job.ledger.run_result(job.run_id, verb)
     result = RunResult.from_json(run.result) if run is not None else RunResult(verb, job.run_id)
-    result.attempt.begun = begun
+    result.attempt.started_at = begun
     return result
 
 

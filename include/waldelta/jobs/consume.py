@@ -74,7 +74,7 @@ def apply_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult)
     from waldelta.stages.apply.outcome import Applied, add_external_commits, add_to_result
     from waldelta.stages.repair.resync_targets import resync_targets
 
-    result.targets.told_applied = False  # This resets the result of an earlier attempt.
+    result.targets.is_apply_reported = False  # This resets the result of an earlier attempt.
     with breaks_recorded(job):
         of_messages, applied = _write_messages(runner, job), Applied()
         try:

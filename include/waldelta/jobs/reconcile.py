@@ -96,7 +96,7 @@ def run_reconcile(
             are_equal = [
                 row.table_name
                 for row in found
-                if row.status in (EQUAL, REPAIRED) and not row.left_out
+                if row.status in (EQUAL, REPAIRED) and not row.skipped_columns
             ]
             close_compared(job, are_equal, began)
             add_to_result(result, stage, found)
@@ -386,7 +386,7 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
     )
     # Keys in flight and left-out columns weren't compared, so external commits to them must still
     # be reported.
-    compared = None if row.in_flight or row.left_out else feeding.version
+    compared = None if row.in_flight or row.skipped_columns else feeding.version
     try:
         _check_repairable(found)
         warnings = [] if compared is None else repaired_commits(job, feeding.state, compared)
@@ -454,9 +454,9 @@ def add_to_result(result: RunResult, stage: StageResult, found: Sequence[Reconci
             result.warnings.append(f"{row.table_name} wasn't compared: {row.reason}")
         elif row.status == DIFFERENT and row.reason:
             result.warnings.append(f"{row.table_name}: {row.reason}")
-        if row.left_out:
+        if row.skipped_columns:
             result.warnings.append(
-                f"{row.table_name}: columns not compared: {', '.join(row.left_out)}"
+                f"{row.table_name}: columns not compared: {', '.join(row.skipped_columns)}"
             )
         if row.lacking:
             result.warnings.append(f"{row.table_name}: {kept_out(row.lacking)}")

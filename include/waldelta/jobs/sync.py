@@ -46,7 +46,7 @@ def run_sync(
                 else done.raw_rows
             )
             result.tables[name] = TableResult(
-                rows=done.rows, version=done.version, verbatim=raw_rows
+                rows=done.rows, version=done.version, raw_rows=raw_rows
             )
             result.source.add(done.bill)
             result.warnings += [f"{name} was {done.skipped}"] if done.skipped else []

@@ -444,7 +444,7 @@ def _of_runs(
 def recorded_drift(state: TableState) -> list[str]:
     """Returns drift that was reported and not repaired; runs compare with the current catalogs."""
     drift = []
-    if leaves := len(state.unmended_leaves):
+    if leaves := len(state.unrepaired_leaves):
         drift.append(f"{counted(leaves, 'partition')} added, removed or truncated")
     if filters := state.later_filters:
         drift.append(f"published by other rules since its copy, at last by {filters[-1]}")
@@ -476,8 +476,8 @@ def _of_targets(states: Sequence[TableState], compared: Compared) -> Iterator[At
     written = [
         state.table_name
         for state in states
-        if state.foreign_commits
-        and not _is_outlived(state.foreign_commits[-1], state.table_name, compared)
+        if state.external_commits
+        and not _is_outlived(state.external_commits[-1], state.table_name, compared)
     ]
     yield from on_names(
         "warning",

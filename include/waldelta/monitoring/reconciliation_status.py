@@ -99,12 +99,12 @@ def read_compared(
     """
     if history is None:
         scanned = ledger.table(Reconciliation).scan(
-            ("at", "run_id", "table_name", "status", "version", "left_out", "lacking")
+            ("at", "run_id", "table_name", "status", "version", "skipped_columns", "lacking")
         )
         # Each table's last results with and without left-out columns, and its last failure; older
         # rows add nothing.
         answered = pc.is_in(scanned["status"], value_set=pa.array(ANSWERS))
-        whole = pc.equal(pc.fill_null(pc.list_value_length(scanned["left_out"]), 0), 0)
+        whole = pc.equal(pc.fill_null(pc.list_value_length(scanned["skipped_columns"]), 0), 0)
         scanned = scanned.append_column("answered", answered).append_column("whole", whole)
         history = rows_of(Reconciliation, last_rows(scanned, ["table_name", "answered", "whole"]))
     rows = [row for row in history if row.table_name in tables]
@@ -112,7 +112,7 @@ def read_compared(
     answers = {name: row for name, row in found.items() if row.status in ANSWERS}
     differed = {name: row.at for name, row in answers.items() if row.status == DIFFERENT}
     equal = sorted(answers.keys() - differed.keys())
-    partly = tuple(name for name in equal if answers[name].left_out)
+    partly = tuple(name for name in equal if answers[name].skipped_columns)
     copied = {name for name, at in copied_at(ledger, differed).items() if at > differed[name]}
     latest = found | attempts
     return Compared(

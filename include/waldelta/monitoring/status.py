@@ -98,7 +98,7 @@ def _target(lifecycle: TableLifecycle, quarantined: int, discarded: int) -> dict
         ),
         "quarantined": quarantined,
         "external_commits": (
-            [describe(commit) for commit in state.foreign_commits] if state is not None else []
+            [describe(commit) for commit in state.external_commits] if state is not None else []
         ),
         "drift": recorded_drift(state) if state is not None else [],
     }

@@ -166,9 +166,9 @@ _STATE = (
     "row_filter",
     "target_filter",
     "publishes",
-    "foreign_commits",
+    "external_commits",
     "later_filters",
-    "unmended_leaves",
+    "unrepaired_leaves",
 )
 
 
@@ -359,8 +359,8 @@ def _limits(state: TableState) -> Iterator[str]:
         yield "its publications send some operations by other filters"
     if state.later_filters:
         yield "its publications sent other rows at times since its copy"
-    if state.unmended_leaves:
-        yield f"{counted(len(state.unmended_leaves), 'partition')} added, removed or truncated"
+    if state.unrepaired_leaves:
+        yield f"{counted(len(state.unrepaired_leaves), 'partition')} added, removed or truncated"
     yield from (_NOT_PUBLISHED[operation] for operation in _missing(state))
     columns = {column.attnum for column in state.columns}
     unpublished = set(state.unpublished) - columns

@@ -39,9 +39,9 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "updated": "updated",
         "deleted": "deleted",
         "skipped": "skipped",
-        "reread": "reread",
+        "completed": "completed",
         "quarantined": "quarantined",
-        "verbatim": "verbatim",
+        "raw_rows": "raw_rows",
         "version": "version",
     },
     "replay": {
@@ -49,7 +49,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "corrected": "updated",
         "removed": "deleted",
         "left out": "skipped",
-        "reread": "reread",
+        "completed": "completed",
         "quarantined": "quarantined",
         "version": "version",
     },
@@ -78,7 +78,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "removed": "deleted",
         "version": "version",
     },
-    "sync": {"rows copied": "rows", "verbatim": "verbatim", "version": "version"},
+    "sync": {"rows copied": "rows", "raw_rows": "raw_rows", "version": "version"},
 }
 
 # What an error that keeps a target behind means, where that isn't a failure.
@@ -126,7 +126,7 @@ class TableResult(RowCounts):
     @property
     def passed_by(self) -> bool:
         """Whether the target lacks, or got separately, rows that the run had changes of."""
-        return bool(self.skipped or self.quarantined or self.reread)
+        return bool(self.skipped or self.quarantined or self.completed)
 
 
 @dataclass
@@ -160,7 +160,7 @@ class TargetFindings:
     """Targets that the run's apply stage, or a copy, found or left in a certain state, by name."""
 
     # Whether the apply stage got as far as reporting its findings.
-    told_applied: bool = False
+    is_apply_reported: bool = False
     # Targets that stay behind, whatever else the run did to them.
     not_applied: list[str] = field(default_factory=list)
     # Of these, the ones that an error keeps behind, with the error as describe_error() has it.
@@ -172,7 +172,7 @@ class TargetFindings:
     unpublished: list[str] = field(default_factory=list)
     # Tables that match a pattern and that their publication lacks.
     new_tables: list[str] = field(default_factory=list)
-    foreign_commits: list[str] = field(default_factory=list)  # Targets with external commits.
+    external_commits: list[str] = field(default_factory=list)  # Targets with external commits.
 
     def leave_behind(
         self, failures: Mapping[str, BaseException], others: Iterable[str] = ()
@@ -232,7 +232,7 @@ class RunAttempt:
     The JSON doesn't contain it, because the next attempt continues from that.
     """
 
-    begun: datetime | None = None
+    started_at: datetime | None = None
     done: dict[str, TargetCut] = field(default_factory=dict)
     verdicts: tuple[TableVerdict, ...] = ()
 
@@ -361,7 +361,7 @@ class RunResult:
         name, diff = str(copied.table), copied.diff
         if diff is None:
             self.tables[name] = TableResult(
-                rows=copied.rows, version=copied.version, verbatim=copied.raw_rows or 0
+                rows=copied.rows, version=copied.version, raw_rows=copied.raw_rows or 0
             )
             return
         self.tables.pop(name, None)
@@ -403,7 +403,7 @@ class RunResult:
                 retained_bytes=latest.retained_bytes if latest is not None else None,
                 wal_status=latest.wal_status if latest is not None else None,
                 applied=self._applied(),
-                begun=self.attempt.begun,
+                started_at=self.attempt.started_at,
                 targets=list(self.attempt.done.values()),
             )
         )
@@ -414,7 +414,7 @@ class RunResult:
         None for a run that hasn't come so far, or that applies nothing.
         """
         stage = self.stages.get("apply")
-        if stage is None or (stage.status != "succeeded" and not self.targets.told_applied):
+        if stage is None or (stage.status != "succeeded" and not self.targets.is_apply_reported):
             return None
         return stage.status == "succeeded" and not self.targets.not_applied
 

@@ -48,12 +48,12 @@ class Forecast:
     """When the slot reaches its limit if nothing moves it.
 
     ``limit`` is the setting that limits it (max_slot_wal_keep_size or slot_limits.disk_budget_mb).
-    ``left_bytes`` is the WAL until then, ``hours`` the time at the current rate; None while no rate
-    is known.
+    ``remaining_bytes`` is the WAL until then, ``hours`` the time at the current rate; None while no
+    rate is known.
     """
 
     limit: str
-    left_bytes: int
+    remaining_bytes: int
     bytes_per_hour: float | None
     hours: float | None
 
@@ -153,7 +153,7 @@ def _running_out(
     return SlotWarning(
         "critical" if prediction.hours < limits.critical_hours else "warning",
         f"slot {slot.name!r} {end} in {duration(prediction.hours * 3600)} unless it moves:"
-        f" {size(prediction.left_bytes)} are left of {prediction.limit}, and the server writes"
+        f" {size(prediction.remaining_bytes)} are left of {prediction.limit}, and the server writes"
         f" {size(round(prediction.bytes_per_hour))} of WAL an hour: run the pipeline more often,"
         " or raise the limit",
     )

@@ -252,13 +252,13 @@ def _doing_all_twice(*given, run=OnSpark.run, **options):
 
 
 def test_values_that_the_type_cant_hold_are_counted(runner, database, job):
-    """They stand verbatim beside the row; the run's summary says how many rows have such."""
+    """They are stored raw beside the row; the run's summary says how many rows have such."""
     sync(runner, job)
     database.execute(
         "insert into t(id, n, ts) values (1, 'NaN', 'infinity'), (2, 1.5, now()), (3, null,"
         " '-infinity')"
     )
-    assert consume(runner, job).tables["public.t"].verbatim == 2
+    assert consume(runner, job).tables["public.t"].raw_rows == 2
 
 
 def test_values_that_are_lost_are_told(runner, database, lake):
@@ -390,5 +390,5 @@ def test_an_application_continues_what_a_process_without_spark_has_left(
     assert {name: table.inserted for name, table in result.tables.items()} == dict.fromkeys(
         names, 1
     )
-    assert result.targets.foreign_commits == ["public.a"]
+    assert result.targets.external_commits == ["public.a"]
     assert sum("an external writer wrote" in warning for warning in result.warnings) == 1

@@ -144,9 +144,9 @@ def test_a_row_that_moves_into_the_filter(runner, database, lake, where_decoded)
         assert target_rows(job, table) == source_rows(database, table)
         counts = done[f"public.{table}"]
         if identity == "full":
-            assert (counts.reread, told(job, table)) == (0, [])  # the old row came too
+            assert (counts.completed, told(job, table)) == (0, [])  # the old row came too
         else:
-            assert (counts.inserted, counts.reread, counts.quarantined) == (2, 1, 0)
+            assert (counts.inserted, counts.completed, counts.quarantined) == (2, 1, 0)
             assert told(job, table) == [(COMPLETED, "1", ["big"])]
     # Moved in, moved its key and changed, all in one batch.
     for table in tables:
@@ -168,7 +168,7 @@ def test_many_rows_are_read_in_pieces(runner, database, job, where_decoded, monk
         "update t set a = 'x'; delete from t where id = 7; insert into t values (7, 'x', 'new')"
     )
     done = run(runner, job)
-    assert (done.inserted, done.reread) == (35, 34)
+    assert (done.inserted, done.completed) == (35, 34)
     assert target_rows(job) == source_rows(database)
 
 
@@ -184,7 +184,7 @@ def test_a_row_that_the_source_no_longer_has(runner, database, job, where_decode
     drained = replace(job, run_id="first")
     cut = apply(runner, drained).steps[0].targets[0]
     assert target_rows(job) == [row for row in source_rows(database) if row[0] == 2]
-    assert (cut.inserted, cut.reread, cut.quarantined) == (1, 1, 2)
+    assert (cut.inserted, cut.completed, cut.quarantined) == (1, 1, 2)
     assert [row[:2] for row in sorted(told(job), key=lambda row: row[1])] == [
         (WAITING, "1"), (COMPLETED, "2"), (WAITING, "3"),
     ]  # fmt: skip
@@ -247,7 +247,7 @@ def test_a_discarded_row(runner, database, job):
     )
     database.execute("update t set id = 21 where id = 1")
     counts = run(runner, job, "second")
-    assert (counts.skipped, counts.inserted, counts.reread) == (2, 2, 1)
+    assert (counts.skipped, counts.inserted, counts.completed) == (2, 2, 1)
     assert target_rows(job) == [row for row in source_rows(database) if row[0] != 21]
     assert list_quarantined(job) == []
     state = job.read_states()["public.t"]

@@ -242,7 +242,7 @@ def test_what_others_write_between_runs_is_told_once_and_stays_on_record(
     database.execute("insert into t_compact values (31, 'source')")
     result = pipeline.consume(runner)
     assert sorted(told_by(result)) == names(BETWEEN)
-    assert result.targets.foreign_commits == [f"public.{name}" for name in names(BETWEEN)]
+    assert result.targets.external_commits == [f"public.{name}" for name in names(BETWEEN)]
     for name in names(BETWEEN):
         told = told_by(result)[name]
         assert re.search(

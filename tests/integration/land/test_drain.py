@@ -31,7 +31,7 @@ from waldelta.errors import (
     StandbyAway,
 )
 from waldelta.lake import bookkeeping_uri, local_path
-from waldelta.lake.ledger.records import KeptWindow
+from waldelta.lake.ledger.records import ReadWindowSetting
 from waldelta.lake.storage import CHANGES
 from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult, slot_lock
@@ -179,7 +179,7 @@ def test_a_statement_timeout_means_a_smaller_bite(runner, database, wide, monkey
         drained = drain(runner, wide)
     assert asked[3:5] == [4, 12]  # 4 MB, where the first run was; soon answered, so 8 MB more
     assert (drained.changes, drained.bill.timeouts) == (18000, 0)
-    assert wide.ledger.table(KeptWindow).newest().window_bytes in (8 << 20, 16 << 20, None)
+    assert wide.ledger.table(ReadWindowSetting).newest().window_bytes in (8 << 20, 16 << 20, None)
     assert "MB of WAL left, about" in caplog.text
 
 
@@ -203,7 +203,7 @@ def test_what_has_landed_is_compared_in_smaller_bites_where_room_lacks(runner, d
     database.execute(f"alter database {database.name} set temp_file_limit = '1MB'")
     with pytest.raises(PeekTooLarge):
         drain(runner, job)
-    assert job.ledger.table(KeptWindow).newest().window_bytes == 8 << 20
+    assert job.ledger.table(ReadWindowSetting).newest().window_bytes == 8 << 20
     database.execute(f"alter database {database.name} reset temp_file_limit")
     assert drain(runner, job).changes == 0
     assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed_end(job, 1)
@@ -259,7 +259,7 @@ def test_a_slot_that_is_stuck_names_who_holds_it(runner, database, lake, monkeyp
         )
     assert confirmed_lsn(database.connection, job.pipeline.source.slot) == before
     assert drain(runner, job).changes == 1
-    assert job.ledger.table(KeptWindow).newest().window_bytes is None
+    assert job.ledger.table(ReadWindowSetting).newest().window_bytes is None
 
 
 def test_a_read_that_replay_ends_means_a_smaller_bite(database, lake, monkeypatch):

@@ -167,7 +167,7 @@ def test_small_tables_need_no_jvm(runner, database, pipeline, tmp_path):
         "WRITE",
         "repair",
     )
-    assert pipeline.consume(runner).targets.foreign_commits == []
+    assert pipeline.consume(runner).targets.external_commits == []
     assert run_without_java(database, pipeline, tmp_path, "again") == [
         ("public.t", "equal", 1002, 0, 0)
     ]
@@ -339,10 +339,10 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(
         "insert into t values ('new', '2024-01-01')"
     )  # runs look at targets once a batch has landed
     consumed = pipeline.consume(runner, run_id="next")
-    assert (consumed.warnings, consumed.targets.foreign_commits) == ([], [])
+    assert (consumed.warnings, consumed.targets.external_commits) == ([], [])
     # What is written afterwards is another matter.
     target(pipeline).delete("day = '2024-01-05'")
-    assert pipeline.consume(runner, run_id="after").targets.foreign_commits == ["public.t"]
+    assert pipeline.consume(runner, run_id="after").targets.external_commits == ["public.t"]
 
 
 def run_warnings(pipeline, run_id):
@@ -605,7 +605,7 @@ def test_a_column_that_was_added_since_is_left_out_until_the_target_has_it(
     """The target gets it with the next change; the others are compared meanwhile."""
     database.execute("alter table t add column extra int")
     row = reconcile(runner, pipeline)["t"]
-    assert (row.status, row.left_out) == ("equal", ["extra"])
+    assert (row.status, row.skipped_columns) == ("equal", ["extra"])
 
 
 def test_a_key_that_the_target_has_twice_is_told(runner, pipeline):
@@ -644,7 +644,7 @@ def test_every_type_is_equal_as_copied_and_as_streamed(runner, values, lake):  #
     values.execute("insert into t (id) values (5000)")
     pipeline.consume(runner)
     streamed = reconcile(runner, pipeline, "streamed")["t"]
-    assert [(row.status, row.left_out, told(row)) for row in (copied, streamed)] == [
+    assert [(row.status, row.skipped_columns, told(row)) for row in (copied, streamed)] == [
         ("equal", [], [])
     ] * 2
     assert streamed.source_rows == copied.source_rows + 1

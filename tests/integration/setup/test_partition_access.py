@@ -123,7 +123,7 @@ def test_select_on_the_root_alone(runner, database, shop):
         " where id = 101"
     )
     result = pipeline.consume(runner)
-    assert (result.status, result.tables["parts.l2"].reread) == ("succeeded", 1)
+    assert (result.status, result.tables["parts.l2"].completed) == ("succeeded", 1)
     assert held(pipeline, "parts.l2") == high - {101} | {151}
 
     # A filter that lets more rows in is mended by the rows that enter.

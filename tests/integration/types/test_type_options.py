@@ -60,7 +60,7 @@ def write(database, first):
 
 
 def held(runner, job, first):
-    """Values and verbatim texts by column, from the row with key ``first`` on."""
+    """Values and raw texts by column, from the row with key ``first`` on."""
     frame = (
         runner.spark()
         .read.format("delta")
@@ -114,7 +114,7 @@ def test_both_paths_hold_the_same(runner, database, lake, choice):
     database.execute(DDL)
     job = bare_slot(database, with_types(database, lake, numeric, json))
     write(database, 0)
-    counted = run_sync(runner, job).tables["public.t"].verbatim
+    counted = run_sync(runner, job).tables["public.t"].raw_rows
     write(database, 1000)
     database.execute("alter table t alter n set storage external, alter j set storage external")
     long = "(select string_agg(md5(i::text), '') from generate_series(1, 300) i)"
@@ -129,7 +129,7 @@ def test_both_paths_hold_the_same(runner, database, lake, choice):
     for name, missing in unheld.items():
         assert (name, {k for k, raw in enumerate(copied_raws) if name in raw}) == (name, missing)
     assert counted == sum(bool(raw) for raw in copied_raws)
-    assert result.tables["public.t"].verbatim == counted + 1
+    assert result.tables["public.t"].raw_rows == counted + 1
     # Values so long that they are stored apart come as unchanged.
     database.execute("update t set w = 1 where id = 5000")
     consume(runner, job)

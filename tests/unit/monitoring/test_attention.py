@@ -180,7 +180,7 @@ def test_how_the_lake_compares_with_its_source(book, found, fed, verdict, told, 
     long_ago = timedelta(days=400)
     for n, (name, status, *left_out) in enumerate(found):
         row = Reconciliation(
-            minutes(n) - long_ago, f"r{n}", f"public.{name}", status, left_out=left_out
+            minutes(n) - long_ago, f"r{n}", f"public.{name}", status, skipped_columns=left_out
         )
         Reconciliations(book.lake).add([row])
     compared = read_compared(book, [f"public.{name}" for name in fed])
@@ -348,9 +348,9 @@ def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
     foreign = dict.fromkeys("abceg", commits) | {"d": unsaid, "f": []}
     for name, found in foreign.items():
         book.append(
-            TableState(minutes(10), "r", f"public.{name}", 1, "synced", foreign_commits=found)
+            TableState(minutes(10), "r", f"public.{name}", 1, "synced", external_commits=found)
         )
-    book.append(TableState(minutes(11), "r", "public.e", 1, "removed", foreign_commits=commits))
+    book.append(TableState(minutes(11), "r", "public.e", 1, "removed", external_commits=commits))
     answers = [
         ("a", 9, 20),
         ("b", 8, 21),
@@ -362,7 +362,7 @@ def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
     ]
     for name, version, at, *left_out in sorted(answers, key=lambda answer: answer[2]):
         row = Reconciliation(
-            minutes(at), "x", f"public.{name}", "equal", version=version, left_out=left_out
+            minutes(at), "x", f"public.{name}", "equal", version=version, skipped_columns=left_out
         )
         Reconciliations(book.lake).add([row])
     (told,) = read_glance(pipeline(book.lake.root), book, minutes(30), 24).attention
@@ -490,7 +490,7 @@ def test_the_remedy_of_a_failure_is_shown_whole(book):
 
 def test_drift_that_is_only_reported(book, lake):
     """Until a repair or a copy, whose state has none any more."""
-    for n, drift in enumerate(({"later_filters": ["true"]}, {"unmended_leaves": [7]}, {})):
+    for n, drift in enumerate(({"later_filters": ["true"]}, {"unrepaired_leaves": [7]}, {})):
         book.append(TableState(minutes(n), "r", "public.a", 1, "synced", **drift))
         found = read_glance(pipeline(lake), book, minutes(n), 24).attention
         assert [(item.kind, item.objects) for item in found] == (

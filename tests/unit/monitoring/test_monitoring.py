@@ -578,7 +578,7 @@ def test_a_runs_page_is_what_its_stages_recorded(book, lake):
         "land": StageResult("succeeded", 1.5, "1 batches"),
         "apply": StageResult("failed", 2.0),
     }
-    done.tables = {"public.a": TableResult(1, 2, reread=4, version=7)}
+    done.tables = {"public.a": TableResult(1, 2, completed=4, version=7)}
     done.targets.not_applied, done.warnings = ["public.b"], ["look"]
     done.error = {"class": "ApplyError", "message": "no", "retryable": False}
     read_back = RunResult.from_json(done.to_json())
@@ -614,7 +614,7 @@ def test_a_runs_page_is_what_its_stages_recorded(book, lake):
         ("public.a", False, ()),
         ("public.c", False, ("columns changed: added x",)),
     ]
-    assert (seen.tables[1].reread, seen.error["class"], seen.warnings) == (
+    assert (seen.tables[1].completed, seen.error["class"], seen.warnings) == (
         4,
         "ApplyError",
         ("look",),

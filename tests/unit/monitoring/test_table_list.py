@@ -108,7 +108,7 @@ CONTENT = [
         "its publications sent other rows at times since its copy",
         None,
     ),
-    ("partitions", {"unmended_leaves": [5]}, "1 partition added, removed or truncated", None),
+    ("partitions", {"unrepaired_leaves": [5]}, "1 partition added, removed or truncated", None),
     ("a mode", {"mode": "soft_delete"}, "mode soft_delete: also deleted rows", "soft_delete"),
     (
         "no copy",

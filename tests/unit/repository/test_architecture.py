@@ -417,19 +417,6 @@ REPLACED = set(
     )
 )
 KEPT = {
-    # Columns of the ledger's tables, which lakes have already.
-    "TableState.fed_by",
-    "RowCounts.reread",
-    "RowCounts.verbatim",
-    "Reconciliation.left_out",
-    # Metadata of Delta commits, by which later runs find what earlier ones did.
-    "CommitTag.looked",
-    # Keys of run results, which are kept in the ledger and read by other versions.
-    "TargetFindings.told_applied",
-    # A key of the JSON files that list reports.
-    "ReportEntry.told",
-    # A key of what the command status prints.
-    "Forecast.left_bytes",
     # Left and right operands.
     "_greater(left)",
     "_outside_years(left)",

@@ -31,7 +31,7 @@ from waldelta.lake.ledger import (
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.records import KeptWindow
+from waldelta.lake.ledger.records import ReadWindowSetting
 
 ROOT = Path(__file__).parents[3]
 ALERTS = ROOT / "docs/how-to/respond-to-alerts.md"
@@ -261,7 +261,7 @@ def test_every_key_of_the_pipeline_file_is_explained(model):
         Gap,
         ColumnState,
         TargetCut,
-        KeptWindow,
+        ReadWindowSetting,
         Decision,
         Reconciliation,
     ],

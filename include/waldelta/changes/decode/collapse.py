@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 from waldelta.arrow import Bools, Ints, one_array, with_column
 
 # New and updated rows with a value that its column's type can't hold: the raw value is in _wd_raw.
-RAW_ROWS = "verbatim"
+RAW_ROWS = "raw_rows"
 # Rows that arrived without all of their values: those that were completed from the source, and
 # those that couldn't be.
-COMPLETED_ROWS, QUARANTINED_ROWS = "reread", "quarantined"
+COMPLETED_ROWS, QUARANTINED_ROWS = "completed", "quarantined"
 
 
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")

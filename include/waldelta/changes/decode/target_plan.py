@@ -256,10 +256,10 @@ def _check_not_renamed(state: TableState, relation: Relation, catalog: CatalogTa
             " and another table has the old name: run setup, which publishes that other table; the"
             " next run copies it"
         )
-    if state.fed_by is not None:
+    if state.source_table is not None:
         raise SchemaChanged(
-            f"{state.table_name} gets its changes from {state.fed_by}, which is called {name} on"
-            f" the source now, and its changes wait in the change log: write from: {name} in the"
+            f"{state.table_name} gets its changes from {state.source_table}, which is called {name}"
+            f" on the source now, and its changes wait in the change log: write from: {name} in the"
             " pipeline file, run setup and sync it"
         )
     raise SchemaChanged(
@@ -271,7 +271,7 @@ def _check_not_renamed(state: TableState, relation: Relation, catalog: CatalogTa
 
 def _has_its_name(state: TableState, name: TableId | None) -> bool:
     """Whether a table has the name of the one that the target was copied from."""
-    return str(name) == (state.fed_by or state.table_name)
+    return str(name) == (state.source_table or state.table_name)
 
 
 def check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> None:

@@ -224,9 +224,9 @@ def _cut(state: TableState, entry: Mapping[str, Any]) -> TargetCut:
         state.generation,
         int(entry["version"]),
         truncated=bool(entry["waldelta"].get("truncated")),
-        reread=counts.get(COMPLETED_ROWS, 0),
+        completed=counts.get(COMPLETED_ROWS, 0),
         quarantined=counts.get(QUARANTINED_ROWS, 0),
-        verbatim=counts.get(RAW_ROWS, 0),
+        raw_rows=counts.get(RAW_ROWS, 0),
         **_effects(entry.get("operationMetrics", {}), counts),
     )
 

@@ -56,8 +56,8 @@ class CommitTag:
     """Delta's identity of one application of changes: a repeated one changes nothing.
 
     ``counts`` are the staged net changes by action. Together with Delta's metrics, they show what
-    the commit did. ``looked`` is the version up to which external commits had been reported
-    before this one.
+    the commit did. ``checked_version`` is the version up to which external commits had been
+    reported before this one.
     """
 
     app_id: str
@@ -66,7 +66,7 @@ class CommitTag:
     truncated: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     verb: str = "apply"
-    looked: int | None = None
+    checked_version: int | None = None
 
     @property
     def metadata(self) -> str:

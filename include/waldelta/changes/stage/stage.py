@@ -51,7 +51,7 @@ COUNTS = pa.schema(
     [
         ("action", pa.string()),
         ("rows", pa.int64()),
-        ("verbatim", pa.int64()),
+        ("raw_rows", pa.int64()),
         ("incomplete", pa.bool_()),
     ]
 )
@@ -116,7 +116,7 @@ def _staged(
     folder: str, counts: Sequence[Mapping[str, Any]], net: pa.Table | None = None
 ) -> Staged:
     """Return the staged changes by the counts of their parts (COUNTS)."""
-    added = {RAW_ROWS: sum(part["verbatim"] for part in counts)}
+    added = {RAW_ROWS: sum(part["raw_rows"] for part in counts)}
     for part in counts:
         added[part["action"]] = added.get(part["action"], 0) + part["rows"]
     return Staged(folder, parquet(folder), added, any(part["incomplete"] for part in counts), net)
@@ -330,14 +330,14 @@ def _counts(net: pa.Table, plan: DecodePlan) -> pa.Table:
     told = pa.table(
         {
             "action": net["action"],
-            "verbatim": net["raw"].is_valid().cast(pa.int64()),
+            "raw_rows": net["raw"].is_valid().cast(pa.int64()),
             "incomplete": lacks,
         }
     )
     counted = told.group_by("action").aggregate(
-        [([], "count_all"), ("verbatim", "sum"), ("incomplete", "max")]
+        [([], "count_all"), ("raw_rows", "sum"), ("incomplete", "max")]
     )
-    names = ("action", "count_all", "verbatim_sum", "incomplete_max")
+    names = ("action", "count_all", "raw_rows_sum", "incomplete_max")
     return counted.select(names).rename_columns(COUNTS.names).cast(COUNTS)
 
 

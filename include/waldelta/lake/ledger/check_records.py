@@ -2,9 +2,9 @@
 
 - ``expectations``: the results of expectations, one row per expectation, table and run.
 - ``profiles``: the profiles of targets, by which profile anomalies are found.
-- ``judged``: which suite all rows of a target met, as of which version. Rows that haven't changed
-  since needn't be judged again. A check relies on this after few changes, and maintenance for whole
-  targets.
+- ``passed_suites``: which suite all rows of a target met, as of which version. Rows that haven't
+  changed since needn't be judged again. A check relies on this after few changes, and maintenance
+  for whole targets.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class PassedSuite(LedgerRow):
     whole: bool
     end_lsn: int | None = None
 
-    table: ClassVar[str] = "judged"
+    table: ClassVar[str] = "passed_suites"
     rows_per_group: ClassVar[int] = SHORT_ROWS_PER_GROUP
 
 

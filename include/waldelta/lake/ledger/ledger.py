@@ -5,7 +5,7 @@
 - ``batches``: the consistent cuts.
 - ``runs``: what each run did.
 - ``gaps``: which changes the slot lost.
-- ``bites``: the read windows that the server manages.
+- ``read_windows``: the read windows that the server manages.
 - ``decisions``: what waits for an operator's decision, and what was decided.
 
 Rows are never changed, and the latest one counts. Maintenance drops old rows that nothing depends
@@ -125,8 +125,8 @@ class Ledger:
             newest = self._newest_attempt(row.run_id, row.verb)
             is_late = (
                 newest is not None
-                and row.begun is not None
-                and row.begun < (newest["begun"] or newest["at"])
+                and row.started_at is not None
+                and row.started_at < (newest["started_at"] or newest["at"])
             )
             if (
                 newest is not None
@@ -332,7 +332,7 @@ class Ledger:
     def _newest_attempt(self, run_id: str, verb: str) -> dict[str, Any] | None:
         found = (
             self.table(Run)
-            .scan(["at", "begun", "status"], chosen=of_run(run_id, verb), kept=False)
+            .scan(["at", "started_at", "status"], chosen=of_run(run_id, verb), kept=False)
             .to_pylist()
         )
         return found[-1] if found else None

@@ -28,7 +28,7 @@ from waldelta.lake.ledger.records import (
     BatchCut,
     ColumnState,
     Gap,
-    KeptWindow,
+    ReadWindowSetting,
     Run,
     SlotMove,
     TableState,
@@ -47,7 +47,7 @@ def prune_ledger(ledger: Ledger, oldest: datetime, first_batch: int | None) -> i
         + ledger.table(BatchCut).prune(lambda rows: keep_cuts(rows, oldest, first_batch))
         + ledger.table(Run).prune(lambda rows: keep_newest(rows, oldest))
         + ledger.table(Gap).prune(lambda rows: keep_gaps(rows, oldest))
-        + ledger.table(KeptWindow).prune(lambda rows: keep_newest(rows, oldest))
+        + ledger.table(ReadWindowSetting).prune(lambda rows: keep_newest(rows, oldest))
         + Decisions(ledger.lake).prune(oldest)
         + Reconciliations(ledger.lake).prune(oldest)
         + ledger.table(ExpectationResult).prune(lambda rows: keep_results(rows, oldest))
@@ -123,6 +123,6 @@ def keep_gaps(gaps: Sequence[Gap], oldest: datetime) -> list[bool]:
     return [gap.at >= oldest or i in newest for i, gap in enumerate(gaps)]
 
 
-def keep_newest(rows: Sequence[Run | KeptWindow], oldest: datetime) -> list[bool]:
+def keep_newest(rows: Sequence[Run | ReadWindowSetting], oldest: datetime) -> list[bool]:
     """Keep the newest row; the others are history, kept as long as configured."""
     return [row.at >= oldest or i == len(rows) - 1 for i, row in enumerate(rows)]

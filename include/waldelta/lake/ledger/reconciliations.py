@@ -53,7 +53,7 @@ class Reconciliation(LedgerRow):
 
     The target's ``version`` has applied everything up to ``batch``; the source was read at
     ``position`` by ``snapshot``. ``in_flight`` counts keys that were changed between the two,
-    ``lacking`` quarantined or discarded rows. Both are excluded, as are the columns ``left_out``. A
+    ``lacking`` quarantined or discarded rows. Both are excluded, as are ``skipped_columns``. A
     target row at the key of a row that must be absent is extra. ``differences`` are the first of
     the differing rows; ``is_complete``: all of them were counted. ``reason`` says why a table
     wasn't compared, or couldn't be repaired.
@@ -79,7 +79,7 @@ class Reconciliation(LedgerRow):
     buckets: int = 0
     differing_buckets: int = 0
     is_complete: bool = True
-    left_out: list[str] = field(default_factory=list)
+    skipped_columns: list[str] = field(default_factory=list)
     differences: list[RowDifference] = field(default_factory=list)
     seconds: float = 0.0
     source_seconds: float = 0.0
@@ -213,7 +213,9 @@ def last_whole(rows: Iterable[Reconciliation]) -> dict[str, Reconciliation]:
     """Return, by table, the last result for which no column was left out; ``rows`` are in their
     order.
     """
-    return {row.table_name: row for row in rows if row.status in ANSWERS and not row.left_out}
+    return {
+        row.table_name: row for row in rows if row.status in ANSWERS and not row.skipped_columns
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class LedgerRow:
 
 # The lake's tables and the meaning of their columns. A change of which an earlier lake would be
 # read wrongly counts it up.
-FORMAT = 2
+FORMAT = 3
 
 R = TypeVar("R", bound=LedgerRow)
 T = TypeVar("T")
@@ -302,12 +302,12 @@ class TableState(LedgerRow):
     # check.
     unpublished: list[int] = field(default_factory=list)
     # The name of its source table, when that isn't the target's own name.
-    fed_by: str | None = None
+    source_table: str | None = None
     # For a target that merges partitions: the oid of the partitioned table. relation_ids are the
     # leaves'.
     root_id: int | None = None
     # Leaves that came or went since the copy, where the run only reported it.
-    unmended_leaves: list[int] = field(default_factory=list)
+    unrepaired_leaves: list[int] = field(default_factory=list)
     # What published the table, in its publications, at the last check (see
     # waldelta.postgres.catalog.PublishedTable).
     entries: list[str] = field(default_factory=list)
@@ -316,7 +316,7 @@ class TableState(LedgerRow):
     version: int | None = None
     # External commits since the copy: the first and the latest ones (see
     # waldelta.pipeline.targets.external_commits).
-    foreign_commits: list[ExternalCommit] = field(default_factory=list)
+    external_commits: list[ExternalCommit] = field(default_factory=list)
     # The target's mode (see waldelta.target_modes), when it isn't a mirror.
     mode: str | None = None
     # Whether the target lacks rows on purpose (see waldelta.stages.sync.skipped_copy); None: no.
@@ -344,10 +344,10 @@ class RowCounts:
     truncated: int = 0
     # Rows that arrived without all of their values: completed from the source, or not in the target
     # (see quarantine).
-    reread: int = 0
+    completed: int = 0
     quarantined: int = 0
     # Rows written with a value that its column's type can't hold (in _wd_raw).
-    verbatim: int = 0
+    raw_rows: int = 0
 
     @property
     def written(self) -> int:
@@ -459,7 +459,7 @@ class Run(LedgerRow):
     applied: bool | None = None
     # When the attempt that wrote this row began, by Ledger.begin_run(); None in rows of earlier
     # versions.
-    begun: datetime | None = None
+    started_at: datetime | None = None
     # What this attempt did to targets, without what earlier attempts at the run recorded. So the
     # sum over all rows counts each change once. None in rows of earlier versions.
     targets: list[TargetCut] | None = None
@@ -491,7 +491,7 @@ class Gap(LedgerRow):
 
 
 @dataclass(frozen=True, slots=True)
-class KeptWindow(LedgerRow):
+class ReadWindowSetting(LedgerRow):
     """A read window other than the pipeline file's, because the server couldn't manage that one.
 
     ``window_bytes`` None: the pipeline file's window works again.
@@ -500,7 +500,7 @@ class KeptWindow(LedgerRow):
     window_bytes: int | None
     timeout_s: int
 
-    table: ClassVar[str] = "bites"
+    table: ClassVar[str] = "read_windows"
 
 
 @dataclass(frozen=True, slots=True)

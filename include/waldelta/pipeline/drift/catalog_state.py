@@ -86,7 +86,7 @@ def read_catalog_state(
     )
     tables = {state.table_name: _catalog_tables(state, found) for state in states}
     copied_as = {
-        state.table_name: TableId.parse(state.fed_by or state.table_name) for state in states
+        state.table_name: TableId.parse(state.source_table or state.table_name) for state in states
     }
     renamed = {
         name: copied_as[name]

@@ -236,7 +236,7 @@ def _named(table: PublishedTable, leaves: Collection[int]) -> str:
 
 def _recorded_before(state: TableState, moved: Collection[int]) -> Iterator[str]:
     """Describe leaves that came, went or were truncated when the run only reported that."""
-    if left := set(state.unmended_leaves).difference(moved):
+    if left := set(state.unrepaired_leaves).difference(moved):
         yield (
             f"{len(left)} partition{'s' if len(left) > 1 else ''} changed earlier (added, removed"
             " or truncated), which was reported but not repaired"
@@ -278,7 +278,7 @@ def as_published(
         publishes=sorted(table.publishes),
         entries=to_texts(table.entries),
         unpublished=unpublished_columns(table, storage),
-        unmended_leaves=[],
+        unrepaired_leaves=[],
     )
 
 
@@ -299,7 +299,7 @@ def _record(
         state = replace(state, later_filters=[*state.later_filters, *later])
     return replace(
         state,
-        unmended_leaves=sorted({*state.unmended_leaves, *moved}),
+        unrepaired_leaves=sorted({*state.unrepaired_leaves, *moved}),
         unpublished=sorted({*state.unpublished, *unpublished_columns(table, storage)}),
         entries=to_texts(table.entries),
     )

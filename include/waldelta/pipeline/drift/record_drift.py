@@ -176,7 +176,7 @@ def _record(job: Job, state: TableState, drift: PublicationDrift) -> None:
             latest,
             row_filter=known.row_filter,
             later_filters=known.later_filters,
-            unmended_leaves=known.unmended_leaves,
+            unrepaired_leaves=known.unrepaired_leaves,
             unpublished=known.unpublished,
             entries=known.entries,
         )

@@ -93,7 +93,7 @@ class Repair:
         Their rows in the target may lie within no partition's bounds now.
         """
         _, went = moved_leaves(self.state, self.table)
-        left = set(self.state.unmended_leaves) - {leaf.oid for leaf in self.table.leaves}
+        left = set(self.state.unrepaired_leaves) - {leaf.oid for leaf in self.table.leaves}
         return (
             went
             | left
@@ -108,7 +108,7 @@ class Repair:
 
     @property
     def _unmended(self) -> frozenset[int]:
-        left = set(self.state.unmended_leaves)
+        left = set(self.state.unrepaired_leaves)
         return frozenset(leaf.oid for leaf in self.table.leaves if leaf.oid in left)
 
 
@@ -193,7 +193,7 @@ def obstacle(repair: Repair) -> str | None:
             f"it is kept as {state.kept_as}, which a repair would overwrite",
         ),
         (
-            str(table.id) != (state.fed_by or state.table_name),
+            str(table.id) != (state.source_table or state.table_name),
             "its changes come from another table than its copy",
         ),
         (

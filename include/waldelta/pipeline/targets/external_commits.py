@@ -96,7 +96,7 @@ class Watch:
             self._checked[state.table_name] = version
             return []
         seen = check_durably(target, after, version)
-        known = {commit.version for commit in state.foreign_commits}
+        known = {commit.version for commit in state.external_commits}
         fresh = [commit for commit in seen.commits if commit.version not in known]
         if fresh:
             self.reported.append(state.table_name)
@@ -152,8 +152,8 @@ def mirrored_at(state: TableState, version: int) -> TableState:
     """Return the state of a target that mirrors its source again, after any commits up to this
     version.
     """
-    later = [commit for commit in state.foreign_commits if commit.version > version]
-    return replace(state, foreign_commits=later, version=max(version, state.version or 0))
+    later = [commit for commit in state.external_commits if commit.version > version]
+    return replace(state, external_commits=later, version=max(version, state.version or 0))
 
 
 def repaired_commits(job: Job, state: TableState, version: int) -> list[str]:
@@ -225,7 +225,7 @@ def check_log(table: DeltaLog, after: int, upto: int) -> Seen:
             lacks = version
             break
         if commit.metadata:
-            after = max(after, commit.metadata.get("looked") or after)
+            after = max(after, commit.metadata.get("checked_version") or after)
             continue
         _check_files(table, commit)
         others.append(version)
@@ -284,13 +284,13 @@ def _vacuumed_upto(commit: Commit) -> datetime:
 
 def _record(job: Job, state: TableState, fresh: Sequence[ExternalCommit]) -> None:
     def with_commits(latest: TableState) -> TableState:
-        commits = sorted({*latest.foreign_commits, *fresh}, key=lambda commit: commit.version)
+        commits = sorted({*latest.external_commits, *fresh}, key=lambda commit: commit.version)
         if len(commits) > MOST_RECORDED:
             commits = [commits[0], *commits[1 - MOST_RECORDED :]]
-        return replace(latest, foreign_commits=commits)
+        return replace(latest, external_commits=commits)
 
     record_state(job, state, with_commits)
-    fault_point("foreign.recorded")
+    fault_point("external.recorded")
 
 
 def _warn_of_missing(state: TableState, seen: Seen) -> list[str]:

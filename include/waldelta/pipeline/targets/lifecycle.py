@@ -164,7 +164,7 @@ def _has_source(
         and not mapping.relation_ids.isdisjoint(state.relation_ids)
     ):
         return True
-    if mapping is not None or state.fed_by is not None or state.root_id is not None:
+    if mapping is not None or state.source_table is not None or state.root_id is not None:
         return False
     # A renamed table is still published; apply names the renaming and the remedy.
     return _is_published(state, published)
@@ -189,7 +189,7 @@ def _to_be_copied(
     state, mapping = life.state, published.get(table_name)
     reason = state.reason or ""
     if state.status == SYNCED:
-        was_plain = state.fed_by is None and state.root_id is None
+        was_plain = state.source_table is None and state.root_id is None
         is_plain = was_plain and mapping is not None and mapping.is_plain(table_name)
         reason = (
             _OTHER_SOURCE

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from waldelta.config.pipeline_file import LONGEST_TIMEOUT_S
 from waldelta.errors import PeekTimeout
 from waldelta.lake.ledger import now
-from waldelta.lake.ledger.records import KeptWindow
+from waldelta.lake.ledger.records import ReadWindowSetting
 from waldelta.pipeline import Job
 from waldelta.postgres import open_transactions
 
@@ -89,7 +89,7 @@ class ReadWindows:
         self._job = job
         batch = job.pipeline.batch
         self._file = self._widest = ReadWindow(batch.wal_window_mb << 20, batch.statement_timeout_s)
-        kept = job.ledger.table(KeptWindow).newest()
+        kept = job.ledger.table(ReadWindowSetting).newest()
         self._kept = (
             None
             if kept is None or kept.window_bytes is None
@@ -164,7 +164,7 @@ class ReadWindows:
         if kept == self._kept:
             return
         window, timeout = (kept.window_bytes, kept.timeout_s) if kept is not None else (None, 0)
-        self._job.ledger.append(KeptWindow(now(), self._job.run_id, window, timeout))
+        self._job.ledger.append(ReadWindowSetting(now(), self._job.run_id, window, timeout))
         self._kept = kept
 
     def _suspect(self) -> str:

@@ -314,7 +314,7 @@ def _apply_plan(
         plan.batches.upto,
         job.run_id,
         plan.truncated,
-        looked=run.inspection.watch.checked_upto(state),
+        checked_version=run.inspection.watch.checked_upto(state),
     )
     staged = staging_folder(job.lake, state.table_name, state.generation, tag.batch, job.run_id)
     try:

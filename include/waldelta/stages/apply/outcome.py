@@ -63,7 +63,7 @@ def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
         result.add_target(target)
     for cut in applied.steps:
         result.add_cut(cut)
-    result.targets.told_applied = True
+    result.targets.is_apply_reported = True
     causes = _causes(job, [name for name, table in result.tables.items() if table.quarantined])
     for name, table in sorted(result.tables.items()):
         if table.quarantined:
@@ -74,9 +74,9 @@ def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
                 f" {BOOKKEEPING}/{Decision.table}, not in the target: `waldelta quarantine"
                 f" FILE` lists {'it' if one else 'them'}"
             )
-        if table.verbatim and not job.pipeline.target.metadata_columns:
+        if table.raw_rows and not job.pipeline.target.metadata_columns:
             result.warnings.append(
-                f"{name}: {counted(table.verbatim, 'row has', 'rows have')} values that their types"
+                f"{name}: {counted(table.raw_rows, 'row has', 'rows have')} values that their types"
                 " can't hold; metadata_columns is off, so these are null: name such columns under"
                 " types.text"
             )
@@ -110,7 +110,7 @@ def why_quarantined(causes: frozenset[bool], *, one: bool) -> str:
 def add_external_commits(result: RunResult, applied: Applied) -> None:
     """Add the external commits that were found, each once."""
     result.warn(applied.warnings)
-    result.targets.foreign_commits = sorted({*applied.foreign, *result.targets.foreign_commits})
+    result.targets.external_commits = sorted({*applied.foreign, *result.targets.external_commits})
 
 
 @contextmanager

@@ -251,7 +251,7 @@ def repair(runner: Runner, job: Job, drifted: Repair, again: Again | None = None
         check_columns(job, state)
         done = _repair(runner, job, drifted, lock, again)
     log.info(
-        "table=%s repaired lsn=%s: entered=%d left=%d reread=%d seconds=%.1f",
+        "table=%s repaired lsn=%s: entered=%d left=%d completed=%d seconds=%.1f",
         name, done.lsn, done.entered, done.exited, done.read_again, time.monotonic() - began,
     )  # fmt: skip
     return done

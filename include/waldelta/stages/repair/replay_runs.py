@@ -116,7 +116,7 @@ class _Replay:
             keys = touched_rows(runner, job, connection, self.touched, state, folder)
         reason = f"replay of {self.span}"
         if keys is None:
-            if state.unmended_leaves:
+            if state.unrepaired_leaves:
                 raise SchemaChanged(
                     "the range touches all its rows, and partitions were added or removed since"
                     " its copy, whose rows stay in the target: a resync would bring and remove them"

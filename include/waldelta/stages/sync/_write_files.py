@@ -50,7 +50,7 @@ _WRITTEN = pa.schema(
         ("size", pa.int64()),
         ("stats", pa.string()),
         ("rows", pa.int64()),
-        ("verbatim", pa.int64()),
+        ("raw_rows", pa.int64()),
     ]
 )
 # How many times external commits may come in between.
@@ -182,10 +182,10 @@ def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and
         raise
     if staged is not None:
         staged.records.remove()
-    rows, size, verbatim = (
-        sum(row[name] or 0 for row in told) for name in ("rows", "size", "verbatim")
+    rows, size, raw_rows = (
+        sum(row[name] or 0 for row in told) for name in ("rows", "size", "raw_rows")
     )
-    return WrittenCopy(CommitResult(version, rows, size), verbatim)
+    return WrittenCopy(CommitResult(version, rows, size), raw_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +226,12 @@ def _write(
         group = next(groups, None)
         while group is not None:
             with DataFile(files, schema, prefix) as file:
-                verbatim = 0
+                raw_rows = 0
                 while group is not None and file.rows + len(group) <= ROWS_PER_FILE:
                     file.write(group.select(schema.names).cast(schema))
-                    verbatim += _raw_rows(group)
+                    raw_rows += _raw_rows(group)
                     group = next(groups, None)
-                told.append({"rows": file.rows, "verbatim": verbatim, **file.close()})
+                told.append({"rows": file.rows, "raw_rows": raw_rows, **file.close()})
     return told
 
 

@@ -140,7 +140,7 @@ def _as_published(
     return replace(
         as_published(begun, table, storage, target_filter, types),
         key_columns=list(table.key_columns),
-        fed_by=replicated.other_source,
+        source_table=replicated.other_source,
         root_id=replicated.mapping.root_id,
     )
 

@@ -220,7 +220,7 @@ def test_who_comes_too_late_adds_nothing(ledger):
 def test_the_attempt_that_began_last_tells_what_became_of_a_run(ledger, late, newest, refused):
     """One that slept ends after the next, and mostly fails; recorded earlier it hides nothing."""
     earlier, later = (
-        replace(run("r"), begun=ledger.begin_run("r", "consume"), changes=n) for n in range(2)
+        replace(run("r"), started_at=ledger.begin_run("r", "consume"), changes=n) for n in range(2)
     )
     ledger.append_run(replace(earlier, status="failed"))
     ledger.append_run(replace(later, status=newest))
@@ -234,10 +234,10 @@ def test_a_clock_that_is_behind_makes_no_attempt_an_earlier_one(ledger):
     ledger.append_run(run("r", now() + DAY, status="failed"))
     for status in ("running", "succeeded"):
         begun = ledger.begin_run("r", "consume")
-        ledger.append_run(replace(run("r", now(), status=status), begun=begun))
+        ledger.append_run(replace(run("r", now(), status=status), started_at=begun))
     assert ledger.run_result("r").status == "succeeded"
-    ledger.append_run(replace(run("r", verb="replay"), begun=OLD))
-    ledger.append_run(replace(run("other"), begun=OLD))
+    ledger.append_run(replace(run("r", verb="replay"), started_at=OLD))
+    ledger.append_run(replace(run("other"), started_at=OLD))
     assert [row.verb for row in ledger.runs()] == ["consume"] * 3 + ["replay", "consume"]
 
 
@@ -545,7 +545,7 @@ def test_structs_of_an_earlier_version_get_the_fields_of_this_one(lake):
     """Rows that were there have the defaults."""
     first = replace(cut(1), targets=[TargetCut("public.t", 1, 5, inserted=3)])
     written = asdict(first)
-    for name in ("reread", "quarantined", "verbatim"):
+    for name in ("completed", "quarantined", "raw_rows"):
         del written["targets"][0][name]
     targets = pa.array([written["targets"]])
     table = pa.Table.from_pylist([written], schema=schema_of(BatchCut))

@@ -49,11 +49,11 @@ def test_the_latest_answer_of_each_table_counts(tmp_path):
     odd = RowDifference("different", '{"id": "1"}', 1, [ColumnDifference("v", None, "x")], 9)
     kept.add([row("r1", at=now() - timedelta(days=40)), row("r1", "public.u", "failed")])
     kept.add([row("r2", status="different", different=1, differences=[odd])])
-    kept.add([row("r2", status="repaired", repaired=1, left_out=["w"], differences=[odd])])
+    kept.add([row("r2", status="repaired", repaired=1, skipped_columns=["w"], differences=[odd])])
     expected = {"public.t": "repaired", "public.u": "failed"}
     assert {name: found.status for name, found in latest(kept).items()} == expected
     found = latest(kept)["public.t"]
-    assert (found.status, found.differences, found.left_out) == ("repaired", [odd], ["w"])
+    assert (found.status, found.differences, found.skipped_columns) == ("repaired", [odd], ["w"])
     assert len(kept.history(now() - timedelta(days=1))) == 3
     assert kept.prune(now() - timedelta(days=30)) == 1
     expected = {"public.t": "repaired", "public.u": "failed"}
@@ -133,7 +133,15 @@ def test_the_last_answer_of_each_table_is_kept(tmp_path):
     ]
     for n, (table, status, *left_out) in enumerate(long_ago):
         kept.add(
-            [row(f"r{n}", table, status, at=now() - timedelta(days=400 - n), left_out=left_out)]
+            [
+                row(
+                    f"r{n}",
+                    table,
+                    status,
+                    at=now() - timedelta(days=400 - n),
+                    skipped_columns=left_out,
+                )
+            ]
         )
     kept.add([row("new", "public.w", at=now() - timedelta(days=2)), row("newer", "public.w")])
     assert kept.prune(now() - timedelta(days=30)) == 5

@@ -26,9 +26,9 @@ from waldelta.lake.ledger.reconciliations import ColumnDifference
 from waldelta.lake.ledger.records import (
     AttributeState,
     FileState,
-    KeptWindow,
     LabelState,
     LedgerRow,
+    ReadWindowSetting,
     row_of,
     schema_of,
 )
@@ -38,8 +38,8 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TIME = "timestamp[us, tz=UTC]"
 TARGETS = (
     "list<item: struct<table_name: string, generation: int64, version: int64, inserted: int64,"
-    " updated: int64, deleted: int64, skipped: int64, truncated: bool, reread: int64,"
-    " quarantined: int64, verbatim: int64, commit_ts: timestamp[us, tz=UTC]>>"
+    " updated: int64, deleted: int64, skipped: int64, truncated: bool, completed: int64,"
+    " quarantined: int64, raw_rows: int64, commit_ts: timestamp[us, tz=UTC]>>"
 )
 # A table's name and columns, without those that all have: when, and by which run.
 TABLES = {
@@ -57,8 +57,8 @@ TABLES = {
         list<item: struct<attnum: int64, xmin: int64, has_missing: bool, default_oid: int64>>,
         labels: list<item: struct<attnum: int64, oid: int64, label: string>>, as_of: int64>,
         target_filter: string, later_filters: list<item: string>, publishes: list<item: string>,
-        unpublished: list<item: int64>, fed_by: string, root_id: int64, unmended_leaves:
-        list<item: int64>, entries: list<item: string>, version: int64, foreign_commits:
+        unpublished: list<item: int64>, source_table: string, root_id: int64, unrepaired_leaves:
+        list<item: int64>, entries: list<item: string>, version: int64, external_commits:
         list<item: struct<version: int64, operation: string, by: string, at: TIME>>, mode: string,
         copy_skipped: bool""",
     BatchCut: """batches
@@ -67,11 +67,11 @@ TABLES = {
         verb: string, status: string, run_type: string, interval_start: TIME, interval_end: TIME,
         start_lsn: int64, end_lsn: int64, changes: int64, seconds: double, result: string, as_of:
         TIME, lag_before_bytes: int64, lag_bytes: int64, retained_bytes: int64, wal_status:
-        string, applied: bool, begun: TIME, targets: TARGETS""",
+        string, applied: bool, started_at: TIME, targets: TARGETS""",
     Gap: """gaps
         status: string, slot: string, system_identifier: string, timeline: int64, incarnation:
         string, from_lsn: int64, to_lsn: int64, cause: string, detail: string, remedy: string""",
-    KeptWindow: """bites
+    ReadWindowSetting: """read_windows
         window_bytes: int64, timeout_s: int64""",
     Decision: """decisions
         status: string, table_name: string, generation: int64, batch: int64, key: string, columns:
@@ -84,9 +84,9 @@ TABLES = {
         batch: int64, version: int64, snapshot: string, source_rows: int64, target_rows: int64,
         missing: int64, extra: int64, different: int64, doubled: int64, in_flight: int64, lacking:
         int64, repaired: int64, buckets: int64, differing_buckets: int64, is_complete: bool,
-        left_out: list<item: string>, differences: list<item: struct<kind: string, key: string,
-        rows: int64, columns: list<item: struct<name: string, source: string, target: string>>,
-        hash: int64>>, seconds: double, source_seconds: double, by: string""",
+        skipped_columns: list<item: string>, differences: list<item: struct<kind: string, key:
+        string, rows: int64, columns: list<item: struct<name: string, source: string, target:
+        string>>, hash: int64>>, seconds: double, source_seconds: double, by: string""",
     ExpectationResult: """expectations
         table_name: string, expectation: string, meaning: string, severity: string, origin:
         string, success: bool, observed: string, unexpected_count: int64, version: int64,
@@ -94,7 +94,7 @@ TABLES = {
     Profile: """profiles
         table_name: string, version: int64, rows: int64, columns: list<item: struct<name: string,
         nulls: double, mean: double, deviation: double, least: double, most: double>>""",
-    PassedSuite: """judged
+    PassedSuite: """passed_suites
         table_name: string, generation: int64, version: int64, suite: string, whole: bool,
         end_lsn: int64""",
 }
@@ -143,7 +143,7 @@ ROWS = {
     ),
     "a struct's null field": (
         {"batch": 1, "end_lsn": 2, "commit_ts": NOON,
-         "targets": [{"table_name": "t", "generation": 1, "version": 3, "reread": None}]},
+         "targets": [{"table_name": "t", "generation": 1, "version": 3, "completed": None}]},
         BatchCut(NOON, "r", 1, 2, NOON, [TargetCut("t", 1, 3)]),
     ),
     "a struct of lists": (

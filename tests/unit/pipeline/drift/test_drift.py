@@ -149,7 +149,7 @@ def test_a_partition_made_as_one_is_no_drift():
 
 def test_partitions_that_were_told_are_mended_once_the_file_says_so():
     """What was only told is remembered for it."""
-    held = replace(state(leaves=[10, 11]), unmended_leaves=[11])
+    held = replace(state(leaves=[10, 11]), unrepaired_leaves=[11])
     told = find_drift(pipeline(drift="repair"), held, table(leaves=[10, 11]), CatalogTable())
     assert (told.reasons, told.mends) == (
         (

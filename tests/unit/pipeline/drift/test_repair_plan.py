@@ -65,8 +65,8 @@ OBSTACLES = [
     ("it was so when it was copied", {"entries": to_texts(UNLIKE)}, BOTH, "same filters"),
     ("inserts alone", {"publishes": ["insert"]}, {"publishes": INSERTS}, "not every kind"),
     ("truncate since", {}, {"publishes": ALL | {"truncate"}}, "other operations"),
-    ("fed by another table", {"fed_by": "public.t", "table_name": "public.u"}, {}, None),
-    ("not as it was copied", {"fed_by": "public.s"}, {}, "another table"),
+    ("fed by another table", {"source_table": "public.t", "table_name": "public.u"}, {}, None),
+    ("not as it was copied", {"source_table": "public.s"}, {}, "another table"),
     ("gathered leaves, of which one came", {"root_id": 1, "relation_ids": [2]},
      {"relation_ids": (2, 3)}, None),
     ("of another root", {"root_id": 9, "relation_ids": [2]}, {"relation_ids": (2,)},
@@ -117,7 +117,7 @@ def test_entering(before, after, nullable, expected):
 
 def test_an_attached_partition_enters_whole():
     """The others give what the filter's change lets in; a reported one was waiting."""
-    held = state(row_filter="(a > 5)", leaves=[2], unmended_leaves=[4])
+    held = state(row_filter="(a > 5)", leaves=[2], unrepaired_leaves=[4])
     own = RowFilter("a < 9", "(a < 9)", ("a",))
     found = moving_rows(Repair(held, table(row_filter="(a > 3)", leaves=[2, 3, 4])), own)
     whole = "((a > 3)) and ((a < 9))"
@@ -156,7 +156,7 @@ LEAVES = [
     ("another took its place", state(leaves=[2, 3]), [2, 4], [], [], ({4}, {3}, {4})),
     ("emptied", state(leaves=[2, 3]), [2, 3], [3], [], ({3}, set(), {3})),
     ("attached again", state(leaves=[2, 3]), [2, 3], [3], [3], ({3}, {3}, {3})),
-    ("told before", state(leaves=[2, 3], unmended_leaves=[3, 4]), [2, 3], [], [],
+    ("told before", state(leaves=[2, 3], unrepaired_leaves=[3, 4]), [2, 3], [], [],
      ({3}, {3, 4}, {3})),
 ]  # fmt: skip
 

@@ -99,7 +99,7 @@ def test_our_own_commits_say_how_far_was_looked(uri):
     """What lies beside them is looked at again, what lies before isn't even read."""
     write_deltalake(uri, ROWS, mode="append")
     write_deltalake(uri, ROWS, mode="append")
-    ours = '{"waldelta": {"verb": "apply", "looked": 2}}'
+    ours = '{"waldelta": {"verb": "apply", "checked_version": 2}}'
     write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours(ours))
     assert [commit.version for commit in check_log(table_at(uri).log, 1, 4).commits] == [3]
 

@@ -123,8 +123,9 @@ CASES = [
     ("gathered, then published by its root", RECREATED, GATHERED_COPY, COPY, ANEW),
     ("gathered, then no leaves", HERE | ELSEWHERE, GATHERED_COPY, COPY, ANEW),
     ("gathered, then away", ELSEWHERE, GATHERED_COPY, REMOVED, AWAY),
-    ("fed by another table", FROM_OTHER, life("synced", fed_by="public.other"), APPLY, ""),
-    ("fed by another, then not", RENAMED, life("synced", fed_by="public.other"), REMOVED, AWAY),
+    ("fed by another table", FROM_OTHER, life("synced", source_table="public.other"), APPLY, ""),
+    ("fed by another, then not", RENAMED, life("synced", source_table="public.other"), REMOVED,
+     AWAY),
 ]  # fmt: skip
 
 

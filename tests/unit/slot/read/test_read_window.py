@@ -9,7 +9,7 @@ import pytest
 from tests.support.pipelines import job_of, pipeline_file
 from waldelta.lake.ledger import now
 from waldelta.lake.ledger.prune_ledger import prune_ledger
-from waldelta.lake.ledger.records import KeptWindow
+from waldelta.lake.ledger.records import ReadWindowSetting
 from waldelta.slot.read.read_window import ReadWindow, ReadWindows
 
 FILE = (512, 600)
@@ -86,7 +86,7 @@ def test_runs_go_on_where_the_last_one_was(run):
     """Each change is in the ledger at once; nothing while the file's window works."""
     first = run()
     first.answered(1, is_whole=True)
-    assert first._job.ledger.table(KeptWindow).newest() is None
+    assert first._job.ledger.table(ReadWindowSetting).newest() is None
     first.timed_out()
     first.timed_out()
     assert (
@@ -100,7 +100,7 @@ def test_runs_go_on_where_the_last_one_was(run):
     for then in (32, 64, 64):
         second.answered(100, is_whole=True)
         assert size_of(second.next) == (then, 600)
-    assert second._job.ledger.table(KeptWindow).newest().window_bytes is None
+    assert second._job.ledger.table(ReadWindowSetting).newest().window_bytes is None
     assert size_of(run().next) == (64, 600)
 
 

@@ -65,13 +65,13 @@ def pipeline(**entry) -> PipelineFile:
 CASES = [
     ("a mirror's mode isn't told", PLAIN, COPIED, pipeline(), {"mode": None}),
     ("another mode is", PLAIN, COPIED, pipeline(mode="history"), {"mode": "history"}),
-    ("its own name isn't told", PLAIN, COPIED, pipeline(), {"fed_by": None, "root_id": None}),
+    ("its own name isn't told", PLAIN, COPIED, pipeline(), {"source_table": None, "root_id": None}),
     (
         "what it gathers is",
         replace(PLAIN, mapping=TargetSource(TableId("public", "parts"), frozenset({7}), root_id=6)),
         COPIED,
         pipeline(),
-        {"fed_by": "public.parts", "root_id": 6},
+        {"source_table": "public.parts", "root_id": 6},
     ),
     ("rows were copied", PLAIN, COPIED, pipeline(), {"copy_skipped": None}),
     (

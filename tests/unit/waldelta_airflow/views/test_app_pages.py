@@ -117,7 +117,7 @@ def fill(pipeline, run_id=RUN_ID, said="fine"):
     for n, status in ((30, "succeeded"), (20, "failed"), (10, "succeeded")):
         result = {
             "stages": {"land": {"status": "succeeded", "seconds": 1.25, "detail": said}},
-            "tables": {"public.orders": {"inserted": 12345, "reread": 7, "version": 3}},
+            "tables": {"public.orders": {"inserted": 12345, "completed": 7, "version": 3}},
             "warnings": [said],
             "error": {"class": "ApplyError", "message": said} if status == "failed" else None,
         }

@@ -65,7 +65,8 @@ def read_check_constraints(
     Constraints on columns whose collation treats different texts as equal are left out.
     """
     fed_by = {
-        state.table_name: split_table_name(state.fed_by or state.table_name) for state in states
+        state.table_name: split_table_name(state.source_table or state.table_name)
+        for state in states
     }
     if not fed_by:
         return ChecksRead()

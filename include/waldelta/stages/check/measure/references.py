@@ -277,7 +277,7 @@ def _of_states(referring: TableState, other: TableState) -> str | None:
             return (
                 f"the publications of {state.table_name} don't publish every {', '.join(missing)}"
             )
-        if state.unmended_leaves:
+        if state.unrepaired_leaves:
             return f"partitions of {state.table_name} were added or removed since its copy"
     return None
 
@@ -303,7 +303,7 @@ def _of_cut(known: KnownTargets, states: Sequence[TableState]) -> str | None:
             is_ahead or state.table_name in known.beyond_cut
         ):  # The cut's version would be taken for the current result.
             return f"{apart}: {state.table_name} has a batch that other targets lack"
-        if target.reread or state.table_name in known.read_again:
+        if target.completed or state.table_name in known.read_again:
             return f"{apart}: rows of {state.table_name} were read from the source"
         if state.table_name in known.lacking:
             return f"{state.table_name} lacks rows that are, or were, in quarantine"

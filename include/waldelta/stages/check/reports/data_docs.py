@@ -163,7 +163,7 @@ def entry_of(row: Reconciliation, at: datetime, pipeline: str, page: str) -> Rep
         failures=() if row.status != DIFFERENT else (summary_of(row),),
         warnings=() if row.status in (EQUAL, REPAIRED, DIFFERENT) else (summary_of(row),),
         page=page,
-        told=summary_of(row) + version,
+        result=summary_of(row) + version,
     )
 
 
@@ -225,8 +225,8 @@ def _facts(row: Reconciliation) -> Iterator[tuple[str, str]]:
         yield "quarantined or discarded", f"{counted(row.lacking, 'row')}, not compared"
         yield "buckets", f"{row.differing_buckets:,} of {row.buckets:,} with differences"
         yield "duration", f"{row.seconds:.1f} s, the source {row.source_seconds:.1f} s of it"
-    if row.left_out:
-        yield "columns not compared", ", ".join(row.left_out)
+    if row.skipped_columns:
+        yield "columns not compared", ", ".join(row.skipped_columns)
     if row.repaired:
         yield "repaired", counted(row.repaired, "row")
     if row.reason:

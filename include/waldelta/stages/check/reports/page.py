@@ -29,7 +29,7 @@ class ReportEntry:
     """One table's check in one run.
 
     ``page`` is its place among the docs, and empty for a table that couldn't be checked.
-    ``version`` is None for a missing target. ``told`` is the result's text where the result isn't a
+    ``version`` is None for a missing target. ``result`` is the result's text where that isn't a
     count of met expectations.
     """
 
@@ -42,7 +42,7 @@ class ReportEntry:
     failures: tuple[str, ...]  # Critical expectations that failed, in words without values.
     warnings: tuple[str, ...]
     page: str
-    told: str | None = None
+    result: str | None = None
 
     @property
     def verdict(self) -> _RunVerdict:
@@ -189,8 +189,8 @@ def _rows(run: CheckedRun, link: Callable[[ReportEntry], str]) -> Iterator[str]:
 
 
 def _text(entry: ReportEntry) -> str:
-    if entry.told is not None:
-        return html_text(entry.told)
+    if entry.result is not None:
+        return html_text(entry.result)
     missed = [*entry.failures, *(f"{text} (warning)" for text in entry.warnings)]
     version = "" if entry.version is None else f", Delta version {entry.version}"
     if not missed:

@@ -199,11 +199,11 @@ def _with_references(
         for state in related
         if quarantine.lacking(state.table_name, state.generation)
     ]
-    reread = [name for name, table in result.tables.items() if table.reread]
+    completed = [name for name, table in result.tables.items() if table.completed]
     cut = job.ledger.last_cut()
     # A run that applies changes knows its own targets' versions.
     ahead = _beyond_cut(job, related, cut) if result.verb in _CONCURRENT_JOBS else ()
-    known = KnownTargets(states, targets, cut, _changed(result, rules), lacking, reread, ahead)
+    known = KnownTargets(states, targets, cut, _changed(result, rules), lacking, completed, ahead)
     if job.pipeline.source.options.origin == "none":
         hidden = "changes that reached the source by replication aren't read (options.origin)"
         keys = [replace(key, obstacle=key.obstacle or hidden) for key in keys]

@@ -153,7 +153,7 @@ def compare(runner: Runner, job: Job, holder: SnapshotHolder, feeding: ComparedT
     """
     began, state = time.monotonic(), feeding.state
     rows = _estimated_rows(job, state)
-    source, target, left_out = _sides(runner, job, holder, feeding, rows)
+    source, target, skipped_columns = _sides(runner, job, holder, feeding, rows)
     plan = source.plan
     aside = _set_aside(runner, job, feeding, plan, _between(job, holder, feeding))
     if is_dear(aside.in_flight, rows):
@@ -174,7 +174,7 @@ def compare(runner: Runner, job: Job, holder: SnapshotHolder, feeding: ComparedT
         position=holder.lsn.value, batch=feeding.batch, version=feeding.version,
         snapshot=holder.snapshot, source_rows=ours.count, target_rows=theirs.count, **counts,
         in_flight=aside.in_flight, lacking=aside.lacking, buckets=plan.buckets,
-        differing_buckets=len(differing), is_complete=is_complete, left_out=left_out,
+        differing_buckets=len(differing), is_complete=is_complete, skipped_columns=skipped_columns,
         differences=found[:ROWS_KEPT], seconds=round(time.monotonic() - began, 3),
         source_seconds=round(source_seconds, 3),
     )  # fmt: skip
@@ -194,8 +194,8 @@ def _sides(
     out.
     """
     state, copy = feeding.state, _copy(job, feeding, holder)
-    left_out = _uncompared_columns(state, copy)
-    columns = tuple(column for column in copy.columns if column[0] not in left_out)
+    skipped_columns = _uncompared_columns(state, copy)
+    columns = tuple(column for column in copy.columns if column[0] not in skipped_columns)
     encoding = holder.connection.info.parameter_status("server_encoding") or ""
     raw = job.pipeline.target.metadata_columns
     plan = drawn(
@@ -213,7 +213,7 @@ def _sides(
     )
     small = read_small(place, feeding.version)
     target = TargetSide(runner, place, feeding.version, plan, tuple(source.shown), small)
-    return source, target, left_out
+    return source, target, skipped_columns
 
 
 def _estimated_rows(job: Job, state: TableState) -> int:

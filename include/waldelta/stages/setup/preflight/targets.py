@@ -149,7 +149,7 @@ def judge_replaced(
 ) -> Iterator[Finding]:
     """Yields a warning for each target whose source was replaced since its copy."""
     for state in sorted(states, key=attrgetter("table_name")):
-        found = facts.tables.get(TableId.parse(state.fed_by or state.table_name))
+        found = facts.tables.get(TableId.parse(state.source_table or state.table_name))
         if found is None or state.root_id is not None or not state.relation_ids:
             continue
         if found.relation.relkind == "r" and found.relation.oid not in state.relation_ids:

@@ -130,7 +130,7 @@ REASONS = [
     ),
     (
         "partitions that came or went",
-        lake(parent={"unmended_leaves": [5]}),
+        lake(parent={"unrepaired_leaves": [5]}),
         KEY,
         "partitions of public.p were added or removed since its copy",
     ),

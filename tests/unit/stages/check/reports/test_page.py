@@ -62,7 +62,7 @@ def test_entries_come_back_as_they_were(docs, tmp_path):
         ("at", 5),
         ("expectations", "<script>"),
         ("version", "<script>"),
-        ("told", {}),
+        ("result", {}),
         ("page", None),
     ],
 )
