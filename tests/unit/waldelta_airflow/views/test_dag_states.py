@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from datetime import timedelta
 
 import pytest
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
 from airflow.models.log import Log
 from airflow.models.taskinstance import TaskInstance
-from airflow.utils.types import DagRunType
 from fastapi import HTTPException
-from sqlalchemy import insert, select
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from tests.support.bookkeeping import NOON, run
+from tests.support.airflow_rows import add_dag, add_run
+from tests.support.bookkeeping import run
 from waldelta.config import load_pipeline_file
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, now
@@ -43,44 +42,6 @@ def airflow_db(airflow_tables):
     engine = airflow_tables(DagModel, DagRun, TaskInstance, Log)
     with Session(engine) as session:
         yield session
-
-
-def add_dag(session, dag_id, *, paused=False, stale=False):
-    told = {
-        "dag_id": dag_id,
-        "is_paused": paused,
-        "is_stale": stale,
-        "timetable_description": "Every 5 minutes",
-    }
-    more = {
-        "bundle_name": "b",
-        "fileloc": "",
-        "max_active_runs": 1,
-        "max_active_tasks": 1,
-        "max_consecutive_failed_dag_runs": 0,
-        "has_task_concurrency_limits": False,
-    }
-    session.execute(insert(DagModel).values(**told, **more))
-
-
-def add_run(session, dag_id, n, state, **more):
-    at = NOON + timedelta(hours=n)
-    session.execute(
-        insert(DagRun).values(
-            dag_id=dag_id,
-            run_id=f"run-{n}",
-            run_type=DagRunType.MANUAL,
-            state=state,
-            run_after=at,
-            start_date=at,
-            log_template_id=None,
-            clear_number=0,
-            triggered_by=None,
-            backfill_id=None,
-            **more,
-        )
-    )
-    session.commit()
 
 
 LATEST = {

@@ -16,6 +16,7 @@ from airflow.utils.types import DagRunType
 from sqlalchemy import create_engine, insert
 from sqlalchemy.orm import Session
 
+from tests.support.airflow_rows import add_dag, add_run
 from tests.support.bookkeeping import NOON
 from waldelta.config import load_pipeline_file
 from waldelta_airflow.reporting.notify import IDLE_CHECK
@@ -31,18 +32,11 @@ RUNS = {
     "nothing to do": ([(WELL, CHANGES), (WELL, NOTHING)], None, 1),
     "with changes": ([(WELL, NOTHING), (WELL, CHANGES)], None, 0),
     "failed": ([(WELL, NOTHING), (BAD, SILENT)], 1, 0),
-    "failed, and the next is tried again": (
-        [(WELL, NOTHING), (BAD, SILENT), (BAD, SILENT), (BUSY, SILENT)],
-        2,
-        0,
-    ),
-    "well again, and the next is under way": (
-        [(BAD, SILENT), (WELL, NOTHING), (BUSY, SILENT)],
-        None,
-        1,
-    ),
+    "failed, the next is tried again":
+     ([(WELL, NOTHING), (BAD, SILENT), (BAD, SILENT), (BUSY, SILENT)], 2, 0),
+    "well again, the next under way": ([(BAD, SILENT), (WELL, NOTHING), (BUSY, SILENT)], None, 1),
     "marked by hand": ([(WELL, NOTHING), (WELL, SILENT)], None, 0),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("runs", "failed", "looked"), RUNS.values(), ids=RUNS)
@@ -52,31 +46,12 @@ def test_what_runs_say(runs, failed, looked):
         model.__table__.create(engine)
     with Session(engine) as session:
         for n, (state, answer) in enumerate(runs):
-            at = NOON + timedelta(hours=n)
-            session.execute(
-                insert(DagRun).values(
-                    id=n,
-                    dag_id="shop_cdc",
-                    run_id=f"run-{n}",
-                    run_type=DagRunType.SCHEDULED,
-                    state=state,
-                    run_after=at,
-                    start_date=at,
-                    log_template_id=None,
-                    clear_number=0,
-                    triggered_by=None,
-                    backfill_id=None,
-                )
-            )
+            add_run(session, "shop_cdc", n, state, id=n, run_type=DagRunType.SCHEDULED)
             if answer is not SILENT:
-                told = {
-                    "dag_run_id": n,
-                    "task_id": IDLE_CHECK,
-                    "key": "return_value",
-                    "dag_id": "shop_cdc",
-                    "run_id": f"run-{n}",
-                }
-                session.execute(insert(XComModel).values(**told, value=answer, timestamp=at))
+                told = {"dag_run_id": n, "dag_id": "shop_cdc", "run_id": f"run-{n}"}
+                told |= {"task_id": IDLE_CHECK, "key": "return_value", "value": answer}
+                at = NOON + timedelta(hours=n)
+                session.execute(insert(XComModel).values(**told, timestamp=at))
         found = _schedule(session, "shop", {"shop_cdc": (False, None)})
     assert found.failed == (None if failed is None else f"run-{failed}")
     well = [n for n, (state, _) in enumerate(runs) if state == WELL]
@@ -96,19 +71,13 @@ def test_what_airflow_lacks(write_pipeline, monkeypatch, airflow_tables):
             lambda: nullcontext(session),
         )
         assert read_schedules([shop]) == {}  # Airflow has not parsed its DAGs yet.
-        told = {"dag_id": "shop_cdc", "is_paused": False, "is_stale": False, "fileloc": ""}
-        limits = {"max_active_runs": 1, "max_active_tasks": 1, "bundle_name": "b"}
-        more = {"max_consecutive_failed_dag_runs": 0, "has_task_concurrency_limits": False}
-        session.execute(insert(DagModel).values(**told, **limits, **more))
+        add_dag(session, "shop_cdc")
         pool, source = read_schedules([shop])["shop"].lacks
         assert "no pool waldelta_shop_cdc" in pool.text
         assert "no connection shop_source" in source.text
         # Only the workers may have it.
         assert (pool.severity, source.severity) == ("failed", "warning")
-        ran = {"dag_id": "shop_cdc", "run_id": "r1", "run_type": DagRunType.SCHEDULED}
-        at = {"start_date": NOON, "run_after": NOON, "clear_number": 0, "state": WELL}
-        unset = dict.fromkeys(("log_template_id", "triggered_by", "backfill_id"))
-        session.execute(insert(DagRun).values(**ran, **at, **unset))
+        add_run(session, "shop_cdc", 1, WELL, run_type=DagRunType.SCHEDULED)
         assert read_schedules([shop])["shop"].lacks == (pool,)
         session.execute(insert(Pool).values(pool=shop.pool, slots=1, include_deferred=False))
         assert read_schedules([shop])["shop"].lacks == ()
