@@ -8,6 +8,7 @@ from typing import Any
 from airflow.sdk import Asset, AssetAlias
 
 from waldelta.config import PipelineFile, split_table_name
+from waldelta.pipeline.after_commit import commits_of
 
 _COUNTS = ("inserted", "updated", "deleted", "skipped")
 
@@ -40,21 +41,16 @@ def changed_targets(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     A target whose expectations were corrected got no event for its changes when its check failed.
     """
     bounds = {key: result.get(key) for key in ("run_id", "start_lsn", "end_lsn")}
-    late = {
-        table: {**dict.fromkeys(_COUNTS, 0), "truncated": False, **bounds}
-        for table in result.get("corrected") or ()
-    }
-    return late | {
-        table: (
-            {
-                **{name: int(counts.get(name) or 0) for name in _COUNTS},
-                "truncated": bool(counts.get("truncated")),
-            }
-            | {key: counts[key] for key in ("rows", "version") if counts.get(key) is not None}
-            | bounds
-        )
-        for table, counts in (result.get("tables") or {}).items()
-        if _changed(counts) and _fine(result, table)
+    late: dict[str, Mapping[str, Any]] = {table: {} for table in result.get("corrected") or ()}
+    changed = {commit.table: commit.counts for commit in commits_of(result) if commit.is_fine}
+    return {
+        table: {
+            **{name: int(counts.get(name) or 0) for name in _COUNTS},
+            "truncated": bool(counts.get("truncated")),
+            **{key: counts[key] for key in ("rows", "version") if counts.get(key) is not None},
+            **bounds,
+        }
+        for table, counts in (late | changed).items()
     }
 
 
@@ -63,17 +59,4 @@ def changed_without_event(result: Mapping[str, Any]) -> list[str]:
 
     They lack some changes, or failed a check.
     """
-    tables = result.get("tables") or {}
-    return sorted(
-        table for table, counts in tables.items() if _changed(counts) and not _fine(result, table)
-    )
-
-
-def _fine(result: Mapping[str, Any], table: str) -> bool:
-    return table in (result.get("passed") or ()) and table not in (result.get("not_applied") or ())
-
-
-def _changed(counts: Mapping[str, Any]) -> bool:
-    # A copy may have no rows, but the target exists from now on.
-    is_copied = counts.get("rows") is not None
-    return is_copied or any(counts.get(n) for n in ("inserted", "updated", "deleted", "truncated"))
+    return [commit.table for commit in commits_of(result) if not commit.is_fine]

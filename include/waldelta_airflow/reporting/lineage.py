@@ -18,8 +18,8 @@ from openlineage.client.facet_v2 import RunFacet, output_statistics_output_datas
 
 from waldelta.config import PipelineFile, Publication, split_table_name
 from waldelta.lake import target_uri
+from waldelta.pipeline.after_commit import TargetCommit, commits_of
 
-_ROWS = ("inserted", "updated", "deleted")
 _PORT = 5432
 
 
@@ -38,19 +38,13 @@ def lineage(
 ) -> OperatorLineage:
     """Returns inputs and outputs of the tables that a run of a source's ``database`` changed."""
     namespace = f"postgres://{source.host or 'localhost'}:{source.port or _PORT}"
-    tables = {
-        name: counts
-        for name, counts in (document.get("tables") or {}).items()
-        if counts.get("rows") is not None
-        or counts.get("truncated")
-        or any(counts.get(of) for of in _ROWS)
-    }
-    sources = {name: _source(pipeline, name) for name in tables}
+    commits = commits_of(document)
+    sources = {commit.table: _source(pipeline, commit.table) for commit in commits}
     inputs = [
         Dataset(namespace, ".".join((source.schema or "", *of)))
         for of in sorted(set(sources.values()))
     ]
-    outputs = [_output(pipeline, name, counts) for name, counts in sorted(tables.items())]
+    outputs = [_output(pipeline, commit) for commit in commits]
     named = {
         table: _published(pipeline.source.publications, table) for table in set(sources.values())
     }
@@ -77,16 +71,11 @@ def _source(pipeline: PipelineFile, table: str) -> tuple[str, str]:
     return split_table_name(own.source if own and own.source else table)
 
 
-def _output(pipeline: PipelineFile, table: str, counts: Mapping[str, Any]) -> OutputDataset:
-    place = urlsplit(target_uri(pipeline.target.root, *split_table_name(table)))
+def _output(pipeline: PipelineFile, commit: TargetCommit) -> OutputDataset:
+    place = urlsplit(target_uri(pipeline.target.root, *split_table_name(commit.table)))
     namespace = f"{place.scheme}://{place.netloc}" if place.netloc else place.scheme
-    written = (
-        counts.get("rows")
-        if counts.get("rows") is not None
-        else sum(int(counts.get(of) or 0) for of in _ROWS)
-    )
     statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
-        rowCount=written
+        rowCount=commit.rows
     )
     return OutputDataset(namespace, place.path, outputFacets={"outputStatistics": statistics})
 

@@ -681,7 +681,7 @@ def test_an_asset_event_per_changed_target(write_pipeline, make_context, job):
         "shop/public.copied": zero | {"rows": 0},
     }
     assert [asset.uri for asset, _ in events.added] == [
-        f"{pipeline.target.root}/public/{name}" for name in ("flights", "Odd~20name", "copied")
+        f"{pipeline.target.root}/public/{name}" for name in ("Odd~20name", "copied", "flights")
     ]
     assert [alias.name for alias in task.outlets] == ["waldelta/shop"]
 
