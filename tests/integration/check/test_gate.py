@@ -30,6 +30,7 @@ from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import RunResult, TableResult
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.corrected_expectations import corrected
+from waldelta.spark import InProcess
 from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.stages.check.gate.release import release_tables
 from waldelta.stages.land.idle_check import check_idle
@@ -769,6 +770,22 @@ def test_what_keeps_no_row_out_is_met(gated, database):
     database.execute("delete from t where id = 2")
     assert not made.run("second").changed
     assert (made.rows(), made.failed()) == ([], 0)
+
+
+def test_gates_of_few_rows_need_no_spark(gated, database):
+    """What is set aside, what stops, and complete rows that are judged again: Arrow finds all."""
+    made = gated()
+    made.runner = InProcess(pytest.fail)
+    made.own(RULE.format("quarantine"), STOP)
+    sync(made.runner, made.job)
+    database.execute("insert into t values (1, -1), (2, 2), (3, -3)")
+    assert made.run("first").quarantined == 2
+    database.execute("insert into t values (4, 99)")
+    made.fails("stopped")
+    database.execute("update t set v = 4 where id = 4; update t set v = 3 where id = 3")
+    retry(made, "again")
+    assert made.rows() == made.source(where="v > 0")
+    assert listed(made).keys() == {"1"}
 
 
 def test_too_many_rows_stop_the_table(gated, database, monkeypatch):

@@ -15,8 +15,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from waldelta.arrow import Bools, Ints, grouped, table_of
-from waldelta.lake import Lake, by_row_group, parquet_format
+from waldelta.lake import Lake, by_row_group, parquet_format, write_parquet
 from waldelta.lake.storage import data_paths
+from waldelta.spark import Runner
 
 # Rows are read in small pieces, because repeated values take a thousandth of their memory in a
 # file.
@@ -26,6 +27,7 @@ ROWS_PER_PART = 131_072
 PART_BYTES = 64 << 20
 # Shorter runs of rows are copied, because each one becomes a piece of its own.
 _ROWS_PER_RUN = 256
+_WRITTEN = pa.schema([("rows", pa.int64())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +61,51 @@ class NetFiles:
 
     def take(self, chosen: Bools, most_bytes: int) -> pa.Table | None:
         """Return the chosen rows of all files; None when they take more than ``most_bytes``."""
-        of_files = np.split(chosen, np.cumsum(self.rows)[:-1])
-        parts = (
-            part
-            for path, of_file in zip(self.paths, of_files, strict=True)
-            if of_file.any()
-            for part in chosen_rows(self._opened([path]), of_file)
-        )
-        return table_of(parts, self.schema, most_bytes)
+        return table_of(self._chosen(chosen), self.schema, most_bytes)
+
+    def at(self, numbers: Ints) -> pa.Table:
+        """Returns the rows with these numbers, in the files' order."""
+        return pa.Table.from_batches(self._chosen(self.are_in(numbers)), self.schema)
+
+    def are_in(self, numbers: Ints) -> Bools:
+        """Returns of each row of all files whether it has one of these numbers."""
+        chosen = np.zeros(sum(self.rows), np.bool_)
+        chosen[numbers] = True
+        return chosen
 
     def parts_of(self, number: int, chosen: Bools) -> Iterator[pa.Table]:
         """Return the chosen rows of one file, in parts of limited memory."""
         return parts_at_once(chosen_rows(self._opened([self.paths[number]]), chosen))
+
+    def columns_of(self, number: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Returns some columns of one file, in parts of limited memory."""
+        read = {name: pc.field(name) for name in columns}
+        return parts_at_once(batches(self._opened([self.paths[number]]), read))
+
+    def without(
+        self, runner: Runner, numbers: Ints, folder: str, more: pa.Table | None = None
+    ) -> NetFiles:
+        """Write all rows but these into another folder, by a task for each file, and some more.
+
+        Returns that folder's files.
+        """
+        write_parquet(folder, self.schema.empty_table() if more is None else more)
+        rest = np.split(~self.are_in(numbers), np.cumsum(self.rows)[:-1])
+
+        def write(number: int) -> pa.Table:
+            parts = self.parts_of(number, rest[number])
+            rows = pa.concat_tables([self.schema.empty_table(), *parts])
+            write_parquet(folder, rows, number + 1)
+            return pa.table([[len(rows)]], schema=_WRITTEN)
+
+        runner.run(len(self.paths), _WRITTEN, write)
+        return NetFiles.of(folder, self.lake)
+
+    def _chosen(self, chosen: Bools) -> Iterator[pa.RecordBatch]:
+        of_files = np.split(chosen, np.cumsum(self.rows)[:-1])
+        for path, of_file in zip(self.paths, of_files, strict=True):
+            if of_file.any():
+                yield from chosen_rows(self._opened([path]), of_file)
 
     def _opened(self, paths: Sequence[str]) -> ds.Dataset:
         files = self.lake.unchanging_files(self.folder)

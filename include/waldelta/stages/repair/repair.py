@@ -101,7 +101,6 @@ from waldelta.snapshot.exported_snapshot import (
 )
 from waldelta.spark import Runner
 from waldelta.stages.check.gate.gate import StillFails, judge_complete_rows, read_gates
-from waldelta.stages.check.gate.release import landed_upto
 from waldelta.stages.land.drain import Drained, land_backlog, land_through
 from waldelta.stages.repair._net_rows import (
     hold_back,
@@ -399,10 +398,7 @@ def _judge(
         return {}
     names = rows.named(judged)
     opened = {texts for texts, key in names.items() if judged[key].status == WAITING}
-    found = work.runner.spark().read.parquet(folder)
-    still = judge_complete_rows(
-        job, gate, rows.copy, found, landed_upto(job, job.read_identity()), opened
-    )
+    still = judge_complete_rows(work.runner, job, gate, rows.copy, folder, opened)
     return {names[row.key]: row for row in still}
 
 

@@ -11,7 +11,8 @@ import pytest
 from pyarrow.fs import FileInfo, FileSystem, FileType, FSSpecHandler, PyFileSystem
 
 from waldelta.changes.stage.net_files import NetFiles, at_places
-from waldelta.lake import Lake
+from waldelta.lake import Lake, write_parquet
+from waldelta.spark import InProcess
 
 ROWS = pa.Table.from_batches(
     [pa.record_batch({"n": [k], "text": ["x" * 1_000_000]}) for k in range(40)]
@@ -65,3 +66,16 @@ def test_a_folder_with_a_marker_object(tmp_path, monkeypatch, kind):
     )
     found = NetFiles.of(tmp_path.as_uri(), Lake(tmp_path.as_uri()))
     assert (found.paths, found.rows) == (["part-0.parquet", "part-1.parquet"], [3, 2])
+
+
+@pytest.mark.parametrize("out", [[], [1], [0, 2, 4], [0, 1, 2, 3, 4]], ids=len)
+def test_rows_are_taken_out_by_their_numbers_among_all_files(tmp_path, out):
+    """A file keeps the order of its rows; what comes instead is a file of its own."""
+    folder, numbers = (tmp_path / "net").as_uri(), np.array(out, np.int64)
+    for part, values in enumerate([[0, 1], [2], [3, 4]]):
+        write_parquet(folder, pa.table({"n": values}), part)
+    files = NetFiles.of(folder, Lake(tmp_path.as_uri()))
+    assert files.at(numbers)["n"].to_pylist() == out
+    more = pa.table({"n": [-1]})
+    rest = files.without(InProcess(pytest.fail), numbers, f"{folder}-let", more)
+    assert rest.read(["n"])["n"].to_pylist() == [-1, *(n for n in range(5) if n not in out)]

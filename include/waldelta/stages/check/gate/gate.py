@@ -22,27 +22,20 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.errors import ParseException
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
-from waldelta.arrow import Bools, one_array
+from waldelta.arrow import Ints, one_array
 from waldelta.changes.decode.collapse import (
     ACTION_PURGE,
     ACTION_UPDATE,
     ACTION_UPSERT,
     QUARANTINED_ROWS,
     RAW_ROWS,
-    codes_of_both,
 )
 from waldelta.changes.decode.net_rows import (
     WRITTEN,
@@ -55,47 +48,31 @@ from waldelta.changes.decode.net_rows import (
     values_as_json,
 )
 from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.stage.net_files import NetFiles
 from waldelta.changes.stage.stage import Staged
-from waldelta.config.expectation_files import (
-    TargetColumns,
-    assign_suites,
-    is_condition,
-    is_sql,
-    read_each,
-)
-from waldelta.errors import ConfigError, QualityFailed, WaldeltaError
-from waldelta.lake import write_parquet
+from waldelta.config.expectation_files import assign_suites, read_each
+from waldelta.errors import ConfigError, QualityFailed
 from waldelta.lake.ledger import TableState
 from waldelta.lake.ledger.decisions import FAILS
-from waldelta.metadata_columns import METADATA_TYPES
-from waldelta.pipeline import Job, named_error
+from waldelta.pipeline import Job
 from waldelta.quantities import counted
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
-from waldelta.spark_sql import parquet
-from waldelta.stages.check.gate.release import released_upto
+from waldelta.spark_sql import parquet, string
+from waldelta.stages.check.gate.release import landed_upto, released_upto
 from waldelta.stages.check.gate.table_gate import (
+    EXAMPLE_ROWS,
     MOST_SET_ASIDE,
-    NET,
-    ArrowRows,
     Gated,
     JudgedColumns,
-    SparkRows,
+    StagedRows,
     TableGate,
     Verdict,
     listed,
+    read_verdicts,
     record,
     stopped,
-    take_examples,
 )
-from waldelta.stages.check.great_expectations.own_expectations import (
-    judge_rows,
-    why_refused,
-    why_unevaluable,
-)
-from waldelta.stages.check.suite.expectation import PlannedExpectation
-from waldelta.stages.check.suite.kinds import kind_of, with_raw
-from waldelta.stages.check.suite.sql_conditions import columns_of
 from waldelta.target_modes import Feature
 
 
@@ -123,12 +100,19 @@ class JudgedChanges:
 
 
 def set_aside(
-    runner: Runner, plan: TargetPlan, staged: Staged, rows: pa.Table, reasons: list[str]
+    runner: Runner,
+    plan: TargetPlan,
+    staged: Staged,
+    files: NetFiles,
+    numbers: Ints,
+    reasons: Sequence[str],
 ) -> JudgedChanges:
-    """Take these rows out of ``staged``; they are net changes that would write a row.
+    """Take the rows with these numbers out of ``staged``; they are net changes that would write a
+    row.
 
-    ``reasons`` has one entry per row.
+    ``reasons`` has one entry per row, in the order of the numbers.
     """
+    rows = as_net(files.at(numbers), plan)
     moved = move_keys(rows, plan)
     of_action = np.array(rows["action"].to_pylist(), dtype=object)
     gone = purges(rows.filter(pa.array((of_action == ACTION_UPSERT) | moved)), plan)
@@ -149,51 +133,14 @@ def set_aside(
         ((of_action == ACTION_UPDATE) & ~moved).tolist(),
         strict=True,
     )
-    rest = _in_driver if staged.net is not None else _by_spark
+    folder, net = f"{staged.folder}-let", staged.net
+    files.without(runner, numbers, folder, gone)
+    if net is not None:
+        net = pa.concat_tables([gone, net.filter(pa.array(~files.are_in(numbers)))])
     return JudgedChanges(
-        replace(rest(runner, plan, staged, rows, gone), counts=left),
+        replace(staged, folder=folder, source=parquet(folder), net=net, counts=left),
         tuple(AsideRow(*row) for row in told),
     )
-
-
-def _in_driver(
-    _: Runner, plan: TargetPlan, staged: Staged, rows: pa.Table, gone: pa.Table
-) -> Staged:
-    net = staged.net
-    assert net is not None  # noqa: S101 - the caller selects this function only with net
-    rest = pa.concat_tables([net.filter(pa.array(~_same(net, rows, plan))), gone])
-    folder = f"{staged.folder}-let"
-    write_parquet(folder, rest)
-    return replace(staged, folder=folder, source=parquet(folder), net=rest)
-
-
-def _same(net: pa.Table, rows: pa.Table, plan: TargetPlan) -> Bools:
-    """Returns which net changes would write one of these rows."""
-    key = [f"c{i}" for i in plan.decode.shape.key]
-    of_net, of_rows = codes_of_both([net[name] for name in key], [rows[name] for name in key])
-    written: Bools = np.asarray(pc.is_in(net["action"], value_set=pa.array(WRITTEN)))
-    return np.isin(of_net, of_rows) & written
-
-
-def _by_spark(
-    runner: Runner, plan: TargetPlan, staged: Staged, rows: pa.Table, gone: pa.Table
-) -> Staged:
-    key, names = plan.decode.shape.key, ", ".join(plan.decode.net_schema.names)
-    folder = f"{staged.folder}-let"
-    write_parquet(f"{folder}-aside", rows.select([f"c{i}" for i in key]))
-    write_parquet(f"{folder}-gone", gone)
-    same = " and ".join(f"s.c{i} <=> a.c{i}" for i in key)
-    written = ", ".join(f"'{action}'" for action in WRITTEN)
-    listed = ", ".join(f"s.{name}" for name in plan.decode.net_schema.names)
-    # The SQL contains only numbered columns and waldelta's own folders, no names from the source.
-    rest = runner.spark().sql(
-        f"select {listed} from {staged.source} as s"  # noqa: S608
-        f" left anti join {parquet(f'{folder}-aside')} as a"
-        f" on s.action in ({written}) and {same}"
-        f" union all select {names} from {parquet(f'{folder}-gone')}"
-    )
-    rest.write.mode("overwrite").parquet(folder)
-    return replace(staged, folder=folder, source=parquet(folder), net=None)
 
 
 log = logging.getLogger(__name__)
@@ -239,42 +186,42 @@ def judge(
             f"{gate.table}: its changes wait, since it has expectations with a gate, which only a"
             " target of mode mirror supports: set gate: warn"
         )
-    verdicts, read = _prepare(runner, job, plan, gate, staged)
+    columns = JudgedColumns.of(plan, has_metadata=job.pipeline.target.metadata_columns)
+    verdicts = read_verdicts(gate, columns)
     if not any(staged.counts.get(action) for action in WRITTEN):
         return JudgedChanges(staged)
+    staged = _in_files(runner, plan, staged)
     asides = [v for v in verdicts if v.gated.item.gate == "quarantine"]
     stops = [v for v in verdicts if v.gated.item.gate == "stop"]
+    is_written = f"action in ({', '.join(map(string, WRITTEN))})"
+    rows = StagedRows(runner, NetFiles.of(staged.folder, job.lake), columns, gate.table, is_written)
     try:
-        judged = _set_aside(runner, plan, gate, read(staged), asides, staged)
-        rest = read(judged.staged).landed_after(gate.released) if stops else None
-        if rest is not None and (failed := _stopped(gate, rest, stops)):
-            raise stopped(gate, failed)
+        judged = _set_aside(plan, rows, asides, staged)
+        if stops:
+            rest = rows
+            if judged.aside:
+                rest = replace(rows, files=NetFiles.of(judged.staged.folder, job.lake))
+            # Released commits end at ``released``, and the next commit may begin exactly there.
+            if failed := _stopped(
+                replace(rest, where=f"{is_written} and lsn >= {gate.released}"), stops
+            ):
+                raise stopped(gate, failed)
     finally:
         record(job, gate, verdicts)
     return judged
 
 
-def _prepare(
-    runner: Runner, job: Job, plan: TargetPlan, gate: TableGate, staged: Staged
-) -> tuple[list[Verdict], Callable[[Staged], ArrowRows | SparkRows]]:
-    """Returns verdicts without a result, and how the rows that the merge would write are read.
-
-    Raises ConfigError for a refused gate.
+def _in_files(runner: Runner, plan: TargetPlan, staged: Staged) -> Staged:
+    """Returns the staged changes as files, where some rows were completed since they were
+    staged.
     """
-    columns = JudgedColumns.of(plan, has_metadata=job.pipeline.target.metadata_columns)
-    of_target, verdicts = _target_columns(columns), _verdicts(gate, columns)
-
-    def in_memory(changes: Staged) -> ArrowRows:
-        return ArrowRows.of(changes.net, columns)
-
-    refused = any(why_refused(v.gated.item, of_target, is_built=False) for v in verdicts)
-    is_small = staged.net is not None and not job.lake.on_spark and not refused
-    if is_small and in_memory(staged).are_certain(verdicts):
-        return verdicts, in_memory
-    # Conditions can be made only once the session has started.
-    _ = runner.spark("a gate that only Spark evaluates").version
-    _add_conditions(gate, verdicts, of_target)
-    return verdicts, partial(_staged_rows, runner, plan, gate, columns)
+    if staged.files is not None:
+        return staged
+    folder, names = f"{staged.folder}-whole", ", ".join(plan.decode.net_schema.names)
+    # The SQL contains only numbered columns and waldelta's own folders, no names from the source.
+    rows = runner.spark().sql(f"select {names} from {staged.source}")  # noqa: S608
+    rows.write.mode("overwrite").parquet(folder)
+    return replace(staged, folder=folder, source=parquet(folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,19 +237,19 @@ class StillFails:
 
 
 def judge_complete_rows(
+    runner: Runner,
     job: Job,
     gate: TableGate,
     copy: TableCopy,
-    rows: DataFrame,
-    landed_end: int,
+    folder: str,
     opened: Collection[tuple[str, ...]],
 ) -> list[StillFails]:
     """Returns which of these complete rows stay in quarantine; raises when a gate stops the others.
 
-    ``rows`` have the copy's staged_names(), and ``t<k>``, the texts of the key, for quarantined
-    rows. The other rows come from waiting changes up to ``landed_end``. They have no commit
-    positions, so a release lets them pass only when nothing has landed since. ``opened`` are the
-    keys of open rows: a discarded row that still fails is no new finding.
+    The rows in ``folder`` have the copy's staged_names(), and ``t<k>``, the texts of the key, for
+    quarantined rows. The other rows come from waiting changes. They have no commit positions, so a
+    release lets them pass only when nothing has landed since. ``opened`` are the keys of open rows:
+    a discarded row that still fails is no new finding.
     """
     if gate.problem is not None:
         raise ConfigError(
@@ -311,21 +258,19 @@ def judge_complete_rows(
         )
     names, kinds = zip(*copy.columns, strict=True)
     columns = JudgedColumns(names, kinds, copy.key_columns, job.pipeline.target.metadata_columns)
-    verdicts = _verdicts(gate, columns)
-    _add_conditions(gate, verdicts, _target_columns(columns))
-    verdicts = [v for v in verdicts if v.gated.item.gate != "stop" or gate.released < landed_end]
-    given = SparkRows.of(rows, rows.columns, columns, gate.table)
-    if not verdicts or given.frame.isEmpty():
-        return []
+    verdicts = read_verdicts(gate, columns)
+    if gate.released >= landed_upto(job, job.read_identity()):
+        verdicts = [verdict for verdict in verdicts if verdict.gated.item.gate != "stop"]
+    rows = StagedRows(runner, NetFiles.of(folder, job.lake), columns, gate.table)
     asides = [v for v in verdicts if v.gated.item.gate == "quarantine"]
-    is_quarantined = F.col(f"{NET}.t0").isNotNull()
-    quarantined = given.where(is_quarantined)
-    enters = given.where(~(is_quarantined & given.fails_any(asides)))
     try:
-        failing = quarantined.count(asides)
-        still = _still_failing(quarantined, copy, asides, opened) if failing else []
+        numbers = replace(rows, where="t0 is not null").judge(asides)
+        still = _still_failing(rows.files, copy, asides, numbers, opened)
         kept = [verdict.unexpected or 0 for verdict in asides]
-        _check_enters(gate, enters, verdicts)
+        if still:
+            rest = rows.files.without(runner, _any_of(numbers), f"{folder}-rest")
+            rows = replace(rows, files=rest)
+        _check_enters(gate, rows, verdicts)
         for verdict, count in zip(asides, kept, strict=True):
             verdict.unexpected, verdict.success = (verdict.unexpected or 0) + count, not count
     finally:
@@ -333,9 +278,13 @@ def judge_complete_rows(
     return still
 
 
-def _check_enters(gate: TableGate, rows: SparkRows, verdicts: list[Verdict]) -> None:
+def _any_of(numbers: Sequence[Ints]) -> Ints:
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *numbers]))
+
+
+def _check_enters(gate: TableGate, rows: StagedRows, verdicts: list[Verdict]) -> None:
     """Raise QualityFailed when rows that were read again fail expectations with a gate."""
-    if failed := _stopped(gate, rows, verdicts):
+    if failed := _stopped(rows, verdicts):
         raise QualityFailed(
             f"{gate.table}: its rows weren't read again, since rows that would enter the target"
             f" fail expectations with a gate:\n{listed(failed)}\nFirst let a run apply the"
@@ -346,186 +295,63 @@ def _check_enters(gate: TableGate, rows: SparkRows, verdicts: list[Verdict]) -> 
 
 
 def _still_failing(
-    rows: SparkRows, copy: TableCopy, asides: list[Verdict], opened: Collection[tuple[str, ...]]
+    files: NetFiles,
+    copy: TableCopy,
+    asides: list[Verdict],
+    numbers: Sequence[Ints],
+    opened: Collection[tuple[str, ...]],
 ) -> list[StillFails]:
     """Returns failing rows with their reasons; the expectations' counts include only open rows."""
-    found, of_rows = rows.failing(asides)
+    failing = _any_of(numbers)
+    found = files.at(failing)
     values = values_as_json(found, copy.columns, [()] * len(found))
-    texts = zip(*(found[f"t{k}"].to_pylist() for k in range(len(copy.key_columns))), strict=True)
-    still = [
-        StillFails(key, sent, _reason(asides, of_row))
-        for key, sent, of_row in zip(texts, values, of_rows, strict=True)
-    ]
-    for number, verdict in enumerate(asides):
+    texts = [found[f"t{k}"].to_pylist() for k in range(len(copy.key_columns))]
+    keys, reasons = [*zip(*texts, strict=True)], _reasons(asides, numbers)
+    for verdict, of in zip(asides, numbers, strict=True):
+        fails = np.isin(failing, of).tolist()
         verdict.unexpected = sum(
-            number in of_row and row.key in opened
-            for row, of_row in zip(still, of_rows, strict=True)
+            key in opened for key, is_one in zip(keys, fails, strict=True) if is_one
         )
-    return still
+    return [StillFails(*row) for row in zip(keys, values, reasons, strict=True)]
 
 
-def _reason(verdicts: Sequence[Verdict], numbers: Sequence[int]) -> str:
-    """Returns why a row is in quarantine, by the numbers of the expectations it fails."""
-    gated = [verdicts[n].gated for n in numbers]
-    return FAILS + "; ".join(f"{one.meaning} ({one.place})" for one in gated)
-
-
-def _verdicts(gate: TableGate, columns: JudgedColumns) -> list[Verdict]:
-    """Returns a verdict without a result for each expectation."""
-    verdicts = []
-    for gated in gate.expectations:
-        item = gated.item
-        kind, kwargs = with_raw(item.type, item.kwargs, columns.raw, gated.called)
-        planned = PlannedExpectation(kind, kwargs, item.severity, "own", gated.called, gated.place)
-        verdicts.append(Verdict(gated, planned))
-    return verdicts
-
-
-def _add_conditions(gate: TableGate, verdicts: Sequence[Verdict], columns: TargetColumns) -> None:
-    """Give each expectation its condition on single rows by Spark, if it has one.
-
-    Raises ConfigError for a refused gate.
-    """
-    problems = [
-        f"  - {verdict.gated.place}: {why}"
-        for verdict in verdicts
-        for why in _whys_refused(verdict, columns)
-    ]
-    if problems:
-        listed = "\n".join(problems)
-        raise ConfigError(f"{gate.table}: its changes wait, since its gate is refused:\n{listed}")
-
-
-def _whys_refused(verdict: Verdict, columns: TargetColumns) -> list[str]:
-    item = verdict.gated.item
-    if why_refused(item, columns, is_built=False):
-        return why_refused(item, columns)
-    try:
-        verdict.condition = kind_of(verdict.planned.type).row_condition(verdict.planned.kwargs)
-    except ParseException as err:
-        return [why_unevaluable(err)]
-    whys = [] if verdict.condition is not None else why_refused(item, columns)
-    if verdict.condition is None and not whys and item.gate == "quarantine":
-        return ["gate: quarantine can't identify the failing rows by these arguments: use stop"]
-    return whys
-
-
-def _target_columns(columns: JudgedColumns) -> TargetColumns:
-    types = {name: kind.spark for name, kind in zip(columns.names, columns.types, strict=True)}
-    return TargetColumns(
-        types | (METADATA_TYPES if columns.has_metadata else {}), bool(columns.key)
-    )
-
-
-def _staged_rows(
-    runner: Runner, plan: TargetPlan, gate: TableGate, columns: JudgedColumns, staged: Staged
-) -> SparkRows:
-    """Returns the rows the merge would write."""
-    written = ", ".join(f"'{action}'" for action in WRITTEN)
-    # The SQL contains only waldelta's own actions and folder.
-    rows = runner.spark().sql(f"select * from {staged.source} where action in ({written})")  # noqa: S608
-    return SparkRows.of(rows, plan.decode.net_schema.names, columns, gate.table)
+def _reasons(verdicts: Sequence[Verdict], numbers: Sequence[Ints]) -> list[str]:
+    """Returns why each row that fails any expectation is in quarantine, in their order."""
+    failed: dict[int, list[str]] = {}
+    for verdict, of in zip(verdicts, numbers, strict=True):
+        for row in of.tolist():
+            failed.setdefault(row, []).append(f"{verdict.gated.meaning} ({verdict.gated.place})")
+    return [FAILS + "; ".join(failed[row]) for row in sorted(failed)]
 
 
 def _set_aside(
-    runner: Runner,
-    plan: TargetPlan,
-    gate: TableGate,
-    rows: ArrowRows | SparkRows,
-    asides: Sequence[Verdict],
-    staged: Staged,
+    plan: TargetPlan, rows: StagedRows, asides: Sequence[Verdict], staged: Staged
 ) -> JudgedChanges:
     """Take out the rows that fail."""
-    count = rows.count(asides)
-    if not count:
+    numbers = rows.judge(asides)
+    failing = _any_of(numbers)
+    if not len(failing):
         return JudgedChanges(staged)
-    if count > MOST_SET_ASIDE:
-        take_examples(rows, asides)
+    if len(failing) > MOST_SET_ASIDE:
+        rows.take_examples(asides, numbers)
         raise QualityFailed(
-            f"{gate.table}: not merged: {count:,} of its changed rows fail expectations with gate:"
-            f" quarantine, and a run quarantines at most {MOST_SET_ASIDE:,} at"
+            f"{rows.table}: not merged: {len(failing):,} of its changed rows fail expectations with"
+            f" gate: quarantine, and a run quarantines at most {MOST_SET_ASIDE:,} at"
             f" once:\n{listed(asides)}\nIts changes wait in the change log: correct the"
             " expectation, which the next run uses, or make it warn until they are merged"
         )
-    found, of_rows = rows.failing(asides)
-    reasons = [_reason(asides, of_row) for of_row in of_rows]
-    judged = set_aside(runner, plan, staged, as_net(found, plan), reasons)
+    reasons = _reasons(asides, numbers)
+    judged = set_aside(rows.runner, plan, staged, rows.files, failing, reasons)
     log.warning(
         "table=%s gate: quarantined %s, %d in all",
-        gate.table,
+        rows.table,
         counted(len(judged.aside), "row"),
         judged.staged.counts.get(QUARANTINED_ROWS, 0),
     )
     return judged
 
 
-def _stopped(
-    gate: TableGate, rows: ArrowRows | SparkRows, verdicts: Sequence[Verdict]
-) -> list[Verdict]:
+def _stopped(rows: StagedRows, verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Returns the expectations that the rows don't meet."""
-    if isinstance(rows, SparkRows):
-        by_row = [verdict for verdict in verdicts if verdict.condition is not None]
-    else:
-        by_row = list(verdicts)
-    rows.count(by_row)
-    take_examples(rows, by_row)
-    for verdict in verdicts:
-        if isinstance(rows, SparkRows) and verdict.condition is None:
-            used = _used_columns(rows.columns.names, verdict.gated.item.kwargs)
-            sent = rows.frame.where(rows.columns.is_sent(used)).drop(NET)
-            _judge_as_a_whole(gate.table, sent, verdict)
+    rows.take_examples(verdicts, rows.judge(verdicts, EXAMPLE_ROWS))
     return [verdict for verdict in verdicts if not verdict.success]
-
-
-def _judge_as_a_whole(table: str, rows: DataFrame, verdict: Verdict) -> None:
-    """Have an expectation on several rows judged, by Great Expectations unless it is ours."""
-    if rows.isEmpty():
-        # All rows were released or sent partly, so no aggregate can be computed.
-        verdict.success, verdict.observed = True, "no rows to judge"
-        return
-    try:
-        (found,) = judge_rows(table, [verdict.planned], rows)
-    except WaldeltaError:
-        raise
-    except Exception as err:
-        if (named := named_error(err)) is not None:
-            raise named from err
-        verdict.why = f"can't be evaluated: {why_unevaluable(err)}"
-        return
-    verdict.success, verdict.observed = found.success, found.observed
-    verdict.unexpected, verdict.examples = found.unexpected_count, list(found.examples)
-    if found.success is None:
-        verdict.why = "can't be evaluated"
-
-
-def _used_columns(names: Sequence[str], kwargs: Mapping[str, Any]) -> list[str] | None:
-    """Returns the columns that an expectation may read, by its arguments; None if it may read all.
-
-    A text equal to a column's name counts as that column, even where it is a value. A column too
-    many only skips rows whose value was checked when PostgreSQL sent it; a column too few takes an
-    unchanged TOASTed value, which PostgreSQL doesn't send, for null. Only arguments that may be
-    conditions are parsed: nearly any text parses as a condition, and a text that doesn't parse
-    counts as all columns, which skips the row.
-    """
-    asked: set[str] = set()
-    for argument, text in _texts(kwargs):
-        asked.add(text.lower())
-        if not is_condition(argument):
-            continue
-        named = columns_of(text) if is_sql(argument, kwargs) else None
-        if named is None:
-            return None
-        asked.update(name.lower() for name in named)
-    return [name for name in names if {name.lower(), f"`{name.lower()}`"} & asked] or None
-
-
-def _texts(given: Any, argument: str = "") -> Iterator[tuple[str, str]]:
-    """Yields every text in an expectation's arguments, at any depth, with its argument's name."""
-    if isinstance(given, str):
-        yield argument, given
-    elif isinstance(given, Mapping):
-        for name, value in given.items():
-            yield from _texts(value, str(name))
-    elif isinstance(given, (list, tuple, set)):
-        for value in given:
-            yield from _texts(value, argument)

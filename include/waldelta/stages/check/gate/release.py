@@ -94,18 +94,6 @@ def landed_upto(job: Job, identity: SlotIdentity) -> int:
     return job.change_log(identity).end_after(identity.floor)
 
 
-def lands_later(commit_lsn: Any, released: int) -> Any:
-    """Returns whether a commit, by the start of its record, comes after the released ones.
-
-    A column of positions returns a column. Released commits end at ``released``, and the next
-    commit may begin exactly there.
-
-    >>> lands_later(99, 100), lands_later(100, 100), lands_later(100, 0)
-    (False, True, True)
-    """
-    return commit_lsn >= released
-
-
 def valid_releases(job: Job) -> list[Decision]:
     """Returns the releases of the slot's incarnation and timeline, oldest first.
 

@@ -1,5 +1,6 @@
-"""A table's gate, the verdicts of its expectations, and the rows that they judge one by one: net
-changes in memory by Arrow, or a query's rows by Spark.
+"""A table's gate, the verdicts of its expectations, and the staged rows that they judge.
+
+Arrow judges them in tasks where it certainly finds what Spark would find; Spark judges the rest.
 
 Examples of rows that fail have their keys and the values that the expectation reads. The ledger
 stores them with the gate's result. Messages, logs and alerts never show them; pages do to readers
@@ -10,31 +11,43 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
-from operator import and_, or_
+from functools import partial, reduce
+from operator import and_
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.errors import ParseException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode.net_rows import WRITTEN, values_as_json
+from waldelta.arrow import Ints
+from waldelta.changes.decode.net_rows import values_as_json
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.config.expectation_files import OwnExpectation
-from waldelta.errors import ConfigError, QualityFailed, class_and_text
+from waldelta.changes.stage.net_files import NetFiles
+from waldelta.config.expectation_files import OwnExpectation, TargetColumns, is_condition, is_sql
+from waldelta.errors import ConfigError, QualityFailed, WaldeltaError, class_and_text
 from waldelta.lake.ledger import ExpectationResult, now
-from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
-from waldelta.pipeline import Job
+from waldelta.metadata_columns import COMMIT_TS, LSN, METADATA_TYPES, RAW
+from waldelta.pipeline import Job, named_error
 from waldelta.quantities import counted
+from waldelta.row_filter.spark.evaluate import evaluate
+from waldelta.spark import Runner
 from waldelta.stages.check.gate.quarantined_rows import QUARANTINE, STOP
-from waldelta.stages.check.gate.release import lands_later
-from waldelta.stages.check.great_expectations.own_expectations import evaluate_each, why_unevaluable
+from waldelta.stages.check.great_expectations.own_expectations import (
+    evaluate_each,
+    judge_rows,
+    why_refused,
+    why_unevaluable,
+)
 from waldelta.stages.check.measure.failing_rows import FailingRows
-from waldelta.stages.check.suite.expectation import Masks, PlannedExpectation, RowCondition
-from waldelta.stages.check.suite.kinds import kind_of
+from waldelta.stages.check.suite.expectation import PlannedExpectation, RowCondition
+from waldelta.stages.check.suite.kinds import kind_of, with_raw
 from waldelta.stages.check.suite.row_kinds import count_rows
+from waldelta.stages.check.suite.sql_conditions import columns_of
 from waldelta.types import TargetType
 
 # More rows than this in one range are not a few bad ones: an operator must decide before anything
@@ -72,25 +85,18 @@ class TableGate:
 class Verdict:
     """The result of an expectation, and how it is judged.
 
-    ``planned`` takes no value in ``_wd_raw`` for null. ``condition`` is that on single rows by
-    Spark, None where there is none, or where Arrow judges.
+    ``planned`` takes no value in ``_wd_raw`` for null. ``columns`` are those that it reads; None
+    where unknown.
     """
 
     gated: Gated
     planned: PlannedExpectation
-    condition: RowCondition | None = None
+    columns: Sequence[str] | None = None
     unexpected: int | None = None
     success: bool | None = None
     why: str | None = None
     observed: str | None = None
     examples: list[str] = field(default_factory=list)
-
-    @property
-    def columns(self) -> Sequence[str] | None:
-        """Returns the columns that a condition on single rows reads; None where unknown."""
-        if self.condition is not None:
-            return self.condition.columns
-        return kind_of(self.planned.type).columns_read(self.planned)
 
     def keep(self, found: FailingRows) -> None:
         """Keep what was counted."""
@@ -148,8 +154,18 @@ def record(job: Job, gate: TableGate, verdicts: Sequence[Verdict]) -> None:
 log = logging.getLogger(__name__)
 
 EXAMPLE_ROWS = 5
-# The struct of a query's staged columns.
+# The struct of a query's row: its file, its place there, and which values weren't sent.
 NET = "_wd_net"
+# Of an expectation, by its number: how many rows of a file fail it (null: Arrow isn't certain), how
+# many it applies to, and the numbers of the former among the rows of all files.
+_FAILING = pa.schema(
+    [
+        ("expectation", pa.int64()),
+        ("unexpected", pa.int64()),
+        ("judged", pa.int64()),
+        ("rows", pa.list_(pa.int64())),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,29 +188,41 @@ class JudgedColumns:
         return cls(decode.names, decode.types, key, has_metadata, decode.shape.toastable)
 
     @property
+    def of_target(self) -> TargetColumns:
+        """Returns the target's columns."""
+        types = {name: kind.spark for name, kind in zip(self.names, self.types, strict=True)}
+        metadata = METADATA_TYPES if self.has_metadata else {}
+        return TargetColumns(types | metadata, bool(self.key))
+
+    @property
     def raw(self) -> list[str]:
         """Returns the columns of which values may be in ``_wd_raw``."""
         kinds = zip(self.names, self.types, strict=True)
         return [name for name, kind in kinds if self.has_metadata and kind.may_be_raw]
 
     @property
+    def as_staged(self) -> dict[str, str]:
+        """Returns the columns that the target stores as they are staged, and their staged names."""
+        kinds = enumerate(zip(self.names, self.types, strict=True))
+        stored = {name: f"c{i}" for i, (name, kind) in kinds if kind.stored_sql(name) == name}
+        return stored | self._metadata
+
+    @property
     def values(self) -> list[Column]:
         """Returns staged columns as the target stores them."""
         kinds = enumerate(zip(self.names, self.types, strict=True))
         values = [F.expr(kind.stored_sql(f"c{i}")).alias(name) for i, (name, kind) in kinds]
-        staged = {"lsn": LSN, "commit_ts": COMMIT_TS, "raw": RAW} if self.has_metadata else {}
-        return values + [F.col(name).alias(stored) for name, stored in staged.items()]
+        return values + [F.col(staged).alias(name) for name, staged in self._metadata.items()]
 
-    def is_sent(self, names: Sequence[str] | None) -> Column:
-        """Returns whether a change sent all columns of these names (None: every column)."""
+    @property
+    def _metadata(self) -> dict[str, str]:
+        return {LSN: "lsn", COMMIT_TS: "commit_ts", RAW: "raw"} if self.has_metadata else {}
+
+    def flags_of(self, names: Sequence[str] | None) -> list[str]:
+        """Returns the flags of these columns (None: every column) whose values may not be sent."""
         # Spark matches column names case-insensitively.
         read = None if names is None else {name.lower() for name in names}
-        flags = [
-            ~F.col(f"{NET}.u{i}")
-            for i in self.toastable
-            if read is None or self.names[i].lower() in read
-        ]
-        return reduce(and_, flags, F.lit(True))
+        return [f"u{i}" for i in self.toastable if read is None or self.names[i].lower() in read]
 
     def examples_of(self, rows: pa.Table, read: Sequence[str] | None) -> list[str]:
         """Returns net changes as JSON: ``key``, and ``values`` of the columns in ``read``.
@@ -214,168 +242,252 @@ class JudgedColumns:
 
 
 @dataclass(frozen=True)
-class ArrowRows:
-    """Net changes in memory that write a row, of which Arrow finds what Spark would find."""
+class StagedRows:
+    """Staged rows to judge: those in ``files`` that meet a condition in Spark SQL, of which Arrow
+    is certain.
+    """
 
-    net: pa.Table
-    columns: JudgedColumns
-
-    @classmethod
-    def of(cls, net: pa.Table, columns: JudgedColumns) -> ArrowRows:
-        """Returns the net changes that write a row."""
-        return cls(net.filter(pc.is_in(net["action"], value_set=pa.array(WRITTEN))), columns)
-
-    def landed_after(self, released: int) -> ArrowRows:
-        """Returns the changes of commits that weren't released."""
-        return replace(self, net=self.net.filter(lands_later(pc.field("lsn"), released)))
-
-    def count(self, verdicts: Sequence[Verdict]) -> int:
-        """Count the rows that fail each expectation, and return how many fail any."""
-        masks = self._sure(verdicts)
-        for verdict, both in zip(verdicts, masks, strict=True):
-            unexpected, judged = (pc.sum(mask).as_py() or 0 for mask in both)
-            verdict.keep(FailingRows(unexpected, judged=judged))
-        fails = reduce(pc.or_, [unexpected for unexpected, _ in masks], pa.scalar(False))
-        return (pc.sum(fails).as_py() or 0) if masks else 0
-
-    def failing(
-        self, verdicts: Sequence[Verdict], most: int | None = None
-    ) -> tuple[pa.Table, list[list[int]]]:
-        """Returns the net changes that fail, and for each the numbers of the expectations."""
-        masks = [unexpected for unexpected, _ in self._sure(verdicts)]
-        of_rows = zip(*(mask.to_pylist() for mask in masks), strict=True)
-        numbers = [[n for n, fails in enumerate(of_row) if fails] for of_row in of_rows]
-        return self.net.filter(reduce(pc.or_, masks)).slice(0, most), [n for n in numbers if n]
-
-    def are_certain(self, verdicts: Sequence[Verdict]) -> bool:
-        """Returns whether Arrow finds for all expectations what Spark would find."""
-        return None not in map(self._masks, verdicts)
-
-    def _sure(self, verdicts: Sequence[Verdict]) -> list[Masks]:
-        # Fewer rows than those of are_certain() can't be less certain.
-        return [masks for masks in map(self._masks, verdicts) if masks is not None]
-
-    def _masks(self, verdict: Verdict) -> Masks | None:
-        kind, read = kind_of(verdict.planned.type), verdict.columns
-        if read is None or not {*read} <= {*self._stored.column_names}:
-            return None
-        if (masks := kind.failing(self._stored, verdict.planned)) is None:
-            return None
-        unexpected, judged = masks
-        for i in self.columns.toastable:
-            if self.columns.names[i] in read:
-                sent = pc.invert(pc.fill_null(self.net[f"u{i}"], True))
-                unexpected = pc.and_(unexpected, sent)
-        return unexpected, judged
-
-    @cached_property
-    def _stored(self) -> pa.Table:
-        """Returns the columns that the target stores as they are staged."""
-        kinds = enumerate(zip(self.columns.names, self.columns.types, strict=True))
-        stored = {
-            name: self.net[f"c{i}"] for i, (name, kind) in kinds if kind.stored_sql(name) == name
-        }
-        if self.columns.has_metadata:
-            stored |= {LSN: self.net["lsn"], COMMIT_TS: self.net["commit_ts"], RAW: self.net["raw"]}
-        return pa.table(stored)
-
-
-@dataclass(frozen=True)
-class SparkRows:
-    """Rows of a query, with the target's columns and each change as the struct NET."""
-
-    frame: DataFrame
+    runner: Runner
+    files: NetFiles
     columns: JudgedColumns
     table: str
+    where: str = "true"
 
-    @classmethod
-    def of(
-        cls, staged: DataFrame, net: Sequence[str], columns: JudgedColumns, table: str
-    ) -> SparkRows:
-        """Returns staged rows, of which ``net`` are the columns of a change."""
-        change = F.struct(*map(F.col, net)).alias(NET)
-        return cls(staged.select(change, *columns.values), columns, table)
+    def judge(self, verdicts: Sequence[Verdict], most: int | None = None) -> list[Ints]:
+        """Count the rows that fail each expectation; returns their numbers, all or some of them.
 
-    def landed_after(self, released: int) -> SparkRows:
-        """Returns the changes of commits that weren't released."""
-        return self.where(lands_later(F.col(f"{NET}.lsn"), released))
-
-    def where(self, condition: Column) -> SparkRows:
-        """Returns the rows that meet a condition."""
-        return replace(self, frame=self.frame.where(condition))
-
-    def count(self, verdicts: Sequence[Verdict]) -> int:
-        """Count the rows that fail each expectation, and return how many fail any, by one query.
-
-        Without expectations it asks nothing. Raises QualityFailed for an expectation that Spark
-        can't evaluate.
+        With ``most`` some are enough: so many, where there are. There are none of an expectation on
+        several rows. Raises ConfigError for an expectation that
+        is refused, and QualityFailed for one that Spark can't evaluate.
         """
-        if not verdicts:
-            return 0
-        conditions = [
-            *(
-                replace(_condition(verdict), unexpected=fails)
-                for verdict, fails in zip(verdicts, self._fails(verdicts), strict=True)
-            ),
-            RowCondition(self.fails_any(verdicts), None, None),
-        ]
+        numbers = self._by_arrow(verdicts, most)
+        if left := {n: verdict for n, verdict in enumerate(verdicts) if n not in numbers}:
+            numbers |= self._by_spark(left, most)
+        return [numbers.get(n, np.zeros(0, np.int64)) for n in range(len(verdicts))]
 
-        def count(numbers: Sequence[int]) -> dict[int, FailingRows]:
-            found = count_rows(self.frame, [conditions[n] for n in numbers])
-            return dict(zip(numbers, found, strict=True))
+    def take_examples(self, verdicts: Sequence[Verdict], numbers: Sequence[Ints]) -> None:
+        """Give each expectation that isn't met some of the rows that fail it.
 
-        counts, errors = evaluate_each(count, range(len(conditions)))
-        for number, verdict in enumerate(verdicts):
-            if number in counts:
-                verdict.keep(counts[number])
-            else:
-                verdict.why = f"can't be evaluated: {why_unevaluable(errors[number])}"
+        Without examples the result is the same, so an error is only logged.
+        """
+        for verdict, failing in zip(verdicts, numbers, strict=True):
+            if not verdict.success and len(failing):
+                try:
+                    some = self.files.at(failing[:EXAMPLE_ROWS])
+                    verdict.examples = self.columns.examples_of(some, verdict.columns)
+                except Exception as err:
+                    log.warning("rows that fail a gate can't be shown: %s", class_and_text(err))
+
+    def _by_arrow(self, verdicts: Sequence[Verdict], most: int | None) -> dict[int, Ints]:
+        certain = {}
+        for n, verdict in enumerate(verdicts):
+            verdict.columns = kind_of(verdict.planned.type).columns_read(verdict.planned)
+            if verdict.columns is not None and {*verdict.columns} <= self.columns.as_staged.keys():
+                certain[n] = verdict.planned, verdict.columns
+        if not certain:
+            return {}
+        judge = partial(_failing, self.files, self.columns, self.where, certain, most)
+        of_files = self.runner.run(len(self.files.paths), _FAILING, judge)
+        numbers = {}
+        for n in certain:
+            found = [of for of in of_files if of["expectation"] == n]
+            if all(of["unexpected"] is not None for of in found):
+                unexpected, judged = (sum(of[k] for of in found) for k in ("unexpected", "judged"))
+                verdicts[n].keep(FailingRows(unexpected, judged=judged))
+                numbers[n] = np.array([row for of in found for row in of["rows"]], np.int64)
+        return numbers
+
+    def _by_spark(self, verdicts: Mapping[int, Verdict], most: int | None) -> dict[int, Ints]:
+        spark = self.runner.spark("a gate that only Spark evaluates")
+        _ = spark.version  # Conditions can be made only once the session has started.
+        conditions = _conditions(self.table, verdicts, self.columns.of_target)
+        flags = [f"u{i}" for i in self.columns.toastable]
+        net = F.struct("_metadata.file_name", "_metadata.row_index", *flags).alias(NET)
+        rows = spark.read.parquet(self.files.folder).where(self.where)
+        rows = rows.select(net, *self.columns.values)
+        fails = {}
+        for n, condition in conditions.items():
+            verdicts[n].columns = condition.columns
+            unexpected = F.coalesce(condition.unexpected, F.lit(False))
+            fails[n] = replace(condition, unexpected=self._is_sent(condition.columns) & unexpected)
+
+        def count(these: Sequence[int]) -> dict[int, FailingRows]:
+            return dict(zip(these, count_rows(rows, [fails[n] for n in these]), strict=True))
+
+        counts, errors = evaluate_each(count, [*fails]) if fails else ({}, {})
+        for n, found in counts.items():
+            verdicts[n].keep(found)
+        for n, err in errors.items():
+            verdicts[n].why = f"can't be evaluated: {why_unevaluable(err)}"
         if errors:
             raise QualityFailed(
                 f"{self.table}: not merged, since its gate can't be"
-                f" evaluated:\n{listed([v for v in verdicts if v.why])}\nCorrect the"
+                f" evaluated:\n{listed([verdicts[n] for n in errors])}\nCorrect the"
                 " expectation: the next run uses it"
             ) from next(iter(errors.values()))
-        return counts[len(verdicts)].rows
+        for verdict in (verdict for n, verdict in verdicts.items() if n not in conditions):
+            used = _used_columns(self.columns.names, verdict.gated.item.kwargs)
+            _judge_as_a_whole(self.table, rows.where(self._is_sent(used)).drop(NET), verdict)
+        return {
+            n: self._numbers(rows.where(fails[n].unexpected), most)
+            for n, found in counts.items()
+            if found.rows
+        }
 
-    def failing(
-        self, verdicts: Sequence[Verdict], most: int | None = None
-    ) -> tuple[pa.Table, list[list[int]]]:
-        """Returns the net changes that fail, and for each the numbers of the expectations."""
-        marks = [F.when(fails, F.lit(n)) for n, fails in enumerate(self._fails(verdicts))]
-        rows = self.frame.where(self.fails_any(verdicts))
-        rows = rows if most is None else rows.limit(most)
-        failed = F.array_compact(F.array(*marks)).alias("failed")
-        found = rows.select(F.col(f"{NET}.*"), failed).toArrow()
-        return found.drop_columns(["failed"]), found["failed"].to_pylist()
+    def _is_sent(self, names: Sequence[str] | None) -> Column:
+        """Returns whether a change sent all columns of these names (None: every column)."""
+        flags = (~F.col(f"{NET}.{flag}") for flag in self.columns.flags_of(names))
+        return reduce(and_, flags, F.lit(True))
 
-    def fails_any(self, verdicts: Sequence[Verdict]) -> Column:
-        """Returns whether a row fails any of the expectations."""
-        return reduce(or_, self._fails(verdicts), F.lit(False))
-
-    def _fails(self, verdicts: Sequence[Verdict]) -> list[Column]:
-        """Returns of each expectation whether a row fails it, by the values that were sent."""
-        return [
-            self.columns.is_sent(one.columns) & F.coalesce(one.unexpected, F.lit(False))
-            for one in map(_condition, verdicts)
-        ]
-
-
-def _condition(verdict: Verdict) -> RowCondition:
-    if verdict.condition is None:
-        raise TypeError(f"{verdict.planned.type} doesn't judge single rows")
-    return verdict.condition
+    def _numbers(self, rows: DataFrame, most: int | None) -> Ints:
+        first = np.cumsum([0, *self.files.rows]).tolist()
+        begin = {path.rpartition("/")[2]: first[n] for n, path in enumerate(self.files.paths)}
+        places = rows.select(f"{NET}.file_name", f"{NET}.row_index")
+        found = (places if most is None else places.limit(most)).toArrow()
+        files, indexes = (column.to_pylist() for column in found.columns)
+        pairs = zip(files, indexes, strict=True)
+        return np.array(sorted(begin[file] + index for file, index in pairs), np.int64)
 
 
-def take_examples(rows: ArrowRows | SparkRows, verdicts: Sequence[Verdict]) -> None:
-    """Give each expectation that isn't met some rows that fail it.
+def _failing(
+    files: NetFiles,
+    columns: JudgedColumns,
+    where: str,
+    judged: Mapping[int, tuple[PlannedExpectation, Sequence[str]]],
+    most: int | None,
+    number: int,
+) -> pa.Table:
+    """Returns which rows of a file fail these expectations, by Arrow (_FAILING)."""
+    staged, begin = columns.as_staged, sum(files.rows[:number])
+    flags = {n: columns.flags_of(names) for n, (_, names) in judged.items()}
+    read = {staged[name] for _, names in judged.values() for name in names}
+    needed = {"action", "lsn", "t0", *(flag for of in flags.values() for flag in of)}
+    found: dict[int, dict[str, Any]] = {
+        n: {"expectation": n, "unexpected": 0, "judged": 0, "rows": []} for n in judged
+    }
+    for part in files.columns_of(number, sorted(read | needed & {*files.schema.names})):
+        if (applies := evaluate(where, part)) is None:
+            raise TypeError(f"Arrow isn't certain of {where}")
+        chosen = np.flatnonzero(pc.fill_null(applies, False))
+        rows, places, begin = part.take(pa.array(chosen)), chosen + begin, begin + len(part)
+        values = pa.table({name: rows[of] for name, of in staged.items() if of in read})
+        for n, (planned, _) in judged.items() if len(rows) else ():
+            masks = kind_of(planned.type).failing(values, planned)
+            if masks is None or found[n]["unexpected"] is None:
+                found[n]["unexpected"] = None
+                continue
+            fails, applied = masks
+            for flag in flags[n]:
+                fails = pc.and_(fails, pc.invert(pc.fill_null(rows[flag], True)))
+            found[n]["unexpected"] += pc.sum(fails).as_py() or 0
+            found[n]["judged"] += pc.sum(applied).as_py() or 0
+            found[n]["rows"] += places[np.asarray(fails)][:most].tolist()
+    return pa.Table.from_pylist([*found.values()], _FAILING)
 
-    Without examples the result is the same, so an error is only logged.
+
+def read_verdicts(gate: TableGate, columns: JudgedColumns) -> list[Verdict]:
+    """Returns a verdict without a result for each expectation of a gate.
+
+    Raises ConfigError for one that is refused by its names, arguments and columns.
     """
-    for verdict in verdicts:
-        if not verdict.success:
-            try:
-                some, _ = rows.failing([verdict], EXAMPLE_ROWS)
-                verdict.examples = rows.columns.examples_of(some, verdict.columns)
-            except Exception as err:
-                log.warning("rows that fail a gate can't be shown: %s", class_and_text(err))
+    verdicts = []
+    for gated in gate.expectations:
+        item = gated.item
+        kind, kwargs = with_raw(item.type, item.kwargs, columns.raw, gated.called)
+        planned = PlannedExpectation(kind, kwargs, item.severity, "own", gated.called, gated.place)
+        verdicts.append(Verdict(gated, planned))
+    of_target = columns.of_target
+    _check_refused(
+        gate.table,
+        {
+            verdict.gated.place: why_refused(verdict.gated.item, of_target)
+            for verdict in verdicts
+            if why_refused(verdict.gated.item, of_target, is_built=False)
+        },
+    )
+    return verdicts
+
+
+def _check_refused(table: str, whys: Mapping[str, Sequence[str]]) -> None:
+    if problems := [f"  - {place}: {why}" for place, of in whys.items() for why in of]:
+        listed = "\n".join(problems)
+        raise ConfigError(f"{table}: its changes wait, since its gate is refused:\n{listed}")
+
+
+def _conditions(
+    table: str, verdicts: Mapping[int, Verdict], columns: TargetColumns
+) -> dict[int, RowCondition]:
+    """Returns the conditions on single rows by Spark; raises ConfigError for a refused gate."""
+    conditions, whys = {}, {}
+    for n, verdict in verdicts.items():
+        item = verdict.gated.item
+        try:
+            condition = kind_of(verdict.planned.type).row_condition(verdict.planned.kwargs)
+        except ParseException as err:
+            whys[verdict.gated.place] = [why_unevaluable(err)]
+            continue
+        if condition is not None:
+            conditions[n] = condition
+            continue
+        found = why_refused(item, columns)
+        if not found and item.gate == "quarantine":
+            found = [
+                "gate: quarantine can't identify the failing rows by these arguments: use stop"
+            ]
+        whys[verdict.gated.place] = found
+    _check_refused(table, whys)
+    return conditions
+
+
+def _judge_as_a_whole(table: str, rows: DataFrame, verdict: Verdict) -> None:
+    """Have an expectation on several rows judged, by Great Expectations unless it is ours."""
+    if rows.isEmpty():
+        # All rows were released or sent partly, so no aggregate can be computed.
+        verdict.success, verdict.observed = True, "no rows to judge"
+        return
+    try:
+        (found,) = judge_rows(table, [verdict.planned], rows)
+    except WaldeltaError:
+        raise
+    except Exception as err:
+        if (named := named_error(err)) is not None:
+            raise named from err
+        verdict.why = f"can't be evaluated: {why_unevaluable(err)}"
+        return
+    verdict.success, verdict.observed = found.success, found.observed
+    verdict.unexpected, verdict.examples = found.unexpected_count, list(found.examples)
+    if found.success is None:
+        verdict.why = "can't be evaluated"
+
+
+def _used_columns(names: Sequence[str], kwargs: Mapping[str, Any]) -> list[str] | None:
+    """Returns the columns that an expectation may read, by its arguments; None if it may read all.
+
+    A text equal to a column's name counts as that column, even where it is a value. A column too
+    many only skips rows whose value was checked when PostgreSQL sent it; a column too few takes an
+    unchanged TOASTed value, which PostgreSQL doesn't send, for null. Only arguments that may be
+    conditions are parsed: nearly any text parses as a condition, and a text that doesn't parse
+    counts as all columns, which skips the row.
+    """
+    asked: set[str] = set()
+    for argument, text in _texts(kwargs):
+        asked.add(text.lower())
+        if not is_condition(argument):
+            continue
+        named = columns_of(text) if is_sql(argument, kwargs) else None
+        if named is None:
+            return None
+        asked.update(name.lower() for name in named)
+    return [name for name in names if {name.lower(), f"`{name.lower()}`"} & asked] or None
+
+
+def _texts(given: Any, argument: str = "") -> Iterator[tuple[str, str]]:
+    """Yields every text in an expectation's arguments, at any depth, with its argument's name."""
+    if isinstance(given, str):
+        yield argument, given
+    elif isinstance(given, Mapping):
+        for name, value in given.items():
+            yield from _texts(value, str(name))
+    elif isinstance(given, (list, tuple, set)):
+        for value in given:
+            yield from _texts(value, argument)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from waldelta.errors import ConfigError
-from waldelta.stages.check.gate.gate import _used_columns, judge
-from waldelta.stages.check.gate.table_gate import TableGate
+from waldelta.stages.check.gate.gate import judge
+from waldelta.stages.check.gate.table_gate import TableGate, _used_columns
 from waldelta.target_modes import MODES
 
 
