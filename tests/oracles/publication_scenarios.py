@@ -21,31 +21,15 @@ ALL = ("insert", "update", "delete", "truncate")
 LAYOUTS = ("plain", "plain", "leaves", "nested")
 LEAVES = {"plain": ("t",), "leaves": ("t_1", "t_2"), "nested": ("t_11", "t_12", "t_2")}
 _KEY_FILTERS = (
-    "p < {n}",
-    "p <> {n}",
-    "p in (0, {n})",
-    "id % 3 = {k}",
-    "id % 2 = 0",
-    "id between {m} and 90",
-    "p + id % 2 > {k}",
-    "case when p > 1 then id % 2 = 0 else p = {k} end",
-    "not (p = {n} or id > 40)",
-    "(p, id) <> (1, {m})",
-    "p is distinct from {n}",
-)
+    "p < {n}", "p <> {n}", "p in (0, {n})", "id % 3 = {k}", "id % 2 = 0", "id between {m} and 90",
+    "p + id % 2 > {k}", "case when p > 1 then id % 2 = 0 else p = {k} end",
+    "not (p = {n} or id > 40)", "(p, id) <> (1, {m})", "p is distinct from {n}",
+)  # fmt: skip
 _ROW_FILTERS = (
-    "v = 'v{k}'",
-    "v like 'n%'",
-    "v is null",
-    "v is distinct from 'u'",
-    "length(v) > {k}",
-    "coalesce(v, 'n') <> 'n'",
-    "nullif(w, 'x') is null",
-    "v || w = 'v1w'",
-    "w in ('w', 'x') or p = {n}",
-    "p > {k} and not (v like '%u')",
-    "v <> w",
-)
+    "v = 'v{k}'", "v like 'n%'", "v is null", "v is distinct from 'u'", "length(v) > {k}",
+    "coalesce(v, 'n') <> 'n'", "nullif(w, 'x') is null", "v || w = 'v1w'",
+    "w in ('w', 'x') or p = {n}", "p > {k} and not (v like '%u')", "v <> w",
+)  # fmt: skip
 
 
 class RandomScenario:

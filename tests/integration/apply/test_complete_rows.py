@@ -214,21 +214,10 @@ def test_a_discarded_row(runner, database, job):
     root = job.pipeline.target.root
     Ledger(Lake(root)).append_all(
         [
-            ExpectationResult(
-                now(),
-                "check",
-                "public.t",
-                ALL_VALUES_KNOWN,
-                VALUES_KNOWN,
-                "warning",
-                "pipeline",
-                False,
-                recorded_unknown(3),
-                None,
-                1,
-            )
+            ExpectationResult(now(), "check", "public.t", ALL_VALUES_KNOWN, VALUES_KNOWN, "warning",
+                              "pipeline", False, recorded_unknown(3), None, 1),
         ]
-    )
+    )  # fmt: skip
     done = discard_quarantined(
         replace(job, run_id="away"), [ids["1"], ids["2"]], by="Ann", reason="tests"
     )

@@ -14,20 +14,8 @@ from waldelta.stages.check.measure.profile import profile_by_statistics
 pytestmark = pytest.mark.spark
 
 EDGES = [
-    -65_537,
-    -65_536,
-    -32_769,
-    -32_768,
-    -32_767,
-    -1,
-    0,
-    1,
-    32_767,
-    32_768,
-    32_769,
-    65_536,
-    65_537,
-]
+    -65_537, -65_536, -32_769, -32_768, -32_767, -1, 0, 1, 32_767, 32_768, 32_769, 65_536, 65_537,
+]  # fmt: skip
 CASES = {
     "edges of the bitmaps": ("bigint", EDGES, FailingRows(0)),
     "three and two": ("int", [1, 1, 1, 2, 2, 3], FailingRows(5, ("1", "2"))),

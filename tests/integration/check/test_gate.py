@@ -483,19 +483,11 @@ def test_a_repair_lets_nothing_else_pass(gated, database):
 
 
 WHOLE = [
-    (
-        "one of the table",
-        "{type: expect_table_row_count_to_be_between, kwargs: {max_value: 1}, gate: stop}",
-        "not met",
-    ),
-    (
-        "one with lists in a list",
-        (
-            "{type: expect_column_pair_values_to_be_in_set, kwargs: {column_A: id, column_B: v,"
-            " value_pairs_set: [[1, 1]]}, gate: stop}"
-        ),
-        "1 row",
-    ),
+    ("one of the table",
+     "{type: expect_table_row_count_to_be_between, kwargs: {max_value: 1}, gate: stop}", "not met"),
+    ("one with lists in a list",
+     ("{type: expect_column_pair_values_to_be_in_set, kwargs: {column_A: id, column_B: v,"
+      " value_pairs_set: [[1, 1]]}, gate: stop}"), "1 row"),
     (
         "one of quantiles",
         (
@@ -505,31 +497,16 @@ WHOLE = [
         ),
         "not met",
     ),
-    (
-        "a share of rows",
-        (
-            "{type: expect_column_values_to_be_between, kwargs: {column: v, min_value: 0, mostly:"
-            " 0.9}, gate: stop}"
-        ),
-        "1 row",
-    ),
-    (
-        "one that can't be evaluated",
-        (
-            "{type: expect_column_values_to_match_regex, kwargs: {column: big, regex: '('}, gate:"
-            " stop}"
-        ),
-        "can't be evaluated: INVALID_PARAMETER_VALUE",
-    ),
-    (
-        "a condition in Spark SQL",
-        (
-            "{type: expect_target_rows_to_satisfy, kwargs: {condition: v > 0, meaning: positive},"
-            " gate: stop}"
-        ),
-        "1 row",
-    ),
-]
+    ("a share of rows",
+     ("{type: expect_column_values_to_be_between, kwargs: {column: v, min_value: 0, mostly:"
+      " 0.9}, gate: stop}"), "1 row"),
+    ("one that can't be evaluated",
+     ("{type: expect_column_values_to_match_regex, kwargs: {column: big, regex: '('}, gate:"
+      " stop}"), "can't be evaluated: INVALID_PARAMETER_VALUE"),
+    ("a condition in Spark SQL",
+     ("{type: expect_target_rows_to_satisfy, kwargs: {condition: v > 0, meaning: positive},"
+      " gate: stop}"), "1 row"),
+]  # fmt: skip
 
 
 # The rows that fail, of expectations that identify them.
@@ -559,34 +536,20 @@ def test_any_expectation_can_stop(gated, database):
 
 
 REFUSED = [
-    (
-        "of the whole table",
-        "{type: expect_table_row_count_to_be_between, kwargs: {max_value: 1}, gate: quarantine}",
-        "identifies the failing rows",
-    ),
-    (
-        "of a share",
-        (
-            "{type: expect_column_values_to_not_be_null, kwargs: {column: v, mostly: 0.5}, gate:"
-            " quarantine}"
-        ),
-        "remove mostly",
-    ),
-    (
-        "of a column that isn't there",
-        "{type: expect_column_values_to_match_regex, kwargs: {column: bog, regex: x}, gate: stop}",
-        "did you mean big?",
-    ),
-    (
-        "of SQL that doesn't parse",
-        (
-            "{type: expect_target_rows_to_satisfy, kwargs: {condition: v >, meaning: m}, gate:"
-            " quarantine}"
-        ),
-        "is no condition in Spark SQL",
-    ),
+    ("of the whole table",
+     "{type: expect_table_row_count_to_be_between, kwargs: {max_value: 1}, gate: quarantine}",
+     "identifies the failing rows"),
+    ("of a share",
+     ("{type: expect_column_values_to_not_be_null, kwargs: {column: v, mostly: 0.5}, gate:"
+      " quarantine}"), "remove mostly"),
+    ("of a column that isn't there",
+     "{type: expect_column_values_to_match_regex, kwargs: {column: bog, regex: x}, gate: stop}",
+     "did you mean big?"),
+    ("of SQL that doesn't parse",
+     ("{type: expect_target_rows_to_satisfy, kwargs: {condition: v >, meaning: m}, gate:"
+      " quarantine}"), "is no condition in Spark SQL"),
     ("in a file that can't be read", "{typo: x}", "can't be read"),
-]
+]  # fmt: skip
 
 
 def test_gates_that_are_refused(gated, database):

@@ -107,19 +107,13 @@ OF_A_COLUMN = {
 OTHERS = {
     "expect_column_pair_values_a_to_be_greater_than_b": {"column_A": COLUMN, "column_B": COLUMN},
     "expect_column_pair_values_to_be_equal": {"column_A": COLUMN, "column_B": OTHER},
-    "expect_column_pair_values_to_be_in_set": {
-        "column_A": COLUMN,
-        "column_B": OTHER,
-        "value_pairs_set": [[SCRIPT, REFRESH]],
-    },
+    "expect_column_pair_values_to_be_in_set":
+     {"column_A": COLUMN, "column_B": OTHER, "value_pairs_set": [[SCRIPT, REFRESH]]},
     "expect_compound_columns_to_be_unique": {"column_list": MANY},
     "expect_multicolumn_sum_to_equal": {"column_list": MANY, "sum_total": 1},
     "expect_multicolumn_values_to_be_equal": {"column_list": MANY},
-    "expect_query_results_to_match_comparison": {
-        "base_query": SCRIPT,
-        "comparison_data_source_name": SCRIPT,
-        "comparison_query": SCRIPT,
-    },
+    "expect_query_results_to_match_comparison":
+     {"base_query": SCRIPT, "comparison_data_source_name": SCRIPT, "comparison_query": SCRIPT},
     "expect_select_column_values_to_be_unique_within_record": {"column_list": [COLUMN, COLUMN]},
     "expect_table_column_count_to_be_between": {"max_value": 1},
     "expect_table_column_count_to_equal": {"value": 1},
@@ -128,24 +122,18 @@ OTHERS = {
     "expect_table_row_count_to_be_between": {"max_value": 1},
     "expect_table_row_count_to_equal": {"value": 1},
     "expect_table_row_count_to_equal_other_table": {"other_table_name": SCRIPT},
-    "unexpected_rows_expectation": {
-        "unexpected_rows_query": "select *, '<script>' as `<b>` from {batch}",
-        "description": SCRIPT,
-    },
+    "unexpected_rows_expectation":
+     {"unexpected_rows_query": "select *, '<script>' as `<b>` from {batch}", "description": SCRIPT},
     "expect_kept_rows_to_hold": {"columns": MANY, "meaning": SCRIPT},
     "expect_target_columns_to_match": {"columns": {SCRIPT: REFRESH}},
     "expect_target_key_to_be_unique": {"columns": [COLUMN]},
     "expect_target_rows_to_refer_to_rows": {"columns": [COLUMN], "meaning": SCRIPT},
     "expect_target_rows_to_satisfy": {"condition": f"`{COLUMN}` = '<b>'", "meaning": SCRIPT},
-    "expect_target_to_be_as_before": {
-        "columns": [[COLUMN, False]],
-        "bounds": {"rows": [0, 1]},
-        "part": "rows",
-        "meaning": SCRIPT,
-    },
+    "expect_target_to_be_as_before":
+     {"columns": [[COLUMN, False]], "bounds": {"rows": [0, 1]}, "part": "rows", "meaning": SCRIPT},
     "expect_target_to_be_fresh": {"meaning": SCRIPT, "is_met": False, "observed": REFRESH},
     "expect_target_to_know_all_values": {"meaning": SCRIPT, "is_met": False, "observed": REFRESH},
-}
+}  # fmt: skip
 IN_SPARK = [
     name
     for name in OTHERS

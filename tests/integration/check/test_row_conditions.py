@@ -197,17 +197,11 @@ OF_NULLS = [
     ("expect_column_values_to_not_be_null", {"column": "amount", "mostly": 0.5}, 2),
     ("expect_column_values_to_be_null", {"column": "Amount", "mostly": 0.6}, 2),
     ("expect_column_values_to_not_be_null", {"column": "origin"}, 1),
-    (
-        "expect_column_values_to_not_be_null",
-        {"column": "amount", "row_condition": "id < 2", "condition_parser": "spark"},
-        1,
-    ),
-    (
-        "expect_target_rows_to_satisfy",
-        {"condition": "amount > 0 or map_contains_key(_wd_raw, 'amount')", "meaning": "m"},
-        2,
-    ),
-]
+    ("expect_column_values_to_not_be_null",
+     {"column": "amount", "row_condition": "id < 2", "condition_parser": "spark"}, 1),
+    ("expect_target_rows_to_satisfy",
+     {"condition": "amount > 0 or map_contains_key(_wd_raw, 'amount')", "meaning": "m"}, 2),
+]  # fmt: skip
 
 
 def test_values_that_the_lake_does_not_hold_are_no_nulls(runner, lake):

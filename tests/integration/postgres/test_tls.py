@@ -65,22 +65,14 @@ def test_each_cause_has_its_error(postgres, authority, tmp_path, open_connection
             cursor.execute("select 1")
             assert cursor.fetchone() == (1,)
         refused = {
-            "a foreign authority": (
-                ours | {"sslrootcert": str(foreign.root)},
-                ConfigError,
-                "certificate isn't trusted",
-            ),
-            "no client certificate": (
-                {"sslrootcert": ours["sslrootcert"]},
-                ConfigError,
-                "client certificate",
-            ),
-            "a client certificate of another": (
-                certificates(foreign) | {"sslrootcert": ours["sslrootcert"]},
-                ConfigError,
-                "client certificate",
-            ),
-        }
+            "a foreign authority":
+             (ours | {"sslrootcert": str(foreign.root)}, ConfigError, "certificate isn't trusted"),
+            "no client certificate":
+             ({"sslrootcert": ours["sslrootcert"]}, ConfigError, "client certificate"),
+            "a client certificate of another":
+             (certificates(foreign) | {"sslrootcert": ours["sslrootcert"]}, ConfigError,
+              "client certificate"),
+        }  # fmt: skip
         for name, (extra, error, told) in refused.items():
             with pytest.raises((ConfigError, AuthenticationFailed, SourceUnreachable)) as caught:
                 open_connection(conninfo(postgres, port, **extra), "test")

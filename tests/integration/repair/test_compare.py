@@ -155,18 +155,12 @@ SOUTH = "station = 'south' and day = '2024-02-01'"
 TAMPERING = {
     "one value": (lambda t: t.update({"note": "'y'"}, predicate=SOUTH), 1, 1),
     "one value for null": (lambda t: t.update({"note": "null"}, predicate=SOUTH), 1, 1),
-    "the exact text": (
-        lambda t: t.update({"_wd_raw": "null"}, predicate="day = '2024-01-08'"),
-        1,
-        1,
-    ),
+    "the exact text": (lambda t: t.update({"_wd_raw": "null"}, predicate="day = '2024-01-08'"), 1,
+                       1),
     "one row less": (lambda t: t.delete("day = '2024-01-02'"), 1, 0),
-    "one row twice": (
-        lambda t: write_deltalake(t, _rows_of(t, date(2024, 1, 2)), mode="append"),
-        0,
-        1,
-    ),
-}
+    "one row twice": (lambda t: write_deltalake(t, _rows_of(t, date(2024, 1, 2)), mode="append"), 0,
+                      1),
+}  # fmt: skip
 
 
 def _rows_of(target, day):

@@ -126,27 +126,17 @@ def backfill(runner, job, month=1, run_id="backfill", **details):
 
 
 DAMAGE = {
-    "t": [
-        "update {} set v = 'damaged', n = null, _wd_raw = null where id in (1, 2)",
-        "delete from {} where id in (3, 5, 20)",
-        "insert into {} (id, v) values (30, 'phantom'), (21, 'phantom'), (4, 'phantom')",
-    ],
-    "full_id": [
-        "delete from {} where a in (1, 3)",
-        "update {} set v = 'damaged' where a = 2",
-        "insert into {} (a, b, v) values (3, 'b3', 'phantom')",
-    ],
-    "emptied": [
-        "update {} set v = 'damaged' where id = 1",
-        "insert into {} (id, v) values (6, 'phantom')",
-    ],
+    "t": ["update {} set v = 'damaged', n = null, _wd_raw = null where id in (1, 2)",
+          "delete from {} where id in (3, 5, 20)",
+          "insert into {} (id, v) values (30, 'phantom'), (21, 'phantom'), (4, 'phantom')"],
+    "full_id": ["delete from {} where a in (1, 3)", "update {} set v = 'damaged' where a = 2",
+                "insert into {} (a, b, v) values (3, 'b3', 'phantom')"],
+    "emptied": ["update {} set v = 'damaged' where id = 1",
+                "insert into {} (id, v) values (6, 'phantom')"],
     "keyless": ["delete from {} where v = 'a'", "insert into {} (v) values ('b')"],
-    "own": [
-        "delete from {} where id = 6",
-        "update {} set v = 5 where id = 1",
-        "insert into {} (id, v) values (5, 5)",
-    ],
-}
+    "own": ["delete from {} where id = 6", "update {} set v = 5 where id = 1",
+            "insert into {} (id, v) values (5, 5)"],
+}  # fmt: skip
 
 
 def damage(runner, job, names=DAMAGE):

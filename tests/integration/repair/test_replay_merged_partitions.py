@@ -104,71 +104,24 @@ LEAF_KEYS = [f"alter table {{0}}_{n} add primary key (id)" for n in (1, 2, 3)]
 # Each root: its key, what else is done before the copy, in the range and after it; then what is
 # damaged, by id: None for a row that is lost, else what it says, with the number of its leaf.
 KINDS = {
-    "moved": (
-        (", primary key (id)", [], SPLIT, ["update {0} set v = 300 where id = 23"]),
-        {20: {"leaf": 3}, 21: None, 22: {"leaf": 0}, 23: {"v": 0}, 24: {"v": 0, "leaf": 3}},
-    ),
-    "cut": (
-        (", primary key (id)", [], CUT, ["truncate {0}_3", "insert into {0} values (30, 30)"]),
-        {
-            1: {"leaf": 2},
-            2: {"leaf": 0},
-            3: None,
-            4: {"leaf": 1},
-            6: {"leaf": 1},
-            15: {"leaf": 1},
-            11: {"v": 0},
-            21: {"leaf": 3},
-            30: None,
-        },
-    ),
-    "own": (
-        (
-            "",
-            LEAF_KEYS,
-            CUT,
-            [
-                "truncate {0}_3",
-                "insert into {0} values (30, 30)",
-                "alter table {0} detach partition {0}_2",
-            ],
-        ),
-        {
-            1: {"leaf": 1},
-            3: None,
-            4: {"leaf": 1},
-            6: {"leaf": 1},
-            15: None,
-            11: {"v": 0},
-            12: None,
-            21: {"leaf": 3},
-            30: None,
-        },
-    ),
-    "filtered": (
-        (
-            ", primary key (id)",
-            FULL,
-            [
-                "update {0} set v = 5 where id = 12",
-                "update {0} set v = 40 where id in (1, 2)",
-                "delete from {0} where id = 13",
-                "update {0} set id = 15, v = 60 where id = 3",
-                "truncate {0}_3",
-            ],
-            ["update {0} set v = 41 where id = 2"],
-        ),
-        {
-            1: None,
-            2: {"v": 0},
-            12: {"leaf": 2, "v": 12},
-            13: {"leaf": 2, "v": 13},
-            15: {"v": 1},
-            22: {"leaf": 3, "v": 22},
-        },
-    ),
+    "moved": ((", primary key (id)", [], SPLIT, ["update {0} set v = 300 where id = 23"]),
+              {20: {"leaf": 3}, 21: None, 22: {"leaf": 0}, 23: {"v": 0}, 24: {"v": 0, "leaf": 3}}),
+    "cut": ((", primary key (id)", [], CUT, ["truncate {0}_3", "insert into {0} values (30, 30)"]),
+            {1: {"leaf": 2}, 2: {"leaf": 0}, 3: None, 4: {"leaf": 1}, 6: {"leaf": 1},
+             15: {"leaf": 1}, 11: {"v": 0}, 21: {"leaf": 3}, 30: None}),
+    "own": (("", LEAF_KEYS, CUT,
+             ["truncate {0}_3", "insert into {0} values (30, 30)",
+              "alter table {0} detach partition {0}_2"]),
+            {1: {"leaf": 1}, 3: None, 4: {"leaf": 1}, 6: {"leaf": 1}, 15: None, 11: {"v": 0},
+             12: None, 21: {"leaf": 3}, 30: None}),
+    "filtered": ((", primary key (id)", FULL,
+                  ["update {0} set v = 5 where id = 12", "update {0} set v = 40 where id in (1, 2)",
+                   "delete from {0} where id = 13", "update {0} set id = 15, v = 60 where id = 3",
+                   "truncate {0}_3"], ["update {0} set v = 41 where id = 2"]),
+                 {1: None, 2: {"v": 0}, 12: {"leaf": 2, "v": 12}, 13: {"leaf": 2, "v": 13},
+                  15: {"v": 1}, 22: {"leaf": 3, "v": 22}}),
     "joined": ((", primary key (id)", [], JOIN, []), {12: None}),
-}
+}  # fmt: skip
 WHERE = {"filtered": "v > 10"}
 
 

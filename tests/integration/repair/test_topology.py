@@ -41,70 +41,42 @@ SPLIT = {"public.r_1": {"from": "public.r"}, "public.r_2": {"from": "public.r"},
 # What is done, and which targets are told what.
 CASES = {
     "nothing": ([], {}),
-    "a partition is truncated": (
-        ["truncate r_1"],
-        {"r_1": "public.r_1 was probably truncated", "r": "public.r_1 was probably truncated"},
-    ),
-    "one of a partition's own": (
-        ["truncate r_2b"],
-        {"r_2": "public.r_2b was probably truncated", "r": "public.r_2b was probably truncated"},
-    ),
+    "a partition is truncated":
+     (["truncate r_1"],
+      {"r_1": "public.r_1 was probably truncated", "r": "public.r_1 was probably truncated"}),
+    "one of a partition's own":
+     (["truncate r_2b"],
+      {"r_2": "public.r_2b was probably truncated", "r": "public.r_2b was probably truncated"}),
     "one that no target takes": (["truncate r_3"], {"r": "public.r_3 was probably truncated"}),
     "one goes": (["alter table r detach partition r_3"], {"r": "1 partition left the table"}),
-    "one of a partition's own goes": (
-        ["alter table r_2 detach partition r_2a"],
-        {"r_2": "1 partition left the table", "r": "1 partition left the table"},
-    ),
-    "one comes": (
-        ["alter table r attach partition other for values from (40) to (50)"],
-        {"r": "other was added"},
-    ),
-    "it goes and comes": (
-        [
-            "alter table r detach partition r_1",
-            "alter table r attach partition r_1 for values from (0) to (10)",
-        ],
-        {
-            "r_1": "public.r_1 was detached and attached again",
-            "r": "public.r_1 was detached and attached again",
-        },
-    ),
+    "one of a partition's own goes":
+     (["alter table r_2 detach partition r_2a"],
+      {"r_2": "1 partition left the table", "r": "1 partition left the table"}),
+    "one comes": (["alter table r attach partition other for values from (40) to (50)"],
+                  {"r": "other was added"}),
+    "it goes and comes": (["alter table r detach partition r_1",
+                           "alter table r attach partition r_1 for values from (0) to (10)"],
+                          {"r_1": "public.r_1 was detached and attached again",
+                           "r": "public.r_1 was detached and attached again"}),
     "one is made": (["create table r_4 partition of r for values from (50) to (60)"], {}),
-    "one with partitions of its own comes": (
-        [
-            "create table m(id int primary key) partition by range (id)",
-            "create table m_1 partition of m for values from (60) to (70)",
-            "insert into m values (61)",
-            "alter table r attach partition m for values from (60) to (90)",
-        ],
-        {"r": "partition public.m_1 was added"},
-    ),
-    "one comes, and partitions of its own are made then": (
-        [
-            "create table m(id int primary key) partition by range (id)",
-            "alter table r attach partition m for values from (60) to (90)",
-            "create table m_1 partition of m for values from (60) to (70)",
-        ],
-        {},
-    ),
-    "one is made with partitions of its own": (
-        [
-            "begin",
-            "create table m(id int primary key) partition by range (id)",
-            "alter table r attach partition m for values from (60) to (90)",
-            "create table m_1 partition of m for values from (60) to (70)",
-            "commit",
-        ],
-        {},
-    ),
-    "one is detached for good, and another takes its place": (
-        [
-            "alter table r_2 detach partition r_2a",
-            "create table r_2c partition of r_2 for values from (10) to (20)",
-        ],
-        {"r_2": "1 partition left the table", "r": "1 partition left the table"},
-    ),
-}
+    "one with partitions of its own comes":
+     (["create table m(id int primary key) partition by range (id)",
+       "create table m_1 partition of m for values from (60) to (70)", "insert into m values (61)",
+       "alter table r attach partition m for values from (60) to (90)"],
+      {"r": "partition public.m_1 was added"}),
+    "one comes, and partitions of its own are made then":
+     (["create table m(id int primary key) partition by range (id)",
+       "alter table r attach partition m for values from (60) to (90)",
+       "create table m_1 partition of m for values from (60) to (70)"], {}),
+    "one is made with partitions of its own":
+     (["begin", "create table m(id int primary key) partition by range (id)",
+       "alter table r attach partition m for values from (60) to (90)",
+       "create table m_1 partition of m for values from (60) to (70)", "commit"], {}),
+    "one is detached for good, and another takes its place":
+     (["alter table r_2 detach partition r_2a",
+       "create table r_2c partition of r_2 for values from (10) to (20)"],
+      {"r_2": "1 partition left the table", "r": "1 partition left the table"}),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -190,22 +162,13 @@ drop table r_2b; create schema s; create publication p for table r_1, r_2a, tabl
 create table s.r_2b partition of r_2 for values from (20) to (30)
 """
 LEFT = {
-    "by its name": (
-        "create publication p for table r_1, r_2a, r_2b",
-        "alter publication p drop table r_2b",
-        "alter publication p add table r_2b",
-    ),
-    "by its schema": (
-        MADE_BEHIND_ITS_ENTRY,
-        "alter table s.r_2b set schema public",
-        "alter table r_2b set schema s",
-    ),
-    "by its root": (
-        "create publication p for table r",
-        "alter table r_2 detach partition r_2b",
-        "alter table r_2 attach partition r_2b for values from (20) to (30)",
-    ),
-}
+    "by its name": ("create publication p for table r_1, r_2a, r_2b",
+                    "alter publication p drop table r_2b", "alter publication p add table r_2b"),
+    "by its schema": (MADE_BEHIND_ITS_ENTRY, "alter table s.r_2b set schema public",
+                      "alter table r_2b set schema s"),
+    "by its root": ("create publication p for table r", "alter table r_2 detach partition r_2b",
+                    "alter table r_2 attach partition r_2b for values from (20) to (30)"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("publication, leaves, returns", LEFT.values(), ids=LEFT)

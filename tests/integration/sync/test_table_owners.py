@@ -157,19 +157,12 @@ def test_check_lists_the_functions_of_a_tables_owner(database, owner, lake, monk
 
 KEYS = {
     "create table app.k (id app.d primary key); insert into app.k values (1)": ("1", True),
-    "create table app.k (id app.d[] primary key); insert into app.k values ('{1}')": (
-        "{1}",
-        False,
-    ),
-    (
-        "create type app.c as (v app.d); create table app.k (id app.c primary key);"
-        " insert into app.k values (row(1))"
-    ): ("(1)", False),
-    (
-        "create type app.r as range (subtype = app.d); create table app.k (id app.r primary key);"
-        " insert into app.k values ('[1,2)')"
-    ): ("[1,2)", False),
-}
+    "create table app.k (id app.d[] primary key); insert into app.k values ('{1}')": ("{1}", False),
+    ("create type app.c as (v app.d); create table app.k (id app.c primary key);"
+     " insert into app.k values (row(1))"): ("(1)", False),
+    ("create type app.r as range (subtype = app.d); create table app.k (id app.r primary key);"
+     " insert into app.k values ('[1,2)')"): ("[1,2)", False),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("statements", KEYS)
@@ -197,17 +190,10 @@ def test_no_domain_is_checked_when_rows_are_read_by_their_keys(any_database, any
 
 
 FILTERS = (
-    "app.seen(1) = 1",
-    "id operator(app.<<<) 1",
-    "1::app.d > id",
-    "app.seen(id) > id",
-    "'{1}'::app.d[] is not null",
-    "row(1)::app.c is not null",
-    "'(1)'::app.c is not null",
-    "array['1']::app.d[] is not null",
-    "cast('{1}' as app.d[]) is not null",
-    "app.d '1' > id",
-)
+    "app.seen(1) = 1", "id operator(app.<<<) 1", "1::app.d > id", "app.seen(id) > id",
+    "'{1}'::app.d[] is not null", "row(1)::app.c is not null", "'(1)'::app.c is not null",
+    "array['1']::app.d[] is not null", "cast('{1}' as app.d[]) is not null", "app.d '1' > id",
+)  # fmt: skip
 
 
 def test_a_filter_calls_no_users_function_before_it_is_refused(any_database, any_owner):

@@ -27,22 +27,12 @@ REFUSED = {
     "another verb's option": ["consume", "f.yml", "--tables=public.a"],
     "a retry of a copy": ["sync", "f.yml", "--retry"],
     "rows both read again and discarded": ["quarantine", "f.yml", "--retry", "--discard"],
-    "rows both accepted and judged again": [
-        "quarantine",
-        "f.yml",
-        "--accept",
-        "--retry",
-        "--row=1",
-    ],
+    "rows both accepted and judged again":
+     ["quarantine", "f.yml", "--accept", "--retry", "--row=1"],
     "a row that nothing is to be done with": ["quarantine", "f.yml", "--row=1"],
     "who lists rows": ["quarantine", "f.yml", "--by=me"],
-    "changes both released and discarded": [
-        "quarantine",
-        "f.yml",
-        "--release",
-        "--discard",
-        "--tables=a.b",
-    ],
+    "changes both released and discarded":
+     ["quarantine", "f.yml", "--release", "--discard", "--tables=a.b"],
     "accepted rows without one": ["quarantine", "f.yml", "--accept", "--reason=x"],
     "a decision without a reason": ["quarantine", "f.yml", "--discard", "--row=1"],
     "a release without a table": ["release", "f.yml", "--reason=x"],
@@ -62,7 +52,7 @@ REFUSED = {
     "nothing for Airflow": ["airflow"],
     "no file": ["consume"],
     "no verb": [],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("decision", DECISIONS)

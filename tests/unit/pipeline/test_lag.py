@@ -15,38 +15,21 @@ from waldelta.stages.check.suite.target_facts import SourceRules
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 CASES = [
-    (
-        "as it comes",
-        Lag(3600.0, 1 << 40),
-        {},
-        [("warning", "at most 3,600 s behind the source", True, "3,600 s behind")],
-    ),
-    (
-        "an hour is over",
-        Lag(3601.0),
-        {},
-        [("warning", "at most 3,600 s behind the source", False, "3,601 s behind")],
-    ),
+    ("as it comes", Lag(3600.0, 1 << 40), {},
+     [("warning", "at most 3,600 s behind the source", True, "3,600 s behind")]),
+    ("an hour is over", Lag(3601.0), {},
+     [("warning", "at most 3,600 s behind the source", False, "3,601 s behind")]),
     ("switched off", Lag(1e9, 1 << 40), {"warn_seconds": None}, []),
     ("unknown", Lag(), {"warn_mb": 1, "critical_mb": 1}, []),
-    (
-        "the source's clock is behind",
-        Lag.since(AT + timedelta(seconds=5), AT),
-        {},
-        [("warning", "at most 3,600 s behind the source", True, "0 s behind")],
-    ),
-    (
-        "both, of both",
-        Lag(90.0, 7 << 20),
-        {"warn_seconds": 60, "critical_seconds": 120, "warn_mb": 5, "critical_mb": 6},
-        [
-            ("warning", "at most 60 s behind the source", False, "90 s behind"),
-            ("warning", "at most 5 MB of WAL behind the source", False, "7 MB of WAL behind"),
-            ("critical", "at most 120 s behind the source", True, "90 s behind"),
-            ("critical", "at most 6 MB of WAL behind the source", False, "7 MB of WAL behind"),
-        ],
-    ),
-]
+    ("the source's clock is behind", Lag.since(AT + timedelta(seconds=5), AT), {},
+     [("warning", "at most 3,600 s behind the source", True, "0 s behind")]),
+    ("both, of both", Lag(90.0, 7 << 20),
+     {"warn_seconds": 60, "critical_seconds": 120, "warn_mb": 5, "critical_mb": 6},
+     [("warning", "at most 60 s behind the source", False, "90 s behind"),
+      ("warning", "at most 5 MB of WAL behind the source", False, "7 MB of WAL behind"),
+      ("critical", "at most 120 s behind the source", True, "90 s behind"),
+      ("critical", "at most 6 MB of WAL behind the source", False, "7 MB of WAL behind")]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

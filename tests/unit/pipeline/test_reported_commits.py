@@ -42,31 +42,22 @@ def tell(ledger, run_id, minutes, version=None, verb="consume"):
         pytest.param([("a", 10, 5)], True, id="by its own run"),
         pytest.param([("a", 10, 6)], True, id="by its own run, with a later one"),
         pytest.param([("a", 10, 4)], False, id="its own run told of an earlier one"),
-        pytest.param(
-            [("a", 10, None), ("b", 20, 5)], True, id="by the run that came after a failed landing"
-        ),
-        pytest.param(
-            [("z", -600, None), ("b", 20, 5)], True, id="by the run that came after a killed one"
-        ),
+        pytest.param([("a", 10, None), ("b", 20, 5)], True,
+                     id="by the run that came after a failed landing"),
+        pytest.param([("z", -600, None), ("b", 20, 5)], True,
+                     id="by the run that came after a killed one"),
         pytest.param([("z", -600, None), ("b", 20, 4)], False, id="nobody has yet"),
-        pytest.param(
-            [("a", 10, None)], False, id="its own run failed before it told, the first of the lake"
-        ),
+        pytest.param([("a", 10, None)], False,
+                     id="its own run failed before it told, the first of the lake"),
         pytest.param([("b", 600, None)], True, id="all runs that are left are later ones"),
-        pytest.param(
-            [("z", -600, 5000), ("b", 20, None)],
-            False,
-            id="an earlier run told of a table that was there before",
-        ),
+        pytest.param([("z", -600, 5000), ("b", 20, None)], False,
+                     id="an earlier run told of a table that was there before"),
         pytest.param([("z", -20, 5)], True, id="by a clock that is behind"),
-        pytest.param(
-            [("z", -40, 5)],
-            False,
-            id="a run told of a table that was there before it was copied, an hour ago",
-        ),
+        pytest.param([("z", -40, 5)], False,
+                     id="a run told of a table that was there before it was copied, an hour ago"),
         pytest.param([], False, id="no run has told anything"),
     ],
-)
+)  # fmt: skip
 def test_what_is_told(ledger, told, expected):
     """Of version 5 of a target, which run "a" committed."""
     for run_id, minutes, version in told:

@@ -171,34 +171,12 @@ STORED = {
     "verb": "consume",
     "run_id": "r",
     "status": "failed",
-    "stages": {
-        "apply": {
-            "status": "failed",
-            "seconds": 2.0,
-            "detail": "1 table changed",
-            "error": ERROR,
-            "runner": "Spark",
-        }
-    },
-    "tables": {
-        "public.a": {
-            "inserted": 1,
-            "updated": 2,
-            "deleted": 3,
-            "skipped": 4,
-            "truncated": True,
-            "version": 7,
-            "rows": None,
-            "completed": 5,
-            "quarantined": 6,
-            "raw_rows": 8,
-            "compared": None,
-            "unchanged": None,
-            "differing": None,
-            "in_flight": None,
-            "lacking": None,
-        }
-    },
+    "stages": {"apply": {"status": "failed", "seconds": 2.0, "detail": "1 table changed",
+                         "error": ERROR, "runner": "Spark"}},
+    "tables": {"public.a": {"inserted": 1, "updated": 2, "deleted": 3, "skipped": 4,
+                            "truncated": True, "version": 7, "rows": None, "completed": 5,
+                            "quarantined": 6, "raw_rows": 8, "compared": None, "unchanged": None,
+                            "differing": None, "in_flight": None, "lacking": None}},
     "changes": 3,
     "start_lsn": "0/10",
     "end_lsn": "0/20",
@@ -222,24 +200,14 @@ STORED = {
     "slot_critical": ["slot 's' is lost"],
     "unreadable": "no",
     "store_requests": 0,
-    "source": {
-        "slot_calls": 1,
-        "wal_read_bytes": 2,
-        "decoded_bytes": 3,
-        "spilled_bytes": 4,
-        "streamed_bytes": 5,
-        "slot_seconds": 6.0,
-        "snapshot_seconds": 7.0,
-        "xmin_age": 8,
-        "timeouts": 9,
-        "server_seconds": 10.0,
-        "database_temp_bytes": 11,
-    },
+    "source": {"slot_calls": 1, "wal_read_bytes": 2, "decoded_bytes": 3, "spilled_bytes": 4,
+               "streamed_bytes": 5, "slot_seconds": 6.0, "snapshot_seconds": 7.0, "xmin_age": 8,
+               "timeouts": 9, "server_seconds": 10.0, "database_temp_bytes": 11},
     "as_of": "2026-01-01T12:00:00+00:00",
     "slot_before": SLOT,
     "slot_after": SLOT,
     "error": ERROR,
-}
+}  # fmt: skip
 
 
 def test_the_stored_form_of_a_result():

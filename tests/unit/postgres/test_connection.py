@@ -17,63 +17,29 @@ FIELDS = {"host": "db", "port": "5432", "user": "u", "password": SECRET, "dbname
 
 PASSED = {
     "nothing": {},
-    "verification": {
-        "sslmode": "verify-full",
-        "sslrootcert": "/c/root.crt",
-        "sslcrl": "/c/crl",
-        "sslcrldir": "/c/crls",
-    },
-    "client certificate": {
-        "sslcert": "/c/c.crt",
-        "sslkey": "/c/c.key",
-        "sslpassword": SECRET,
-        "sslcertmode": "require",
-    },
-    "protocol of TLS": {
-        "ssl_min_protocol_version": "TLSv1.3",
-        "ssl_max_protocol_version": "TLSv1.3",
-        "sslsni": "0",
-    },
-    "the server's identity": {
-        "requirepeer": "postgres",
-        "require_auth": "scram-sha-256",
-        "channel_binding": "require",
-    },
-    "kerberos": {
-        "gssencmode": "require",
-        "krbsrvname": "pg",
-        "gsslib": "gssapi",
-        "gssdelegation": "1",
-    },
+    "verification": {"sslmode": "verify-full", "sslrootcert": "/c/root.crt", "sslcrl": "/c/crl",
+                     "sslcrldir": "/c/crls"},
+    "client certificate":
+     {"sslcert": "/c/c.crt", "sslkey": "/c/c.key", "sslpassword": SECRET, "sslcertmode": "require"},
+    "protocol of TLS": {"ssl_min_protocol_version": "TLSv1.3",
+                        "ssl_max_protocol_version": "TLSv1.3", "sslsni": "0"},
+    "the server's identity":
+     {"requirepeer": "postgres", "require_auth": "scram-sha-256", "channel_binding": "require"},
+    "kerberos": {"gssencmode": "require", "krbsrvname": "pg", "gsslib": "gssapi",
+                 "gssdelegation": "1"},
     "the network": {"hostaddr": "10.0.0.1", "keepalives_idle": "5", "load_balance_hosts": "random"},
-    "the session": {
-        "options": "-c work_mem=64MB",
-        "target_session_attrs": "read-write",
-        "connect_timeout": "3",
-    },
-}
+    "the session": {"options": "-c work_mem=64MB", "target_session_attrs": "read-write",
+                    "connect_timeout": "3"},
+}  # fmt: skip
 # Airflow's and its hooks' own, and what is ours to say.
 LEFT = {
-    "airflow": {
-        "iam": True,
-        "redshift": False,
-        "cursor": "dictcursor",
-        "aws_conn_id": "aws",
-        "cluster-identifier": "c",
-    },
-    "ours": {
-        "application_name": "x",
-        "fallback_application_name": "x",
-        "client_encoding": "latin1",
-        "replication": "true",
-    },
-    "fields of the connection": {
-        "user": "other",
-        "password": "other",
-        "dbname": "other",
-        "port": "1",
-    },
-}
+    "airflow": {"iam": True, "redshift": False, "cursor": "dictcursor", "aws_conn_id": "aws",
+                "cluster-identifier": "c"},
+    "ours": {"application_name": "x", "fallback_application_name": "x", "client_encoding": "latin1",
+             "replication": "true"},
+    "fields of the connection":
+     {"user": "other", "password": "other", "dbname": "other", "port": "1"},
+}  # fmt: skip
 REFUSED = {
     "misspelt": "sslrootcrt",
     "of another driver": "ssl_ca",

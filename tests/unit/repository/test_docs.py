@@ -254,19 +254,11 @@ def test_every_key_of_the_pipeline_file_is_explained(model):
 @pytest.mark.parametrize(
     "row",
     [
-        SlotMove,
-        TableState,
-        BatchCut,
-        Run,
-        Gap,
-        ColumnState,
-        TargetCut,
-        ReadWindowSetting,
-        Decision,
-        Reconciliation,
+        SlotMove, TableState, BatchCut, Run, Gap, ColumnState, TargetCut, ReadWindowSetting,
+        Decision, Reconciliation,
     ],
     ids=lambda r: r.__name__,
-)
+)  # fmt: skip
 def test_every_ledger_column_is_explained(row):
     text = (ROOT / "docs/reference/ledger.md").read_text()
     assert [field.name for field in fields(row) if f"`{field.name}`" not in text] == []

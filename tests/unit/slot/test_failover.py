@@ -85,38 +85,19 @@ def test_history_file():
 
 FURTHEST = {
     "no failover": ([move("created", 10), move("intent", 50)], 50),
-    "idle moves beyond the failover don't count": (
-        [move("created", 10), move("intent", 50), move("intent", 90), move("promoted", 70, 2)],
-        70,
-    ),
-    "where it was left is no move": (
-        [move("created", 10), move("intent", 50), move("promoted", 70, 2)],
-        50,
-    ),
-    "moves on the new timeline": (
-        [move("created", 10), move("intent", 90), move("promoted", 70, 2), move("intent", 80, 2)],
-        80,
-    ),
-    "a late run on the old one": (
-        [
-            move("created", 10),
-            move("promoted", 70, 2),
-            move("intent", 80, 2),
-            move("intent", 200, 1),
-        ],
-        80,
-    ),
-    "two failovers": (
-        [
-            move("created", 10),
-            move("intent", 90),
-            move("promoted", 70, 2),
-            move("intent", 99, 2),
-            move("promoted", 80, 3),
-        ],
-        80,
-    ),
-}
+    "idle moves beyond the failover don't count":
+     ([move("created", 10), move("intent", 50), move("intent", 90), move("promoted", 70, 2)], 70),
+    "where it was left is no move":
+     ([move("created", 10), move("intent", 50), move("promoted", 70, 2)], 50),
+    "moves on the new timeline":
+     ([move("created", 10), move("intent", 90), move("promoted", 70, 2), move("intent", 80, 2)],
+      80),
+    "a late run on the old one":
+     ([move("created", 10), move("promoted", 70, 2), move("intent", 80, 2), move("intent", 200, 1)],
+      80),
+    "two failovers": ([move("created", 10), move("intent", 90), move("promoted", 70, 2),
+                       move("intent", 99, 2), move("promoted", 80, 3)], 80),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("moves, furthest", FURTHEST.values(), ids=FURTHEST)

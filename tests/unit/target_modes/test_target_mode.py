@@ -43,23 +43,16 @@ def test_a_mode_of_another_version_is_named():
 
 
 REFUSED = {
-    "no such mode": (
-        {"tables": {"public.t": {"mode": "scd2"}}},
-        "one of mirror, soft_delete, history, changelog is needed",
-    ),
-    "gathered leaves": (
-        {"tables": {"public.t": {"mode": "history", "partition_root": True}}},
-        "publish the table via its root",
-    ),
-    "no copy": (
-        {"tables": {"public.t": {"mode": "history", "copy": False}}},
-        "mode history and copy: false exclude each other",
-    ),
-    "no columns of ours": (
-        {"metadata_columns": False, "tables": {"public.t": {"mode": "changelog"}}},
-        "metadata_columns: true for public.t",
-    ),
-}
+    "no such mode": ({"tables": {"public.t": {"mode": "scd2"}}},
+                     "one of mirror, soft_delete, history, changelog is needed"),
+    "gathered leaves": ({"tables": {"public.t": {"mode": "history", "partition_root": True}}},
+                        "publish the table via its root"),
+    "no copy": ({"tables": {"public.t": {"mode": "history", "copy": False}}},
+                "mode history and copy: false exclude each other"),
+    "no columns of ours":
+     ({"metadata_columns": False, "tables": {"public.t": {"mode": "changelog"}}},
+      "metadata_columns: true for public.t"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

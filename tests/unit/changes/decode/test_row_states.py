@@ -204,41 +204,27 @@ def test_a_changelog_has_every_change_in_order():
 
 
 CASES = {
-    "what one transaction did and undid is no state": (
-        [event(1, INSERT, 10, None, 9, "x"), event(2, DELETE, 10, 9)],
-        Unfolding(Fold.STATES),
-        [("delete", 10)],
-    ),
-    "what the copy may have seen begins with the copy": (
-        [event(1, INSERT, 10, None, 9, "x"), event(2, UPDATE, 30, 9, 9, "y")],
-        Unfolding(Fold.STATES, 20),
-        [("delete", 20), ("insert", 20), ("insert", 30)],
-    ),
-    "an update behind a TRUNCATE has no row": (
-        [event(2, UPDATE, 10, 9, 9, "x")],
-        Unfolding(Fold.STATES, 0, (Truncation(1, 9, 9, 9),)),
-        [("skip", 10)],
-    ),
-}
+    "what one transaction did and undid is no state":
+     ([event(1, INSERT, 10, None, 9, "x"), event(2, DELETE, 10, 9)], Unfolding(Fold.STATES),
+      [("delete", 10)]),
+    "what the copy may have seen begins with the copy":
+     ([event(1, INSERT, 10, None, 9, "x"), event(2, UPDATE, 30, 9, 9, "y")],
+      Unfolding(Fold.STATES, 20), [("delete", 20), ("insert", 20), ("insert", 30)]),
+    "an update behind a TRUNCATE has no row":
+     ([event(2, UPDATE, 10, 9, 9, "x")], Unfolding(Fold.STATES, 0, (Truncation(1, 9, 9, 9),)),
+      [("skip", 10)]),
+}  # fmt: skip
 
 
 SET_BACK = {
-    "by a later change": (
-        [event(1, INSERT, 10, None, 9, "x", 1000), event(2, DELETE, 20, 9, at=900)],
-        (),
-        [(1000, 1000)],
-    ),
-    "by a TRUNCATE": (
-        [event(1, INSERT, 10, None, 9, "x", 1000)],
-        (Truncation(2, 20, 900, 20),),
-        [(1000, 1000)],
-    ),
-    "by what comes behind one": (
-        [event(1, INSERT, 10, None, 9, "x", 900), event(3, INSERT, 30, None, 9, "y", 950)],
-        (Truncation(2, 20, 1000, 20),),
-        [(900, 1000), (1000, None)],
-    ),
-}
+    "by a later change": ([event(1, INSERT, 10, None, 9, "x", 1000),
+                           event(2, DELETE, 20, 9, at=900)], (), [(1000, 1000)]),
+    "by a TRUNCATE": ([event(1, INSERT, 10, None, 9, "x", 1000)], (Truncation(2, 20, 900, 20),),
+                      [(1000, 1000)]),
+    "by what comes behind one":
+     ([event(1, INSERT, 10, None, 9, "x", 900), event(3, INSERT, 30, None, 9, "y", 950)],
+      (Truncation(2, 20, 1000, 20),), [(900, 1000), (1000, None)]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SET_BACK)

@@ -126,20 +126,14 @@ LACKING = {
     "open": ([row(WAITING, "a", 1)], {"a"}),
     "discarded": ([row(WAITING, "a", 1), row(DISCARDED, "a", 1)], {"a"}),
     "there with other values": ([row(COMPLETED, "a", 1)], set()),
-    "discarded, and another row stands there": (
-        [row(DISCARDED, "a", 1), row(RESOLVED, "a", 2)],
-        set(),
-    ),
-    "of an earlier copy": (
-        [row(DISCARDED, "a", 1, generation=0), row(WAITING, "b", 1, generation=0)],
-        set(),
-    ),
-    "of a batch behind the target's": (
-        [row(DISCARDED, "a", 3), row(RESOLVED, "a", 4), row(WAITING, "b", 4)],
-        {"a"},
-    ),
+    "discarded, and another row stands there":
+     ([row(DISCARDED, "a", 1), row(RESOLVED, "a", 2)], set()),
+    "of an earlier copy":
+     ([row(DISCARDED, "a", 1, generation=0), row(WAITING, "b", 1, generation=0)], set()),
+    "of a batch behind the target's":
+     ([row(DISCARDED, "a", 3), row(RESOLVED, "a", 4), row(WAITING, "b", 4)], {"a"}),
     "of another table": ([row(DISCARDED, "a", 1, table="public.t")], set()),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("rows, expected", LACKING.values(), ids=LACKING)

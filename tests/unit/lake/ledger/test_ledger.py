@@ -318,23 +318,12 @@ def test_a_row_appended_while_rows_are_pruned_stays(ledger):
 
 
 KEPT_MOVES = {
-    "the furthest intent of each life": (
-        [
-            move("created", 1, OLD),
-            move("intent", 9, OLD),
-            move("intent", 5, OLD),
-            move("intent", 3, OLD, incarnation="2"),
-        ],
-        [True, True, False, True],
-    ),
-    "lives, whatever their age": (
-        [
-            move("creating", 1, OLD, incarnation=""),
-            move("adopted", 1, OLD),
-            move("dropped", 1, OLD),
-        ],
-        [True, True, True],
-    ),
+    "the furthest intent of each life":
+     ([move("created", 1, OLD), move("intent", 9, OLD), move("intent", 5, OLD),
+       move("intent", 3, OLD, incarnation="2")], [True, True, False, True]),
+    "lives, whatever their age":
+     ([move("creating", 1, OLD, incarnation=""), move("adopted", 1, OLD), move("dropped", 1, OLD)],
+      [True, True, True]),
     "the last batch's, behind which the slot moved on": (
         [
             replace(move("intent", lsn, OLD), batch=batch)
@@ -350,11 +339,9 @@ KEPT_MOVES = {
         ],
         [False, False, True, True],
     ),
-    "young intents": (
-        [move("created", 1, OLD), move("intent", 2), move("intent", 3)],
-        [True, True, True],
-    ),
-}
+    "young intents": ([move("created", 1, OLD), move("intent", 2), move("intent", 3)],
+                      [True, True, True]),
+}  # fmt: skip
 
 
 def landed(lsn: int, batch: int | None) -> SlotMove:
@@ -718,26 +705,18 @@ def test_a_root_with_letters_of_its_own_has_checkpoints(tmp_path, monkeypatch):
     [
         pytest.param([], False, id="no run has told anything"),
         pytest.param([("r", 1, None, 7)], False, id="it ended before"),
-        pytest.param(
-            [("r", 1, False, None)], True, id="its own run has, by which one table failed"
-        ),
+        pytest.param([("r", 1, False, None)], True,
+                     id="its own run has, by which one table failed"),
         pytest.param([("r", -1, True, 7)], True, id="its own run has, whose clock is behind"),
-        pytest.param(
-            [("r", -1, False, 6)], False, id="an earlier attempt of its own run has told less"
-        ),
-        pytest.param(
-            [("r", -1, False, None)],
-            False,
-            id="an earlier attempt of its own run has told of nothing",
-        ),
+        pytest.param([("r", -1, False, 6)], False,
+                     id="an earlier attempt of its own run has told less"),
+        pytest.param([("r", -1, False, None)], False,
+                     id="an earlier attempt of its own run has told of nothing"),
         pytest.param([("before", -1, True, 7)], False, id="an earlier run says nothing of it"),
-        pytest.param(
-            [("r", 1, None, 7), ("later", 2, True, 7)],
-            True,
-            id="a later one has, of what a killed one did",
-        ),
+        pytest.param([("r", 1, None, 7), ("later", 2, True, 7)], True,
+                     id="a later one has, of what a killed one did"),
     ],
-)
+)  # fmt: skip
 def test_whether_a_cut_is_told(tmp_path, runs, told):
     """By any run; a cut that maintenance publishes again, or of an earlier life, is no other."""
     ledger = Ledger(Lake(tmp_path.as_uri()))

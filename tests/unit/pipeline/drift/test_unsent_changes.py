@@ -26,31 +26,21 @@ BEFORE = stored({1: 10}, *ATTRIBUTES)
 CASES = {
     "nothing": (BEFORE, set()),
     "vacuum full of a table without such values": (stored({1: 11}, *ATTRIBUTES), set()),
-    "vacuum full fills in what old rows showed": (
-        stored({1: 11}, (1, 700), (2, 800, False, 90), (3, 700, True)),
-        set(),
-    ),
-    "that may have been an ALTER, if the default is gone": (
-        stored({1: 11}, (1, 700), (2, 700, True, 90), (3, 800)),
-        {3},
-    ),
-    "alter type makes the default anew": (
-        stored({1: 11}, (1, 700), (2, 800, False, 91), (3, 700, True)),
-        {2},
-    ),
+    "vacuum full fills in what old rows showed":
+     (stored({1: 11}, (1, 700), (2, 800, False, 90), (3, 700, True)), set()),
+    "that may have been an ALTER, if the default is gone":
+     (stored({1: 11}, (1, 700), (2, 700, True, 90), (3, 800)), {3}),
+    "alter type makes the default anew":
+     (stored({1: 11}, (1, 700), (2, 800, False, 91), (3, 700, True)), {2}),
     "alter type": (stored({1: 11}, (1, 800), (2, 800, False, 90), (3, 700, True)), {1}),
-    "grant, set statistics and the like": (
-        stored({1: 10}, (1, 800), (2, 700, True, 90), (3, 700, True)),
-        set(),
-    ),
+    "grant, set statistics and the like":
+     (stored({1: 10}, (1, 800), (2, 700, True, 90), (3, 700, True)), set()),
     "a new column": (stored({1: 10}, *ATTRIBUTES, (4, 800)), set()),
     "a new column and a new file": (stored({1: 11}, *ATTRIBUTES, (4, 800)), {4}),
     "a dropped column": (stored({1: 11}, (2, 700, True, 90), (3, 700, True)), set()),
-    "a leaf that came": (
-        stored({1: 10, 5: 50}, (1, 800), (2, 700, True, 90), (3, 700, True)),
-        set(),
-    ),
-}
+    "a leaf that came": (stored({1: 10, 5: 50}, (1, 800), (2, 700, True, 90), (3, 700, True)),
+                         set()),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

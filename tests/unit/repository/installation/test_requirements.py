@@ -20,18 +20,9 @@ from waldelta.spark import jars
 
 SOURCES = ("include", "spark_jobs", "dags", "plugins", "tests", "tools", "benchmarks")
 OWN = {
-    "waldelta",
-    "waldelta_airflow",
-    "demo",
-    "spark_jobs",
-    "tests",
-    "tools",
-    "benchmarks",
-    "bootstrap",
-    "licences",
-    "messages",
-    "prose",
-}
+    "waldelta", "waldelta_airflow", "demo", "spark_jobs", "tests", "tools", "benchmarks",
+    "bootstrap", "licences", "messages", "prose",
+}  # fmt: skip
 # Parts of a pinned package that are distributions of their own.
 PART_OF = {
     "apache-airflow-core": "apache-airflow",

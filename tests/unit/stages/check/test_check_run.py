@@ -146,21 +146,12 @@ def test_after_too_many_commits_it_is_not_told(tmp_path, monkeypatch):
 OWN = [
     ("expect_column_values_to_be_between", {"column": "id", "min_value": 1}, True),
     ("ExpectColumnMaxToBeBetween", {"column": "id", "max_value": 9}, True),
-    (
-        "expect_column_max_to_be_between",
-        {"column": "id", "max_value": {"$PARAMETER": "now()"}},
-        False,
-    ),
-    (
-        "expect_column_max_to_be_between",
-        {"column": "id", "row_condition": "d < current_date()"},
-        False,
-    ),
-    (
-        "expect_column_values_to_be_between",
-        {"column": "id", "min_value": 1, "row_condition": "d < current_date()"},
-        False,
-    ),
+    ("expect_column_max_to_be_between", {"column": "id", "max_value": {"$PARAMETER": "now()"}},
+     False),
+    ("expect_column_max_to_be_between", {"column": "id", "row_condition": "d < current_date()"},
+     False),
+    ("expect_column_values_to_be_between",
+     {"column": "id", "min_value": 1, "row_condition": "d < current_date()"}, False),
     ("expect_target_rows_to_satisfy", {"condition": "id > 0 and coalesce(v, '') <> 'x'"}, True),
     ("expect_target_rows_to_satisfy", {"condition": "until > current_date()"}, False),
     ("expect_target_rows_to_satisfy", {"condition": "until > localtimestamp"}, False),
@@ -168,7 +159,7 @@ OWN = [
     ("expect_table_row_count_to_equal", {"value": 1}, True),
     ("expect_table_row_count_to_equal_other_table", {"other_table_name": "u"}, False),
     ("UnexpectedRowsExpectation", {"unexpected_rows_query": "select * from u"}, False),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "kwargs", "expected"), OWN)

@@ -60,46 +60,23 @@ CASES = [
     ("no label of the enum", [*FINE, (3, "happy", Decimal(3), None)], LABELS, {IN_SET: 1}),
     ("null where NaN stands verbatim", [*FINE, (3, "ok", None, [("n", "NaN")])], LABELS, {}),
     ("null where it could stand", [*FINE, (3, "ok", None, [("mood", "x")])], LABELS, {ROWS: 1}),
-    (
-        "a text as long as declared",
-        FINE,
-        SourceRules(declared=[DeclaredType("mood", "character varying(2)", 1043, 6)]),
-        {},
-    ),
-    (
-        "a longer one",
-        [*FINE, (3, "sad", Decimal(3), None)],
-        SourceRules(declared=[DeclaredType("mood", "character(2)", 1042, 6)]),
-        {LENGTHS: 1},
-    ),
-    (
-        "bits that are too few",
-        FINE,
-        SourceRules(declared=[DeclaredType("mood", "bit(3)", 1560, 3)]),
-        {"expect_column_value_lengths_to_equal": 1},
-    ),
-    (
-        "no numeric of that precision",
-        FINE,
-        SourceRules(declared=[DeclaredType("mood", "numeric(50,2)", 1700, ((50 << 16) | 2) + 4)]),
-        {"expect_column_values_to_match_regex": 1},
-    ),
+    ("a text as long as declared", FINE,
+     SourceRules(declared=[DeclaredType("mood", "character varying(2)", 1043, 6)]), {}),
+    ("a longer one", [*FINE, (3, "sad", Decimal(3), None)],
+     SourceRules(declared=[DeclaredType("mood", "character(2)", 1042, 6)]), {LENGTHS: 1}),
+    ("bits that are too few", FINE, SourceRules(declared=[DeclaredType("mood", "bit(3)", 1560, 3)]),
+     {"expect_column_value_lengths_to_equal": 1}),
+    ("no numeric of that precision", FINE,
+     SourceRules(declared=[DeclaredType("mood", "numeric(50,2)", 1700, ((50 << 16) | 2) + 4)]),
+     {"expect_column_values_to_match_regex": 1}),
     ("no row that lacks a value", FINE, SourceRules(unknown_rows=0), {}),
-    (
-        "rows that do, in quarantine",
-        FINE,
-        SourceRules(unknown_rows=1),
-        {"expect_target_to_know_all_values": None},
-    ),
+    ("rows that do, in quarantine", FINE, SourceRules(unknown_rows=1),
+     {"expect_target_to_know_all_values": None}),
     ("a condition in SQL", FINE, SourceRules([CheckConstraint("c", "(id > 0)")]), {}),
     ("one that isn't met", FINE, SourceRules([CheckConstraint("c", "(id > 1)")]), {ROWS: 1}),
-    (
-        "one for Spark",
-        FINE,
-        SourceRules([CheckConstraint("c", "(id >= ((1)::bigint - id))")]),
-        SPARK,
-    ),
-]
+    ("one for Spark", FINE, SourceRules([CheckConstraint("c", "(id >= ((1)::bigint - id))")]),
+     SPARK),
+]  # fmt: skip
 
 
 def write(folder, rows, mode="error"):

@@ -66,52 +66,23 @@ CASES = [
     ("a mirror's mode isn't told", PLAIN, COPIED, pipeline(), {"mode": None}),
     ("another mode is", PLAIN, COPIED, pipeline(mode="history"), {"mode": "history"}),
     ("its own name isn't told", PLAIN, COPIED, pipeline(), {"source_table": None, "root_id": None}),
-    (
-        "what it gathers is",
-        replace(PLAIN, mapping=TargetSource(TableId("public", "parts"), frozenset({7}), root_id=6)),
-        COPIED,
-        pipeline(),
-        {"source_table": "public.parts", "root_id": 6},
-    ),
+    ("what it gathers is",
+     replace(PLAIN, mapping=TargetSource(TableId("public", "parts"), frozenset({7}), root_id=6)),
+     COPIED, pipeline(), {"source_table": "public.parts", "root_id": 6}),
     ("rows were copied", PLAIN, COPIED, pipeline(), {"copy_skipped": None}),
-    (
-        "no row was copied",
-        PLAIN,
-        replace(COPIED, skipped=BEGINS),
-        pipeline(copy=False),
-        {
-            "copy_skipped": True,
-            "reason": (
-                "replicated without a copy: it gets the changes since 0/10, and lacks all other"
-                " rows"
-            ),
-            "key_columns": ["id"],
-        },
-    ),
-    (
-        "columns of a target that is continued",
-        PLAIN,
-        replace(COPIED, skipped=replace(BEGINS, former=FORMER)),
-        pipeline(copy=False),
-        {
-            "copy_skipped": True,
-            "key_columns": ["a"],
-            "columns": FORMER.columns,
-            "reason": (
-                "replicated without a copy: it continues at 0/10, and lacks earlier changes that"
-                " weren't applied"
-            ),
-        },
-    ),
+    ("no row was copied", PLAIN, replace(COPIED, skipped=BEGINS), pipeline(copy=False),
+     {"copy_skipped": True,
+      "reason": ("replicated without a copy: it gets the changes since 0/10, and lacks all other"
+                 " rows"), "key_columns": ["id"]}),
+    ("columns of a target that is continued", PLAIN,
+     replace(COPIED, skipped=replace(BEGINS, former=FORMER)), pipeline(copy=False),
+     {"copy_skipped": True, "key_columns": ["a"], "columns": FORMER.columns,
+      "reason": ("replicated without a copy: it continues at 0/10, and lacks earlier changes that"
+                 " weren't applied")}),
     ("columns that aren't known", PLAIN, COPIED, pipeline(), {"unpublished": [], "storage": None}),
-    (
-        "columns not published",
-        PLAIN,
-        replace(COPIED, storage=ATTRIBUTES),
-        pipeline(),
-        {"unpublished": [2], "storage": ATTRIBUTES},
-    ),
-]
+    ("columns not published", PLAIN, replace(COPIED, storage=ATTRIBUTES), pipeline(),
+     {"unpublished": [2], "storage": ATTRIBUTES}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -25,26 +25,14 @@ TYPES = {"a": "int", "b": "int", "v": "string"}
         (Former(None), ("a", "b"), TYPES, "it was never copied completely"),
         (COPIED, (), TYPES, "it has no key"),
         (COPIED, ("a",), TYPES, "its key has changed since it was copied"),
-        (
-            COPIED,
-            ("a", "b"),
-            {**TYPES, "b": "bigint"},
-            "its columns, or their types, differ from its target's",
-        ),
-        (
-            COPIED,
-            ("a", "b"),
-            {"a": "int", "b": "int"},
-            "its columns, or their types, differ from its target's",
-        ),
-        (
-            COPIED,
-            ("a", "b"),
-            {**TYPES, "w": "int"},
-            "its columns, or their types, differ from its target's",
-        ),
+        (COPIED, ("a", "b"), {**TYPES, "b": "bigint"},
+         "its columns, or their types, differ from its target's"),
+        (COPIED, ("a", "b"), {"a": "int", "b": "int"},
+         "its columns, or their types, differ from its target's"),
+        (COPIED, ("a", "b"), {**TYPES, "w": "int"},
+         "its columns, or their types, differ from its target's"),
     ],
-)
+)  # fmt: skip
 def test_obstacle(former, key, held, expected):
     assert obstacle(former, key, held, TYPES) == expected
 

@@ -238,27 +238,21 @@ def test_a_disk_that_takes_nothing_is_told(uri):
 
 
 UNKNOWN = {
-    "a name that Parquet can't hold": lambda uri: [
-        *COLUMNS,
-        TargetColumn("a b", "int", pa.int32(), True),
-    ],
+    "a name that Parquet can't hold":
+     lambda uri: [*COLUMNS, TargetColumn("a b", "int", pa.int32(), True)],
     "a variant": lambda uri: [*COLUMNS, TargetColumn("j", "variant", pa.string(), True)],
-    "another column": lambda uri: (
-        copied(uri, []) and [*COLUMNS, TargetColumn("w", "int", pa.int32(), True)]
-    ),
-    "another type": lambda uri: (
-        copied(uri, []) and [COLUMNS[0], TargetColumn("v", "int", pa.int32(), True), COLUMNS[2]]
-    ),
-    "a key that is none any more": lambda uri: (
-        copied(uri, []) and [TargetColumn("id", "bigint", pa.int64(), True), *COLUMNS[1:]]
-    ),
-    "append only": lambda uri: (
-        DeltaTable.create(uri, SCHEMA, configuration={"delta.appendOnly": "true"}) and COLUMNS
-    ),
-    "somebody's files": lambda uri: (
-        (local_path(uri).mkdir(parents=True), (local_path(uri) / "x").touch()) and COLUMNS
-    ),
-}
+    "another column": lambda uri: (copied(uri, []) and [*COLUMNS,
+      TargetColumn("w", "int", pa.int32(), True)]),
+    "another type": lambda uri: (copied(uri, []) and [COLUMNS[0],
+      TargetColumn("v", "int", pa.int32(), True), COLUMNS[2]]),
+    "a key that is none any more":
+     lambda uri: (copied(uri, []) and [TargetColumn("id", "bigint", pa.int64(), True),
+                                       *COLUMNS[1:]]),
+    "append only": lambda uri: (DeltaTable.create(uri, SCHEMA,
+      configuration={"delta.appendOnly": "true"}) and COLUMNS),
+    "somebody's files": lambda uri: ((local_path(uri).mkdir(parents=True),
+                                      (local_path(uri) / "x").touch()) and COLUMNS),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", UNKNOWN)

@@ -139,33 +139,21 @@ def test_paused_and_overdue(shop):
 LATER, EARLIER = AT - timedelta(minutes=1), AT - timedelta(minutes=4)
 FAILED_RUNS = {
     "none": ({}, None),
-    "the latest failed": (
-        {
-            ("shop_cdc", "failed"): dag_run("f", LATER),
-            ("shop_cdc", "success"): dag_run("s", EARLIER),
-        },
-        "failed_dag_run: the latest DAG run failed (f): see its log in Airflow",
-    ),
-    "a later one succeeded": (
-        {
-            ("shop_cdc", "failed"): dag_run("f", EARLIER),
-            ("shop_cdc", "success"): dag_run("s", LATER),
-        },
-        "failed_run: run f failed, and a later run succeeded",
-    ),
-    "it failed before the last evaluation": (
-        {
-            ("shop_cdc", "failed"): dag_run("f", AT - timedelta(minutes=6)),
-            ("shop_cdc", "success"): dag_run("s", LATER),
-        },
-        None,
-    ),
+    "the latest failed": ({("shop_cdc", "failed"): dag_run("f", LATER),
+                           ("shop_cdc", "success"): dag_run("s", EARLIER)},
+                          "failed_dag_run: the latest DAG run failed (f): see its log in Airflow"),
+    "a later one succeeded":
+     ({("shop_cdc", "failed"): dag_run("f", EARLIER), ("shop_cdc", "success"): dag_run("s", LATER)},
+      "failed_run: run f failed, and a later run succeeded"),
+    "it failed before the last evaluation":
+     ({("shop_cdc", "failed"): dag_run("f", AT - timedelta(minutes=6)),
+       ("shop_cdc", "success"): dag_run("s", LATER)}, None),
     "a backfill": ({("shop_cdc", "failed"): dag_run("f", LATER, "backfill")}, None),
     "maintenance": (
         {("shop_maintenance", "failed"): dag_run("f", LATER)},
         "failed_dag_run: the latest run of shop_maintenance failed (f): see its log in Airflow",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("ended", "text"), FAILED_RUNS.values(), ids=FAILED_RUNS)

@@ -21,23 +21,15 @@ DOCUMENT = {
     "as_of": (AT - timedelta(seconds=30)).isoformat(),
     "slot_after": {"retained_bytes": 4096},
     "stages": {"land": {"seconds": 1.5}, "apply": {"seconds": 3}},
-    "tables": {
-        "public.flights": {
-            "inserted": 4,
-            "updated": 2,
-            "deleted": 1,
-            "quarantined": 1,
-            "differing": 3,
-        },
-        'public."odd.n"': {},
-        "public.mended": {"updated": 5, "differing": 5},
-    },
+    "tables": {"public.flights": {"inserted": 4, "updated": 2, "deleted": 1, "quarantined": 1,
+                                  "differing": 3}, 'public."odd.n"': {},
+               "public.mended": {"updated": 5, "differing": 5}},
     "passed": ["public.mended"],
     "failed_expectations": ["one"],
     "warned_expectations": ["two", "three"],
     "not_applied": [],
     "store_requests": 127,
-}
+}  # fmt: skip
 PAGE = (Path(__file__).parents[4] / "docs/reference/metrics.md").read_text()
 
 

@@ -168,25 +168,12 @@ def fill(pipeline, run_id=RUN_ID, said="fine"):
     gone = RowDifference("missing", json.dumps({"id": "2"}))
     Reconciliations(Lake(root)).add(
         [
-            Reconciliation(
-                at,
-                run_id,
-                "public.orders",
-                "different",
-                position=1 << 20,
-                version=3,
-                source_rows=12345,
-                target_rows=12344,
-                missing=1,
-                different=1,
-                buckets=64,
-                differing_buckets=2,
-                differences=[odd, gone],
-                by=said,
-            ),
+            Reconciliation(at, run_id, "public.orders", "different", position=1 << 20, version=3,
+                           source_rows=12345, target_rows=12344, missing=1, different=1, buckets=64,
+                           differing_buckets=2, differences=[odd, gone], by=said),
             Reconciliation(at, run_id, f"public.{said}", "not compared", said),
         ]
-    )
+    )  # fmt: skip
     run = (at, pipeline.pipeline, run_id)
     entry = ReportEntry(*run, "public.orders", 3, 1, (said,), (), "page")
     add_reports(pipeline, entry, name="a b")

@@ -27,60 +27,31 @@ ARGUMENTS = [
     ("none at all", {"min_value": 1}, None),
     ("in other letters, as Spark finds it", {"column": "V"}, ["v"]),
     ("a list", {"column_list": ["v", "note"]}, ["v", "note"]),
-    (
-        "a dict of lists",
-        {"column": "v", "quantile_ranges": {"quantiles": [0.5], "value_ranges": [[None, 1]]}},
-        ["v"],
-    ),
-    (
-        "lists in a list",
-        {"column_A": "v", "value_pairs_set": [["note", 1], ["y", None]]},
-        ["v", "note"],
-    ),
+    ("a dict of lists",
+     {"column": "v", "quantile_ranges": {"quantiles": [0.5], "value_ranges": [[None, 1]]}}, ["v"]),
+    ("lists in a list", {"column_A": "v", "value_pairs_set": [["note", 1], ["y", None]]},
+     ["v", "note"]),
     ("a parameter", {"column": "v", "min_value": {"$PARAMETER": "least"}}, ["v"]),
     ("one in backticks", {"column": "`a.b`"}, ["a.b"]),
-    (
-        "texts that are no conditions",
-        {"column": "v", "value_set": ["note is null", "*"], "regex": "note("},
-        ["v"],
-    ),
+    ("texts that are no conditions",
+     {"column": "v", "value_set": ["note is null", "*"], "regex": "note("}, ["v"]),
     ("a row condition", {"column": "v", "row_condition": "note is null", **SPARK}, ["v", "note"]),
     ("a row condition on no column", {"column": "v", "row_condition": "1 = 1", **SPARK}, ["v"]),
     ("a row condition on all", {"column": "v", "row_condition": "hash(*) > 0", **SPARK}, None),
-    (
-        "one that isn't Spark SQL",
-        {
-            "column": "v",
-            "row_condition": 'col("note").notNull()',
-            "condition_parser": "great_expectations",
-        },
-        None,
-    ),
-    (
-        "one in parts",
-        {
-            "column": "v",
-            "row_condition": {
-                "type": "comparison",
-                "column": {"name": "note"},
-                "operator": "==",
-                "parameter": "x y z",
-            },
-        },
-        ["v", "note"],
-    ),
-    (
-        "one in parts, of Spark SQL",
-        {
-            "column": "v",
-            "row_condition": {"type": "pass_through", "pass_through_filter": "note > 1"},
-        },
-        ["v", "note"],
-    ),
+    ("one that isn't Spark SQL",
+     {"column": "v", "row_condition": 'col("note").notNull()',
+      "condition_parser": "great_expectations"}, None),
+    ("one in parts",
+     {"column": "v",
+      "row_condition": {"type": "comparison", "column": {"name": "note"}, "operator": "==",
+                        "parameter": "x y z"}}, ["v", "note"]),
+    ("one in parts, of Spark SQL",
+     {"column": "v", "row_condition": {"type": "pass_through", "pass_through_filter": "note > 1"}},
+     ["v", "note"]),
     ("a condition and what it means", {"condition": "v > 0", "meaning": "the note (of it"}, ["v"]),
     ("a condition that isn't understood", {"condition": "v >"}, None),
     ("a query", {"unexpected_rows_query": "select id from {batch} where v is null"}, None),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -44,20 +44,14 @@ INVALID = JavaError("INVALID_PARAMETER_VALUE.PATTERN")
         (SparkError(), "DIVIDE_BY_ZERO"),
         (Py4JJavaError(INVALID), "INVALID_PARAMETER_VALUE.PATTERN"),
         (Py4JJavaError(JavaError(cause=INVALID)), "INVALID_PARAMETER_VALUE.PATTERN"),
-        (
-            Py4JJavaError(JavaError(cause=INVALID, name="java.util.ConcurrentException")),
-            "INVALID_PARAMETER_VALUE.PATTERN",
-        ),
-        (
-            Py4JJavaError(
-                JavaError(cause=JavaError(name="java.util.regex.PatternSyntaxException"))
-            ),
-            "INVALID_PARAMETER_VALUE.PATTERN",
-        ),
+        (Py4JJavaError(JavaError(cause=INVALID, name="java.util.ConcurrentException")),
+         "INVALID_PARAMETER_VALUE.PATTERN"),
+        (Py4JJavaError(JavaError(cause=JavaError(name="java.util.regex.PatternSyntaxException"))),
+         "INVALID_PARAMETER_VALUE.PATTERN"),
         (Py4JJavaError(JavaError()), "Py4JJavaError"),
         (ValueError("a row's value"), "ValueError"),
     ],
-)
+)  # fmt: skip
 def test_the_condition_of_an_error(raised, why):
     """A task's failure names what Spark met, which may be a cause of what Java raised."""
     assert why_unevaluable(raised) == why

@@ -77,133 +77,53 @@ def lake(child=None, parent=None, cut=None, changed=None, **known):
 
 APART = "the two targets are at different positions"
 REASONS = [
-    (
-        "a filter of the referenced table's publication",
-        lake(parent={"row_filter": "(id > 1)"}),
-        KEY,
-        "no target holds all rows of public.p (public.p doesn't: its publication has a row filter)",
-    ),
-    (
-        "one that it had before",
-        lake(parent={"later_filters": ["(id > 1)", "true"]}),
-        KEY,
-        "no target holds all rows of public.p (public.p doesn't: its publication has a row filter)",
-    ),
-    (
-        "the referenced target's own filter",
-        lake(parent={"target_filter": "{}"}),
-        KEY,
-        "no target holds all rows of public.p (public.p doesn't: the target has a filter)",
-    ),
-    (
-        "a partition of it alone",
-        lake(parent={"relation_ids": [12]}),
-        replace(KEY, leaves=frozenset({12, 13})),
-        "no target holds all rows of public.p (public.p doesn't: it holds one partition only)",
-    ),
-    (
-        "some of its partitions gathered",
-        lake(parent={"relation_ids": [12], "root_id": 10}),
-        replace(KEY, leaves=frozenset({12, 13})),
-        "no target holds all rows of public.p (public.p doesn't: not all partitions are published)",
-    ),
-    (
-        "rows stay that an earlier filter let in",
-        lake(child={"later_filters": ["true"]}),
-        KEY,
-        (
-            "the row filter of public.c has changed since its copy, so the target may keep rows"
-            " that no longer pass it"
-        ),
-    ),
-    (
-        "deletes that aren't published",
-        lake(child={"publishes": ["insert", "update", "truncate"]}),
-        KEY,
-        "the publications of public.c don't publish every delete",
-    ),
-    (
-        "a changelog without a key",
-        lake(child={"mode": "changelog"}),
-        KEY,
-        "public.c keeps deleted rows, and has no key to find them by",
-    ),
-    (
-        "partitions that came or went",
-        lake(parent={"unrepaired_leaves": [5]}),
-        KEY,
-        "partitions of public.p were added or removed since its copy",
-    ),
-    (
-        "no cut yet",
-        replace(lake(), cut=None),
-        KEY,
-        f"{APART}: no batch has been applied to all targets yet",
-    ),
-    (
-        "a copy since",
-        lake(child={"generation": 2}),
-        KEY,
-        f"{APART}: public.c was copied, or read again, since the last batch",
-    ),
-    (
-        "a copy ahead of the batch",
-        lake(parent={"snapshot_lsn": 101}),
-        KEY,
-        f"{APART}: public.p was copied, or read again, since the last batch",
-    ),
-    (
-        "a batch that not all have",
-        lake(changed={CHILD: ChangedTarget(5)}),
-        KEY,
-        f"{APART}: public.c has a batch that other targets lack",
-    ),
-    (
-        "a cut left behind",
-        lake(beyond_cut=[PARENT]),
-        KEY,
-        f"{APART}: public.p has a batch that other targets lack",
-    ),
-    (
-        "rows read from the source",
-        lake(read_again=[CHILD]),
-        KEY,
-        f"{APART}: rows of public.c were read from the source",
-    ),
-    (
-        "rows in quarantine",
-        lake(lacking=[PARENT]),
-        KEY,
-        "public.p lacks rows that are, or were, in quarantine",
-    ),
-    (
-        "a column that isn't published",
-        lake(),
-        replace(KEY, referring=(KeyColumn(3, "q", 23),)),
-        "public.c has no column q",
-    ),
-    (
-        "a name that is another column's by now",
-        lake(),
-        replace(KEY, referring=(KeyColumn(9, "p", 23),)),
-        "public.c has no column p",
-    ),
-    (
-        "an operator of an extension",
-        lake(),
-        replace(KEY, obstacle="it compares by strangers"),
-        "it compares by strangers",
-    ),
-    (
-        "values that may look different",
-        lake(
-            child={"columns": [ColumnState("p", 1700, -1, "numeric", "string", False, 2)]},
-            parent={"columns": [ColumnState("id", 1700, -1, "numeric", "string", False, 1)]},
-        ),
-        replace(KEY, referring=(KeyColumn(2, "p", 1700),), referenced=(KeyColumn(1, "id", 1700),)),
-        "equal values may look different in the lake: p and id",
-    ),
-]
+    ("a filter of the referenced table's publication", lake(parent={"row_filter": "(id > 1)"}), KEY,
+     "no target holds all rows of public.p (public.p doesn't: its publication has a row filter)"),
+    ("one that it had before", lake(parent={"later_filters": ["(id > 1)", "true"]}), KEY,
+     "no target holds all rows of public.p (public.p doesn't: its publication has a row filter)"),
+    ("the referenced target's own filter", lake(parent={"target_filter": "{}"}), KEY,
+     "no target holds all rows of public.p (public.p doesn't: the target has a filter)"),
+    ("a partition of it alone", lake(parent={"relation_ids": [12]}),
+     replace(KEY, leaves=frozenset({12, 13})),
+     "no target holds all rows of public.p (public.p doesn't: it holds one partition only)"),
+    ("some of its partitions gathered", lake(parent={"relation_ids": [12], "root_id": 10}),
+     replace(KEY, leaves=frozenset({12, 13})),
+     "no target holds all rows of public.p (public.p doesn't: not all partitions are published)"),
+    ("rows stay that an earlier filter let in", lake(child={"later_filters": ["true"]}), KEY,
+     ("the row filter of public.c has changed since its copy, so the target may keep rows"
+      " that no longer pass it")),
+    ("deletes that aren't published", lake(child={"publishes": ["insert", "update", "truncate"]}),
+     KEY, "the publications of public.c don't publish every delete"),
+    ("a changelog without a key", lake(child={"mode": "changelog"}), KEY,
+     "public.c keeps deleted rows, and has no key to find them by"),
+    ("partitions that came or went", lake(parent={"unrepaired_leaves": [5]}), KEY,
+     "partitions of public.p were added or removed since its copy"),
+    ("no cut yet", replace(lake(), cut=None), KEY,
+     f"{APART}: no batch has been applied to all targets yet"),
+    ("a copy since", lake(child={"generation": 2}), KEY,
+     f"{APART}: public.c was copied, or read again, since the last batch"),
+    ("a copy ahead of the batch", lake(parent={"snapshot_lsn": 101}), KEY,
+     f"{APART}: public.p was copied, or read again, since the last batch"),
+    ("a batch that not all have", lake(changed={CHILD: ChangedTarget(5)}), KEY,
+     f"{APART}: public.c has a batch that other targets lack"),
+    ("a cut left behind", lake(beyond_cut=[PARENT]), KEY,
+     f"{APART}: public.p has a batch that other targets lack"),
+    ("rows read from the source", lake(read_again=[CHILD]), KEY,
+     f"{APART}: rows of public.c were read from the source"),
+    ("rows in quarantine", lake(lacking=[PARENT]), KEY,
+     "public.p lacks rows that are, or were, in quarantine"),
+    ("a column that isn't published", lake(), replace(KEY, referring=(KeyColumn(3, "q", 23),)),
+     "public.c has no column q"),
+    ("a name that is another column's by now", lake(),
+     replace(KEY, referring=(KeyColumn(9, "p", 23),)), "public.c has no column p"),
+    ("an operator of an extension", lake(), replace(KEY, obstacle="it compares by strangers"),
+     "it compares by strangers"),
+    ("values that may look different",
+     lake(child={"columns": [ColumnState("p", 1700, -1, "numeric", "string", False, 2)]},
+          parent={"columns": [ColumnState("id", 1700, -1, "numeric", "string", False, 1)]}),
+     replace(KEY, referring=(KeyColumn(2, "p", 1700),), referenced=(KeyColumn(1, "id", 1700),)),
+     "equal values may look different in the lake: p and id"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -218,32 +138,16 @@ def test_what_could_be_a_false_alarm_is_not_judged(known, key, reason):
 
 JUDGED = [
     ("of the same copy and cut", lake(), KEY, CHILD),
-    (
-        "the referring one filtered",
-        lake(child={"row_filter": "(id > 1)", "target_filter": "{}"}),
-        KEY,
-        CHILD,
-    ),
-    (
-        "all partitions gathered",
-        lake(parent={"relation_ids": [12, 13], "root_id": 10}),
-        replace(KEY, leaves=frozenset({12, 13})),
-        CHILD,
-    ),
-    (
-        "a referenced target that lost rows",
-        lake(changed={PARENT: ChangedTarget(7, lost_rows=True)}),
-        KEY,
-        PARENT,
-    ),
-    (
-        "a referenced target that only won rows",
-        lake(changed={PARENT: ChangedTarget(7, lost_rows=False)}),
-        KEY,
-        None,
-    ),
+    ("the referring one filtered", lake(child={"row_filter": "(id > 1)", "target_filter": "{}"}),
+     KEY, CHILD),
+    ("all partitions gathered", lake(parent={"relation_ids": [12, 13], "root_id": 10}),
+     replace(KEY, leaves=frozenset({12, 13})), CHILD),
+    ("a referenced target that lost rows", lake(changed={PARENT: ChangedTarget(7, lost_rows=True)}),
+     KEY, PARENT),
+    ("a referenced target that only won rows",
+     lake(changed={PARENT: ChangedTarget(7, lost_rows=False)}), KEY, None),
     ("a table that nothing is taken of", lake(), replace(KEY, referenced_id=99), None),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -274,31 +178,16 @@ def test_touched_rows_suffice(lost, since):
 D = date(2026, 1, 1)
 ROWS = [
     ("all found", [(1, "a ", D), (1, "a", D)], ("same", "padded", "same"), False, 0),
-    (
-        "nulls refer to nothing",
-        [(None, "a", D), (3, None, None)],
-        ("same", "padded", "same"),
-        False,
-        0,
-    ),
-    (
-        "null in part breaks a whole key",
-        [(None, "a", D), (None, None, None)],
-        ("same", "padded", "same"),
-        True,
-        1,
-    ),
-    (
-        "one that isn't there, twice",
-        [(1, "b", D), (1, "b", D), (2, "b", D)],
-        ("same", "padded", "same"),
-        False,
-        2,
-    ),
+    ("nulls refer to nothing", [(None, "a", D), (3, None, None)], ("same", "padded", "same"), False,
+     0),
+    ("null in part breaks a whole key", [(None, "a", D), (None, None, None)],
+     ("same", "padded", "same"), True, 1),
+    ("one that isn't there, twice", [(1, "b", D), (1, "b", D), (2, "b", D)],
+     ("same", "padded", "same"), False, 2),
     ("no rows", [], ("integer", "padded", "same"), False, 0),
     ("other integers", [(2, "b", D)], ("integer", "padded", "same"), False, 0),
     ("numbers are Spark's", [(1, "a", D)], ("number", "padded", "same"), False, None),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -38,81 +38,51 @@ BLOCKS = {
     "a parameter": (sentence("a ${x}b $xy", x=BAD), f"a <code>{SAFE}</code>b $xy"),
     "a parameter that is none of its text's": (sentence("$x", x="$y", y=BAD), "<code>$y</code>"),
     "a dict as a parameter": (sentence("$x", x={BAD: 1}), None),
-    "one of what is counted": (
-        sentence("$n unexpected values found, $m characters of $m rows", n=1, m="1"),
-        "<code>1</code> unexpected value found, <code>1</code> character of <code>1</code> row",
-    ),
-    "several": (
-        sentence("$n unexpected values, $m rowsets", n=11, m=1),
-        "<code>11</code> unexpected values, <code>1</code> rowsets",
-    ),
+    "one of what is counted":
+     (sentence("$n unexpected values found, $m characters of $m rows", n=1, m="1"),
+      "<code>1</code> unexpected value found, <code>1</code> character of <code>1</code> row"),
+    "several": (sentence("$n unexpected values, $m rowsets", n=11, m=1),
+                "<code>11</code> unexpected values, <code>1</code> rowsets"),
     "lines": (sentence("a<br>b<br/>$x", x=1), "a<br>b<br><code>1</code>"),
-    "an icon": (
-        sentence("$icon", icon="", markdown_status_icon="✅"),
-        '<span class="mark passed">passed</span>',
-    ),
-    "another icon": (
-        sentence("$icon", icon="", markdown_status_icon=BAD),
-        '<span class="mark warning">warning</span>',
-    ),
-    "a schema": (
-        sentence("$formatted_json", formatted_json=f"<pre>{SAFE}</pre>"),
-        f"<pre>{SAFE}</pre>",
-    ),
-    "an icon that is HTML": (
-        sentence("$html_success_icon", html_success_icon="<i class=x></i>"),
-        "<code>&lt;i class=x&gt;&lt;/i&gt;</code>",
-    ),
-    "a template that is none": (
-        {"content_block_type": "string_template", "string_template": BAD},
-        SAFE,
-    ),
-    "a table": (
-        {"content_block_type": "table", "header_row": [BAD], "table": [[BAD, [SENTENCE]]]},
-        None,
-    ),
-    "its headings": (
-        {"content_block_type": "table", "header": BAD, "subheader": SENTENCE, "table": [[]]},
-        None,
-    ),
+    "an icon": (sentence("$icon", icon="", markdown_status_icon="✅"),
+                '<span class="mark passed">passed</span>'),
+    "another icon": (sentence("$icon", icon="", markdown_status_icon=BAD),
+                     '<span class="mark warning">warning</span>'),
+    "a schema": (sentence("$formatted_json", formatted_json=f"<pre>{SAFE}</pre>"),
+                 f"<pre>{SAFE}</pre>"),
+    "an icon that is HTML":
+     (sentence("$html_success_icon", html_success_icon="<i class=x></i>"),
+      "<code>&lt;i class=x&gt;&lt;/i&gt;</code>"),
+    "a template that is none":
+     ({"content_block_type": "string_template", "string_template": BAD}, SAFE),
+    "a table": ({"content_block_type": "table", "header_row": [BAD], "table": [[BAD, [SENTENCE]]]},
+                None),
+    "its headings": ({"content_block_type": "table", "header": BAD, "subheader": SENTENCE,
+                      "table": [[]]}, None),
     "bullets": ({"content_block_type": "bullet_list", "bullet_list": [BAD, SENTENCE]}, None),
     "values": ({"content_block_type": "value_list", "value_list": [BAD, SENTENCE]}, None),
     "paragraphs": ({"content_block_type": "text", "text": [BAD]}, f"<p>{SAFE}</p>"),
     "one paragraph": ({"content_block_type": "text", "text": BAD}, f"<p>{SAFE}</p>"),
-    "markdown": (
-        {"content_block_type": "markdown", "markdown": f"**{BAD}**"},
-        f"<p>**{SAFE}**</p>",
-    ),
-    "a container": (
-        {"content_block_type": "content_block_container", "content_blocks": [SENTENCE]},
-        None,
-    ),
-    "what folds": (
-        {"content_block_type": "collapse", "collapse_toggle_link": BAD, "collapse": [BAD]},
-        f"<details><summary>{SAFE}</summary><div>{SAFE}</div></details>",
-    ),
-    "tabs": (
-        {"content_block_type": "tabs", "tabs": [{"tab_name": BAD, "tab_content": BAD}]},
-        f"<h3>{SAFE}</h3>{SAFE}",
-    ),
+    "markdown": ({"content_block_type": "markdown", "markdown": f"**{BAD}**"},
+                 f"<p>**{SAFE}**</p>"),
+    "a container": ({"content_block_type": "content_block_container", "content_blocks": [SENTENCE]},
+                    None),
+    "what folds": ({"content_block_type": "collapse", "collapse_toggle_link": BAD,
+                    "collapse": [BAD]},
+                   f"<details><summary>{SAFE}</summary><div>{SAFE}</div></details>"),
+    "tabs": ({"content_block_type": "tabs", "tabs": [{"tab_name": BAD, "tab_content": BAD}]},
+             f"<h3>{SAFE}</h3>{SAFE}"),
     "a chart": ({"content_block_type": "graph", "graph": CHART}, None),
     "a chart as text": ({"content_block_type": "graph", "graph": json.dumps(CHART)}, None),
     "a chart of another form": ({"content_block_type": "graph", "graph": {BAD: BAD}}, None),
     "a chart that is none": ({"content_block_type": "graph", "graph": BAD}, None),
     "a kind that isn't known": ({"content_block_type": BAD, BAD: BAD}, None),
-    "an hstore value that looks like a table": (
-        {
-            "content_block_type": "table",
-            "table": [["fine"], [{"content_block_type": "table", BAD: BAD}]],
-        },
-        None,
-    ),
-    "one that looks like a sentence": (
-        {"content_block_type": "string_template", BAD: BAD},
-        None,
-    ),
+    "an hstore value that looks like a table":
+     ({"content_block_type": "table",
+       "table": [["fine"], [{"content_block_type": "table", BAD: BAD}]]}, None),
+    "one that looks like a sentence": ({"content_block_type": "string_template", BAD: BAD}, None),
     "one whose kind is a list": ({"content_block_type": [], BAD: BAD}, None),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("block", "expected"), BLOCKS.values(), ids=BLOCKS)

@@ -22,22 +22,13 @@ def verdict(table: str, severity: str | None = None, page: str | None = None) ->
 LINKS = [
     ("none failed", [verdict("a", page="a")], None),
     ("one", [verdict("a", page="a"), verdict("b", "critical", "b")], ["b"]),
-    (
-        "each that failed",
-        [verdict("a", "critical", "a"), verdict("b", "critical", "b")],
-        ["a", "b"],
-    ),
-    (
-        "one without a page, beside a page with warnings",
-        [verdict("a", "warning", "a"), verdict("b", "critical")],
-        ["index"],
-    ),
-    (
-        "one of two without a page",
-        [verdict("a", "critical"), verdict("b", "critical", "b")],
-        ["b", "index"],
-    ),
-]
+    ("each that failed", [verdict("a", "critical", "a"), verdict("b", "critical", "b")],
+     ["a", "b"]),
+    ("one without a page, beside a page with warnings",
+     [verdict("a", "warning", "a"), verdict("b", "critical")], ["index"]),
+    ("one of two without a page", [verdict("a", "critical"), verdict("b", "critical", "b")],
+     ["b", "index"]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("tables, pages", [c[1:] for c in LINKS], ids=[c[0] for c in LINKS])

@@ -43,69 +43,27 @@ def state(columns, keys=("id",), row_filter=None, target_filter=None):
 ID = ("id", "bigint", "bigint", True)
 NAME = ("name", "text", "string", False)
 CASES = [
-    (
-        "one key",
-        state([ID, NAME]),
-        [
-            ("expect_target_columns_to_match", {"columns": {"id": "bigint", "name": "string"}}),
-            ("expect_target_key_to_be_unique", {"columns": ["id"]}),
-            ("expect_column_values_to_not_be_null", {"column": "id"}),
-        ],
-        [],
-    ),
-    (
-        "two key columns",
-        state([ID, NAME], keys=("id", "name")),
-        [
-            ("expect_target_key_to_be_unique", {"columns": ["id", "name"]}),
-            ("expect_column_values_to_not_be_null", {"column": "id"}),
-            ("expect_column_values_to_not_be_null", {"column": "name"}),
-        ],
-        [],
-    ),
-    (
-        "no key",
-        state([NAME], keys=()),
-        [],
-        ["unique key: the table has none, so duplicate rows are allowed"],
-    ),
-    (
-        "dotted name",
-        state([("a.b", "bigint", "bigint", True)], keys=("a.b",)),
-        [
-            ("expect_target_key_to_be_unique", {"columns": ["a.b"]}),
-            ("expect_column_values_to_not_be_null", {"column": "`a.b`"}),
-        ],
-        [],
-    ),
-    (
-        "name with a backtick",
-        state([("a`b", "bigint", "bigint", True)], keys=("a`b",)),
-        [
-            ("expect_target_key_to_be_unique", {"columns": ["a`b"]}),
-            (
-                "expect_target_rows_to_satisfy",
-                {"condition": "`a``b` is not null", "meaning": "key column a`b has no nulls"},
-            ),
-        ],
-        [],
-    ),
-    (
-        "value that may be kept verbatim",
-        state([ID, ("n", "numeric(9,2)", "decimal(9,2)", True)]),
-        [
-            (
-                "expect_target_rows_to_satisfy",
-                {
-                    "condition": (
-                        "(`n` is not null or coalesce(map_contains_key(_wd_raw, 'n'), false))"
-                    ),
-                    "meaning": "NOT NULL column n has no nulls",
-                },
-            ),
-        ],
-        [],
-    ),
+    ("one key", state([ID, NAME]),
+     [("expect_target_columns_to_match", {"columns": {"id": "bigint", "name": "string"}}),
+      ("expect_target_key_to_be_unique", {"columns": ["id"]}),
+      ("expect_column_values_to_not_be_null", {"column": "id"})], []),
+    ("two key columns", state([ID, NAME], keys=("id", "name")),
+     [("expect_target_key_to_be_unique", {"columns": ["id", "name"]}),
+      ("expect_column_values_to_not_be_null", {"column": "id"}),
+      ("expect_column_values_to_not_be_null", {"column": "name"})], []),
+    ("no key", state([NAME], keys=()), [],
+     ["unique key: the table has none, so duplicate rows are allowed"]),
+    ("dotted name", state([("a.b", "bigint", "bigint", True)], keys=("a.b",)),
+     [("expect_target_key_to_be_unique", {"columns": ["a.b"]}),
+      ("expect_column_values_to_not_be_null", {"column": "`a.b`"})], []),
+    ("name with a backtick", state([("a`b", "bigint", "bigint", True)], keys=("a`b",)),
+     [("expect_target_key_to_be_unique", {"columns": ["a`b"]}),
+      ("expect_target_rows_to_satisfy",
+       {"condition": "`a``b` is not null", "meaning": "key column a`b has no nulls"})], []),
+    ("value that may be kept verbatim", state([ID, ("n", "numeric(9,2)", "decimal(9,2)", True)]),
+     [("expect_target_rows_to_satisfy",
+       {"condition": ("(`n` is not null or coalesce(map_contains_key(_wd_raw, 'n'), false))"),
+        "meaning": "NOT NULL column n has no nulls"})], []),
     *[
         (
             f"value that {kind} doesn't hold exactly",
@@ -125,56 +83,24 @@ CASES = [
         )
         for of, kind in (("numeric", "double"), ("jsonb", "variant"))
     ],
-    (
-        "filter",
-        state([ID, NAME], row_filter="(name = 'x'::text)"),
-        [
-            (
-                "expect_target_rows_to_satisfy",
-                {
-                    "condition": "(`name` = 'x')",
-                    "meaning": "publication's row filter holds: (name = 'x'::text)",
-                },
-            ),
-        ],
-        [],
-    ),
-    (
-        "filter of the target",
-        state([ID, NAME], target_filter=own_filter("name='y'", "(name = 'y'::text)", "name")),
-        [
-            (
-                "expect_target_rows_to_satisfy",
-                {"condition": "(`name` = 'y')", "meaning": "target's filter holds: name='y'"},
-            ),
-        ],
-        [],
-    ),
-    (
-        "filter beyond us",
-        state([ID, NAME], row_filter="(lower(name) = 'x'::text)"),
-        [],
-        [
-            (
-                "row filter: not checked, because of its part at line 1, column 2 (near"
-                " \"lower(name) = 'x'::text\"): upper and lower case, which depend on the collation"
-                ' (add COLLATE "C" if'
-                " that is meant)"
-            )
-        ],
-    ),
-    (
-        "filter that computes with dates",
-        state([ID, ("d", "date", "date", False)], row_filter="((d + 1) > d)"),
-        [],
-        [
-            (
-                "row filter: not checked, because it computes with columns that may hold infinity"
-                " or years BC"
-            )
-        ],
-    ),
-]
+    ("filter", state([ID, NAME], row_filter="(name = 'x'::text)"),
+     [("expect_target_rows_to_satisfy",
+       {"condition": "(`name` = 'x')",
+        "meaning": "publication's row filter holds: (name = 'x'::text)"})], []),
+    ("filter of the target",
+     state([ID, NAME], target_filter=own_filter("name='y'", "(name = 'y'::text)", "name")),
+     [("expect_target_rows_to_satisfy",
+       {"condition": "(`name` = 'y')", "meaning": "target's filter holds: name='y'"})], []),
+    ("filter beyond us", state([ID, NAME], row_filter="(lower(name) = 'x'::text)"), [],
+     [("row filter: not checked, because of its part at line 1, column 2 (near"
+       " \"lower(name) = 'x'::text\"): upper and lower case, which depend on the collation"
+       ' (add COLLATE "C" if'
+       " that is meant)")]),
+    ("filter that computes with dates",
+     state([ID, ("d", "date", "date", False)], row_filter="((d + 1) > d)"), [],
+     [("row filter: not checked, because it computes with columns that may hold infinity"
+       " or years BC")]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -223,35 +149,17 @@ def test_what_is_a_gate_is_checked_too():
 
 CHECKS = [
     ("a comparison, met where it is null", "(n > 0)", True, "not coalesce("),
-    (
-        "of a column that isn't published",
-        "(other > 0)",
-        False,
-        "CHECK constraint c: not checked, because the target has no column other yet",
-    ),
-    (
-        "of an enum",
-        "(mood = ANY (ARRAY['sad'::app.mood, 'ok'::app.mood]))",
-        True,
-        "not coalesce((not (`mood` in ('sad', 'ok'))), false)",
-    ),
+    ("of a column that isn't published", "(other > 0)", False,
+     "CHECK constraint c: not checked, because the target has no column other yet"),
+    ("of an enum", "(mood = ANY (ARRAY['sad'::app.mood, 'ok'::app.mood]))", True,
+     "not coalesce((not (`mood` in ('sad', 'ok'))), false)"),
     ("by an enum's order", "(mood > 'sad'::app.mood)", True, "not coalesce((not (`mood` in ('ok'"),
-    (
-        "of another type",
-        "(cased = 'x'::app.citext)",
-        False,
-        (
-            "CHECK constraint c: not checked, because of its part at line 1, column 20 (near"
-            " 'app.citext))'): the type app.citext, which is neither"
-        ),
-    ),
-    (
-        "with a function that Spark lacks",
-        "(my_function(n) > 0)",
-        False,
-        "CHECK constraint c: not checked, because of its part at",
-    ),
-]
+    ("of another type", "(cased = 'x'::app.citext)", False,
+     ("CHECK constraint c: not checked, because of its part at line 1, column 20 (near"
+      " 'app.citext))'): the type app.citext, which is neither")),
+    ("with a function that Spark lacks", "(my_function(n) > 0)", False,
+     "CHECK constraint c: not checked, because of its part at"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -19,56 +19,25 @@ def numeric(precision, scale):
 
 
 CASES = [
-    (
-        "varchar",
-        DeclaredType("v", "character varying(5)", 1043, 9),
-        "string",
-        [("expect_column_value_lengths_to_be_between", {"max_value": 5})],
-    ),
+    ("varchar", DeclaredType("v", "character varying(5)", 1043, 9), "string",
+     [("expect_column_value_lengths_to_be_between", {"max_value": 5})]),
     ("varchar without a length", DeclaredType("v", "character varying", 1043, -1), "string", []),
-    (
-        "char",
-        DeclaredType("v", "character(5)", 1042, 9),
-        "string",
-        [("expect_column_value_lengths_to_be_between", {"max_value": 5})],
-    ),
-    (
-        "bits",
-        DeclaredType("v", "bit(5)", 1560, 5),
-        "string",
-        [("expect_column_value_lengths_to_equal", {"value": 5})],
-    ),
-    (
-        "varying bits",
-        DeclaredType("v", "bit varying(5)", 1562, 5),
-        "string",
-        [("expect_column_value_lengths_to_be_between", {"max_value": 5})],
-    ),
-    (
-        "a numeric that its decimal forces",
-        DeclaredType("v", "numeric(9,2)", 1700, numeric(9, 2)),
-        "decimal(9,2)",
-        [],
-    ),
-    (
-        "more digits behind the point than digits",
-        DeclaredType("v", "numeric(3,5)", 1700, numeric(3, 5)),
-        "decimal(5,5)",
-        [(None, "(`v` is null or abs(`v`) < 0.01BD)")],
-    ),
-    (
-        "a negative scale",
-        DeclaredType("v", "numeric(3,-2)", 1700, numeric(3, -2)),
-        "decimal(5,0)",
-        [(None, "(`v` is null or `v` % 100 = 0)")],
-    ),
-    (
-        "a numeric as text",
-        DeclaredType("v", "numeric(50,2)", 1700, numeric(50, 2)),
-        "string",
-        [("expect_column_values_to_match_regex", {"regex": "^(NaN|-?[0-9]{1,48}[.][0-9]{2})$"})],
-    ),
-]
+    ("char", DeclaredType("v", "character(5)", 1042, 9), "string",
+     [("expect_column_value_lengths_to_be_between", {"max_value": 5})]),
+    ("bits", DeclaredType("v", "bit(5)", 1560, 5), "string",
+     [("expect_column_value_lengths_to_equal", {"value": 5})]),
+    ("varying bits", DeclaredType("v", "bit varying(5)", 1562, 5), "string",
+     [("expect_column_value_lengths_to_be_between", {"max_value": 5})]),
+    ("a numeric that its decimal forces", DeclaredType("v", "numeric(9,2)", 1700, numeric(9, 2)),
+     "decimal(9,2)", []),
+    ("more digits behind the point than digits",
+     DeclaredType("v", "numeric(3,5)", 1700, numeric(3, 5)), "decimal(5,5)",
+     [(None, "(`v` is null or abs(`v`) < 0.01BD)")]),
+    ("a negative scale", DeclaredType("v", "numeric(3,-2)", 1700, numeric(3, -2)), "decimal(5,0)",
+     [(None, "(`v` is null or `v` % 100 = 0)")]),
+    ("a numeric as text", DeclaredType("v", "numeric(50,2)", 1700, numeric(50, 2)), "string",
+     [("expect_column_values_to_match_regex", {"regex": "^(NaN|-?[0-9]{1,48}[.][0-9]{2})$"})]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -101,29 +70,14 @@ def test_printed_numeric(kind, held, not_held):
 
 
 DOMAINS = [
-    (
-        "a comparison",
-        "(VALUE > 0)",
-        "integer",
-        "int",
-        "(`n` is null or not coalesce((not (`n` > 0)), false))",
-    ),
-    (
-        "of a domain over a domain",
-        "((VALUE)::integer > 0)",
-        "integer",
-        "int",
-        "(`n` is null or not coalesce((not (`n` > 0)), false))",
-    ),
-    (
-        "of texts",
-        "((VALUE)::text <> 'VALUE'::text)",
-        "character varying(9)",
-        "string",
-        "(`n` is null or not coalesce((not (`n` <> 'VALUE')), false))",
-    ),
+    ("a comparison", "(VALUE > 0)", "integer", "int",
+     "(`n` is null or not coalesce((not (`n` > 0)), false))"),
+    ("of a domain over a domain", "((VALUE)::integer > 0)", "integer", "int",
+     "(`n` is null or not coalesce((not (`n` > 0)), false))"),
+    ("of texts", "((VALUE)::text <> 'VALUE'::text)", "character varying(9)", "string",
+     "(`n` is null or not coalesce((not (`n` <> 'VALUE')), false))"),
     ("with a function that Spark lacks", "my_function(VALUE)", "integer", "int", None),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
