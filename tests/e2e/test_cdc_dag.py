@@ -154,30 +154,6 @@ def test_a_table_that_cant_be_applied_doesnt_keep_the_others_from_being_checked(
     assert shop.is_equal()
 
 
-@pytest.mark.soak("a second copy by the DAGs")
-def test_a_large_table_is_copied_again_by_the_initial_sync(shop):
-    """The CDC run triggers it for that table alone, and says so in red while that DAG is paused."""
-    shop.source.execute("alter table customers alter name type text using upper(name)")
-    change(shop)
-    shop.client.pause("shop_initial_sync")
-    run = shop.client.wait("shop_cdc", shop.client.trigger("shop_cdc"))
-    assert run.states == dict.fromkeys(CDC, "success") | {
-        "copy_again": "failed",
-        "fail_the_run": "failed",
-    }
-    assert "shop_initial_sync is paused" in shop.client.log("shop_cdc", run.run_id, "copy_again")
-    shop.client.unpause("shop_initial_sync")
-    run = shop.run("cdc")  # though there is nothing in the slot
-    assert run.states == dict.fromkeys(CDC, "success") | {"copy_again": "success"} | NOT_NEEDED
-    copy = shop.client.wait("shop_initial_sync", f"copy_again__{run.run_id}")
-    assert copy.states == dict.fromkeys(["sync", "check", "report"], "success") | NOT_NEEDED
-    (event,) = shop.client.asset_events(
-        source_dag_id="shop_initial_sync", source_run_id=copy.run_id
-    )
-    assert event["name"] == "shop/public.customers"
-    assert shop.is_equal()
-
-
 def test_a_run_without_changes_ends_within_three_seconds_and_moves_the_slot(shop):
     """Without Spark, on a quiet machine of usual speed."""
     shop.run("cdc")
@@ -288,34 +264,6 @@ def test_backfills_and_cleared_runs_replay(stack, shop):
     damage(shop, newest=1)
     assert clear(shop, ordinary[1]).states == replays
     assert shop.is_equal()
-
-
-@pytest.mark.soak("a resync by the DAGs")
-def test_a_lost_slot_is_made_anew_by_the_resync(shop):
-    """A CDC run says how to go on; the resync repairs the rows that differ."""
-    shop.client.unpause("shop_resync")
-    shop.run("cdc")
-    shop.source.execute("select pg_drop_replication_slot('shop_cdc')")
-    change(shop)
-    run = shop.client.wait("shop_cdc", shop.client.trigger("shop_cdc"))
-    assert run.states["slot_has_changes"] == "failed"
-    said = shop.client.log("shop_cdc", run.run_id, "slot_has_changes")
-    assert "SlotMissing" in said
-    assert "resync" in said
-    resync = shop.run("resync", reason="somebody dropped the slot")
-    assert resync.states == dict.fromkeys(["resync", "check", "report"], "success") | NOT_NEEDED
-    assert shop.is_equal()
-    events = shop.client.asset_events(source_dag_id="shop_resync", source_run_id=resync.run_id)
-    assert [e["name"] for e in events] == [
-        "shop/public.orders"
-    ]  # nothing of the customers was lost
-    change(shop)
-    assert shop.run("cdc").states == dict.fromkeys(CDC, "success") | NO_COPY
-    assert shop.is_equal()
-    # Cleared, it finds the slot as it should be and changes nothing.
-    before, slot = version(shop), confirmed(shop)
-    assert clear(shop, resync).states == resync.states
-    assert (version(shop), confirmed(shop)) == (before, slot)
 
 
 def test_a_broken_file_is_an_import_error_and_the_others_live(stack, shop):

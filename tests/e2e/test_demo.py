@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -13,10 +12,9 @@ from rich.console import Console
 from demo.outcome import show
 from demo.run_demo import CONN_ID, MAINTENANCE, PIPELINE, Demo
 from demo.stack import Stack
-from demo.stack.airflow_entries import environment_of
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.fixtures.stack import have_parsed
-from waldelta.lake import Lake, target_uri
+from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.monitoring.overview import read_glance
 
@@ -95,33 +93,3 @@ def test_the_first_page_has_nothing_to_attend_to(demo, outcome):
     with demo.stack.client() as airflow:
         assert not airflow.get(f"/dags/{MAINTENANCE}")["is_paused"]
         assert [run.state for run in airflow.runs(MAINTENANCE)] == ["success"]
-
-
-@pytest.mark.nightly("a comparison that fails, as in test_compare")
-def test_one_changed_value_is_found(demo, outcome):
-    """The comparison fails, and names the row."""
-    from waldelta.spark import open_session
-
-    uri = target_uri(demo.pipeline.target.root, "public", "flights")
-    with environment_of(demo.stack.job_environment()), open_session("tamper") as spark:
-        row = (
-            spark.read.format("delta")
-            .load(uri)
-            .where("air_time is not null")
-            .orderBy("carrier", "flight")
-            .first()
-        )
-        key = (
-            f"carrier = '{row.carrier}' and flight = {row.flight} and month = {row.month} and day ="
-            f" {row.day}"
-        )
-        spark.sql(
-            f"update delta.`{uri}` set air_time = air_time + 1 where {key} and origin ="
-            f" '{row.origin}'"
-        ).collect()
-    found = {d.table: d for d in demo.compare()}
-    flights = found.pop("public.flights")
-    assert (flights.missing, flights.extra) == (1, 1)
-    assert any(f"flight={row.flight}" in text for text in flights.keys)
-    assert not any(d.rows for d in found.values())
-    assert not replace(outcome, differences=[flights, *found.values()]).equal

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
-from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 import waldelta.changes.merge.merge as merge_module
-import waldelta.changes.stage.stage as stage_module
 import waldelta.stages.apply.apply as apply_module
 from tests.oracles.target_rows import read_target
-from tests.support.concurrent_work import insert_that_goes_on, killed_in
+from tests.support.concurrent_work import killed_in
 from tests.support.pipelines import bare_job, bare_slot, pipeline_file
-from waldelta.errors import LateWriter, LockHeld, StagedLost, StateError
+from waldelta.errors import LateWriter, LockHeld, StateError
 from waldelta.jobs.consume import consume
-from waldelta.lake import local_path, staging_folder
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import Ledger, RowCounts, TableState, now
-from waldelta.lake.staging_leftovers import staged_for
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import TableResult
-from waldelta.spark import OnSpark, open_runner
+from waldelta.spark import open_runner
 from waldelta.stages.apply import inspect as inspection
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.land.drain import drain
@@ -167,88 +161,6 @@ def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(
     assert target_rows(job, columns=("id",)) == [(0,), (1,)]
     run(runner, job)
     assert target_rows(job, columns=("id",)) == source_rows(database)
-
-
-@pytest.mark.nightly("a statement that outlives its client, as in a copy")
-@pytest.mark.usefixtures("merged_by_spark")
-def test_an_insert_that_goes_on_can_not_commit_behind_the_next_run(
-    runner, database, lake, tmp_path
-):
-    """A killed client's, in a Connect server: the next run brings the same changes."""
-    database.execute("create table t(id int); insert into t values (1)")
-    job = bare_job(database, lake)
-    sync(runner, job)
-    database.execute("insert into t values (2)")
-    local_path(staging_folder(job.lake, "public.t", 1, 1, "killed")).mkdir(parents=True)
-    with insert_that_goes_on(runner.spark(), job.lake.target("public.t").uri, tmp_path):
-        run(runner, job)
-    assert staged_for(job.lake, "public.t") == []
-    assert target_rows(job, columns=("id",)) == source_rows(database)
-
-
-@pytest.mark.nightly("several tasks, as in test_target_where")
-@pytest.mark.usefixtures("on_spark", "compiled")
-def test_many_rows_are_collapsed_by_several_tasks(runner, database, job, monkeypatch):
-    """A file that isn't what its task wrote is reported, and nothing is committed."""
-    monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_ROWS", 1000)
-    monkeypatch.setattr("waldelta.lake.changelog.batch_range.BYTES_PER_COLLAPSE", 0)
-    monkeypatch.setattr("waldelta.changes.stage.net_files.PART_BYTES", 50_000)
-    monkeypatch.setattr(stage_module, "BYTES_PER_COLLAPSE", 20_000)
-    monkeypatch.setattr("waldelta.spark.runner.ROWS_PER_TASK", 2000)
-    sync(runner, job)
-    database.execute("insert into t(id, v) select g, 'x' from generate_series(1, 3000) g")
-    database.execute("update t set v = 'y' where id % 3 = 0")
-    database.execute("delete from t where id % 5 = 0")
-    drain(runner, job)
-    before = job.ledger.last_cut()
-    lake = local_path(job.pipeline.target.root)
-    # Between the two rounds of tasks, and between the last one and the merge.
-    for damage, files in (
-        (_cut_at_a_message, "*.arrow"),
-        (Path.unlink, "*.arrow"),
-        (Path.unlink, "net/*.parquet"),
-    ):
-        with monkeypatch.context() as damaged:
-            damaged.setattr(OnSpark, "run", _damaging_one_file(damage, lake, files))
-            failure = apply(runner, job).failures["public.t"]
-        assert isinstance(failure, StagedLost), (damage, files)
-        assert failure.retryable
-        assert (job.ledger.last_cut(), target_rows(job)) == (before, [])
-    with monkeypatch.context() as repeated:
-        repeated.setattr(OnSpark, "run", _doing_all_twice)
-        run(runner, job)
-    assert target_rows(job) == source_rows(database)
-
-
-def _damaging_one_file(damage, lake, files):
-    """As soon as tasks have written such."""
-
-    run = OnSpark.run
-
-    def run_all(*given, **options):
-        told = run(*given, **options)
-        if found := sorted(lake.rglob(files)):
-            damage(max(found, key=lambda path: path.stat().st_size))
-        return told
-
-    return run_all
-
-
-def _cut_at_a_message(path):
-    """What is left reads as a whole stream."""
-    with pa.OSFile(str(path)) as file:
-        messages = pa.ipc.MessageReader.open_stream(file)
-        messages.read_next_message()
-        end = file.tell()
-    os.truncate(path, end)
-    with pa.OSFile(str(path)) as file:
-        assert len(pa.ipc.open_stream(file).read_all()) == 0
-
-
-def _doing_all_twice(*given, run=OnSpark.run, **options):
-    """As of an attempt that was taken for lost: what it wrote is left, and told to nobody."""
-    run(*given, **options)
-    return run(*given, **options)
 
 
 def test_values_that_the_type_cant_hold_are_counted(runner, database, job):

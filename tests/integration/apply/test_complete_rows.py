@@ -21,18 +21,16 @@ from waldelta.changes.merge.statements import merge_rows
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.jobs.consume import consume
 from waldelta.jobs.retry_quarantined import run_retry
-from waldelta.lake import DeltaTarget, Lake
+from waldelta.lake import DeltaTarget
 from waldelta.lake.ledger import (
     ALL_VALUES_KNOWN,
     RESOLVED,
     WAITING,
     Decision,
     Decisions,
-    ExpectationResult,
     Ledger,
     now,
 )
-from waldelta.lake.ledger.check_records import VALUES_KNOWN, recorded_unknown
 from waldelta.lake.ledger.decisions import COMPLETED
 from waldelta.monitoring.status import read_status
 from waldelta.monitoring.table_list import read_changed
@@ -204,52 +202,6 @@ def test_a_row_that_the_source_no_longer_has(runner, database, job, where_decode
     }  # fmt: skip
     assert read_status(job)["targets"]["public.t"]["quarantined"] == 0
     assert target_rows(job) == source_rows(database)
-
-
-@pytest.mark.nightly("a decision, as in test_gate")
-def test_a_discarded_row(runner, database, job):
-    """The target lacks it for good, under later keys too; a new row at its key is a new row."""
-    quarantine_rows(runner, database, job, 3)
-    ids = {row["key"]["id"]: row["id"] for row in list_quarantined(job)}
-    root = job.pipeline.target.root
-    Ledger(Lake(root)).append_all(
-        [
-            ExpectationResult(now(), "check", "public.t", ALL_VALUES_KNOWN, VALUES_KNOWN, "warning",
-                              "pipeline", False, recorded_unknown(3), None, 1),
-        ]
-    )  # fmt: skip
-    done = discard_quarantined(
-        replace(job, run_id="away"), [ids["1"], ids["2"]], by="Ann", reason="tests"
-    )
-    assert [(row["key"]["id"], row["by"]) for row in done] == [("1", "Ann"), ("2", "Ann")]
-    assert read_status(job)["targets"]["public.t"]["quarantined"] == 1
-    # What a check had told of them is told anew.
-    last = read_expectation_results(root)[-1]
-    assert (last.run_id, last.success, last.observed, last.version) == (
-        "away",
-        False,
-        recorded_unknown(1),
-        None,
-    )
-    database.execute(
-        "update t set m = 7; delete from t where id = 2; insert into t values (2, 'z', 'new')"
-    )
-    database.execute("update t set id = 21 where id = 1")
-    counts = run(runner, job, "second")
-    assert (counts.skipped, counts.inserted, counts.completed) == (2, 2, 1)
-    assert target_rows(job) == [row for row in source_rows(database) if row[0] != 21]
-    assert list_quarantined(job) == []
-    state = job.read_states()["public.t"]
-    quarantine = Decisions(job.lake)
-    assert [json.loads(key)["id"] for key in quarantine.lacking("public.t", state.generation)] == [
-        "21"
-    ]
-    moved = quarantine.rows("public.t", state.generation)[-1]
-    assert (moved.run_id, moved.by) == ("second", None)
-    assert moved.why == 'discarded at {"id": "1", "a": "x"} by Ann: tests'
-    database.execute("delete from t where id = 21")
-    run(runner, job, "third")
-    assert quarantine.lacking("public.t", state.generation) == {}
 
 
 def retry_until(moment, runner, job, monkeypatch):

@@ -14,17 +14,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import DeltaError
 from pyspark.sql.types import BooleanType
 
 import waldelta.changes.merge.by_file
 import waldelta.changes.merge.merge
 from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import copied_pipeline, new_pipeline, pipeline_file
-from waldelta.errors import StateError
 from waldelta.jobs import Pipeline
 from waldelta.lake import TargetVersion, local_path
-from waldelta.lake.ledger import TargetCut
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.spark import OnSpark
 
@@ -265,48 +262,6 @@ def test_what_others_write_between_runs_is_told_once_and_stays_on_record(
     assert len(targets["public.t_update"]["external_commits"]) == recorded["t_update"]
     change(33)
     assert pipeline.consume(runner).warnings == []
-
-
-@pytest.mark.soak("cuts of many versions")
-def test_a_cut_is_given_as_long_as_it_can_be_read(runner, pipeline, add):
-    """A VACUUM takes files: later versions of the same rows are given, an older cut, or none."""
-
-    def is_read_as(rows):
-        cut = pipeline.cut()
-        assert {name: rows_of(pipeline, name, cut[f"public.{name}"]) for name in TABLES} == rows
-        return cut
-
-    add(40)
-    pipeline.consume(runner)
-    then = {name: rows_of(pipeline, name) for name in TABLES}
-    cut = is_read_as(then)
-    for name in TABLES:
-        compact(None, target_uri_of(pipeline, name))
-    with pytest.raises((OSError, DeltaError)):
-        rows_of(pipeline, "t_append", cut["public.t_append"])
-    assert is_read_as(then)["public.t_append"] > cut["public.t_append"]
-    pipeline.maintain(runner)
-    # renewed, so that no log has to reach back behind it
-    assert pipeline.job().ledger.last_cut().targets == [
-        TargetCut(t.table_name, t.generation, is_read_as(then)[t.table_name])
-        for t in pipeline.job().ledger.last_cut().targets
-    ]
-
-    sql("update {} set v = 'foreign' where id = 1")(runner, target_uri_of(pipeline, "t_other"))
-    is_read_as(then)
-    vacuum(None, target_uri_of(pipeline, "t_other"))
-    with pytest.raises(StateError, match="no consistent cut can be read"):
-        pipeline.cut()
-    assert "no consistent cut can be read" in pipeline.status()["last_cut"]["problem"]
-    add(41)
-    told = pipeline.consume(runner).warnings
-    assert any(
-        "a VACUUM kept fewer versions" in text and "marked as expired" in text for text in told
-    ), told
-    is_read_as({name: rows_of(pipeline, name) for name in TABLES})
-    assert [row.expired for row in pipeline.job().ledger.batches()][-1:] == [False]
-    assert all(row.expired for row in pipeline.job().ledger.batches()[:-2])
-    assert pipeline.status()["last_cut"]["batch"] == pipeline.job().ledger.last_cut().batch
 
 
 def test_a_copy_into_a_target_that_keeps_rows_reads_no_file_of_an_external_commit(

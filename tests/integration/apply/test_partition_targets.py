@@ -379,48 +379,6 @@ def test_one_table_in_several_targets(runner, database, lake):
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.soak("several partitions in many runs")
-def test_attached_and_detached_leaves(runner, database, lake):
-    """PostgreSQL doesn't send their rows: a run reports it once, and a repair brings them."""
-    database.execute(
-        "create table p(id int primary key, v text) partition by range (id); create table p_1"
-        " partition of p for values from (0) to (10); create table p_2 partition of p for values"
-        " from (10) to (20);insert into p select g, 'v' from generate_series(1, 15) g;create table"
-        " late(v text, id int primary key); insert into late values ('had', 21)"
-    )
-    made = copied_pipeline(
-        runner, pipeline(database, lake, ["p"], {"p": {"partition_root": True}}, checked=False)
-    )
-    database.execute(
-        "alter table p attach partition late for values from (20) to (30); insert into p values"
-        " (22, 'new')"
-    )
-    database.execute(
-        "alter table p detach partition p_1; delete from p_1; update p set v = 'w' where id = 12"
-    )
-    warnings = made.consume(runner, "one").warnings
-    assert any("late" in text for text in warnings)
-    assert any("left the table" in text or "detached" in text for text in warnings)
-    held = [(1, "v"), (2, "v"), (3, "v"), (12, "w"), (22, "new")]
-    ours = target_rows(made, "p", "id", "v")
-    assert set(held) <= set(ours)
-    assert (21, "had") not in ours
-    assert made.consume(runner, "two").warnings == []
-    database.execute("insert into p values (23, 'last'); update p set v = 'x' where id = 11")
-    (told,) = mending(made).consume(runner, "mended").warnings
-    assert "it was repaired" in told
-    assert "2 rows added, 9 removed" in told, told
-    assert target_rows(made, "p", "_wd_relid", "id", "v") == source_rows(
-        database, "p", "tableoid::bigint", "id", "v"
-    )
-    database.execute(
-        "drop table late; insert into p values (13, 'x') on conflict do nothing; truncate p_2;"
-        " insert into p values (11, 'y')"
-    )
-    made.consume(runner, "three")
-    assert target_rows(made, "p", "id", "v") == [(11, "y"), (21, "had"), (22, "new"), (23, "last")]
-
-
 def test_a_leaf_that_is_published_later(runner, database, lake):
     """The rows that it had before were sent to nobody: a run reports it, and a copy helps."""
     database.execute(

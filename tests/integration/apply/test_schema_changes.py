@@ -592,37 +592,3 @@ def test_the_last_column_goes_away(runner, database, lake):
     assert [row["v"] for row in read_target(job.lake.target("public.t").uri, "v")] == ["a"]
     with pytest.raises(ConfigError, match=r"public\.t .* has no published column"):
         sync(runner, replace(job, run_id="too early"), ["public.t"])
-
-
-SWAP = "alter table t rename to t3; alter table t2 rename to t; alter table t3 rename to t2"
-
-
-@pytest.mark.soak("two renames and two copies")
-def test_two_tables_that_swap_their_names(runner, database, lake):
-    """Both are copied again, and changes since then find the rows of the right table."""
-    for name in ("t", "t2"):
-        database.execute(DDL.format(name))
-    job = bare_job(database, lake, ["public.t", "public.t2"])
-    write(database, 1, "t")
-    write(database, 11, "t2")
-    sync(runner, job)
-    why = "it was renamed on the source, and another published table has its name now"
-    for number, further in enumerate(
-        ["", "insert into t(id) values (100); insert into t2(id) values (200)"]
-    ):
-        write(
-            database, 21 + 20 * number, "t"
-        )  # what lands of before the swap is the other target's
-        database.execute(f"begin; {SWAP}; commit; {further}")
-        assert check_idle(job).reason == "a new copy is needed: public.t, public.t2"
-        result = consume(runner, replace(job, run_id=f"swap {number}"))
-        told = {warning.partition(": it was co")[0] for warning in result.warnings}
-        assert told == {f"public.t: {why}", f"public.t2: {why}"}
-        for name in ("t", "t2"):
-            assert_equal(database, job, name)
-        database.execute(
-            f"insert into t(id) values ({300 + number}); insert into t2(id) values ({400 + number})"
-        )
-        assert consume(runner, replace(job, run_id=f"after {number}")).warnings == []
-        for name in ("t", "t2"):
-            assert_equal(database, job, name)

@@ -11,20 +11,14 @@ from deltalake import DeltaTable
 
 from tests.oracles.compare import differing
 from tests.oracles.random_workload import Workload
-from tests.support.concurrent_work import killed_at
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed
 from waldelta.config.pipeline_file import TargetTable
 from waldelta.errors import ModeRefused, SyncFailed
 from waldelta.jobs.consume import consume
-from waldelta.jobs.retry_quarantined import run_retry
 from waldelta.lsn import Lsn
-from waldelta.pipeline.run_result import RunFailed
 from waldelta.spark_sql import insert_clause
-from waldelta.stages.apply.apply import apply
 from waldelta.stages.check.check import check
-from waldelta.stages.check.gate.quarantined_rows import list_quarantined
-from waldelta.stages.land.drain import drain
 from waldelta.stages.repair.replay_runs import replay
 from waldelta.stages.sync import _write as copy_states
 from waldelta.stages.sync.sync import sync
@@ -265,46 +259,6 @@ def test_a_mode_needs_nothing_but_its_class(runner, database, lake, monkeypatch)
         sync(runner, in_mode(job, "history"), ["public.a"])
 
 
-@pytest.mark.nightly("kills of modes, which test_mode_faults has at each step")
-@pytest.mark.parametrize(
-    "step",
-    [
-        "apply.merged",
-        *(
-            pytest.param(f"apply.{step}", marks=pytest.mark.soak("another moment of a kill"))
-            for step in ("staged", "merging", "applied")
-        ),
-    ],
-)
-def test_a_run_that_is_killed_leaves_nothing_twice(runner, database, lake, step):
-    """Before the commit and behind it: the next run ends with each state and each change once."""
-    for name in MODES:
-        database.execute(
-            f"create table {name} (id int, part int, a int, b text, big text, primary key (id,"
-            " part))"
-        )
-        database.execute(f"insert into {name} values (1, 0, 1, 'x'), (2, 0, 1, 'x')")
-    job = job_of(database, lake)
-    sync(runner, job)
-    for name in MODES:
-        database.execute(f"update {name} set a = a + 1")
-        database.execute(f"delete from {name} where id = 2")
-    with killed_at(step, "waldelta.stages.apply.apply"):
-        consume(runner, job)
-    consume(runner, job)
-    consume(runner, job)
-    states = sorted((r["id"], r["a"], r["_wd_valid_to_lsn"] is None) for r in held(job, "w1"))
-    assert states == [(1, 1, False), (1, 2, True), (2, 1, False), (2, 2, False)]
-    assert sorted((r["id"], r["a"], r["_wd_deleted"]) for r in held(job, "w2")) == [
-        (1, 2, False),
-        (2, 2, True),
-    ]
-    changes = [
-        r["_wd_op"] for r in sorted(held(job, "w3"), key=lambda r: (r["_wd_lsn"], r["_wd_seq"]))
-    ]
-    assert changes == ["snapshot", "snapshot", "update", "update", "delete"]
-
-
 @pytest.mark.nightly("further moments of the modes that the first test walks")
 def test_what_is_kept_is_never_taken_away(runner, database, lake):
     """A copy turns a mirror into a history, and nothing into a mirror."""
@@ -349,55 +303,6 @@ def test_what_is_kept_is_never_taken_away(runner, database, lake):
         sync(runner, by(w1="history", k="history"), ["public.k"])
     with pytest.raises(ModeRefused, match="a replay would overwrite"):
         replay(runner, by(w1="history"), None, None, ["public.w1"])
-
-
-@pytest.mark.soak("a mode beside a quarantine")
-def test_a_retry_leaves_what_is_kept_alone(runner, database, lake):
-    """Its MERGE would overwrite closed states: only a copy is exact."""
-    tables = {"w1": "history", "w2": "soft_delete"}
-    modes = tables | {"w3": "changelog"}
-    for name in modes:
-        database.execute(f"create table {name} (id int, a text, big text, primary key (id, a))")
-        database.execute(f"alter table {name} alter big set storage external")
-        big = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
-        database.execute(f"insert into {name} values (1, 'n', 'x'), (2, 'a', {big})")
-    job = job_of(database, lake, modes)
-    publication = job.pipeline.source.publications[0].name
-    listed = ", ".join(f"{name} where (a > 'm')" for name in modes)
-    database.execute(f"alter publication {publication} set table {listed}")
-    sync(runner, job)
-    for name in modes:
-        database.execute(
-            f"update {name} set big = 'y' where id = 1; delete from {name} where id = 1"
-        )
-        database.execute(
-            f"insert into {name} values (1, 'n', 'z'); update {name} set a = 'x' where id = 2"
-        )
-    drain(runner, job)
-    for name in modes:
-        database.execute(f"alter table {name} rename column big to hidden")
-    assert apply(runner, job).failures == {}
-    for name in modes:
-        database.execute(f"alter table {name} rename column hidden to big")
-    lacking = check(runner, job.pipeline, job.ledger, "check").warnings
-    assert [(text.split(":")[0], text.endswith("(1 row)")) for text in lacking] == [
-        ("public.w1", False), ("public.w2", False), ("public.w3", True),
-    ]  # fmt: skip
-    before = {name: held(job, name) for name in tables}
-    assert [row["_wd_valid_to_lsn"] is None for row in before["w1"]].count(True) == 1
-    with pytest.raises(RunFailed) as failed:
-        run_retry(runner, replace(job, run_id="retry"))
-    for name, mode in tables.items():
-        assert f"kept as {mode}" in str(failed.value)
-        assert f"sync --tables public.{name}" in str(failed.value)
-    assert {name: held(job, name) for name in tables} == before
-    assert len(list_quarantined(job)) == 2
-    # A copy brings what is lacking, and leaves what ended.
-    sync(runner, replace(job, run_id="again"), [f"public.{name}" for name in tables])
-    ended = [row for row in before["w1"] if row["_wd_valid_to_lsn"] is not None]
-    assert all(row in held(job, "w1") for row in ended)
-    assert {row["id"] for row in held(job, "w1") if row["_wd_valid_to_lsn"] is None} == {1, 2}
-    assert list_quarantined(job) == []
 
 
 @pytest.mark.soak("several refused copies")

@@ -17,8 +17,6 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.jobs.validate import run_validate
-from waldelta.pipeline import target_lock
-from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.stages.check.constraints.constraints import read_foreign_keys
 from waldelta.stages.check.measure.references import (
@@ -148,35 +146,6 @@ def test_a_table_that_loses_rows_tells_of_those_that_refer_to_it(runner, databas
         ("public.city", "person_city_fkey"): (False, 1, "warning"),
         ("public.city", "person_code_fkey"): (False, 1, "warning"),
     }
-
-
-@pytest.mark.soak("references that aren't judged")
-def test_what_may_be_as_it_should_be_is_not_judged(runner, database, lake):
-    """Where the other target lacks rows by a filter, or is a batch behind, nothing is said, and why
-    is.
-    """
-    database.execute(SCHEMA)
-    tables = {"public.city": {"where": "id < 2"}}
-    job = job_of(database, lake, target={"root": lake, "tables": tables})
-    sync(runner, job)
-    database.execute("insert into person values (3, 2, null, null)")
-    result = consume(runner, replace(job, run_id="filtered"))
-    assert results(lake, "filtered") == {("public.person", "person_boss_fkey"): HELD}
-    assert result.status == "succeeded"
-    database.execute(
-        "insert into person values (4, null, null, 3); insert into trip values (3, 3, '2026-01-01')"
-    )
-    with target_lock(job, "public.trip"), pytest.raises(RunFailed, match=r"public\.trip"):
-        consume(runner, replace(job, run_id="kept away"))
-    run_validate(runner, replace(job, run_id="behind"))
-    assert results(lake, "behind") == {("public.stop", "stop_a_b_fkey"): HELD}
-    of_person = [
-        r
-        for r in read_expectation_results(lake)
-        if (r.run_id, r.table_name) == ("behind", "public.person")
-    ]
-    (told,) = [text for text in of_person[0].not_checked if "person_boss_fkey" in text]
-    assert told.endswith("public.person has a batch that other targets lack")
 
 
 @pytest.mark.soak("references between partitions")

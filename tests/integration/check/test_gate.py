@@ -169,26 +169,6 @@ def test_a_table_stops_and_goes_on(gated, database):
     }  # fmt: skip
 
 
-@pytest.mark.soak("a second correction of the same batch")
-def test_a_batch_that_was_corrected_passes(gated, database):
-    """What is merged is judged, not each change: a later change of the row may put it right."""
-    made = gated()
-    made.own(RULE.format("stop"))
-    sync(made.runner, made.job)
-    database.execute("insert into t values (1, -1)")
-    made.fails("first")
-    database.execute("update t set v = 1")
-    made.run("second")
-    assert made.rows() == [(1, 1)]
-    database.execute("insert into t values (2, -2)")
-    made.fails("third")
-    assert made.failed() == 1
-    # Nothing is left to judge, nor to check.
-    database.execute("delete from t where id = 2")
-    assert not made.run("fourth").changed
-    assert (made.rows(), made.failed()) == ([(1, 1)], 0)
-
-
 def test_released_changes_pass_once(gated, database):
     """What had landed by then passes, recorded with who and why; what lands later is judged
     again.
@@ -344,56 +324,6 @@ def listed(made):
     return {
         row["key"]["id"]: (row["sent"]["v"], row["reason"]) for row in list_quarantined(made.job)
     }
-
-
-@pytest.mark.nightly("a retry, as in test_read_again_or_discarded")
-def test_a_retry_judges_again(gated, database):
-    """Rows that fail still stay in quarantine with the values of now, what was discarded stays so;
-    the others enter.
-    """
-    made = gated()
-    made.own(RULE.format("quarantine"))
-    database.execute("insert into t values (1, 1), (2, 2)")
-    sync(made.runner, made.job)
-    database.execute("update t set v = -v; insert into t values (3, -3), (4, -4), (5, -5), (6, -6)")
-    made.run("first")
-    ids = {row["key"]["id"]: row["id"] for row in list_quarantined(made.job)}
-    discard_quarantined(made.job, [ids["2"], ids["6"]], by="ann", reason="noise")
-    # None of it has landed: the source has the values of now.
-    database.execute(
-        "update t set v = -30 where id = 3; update t set v = 4 where id = 4; delete from t where"
-        " id = 5"
-    )
-    done = run_retry(made.runner, replace(made.job, run_id="again"), ["public.t"], "ben")
-    assert (
-        done.stages["retry"].detail
-        == "2 rows of 1 table corrected; 2 rows still fail a gate and stay in quarantine"
-    )
-    assert made.rows() == [(1, 1), (2, 2), (4, 4)]
-    assert {key: sent for key, (sent, _) in listed(made).items()} == {"1": "-1", "3": "-30"}
-    assert all("between on v" in reason for _, reason in listed(made).values())
-    # A row keeps its id as long as its values stay.
-    assert {row["key"]["id"]: row["id"] in ids.values() for row in list_quarantined(made.job)} == {
-        "1": True,
-        "3": False,
-    }
-    assert made.failed() == 1
-    found = [(one.what, one.by, one.rows) for one in read_decided(Ledger(made.job.lake))]
-    assert sorted(found) == [
-        ("discarded", "ann", 2),
-        ("retried", "ben", 2),
-        ("retried, still fails", "ben", 2),
-    ]
-    # The stream goes on from there: what is fine enters as a whole, of what was discarded too.
-    database.execute("update t set v = 30 where id = 3; update t set v = 2 where id = 2")
-    made.run("second")
-    assert made.rows() == [(1, 1), (2, 2), (3, 30), (4, 4)]
-    # As many times as somebody asks, and by whatever the gate is then.
-    retry(made, "third")
-    assert (list(listed(made)), made.failed()) == (["1"], 1)
-    made.own(RULE.format("warn"))
-    retry(made, "fourth")
-    assert (made.rows()[0], listed(made), made.failed()) == ((1, -1), {}, 0)
 
 
 def test_rows_are_accepted_by_decision(gated, database):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from tests.support.fixtures.stores import ON_EACH_STORE
@@ -93,31 +91,6 @@ def test_a_pipeline_holds_what_its_source_does(pipeline, database, bucket, runne
     assert bucket.keys("lake/_waldelta/staging/") == []
     pipeline.teardown()
     assert nothing_was_made(database)
-
-
-@pytest.mark.nightly("a race in a store, as on a disk in test_maintain")
-def test_a_target_that_another_writer_compacts_is_compacted_again(
-    pipeline, database, bucket, proxy, runner, monkeypatch
-):
-    """A maintenance that has lost its locks with its connection still compacts."""
-    monkeypatch.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 0)
-    bucket.at(proxy.endpoint).configure(runner)
-    database.execute(DDL)
-    pipeline.setup(spark=runner.spark())
-    pipeline.sync(runner)
-    pipeline.maintain(runner)
-    database.execute("insert into keyed values (1000, 'new')")
-    pipeline.consume(runner)
-    target = Lake.of(pipeline.file.target.root).target("public.keyed")
-    with ThreadPoolExecutor(1) as pool, proxy.hold("java PUT .*/keyed/_delta_log/") as commit:
-        maintained = pool.submit(pipeline.maintain, runner)
-        commit.wait()
-        target.open().table.stored().optimize.compact()
-        commit.release()
-    result = maintained.result()
-    assert (result.warnings, sorted(result.tables)) == ([], sorted(TABLES))
-    assert 412 in proxy.statuses("java PUT .*/keyed/_delta_log/")
-    assert held(pipeline, "public.keyed") == sorted(database.execute("select id, v from keyed"))
 
 
 def test_a_store_that_ignores_conditions_is_refused(pipeline, database, runner, monkeypatch):

@@ -52,35 +52,6 @@ def ids(made):
 WHERE = {"tables": {"public.t": {"where": "a > 5"}}}
 
 
-@pytest.mark.parametrize(
-    "before, after, expected",
-    [
-        pytest.param({}, WHERE, [6, 7, 8, 9, 10, 11], id="a target's filter is given"),
-        pytest.param(WHERE, {}, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], id="it is taken away"),
-        pytest.param(
-            WHERE,
-            {"tables": {"public.t": {"where": "a < 3 or a > 10"}}},
-            [1, 2, 11],
-            id="it is another one",
-        ),
-    ],
-)
-@pytest.mark.soak("every filter before and after")
-def test_a_changed_filter_of_the_target_is_mended(runner, database, lake, before, after, expected):
-    """The next run copies the table again through the new filter, says why, and the one after it
-    has nothing to do.
-    """
-    database.execute(DDL)
-    started(runner, database, lake, **before)
-    database.execute("insert into t values (11, 11)")
-    changed = pipeline(database, lake, **after)
-    assert any(
-        "target.tables.public.t.where" in text for text in changed.consume(runner, "one").warnings
-    )
-    assert ids(changed) == expected
-    assert changed.consume(runner, "two").warnings == []
-
-
 @pytest.mark.nightly("a page's figure after a changed filter")
 def test_report_keeps_the_filter_of_the_copy(runner, database, lake):
     """drift: report routes on by the copy's filter and tells so in every run; a sync mends it."""
@@ -129,20 +100,6 @@ def test_a_dbas_publication_is_told(runner, database, lake):
     mending.consume(runner, "three")
     assert ids(mending) == [1, 1, 2]
     assert mending.consume(runner, "four").warnings == []
-
-
-@pytest.mark.soak("a second kind of filter change")
-def test_a_renamed_column_of_a_filter_is_no_drift(runner, database, lake):
-    """PostgreSQL prints the filter with the new name."""
-    database.execute(DDL)
-    database.execute("create publication p for table t where (a > 5)")
-    made = started(runner, database, lake, manage=False, quality=True)
-    database.execute("alter table t rename a to b")
-    assert made.consume(runner, "one").warnings == []
-    database.execute("insert into t values (30, 30), (31, 1)")
-    made.consume(runner, "two")
-    assert made.consume(runner, "three").warnings == []
-    assert ids(made) == [6, 7, 8, 9, 10, 30]
 
 
 AWAY = """

@@ -22,7 +22,7 @@ from waldelta.errors import LateWriter
 from waldelta.jobs import Pipeline
 from waldelta.lake import Lake, bookkeeping_uri, local_path
 from waldelta.lake.delta_statements import set_deletion_vectors, set_retention
-from waldelta.lake.ledger import BatchCut, Run, SlotMove, TableState, now
+from waldelta.lake.ledger import BatchCut, SlotMove, TableState, now
 from waldelta.lake.ledger import prune_ledger as ledger_upkeep
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
@@ -147,21 +147,6 @@ def test_what_a_copy_under_way_will_need_is_not_forgotten(runner, database, pipe
     for state in job.read_states().values():
         assert compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
     assert told[0].startswith("nothing removed: copies in progress (public.b)")
-
-
-@pytest.mark.soak("a second age of the same files")
-def test_rows_within_retention_stay(runner, database, pipeline):
-    consume(runner, database, pipeline, 1, 2)
-    ledger = pipeline.job().ledger
-    before = (ledger.slot_moves(), ledger.batches(), ledger.runs())
-    done = pipeline.maintain(runner)
-    assert done.stages["ledger"].detail == "0 rows removed, 0 cuts expired"
-    assert (
-        ledger.slot_moves(),
-        ledger.batches()[: len(before[1])],
-        ledger.runs()[: len(before[2])],
-    ) == before
-    assert len(DeltaTable(bookkeeping_uri(ledger.lake.root, Run.table)).file_uris()) == 2
 
 
 class Statements:

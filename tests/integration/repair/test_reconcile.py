@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from datetime import date
@@ -17,7 +14,6 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-import yaml
 from deltalake import DeltaTable, write_deltalake
 
 from tests.integration.types.test_values import values  # noqa: F401 - a fixture
@@ -148,81 +144,6 @@ def read_both_ways(monkeypatch):
         "values", lambda held: sorted((key, [*of.shown], [*of.exact]) for key, of in held.items())
     )
     return found
-
-
-@pytest.mark.nightly("a process of its own, as in test_runner")
-def test_small_tables_need_no_jvm(runner, database, pipeline, tmp_path):
-    """Landing, comparing and repairing do without one: there is no Java where they are run."""
-    database.execute("insert into t values ('east', '2024-01-01'), ('east', '2024-01-02')")
-    assert run_without_java(database, pipeline, tmp_path, "compared") == [
-        ("public.t", "equal", 1000, 2, 0)
-    ]
-    pipeline.consume(runner)
-    target(pipeline).update(updates={"note": "'tampered'"}, predicate="day = '2024-01-06'")
-    target(pipeline).delete("day = '2024-01-08'")
-    repaired = run_without_java(database, pipeline, tmp_path, "repaired", "--repair")
-    assert repaired == [("public.t", "repaired", 1002, 0, 2)]
-    commit = target(pipeline).history(1)[0]
-    assert (commit["operation"], json.loads(commit["userMetadata"])["waldelta"]["verb"]) == (
-        "WRITE",
-        "repair",
-    )
-    assert pipeline.consume(runner).targets.external_commits == []
-    assert run_without_java(database, pipeline, tmp_path, "again") == [
-        ("public.t", "equal", 1002, 0, 0)
-    ]
-
-
-@pytest.mark.soak("a machine without Java")
-def test_no_table_is_to_be_copied_because_there_is_no_java(
-    runner, database, pipeline, tmp_path, monkeypatch
-):
-    """A killed repair is ended by Spark where it hadn't committed: the error names Java."""
-
-    class Killed(BaseException):
-        pass
-
-    def killed(*_, **__):
-        raise Killed
-
-    target(pipeline).delete("day = '2024-01-08'")
-    with monkeypatch.context() as patched:
-        patched.setattr("waldelta.stages.repair.mend.mend.merge_written", killed)
-        with pytest.raises(Killed):
-            pipeline.reconcile(runner, run_id="killed", repair=True)
-    done = start_without_java(database, pipeline, tmp_path, "without", "--repair")
-    assert (done.returncode, "is to be copied" in done.stderr) == (1, False)
-    assert "JavaMissing" in done.stderr
-    assert "JAVA_HOME" in done.stderr
-    assert reconcile(runner, pipeline, "after", repair=True)["t"].status == "repaired"
-
-
-def run_without_java(database, pipeline, tmp_path, run_id, *options):
-    done = start_without_java(database, pipeline, tmp_path, run_id, *options)
-    assert done.returncode == 0, done.stderr
-    rows = results_of(pipeline, run_id)
-    return [
-        (row.table_name, row.status, row.source_rows, row.in_flight, row.repaired) for row in rows
-    ]
-
-
-def start_without_java(database, pipeline, tmp_path, run_id, *options):
-    path = tmp_path / "pipeline.yml"
-    path.write_text(yaml.safe_dump(pipeline.file.model_dump(mode="json", exclude_none=True)))
-    command = [
-        sys.executable,
-        "-m",
-        "spark_jobs",
-        "reconcile",
-        str(path),
-        "--run-id",
-        run_id,
-        *options,
-    ]
-    own = {"AIRFLOW_CONN_TEST_SOURCE": database.uri, "JAVA_HOME": str(tmp_path)}
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, env=os.environ | own
-    )
 
 
 def test_a_fresh_copy_is_equal(runner, pipeline):

@@ -17,7 +17,7 @@ import waldelta.stages.repair.repair as repair_module
 from tests.oracles.compare import compare_target
 from tests.oracles.random_workload import Workload
 from tests.support.pipelines import bare_slot, pipeline_file
-from tests.support.seeds import chosen_seed, is_long
+from tests.support.seeds import chosen_seed
 from waldelta.config import Publication
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.drift.repair_plan import FilterRule, entering
@@ -138,45 +138,6 @@ def test_rows_enter_and_leave_in_one_merge(runner, database, job, monkeypatch):
     assert difference(runner, job).rows > 0  # what was written since the snapshot is the next run's
     assert run(runner, job).warnings == []
     assert difference(runner, job).rows == 0
-
-
-class Killed(BaseException):
-    """What no handler catches."""
-
-
-@pytest.mark.spark
-@pytest.mark.soak("every moment of a kill")
-def test_a_kill_between_any_two_steps(runner, database, job, monkeypatch):
-    """Whatever is left of a repair, the next run makes the target whole, and feeds nothing
-    twice.
-    """
-    real = {name: getattr(repair_module, name) for name in ("stage_rows", "_merge")}
-
-    def after(name):
-        def kill(*args):
-            real[name](*args)
-            raise Killed
-
-        return kill
-
-    def at_once(*args):
-        raise Killed
-
-    moments = [
-        ("a > 30", "stage_rows", after("stage_rows"), True),
-        ("a > 12", "_merge", at_once, True),
-        ("a < 25", "_merge", after("_merge"), False),
-    ]
-    # Before the commit and after it, when it is done; a soak has every moment.
-    for filter_, name, kill, is_copied in moments if is_long() else moments[1:]:
-        publish(database, job, filter_)
-        database.execute("update t set n = coalesce(n, 0) + 1 where a in (11, 13, 29, 35)")
-        with monkeypatch.context() as patched:
-            patched.setattr(repair_module, name, kill)
-            with pytest.raises(Killed):
-                run(runner, job)
-        assert any("copied again" in text for text in run(runner, job).warnings) == is_copied
-        assert difference(runner, job).rows == 0
 
 
 @pytest.mark.spark

@@ -42,29 +42,6 @@ def rows(pipeline, table, columns):
     return sorted(zip(*(column.to_pylist() for column in held.columns), strict=True))
 
 
-@pytest.mark.nightly("a table in several publications, as in the oracle")
-def test_single_tables_with_several_publications(runner, database, lake):
-    """UPDATEs that enter the filter arrive as INSERT, those that leave it as DELETE."""
-    database.execute(TABLES)
-    pipeline = copied_pipeline(runner, subscribe(database, lake, P1))
-
-    def t1():
-        pipeline.consume(runner)
-        return rows(pipeline, "public.t1", ("a", "b", "c"))
-
-    database.execute(
-        "insert into t1 values (2, 102, 'NSW'), (3, 103, 'QLD'), (4, 104, 'VIC'), (5, 105, 'ACT'),"
-        " (6, 106, 'NSW'), (7, 107, 'NT'), (8, 108, 'QLD'), (9, 109, 'NSW')"
-    )
-    assert t1() == [(6, 106, "NSW"), (9, 109, "NSW")]
-    database.execute("update t1 set b = 999 where a = 6")
-    assert t1() == [(6, 999, "NSW"), (9, 109, "NSW")]
-    database.execute("update t1 set a = 555 where a = 2")
-    assert t1() == [(6, 999, "NSW"), (9, 109, "NSW"), (555, 102, "NSW")]
-    database.execute("update t1 set c = 'VIC' where a = 9")
-    assert t1() == [(6, 999, "NSW"), (555, 102, "NSW")]
-
-
 def test_a_second_publication_without_a_filter_makes_the_first_redundant(runner, database, lake):
     """Filters are ORed; p2 publishes t1 whole."""
     database.execute(TABLES)

@@ -2,56 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-
-import psycopg
 import pytest
 
-from tests.integration.sync.test_pipeline_life import assert_equal, pipeline_on
-from tests.support.pipelines import copied_pipeline, job_for
+from tests.support.pipelines import job_for
 from waldelta.postgres import connect
 from waldelta.postgres.publication_checks import unpublished
-from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup
 
 pytestmark = pytest.mark.pg
-
-
-@pytest.mark.nightly("a table that left, as in test_pipeline_life")
-@pytest.mark.spark
-def test_a_column_dropped_with_cascade_takes_its_table_out(runner, database, lake, caplog):
-    """As PostgreSQL's own hint has it; every run names the table."""
-    database.execute(
-        "create table a (id int primary key, v int, w int); create table b (id int primary key)"
-    )
-    entries = {"name": "public.a", "columns": ["id", "v"]}, {"name": "public.b"}
-    pipeline = copied_pipeline(runner, pipeline_on(database, lake, *entries))
-    with pytest.raises(psycopg.errors.DependentObjectsStillExist):
-        database.execute("alter table a drop column v")
-    database.execute("alter table a drop column v cascade")
-    caplog.set_level(logging.WARNING)
-    for number in range(2):
-        caplog.clear()
-        check_idle(pipeline.job())
-        assert "but not published: public.a; " in caplog.text
-        database.execute("insert into b values (%s)", (number,))
-        result = pipeline.consume(runner)
-        assert result.targets.unpublished == ["public.a"]
-        assert [w for w in result.warnings if "but not published: public.a; " in w]
-    assert pipeline.status()["unpublished"] == ["public.a"]
-    mended = pipeline_on(
-        database, lake, {"name": "public.a", "columns": ["id", "w"]}, {"name": "public.b"}
-    )
-    mended.setup()
-    assert list(mended.sync(runner).tables) == ["public.a"]
-    database.execute("insert into a values (2, 3)")
-    result = mended.consume(runner)
-    assert (result.targets.unpublished, result.warnings, mended.status()["unpublished"]) == (
-        [],
-        [],
-        [],
-    )
-    assert_equal(runner, mended)
 
 
 def test_what_counts_as_published(any_database, lake):

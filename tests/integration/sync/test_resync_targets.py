@@ -18,7 +18,6 @@ from waldelta.errors import ApplyError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
 from waldelta.lake.ledger import Ledger, RowCounts, TableState, now
-from waldelta.monitoring.status import read_status
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
@@ -268,37 +267,6 @@ def test_a_first_copy_that_did_not_end_is_taken_up(runner, database, job, ended)
     result = consume(runner, replace(job, hand_over=False))
     assert result.targets.never_copied == ["public.u"]
     assert rows(job, "t") == source(database, "t")
-
-
-@pytest.mark.nightly("a message about tables that others copy")
-@pytest.mark.spark
-def test_tables_that_were_never_copied_are_named(runner, database, job):
-    """A table added to the publication looks like the others on the source; its run says that its
-    target lacks it.
-    """
-    sync(runner, job)
-    database.execute(
-        "create table late(id int primary key); create table later(id int primary key)"
-    )
-    database.execute(f"alter publication s_{database.name}_pub add table late, later")
-    database.execute("insert into late values (1)")
-    insert(database, 2)
-    result = consume(runner, job)
-    assert result.status == "succeeded"
-    assert result.targets.never_copied == ["public.late", "public.later"]
-    (told,) = result.warnings
-    assert (
-        "can apply changes: public.late (it was never copied), public.later (it was never copied);"
-        " run the initial" in told
-    )
-    assert f"{job.pipeline.pipeline}_initial_sync" in told
-    targets = read_status(job)["targets"]
-    assert {name: (t["action"], t["status"]) for name, t in targets.items()} == {
-        "public.late": ("first copy", None), "public.later": ("first copy", None),
-        "public.t": ("apply", "synced"), "public.u": ("apply", "synced"),
-    }  # fmt: skip
-    assert sorted(run_sync(runner, job).tables) == ["public.late", "public.later"]
-    assert consume(runner, job).targets.never_copied == []
 
 
 @pytest.mark.spark
