@@ -97,16 +97,10 @@ def bare_slot(database, pipeline: PipelineFile) -> Job:
     )
     job.ledger.append(
         SlotMove(
-            now(),
-            "test",
-            "created",
-            source.slot,
-            position.system_identifier,
-            position.timeline,
-            str(lsn),
-            lsn.value,
+            now(), "test", "created", source.slot, position.system_identifier, position.timeline,
+            str(lsn), lsn.value,
         )
-    )
+    )  # fmt: skip
     return job
 
 

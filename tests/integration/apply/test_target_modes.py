@@ -203,20 +203,11 @@ class Archive(TargetMode):
 
 
 ARCHIVE = Archive(
-    name="archive",
-    summary="deleted rows in an archive",
-    fold=Fold.LAST_STATES,
-    own_columns={"_wd_gone": "timestamp"},
-    live="_wd_gone is null",
-    invariants=(
-        Invariant(
-            "archive",
-            "keys are unique",
-            "archive: keys are unique",
-            "count(*) over (partition by {key}) > 1",
-        ),
-    ),
-)
+    name="archive", summary="deleted rows in an archive", fold=Fold.LAST_STATES,
+    own_columns={"_wd_gone": "timestamp"}, live="_wd_gone is null",
+    invariants=(Invariant("archive", "keys are unique", "archive: keys are unique",
+                          "count(*) over (partition by {key}) > 1"),),
+)  # fmt: skip
 
 
 def in_mode(job, mode):

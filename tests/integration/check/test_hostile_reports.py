@@ -265,20 +265,10 @@ def reconciliation() -> Reconciliation:
     """A comparison of which each text is markup."""
     columns = [ColumnDifference(COLUMN, SCRIPT, CLOSING)]
     return Reconciliation(
-        now(),
-        RUN_ID,
-        TABLE,
-        1,
-        "different",
-        REFRESH,
-        position=1,
-        snapshot=SCRIPT,
-        version=1,
-        source_rows=1,
-        target_rows=1,
-        different=1,
+        now(), RUN_ID, TABLE, 1, "different", REFRESH, position=1, snapshot=SCRIPT, version=1,
+        source_rows=1, target_rows=1, different=1,
         differences=[RowDifference("different", SCRIPT, columns=columns)],
-    )
+    )  # fmt: skip
 
 
 def test_nor_of_the_lists_and_of_a_comparison(browser, report, pipeline):

@@ -89,15 +89,9 @@ class Scene:
         uri = target_uri(self.root, *split_table_name(table))
         write_deltalake(uri, pa.Table.from_pylist(typed, schema), mode="append")
         state = TableState(
-            now(),
-            "sync",
-            table,
-            1,
-            "synced",
-            key_columns=["id"],
-            columns=columns,
+            now(), "sync", table, 1, "synced", key_columns=["id"], columns=columns,
             row_filter=row_filter,
-        )
+        )  # fmt: skip
         self.ledger.append(state)
 
     def own(self, text, name="public.t.yml"):

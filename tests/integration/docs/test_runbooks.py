@@ -122,15 +122,9 @@ def upgrade(old, new) -> None:
         new._run("pg_checksums", "--disable", "-D", str(new.data))
     owner = new.data.owner()
     subprocess.run(
-        [
-            str(new.bin / "pg_upgrade"),
-            *f"-U postgres -b {old.bin} -B {new.bin} -d {old.data} -D {new.data}".split(),
-            "--no-sync",
-        ],
-        cwd=new.folder,
-        user=owner,
-        group=owner,
-        check=True,
+        [str(new.bin / "pg_upgrade"),
+         *f"-U postgres -b {old.bin} -B {new.bin} -d {old.data} -D {new.data}".split(),
+         "--no-sync"], cwd=new.folder, user=owner, group=owner, check=True,
         stdout=subprocess.DEVNULL,
-    )
+    )  # fmt: skip
     shutil.copy(old.folder / "password", new.folder / "password")

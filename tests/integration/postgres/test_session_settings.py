@@ -16,38 +16,20 @@ pytestmark = pytest.mark.pg
 OPEN = {"psycopg": connect, "adbc": connect_arrow, "walsender": connect_walsender}
 # Each changes how a value is printed or read, or what a name means.
 OTHERS = {
-    "DateStyle": "SQL, DMY",
-    "IntervalStyle": "iso_8601",
-    "TimeZone": "Asia/Tokyo",
-    "extra_float_digits": "-5",
-    "bytea_output": "escape",
-    "client_encoding": "LATIN1",
-    "lc_monetary": "C.UTF-8",
-    "xmlbinary": "hex",
-    "search_path": "public",
-    "quote_all_identifiers": "on",
-    "row_security": "on",
-    "standard_conforming_strings": "off",
-    "default_transaction_isolation": "serializable",
-    "statement_timeout": "1h",
+    "DateStyle": "SQL, DMY", "IntervalStyle": "iso_8601", "TimeZone": "Asia/Tokyo",
+    "extra_float_digits": "-5", "bytea_output": "escape", "client_encoding": "LATIN1",
+    "lc_monetary": "C.UTF-8", "xmlbinary": "hex", "search_path": "public",
+    "quote_all_identifiers": "on", "row_security": "on", "standard_conforming_strings": "off",
+    "default_transaction_isolation": "serializable", "statement_timeout": "1h",
     "lc_messages": "C.UTF-8",
-}
+}  # fmt: skip
 PINNED = {
-    "IntervalStyle": "postgres",
-    "TimeZone": "UTC",
-    "extra_float_digits": "1",
-    "bytea_output": "hex",
-    "client_encoding": "UTF8",
-    "lc_monetary": "C",
-    "xmlbinary": "base64",
-    "search_path": "pg_catalog",
-    "quote_all_identifiers": "off",
-    "row_security": "off",
-    "standard_conforming_strings": "on",
-    "default_transaction_isolation": "read committed",
-    "statement_timeout": "0",
-    "lc_messages": "C",
-}
+    "IntervalStyle": "postgres", "TimeZone": "UTC", "extra_float_digits": "1",
+    "bytea_output": "hex", "client_encoding": "UTF8", "lc_monetary": "C", "xmlbinary": "base64",
+    "search_path": "pg_catalog", "quote_all_identifiers": "off", "row_security": "off",
+    "standard_conforming_strings": "on", "default_transaction_isolation": "read committed",
+    "statement_timeout": "0", "lc_messages": "C",
+}  # fmt: skip
 LOGIN = """
 create function public.on_login() returns event_trigger language plpgsql as $$begin {} end$$;
 create event trigger on_login on login execute function public.on_login()

@@ -102,20 +102,9 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
     assert answer["slot"]["lag_bytes"] >= 0
     assert answer["slot"]["catalog_xmin_age"] >= 0
     row = Decision(
-        now(),
-        "r",
-        WAITING,
-        "public.t",
-        1,
-        1,
-        '{"id": "7"}',
-        ["big"],
-        '{"id": "7"}',
-        24,
-        None,
-        "gone",
-        [SentMessage(1, 3, 23, 9, b"I\x00\xff"), SentMessage(1, 2, 23, 9)],
-    )
+        now(), "r", WAITING, "public.t", 1, 1, '{"id": "7"}', ["big"], '{"id": "7"}', 24, None,
+        "gone", [SentMessage(1, 3, 23, 9, b"I\x00\xff"), SentMessage(1, 2, 23, 9)],
+    )  # fmt: skip
     Decisions(Lake(lake)).add([row])
     job.ledger.append_state(
         TableState(

@@ -40,19 +40,9 @@ def test_what_deserves_attention(book):
     for name, status in (("a", "synced"), ("b", "failed")):
         book.append(TableState(minutes(-9), "sync", f"public.{name}", 1, status))
     gap = Gap(
-        minutes(1),
-        "r",
-        "open",
-        "s",
-        "1",
-        1,
-        "0/1",
-        16,
-        32,
-        "SlotLost",
-        "slot 's' is lost",
+        minutes(1), "r", "open", "s", "1", 1, "0/1", 16, 32, "SlotLost", "slot 's' is lost",
         "run resync",
-    )
+    )  # fmt: skip
     book.append(gap)
     why = json.dumps({"error": {"class": "ApplyError", "message": "no room\nat all"}})
     book.append(

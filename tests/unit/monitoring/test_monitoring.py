@@ -217,15 +217,9 @@ def test_what_a_table_holds_and_where(book):
         ColumnState("tags", 1009, -1, "_text", "array<string>", not_null=False),
     ]
     state = TableState(
-        minutes(0),
-        "s",
-        "public.orders",
-        1,
-        "synced",
-        key_columns=["id"],
-        columns=columns,
+        minutes(0), "s", "public.orders", 1, "synced", key_columns=["id"], columns=columns,
         row_filter="id > 0",
-    )
+    )  # fmt: skip
     book.append(state)
     before = read_table_details(book, "public.orders")
     assert (before.key, before.rows, before.bytes) == (("id",), None, None)

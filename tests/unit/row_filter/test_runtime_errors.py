@@ -7,15 +7,9 @@ import pytest
 from waldelta.row_filter.runtime_errors import Pattern, raising_parts
 
 TYPES = {
-    "n": "integer",
-    "big": "bigint",
-    "v": "text",
-    "c": "character varying(3)",
-    "d": "date",
-    "f": "double precision",
-    "m": "numeric(10,2)",
-    "j": "jsonb",
-}
+    "n": "integer", "big": "bigint", "v": "text", "c": "character varying(3)", "d": "date",
+    "f": "double precision", "m": "numeric(10,2)", "j": "jsonb",
+}  # fmt: skip
 CASES = {
     "((10 / n) > 0)": ["division"],
     "((n % 2) = 0)": [],

@@ -107,16 +107,9 @@ def plan_of(log, after=0, names=("id", "v")):
         for v in versions
     )
     return DecodePlan(
-        EventShape(2, (0,)),
-        names,
-        tuple(types),
-        versions,
-        positions,
-        (None, None),
-        Snapshot(0, 0),
-        stream.segments,
-        wire_names=("", ""),
-    )
+        EventShape(2, (0,)), names, tuple(types), versions, positions, (None, None), Snapshot(0, 0),
+        stream.segments, wire_names=("", ""),
+    )  # fmt: skip
 
 
 def decoded(log, plan):

@@ -170,18 +170,9 @@ def quarantined(messages, number, status, **more):
     sent = [SentMessage(1, number, message.lsn, message.xid, message.raw)]
     key = message.id
     return Decision(
-        now(),
-        "r",
-        status,
-        "public.t",
-        1,
-        0,
-        key,
-        lsn=message.lsn,
-        messages=sent,
-        kind=MESSAGE,
+        now(), "r", status, "public.t", 1, 0, key, lsn=message.lsn, messages=sent, kind=MESSAGE,
         **more,
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("number", range(len(FIRST)))

@@ -75,17 +75,10 @@ def test_what_came_is_a_batch_with_its_statistics(log, monkeypatch):
         if name.partition(".")[0] in ("min", "max", "null_count", "num_records")
     }
     assert {name: value for name, value in told.items() if value is not None} == {
-        "num_records": 3,
-        "min.relation_id": 7,
-        "max.relation_id": 8,
-        "min.xid8": 499,
-        "max.xid8": 500,
-        "min.end_lsn": 80,
-        "max.end_lsn": 100,
-        "null_count.relation_id": 0,
-        "null_count.xid8": 1,
-        "null_count.end_lsn": 0,
-    }
+        "num_records": 3, "min.relation_id": 7, "max.relation_id": 8, "min.xid8": 499,
+        "max.xid8": 500, "min.end_lsn": 80, "max.end_lsn": 100, "null_count.relation_id": 0,
+        "null_count.xid8": 1, "null_count.end_lsn": 0,
+    }  # fmt: skip
     assert DeltaTable(log.uri).to_pyarrow_table(columns=["batch", "seq"]).sort_by(
         "seq"
     ).to_pylist() == [{"batch": 1, "seq": number} for number in range(3)]

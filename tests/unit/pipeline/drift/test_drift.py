@@ -46,19 +46,12 @@ def state(
         ColumnState(name, 23, -1, "integer", "int", False, attnum) for name, attnum in columns
     ]
     return TableState(
-        datetime(2026, 1, 1, tzinfo=UTC),
-        "r",
-        "public.t",
-        1,
-        "synced",
-        columns=states,
+        datetime(2026, 1, 1, tzinfo=UTC), "r", "public.t", 1, "synced", columns=states,
         row_filter=row_filter,
         target_filter=to_text(RowFilter(own, f"({own})", ("a",))) if own else None,
-        later_filters=list(later),
-        publishes=list(publishes),
-        unpublished=list(unpublished),
+        later_filters=list(later), publishes=list(publishes), unpublished=list(unpublished),
         storage=StorageState([FileState(oid, oid) for oid in leaves]),
-    )
+    )  # fmt: skip
 
 
 def table(columns=(("id", 1), ("a", 2)), row_filter=None, leaves=()):
@@ -66,20 +59,9 @@ def table(columns=(("id", 1), ("a", 2)), row_filter=None, leaves=()):
     kind = "p" if leaves else "r"
     parts = tuple(Leaf(TableId("public", f"t_{oid}"), oid, oid, 0, 0) for oid in leaves)
     return PublishedTable(
-        TableId("public", "t"),
-        1,
-        kind,
-        "d",
-        listed,
-        ("id",),
-        ("id",),
-        ("id",),
-        row_filter,
-        parts,
-        (1,),
-        frozenset({"insert", "delete"}),
-        ("p",),
-    )
+        TableId("public", "t"), 1, kind, "d", listed, ("id",), ("id",), ("id",), row_filter, parts,
+        (1,), frozenset({"insert", "delete"}), ("p",),
+    )  # fmt: skip
 
 
 LIST = (("id", 1), ("a", 2), ("b", 3))

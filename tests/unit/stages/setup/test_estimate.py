@@ -9,16 +9,10 @@ from waldelta.stages.setup.estimate import CopyEstimate
 
 MB = 1 << 20
 PER_MINUTE = CopyEstimate(
-    tables=5,
-    rows=1_234_567,
-    source_bytes=800 * MB,
-    lake_bytes=200 * MB,
-    seconds=600,
-    longest_seconds=300,
-    sampled={"public.a": 2.04, "public.b": 1.0},
-    wal_bytes_per_minute=10 * MB,
+    tables=5, rows=1_234_567, source_bytes=800 * MB, lake_bytes=200 * MB, seconds=600,
+    longest_seconds=300, sampled={"public.a": 2.04, "public.b": 1.0}, wal_bytes_per_minute=10 * MB,
     wal_limit_mb=1024,
-)
+)  # fmt: skip
 
 
 def changed(**values):

@@ -27,22 +27,11 @@ BEGUN = TableState(
     incarnation="2026-01-01T00:00:00",
 )
 TABLE = PublishedTable(
-    ID,
-    7,
-    "r",
-    "d",
-    (
-        TableColumn("id", 1, PgType(23, -1, "integer"), True),
-        TableColumn("n", 3, PgType(1700, -1, "numeric"), False),
-    ),
-    ("id",),
-    ("id",),
-    ("id",),
-    "(n > 1)",
-    (Leaf(ID, 7, 7, 0, 0),),
-    (7,),
-    frozenset({"update", "insert"}),
-)
+    ID, 7, "r", "d",
+    (TableColumn("id", 1, PgType(23, -1, "integer"), True),
+     TableColumn("n", 3, PgType(1700, -1, "numeric"), False)), ("id",), ("id",), ("id",), "(n > 1)",
+    (Leaf(ID, 7, 7, 0, 0),), (7,), frozenset({"update", "insert"}),
+)  # fmt: skip
 COPIED = SyncResult(ID, 3, 3001, "700:700:", Lsn(0x16B374D848), 12, 345, 1.5, 1, (7,))
 BEGINS = SkippedCopy("3:3:", Lsn(0x10))
 FORMER = replace(

@@ -124,41 +124,22 @@ def fill(pipeline, run_id=RUN_ID, said="fine"):
         name = run_id if n == 10 else f"{run_id}{n}"
         ledger.append(
             Run(
-                ended,
-                name,
-                "consume",
-                status,
-                start_lsn=1 << 20,
-                end_lsn=2 << 20,
-                changes=12345,
-                seconds=9.0,
-                result=json.dumps(result),
-                as_of=ended - timedelta(minutes=1),
-                lag_before_bytes=5 << 20,
-                lag_bytes=0,
-                retained_bytes=16 << 20,
-                wal_status="reserved",
-                applied=status == "succeeded",
+                ended, name, "consume", status, start_lsn=1 << 20, end_lsn=2 << 20, changes=12345,
+                seconds=9.0, result=json.dumps(result), as_of=ended - timedelta(minutes=1),
+                lag_before_bytes=5 << 20, lag_bytes=0, retained_bytes=16 << 20,
+                wal_status="reserved", applied=status == "succeeded",
                 targets=[TargetCut("public.orders", 1, 3, inserted=n)],
             )
-        )
+        )  # fmt: skip
     found = ExpectationResult(
         at, run_id, "public.orders", "k", said, "critical", "key", False, said, 2, 3, [said]
     )
     Ledger(Lake(root)).append_all([found])
     row = Decision(
-        at,
-        run_id,
-        "waiting",
-        "public.orders",
-        1,
-        1,
-        json.dumps({"id": said}),
-        [said],
-        json.dumps({said: said, "n": None}),
-        reason=said,
+        at, run_id, "waiting", "public.orders", 1, 1, json.dumps({"id": said}), [said],
+        json.dumps({said: said, "n": None}), reason=said,
         messages=[SentMessage(1, 2, 1 << 20, 77, said.encode()), SentMessage(1, 3, None, 77)],
-    )
+    )  # fmt: skip
     gone = replace(row, status="discarded", key=json.dumps({"id": f"{said} 2"}), by=said)
     Decisions(Lake(root)).add([row, gone])
     ledger.append(release_of(at, run_id, "public.orders", 1, ("1", 1), 1 << 20, said, said))

@@ -37,18 +37,11 @@ def state(table, oid, *columns, **changes):
     ]
     return replace(
         TableState(
-            AT,
-            "r",
-            table,
-            1,
-            "synced",
-            relation_ids=[oid],
-            columns=held,
-            publishes=EVERY,
+            AT, "r", table, 1, "synced", relation_ids=[oid], columns=held, publishes=EVERY,
             snapshot_lsn=50,
         ),
         **changes,
-    )
+    )  # fmt: skip
 
 
 INT = (23, "integer", "int")

@@ -28,16 +28,9 @@ def state(columns, keys=("id",), row_filter=None, target_filter=None):
     states = [ColumnState(n, 0, -1, t, s, nn) for n, t, s, nn in columns]
     at = datetime(2026, 1, 1, tzinfo=UTC)
     return TableState(
-        at,
-        "r",
-        "public.t",
-        1,
-        "synced",
-        key_columns=list(keys),
-        columns=states,
-        row_filter=row_filter,
-        target_filter=target_filter,
-    )
+        at, "r", "public.t", 1, "synced", key_columns=list(keys), columns=states,
+        row_filter=row_filter, target_filter=target_filter,
+    )  # fmt: skip
 
 
 ID = ("id", "bigint", "bigint", True)
