@@ -90,14 +90,14 @@ MUTATIONS = (
         (_COLLAPSE,),
     ),
     Mutation(
-        "changes/decode/collapse_keyless.py",
+        "changes/decode/collapse.py",
         "order = np.lexsort((is_opening, event, row))",
         "order = np.lexsort((~is_opening, event, row))",
         "An UPDATE that changes nothing takes the duplicate that it produces.",
         (_KEYLESS,),
     ),
     Mutation(
-        "changes/decode/collapse_keyless.py",
+        "changes/decode/collapse.py",
         "matched = matched[np.lexsort((matched, level[matched], row[matched]))]",
         "matched = matched[np.lexsort((matched, row[matched]))]",
         "A change takes a duplicate that another change has taken.",

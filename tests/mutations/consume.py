@@ -29,7 +29,7 @@ MUTATIONS = (
              "    if confirmed.value > lsn:",
              "A slot that didn't move isn't noticed, and WAL accumulates.",
              (f"{_ACKNOWLEDGE}::test_a_slot_that_does_not_move_is_an_error",)),
-    Mutation("slot/verify.py", "        if verified.begins > position:\n",
+    Mutation("slot/acknowledge.py", "        if verified.begins > position:\n",
              "        if verified.begins < position:\n",
              "A slot behind WAL of an earlier request is a mismatch.",
              (f"{_DRAIN}::test_publications_that_were_changed_after_a_run_are_no_mismatch",)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutations.mutation import Mutation
 
 _TASKS = "unit/changes/stage/test_stage.py"
-_SPLIT = "unit/changes/stage/test_split.py"
+_SPLIT = "unit/changes/stage/test_stage_split.py"
 _COMPLETE_ROWS = "unit/stages/apply/test_complete_rows.py"
 
 MUTATIONS = (
@@ -18,7 +18,7 @@ MUTATIONS = (
     Mutation("changes/stage/stage.py", "value_set=pa.array([ACTION_INSERT, ACTION_UPSERT])",
              "value_set=pa.array([ACTION_UPSERT])",
              "A new row at a freed key isn't completed with its large values.", (_TASKS,)),
-    Mutation("changes/stage/split.py", "yield first, min(first + most, end)",
+    Mutation("changes/stage/stage.py", "yield first, min(first + most, end)",
              "yield first, min(first + most, end - 1)",
              "The last message of each relation is lost when a range is split.", (_SPLIT,)),
     Mutation("lake/storage.py", 'not in ("", ".", "_")]', 'not in ("", ".")]',

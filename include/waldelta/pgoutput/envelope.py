@@ -27,8 +27,7 @@ from waldelta.pgoutput.byte_readers import (
     unsigned,
 )
 from waldelta.pgoutput.commit_time import unix_us
-from waldelta.pgoutput.messages import CONTROL_NAMES
-from waldelta.pgoutput.unread_message import MARK, UnreadMessage, message_id
+from waldelta.pgoutput.messages import CONTROL_NAMES, MARK, UnreadMessage, message_id
 
 _FIELDS: list[pa.Field[Any]] = [
     pa.field("seq", pa.int64()),

@@ -4,14 +4,20 @@ move.
 The order of effects is essential. First the batch is durable in the lake, then the intent is
 durable in the ledger, then a temporary slot copy keeps a way back. Only then does PostgreSQL forget
 the changes.
+
+What the slot still holds is compared with what has landed, before the slot is moved. The server
+counts what the slot functions return; each transaction counts once.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -21,29 +27,312 @@ from waldelta.errors import (
     ConsumeMismatch,
     LateWriter,
     NoFreeSlot,
+    PublicationGone,
     SlotInUse,
     SlotStuck,
     SourceUnreachable,
+    raised_as,
     without_values,
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import Transactions
+from waldelta.lake.changelog.transaction_counts import PreparedRows
 from waldelta.lake.ledger import Ledger, SlotMove, now
 from waldelta.lsn import Lsn
-from waldelta.postgres import Connection
-from waldelta.slot.read.peek import name_of_copy, short_name, whole, with_options
+from waldelta.pgoutput.envelope import STREAM_ABORT
+from waldelta.postgres import MEMBERS, Connection
+from waldelta.server_errors.sqlstate import ServerError
+from waldelta.slot.read import ReadRequest, peek_error
+from waldelta.slot.read.peek import NO_ROOM, call, name_of_copy, short_name, whole, with_options
 from waldelta.slot.slot import missing_slot
-from waldelta.slot.verify import (
-    BINARY_COUNT_FROM,
-    agree,
-    check_landed,
-    counted,
-    is_plain,
-    is_refused,
-    named_use,
-)
 
 log = logging.getLogger(__name__)
+
+ORIGINS_SINCE = 160000  # The first version with the option, in the form of server_version.
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedRange:
+    """Landed batches that were read from the slot with the same options, from ``begins`` on.
+
+    ``first`` and ``last`` are their numbers, ``messages`` their messages in all. ``request``
+    holds the options; it is None for batches whose commit Delta's log doesn't have any more.
+    """
+
+    request: ReadRequest | None
+    begins: int
+    first: int
+    last: int
+    messages: int = 0
+    transactions: Transactions = field(default_factory=Transactions)
+
+    def __add__(self, behind: VerifiedRange) -> VerifiedRange:
+        """Return this range joined with the one that was read after it."""
+        return replace(
+            self,
+            last=behind.last,
+            messages=self.messages + behind.messages,
+            transactions=self.transactions + behind.transactions,
+        )
+
+
+def check_landed(
+    connection: Connection, source: Source, move: SlotMove, landed: Transactions
+) -> None:
+    """Raise ConsumeMismatch when what the slot holds up to ``move.lsn`` isn't what has landed.
+
+    The slot isn't moved.
+    """
+    pending = _slot_messages(connection, source, move.lsn)
+    if not agree(connection, pending, landed):
+        raise _mismatch(source, move, pending, landed, f"batch {move.batch}")
+
+
+def check_behind(
+    connection: Connection, source: Source, move: SlotMove, verified: VerifiedRange, position: int
+) -> bool:
+    """Check what other runs landed after the slot, which is at ``position`` or earlier.
+
+    Their pipeline files may have requested more, or less, than this one's. The caller must use
+    ``connection`` for nothing else. Returns whether it was compared: there may be nothing to
+    compare, or no way to do it.
+    """
+    if move.lsn <= verified.begins and verified.transactions == Transactions():
+        return False
+    try:
+        _check_range(connection, source, move, verified, position)
+    except psycopg.errors.UndefinedObject as err:
+        # Before PostgreSQL 18, decoding fails once a publication in the list is gone; what landed
+        # is durable.
+        if not isinstance(peek_error(source.slot, ServerError.of(err)), PublicationGone):
+            raise
+        log.warning(
+            "slot %s moves past %s..%s without a comparison: %s",
+            *(move.slot, Lsn(verified.begins), Lsn(move.lsn), err),
+        )
+        return False
+    return True
+
+
+def _check_range(
+    connection: Connection, source: Source, move: SlotMove, verified: VerifiedRange, position: int
+) -> None:
+    differing: Transactions | None = None
+    for then in _as_then(connection, source, verified):
+        pending, landed = _slot_messages(connection, then, move.lsn), verified.transactions
+        if verified.begins > position:
+            # The slot returns everything from its position on, including what an earlier request
+            # skipped.
+            landed += _slot_messages(connection, then, verified.begins)
+        if agree(connection, pending, landed):
+            return
+        differing = differing or pending
+    first, last = verified.first, verified.last
+    batches = f"batch {last}" if first == last else f"batches {first} to {last}"
+    raise _mismatch(source, move, differing or Transactions(), landed, batches)
+
+
+def _as_then(connection: Connection, source: Source, verified: VerifiedRange) -> Iterator[Source]:
+    if verified.request is not None:
+        yield verified.request.put_to(source)
+    else:
+        yield source
+        now = source.options
+        origins = (
+            ("any", "none") if connection.info.server_version >= ORIGINS_SINCE else (now.origin,)
+        )
+        for messages, origin in itertools.product((False, True), origins):
+            if (messages, origin) != (now.messages, now.origin):
+                yield with_options(source, messages=messages, origin=origin)
+
+
+def _mismatch(
+    source: Source, move: SlotMove, pending: Transactions, landed: Transactions, batches: str
+) -> ConsumeMismatch:
+    return ConsumeMismatch(
+        f"slot {source.slot!r} holds {pending} up to {Lsn(move.lsn)}, but landed {landed} in"
+        f" {batches}; nothing of that was consumed: compare the slot's changes with the change log"
+        " (docs/how-to/recover-a-slot.md#consumemismatch); to start over, run teardown, setup and"
+        " resync"
+    )
+
+
+def _slot_messages(connection: Connection, source: Source, upto: int) -> Transactions:
+    return counted(connection, "peek", whole(source), Lsn(upto))
+
+
+# A message that isn't transactional gets kind 0: it may come after the last transaction, or between
+# two calls. A message that can't be read may have any length.
+_KIND = (
+    "lsn, xid, case when length(data) = 0 then 0 when get_byte(data, 0) = 77 and substr(data, 2, 1)"
+    " = '\\x00' then 0 else get_byte(data, 0) end as kind"
+)
+# The kinds by the fields of Transactions: Commit, Prepare, Commit Prepared, Rollback Prepared,
+# Insert, Update, Delete, Truncate, Message.
+_FIELDS = {
+    67: "commits", 80: "prepares", 75: "prepared_commits", 114: "prepared_rollbacks",
+    73: "inserts", 85: "updates", 68: "deletes", 84: "truncates", 77: "messages",
+}  # fmt: skip
+# One row for each kind, and for each prepared transaction: the server evaluates very little per
+# message.
+_COUNTED = """
+select {xid}, kind, count(*),
+       coalesce(sum(xid::text::bigint) filter (where kind in (67, 80, 75, 114)), 0),
+       coalesce(sum(lsn - '0/0'::pg_lsn) filter (where kind in (67, 80, 75, 114)), 0)
+from {changes} as changes
+group by 1, 2
+"""
+# Rows of transactions prepared in this range are separated from all others.
+_WITH_PREPARED = """
+with changes as materialized ({changes}),
+     prepared as (select distinct xid from changes where kind = 80)
+"""
+# The server's answer is read up to the first message that counts.
+_FIRST = """
+with changes as materialized ({changes})
+select (select data from changes where substr(data, 1, 1) <> '\\x{abort:02x}' limit 1),
+       (select count(*) from (select from changes limit {most}) as given)
+"""
+_MORE = 16
+_XID_PREPARED = (
+    "case when kind in (73, 85, 68, 84, 77) and xid in (select xid from prepared) then"
+    " xid::text::bigint end"
+)
+# For fewer changes, the check and the extra session don't pay.
+BINARY_COUNT_FROM = 100_000
+
+
+def counted(connection: Connection, verb: str, source: Source, upto: Lsn) -> Transactions:
+    """Return what a call of the slot functions returns up to a position, counted on the server.
+
+    It reads the ``whole`` source: the counts are the same however the landed messages were
+    streamed. Rows of prepared transactions are counted by transaction.
+    """
+    changes = call(verb, source, upto, None, _KIND)
+    if source.options.two_phase:
+        query = _WITH_PREPARED.format(changes=changes) + _COUNTED.format(
+            xid=_XID_PREPARED, changes="changes"
+        )
+    else:
+        query = _COUNTED.format(xid="null::bigint", changes=f"({changes})")
+    sums: Counter[str] = Counter()
+    in_prepared: dict[int, Counter[str]] = {}
+    with named_use(source.slot):
+        counts = connection.execute(query.encode()).fetchall()
+    for xid, kind, rows, xid_sum, lsn_sum in counts:
+        of_kind = {_FIELDS[kind]: int(rows)} if kind in _FIELDS else {}
+        if xid is None:
+            sums.update(of_kind, xid_sum=int(xid_sum), end_lsn_sum=int(lsn_sum))
+        else:
+            in_prepared.setdefault(int(xid), Counter()).update(of_kind)
+    prepared = (PreparedRows(xid, **of) for xid, of in in_prepared.items())
+    return Transactions(**sums, in_prepared=tuple(sorted(prepared)))
+
+
+def agree(connection: Connection, one: Transactions, other: Transactions) -> bool:
+    """Return whether both are equal, except for prepared transactions that were rolled back."""
+    rolled_back = _rolled_back(
+        connection, [rows.xid for rows in (*one.in_prepared, *other.in_prepared)]
+    )
+    return one.without(rolled_back) == other.without(rolled_back)
+
+
+def _rolled_back(connection: Connection, xids: Sequence[int]) -> set[int]:
+    """Return those of some recent transactions that were rolled back.
+
+    When a prepared transaction is rolled back before, or while, it is decoded, pgoutput may send
+    all of its rows, some or none.
+    """
+    if not xids:
+        return set()
+    rows = connection.execute(
+        """
+        select x
+        from unnest(%s::bigint[]) as x,
+             lateral (select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as next) as s
+        where pg_xact_status((next - (next - x) %% (1::bigint << 32))::text::xid8) = 'aborted'
+        """,
+        (list(xids),),
+    )
+    return {int(xid) for (xid,) in rows.fetchall()}
+
+
+def first_message(connection: Connection, source: Source, upto: Lsn) -> bytes | None:
+    """Return the first message that the slot has for us up to a position; None without any.
+
+    It reads the ``whole`` source, of which landing discards every Stream Abort (envelope). The
+    server's limit counts those, so more messages are requested while nothing else comes.
+    """
+    most = 1
+    while True:
+        query = _FIRST.format(
+            changes=call("peek", source, upto, most, "data"), abort=STREAM_ABORT, most=most
+        )
+        ((found, given),) = connection.execute(query.encode()).fetchall()
+        first = bytes(found) if found is not None else None
+        if first is not None or given < most:
+            return first
+        most *= _MORE
+
+
+def named_use(slot: str) -> AbstractContextManager[None]:
+    """Name the server's error when another process reads the slot at that moment."""
+    return raised_as(
+        lambda err: peek_error(slot, ServerError.of(err)), (psycopg.errors.ObjectInUse, *NO_ROOM)
+    )
+
+
+def is_plain(connection: psycopg.Connection[Any], publication_names: Sequence[str]) -> bool:
+    """Return whether all published columns have types whose binary form comes from PostgreSQL
+    itself.
+
+    Printing values takes a tenth of decoding. But a send function may refuse a value that an output
+    function prints, and an error during decoding is dangerous: before PostgreSQL 15.15, 16.11, 17.7
+    and 18.1 the next decoding in the same session may crash the server ("Fix
+    access-to-already-freed-memory issue in pgoutput"). So the catalogs are checked first.
+
+    Types without a binary form are fine, too: their values are sent as text. Arrays, rows and
+    ranges are excluded, because they may contain other types.
+    """
+    row = connection.execute(
+        _UNPLAIN.encode(), {"publications": list(publication_names)}
+    ).fetchone()
+    return row == (False,)
+
+
+def is_refused(err: psycopg.Error) -> bool:
+    """Return whether an error is about values, for example of a column that was dropped since.
+
+    Errors about the server, the slot or privileges aren't.
+    """
+    others = (
+        psycopg.OperationalError
+        | psycopg.errors.InsufficientPrivilege
+        | psycopg.errors.UndefinedObject
+    )
+    return not isinstance(err, others)
+
+
+# PostgreSQL's own functions have oids below 16384 (FirstNormalObjectId). Domains and enums use
+# those of their base types.
+_UNPLAIN = (
+    MEMBERS
+    + """
+select exists (
+    select
+    from member m
+    join pg_attribute a on a.attrelid = m.relid and a.attnum > 0 and not a.attisdropped
+    join pg_type t on t.oid = a.atttypid
+    where t.typsend::oid >= 16384
+       or t.typsend::oid in (
+           'pg_catalog.array_send'::regproc, 'pg_catalog.record_send'::regproc,
+           'pg_catalog.range_send'::regproc,
+           'pg_catalog.multirange_send'::regproc
+       )
+)
+"""
+)
+
 
 Sessions = Callable[[], AbstractContextManager[Connection]]
 

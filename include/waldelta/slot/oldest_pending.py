@@ -21,11 +21,10 @@ from waldelta.pipeline import Job, slot_lock
 from waldelta.pipeline.targets import Watermarks
 from waldelta.postgres import limited
 from waldelta.server_errors.sqlstate import ServerError
-from waldelta.slot.acknowledge import confirmed_lsn
+from waldelta.slot.acknowledge import confirmed_lsn, first_message
 from waldelta.slot.read import peek_error
 from waldelta.slot.read.decode_failure import Refusal
 from waldelta.slot.read.peek import NO_ROOM, with_options
-from waldelta.slot.verify import first_message
 
 # A dead pipeline's first change is found at once. WAL without any of ours is searched for this
 # long.

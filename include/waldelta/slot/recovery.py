@@ -28,11 +28,16 @@ from waldelta.lake.ledger import SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.postgres import ServerPosition
-from waldelta.slot.acknowledge import check_no_mismatch, confirmed_lsn, move_idle_slot
+from waldelta.slot.acknowledge import (
+    VerifiedRange,
+    check_behind,
+    check_no_mismatch,
+    confirmed_lsn,
+    move_idle_slot,
+)
 from waldelta.slot.failover import Promotion, find_promotion, record_promotion
 from waldelta.slot.read import ReadRequest
 from waldelta.slot.read.read_window import ReadWindows
-from waldelta.slot.verify import VerifiedRange, check_behind
 
 log = logging.getLogger(__name__)
 # The longest time from an intent to the end of its move: counting a large batch takes minutes.

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from waldelta.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from waldelta.spark.runner import InProcess, OnSpark, Runner, open_runner
-    from waldelta.spark.runner_pool import RunnerPool
+    from waldelta.spark.runner import InProcess, OnSpark, Runner, RunnerPool, open_runner
     from waldelta.spark.session import open_session, spark_session
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
 ]
 __getattr__ = lazy_exports(
     __name__,
-    runner="InProcess OnSpark Runner open_runner",
-    runner_pool="RunnerPool",
+    runner="InProcess OnSpark Runner RunnerPool open_runner",
     session="open_session spark_session",
 )

@@ -6,6 +6,10 @@ the runner's business. What only Spark does takes the runner's session.
 Spark would retry a task that raised one of our errors, only to meet it again. So a task returns
 such an error as a row where it can. Where rows are the task's result, the error is noted for later
 attempts, which raise it at once. A task whose process died is retried.
+
+A RunnerPool works on several targets at once, each piece on a session that no other piece uses.
+Settings and temporary views belong to a session, and Great Expectations gives the views of all
+queries the same name.
 """
 
 from __future__ import annotations
@@ -15,11 +19,14 @@ import os
 import threading
 import traceback
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
@@ -368,15 +375,15 @@ class _HasSize(Protocol):
     def bytes(self) -> int: ...
 
 
-R = TypeVar("R", bound=_HasSize)
+_Piece = TypeVar("_Piece", bound=_HasSize)
 
 
-def shares(pieces: Iterable[R], least_rows: int = 0) -> list[list[R]]:
+def shares(pieces: Iterable[_Piece], least_rows: int = 0) -> list[list[_Piece]]:
     """Returns pieces, in their order, as tasks of at least ROWS_PER_TASK rows or BYTES_PER_TASK.
 
     ``least_rows`` is how many rows make a task when that is more.
     """
-    tasks: list[list[R]] = []
+    tasks: list[list[_Piece]] = []
     most = max(ROWS_PER_TASK, least_rows)
     rows, size = most, 0
     for piece in pieces:
@@ -484,3 +491,57 @@ def _noted(note: Path) -> WaldeltaError | None:
         return named_error(Exception(note.read_text()))
     except OSError:
         return None
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# On Spark, small targets are bound by round trips, not by cores, so more run at once than two cores
+# could compute. In this process, more than two would wait for each other: Python runs one thread at
+# a time.
+MOST_AT_ONCE, MOST_IN_PROCESS = 4, 2
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerPool:
+    """The given session and as many siblings as the pieces of work need."""
+
+    _size: int
+    _free: SimpleQueue[Runner]
+
+    @classmethod
+    @contextmanager
+    def open(cls, runner: Runner, pieces: int, *, reads: bool = False) -> Iterator[Self]:
+        """Open the siblings that ``pieces`` of work need, until the block's end.
+
+        ``reads``: the work writes nothing (Runner.sibling()).
+        """
+        most = MOST_AT_ONCE if runner.is_started else MOST_IN_PROCESS
+        pool = cls(max(1, min(pieces, most)) if runner.has_siblings else 1, SimpleQueue())
+        pool._free.put(runner)
+        with ExitStack() as siblings:
+            for number in range(1, pool._size):
+                pool._free.put(siblings.enter_context(runner.sibling(number, reads=reads)))
+            yield pool
+
+    def map(self, work: Callable[[Runner, T], R], items: Sequence[T]) -> list[R]:
+        """Return the results in the items' order.
+
+        The first error is raised, and work that hasn't begun by then never does.
+        """
+
+        def run(item: T) -> R:
+            session = self._free.get()
+            try:
+                return work(session, item)
+            finally:
+                self._free.put(session)
+
+        if self._size == 1:
+            return [run(item) for item in items]
+        executor = ThreadPoolExecutor(self._size, "targets")
+        try:
+            return list(executor.map(run, items))
+        finally:
+            # Don't wait: when the run is being ended, leaving the pool interrupts what still runs.
+            executor.shutdown(wait=False, cancel_futures=True)

@@ -24,7 +24,7 @@ from waldelta.pipeline.task_errors import (
     with_causes,
 )
 from waldelta.server_errors import texts
-from waldelta.spark._connect_server import check_reachable, named_refusal
+from waldelta.spark.connect_server import check_reachable, named_refusal
 from waldelta.spark.java import check_java
 from waldelta.spark.settings import (
     LOCAL_MASTER,

@@ -11,17 +11,21 @@ from psycopg import sql
 
 from waldelta.arrow import storage
 from waldelta.pgoutput.byte_readers import ArrowArray, Bytes, Mask, Positions
-from waldelta.types.base import Representable, Selected, TargetType, split_representable, utf8
-from waldelta.types.checksum import Marks
-from waldelta.types.scan import (
+from waldelta.types.base import (
+    Marks,
     Quotes,
+    Representable,
+    Selected,
+    TargetType,
     find_quotes,
     joined,
     lists_as_bytes,
     numbers,
     packed,
     quoted,
+    split_representable,
     take_bytes,
+    utf8,
 )
 
 _NULL_WORD = b"NULL"

@@ -12,15 +12,16 @@ from psycopg import sql
 
 from waldelta.pgoutput.byte_readers import ArrowArray, Mask
 from waldelta.types.base import (
+    Marks,
     Representable,
     Selected,
     TargetType,
     as_text,
+    hex_text,
+    packed,
     split_representable,
     strings,
 )
-from waldelta.types.checksum import Marks, hex_text
-from waldelta.types.scan import packed
 
 _BAD = 255
 _NIBBLES = np.full(256, _BAD, np.uint8)

@@ -10,8 +10,16 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from waldelta.pgoutput.byte_readers import ArrowArray
-from waldelta.types.base import Representable, Selected, TargetType, cast_or_raw, printed
-from waldelta.types.checksum import Marks, bytea_text, integers
+from waldelta.types.base import (
+    Marks,
+    Representable,
+    Selected,
+    TargetType,
+    bytea_text,
+    cast_or_raw,
+    integers,
+    printed,
+)
 
 # Spark's calendar, as half-open bounds.
 _FIRST, _BEYOND = "0001-01-01", "10000-01-01"

@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 
 from waldelta.arrow import storage
 from waldelta.pgoutput.byte_readers import ArrowArray
-from waldelta.types.base import Representable, TargetType, split_representable, utf8
-from waldelta.types.scan import (
+from waldelta.types.base import (
+    Representable,
+    TargetType,
     find_quotes,
     joined,
     lists_as_bytes,
@@ -20,7 +21,9 @@ from waldelta.types.scan import (
     numbers,
     packed,
     quoted,
+    split_representable,
     take_bytes,
+    utf8,
 )
 
 # Outside quotes hstore prints exactly these: "=>" in each pair, ", " between pairs, NULL.

@@ -19,8 +19,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.pgoutput.byte_readers import ArrowArray, Bytes, Mask, Positions
-from waldelta.types.base import Representable, TargetType, split_representable, utf8
-from waldelta.types.scan import Quotes, find_quotes, packed, take_bytes
+from waldelta.types.base import (
+    Quotes,
+    Representable,
+    TargetType,
+    find_quotes,
+    packed,
+    split_representable,
+    take_bytes,
+    utf8,
+)
 
 # Below the limits of Spark's parser: 1,000 levels, names of 50,000 characters, 16 MB of variant.
 _MAX_LEVELS, _MAX_NAME_BYTES, _MAX_BYTES = 500, 50_000, 4 << 20

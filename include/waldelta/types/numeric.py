@@ -15,15 +15,17 @@ from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import VARHDRSZ
 from waldelta.types.base import (
     Comparison,
+    Marks,
     Representable,
     Selected,
     TargetType,
     as_text,
+    bytea_text,
     cast_or_raw,
+    integers,
     split_representable,
     utf8,
 )
-from waldelta.types.checksum import Marks, bytea_text, integers
 from waldelta.types.text import Text
 
 MAX_PRECISION = 38  # The precision of Spark's decimal.

@@ -9,8 +9,15 @@ import pyarrow as pa
 from psycopg import sql
 
 from waldelta.pgoutput.byte_readers import ArrowArray
-from waldelta.types.base import Comparison, Representable, Selected, TargetType, as_text, utf8
-from waldelta.types.checksum import Marks
+from waldelta.types.base import (
+    Comparison,
+    Marks,
+    Representable,
+    Selected,
+    TargetType,
+    as_text,
+    utf8,
+)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import waldelta.changes.stage.split as split_module
+import waldelta.changes.stage.stage as split_module
 from tests.oracles.target_rows import read_target
 from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume

@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.check.test_quality import GOOD, Scene
 from waldelta.spark import RunnerPool
-from waldelta.spark.runner_pool import MOST_AT_ONCE
+from waldelta.spark.runner import MOST_AT_ONCE
 
 pytestmark = pytest.mark.spark
 

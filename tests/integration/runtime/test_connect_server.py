@@ -13,8 +13,8 @@ from demo.embedded_postgres import free_port
 from tests.support.servers.serving import listening
 from tests.support.servers.tls import Authority
 from waldelta.errors import ConfigError, SparkUnreachable
-from waldelta.spark import _connect_server as connect_server
-from waldelta.spark._connect_server import check_reachable
+from waldelta.spark import connect_server
+from waldelta.spark.connect_server import check_reachable
 
 TOKEN = "secret-7x9"
 

@@ -24,7 +24,7 @@ from waldelta.errors import ConsumeMismatch, LateWriter, SlotStuck, SourceUnreac
 from waldelta.jobs.consume import land_stage
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.slot import verify
+from waldelta.slot import acknowledge
 from waldelta.slot.acknowledge import confirmed_lsn, consume
 from waldelta.slot.recovery import never_compared, slot_move
 from waldelta.stages.land.drain import drain
@@ -70,7 +70,7 @@ def test_a_mismatch_keeps_a_copy_of_the_slot(runner, database, job):
 @contextmanager
 def counted(monkeypatch, worth_it=1):
     """From so few changes on it is worth it; yields by which options the slot is consumed."""
-    asked, real = [], verify.call
+    asked, real = [], acknowledge.call
 
     def call(verb, source, *rest):
         if verb == "get":
@@ -79,7 +79,7 @@ def counted(monkeypatch, worth_it=1):
 
     with monkeypatch.context() as patched:
         patched.setattr(consume_module, "BINARY_COUNT_FROM", worth_it)
-        patched.setattr(verify, "call", call)
+        patched.setattr(acknowledge, "call", call)
         yield asked
 
 

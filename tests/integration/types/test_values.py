@@ -17,7 +17,7 @@ from waldelta.postgres.connection import connect_arrow
 from waldelta.postgres.published_tables import read_published_tables
 from waldelta.postgres.type_catalog import read_types
 from waldelta.stages.repair.reconcile._checksum import hash_texts, lake_rows, source_text
-from waldelta.types.checksum import Marks
+from waldelta.types.base import Marks
 from waldelta.types.type_map import target_type
 
 pytestmark = pytest.mark.pg

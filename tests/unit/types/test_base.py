@@ -11,8 +11,7 @@ from psycopg import sql
 from waldelta.stages.repair.reconcile._checksum import lake_rows, source_text
 from waldelta.types import TargetType
 from waldelta.types.array import Array
-from waldelta.types.base import cast_or_raw
-from waldelta.types.checksum import Marks
+from waldelta.types.base import Marks, cast_or_raw
 
 MARKS = Marks.drawn("ab")
 

@@ -19,7 +19,7 @@ from waldelta.config.type_options import DEFAULT_TYPES, TableTypeOptions
 from waldelta.errors import DecodeError, LakeError
 from waldelta.postgres import PgType
 from waldelta.types import column_types, stored_type
-from waldelta.types.scan import numbered
+from waldelta.types.base import numbered
 from waldelta.types.type_map import target_type
 
 

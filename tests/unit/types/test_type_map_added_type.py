@@ -20,9 +20,8 @@ from waldelta.stages.check.measure.profile import profiled_columns
 from waldelta.stages.repair.reconcile._checksum import lake_rows, source_text
 from waldelta.types import TargetType, stored_type
 from waldelta.types import type_map as module
-from waldelta.types.base import split_representable
+from waldelta.types.base import Marks, split_representable
 from waldelta.types.bounds import order_of
-from waldelta.types.checksum import Marks
 from waldelta.types.type_map import key_type, target_type
 
 OID, PRINTED, SPARK = 1083, "time without time zone", "time(6)"

@@ -5,6 +5,11 @@ one row message. Its *source key* is the key of the row that it consumes, its *d
 of the row that it produces. Events form *chains*: where a row came from (a target row at its *base
 key*, or an insert), what happened to it, and its key at the end. Moves, swaps, moves to freed keys
 and delete-and-reinsert are all chains, so one MERGE on the base key applies them.
+
+Without a key, each change affects one of several duplicate rows. Which of several equal rows the
+source changed isn't known and doesn't matter. An event that consumes a row takes the duplicate that
+this batch produced last, and a row of the target only when there is none. So events form chains
+again, each from one duplicate to at most one row.
 """
 
 from __future__ import annotations
@@ -107,20 +112,29 @@ class EventShape:
 def collapse(
     events: pa.Table, shape: EventShape, *, base_is_empty: bool | Bools = False
 ) -> pa.Table:
-    """Collapse events of a table with a key into net changes.
+    """Collapse events into net changes.
 
     Their columns are ``action, b<k>…, c<i>…, u<i>…, lsn, commit_ts``. ``events`` has ``ord``
     (commit order), ``op`` (letter as int), ``o<k>…, c<i>…, u<i>…, lsn, commit_ts``.
     ``base_is_empty``: the target was truncated before the first event, so no chain can start at one
     of its rows. Where only some of a target's leaves were truncated, it is an array with a value
     for each event.
+
+    Without a key there is ``place``, too: what was deleted or updated is removed in that order, and
+    an action does nothing when the target has no such row left, as in a PostgreSQL subscriber.
+    ``skip``: the batch itself shows that there was no such row. Rows are equal where PostgreSQL's
+    texts of all their columns are equal.
     """
     if not isinstance(base_is_empty, bool):
         base_is_empty = base_is_empty[in_order_of(events)]
     events = in_order(events, shape)
     op = events["op"].to_numpy().astype(np.int64)
+    if not shape.key and (op == INSERT).all():
+        return _rows(events, shape, ACTION_INSERT, None, np.arange(len(op)))
     old, new = identity_codes(events, shape)
     source, destination = np.where(op == INSERT, -1, old), np.where(op == DELETE, -1, new)
+    if not shape.key:
+        return _collapse_keyless(events, shape, op, source, destination, base_is_empty)
     return _net_changes(events, shape, Chains(op, source, destination, base_is_empty))
 
 
@@ -402,3 +416,106 @@ def _common(
         ("lsn", pa.int64()),
         ("commit_ts", pa.timestamp("us", tz="UTC")),
     ]
+
+
+PLACE = "place"
+
+
+def _collapse_keyless(
+    events: pa.Table,
+    shape: EventShape,
+    op: Ints,
+    source: Ints,
+    destination: Ints,
+    base_is_empty: bool | Bools,
+) -> pa.Table:
+    parent, is_consumed = _parents(source, destination)
+    parent[(parent == Root.BASE) & base_is_empty] = Root.MISSING
+    root = follow(np.where(parent >= 0, parent, np.arange(len(op))))
+    origin = parent[root]
+    live = np.flatnonzero((op != DELETE) & ~is_consumed)
+    inserts, updates = live[origin[live] == Root.NEW], live[origin[live] == Root.BASE]
+    deletes = np.setdiff1d(np.flatnonzero(parent == Root.BASE), root[updates], assume_unique=True)
+    skips = np.flatnonzero(origin == Root.MISSING)
+    return pa.concat_tables(
+        [
+            _rows(events, shape, ACTION_INSERT, None, inserts),
+            _rows(events, shape, ACTION_UPDATE, root[updates], updates),
+            _rows(events, shape, ACTION_DELETE, deletes, None),
+            _rows(events, shape, ACTION_SKIP, skips, None),
+        ]
+    )
+
+
+def _parents(source: Ints, destination: Ints) -> tuple[Ints, Bools]:
+    """Return each event's parent, or where its chain starts; and which events were consumed.
+
+    The parent produced the duplicate that the event consumes. For each row, events that produce a
+    duplicate and events that consume one match like opening and closing brackets: those at the same
+    depth follow each other. A closing bracket at depth zero takes a row of the target.
+    """
+    index = np.arange(len(source))
+    takes, leaves = np.flatnonzero(source >= 0), np.flatnonzero(destination >= 0)
+    event = np.concatenate([index[takes], index[leaves]])
+    row = np.concatenate([source[takes], destination[leaves]])
+    is_opening = np.repeat([False, True], [len(takes), len(leaves)])
+    # An update takes its old row before it produces the new one, which may be equal.
+    order = np.lexsort((is_opening, event, row))
+    event, row, is_opening = event[order], row[order], is_opening[order]
+    level = _levels(row, is_opening)
+    matched = np.flatnonzero(level > 0)
+    matched = matched[np.lexsort((matched, level[matched], row[matched]))]
+    closing = np.flatnonzero(~is_opening[matched])
+    parent = np.full(len(source), Root.NEW, np.int64)
+    parent[event[~is_opening]] = Root.BASE
+    parent[event[matched[closing]]] = event[matched[closing - 1]]
+    is_consumed = np.zeros(len(source), bool)
+    is_consumed[parent[parent >= 0]] = True
+    return parent, is_consumed
+
+
+def _levels(row: Ints, is_opening: Bools) -> Ints:
+    """Return how many duplicates of its row exist in the batch at each event, the event's own
+    included.
+
+    It is 0 where the event takes a row of the target.
+    """
+    count = len(row)
+    first = np.ones(count, bool)
+    first[1:] = row[1:] != row[:-1]
+    number = np.cumsum(first) - 1
+    running = np.cumsum(np.where(is_opening, 1, -1))
+    starts = np.flatnonzero(first)
+    total = running - np.where(starts > 0, running[starts - 1], 0)[number]
+    # The lowest total of each row so far, in one accumulation: the offset makes every row start
+    # below all earlier rows.
+    step = 2 * count + 2
+    lowest = np.minimum.accumulate(np.minimum(total, 0) - number * step) + number * step
+    earlier = np.where(first, 0, np.roll(lowest, 1))
+    depth = total - lowest
+    return np.asarray(np.where(is_opening, depth, np.where(lowest < earlier, 0, depth + 1)))
+
+
+def _rows(
+    events: pa.Table, shape: EventShape, action: str, base: Ints | None, final: Ints | None
+) -> pa.Table:
+    """Return net changes from the old rows of the ``base`` events to the new rows of the ``final``
+    ones.
+    """
+    told = [chosen for chosen in (base, final) if chosen is not None]
+    columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(told[0]))}
+    for names, given, chosen in (
+        (shape.bases, shape.old_keys, base),
+        (shape.values, shape.values, final),
+    ):
+        for name, source in zip(names, given, strict=True):
+            kind = events.schema.field(source).type
+            columns[name] = (
+                pa.nulls(len(told[0]), kind) if chosen is None else events[source].take(chosen)
+            )
+    for name in shape.flags:
+        columns[name] = pa.array(np.zeros(len(told[0]), bool))
+    for name in ("lsn", "commit_ts"):
+        columns[name] = events[name].take(told[-1])
+    columns[PLACE] = pa.array(told[0])
+    return pa.table(columns)

@@ -22,13 +22,13 @@ from waldelta.arrow import one_array, with_column
 from waldelta.changes.decode.collapse import (
     DELETE,
     INSERT,
+    PLACE,
     UPDATE,
     EventShape,
     collapse,
     event_schema,
     net_schema,
 )
-from waldelta.changes.decode.collapse_keyless import PLACE, collapse_copies
 from waldelta.changes.decode.relation_versions import RelationVersion
 from waldelta.changes.decode.route import OLD_ROW, SAME, SENT, UNKNOWN, Routing
 from waldelta.changes.decode.row_states import (
@@ -458,11 +458,9 @@ def collapse_events(events: pa.Table, plan: DecodePlan) -> pa.Table:
             for i, kind in enumerate(plan.types):
                 net = with_column(net, f"b{i}", pa.nulls(len(net), kind.arrow))
         return _typed(net, plan, texts, "raw").select(plan.net_schema.names).cast(plan.net_schema)
+    net = collapse(events, plan.shape, base_is_empty=base_is_empty)
     if not plan.shape.key:
-        net = collapse_copies(events, plan.shape, base_is_empty=base_is_empty)
         net = _typed(net, plan, {i: f"b{i}" for i in plan.shape.identity}, "base_raw")
-    else:
-        net = collapse(events, plan.shape, base_is_empty=base_is_empty)
     texts = {i: f"c{i}" for i in range(len(plan.names)) if i not in plan.shape.key}
     return _typed(net, plan, texts, "raw").cast(plan.net_schema)
 

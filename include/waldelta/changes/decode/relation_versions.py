@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from waldelta.arrow import Bools, Ints
 from waldelta.lake.changelog import Stream
 from waldelta.pgoutput import Relation, read_relation
+from waldelta.pgoutput.messages import MARK
 from waldelta.pgoutput.transactions import order_of
-from waldelta.pgoutput.unread_message import MARK
 
 _END = int(np.iinfo(np.int64).max)
 _SKIPPED = MARK + "R"

@@ -27,6 +27,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPDATE,
     DELETE,
     INSERT,
+    PLACE,
     Chains,
     EventShape,
     Root,
@@ -36,7 +37,6 @@ from waldelta.changes.decode.collapse import (
     newest_known,
     remaining_rows,
 )
-from waldelta.changes.decode.collapse_keyless import PLACE
 from waldelta.target_modes import Fold
 from waldelta.target_modes.target_mode import MOVED, STATE_XID, TO_LSN, TO_TS
 

@@ -19,10 +19,10 @@ from waldelta.changes.decode.collapse import (
     ACTION_PURGE,
     ACTION_UPDATE,
     ACTION_UPSERT,
+    PLACE,
     codes_of,
     codes_of_both,
 )
-from waldelta.changes.decode.collapse_keyless import PLACE
 from waldelta.changes.merge.statements import (
     MERGED_DELETES,
     MERGED_INSERTS,

@@ -1,17 +1,29 @@
-"""Commits a target's staged net changes: in the driver, file by file in tasks, or by Spark."""
+"""Commits a target's staged net changes: in the driver, file by file in tasks, or by Spark.
+
+Changes of tables without a key remove or change duplicate rows, in one commit. A MERGE can't take
+one of two equal rows, so the target is rewritten. Rows are equal where every published column is,
+as a PostgreSQL subscriber compares them: nulls are equal, so are -0 and 0, all NaN, and 1.0 and
+1.00. Among equal rows, those written exactly like the source's are removed first, so that the
+target keeps what the source keeps.
+
+Both forms of a row are columns of a generator (inline). Had a projection computed them, Spark's
+optimizer would know that they equal a struct of all columns. It would derive that equality again
+for each column that a later projection renames, with and without each of the earlier names: twice
+as many for every column.
+"""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import tenacity
 
-from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE
+from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTION_UPDATE, PLACE
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge.by_driver import changes_copies, merge_in_driver
 from waldelta.changes.merge.by_file import merge_files
-from waldelta.changes.merge.keyless import KeylessTarget, count_statement, rewrite_statement
 from waldelta.changes.merge.statements import (
     FOUND_DELETES,
     FOUND_UPDATES,
@@ -20,15 +32,155 @@ from waldelta.changes.merge.statements import (
     commit_statement,
     insert_statement,
     merge_statement,
+    of_leaves,
+    raw_entries,
 )
 from waldelta.changes.merge.states import merge_states
 from waldelta.changes.stage.stage import Staged, check_whole
 from waldelta.lake import Fence
+from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import is_passing
 from waldelta.spark import Runner
+from waldelta.spark_sql import quote
+from waldelta.types import TargetType
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KeylessTarget:
+    """The columns of a target without a key: those that the source has, by name, and the others.
+
+    ``truncated`` are the oids of leaves whose rows are removed first.
+    """
+
+    columns: Sequence[tuple[str, TargetType]]
+    metadata_columns: bool
+    others: Sequence[str] = ()
+    truncated: Sequence[int] = ()
+
+    @classmethod
+    def of(cls, job: Job, plan: TargetPlan) -> KeylessTarget:
+        """Return the target of a plan, with the columns that only its Delta table has."""
+        columns, metadata = plan.decode.columns, job.pipeline.target.metadata_columns
+        ours = {name for name, _ in columns} | ({LSN, COMMIT_TS, RAW} if metadata else set())
+        names = job.lake.target(plan.state.table_name).open().schema.names
+        others = [name for name in names if name not in ours]
+        return cls(columns, metadata, others, plan.truncated_leaves)
+
+    @property
+    def names(self) -> list[str]:
+        """The columns, quoted."""
+        metadata = [LSN, COMMIT_TS, RAW] if self.metadata_columns else []
+        return [quote(name) for name in (*dict(self.columns), *metadata, *self.others)]
+
+    @property
+    def aliases(self) -> list[str]:
+        """The columns' names in statements, since a source's column may have any name."""
+        return [*self._written("v"), *self._others]
+
+    @property
+    def staged(self) -> list[str]:
+        """Values of new rows, in the order of the aliases; the others have none."""
+        return [*(f"r.{name}" for name in self._written("c")), *(["null"] * len(self.others))]
+
+    @property
+    def changed(self) -> list[str]:
+        """Values of changed rows, in the order of the aliases; the others stay."""
+        return [*(f"r.{name}" for name in self._written("c")), *(f"t.{x}" for x in self._others)]
+
+    def renamed(self) -> str:
+        """Return the columns under their aliases, as a list of a SELECT."""
+        return ", ".join(
+            f"{name} as {alias}" for name, alias in zip(self.names, self.aliases, strict=True)
+        )
+
+    @property
+    def _others(self) -> list[str]:
+        return [f"x{i}" for i in range(len(self.others))]
+
+    def _written(self, prefix: str) -> list[str]:
+        metadata = ["lsn", "commit_ts", "raw"] if self.metadata_columns else []
+        return [f"{prefix}{i}" for i in range(len(self.columns))] + metadata
+
+
+def count_statement(target: str, source: str, table: KeylessTarget) -> str:
+    """Return the query of how many staged updates and deletes find their row.
+
+    It returns a row ``action, rows`` for each action that has any.
+    """
+    return (
+        f"with {_chosen(target, source, table)}\n"
+        "select r.action, count(*) as rows\n"
+        "from chosen as t\n"
+        "join numbered as r on t.alike = r.alike and t.n = r.n\n"
+        "group by r.action"
+    )
+
+
+def rewrite_statement(target: str, source: str, table: KeylessTarget) -> str:
+    """Return the INSERT OVERWRITE that applies net changes (as in collapse() without a key) from
+    ``source``.
+    """
+    stored = ", ".join(f"t.{alias}" for alias in table.aliases)
+    changed = ", ".join(
+        f"case when r.action is null then t.{alias} else {value} end"
+        for alias, value in zip(table.aliases, table.changed, strict=True)
+    )
+    return (
+        f"insert overwrite {target} ({', '.join(table.names)})\n"
+        f"with {_chosen(target, source, table)}\n"
+        f"select {stored}\n"
+        "from held as t\n"
+        "left anti join wanted as w on t.alike = w.alike\n"
+        "union all\n"
+        f"select {changed}\n"
+        "from chosen as t\n"
+        "left join numbered as r on t.alike = r.alike and t.n = r.n\n"
+        f"where r.action is null or r.action = '{ACTION_UPDATE}'\n"
+        "union all\n"
+        f"select {', '.join(table.staged)}\n"
+        f"from {source} as r\n"
+        f"where r.action = '{ACTION_INSERT}'"
+    )
+
+
+def _chosen(target: str, source: str, table: KeylessTarget) -> str:
+    """Return CTEs of the staged removals and the matching target rows, numbered within equal rows.
+
+    Comparing structs, nulls are equal and floats compare by value; ``exact`` distinguishes equal
+    values that are written differently.
+    """
+    cut = table.truncated
+    there = f" as o where not coalesce({of_leaves('o', cut)}, false)" if cut else ""
+    raws = ("raw", "base_raw") if table.metadata_columns else (None, None)
+    return (
+        f"plain as (select {table.renamed()} from {target}{there}),\nheld as (select * from plain"
+        f" {_forms('v', table.columns, raws[0])}),\nremovals as (select * from {source}"
+        f" {_forms('b', table.columns, raws[1])} where action in ('{ACTION_UPDATE}',"
+        f" '{ACTION_DELETE}')),\nnumbered as (select *, row_number() over (partition by alike order"
+        f" by {PLACE}) as n from removals),\nwanted as (select distinct alike from"
+        " removals),\nwanted_exact as (select exact, count(*) as copies from removals group by"
+        " exact),\ncandidates as (select t.*, row_number() over (partition by t.exact order by"
+        " t.exact) as copy\n  from held as t left semi join wanted as w on t.alike ="
+        " w.alike),\nchosen as (select t.*, row_number() over (partition by t.alike order by"
+        " coalesce(t.copy <= x.copies, false) desc) as n\n  from candidates as t left join"
+        " wanted_exact as x on t.exact = x.exact)"
+    )
+
+
+def _forms(prefix: str, columns: Sequence[tuple[str, TargetType]], raw: str | None) -> str:
+    """Return the LATERAL VIEW that adds ``alike`` and ``exact`` to rows with these columns."""
+    values = [f"{prefix}{i}" for i in range(len(columns))]
+    alike = [kind.equal_sql(value) for value, (_, kind) in zip(values, columns, strict=True)]
+    exact = [kind.exact_sql(value) for value, (_, kind) in zip(values, columns, strict=True)]
+    if raw is not None:
+        alike.append(raw_entries(raw))
+        exact.append(raw_entries(raw))
+    forms = f"struct(struct({', '.join(alike)}), struct({', '.join(exact)}))"
+    return f"lateral view inline(array({forms})) forms as alike, exact"
+
 
 # How often a MERGE runs in all, when concurrent commits conflict with it.
 _ATTEMPTS = 3

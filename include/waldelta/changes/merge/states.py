@@ -18,10 +18,10 @@ from waldelta.changes.decode.collapse import (
     ACTION_SKIP,
     ACTION_UPDATE,
     COMPLETED_ROWS,
+    PLACE,
     QUARANTINED_ROWS,
     RAW_ROWS,
 )
-from waldelta.changes.decode.collapse_keyless import PLACE
 from waldelta.changes.merge.statements import (
     CommitTag,
     as_stored,

@@ -1,30 +1,46 @@
-"""Target tables: their columns, their creation, and replacing their whole content."""
+"""Target tables: their columns, their creation, and replacing their whole content.
+
+reshape() changes a target's columns to the source's current ones in one commit, before dependent
+changes.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from waldelta.changes.merge.statements import ROWS_PER_FILE
+from waldelta.changes.merge.statements import ROWS_PER_FILE, CommitTag
 from waldelta.config import TypeOptions
 from waldelta.errors import (
     ConfigError,
     LateWriter,
+    NeedsSync,
     TargetNotWritable,
     WaldeltaError,
     raised_as,
     without_values,
 )
-from waldelta.lake import DeltaTarget, Tag, not_writable_by_spark
+from waldelta.failpoints import fault_point
+from waldelta.lake import (
+    DeltaTarget,
+    Tag,
+    not_writable_by_spark,
+    remove_folder,
+    staging_folder,
+    write_parquet,
+)
 from waldelta.lake.delta_statements import (
+    USER_METADATA,
     create_table,
     find_commit,
     is_absent,
@@ -32,17 +48,24 @@ from waldelta.lake.delta_statements import (
     needs_mapping,
     schema_option,
 )
+from waldelta.lake.ledger import TableState, now
 from waldelta.lake.storage import remove_empty_log
-from waldelta.metadata_columns import METADATA_TYPES
-from waldelta.pipeline import is_conflict, named_error
-from waldelta.pipeline.targets.target_definition import refusal
+from waldelta.metadata_columns import COMMIT_TS, LSN, METADATA_TYPES, RAW
+from waldelta.pipeline import Job, is_conflict, named_error
+from waldelta.pipeline.drift import Evolution, NewColumn
+from waldelta.pipeline.targets import check_columns
+from waldelta.pipeline.targets.target_definition import check_new_columns, foreign_columns, refusal
 from waldelta.postgres import PublishedTable
 from waldelta.snapshot.read_table import METADATA_COLUMNS
 from waldelta.spark import Runner
 from waldelta.spark.arrow_schema import ddl, sql_type
+from waldelta.spark.session import session_settings
 from waldelta.spark_sql import quote
+from waldelta.target_modes import TargetMode
 from waldelta.target_modes.column_names import clashes
 from waldelta.types import TargetType, column_types
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,3 +220,205 @@ def _read_schema(runner: Runner, target: DeltaTarget) -> StructType | None:
         if is_absent(err):
             return None
         raise
+
+
+# A column with the value for existing rows of a new column, by number; no target has one like it.
+_FILL = "_wd_fill_{}"
+
+
+def reshape(
+    runner: Runner,
+    job: Job,
+    state: TableState,
+    evolution: Evolution,
+    column_types: Sequence[TargetType],
+    tag: CommitTag,
+) -> None:
+    """Change a target and its state in the ledger from one set of columns to the next.
+
+    ``column_types`` are the types of the new columns, ``tag`` is of the changes that follow. Adding
+    columns without a value for existing rows only changes metadata. Any other change rewrites the
+    table in one commit, so that no reader sees an intermediate state. When a run was killed in
+    between, the next one finds its commit and only records the state. Raises NeedsSync when the
+    columns have changed further since then.
+    """
+    fault_point("reshape.begun")
+    types = {
+        column.state.name: kind
+        for column, kind in zip(evolution.columns, column_types, strict=True)
+    }
+    target = job.lake.target(state.table_name)
+    entries = {
+        "verb": "reshape",
+        "since": state.at.isoformat(),
+        "columns": [c.state.name for c in evolution.columns],
+        "change": evolution.describe(),
+        "run_id": job.run_id,
+    }
+    if not _is_done(target, state, entries):
+        _check_target(job, state, evolution)
+        commit = Tag.of(f"{tag.app_id}:reshape", tag.batch, entries)
+        if evolution.only_adds:
+            _add_columns(runner, target, evolution, types, commit)
+        else:
+            _rewrite(runner, job, state, evolution, types, commit)
+    fault_point("reshape.committed")
+    log.info("table=%s columns changed: %s", state.table_name, evolution.describe())
+    evolved = replace(
+        state, at=now(), run_id=job.run_id, columns=[c.state for c in evolution.columns],
+        key_columns=list(evolution.key_columns), reason=f"columns changed: {evolution.describe()}",
+    )  # fmt: skip
+    job.ledger.append_state(evolved, state)
+    fault_point("reshape.recorded")
+
+
+def _check_target(job: Job, state: TableState, evolution: Evolution) -> None:
+    check_columns(job, state)
+    new = [column.state.name for column in evolution.columns if column.source != column.state.name]
+    check_new_columns(job, state, new)
+
+
+def _rewrite(
+    runner: Runner,
+    job: Job,
+    state: TableState,
+    evolution: Evolution,
+    types: dict[str, TargetType],
+    tag: Tag,
+) -> None:
+    """Replace the target's rows by those with the new columns; external writers' columns stay."""
+    name, target = state.table_name, job.lake.target(state.table_name)
+    kept = job.pipeline.target.metadata_columns
+    fills = staging_folder(job.lake, name, state.generation, tag.number, job.run_id) + "-fills"
+    prepare_target(runner, target, _target_columns(evolution, types))
+    try:
+        mode = state.kept_as if kept else None
+        foreign = foreign_columns(job, state)
+        frame = _reshaped(target.frame(runner.spark()), evolution, types, fills, mode, foreign)
+        replace_target(runner, target, frame, tag)
+    finally:
+        remove_folder(fills)
+
+
+def _target_columns(evolution: Evolution, types: dict[str, TargetType]) -> list[TargetColumn]:
+    keys, names = evolution.key_columns, [column.state.name for column in evolution.columns]
+    return [
+        TargetColumn(name, types[name].spark, types[name].arrow, name not in keys) for name in names
+    ]
+
+
+def _is_done(target: DeltaTarget, state: TableState, metadata: dict[str, Any]) -> bool:
+    """Return whether a killed run has committed this change already, and only the ledger lacks it.
+
+    Raises NeedsSync when the columns have changed further since.
+    """
+    for entry in target.open().commits(50):
+        done = entry["waldelta"]
+        if done.get("verb") == "reshape" and done.get("since") == metadata["since"]:
+            if (done["columns"], done["change"]) == (metadata["columns"], metadata["change"]):
+                return True
+            raise NeedsSync(
+                f"{state.table_name}: its columns changed again before a run had recorded the"
+                " previous change"
+            )
+    return False
+
+
+def _add_columns(
+    runner: Runner,
+    target: DeltaTarget,
+    evolution: Evolution,
+    types: dict[str, TargetType],
+    tag: Tag,
+) -> None:
+    added = [column for column in evolution.columns if column.source is None]
+    prepare_target(runner, target, _target_columns(evolution, types))
+    last = [c.state.name for c in evolution.columns if c.source is not None][-1]
+    listed = []
+    for column in added:
+        listed.append(
+            f"{quote(column.state.name)} {types[column.state.name].spark} after {quote(last)}"
+        )
+        last = column.state.name
+    with session_settings(runner.spark(), {USER_METADATA: tag.metadata}):
+        runner.spark().sql(f"alter table {target.relation} add columns ({', '.join(listed)})")
+
+
+def _reshaped(
+    frame: DataFrame,
+    evolution: Evolution,
+    types: dict[str, TargetType],
+    staged: str,
+    mode: TargetMode | None,
+    foreign: Sequence[str],
+) -> DataFrame:
+    """Return the target's rows with the new columns, and the ``foreign`` ones as they are.
+
+    Columns with a value for existing rows get that value. ``mode`` is None for a target without
+    metadata columns.
+    """
+    fills = {c.state.name: c.fill for c in evolution.columns if c.fill is not None}
+    typed = {
+        name: types[name].from_text(pa.array([fill.encode()], pa.binary()))
+        for name, fill in fills.items()
+    }
+    numbers = {name: k for k, name in enumerate(fills)}
+    if typed:
+        # A file is the only way in which a value of any type arrives unchanged.
+        write_parquet(
+            staged,
+            pa.table({_FILL.format(numbers[name]): value for name, (value, _) in typed.items()}),
+        )
+        frame = frame.crossJoin(F.broadcast(frame.sparkSession.read.parquet(staged)))
+    columns = [
+        _expression(c, numbers, types, metadata_columns=mode is not None).alias(c.state.name)
+        for c in evolution.columns
+    ]
+    if mode is not None:
+        raws = {name: raw[0].as_py() for name, (_, raw) in typed.items() if raw is not None}
+        columns += [F.col(LSN), F.col(COMMIT_TS), _raw(evolution, types, raws).alias(RAW)]
+        sources = {c.state.name: c.source or c.state.name for c in evolution.columns}
+        key = {name: (sources[name], types[name].spark) for name in evolution.key_columns}
+        columns += map(F.expr, mode.evolved_columns(key))
+    return frame.select(*columns, *(F.col(quote(name)) for name in foreign))
+
+
+def _expression(
+    column: NewColumn,
+    fills: dict[str, int],
+    types: dict[str, TargetType],
+    *,
+    metadata_columns: bool,
+) -> Column:
+    name = column.state.name
+    if column.source is None:
+        if name not in fills:
+            return F.lit(None).cast(types[name].spark)
+        return F.expr(types[name].stored_sql(_FILL.format(fills[name])))
+    source = F.col(quote(column.source))
+    if column.same_type:
+        return source
+    # A value that the narrower type couldn't hold is in the raw column. A string can hold it.
+    widened = source.cast(types[name].spark)
+    verbatim = metadata_columns and types[name].is_text
+    return F.coalesce(F.col(RAW)[column.source], widened) if verbatim else widened
+
+
+def _raw(evolution: Evolution, types: dict[str, TargetType], fills: dict[str, str]) -> Column:
+    """Return the raw values of kept columns, under the columns' new names, and those of new
+    columns.
+    """
+    kept = {
+        c.source: c.state.name
+        for c in evolution.columns
+        if c.source is not None and (c.same_type or not types[c.state.name].is_text)
+    }
+    raw = F.map_filter(RAW, lambda k, _: k.isin(*kept)) if kept else F.lit(None)
+    renamed = {old: new for old, new in kept.items() if old != new}
+    if renamed:
+        named = F.create_map(*[F.lit(text) for pair in renamed.items() for text in pair])
+        raw = F.transform_keys(raw, lambda k, _: F.coalesce(named[k], k))
+    if fills:
+        new = F.create_map(*[F.lit(text) for pair in fills.items() for text in pair])
+        raw = F.map_concat(F.coalesce(raw, F.create_map().cast("map<string,string>")), new)
+    return F.when(F.size(raw) > 0, raw).cast("map<string,string>")

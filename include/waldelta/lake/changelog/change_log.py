@@ -31,7 +31,7 @@ from waldelta.lake.storage import CHANGES, local_path
 from waldelta.pgoutput import read_truncate
 from waldelta.pgoutput.byte_readers import unsigned
 from waldelta.pgoutput.envelope import ABORT_SIZES, ENVELOPE_SCHEMA
-from waldelta.pgoutput.messages import CONTROL_KINDS, Control, read_control
+from waldelta.pgoutput.messages import CONTROL_KINDS, MARK, Control, read_control
 from waldelta.pgoutput.transactions import (
     LAST_SEQ,
     SEQ_BITS,
@@ -41,7 +41,6 @@ from waldelta.pgoutput.transactions import (
     prepared_transactions,
     resolve,
 )
-from waldelta.pgoutput.unread_message import MARK
 from waldelta.quantities import counted
 
 _TIMELINE = [

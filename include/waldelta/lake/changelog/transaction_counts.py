@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import with_column
+from waldelta.pgoutput.messages import MARK
 from waldelta.pgoutput.transactions import Landmark
-from waldelta.pgoutput.unread_message import MARK
 
 XID_MASK = 0xFFFFFFFF
 COLUMNS = ("kind", "xid8", "streamed_xid", "end_lsn", "commit_ts")

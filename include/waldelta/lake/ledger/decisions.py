@@ -35,7 +35,7 @@ from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger.records import LedgerRow, rows_of
 from waldelta.lake.ledger.table import LedgerTable, in_order, last_rows, of_tables
-from waldelta.pgoutput.unread_message import ID_LETTERS
+from waldelta.pgoutput.messages import ID_LETTERS
 
 # What waits: a row of a table, a replication protocol message, a table that a gate stops.
 ROW, MESSAGE, TABLE = "row", "message", "table"

@@ -37,8 +37,7 @@ from waldelta.errors import (
 from waldelta.failpoints import fault_point
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
-from waldelta.pgoutput.messages import CONTROL_KINDS
-from waldelta.pgoutput.unread_message import MARK
+from waldelta.pgoutput.messages import CONTROL_KINDS, MARK
 from waldelta.postgres import (
     NAME_BYTES,
     check_settings,

@@ -16,7 +16,6 @@ from operator import attrgetter
 from waldelta.changes.decode.message_search import find_unreadable
 from waldelta.changes.decode.net_rows import WRITTEN
 from waldelta.changes.decode.target_plan import TargetPlan, plan_target
-from waldelta.changes.merge.alter_columns import reshape
 from waldelta.changes.merge.commits import (
     read_commit,
     read_untouched,
@@ -25,9 +24,9 @@ from waldelta.changes.merge.commits import (
 from waldelta.changes.merge.merge import merge_staged
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.merge.states import complete_states
+from waldelta.changes.merge.target_table import reshape
 from waldelta.changes.stage.folders import staged_in
-from waldelta.changes.stage.split import splitting
-from waldelta.changes.stage.stage import stage
+from waldelta.changes.stage.stage import splitting, stage
 from waldelta.errors import DecodeError, LateWriter, NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.failpoints import fault_point
 from waldelta.lake import UNFENCED, Fence, staging_folder

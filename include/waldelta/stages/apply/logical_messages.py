@@ -18,7 +18,6 @@ from pyspark.sql import functions as F
 from waldelta.changes.decode.message_search import find_unreadable_logical
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.merge.target_table import plainly_typed
-from waldelta.changes.stage.read_changes import read_changes
 from waldelta.errors import ApplyError, DecodeError, LateWriter, without_values
 from waldelta.failpoints import fault_point
 from waldelta.lake import MESSAGES
@@ -117,7 +116,7 @@ def _messages(runner: Runner, change_log: ChangeLog, segments: Segments) -> Data
             yield from read_messages(part, segments)
 
     chosen = (
-        read_changes(runner, change_log, segments).where(F.col("kind") == "M").select(*_COLUMNS)
+        _read_changes(runner, change_log, segments).where(F.col("kind") == "M").select(*_COLUMNS)
     )
     return chosen.mapInArrow(once(read), ddl(SCHEMA))
 
@@ -147,3 +146,19 @@ def read_messages(changes: pa.RecordBatch, segments: Segments) -> Iterator[pa.Re
         ],
         schema=SCHEMA,
     )
+
+
+def _read_changes(runner: Runner, change_log: ChangeLog, segments: Segments) -> DataFrame:
+    """Return messages of the range and of the earlier parts that it commits.
+
+    Those parts are transactions that were prepared earlier. Their positions show which of them
+    count.
+    """
+    # Conditions can be made only once the session has started.
+    messages = change_log.place.frame(runner.spark())
+    chosen = (F.col("batch") > segments.after) & (F.col("batch") <= segments.upto)
+    for part in segments.older:
+        chosen = chosen | (
+            (F.col("batch") == part.batch) & F.col("seq").between(part.first, part.last)
+        )
+    return messages.where(chosen)

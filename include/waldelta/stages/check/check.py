@@ -44,7 +44,7 @@ from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.report_folder import CHECKS
 from waldelta.pipeline.targets.external_commits import check_readable
 from waldelta.spark import Runner, RunnerPool
-from waldelta.spark.runner_pool import MOST_AT_ONCE
+from waldelta.spark.runner import MOST_AT_ONCE
 from waldelta.stages.check.check_run import CheckRun, Known, RunOutcome, failed
 from waldelta.stages.check.evaluate import judge_target
 from waldelta.stages.check.gate.quarantined_rows import record_unknown

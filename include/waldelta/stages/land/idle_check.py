@@ -47,7 +47,7 @@ from waldelta.postgres import LockedTables, ServerPosition, limited, read_around
 from waldelta.postgres.publication_checks import refused_statements, unpublished
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot import check_system, recover, slot_position, slot_warnings, standby_warnings
-from waldelta.slot.acknowledge import move_idle_slot
+from waldelta.slot.acknowledge import first_message, move_idle_slot
 from waldelta.slot.gaps import gaps_recorded
 from waldelta.slot.health import critical, log_warnings
 from waldelta.slot.read import ReadRequest, peek_error
@@ -55,7 +55,6 @@ from waldelta.slot.read.decode_failure import check_next
 from waldelta.slot.read.peek import NO_ROOM, PeekBound, end_old_backends, whole
 from waldelta.slot.recovery import Recovered, check_unmoved, slot_move
 from waldelta.slot.standby import check_slot
-from waldelta.slot.verify import first_message
 from waldelta.stages.setup.new_tables import adopt_or_report
 
 log = logging.getLogger(__name__)

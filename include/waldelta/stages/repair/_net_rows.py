@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.changes.decode.collapse import ACTION_DELETE
-from waldelta.changes.decode.row_keys import key_codes, typed_columns
+from waldelta.changes.decode.net_rows import key_codes, typed_columns
 from waldelta.stages.repair._repair_rows import RepairRows, quarantined_keys
 from waldelta.stages.repair.mend.mend import NetRows, write_rows
 

@@ -19,7 +19,7 @@ from psycopg import sql
 from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import ACTION_PURGE
-from waldelta.changes.decode.row_keys import first_of_each, key_codes, named_keys, typed_columns
+from waldelta.changes.decode.net_rows import first_of_each, key_codes, named_keys, typed_columns
 from waldelta.changes.stage.net_files import NetFiles
 from waldelta.errors import NeedsSync
 from waldelta.lake import DeltaTarget, Lake, open_parquet, row_count, write_parquet

@@ -8,9 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from waldelta.pgoutput.byte_readers import ArrowArray, Mask, Messages, u1, u4
-from waldelta.types.base import strings
-from waldelta.types.checksum import hex_text
-from waldelta.types.scan import packed
+from waldelta.types.base import hex_text, packed, strings
 from waldelta.types.wire._values import HEX, Converter, cut, joined, refuse, sized
 
 _UUID_DASHES = (8, 12, 16, 20)

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.seeds import chosen_random, rounds
-from waldelta.changes.decode.collapse import EventShape, event_schema
-from waldelta.changes.decode.collapse_keyless import collapse_copies
+from waldelta.changes.decode.collapse import EventShape, collapse, event_schema
 
 SHAPE = EventShape(column_count=2, key=())
 TYPES = [pa.binary(), pa.binary()]
@@ -44,7 +43,7 @@ def net_rows(events, **options) -> list[tuple]:
         "skip": (False, False),
     }
     found = []
-    for row in collapse_copies(events_table(events), SHAPE, **options).sort_by("place").to_pylist():
+    for row in collapse(events_table(events), SHAPE, **options).sort_by("place").to_pylist():
         base, final = (row["b0"], row["b1"]), (row["c0"], row["c1"])
         with_base, with_final = has[row["action"]]
         found.append((row["action"], base if with_base else None, final if with_final else None))

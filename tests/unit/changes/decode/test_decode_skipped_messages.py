@@ -36,7 +36,7 @@ from waldelta.lake.ledger import SKIPPED, Decision, Decisions, SentMessage, now
 from waldelta.lake.ledger.decisions import MESSAGE, WAITING
 from waldelta.pgoutput import UnreadMessage
 from waldelta.pgoutput.envelope import Envelope
-from waldelta.pgoutput.unread_message import MARK
+from waldelta.pgoutput.messages import MARK
 from waldelta.slot.read.peek import TIMELINE_KINDS
 
 FIRST = (

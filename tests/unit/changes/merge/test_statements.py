@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from waldelta.changes.decode.collapse import EventShape
-from waldelta.changes.merge.keyless import KeylessTarget, rewrite_statement
+from waldelta.changes.merge.merge import KeylessTarget, rewrite_statement
 from waldelta.changes.merge.statements import insert_statement, merge_statement
 from waldelta.spark_sql import quote
 from waldelta.types import stored_type

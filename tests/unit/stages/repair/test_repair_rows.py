@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from waldelta.changes.decode.row_keys import key_codes
+from waldelta.changes.decode.net_rows import key_codes
 from waldelta.errors import NeedsSync
 from waldelta.postgres import PgType
 from waldelta.snapshot import KeyAttribute

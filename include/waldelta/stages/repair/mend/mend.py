@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 
 from waldelta.arrow import Bools, Ints, one_array
 from waldelta.changes.decode.collapse import ACTION_UPSERT, EventShape
-from waldelta.changes.decode.row_keys import first_of_each, key_codes
+from waldelta.changes.decode.net_rows import first_of_each, key_codes
 from waldelta.changes.merge.by_file import HeldFile, held_files, merge_written
 from waldelta.changes.merge.compare import Comparison, HeldRows
 from waldelta.changes.merge.statements import (

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from waldelta.changes.decode.collapse import DELETE, INSERT, EventShape, codes_of
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, decode, typed_key
-from waldelta.changes.decode.row_keys import first_of_each
+from waldelta.changes.decode.net_rows import first_of_each
 from waldelta.changes.decode.target_plan import TargetPlan, plan_target
 from waldelta.errors import NeedsSync, StagedLost
 from waldelta.lake import open_parquet, remove_folder

@@ -21,8 +21,7 @@ from psycopg import sql
 from waldelta.arrow import storage
 from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.types import TargetType
-from waldelta.types.checksum import Marks, hex_text
-from waldelta.types.scan import packed
+from waldelta.types.base import Marks, hex_text, packed
 
 Words: TypeAlias = NDArray[np.uint32]
 Hashes: TypeAlias = NDArray[np.int64]

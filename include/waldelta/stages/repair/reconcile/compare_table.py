@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import one_array
-from waldelta.changes.decode.row_keys import named_keys
+from waldelta.changes.decode.net_rows import named_keys
 from waldelta.errors import LateWriter, NeedsSync
 from waldelta.lake import staging_folder
 from waldelta.lake.changelog import BatchNumbers, BatchRanges, Snapshot, last_truncates

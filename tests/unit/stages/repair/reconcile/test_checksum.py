@@ -21,7 +21,7 @@ from waldelta.stages.repair.reconcile._checksum import (
     lake_rows,
 )
 from waldelta.types import TargetType
-from waldelta.types.checksum import Marks
+from waldelta.types.base import Marks
 from waldelta.types.datetime import Moment
 from waldelta.types.numeric import Number
 from waldelta.types.text import Text

@@ -13,7 +13,7 @@ from tests.support import pgoutput_encoder as enc
 from tests.support.seeds import chosen_seed
 from tests.unit.changes.decode.test_decode import aborted, chunk, commit, decided, plain, prepared
 from tests.unit.slot.test_oldest_pending import written
-from waldelta.changes.stage import split
+from waldelta.changes.stage import stage
 from waldelta.lake import Lake
 from waldelta.lake.changelog import BatchNumbers, BatchRanges, Snapshot
 from waldelta.lake.changelog import batch_range as stretch
@@ -54,8 +54,8 @@ def mixed_batches(rng, transactions=40):
 def split_here(monkeypatch):
     monkeypatch.setattr("waldelta.spark.runner.LOCAL_TASKS", 1000)
     monkeypatch.setattr("waldelta.spark.runner.ROWS_PER_TASK", 300)  # several files
-    monkeypatch.setattr(split, "ROWS_PER_GROUP", 20)
-    monkeypatch.setattr(split, "GROUP_ROWS", 50)
+    monkeypatch.setattr(stage, "ROWS_PER_GROUP", 20)
+    monkeypatch.setattr(stage, "GROUP_ROWS", 50)
 
 
 @pytest.mark.usefixtures("split_here")
@@ -64,7 +64,7 @@ def test_each_table_has_its_rows_in_the_order_of_the_log(tmp_path):
     rng = random.Random(chosen_seed())
     log = written(tmp_path, *mixed_batches(rng))
     stream = log.stream(0, 3)
-    made = split.split(
+    made = stage.split(
         InProcess(pytest.fail), log, stream, (tmp_path / "staging" / "messages").as_uri()
     )
     assert len(made.paths) > 1
@@ -101,8 +101,8 @@ def test_each_table_has_its_rows_in_the_order_of_the_log(tmp_path):
     ],
 )
 def test_row_groups(monkeypatch, ids, most, cuts):
-    monkeypatch.setattr(split, "ROWS_PER_GROUP", 20)
-    assert list(split._cuts(np.array(ids, np.int64), most)) == cuts
+    monkeypatch.setattr(stage, "ROWS_PER_GROUP", 20)
+    assert list(stage._cuts(np.array(ids, np.int64), most)) == cuts
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_row_groups(monkeypatch, ids, most, cuts):
     [
         ([[insert(oid, 1) for oid in TABLES]], True),
         ([[insert(oid, 1)] for oid in TABLES], False),  # a batch of each
-        ([[insert(oid, 1) for oid in TABLES[: split.SPLIT_FROM_TABLES - 1]]], False),
+        ([[insert(oid, 1) for oid in TABLES[: stage.SPLIT_FROM_TABLES - 1]]], False),
         (
             [[insert(1, 1), insert(99_999, 1)]],
             False,
@@ -121,7 +121,7 @@ def test_row_groups(monkeypatch, ids, most, cuts):
 def test_whether_it_is_worth_it(tmp_path, batches, worth_it):
     log = written(tmp_path, *(plain(7, *messages) for messages in batches))
     waiting = {oid for oid in TABLES if any(insert(oid, 1) in messages for messages in batches)}
-    assert split.is_worth_it(log, log.stream(0, len(batches)), waiting) is worth_it
+    assert stage.is_worth_it(log, log.stream(0, len(batches)), waiting) is worth_it
 
 
 @pytest.mark.usefixtures("split_here")
@@ -132,7 +132,7 @@ def test_a_table_of_few_messages_is_read_here_whatever_others_have(tmp_path, mon
         insert(oid, key) for key in range(100) for oid in TABLES[1:]
     ]
     log, job = written(tmp_path, plain(7, *rows), plain(8, insert(few, 9))), lake_job(tmp_path)
-    with split.splitting(InProcess(pytest.fail), job, log, lambda _: TABLES) as split_up:
+    with stage.splitting(InProcess(pytest.fail), job, log, lambda _: TABLES) as split_up:
         found = BatchRanges(log, log.sizes(0, 2), split_up).of(BatchNumbers(0, 1))
         state_of = {
             oid: SimpleNamespace(relation_ids=[oid], snapshot="0:0:") for oid in (few, many)

@@ -20,7 +20,7 @@ from tests.unit.changes.decode.test_decode import (
 from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import SentMessage
-from waldelta.stages.apply._sent_messages import keep_bytes, sent_messages
+from waldelta.stages.apply.complete_rows import keep_bytes, sent_messages
 
 
 def moved(old, new, value="x"):
