@@ -10,7 +10,6 @@ _TRANSACTIONS = "unit/pgoutput/test_transactions.py"
 _ORDER = "unit/lake/changelog/test_commit_order.py"
 _ROWS = "unit/pgoutput/test_rows.py"
 _ENVELOPE = "unit/pgoutput/test_envelope.py"
-_STREAMED = "unit/pgoutput/test_envelope_streamed.py"
 
 MUTATIONS = (
     Mutation(
@@ -140,7 +139,7 @@ MUTATIONS = (
         "xid[aborts] = u4(messages.bytes, messages.start[aborts] + 1)",
         "xid[aborts] = u4(messages.bytes, messages.start[aborts] + 5)",
         "A rollback to a savepoint is filed under the subtransaction.",
-        (_STREAMED,),
+        (_ENVELOPE,),
     ),
     Mutation(
         "lake/changelog/commit_order.py",
