@@ -14,8 +14,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from waldelta.errors import SnapshotLost
-from waldelta.metadata_columns import RELID
-from waldelta.postgres import Leaf, PgType, PublishedTable
+from waldelta.postgres import Leaf, PublishedTable
 from waldelta.snapshot.read_table import (
     TableCopy,
     begin_snapshot,
@@ -25,7 +24,7 @@ from waldelta.snapshot.read_table import (
     select_statement,
     snapshot_reader,
 )
-from waldelta.types.base import printed
+from waldelta.snapshot.source_columns import KeyAttribute, is_one_of
 
 if TYPE_CHECKING:
     import adbc_driver_postgresql.dbapi as adbc
@@ -137,48 +136,3 @@ def other_files(choice: Choice) -> str:
             " {}::oid)"
         ).format(sql.Literal(choice.root))
     return query.as_string(None)
-
-
-def is_one_of(key: Sequence[KeyAttribute], texts: Sequence[pa.Array]) -> sql.Composable:
-    """Return the condition that a row has one of these keys, given as texts by column."""
-    numbered = [sql.Identifier(f"k{n}") for n in range(len(key))]
-    pairs = [
-        column.compared(sql.SQL("k.{}").format(number))
-        for number, column in zip(numbered, key, strict=True)
-    ]
-    names, typed = zip(*pairs, strict=True)
-    arrays = [sql.SQL("{}::text[]").format(sql.Literal(text.to_pylist())) for text in texts]
-    return sql.SQL("({}) in (select {} from unnest({}) as k ({}))").format(
-        *(sql.SQL(", ").join(parts) for parts in (names, typed, arrays, numbered))
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class KeyAttribute:
-    """A column of a table's key, and its type on the server now.
-
-    A type's name is never taken from the lake, where it could be any text.
-    """
-
-    name: str
-    type: PgType
-
-    def compared(
-        self, text: sql.Composable, relation: str = ""
-    ) -> tuple[sql.Composable, sql.Composable]:
-        """Return the column and a text as SQL that is equal for the same value.
-
-        ``relation`` is what the column's name is written behind, such as ``t.``.
-        """
-        own = sql.SQL("tableoid::bigint") if self.name == RELID else sql.Identifier(self.name)
-        column = sql.SQL(relation) + own
-        if (name := self.type.unchecked_name) is None:
-            return printed(column), text
-        # The server has printed the type's name, quoted where needed.
-        return column, sql.SQL("{}::{}").format(text, sql.SQL(name))
-
-
-def key_columns(table: PublishedTable, names: Sequence[str]) -> tuple[KeyAttribute, ...]:
-    """Return these columns of a table as the server describes them."""
-    types = {column.name: column.type for column in table.columns}
-    return tuple(KeyAttribute(name, types[name]) for name in names)

@@ -35,7 +35,7 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.grants import sql_name
-from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID, RELID_ATTNUM
+from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID_ATTNUM
 from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import (
     EXCLUSIVE_MODES,
@@ -54,8 +54,8 @@ from waldelta.row_filter import RowFilter
 from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.snapshot.chunks import COPY_ROW_GROUP_BYTES, Chunk
+from waldelta.snapshot.source_columns import value_expressions
 from waldelta.types import TargetType, column_types
-from waldelta.types.base import printed
 from waldelta.types.type_map import unheld_key
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 
 # A reader that waits for a table keeps its snapshot, which holds vacuum back on the whole server.
 COPY_LOCK_TIMEOUT_MS = 60_000
-MOST_EXPRESSIONS = 1664  # MaxTupleAttributeNumber
 RAW_TYPE: Any = pa.map_(pa.string(), pa.string())
 METADATA_COLUMNS: dict[str, Any] = {
     LSN: pa.int64(),
@@ -81,8 +80,8 @@ NO_SNAPSHOT = {codes.INVALID_PARAMETER_VALUE, codes.UNDEFINED_OBJECT}
 class TableCopy:
     """What the readers of one table need to know; it is sent to the tasks.
 
-    ``gathers``: the first column is the row's leaf. ``relfilenodes`` are the files that the
-    snapshot sees, by leaf. ``lsn`` is None for targets without metadata columns. ``where`` is the
+    ``leaf_column`` names the row's leaf partition. ``relfilenodes`` are the files that the snapshot
+    sees, by leaf. ``lsn`` is None for targets without metadata columns. ``where`` is the
     target's own filter, as PostgreSQL prints it.
     """
 
@@ -94,13 +93,18 @@ class TableCopy:
     lsn: int | None
     key_columns: tuple[str, ...] = ()
     where: str | None = None
-    gathers: bool = False
+    leaf_column: str | None = None
 
     @property
     def schema(self) -> pa.Schema:
         """The target's columns."""
         metadata = METADATA_COLUMNS.items() if self.lsn is not None else ()
         return pa.schema([*((name, target.arrow) for name, target in self.columns), *metadata])
+
+    @property
+    def expressions(self) -> list[tuple[sql.Composable, sql.Composable | None]]:
+        """What to select for each column: its value, and maybe its raw text."""
+        return value_expressions(self.columns, self.leaf_column)
 
 
 def plan_copy(
@@ -119,7 +123,7 @@ def plan_copy(
         {column.name: column.type for column in table.columns}, table.key_columns, options
     )
     keys, own = tuple(table.key_columns), None if where is None else where.analysed
-    gathers = any(column.attnum == RELID_ATTNUM for column in table.columns)
+    leaf = next((c.name for c in table.columns if c.attnum == RELID_ATTNUM), None)
     return TableCopy(
         table.id,
         tuple(types.items()),
@@ -129,7 +133,7 @@ def plan_copy(
         lsn,
         keys,
         own,
-        gathers,
+        leaf,
     )
 
 
@@ -185,8 +189,8 @@ def filter_conditions(copy: TableCopy) -> list[sql.Composable]:
 def select_statement(
     copy: TableCopy, relation: sql.Composable, conditions: Sequence[sql.Composable]
 ) -> str:
-    """Return the SELECT of a relation's rows that meet all ``conditions``, for fetch_rows()."""
-    selected = [e for pair in _expressions(copy) for e in pair if e is not None]
+    """Returns the SELECT of a relation's rows that meet all ``conditions``, for fetch_rows()."""
+    selected = [e for pair in copy.expressions for e in pair if e is not None]
     return sql.Composed(
         [
             sql.SQL("select "),
@@ -264,7 +268,7 @@ def fetch_rows(
     with connection.cursor() as cursor:
         limit_batches(cursor)
         cursor.execute(query)
-        has_raw = [raw_sql is not None for _, raw_sql in _expressions(copy)]
+        has_raw = [raw_sql is not None for _, raw_sql in copy.expressions]
         for batch in record_batches(cursor):
             if batch.num_rows:
                 yield _typed(copy, has_raw, batch)
@@ -334,28 +338,6 @@ select bool_or(
        )) then max(bounds) end
 from locked
 """
-
-
-def _expressions(copy: TableCopy) -> list[tuple[sql.Composable, sql.Composable | None]]:
-    """Return what to select for each column: its value, and its raw text where the type may not
-    hold it.
-
-    In a very wide table such columns are selected as text only, which costs more to read, because
-    PostgreSQL limits the number of expressions.
-    """
-    chosen = [target.copy_expressions(column_sql(copy, name)) for name, target in copy.columns]
-    if sum(1 + (raw is not None) for _, raw in chosen) <= MOST_EXPRESSIONS:
-        return chosen
-    names = [name for name, _ in copy.columns]
-    return [
-        pair if pair[1] is None else (printed(sql.Identifier(name)), None)
-        for name, pair in zip(names, chosen, strict=True)
-    ]
-
-
-def column_sql(copy: TableCopy, name: str) -> sql.Composable:
-    """Return a column of the target as SQL in the select list."""
-    return sql.SQL("tableoid") if copy.gathers and name == RELID else sql.Identifier(name)
 
 
 def _typed(copy: TableCopy, has_raw: Sequence[bool], batch: pa.RecordBatch) -> pa.RecordBatch:

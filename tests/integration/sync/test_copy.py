@@ -18,12 +18,12 @@ from waldelta.postgres.published_tables import read_published_tables
 from waldelta.snapshot import SnapshotHolder, plan_chunks, plan_copy, whole_table
 from waldelta.snapshot.read_selected import read_choices
 from waldelta.snapshot.read_table import (
-    MOST_EXPRESSIONS,
     chunk_query,
     lock_query,
     raw_map,
     read_chunks,
 )
+from waldelta.snapshot.source_columns import MOST_EXPRESSIONS
 
 pytestmark = pytest.mark.pg
 
@@ -176,7 +176,7 @@ class TestRows:
         """The metadata columns: position, no time, PostgreSQL's text where the value itself is
         null; of wide tables too.
         """
-        monkeypatch.setattr("waldelta.snapshot.read_table.MOST_EXPRESSIONS", most)
+        monkeypatch.setattr("waldelta.snapshot.source_columns.MOST_EXPRESSIONS", most)
         table = copying(
             "create table t (id int primary key, n numeric(12,2), ts timestamptz)",
             "insert into t values (1, 1.50, '2020-01-01 00:00+00'), (2, 'NaN', 'infinity'), (3,"

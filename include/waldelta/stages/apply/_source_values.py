@@ -42,7 +42,7 @@ from waldelta.postgres import (
 from waldelta.snapshot import KeyAttribute
 from waldelta.snapshot.exported_snapshot import wait_until_visible
 from waldelta.snapshot.read_table import privilege_remedy
-from waldelta.types.base import printed
+from waldelta.snapshot.source_columns import text_sql
 
 Texts = list[str | None]
 
@@ -134,7 +134,8 @@ def _lookup(
     held = {
         name: (oid, typmod) for name, oid, typmod in connection.execute(_COLUMNS.encode(), asked)
     }
-    held |= {c.name: (INT8, -1) for c in state.columns if c.attnum == RELID_ATTNUM}
+    leaf_columns = {c.name for c in state.columns if c.attnum == RELID_ATTNUM}
+    held |= dict.fromkeys(leaf_columns, (INT8, -1))
     usable = {c.name for c in state.columns if held.get(c.name) == (c.type_oid, c.typmod)}
     if found is None or not usable.issuperset(state.key_columns):
         what = "the table isn't published any more" if found is None else "its key was changed"
@@ -151,7 +152,7 @@ def _lookup(
     columns = {i: names[i] for i, rows in flagged.items() if names[i] in usable and rows.any()}
     keys = [names[i] for i in plan.decode.shape.key]
     types = read_types(connection, [held[name] for name in keys])
-    key = tuple(KeyAttribute(name, types[held[name]]) for name in keys)
+    key = tuple(KeyAttribute(name, types[held[name]], name in leaf_columns) for name in keys)
     return _Lookup(relation, key, None if through is None else relation_id, columns)
 
 
@@ -180,9 +181,7 @@ def _values_query(lookup: _Lookup) -> sql.Composed:
     """Returns a query with one row per key found: its number, from 1, and the columns as pgoutput
     sends them.
     """
-    columns = [
-        printed(sql.SQL("t.{}").format(sql.Identifier(name))) for name in lookup.columns.values()
-    ]
+    columns = [text_sql(name, relation="t.") for name in lookup.columns.values()]
     numbered = [sql.Identifier(f"k{n}") for n in range(len(lookup.key))]
     same = [
         sql.SQL("{} = {}").format(*column.compared(sql.SQL("k.{}").format(number), "t."))

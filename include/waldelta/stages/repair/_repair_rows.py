@@ -45,7 +45,8 @@ from waldelta.snapshot import (
     reader_name,
     whole_table,
 )
-from waldelta.snapshot.read_selected import KEYS_PER_READ, key_columns, read_choices, read_keys
+from waldelta.snapshot.read_selected import KEYS_PER_READ, read_choices, read_keys
+from waldelta.snapshot.source_columns import key_columns
 from waldelta.spark import Runner
 from waldelta.spark_sql import quote
 from waldelta.stages.repair.mend.mend import STAGED_ROWS, ExpectedRows

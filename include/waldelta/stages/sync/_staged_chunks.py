@@ -42,8 +42,9 @@ from waldelta.postgres import Leaf, PublishedTable
 from waldelta.quantities import counted
 from waldelta.snapshot import Chunk, TableCopy, whole_table
 from waldelta.snapshot.chunks import divide_blocks
-from waldelta.snapshot.read_selected import KEYS_PER_READ, key_columns, read_keys
+from waldelta.snapshot.read_selected import KEYS_PER_READ, read_keys
 from waldelta.snapshot.read_table import filter_conditions
+from waldelta.snapshot.source_columns import key_columns
 from waldelta.spark import Runner
 from waldelta.stages.land.drain import land_through
 from waldelta.stages.repair.mend.touched_keys import changed_keys

@@ -7,7 +7,7 @@ bucket, then the hashes and keys of rows in differing buckets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,18 +32,18 @@ from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import Connection, check_settings, connect, describe, lacks_room, rows_where
 from waldelta.server_errors import sqlstate as codes
 from waldelta.snapshot import Choice, Chunk, KeyAttribute, TableCopy, reader_name
-from waldelta.snapshot.read_selected import KEYS_PER_READ, is_one_of, other_files
+from waldelta.snapshot.read_selected import KEYS_PER_READ, other_files
 from waldelta.snapshot.read_table import (
     COPY_LOCK_TIMEOUT_MS,
     GONE,
     NO_SNAPSHOT,
     chunk_conditions,
     chunk_relation,
-    column_sql,
     filter_conditions,
     lock_query,
     privilege_remedy,
 )
+from waldelta.snapshot.source_columns import column_sql, is_one_of, text_sql
 from waldelta.stages.repair.reconcile._checksum import (
     Fingerprint,
     Hashes,
@@ -52,6 +52,7 @@ from waldelta.stages.repair.reconcile._checksum import (
     source_text,
 )
 from waldelta.stages.repair.reconcile._row_differences import TEXT_SHOWN, HashedRows, Valued
+from waldelta.types import TargetType
 from waldelta.types.base import printed
 
 Fetched = list[tuple[Any, ...]]
@@ -121,7 +122,7 @@ class SourceSide:
         """Returns by key hash each column's printed text and canonical text, of the rows with these
         keys.
         """
-        columns = [(column_sql(self.copy, name), kind) for name, kind in self.plan.columns]
+        columns = self._columns(self.plan.columns)
         shown = [printed(column) for column, _ in columns]
         marks, raw = self.plan.marks, self.plan.raw
         exact = [source_text([column], marks, raw=raw) for column in columns]
@@ -147,7 +148,7 @@ class SourceSide:
 
     def _rows_statement(self, rows: sql.Composable, buckets: Sequence[int]) -> sql.Composable:
         names = [sql.Identifier(f"t{n}") for n in range(len(self.shown))]
-        texts = [printed(column_sql(self.copy, name)) for name in self.shown]
+        texts = [text_sql(name, is_leaf=name == self.copy.leaf_column) for name in self.shown]
         if not self.plan.key:
             texts = [
                 sql.SQL("pg_catalog.left({}, {})").format(text, sql.Literal(TEXT_SHOWN))
@@ -169,13 +170,18 @@ class SourceSide:
         )
 
     def _hashes(self) -> sql.Composable:
-        columns = [(column_sql(self.copy, name), kind) for name, kind in self.plan.columns]
-        row = self._hash(columns, self.plan.seed)
+        row = self._hash(self._columns(self.plan.columns), self.plan.seed)
         if not self.plan.key:
             # Two different expressions of one name would be ambiguous.
             return sql.SQL("{0} as k, {0} as h").format(row)
-        keys = [(column_sql(self.copy, name), kind) for name, kind in self.plan.key_columns]
+        keys = self._columns(self.plan.key_columns)
         return sql.SQL("{} as k, {} as h").format(self._hash(keys, self.plan.key_seed), row)
+
+    def _columns(
+        self, columns: Iterable[tuple[str, TargetType]]
+    ) -> list[tuple[sql.Composable, TargetType]]:
+        leaf = self.copy.leaf_column
+        return [(column_sql(name, is_leaf=name == leaf), kind) for name, kind in columns]
 
     def _hash(self, columns: Sequence[tuple[sql.Composable, Any]], seed: int) -> sql.Composable:
         return self._hash_of(source_text(columns, self.plan.marks, raw=self.plan.raw), seed)

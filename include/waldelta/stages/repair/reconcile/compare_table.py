@@ -47,7 +47,7 @@ from waldelta.pipeline.drift import Repair, is_dear, within_leaves
 from waldelta.pipeline.targets import read_target_filter
 from waldelta.postgres.publication_membership import EVERY_CHANGE
 from waldelta.snapshot import SnapshotHolder, TableCopy, plan_chunks, plan_copy, whole_table
-from waldelta.snapshot.read_selected import key_columns
+from waldelta.snapshot.source_columns import key_columns
 from waldelta.spark import Runner
 from waldelta.stages.repair.mend.touched_keys import changed_keys
 from waldelta.stages.repair.reconcile._checksum import Fingerprint, Hashes, Sums, drawn, hash_keys
