@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from math import isfinite
+from typing import Any
 
 # Other names of types, of Spark's and in Delta's log.
 _SYNONYMS = {
@@ -23,6 +27,27 @@ def quote(name: str) -> str:
 def string(text: str) -> str:
     """Returns a string literal."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def literal(value: Any) -> str:
+    """Returns a value as Spark SQL writes it; raises TypeError for a value of another kind.
+
+    >>> [literal(value) for value in (None, True, -2, 0.5, float("nan"), "it's")]
+    ['null', 'true', '-2', '0.5D', "double('nan')", "'it\\\\'s'"]
+    >>> literal(date(2026, 1, 2)), literal(Decimal("1.50"))
+    ("date'2026-01-02'", '1.50BD')
+    """
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, float):
+        return f"{value}D" if isfinite(value) else f"double('{value}')"
+    if isinstance(value, (int, Decimal)):
+        return f"{value:f}BD" if isinstance(value, Decimal) else str(value)
+    if isinstance(value, date):
+        return f"{'timestamp' if isinstance(value, datetime) else 'date'}'{value}'"
+    if isinstance(value, str):
+        return string(value)
+    raise TypeError(f"{type(value).__name__} has no literal in Spark SQL")
 
 
 def parquet(folder: str) -> str:

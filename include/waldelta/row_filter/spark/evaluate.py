@@ -6,8 +6,10 @@ the order of NaN, a cast of a column, or a function, is left to Spark: there is 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from functools import lru_cache
+from decimal import Decimal
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -30,6 +32,15 @@ _COMPARED: dict[str, Callable[[Datum, Datum], Datum]] = {
     "gte": pc.greater_equal,
 }
 _MOST_DIGITS = 38  # of a decimal
+# Decimals of so many digits are distinct doubles.
+_EXACT_DIGITS, _MOST_EXACT = 15, 1e15
+# Of such an expression Java and RE2 find the same texts, in lines without a line's end.
+_SAME_REGEX = re.compile(
+    r"\^?(?:[\w :;,@#%&=<>~'\"/-]|\[\^?[\w :;,@#%=<>~'\"/.+*-]+\]|\\[dw.\-+*?()\[\]{}|/^$]"
+    r"|\((?!\?)|\)|[|.*+?]|\{\d+(?:,\d*)?\})*\$?",
+    re.ASCII,
+)
+_LINE_ENDS = "[\n\r\x85\u2028\u2029]"
 # The types of constants, by sqlglot's names. Spark's session has the time zone UTC.
 _TYPES = {
     "TINYINT": pa.int8(),
@@ -124,8 +135,10 @@ class _Evaluation:
         raise _Uncertain(node.name)
 
     def constant(self, node: Any) -> Datum:
-        """Returns a text that is cast to another type, which it must fit as it stands."""
+        """Returns a double, or a text that is cast to another type, which it must fit as it is."""
         text, kind = node.this, _TYPES.get(node.to.this.name)
+        if node.to.this.name == "DOUBLE" and not text.is_string:
+            return pa.scalar(float(text.name))
         if node.to.this.name == "DECIMAL" and len(node.to.expressions) > 1:
             kind = pa.decimal128(*(int(part.name) for part in node.to.expressions))
         if kind is None or not text.is_string:
@@ -154,11 +167,14 @@ class _Evaluation:
             raise _Uncertain(node.key)
         value, *listed = (self.value(part) for part in (node.this, *node.expressions))
         _check_alike([value, *listed])
-        equal = [_compare("eq", value, one) for one in listed]
-        found = equal[0]
-        for one in equal[1:]:
-            found = pc.or_kleene(found, one)
-        return found
+        is_constant = all(isinstance(one, pa.Scalar) for one in listed)
+        kinds = {one.type for one in (value, *listed)}
+        if is_constant and (len(kinds) == 1 or all(map(pa.types.is_integer, kinds))):
+            kind = pa.int64() if pa.types.is_integer(value.type) else value.type
+            values = pa.array([one.as_py() for one in listed], kind)
+            found = pc.is_in(value.cast(kind), value_set=values)
+            return pc.if_else(pc.is_valid(value), found, pa.scalar(None, pa.bool_()))
+        return reduce(pc.or_kleene, [_compare("eq", value, one) for one in listed])
 
     def null_safe_equal(self, node: exp.Expr) -> Datum:
         first, second = self.value(node.this), self.value(node.expression)
@@ -194,6 +210,17 @@ class _Evaluation:
             raise _Uncertain(node.key)
         found = pc.match_like(self.text(node), pattern.as_py())
         return pc.invert(found) if node.args.get("negate") else found
+
+    def matches(self, node: exp.Expr) -> Datum:
+        texts, pattern = self.text(node), self.value(node.expression)
+        is_same = (
+            isinstance(pattern, pa.Scalar)
+            and _SAME_REGEX.fullmatch(str(pattern))
+            and not pc.any(pc.match_substring_regex(texts, _LINE_ENDS)).as_py()
+        )
+        if not is_same:
+            raise _Uncertain(node.key)
+        return pc.match_substring_regex(texts, str(pattern))
 
     def text(self, node: exp.Expr) -> Datum:
         value = self.value(node.this)
@@ -262,7 +289,31 @@ def _check_alike(values: list[Datum]) -> None:
         raise _Uncertain("a common type with fewer decimal places")
 
 
+def _is_double(value: Datum) -> bool:
+    return isinstance(value, pa.Scalar) and pa.types.is_float64(value.type)
+
+
+def _with_double(values: Datum, bound: Datum) -> tuple[Datum, Datum]:
+    """Returns numbers and a constant that Arrow compares as Spark does, which rounds both to
+    doubles.
+
+    Spark sorts NaN above infinity, and two long decimals may round to one double.
+    """
+    kind = values.type
+    if pa.types.is_decimal(kind) and kind.precision <= _EXACT_DIGITS:
+        exact = Decimal(repr(bound.as_py()))
+        if len(exact.as_tuple().digits) <= _EXACT_DIGITS and abs(exact) < _MOST_EXACT:
+            return values, pa.scalar(exact)
+    if pa.types.is_integer(kind) or (
+        pa.types.is_floating(kind) and not pc.any(pc.is_nan(values)).as_py()
+    ):
+        return pc.cast(values, pa.float64(), safe=False), bound
+    raise _Uncertain(str(kind))
+
+
 def _compare(key: str, first: Datum, second: Datum) -> Datum:
+    if _is_double(second):
+        return _COMPARED[key](*_with_double(first, second))
     _check_alike([first, second])
     if pa.types.is_null(first.type):
         first = first.cast(second.type)
@@ -291,6 +342,7 @@ _PARTS: dict[str, Callable[[_Evaluation, Any], Datum]] = {
     "coalesce": _Evaluation.coalesce,
     "case": _Evaluation.case,
     "like": _Evaluation.like,
+    "regexplike": _Evaluation.matches,
     "length": lambda self, node: pc.utf8_length(self.text(node)),
 }
 _KNOWN = {*_PARTS, *_COMPARED, "identifier", "if", "datatype", "dataparam", "datatypeparam"}

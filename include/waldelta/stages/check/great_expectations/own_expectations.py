@@ -17,7 +17,7 @@ from waldelta.pipeline import named_error
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
 from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, kind_of
-from waldelta.stages.check.suite.row_kinds import NO_TEXT, RowKind, column_name
+from waldelta.stages.check.suite.row_kinds import RowKind, column_name
 from waldelta.stages.check.suite.sql_conditions import unresolved_columns, why_not_parsed
 from waldelta.stages.check.suite.target_facts import GivenRows
 
@@ -33,6 +33,11 @@ _ASKS_FOR_COLUMN = "expect_column_to_exist"
 NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
 _MOMENTS = ("date", "timestamp")
 _BETWEEN = "expect_column_values_to_be_between"
+# Spark would compare such values as texts, or cast them to the bound's type while all can be cast.
+_NO_TEXT = (
+    "Great Expectations doesn't compare a text or boolean with bounds: cast it in the condition of"
+    " an expect_target_rows_to_satisfy"
+)
 # Spark's condition of an error that code it has compiled raises as Java's own.
 _JAVA = {"java.util.regex.PatternSyntaxException": "INVALID_PARAMETER_VALUE.PATTERN"}
 
@@ -68,8 +73,6 @@ def why_unevaluable(err: Exception) -> str:
     """
     from pyspark.errors import AnalysisException
 
-    if NO_TEXT in str(err):
-        return NO_TEXT
     if isinstance(err, AnalysisException):
         return str(err).strip().partition("\n")[0]
     return _condition_of(err) or type(err).__name__
@@ -153,7 +156,7 @@ def _of_values(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:
     type_name = columns.type_of(column_name(kwargs.get("column"))) or ""
     bounds = kwargs.keys() & {"min_value", "max_value"}
     if kind.type == _BETWEEN and bounds and type_name.startswith(("string", "boolean")):
-        yield f"column {kwargs['column']} is {type_name} in the target: {NO_TEXT}"
+        yield f"column {kwargs['column']} is {type_name} in the target: {_NO_TEXT}"
         return
     compared = {name: kwargs[name] for name in sorted(bounds)} if kind.type == _BETWEEN else {}
     if isinstance(values := kwargs.get("value_set"), (list, tuple, set)):
