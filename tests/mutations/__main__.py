@@ -10,6 +10,7 @@ those of the modules of the core that have other code by now.
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import importlib.util
 import json
@@ -108,10 +109,16 @@ def _recorded() -> dict[str, str]:
 
 @cache
 def _digest(file: str) -> str:
-    """Return a digest of a module's code in HEAD and of its mutations."""
-    code = subprocess.check_output(["git", "-C", str(ROOT), "show", f"HEAD:{LIBRARY / file}"])
+    """Return a digest of a module's code in HEAD, without its prose, and of its mutations."""
+    text = subprocess.check_output(["git", "-C", str(ROOT), "show", f"HEAD:{LIBRARY / file}"])
+    code = ast.parse(text)
+    for node in ast.walk(code):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
+            node.body[0] = ast.Pass()
     own = [mutation for mutation in MUTATIONS if mutation.file == file]
-    return hashlib.sha256(code + repr(own).encode()).hexdigest()
+    return hashlib.sha256((ast.unparse(code) + repr(own)).encode()).hexdigest()
 
 
 def _record(chosen: dict[int, Mutation], missed: list[int]) -> None:
