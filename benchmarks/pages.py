@@ -36,8 +36,7 @@ from waldelta.lake.ledger import (
     TargetCut,
     now,
 )
-from waldelta.lake.ledger.check_records import keep_results
-from waldelta.lake.ledger.reconciliations import Reconciliations
+from waldelta.lake.ledger.check_records import Reconciliations, keep_results
 
 if TYPE_CHECKING:
     from fastapi.testclient import TestClient

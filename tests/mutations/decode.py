@@ -7,7 +7,7 @@ from tests.mutations.mutation import Mutation
 _DECODE = "unit/changes/decode/test_decode.py"
 _SKIPPED = "unit/changes/decode/test_decode_skipped_messages.py"
 _TRANSACTIONS = "unit/pgoutput/test_transactions.py"
-_ORDER = "unit/lake/changelog/test_commit_order.py"
+_ORDER = "unit/lake/changelog/test_row_messages_in_order.py"
 _ROWS = "unit/pgoutput/test_rows.py"
 _ENVELOPE = "unit/pgoutput/test_envelope.py"
 
@@ -58,14 +58,14 @@ MUTATIONS = (
         (_SKIPPED,),
     ),
     Mutation(
-        "lake/changelog/commit_order.py",
+        "lake/changelog/row_messages.py",
         "xid8 < self.xmax",
         "xid8 <= self.xmax",
         "The first transaction after a copy's snapshot is never applied.",
         (_DECODE,),
     ),
     Mutation(
-        "lake/changelog/commit_order.py",
+        "lake/changelog/row_messages.py",
         "visible &= ~np.isin(",
         "visible |= np.isin(",
         "Transactions that ran during a copy count as copied.",
@@ -142,14 +142,14 @@ MUTATIONS = (
         (_ENVELOPE,),
     ),
     Mutation(
-        "lake/changelog/commit_order.py",
+        "lake/changelog/row_messages.py",
         "found[oid] = max(place, found.get(oid, place))",
         "found[oid] = min(place, found.get(oid, place))",
         "Rows between two TRUNCATEs stay.",
         (_ORDER,),
     ),
     Mutation(
-        "lake/changelog/commit_order.py",
+        "lake/changelog/row_messages.py",
         """if place < 0 or row["xid8"] < since_xid""",
         """if row["xid8"] < since_xid""",
         "A TRUNCATE that was rolled back empties the target.",

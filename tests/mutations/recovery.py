@@ -6,7 +6,7 @@ from tests.mutations.mutation import Mutation
 
 _RECOVERY = "unit/slot/test_recovery.py"
 _DURABLE = "unit/slot/test_recovery_durable_position.py"
-_FAILOVER = "unit/slot/test_failover.py"
+_FAILOVER = "unit/slot/test_standby_failover.py"
 _INTERVAL = "unit/stages/repair/replay/test_interval.py"
 _LEDGER = "unit/lake/ledger/test_ledger.py"
 _RESTORED = "integration/slot/test_restored.py"
@@ -41,12 +41,12 @@ MUTATIONS = (
     Mutation("slot/recovery.py", "any(lsn <= furthest for lsn in since)",
              "any(lsn < furthest for lsn in since)",
              "A slot that went back to its last position counts as durable there.", (_DURABLE,)),
-    Mutation("slot/failover.py", "if landed_end > switchpoint:", "if landed_end < switchpoint:",
+    Mutation("slot/standby.py", "if landed_end > switchpoint:", "if landed_end < switchpoint:",
              "A lake that is ahead of a promoted standby is accepted.", (_FAILOVER,)),
-    Mutation("slot/failover.py", "state.snapshot_lsn > switchpoint.value",
+    Mutation("slot/standby.py", "state.snapshot_lsn > switchpoint.value",
              "state.snapshot_lsn < switchpoint.value",
              "A copy that includes lost changes is kept after a failover.", (_FAILOVER,)),
-    Mutation("slot/failover.py",
+    Mutation("slot/standby.py",
              "{older.timeline: Lsn(newer.lsn) for older, newer in pairwise(chain)}",
              "{older.timeline: Lsn(older.lsn) for older, newer in pairwise(chain)}",
              "A second promotion is compared with the wrong end of the first timeline.",

@@ -63,7 +63,7 @@ MUTATIONS = (
     Mutation("row_filter/resolve.py", "self.refuse_if(sum(digits) > MAX_PRECISION",
              "self.refuse_if(max(digits) > MAX_PRECISION",
              "Spark rounds a constant of more than 38 digits.", (_TRANSLATE,)),
-    Mutation("pipeline/targets/target_filter.py", 'return f"({constraint}) and ({where}\\n)"',
+    Mutation("pipeline/targets/target_sources.py", 'return f"({constraint}) and ({where}\\n)"',
              'return f"({constraint}) or ({where}\\n)"',
              "A target of one partition has filtered rows of other partitions.", (_SOURCES,)),
     Mutation("postgres/published_tables.py", '" OR ".join(f"({text})" for text in filters)',

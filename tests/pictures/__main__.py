@@ -61,7 +61,7 @@ def served(folder: Path) -> Iterator[str]:
     os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "WALDELTA_PIPELINES": str(folder)}
     from waldelta_airflow.views import _pages as pages
     from waldelta_airflow.views import _render as render
-    from waldelta_airflow.views._dag_states import DagRunState
+    from waldelta_airflow.views._installed_pipelines import DagRunTasks
 
     known = {tale.name: tale.schedule() for tale in TALES}
     with (
@@ -75,7 +75,7 @@ def served(folder: Path) -> Iterator[str]:
         patch.object(
             pages,
             "read_dag_run",
-            lambda *_: DagRunState("success", frozenset({"land", "apply", "check", "report"})),
+            lambda *_: DagRunTasks("success", frozenset({"land", "apply", "check", "report"})),
         ),
         patch.object(pages, "now", lambda: AT),
         patch.object(render, "now", lambda: AT),

@@ -33,7 +33,7 @@ from waldelta.lake.ledger import (
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations
+from waldelta.lake.ledger.check_records import ColumnDifference, Reconciliations
 from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult, describe_error
 from waldelta.pipeline.run_result import ReportedLag

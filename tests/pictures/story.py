@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from waldelta.errors import QualityFailed, SchemaChanged, SlotLost, SourceUnreachable, WaldeltaError
 
 if TYPE_CHECKING:
-    from waldelta_airflow.views._dag_states import DagState
-    from waldelta_airflow.views._installed_pipelines import Schedule
+    from waldelta_airflow.views._installed_pipelines import DagState, Schedule
 
 AT = datetime(2026, 11, 23, 11, 58, 2, tzinfo=UTC)
 # Longer than any page looks back for rows of tables.
@@ -62,7 +61,7 @@ class Tale:
 
     def _dags(self) -> tuple[DagState, ...]:
         from waldelta.config import dag_id_of
-        from waldelta_airflow.views._dag_states import DAG_VERBS, DagState
+        from waldelta_airflow.views._installed_pipelines import DAG_VERBS, DagState
 
         ended = self.runs()[-1]
         ran = {

@@ -156,7 +156,7 @@ def _connect_server(options: argparse.Namespace, _: Output) -> None:
 
 
 def _list(options: argparse.Namespace, output: Output) -> None:
-    from waldelta.cli._pipeline_list import list_pipelines
+    from waldelta.cli._status_table import list_pipelines
 
     _check_rich()
     if list_pipelines(options.folder, output):

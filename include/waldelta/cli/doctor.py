@@ -299,7 +299,7 @@ def check_workers() -> Iterator[CheckResult]:
 def _java() -> list[CheckResult]:
     if _has_no_local_spark():
         return [CheckResult("java", "ok", "not needed: this Python has no local Spark")]
-    from waldelta.spark.java import REMEDY, check_java
+    from waldelta.spark.jars import REMEDY, check_java
 
     java = check_java()
     if java is None:

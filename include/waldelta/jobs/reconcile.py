@@ -29,7 +29,7 @@ from waldelta.errors import (
 )
 from waldelta.jobs._stages import Stage, all_failures, continued, report_stage, run_stages
 from waldelta.lake.ledger import DIFFERENT, EQUAL, REPAIRED, Reconciliation, TableState, now
-from waldelta.lake.ledger.reconciliations import (
+from waldelta.lake.ledger.check_records import (
     COMPARISON_FAILED,
     NOT_COMPARED,
     Reconciliations,
@@ -56,7 +56,7 @@ from waldelta.pipeline.targets.external_commits import check_readable, repaired_
 from waldelta.pipeline.targets.unreadable_messages import close_compared
 from waldelta.postgres import is_standby, named_loss
 from waldelta.quantities import counted
-from waldelta.slot.failover import check_source
+from waldelta.slot.standby import check_source
 from waldelta.snapshot import SnapshotHolder
 from waldelta.snapshot.exported_snapshot import not_primary
 from waldelta.spark import Runner

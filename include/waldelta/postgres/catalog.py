@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from psycopg import sql
 
 from waldelta.config import split_table_name
-from waldelta.grants import PLAIN_NAME
+from waldelta.findings import PLAIN_NAME
 from waldelta.postgres.connection import Connection
 from waldelta.postgres.publication_membership import Membership
 from waldelta.postgres.type_catalog import PgType, fetch, read_types

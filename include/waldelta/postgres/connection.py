@@ -27,7 +27,7 @@ from waldelta.errors import (
     SourceUnreachable,
     StandbyAway,
 )
-from waldelta.grants import sql_name
+from waldelta.findings import sql_name
 from waldelta.quantities import first_of
 from waldelta.server_errors.refused_connection import POOLED, ConnectionRefusal, connection_error
 from waldelta.server_errors.sqlstate import INVALID_PARAMETER_VALUE, ServerError

@@ -18,7 +18,7 @@ import psycopg
 
 from waldelta.config import Publication, Source
 from waldelta.config.source import TableEntry
-from waldelta.grants import DefaultGrant, Grant, Need, sql_name, statements
+from waldelta.findings import DefaultGrant, Grant, Need, sql_name, statements
 from waldelta.postgres.catalog import READ_THROUGH, Leaf, TableId, Through
 from waldelta.postgres.published_tables import MEMBERS
 from waldelta.postgres.type_catalog import fetch

@@ -26,7 +26,7 @@ from waldelta.errors import (
     SourceError,
     SourceUnreachable,
 )
-from waldelta.grants import sql_name
+from waldelta.findings import sql_name
 from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors import texts
 from waldelta.server_errors.sqlstate import ServerError

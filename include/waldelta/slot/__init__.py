@@ -2,12 +2,16 @@
 health.
 """
 
-from waldelta.slot.failover import check_system
 from waldelta.slot.gaps import open_gaps
 from waldelta.slot.health import slot_warnings
 from waldelta.slot.recovery import recover
 from waldelta.slot.slot import PLUGIN, SlotState, check_ours, read_slot
-from waldelta.slot.standby import remaining_on_primary, slot_position, standby_warnings
+from waldelta.slot.standby import (
+    check_system,
+    remaining_on_primary,
+    slot_position,
+    standby_warnings,
+)
 
 __all__ = [
     "PLUGIN",

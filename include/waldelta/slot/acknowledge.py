@@ -36,7 +36,7 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import Transactions
-from waldelta.lake.changelog.transaction_counts import PreparedRows
+from waldelta.lake.changelog.batch_file import PreparedRows
 from waldelta.lake.ledger import Ledger, SlotMove, now
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import STREAM_ABORT

@@ -35,9 +35,9 @@ from waldelta.slot.acknowledge import (
     confirmed_lsn,
     move_idle_slot,
 )
-from waldelta.slot.failover import Promotion, find_promotion, record_promotion
 from waldelta.slot.read import ReadRequest
 from waldelta.slot.read.read_window import ReadWindows
+from waldelta.slot.standby import Promotion, find_promotion, record_promotion
 
 log = logging.getLogger(__name__)
 # The longest time from an intent to the end of its move: counting a large batch takes minutes.
@@ -83,7 +83,7 @@ def recover(
     were compared with what has landed. Raises SlotGap when another process consumed the slot, or
     the log lacks a consumed batch, and SourceChanged or StandbyAway when the server lacks WAL that
     has landed. After the promotion of a standby that kept the slot, all this is judged by what the
-    new timeline has in common with the old one (waldelta.slot.failover). With ``one_window``,
+    new timeline has in common with the old one (waldelta.slot.standby). With ``one_window``,
     PeekTimeout is raised when one window wasn't enough.
     """
     check_log(job, identity, change_log)

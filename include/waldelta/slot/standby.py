@@ -4,29 +4,44 @@ for it.
 Its WAL equals the primary's byte by byte, so positions and transaction ids mean the same on both.
 Only what it has replayed can be read there. Copies need snapshots of the primary, so they are ahead
 of that, and fit the stream by transaction visibility.
+
+Failover: follows a standby that became the primary, when its timeline is shown to be exact.
+
+WAL positions mean the same on two timelines up to where one branched off the other. So a lake may
+follow a promotion when all of its data is from before that. PostgreSQL kept the slot on the
+standby, where it may lag behind; it is moved up to what has landed, as after any crash. A lake that
+is ahead has changes that the source lost, and is refused.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import pairwise
 from threading import Event
+from typing import Any
 
 import psycopg
 
 from waldelta.background import run_concurrently
 from waldelta.config.pipeline_file import SlotLimits
 from waldelta.errors import (
+    LateWriter,
     NotStandby,
     SourceChanged,
     StandbyAway,
 )
+from waldelta.failpoints import fault_point
+from waldelta.lake.changelog import ChangeLog
+from waldelta.lake.ledger import SYNCED, SlotMove, TableState, now
 from waldelta.lsn import Lsn
-from waldelta.pipeline import Job
+from waldelta.pipeline import Job, SlotIdentity, target_lock
+from waldelta.pipeline.job import incarnation_of
+from waldelta.pipeline.targets.lifecycle import mark_for_copy
 from waldelta.postgres import (
     READABLE_LSN,
     WRITTEN_SQL,
@@ -37,13 +52,12 @@ from waldelta.postgres import (
     read_position,
     read_standby_position,
 )
-from waldelta.postgres.walsender import read_timeline, unread_timeline
+from waldelta.postgres.walsender import read_timeline, read_timeline_ends, unread_timeline
 from waldelta.quantities import size
 from waldelta.slot.health import SlotWarning
 from waldelta.slot.slot import SlotState, check_health, read_slot
 
 log = logging.getLogger(__name__)
-
 
 REPLAY_TIMEOUT_S = 60
 _PAUSE_S = 0.05
@@ -232,3 +246,236 @@ def _check_follows(
             " primary's disk; recreate the standby from the primary, then run resync"
             " (docs/how-to/read-from-a-standby.md)"
         )
+
+
+RUNBOOK = "docs/how-to/failover.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """The slot on the server's current timeline, which left the lake's timeline at
+    ``switchpoint``.
+    """
+
+    identity: SlotIdentity
+    switchpoint: Lsn
+
+
+def find_promotion(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    job: Job,
+    identity: SlotIdentity,
+    change_log: ChangeLog,
+    server: ServerPosition,
+) -> Promotion | None:
+    """Return the promotion between lake and server; None when the server is on the lake's timeline.
+
+    Raises SourceChanged unless everything that has landed is shown to belong to the server's
+    history, and SourceUnreachable when that history can't be read. Changes nothing.
+    """
+    if (identity.system_identifier, identity.timeline) == (
+        server.system_identifier,
+        server.timeline,
+    ):
+        return None
+    check_system(identity, server)
+    if refused := _not_followed(identity, server, read_slot(connection, identity.slot)):
+        raise SourceChanged(f"{_moved(identity, server)}; {refused}")
+    ends = _read_ends(job, identity, server)
+    moves = [
+        m for m in job.ledger.slot_lives(identity.slot) if m.incarnation == identity.incarnation
+    ]
+    ends_of_lake = known_ends(incarnation_of(identity.slot, moves), moves)
+    landed = _landed_upto(job, change_log, identity.floor)
+    switchpoint = judge_history(identity, server, ends, ends_of_lake, landed)
+    return Promotion(replace(identity, timeline=server.timeline), switchpoint)
+
+
+def check_system(identity: SlotIdentity, server: ServerPosition) -> None:
+    """Raise SourceChanged when the connection leads to another cluster.
+
+    This is checked first, since the slot doesn't exist there either.
+    """
+    if identity.system_identifier != server.system_identifier:
+        raise SourceChanged(
+            f"{_moved(identity, server)}; WAL positions of one are meaningless on the other; point"
+            f" the connection back, or run resync (after a major upgrade or a restore: {RUNBOOK})"
+        )
+
+
+def check_source(connection: psycopg.Connection[tuple[Any, ...]], job: Job) -> SlotIdentity:
+    """Return the slot's identity when the connection leads to its server and timeline.
+
+    Copies need this, because their snapshots are valid only there. Raises SourceChanged, also for a
+    promoted standby that no run has followed yet.
+    """
+    identity, server = job.read_identity(), read_position(connection)
+    check_system(identity, server)
+    if identity.timeline != server.timeline:
+        raise SourceChanged(
+            f"{_moved(identity, server)}; if a standby was promoted, let a CDC run follow it"
+            f" first, otherwise point the connection back ({RUNBOOK})"
+        )
+    return identity
+
+
+def check_followed(job: Job, identity: SlotIdentity) -> None:
+    """Raise LateWriter when another run has followed a promotion since.
+
+    This run still reads the earlier server.
+    """
+    if (present := job.read_identity()).timeline > identity.timeline:
+        raise LateWriter(
+            f"another run has followed slot {identity.slot!r} to timeline {present.timeline},"
+            f" while this run reads timeline {identity.timeline}: stop the server from before the"
+            f" failover ({RUNBOOK}), and run again"
+        )
+
+
+def _read_ends(job: Job, identity: SlotIdentity, server: ServerPosition) -> dict[int, Lsn]:
+    with unread_timeline(
+        f"{_moved(identity, server)}; only its timeline history shows whether it continues from"
+        " what has landed, and that",
+        f"max_wal_senders ({RUNBOOK})",
+    ):
+        return read_timeline_ends(job.source.conninfo, server.timeline)
+
+
+def _landed_upto(job: Job, change_log: ChangeLog, floor: int) -> Lsn:
+    """Return the end of the last transaction landed in the current slot incarnation.
+
+    It includes batches that were dropped from the log since.
+    """
+    cut = job.ledger.last_cut()
+    landed = change_log.end_after(floor)  # The last batch may be empty, and a cut may be behind.
+    return Lsn(max(landed, cut.end_lsn if cut is not None and cut.batch > floor else 0))
+
+
+def judge_history(
+    identity: SlotIdentity,
+    server: ServerPosition,
+    ends: dict[int, Lsn],
+    known: dict[int, Lsn],
+    landed_end: Lsn,
+) -> Lsn:
+    """Return where the server's history left the lake's timeline.
+
+    ``ends`` is the server's history (waldelta.postgres.walsender), ``known`` what earlier
+    promotions recorded of it. Raises SourceChanged when the lake has changes that the history
+    lacks.
+    """
+    switchpoint = ends.get(identity.timeline)
+    others = {timeline: end for timeline, end in known.items() if ends.get(timeline) != end}
+    if switchpoint is None or others:
+        raise SourceChanged(
+            f"{_moved(identity, server)}; the new timeline doesn't descend from the old one (its"
+            f" history: {_print(ends)}; the lake's: {_print(known) or 'none'}): point the"
+            f" connection back, or copy the tables again ({RUNBOOK})"
+        )
+    if landed_end > switchpoint:
+        raise SourceChanged(
+            f"{_moved(identity, server)}, which branched off at {switchpoint}, but the lake holds"
+            f" changes up to {landed_end}: the server lost {landed_end - switchpoint} bytes of WAL"
+            " at the failover that have landed, so the lake is ahead of it; run resync, and see"
+            f" synchronized_standby_slots for the next time ({RUNBOOK})"
+        )
+    return switchpoint
+
+
+def known_ends(life: SlotMove, moves: Sequence[SlotMove]) -> dict[int, Lsn]:
+    """Return where the slot's earlier timelines ended, as recorded at earlier promotions."""
+    chain = [life, *(move for move in moves if move.event == "promoted")]
+    return {older.timeline: Lsn(newer.lsn) for older, newer in pairwise(chain)}
+
+
+def record_promotion(job: Job, promotion: Promotion) -> None:
+    """Record a promotion in the ledger, after the slot's changes were found to be those that
+    landed.
+
+    It is idempotent. Copies that include changes which the server has lost are first marked for a
+    new copy: their snapshots treat transactions as visible whose numbers the server
+    now reuses.
+    """
+    identity, lsn = promotion.identity, promotion.switchpoint.value
+    done = _recorded(job, identity)
+    if done is None:
+        return
+    for state in copies_beyond(list(job.read_states().values()), promotion.switchpoint):
+        with target_lock(job, state.table_name):
+            latest = job.read_state(state.table_name)
+            # After another run has recorded it, new copies are of the new timeline.
+            if (
+                latest is not None
+                and copies_beyond([latest], promotion.switchpoint)
+                and _recorded(job, identity) == done
+            ):
+                copied = Lsn(latest.snapshot_lsn)
+                why = f"copied at {copied}, beyond the failover at {promotion.switchpoint}"
+                mark_for_copy(job, latest, why)
+    slot, system, timeline = identity.slot, identity.system_identifier, identity.timeline
+    moved = SlotMove(
+        now(), job.run_id, "promoted", slot, system, timeline, identity.incarnation, lsn
+    )
+    fault_point("failover.marked")
+    job.ledger.append_life(moved, done)
+    fault_point("failover.recorded")
+    log.warning(
+        "slot=%s: the server was promoted to timeline %d at %s, and all landed changes are before"
+        " that: continuing",
+        identity.slot,
+        identity.timeline,
+        promotion.switchpoint,
+    )
+
+
+def _recorded(job: Job, identity: SlotIdentity) -> SlotMove | None:
+    """Return the slot's last event; None when that is this promotion.
+
+    Recording it twice would say that this timeline was left there, too.
+    """
+    last = job.ledger.slot_lives(identity.slot)[-1]
+    is_it = (last.event, last.incarnation, last.timeline) == (
+        "promoted",
+        identity.incarnation,
+        identity.timeline,
+    )
+    return None if is_it else last
+
+
+def copies_beyond(states: Sequence[TableState], switchpoint: Lsn) -> list[TableState]:
+    """Return complete copies whose snapshot may include changes from after that position."""
+    return [
+        state
+        for state in states
+        if state.status == SYNCED and state.snapshot_lsn > switchpoint.value
+    ]
+
+
+def _not_followed(
+    identity: SlotIdentity, server: ServerPosition, slot: SlotState | None
+) -> str | None:
+    """Return why another timeline of the cluster can't be followed at all."""
+    if server.timeline < identity.timeline:
+        return (
+            "this is the server from before a failover, and what is written to it is lost: point"
+            f" the connection at the primary ({RUNBOOK})"
+        )
+    if slot is None or not slot.synced:
+        return (
+            "its slot wasn't kept up to date by PostgreSQL's slot synchronization"
+            " (source.failover), so its position can't be verified; point the connection back, or"
+            f" run resync ({RUNBOOK})"
+        )
+    return None
+
+
+def _moved(identity: SlotIdentity, server: ServerPosition) -> str:
+    return (
+        f"slot {identity.slot!r} was set up on system {identity.system_identifier}, timeline"
+        f" {identity.timeline}; the connection now leads to system {server.system_identifier},"
+        f" timeline {server.timeline}"
+    )
+
+
+def _print(ends: dict[int, Lsn]) -> str:
+    return ", ".join(f"timeline {timeline} until {end}" for timeline, end in sorted(ends.items()))

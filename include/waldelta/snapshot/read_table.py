@@ -34,7 +34,7 @@ from waldelta.errors import (
     without_values,
 )
 from waldelta.failpoints import fault_point
-from waldelta.grants import sql_name
+from waldelta.findings import sql_name
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID_ATTNUM
 from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.postgres import (

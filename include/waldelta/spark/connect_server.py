@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 from waldelta.errors import ConfigError, SparkUnreachable
 from waldelta.permissions import private_files
 from waldelta.server_errors import texts
-from waldelta.spark.java import check_java
+from waldelta.spark.jars import check_java
 from waldelta.spark.settings import (
     LOCAL_WORKERS,
     LOG4J,

@@ -25,7 +25,7 @@ from waldelta.pipeline.task_errors import (
 )
 from waldelta.server_errors import texts
 from waldelta.spark.connect_server import check_reachable, named_refusal
-from waldelta.spark.java import check_java
+from waldelta.spark.jars import check_java
 from waldelta.spark.settings import (
     LOCAL_MASTER,
     NEEDS_SPARK,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from waldelta.changes.decode.row_states import Truncation
-    from waldelta.changes.merge.states import Kept
+    from waldelta.changes.merge.statements import Kept
 
 # The operation, its place in the stream, its transaction, the key before it, and the columns whose
 # values are unknown.

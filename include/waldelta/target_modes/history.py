@@ -14,7 +14,7 @@ from waldelta.target_modes.target_mode import TO_LSN, TO_TS, Fold, Invariant, Ta
 
 if TYPE_CHECKING:
     from waldelta.changes.decode.row_states import Truncation
-    from waldelta.changes.merge.states import Kept
+    from waldelta.changes.merge.statements import Kept
 
 # From when and until when the row was valid, by commit time and by commit position; open rows have
 # no end.

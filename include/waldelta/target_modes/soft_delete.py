@@ -11,7 +11,7 @@ from waldelta.target_modes.target_mode import TO_LSN, TO_TS, Fold, Invariant, Ta
 
 if TYPE_CHECKING:
     from waldelta.changes.decode.row_states import Truncation
-    from waldelta.changes.merge.states import Kept
+    from waldelta.changes.merge.statements import Kept
 
 # Whether and when the source deleted the row.
 DELETED, DELETED_AT = "_wd_deleted", "_wd_deleted_at"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from waldelta.changes.decode.row_states import Truncation
-    from waldelta.changes.merge.states import Kept
+    from waldelta.changes.merge.statements import Kept
 
 # Columns of staged states: until when one was valid; null while it is.
 TO_LSN, TO_TS = "to_lsn", "to_ts"

@@ -26,8 +26,7 @@ from waldelta.monitoring.attention import KINDS, Attention
 from waldelta.quantities import counted
 from waldelta_airflow import settings
 from waldelta_airflow._airflow_versions import AirflowNotFoundException
-from waldelta_airflow.alerts.changes import Alert, compare
-from waldelta_airflow.alerts.evaluation import evaluate
+from waldelta_airflow.alerts.evaluation import Alert, compare, evaluate
 from waldelta_airflow.settings import URL_PREFIX
 
 log = logging.getLogger(__name__)

@@ -1,21 +1,64 @@
 """Makes DAGs from a folder of pipeline files, seven per file, and one that sends alerts if they are
 configured; a rejected file doesn't affect others.
+
+Sends alerts of all pipelines to the connections in WALDELTA_ALERTS.
+
+Every five minutes the task evaluates what the *Pipelines* page shows: failed and overdue runs,
+paused DAGs, the slot, tables and rows that wait, differences from the source. It sends each alert
+once, again every 24 hours, and once more when it ends.
+
+- *If it fails*: a connection refused the message, as the log says. The next run sends it.
 """
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 from airflow.exceptions import SerializationError
-from airflow.sdk import DAG
+from airflow.sdk import DAG, Asset, task
 
 from waldelta.config.pipeline_folder import PipelineFolder, existing_folder
 from waldelta.errors import ConfigError
+from waldelta_airflow import settings
 from waldelta_airflow._airflow_versions import check_alerts_version
-from waldelta_airflow.dags._alerts_dag import build_alerts_dag
 from waldelta_airflow.dags._pipeline_dags import build_dags
+from waldelta_airflow.launchers.job_result import named_failures
 from waldelta_airflow.settings import ALERTS_VARIABLE, alert_connections
+
+# What was sent is stored as the state of this asset, which outlives runs and restarts.
+_SENT = Asset("waldelta/alerts")
+
+
+def build_alerts_dag() -> DAG:
+    """Returns the DAG that evaluates all pipelines; it isn't paused when Airflow first sees it."""
+    with DAG(
+        dag_id=settings.ALERTS_DAG,
+        schedule="*/5 * * * *",
+        auto_register=False,
+        catchup=False,
+        max_active_runs=1,
+        is_paused_upon_creation=False,
+        tags={"waldelta", "alerts"},
+        doc_md=__doc__,
+        default_args={
+            "retries": 1,
+            "retry_delay": settings.retry_delay(),
+            "execution_timeout": settings.ALERTS_TIMEOUT,
+        },
+        dagrun_timeout=timedelta(hours=1),
+    ) as dag:
+
+        @task(inlets=[_SENT])
+        def send_alerts(**context: Any) -> None:
+            from waldelta_airflow.alerts import sending
+
+            with named_failures():
+                sending.send_alerts(context)
+
+        send_alerts()
+    return dag
 
 
 class RefusedFile(DAG):

@@ -19,7 +19,7 @@ from waldelta.config.parse_text import parse_json
 from waldelta.decision_options import DECISIONS
 from waldelta.errors import StageTimeout
 from waldelta.quantities import counted
-from waldelta.spark.java import check_java
+from waldelta.spark.jars import check_java
 from waldelta.spark.settings import NEEDS_SPARK, WITHOUT_SPARK_VARIABLE
 from waldelta_airflow import _connections as connections
 from waldelta_airflow._airflow_versions import AirflowSkipException, AirflowTaskTimeout

@@ -20,7 +20,7 @@ from airflow.models.dag import DagModel
 
 from waldelta.config import PipelineFile, dag_id_of
 from waldelta.lake.ledger import Ledger
-from waldelta_airflow.views._dag_states import RUN_NOW, DagState
+from waldelta_airflow.views._installed_pipelines import RUN_NOW, DagState
 from waldelta_airflow.views._render import render
 
 

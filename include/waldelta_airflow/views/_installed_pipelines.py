@@ -1,34 +1,328 @@
 """The pipelines of this installation, from their files, and their CDC DAGs in Airflow's
 database.
+
+The DAGs of pipelines in Airflow's database: paused or not, the unfinished or latest run, its tasks;
+and what the buttons of the pages start.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
 
+from airflow.api.common.trigger_dag import trigger_dag
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+from airflow.configuration import conf
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
+from airflow.models.log import Log
+from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
 from airflow.utils.state import DagRunState
-from airflow.utils.types import DagRunType
-from sqlalchemy import Select, select
+from airflow.utils.types import DagRunTriggeredByType, DagRunType
+from fastapi import HTTPException, Request
+from sqlalchemy import Select, func, select, tuple_
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from waldelta.config import DagKind, PipelineFile, dag_id_of
 from waldelta.config.pipeline_folder import PipelineFolder, pipelines_folder, refusal
 from waldelta.errors import class_and_text
+from waldelta.lake.ledger import now
 from waldelta.monitoring.attention import Attention
+from waldelta_airflow._airflow_versions import AirflowException
 from waldelta_airflow._dag_attention import WATCHED, DagsOfPipeline
 from waldelta_airflow.airflow_entries import describe_missing, read_connections, read_pools
 from waldelta_airflow.reporting.notify import IDLE_CHECK
-from waldelta_airflow.views._dag_states import DAG_VERBS, DagState, read_dags
 
 log = logging.getLogger(__name__)
+
+# A pipeline's DAGs in the order in which a new pipeline needs them, and the verb of their runs in
+# the ledger.
+DAG_VERBS: dict[DagKind, str] = {
+    "setup": "setup",
+    "initial_sync": "sync",
+    "cdc": "consume",
+    "reconcile": "reconcile",
+    "maintenance": "maintain",
+    "quarantine": "quarantine",
+    "resync": "resync",
+}
+# Kinds that are useful to run without params. Quarantine needs an action, and a resync needs a
+# reason.
+RUN_NOW: tuple[DagKind, ...] = ("setup", "initial_sync", "cdc", "reconcile", "maintenance")
+_RUNNING, _QUEUED = "running", "queued"
+_MOST_UNDER_WAY = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DagState:
+    """One DAG of a pipeline; ``run_id``, ``run_state``, ``run_at`` are of its unfinished or latest
+    run.
+    """
+
+    kind: DagKind
+    dag_id: str
+    is_paused: bool = False
+    run_id: str | None = None
+    run_state: str | None = None
+    run_at: datetime | None = None
+    schedule: str | None = None  # The schedule in words.
+
+    @property
+    def is_under_way(self) -> bool:
+        """Returns whether a run is running, or will as soon as it is scheduled."""
+        return self.run_state == _RUNNING or (self.run_state == _QUEUED and not self.is_paused)
+
+
+def dag_of_verb(pipeline: str, verb: str) -> str | None:
+    """Returns the DAG whose runs have this verb in the ledger, or None."""
+    kinds = {of: kind for kind, of in DAG_VERBS.items()} | {"replay": "cdc"}
+    return dag_id_of(pipeline, kinds[verb]) if verb in kinds else None
+
+
+def read_dags(session: Session, pipelines: Collection[str]) -> dict[str, tuple[DagState, ...]]:
+    """Returns the DAGs of each pipeline that Airflow has parsed, in the order of DAG_VERBS."""
+
+    ids = {dag_id_of(name, kind): (name, kind) for name in pipelines for kind in DAG_VERBS}
+    columns = (DagModel.dag_id, DagModel.is_paused, DagModel.timetable_description)
+    asked = select(*columns).where(DagModel.dag_id.in_(ids), ~DagModel.is_stale)
+    known = {dag_id: (bool(is_paused), told) for dag_id, is_paused, told in session.execute(asked)}
+    runs = {
+        dag_id: (run_id, state, at) for dag_id, run_id, state, at in _runs(session, list(known))
+    }
+    found: dict[str, list[DagState]] = {name: [] for name in pipelines}
+    for dag_id, (name, kind) in ids.items():
+        if dag_id in known:
+            is_paused, told = known[dag_id]
+            run_id, state, at = runs.get(dag_id, (None, None, None))
+            found[name].append(DagState(kind, dag_id, is_paused, run_id, state, at, told))
+    return {name: tuple(states) for name, states in found.items()}
+
+
+def _runs(session: Session, dag_ids: Collection[str]) -> Iterator[Any]:
+    """Yields each DAG's latest run, then unfinished runs: queued ones before running ones.
+
+    A later one replaces an earlier one.
+    """
+
+    columns = (
+        DagRun.dag_id,
+        DagRun.run_id,
+        DagRun.state,
+        func.coalesce(DagRun.start_date, DagRun.run_after),
+    )
+    latest = (
+        select(DagRun.dag_id, func.max(DagRun.run_after))
+        .where(DagRun.dag_id.in_(dag_ids))
+        .group_by(DagRun.dag_id)
+    )
+    yield from session.execute(
+        select(*columns).where(tuple_(DagRun.dag_id, DagRun.run_after).in_(latest))
+    )
+    for state in (_QUEUED, _RUNNING):
+        under_way = select(*columns).where(DagRun.dag_id.in_(dag_ids), DagRun.state == state)
+        yield from session.execute(under_way.order_by(DagRun.run_after.desc()))
+
+
+@dataclass(frozen=True, slots=True)
+class DagRunTasks:
+    """A run of a DAG, and its tasks, whose logs Airflow stores."""
+
+    state: str
+    tasks: frozenset[str]
+
+    @property
+    def is_under_way(self) -> bool:
+        """Returns whether the run hasn't ended."""
+        return self.state in (_RUNNING, _QUEUED)
+
+
+def read_dag_run(dag_id: str, run_id: str) -> DagRunTasks | None:
+    """Returns a run of a DAG, or None when Airflow has no such run (any more)."""
+
+    try:
+        with create_session() as session:
+            state = session.scalar(
+                select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
+            )
+            tasks = select(TaskInstance.task_id).where(
+                TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id
+            )
+            if state is not None:
+                return DagRunTasks(str(state), frozenset(session.scalars(tasks)))
+    except SQLAlchemyError as err:
+        log.warning(
+            "Airflow's database doesn't answer which tasks a DAG run has: %s", class_and_text(err)
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """A queued or running run of a DAG; ``conf`` are its params, ``by`` the user who triggered
+    it.
+    """
+
+    run_id: str
+    state: str
+    by: str | None
+    at: datetime | None
+    conf: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionDag:
+    """What a page with a button needs to know of its DAG.
+
+    ``requested`` is the state of the run that was just requested.
+    """
+
+    dag_id: str
+    is_paused: bool = False
+    under_way: tuple[UnderWay, ...] = ()
+    requested: str | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Returns whether a button may trigger a run: it would start at once, as the only one."""
+        return not (self.is_paused or self.under_way)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Returns whether a run is running, or will as soon as it is scheduled."""
+        return any(run.state == _RUNNING or not self.is_paused for run in self.under_way)
+
+
+def read_action_dag(dag_id: str, requested: str | None = None) -> ActionDag:
+    """Returns a DAG's state in Airflow's database; without one, nothing is paused or unfinished."""
+
+    try:
+        with create_session() as session:
+            is_paused = bool(
+                session.scalar(select(DagModel.is_paused).where(DagModel.dag_id == dag_id))
+            )
+            of_dag = select(DagRun).where(DagRun.dag_id == dag_id)
+            active = of_dag.where(DagRun.state.in_([_QUEUED, _RUNNING])).order_by(DagRun.id)
+            under_way = tuple(
+                UnderWay(
+                    run.run_id,
+                    str(run.state),
+                    run.triggering_user_name,
+                    run.start_date or run.queued_at,
+                    run.conf or {},
+                )
+                for run in session.scalars(active.limit(_MOST_UNDER_WAY))
+            )
+            state = session.scalar(
+                select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == requested)
+            )
+            return ActionDag(
+                dag_id, is_paused, under_way, str(state) if state is not None else None
+            )
+    except SQLAlchemyError as err:
+        log.warning(
+            "Airflow's database doesn't answer whether %s is at work: %s",
+            dag_id,
+            class_and_text(err),
+        )
+        return ActionDag(dag_id)
+
+
+def unpause(dag_id: str, user_name: str) -> None:
+    """Unpause a DAG, and record it in Airflow's audit log as Airflow's own page does.
+
+    Raises 404 for a DAG that Airflow lacks.
+    """
+
+    with create_session() as session:
+        dag = session.get(DagModel, dag_id)
+        if dag is None or dag.is_stale:
+            raise HTTPException(404, f"Airflow doesn't know the DAG {dag_id} (yet).")
+        dag.is_paused = False
+        session.add(
+            Log(event="patch_dag", dag_id=dag_id, owner=user_name, extra='{"is_paused": false}')
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Button:
+    """A page's buttons: their DAG, the run just requested or why it was refused, and
+    permissions.
+    """
+
+    dag: ActionDag
+    requested: str | None
+    refused: str | None
+    may_trigger: bool
+    may_unpause: bool
+
+    @property
+    def is_under_way(self) -> bool:
+        """Returns whether the requested run is among the unfinished ones."""
+        return any(run.run_id == self.requested for run in self.dag.under_way)
+
+
+def check_origin(request: Request) -> None:
+    """Raise 403 for a form that another site's page sent with the reader's login.
+
+    For a browser without the header Sec-Fetch-Site, the page's address (Origin) is compared. A
+    proxy in between may not pass that address on as Host.
+    """
+    site = request.headers.get("sec-fetch-site")
+    if site == "same-origin":
+        return
+    refused = "This request did not come from waldelta's own page."
+    if site is not None:
+        raise HTTPException(403, refused)
+    origin, host = request.headers.get("origin"), request.headers.get("host", "")
+    own = urlsplit(conf.get("api", "base_url", fallback="") or "").netloc
+    if origin is None:
+        raise HTTPException(403, refused)
+    if not (address := urlsplit(origin).netloc) or address not in (host, own):
+        raise HTTPException(
+            403,
+            f"{refused} The page's address is {origin}; Airflow's is {host!r} by the request and"
+            f" {own!r} by its setting base_url of [api]: set that to the address that browsers"
+            " see.",
+        )
+
+
+class DagPaused(HTTPException):
+    """A requested run would wait, because its DAG is paused."""
+
+    def __init__(self, dag_id: str) -> None:
+        super().__init__(
+            409, f"The DAG {dag_id} is paused, so that its run would wait: unpause it first."
+        )
+
+
+def trigger_run(dag_id: str, prefix: str, params: Mapping[str, Any], user: BaseUser) -> str:
+    """Trigger a run of a DAG in the reader's name; returns its run id."""
+
+    run_id = f"{prefix}__{now().isoformat()}"
+    dag = DagModel.get_current(dag_id)
+    if dag is None or dag.is_stale:
+        raise HTTPException(404, f"Airflow doesn't know the DAG {dag_id} (yet).")
+    if dag.is_paused:
+        raise DagPaused(dag_id)
+    try:
+        trigger_dag(
+            dag_id,
+            triggered_by=DagRunTriggeredByType.UI,
+            triggering_user_name=user.get_name(),
+            run_id=run_id,
+            conf=dict(params),
+        )
+    except (AirflowException, ValueError) as err:
+        raise HTTPException(400, f"Airflow doesn't take the run: {type(err).__name__}") from err
+    return run_id
+
 
 # How many runs are searched for an idle check's result.
 _ANSWERS = 50

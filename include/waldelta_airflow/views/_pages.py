@@ -17,7 +17,7 @@ from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError, LakeError, WaldeltaError, stack_without_values
 from waldelta.lake import READ_FAILURES, local_path
 from waldelta.lake.ledger import DIFFERENT, WAITING, Ledger, now
-from waldelta.lake.ledger.reconciliations import Reconciliations, last_answers
+from waldelta.lake.ledger.check_records import Reconciliations, last_answers
 from waldelta.monitoring.attention import (
     IN_DOUBT,
     Attention,
@@ -38,7 +38,7 @@ from waldelta.monitoring.overview import (
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.run_details import read_run, read_work
 from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points, read_runs
-from waldelta.monitoring.slot_status import LastSlot, last_slot
+from waldelta.monitoring.status import LastSlot, last_slot
 from waldelta.monitoring.table_list import read_table_details, replicated_tables
 from waldelta.pipeline.lag import Lag
 from waldelta.stages.check.reports.docs_store import DocsStore
@@ -51,9 +51,13 @@ from waldelta.stages.check.reports.page import (
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow._dag_attention import of_dags
 from waldelta_airflow.views._access import PipelineRequest, Reader
-from waldelta_airflow.views._dag_states import Button, dag_of_verb, read_dag_run
-from waldelta_airflow.views._formats import bytes_of, duration
-from waldelta_airflow.views._installed_pipelines import Schedule, read_schedules
+from waldelta_airflow.views._installed_pipelines import (
+    Button,
+    Schedule,
+    dag_of_verb,
+    read_dag_run,
+    read_schedules,
+)
 from waldelta_airflow.views._plot import (
     Measure,
     ceiling_of_bytes,
@@ -61,7 +65,7 @@ from waldelta_airflow.views._plot import (
     lag_plot,
     sparkline,
 )
-from waldelta_airflow.views._render import render, url
+from waldelta_airflow.views._render import bytes_of, duration, render, url
 
 log = logging.getLogger(__name__)
 

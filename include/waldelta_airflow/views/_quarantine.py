@@ -23,9 +23,9 @@ from waldelta.monitoring.quarantine_rows import read_by_id, read_decided, read_o
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.pipeline.targets import open_messages, target_generations
 from waldelta_airflow.views._access import PipelineRequest
-from waldelta_airflow.views._dag_states import Button
-from waldelta_airflow.views._formats import server_folders
+from waldelta_airflow.views._installed_pipelines import Button
 from waldelta_airflow.views._pages import Turning
+from waldelta_airflow.views._render import server_folders
 
 _ROWS_PER_PAGE = 100
 _MOST_CHOICES = 20

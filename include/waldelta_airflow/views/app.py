@@ -22,16 +22,17 @@ from waldelta.stages.check.reports.page import static_index
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views import _pages as pages
 from waldelta_airflow.views._access import PipelineRequest, Reader
-from waldelta_airflow.views._dag_states import (
+from waldelta_airflow.views._installed_pipelines import (
     RUN_NOW,
     Button,
     DagPaused,
     check_origin,
+    load_pipelines,
+    pipeline_of,
     read_action_dag,
     trigger_run,
     unpause,
 )
-from waldelta_airflow.views._installed_pipelines import load_pipelines, pipeline_of
 from waldelta_airflow.views._pages import read_reports, served_report
 from waldelta_airflow.views._quarantine import (
     Chosen,

@@ -29,7 +29,7 @@ from tests.support.plugin_app import plugin_app, serve
 from waldelta.config import PipelineFile, load_pipeline_file, split_table_name
 from waldelta.lake import Lake, target_uri
 from waldelta.lake.ledger import ColumnState, Ledger, Reconciliation, RowDifference, TableState, now
-from waldelta.lake.ledger.reconciliations import ColumnDifference
+from waldelta.lake.ledger.check_records import ColumnDifference
 from waldelta.spark import OnSpark
 from waldelta.stages.check.check import check
 from waldelta.stages.check.great_expectations.run_suite import _open_context

@@ -17,7 +17,7 @@ from waldelta.monitoring.overview import read_glance
 from waldelta.pgoutput.commit_time import EARLIEST, LATEST
 from waldelta.pipeline.job import load_job
 from waldelta.postgres.server_position import read_position
-from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread
+from waldelta.slot.health import oldest_unapplied, oldest_unread
 from waldelta.stages.land.drain import drain
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup

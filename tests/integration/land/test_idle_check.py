@@ -20,7 +20,7 @@ from waldelta.pipeline.run_result import LandedChanges
 from waldelta.postgres.server_position import ServerPosition, read_position
 from waldelta.slot import read_slot
 from waldelta.slot.acknowledge import confirmed_lsn
-from waldelta.slot.oldest_pending import oldest_unread
+from waldelta.slot.health import oldest_unread
 from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land.drain import drain
 from waldelta.stages.land.idle_check import check_idle

@@ -10,7 +10,7 @@ from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.lake.ledger import now
 from waldelta.postgres.server_position import read_position
-from waldelta.slot.oldest_pending import oldest_unread
+from waldelta.slot.health import oldest_unread
 from waldelta.slot.read.peek import call, whole
 from waldelta.stages.land.drain import drain
 from waldelta.stages.land.idle_check import check_idle

@@ -16,8 +16,7 @@ from waldelta.pipeline.drift.drift import find_drift
 from waldelta.pipeline.drift.record_drift import of_partition, read_own_tables
 from waldelta.pipeline.drift.unsent_changes import to_record
 from waldelta.pipeline.targets import column_states
-from waldelta.pipeline.targets.target_filter import to_text
-from waldelta.pipeline.targets.target_sources import read_target_sources, read_targets
+from waldelta.pipeline.targets.target_sources import read_target_sources, read_targets, to_text
 from waldelta.postgres import connect
 from waldelta.postgres.publication_checks import refused_statements
 from waldelta.postgres.publication_membership import to_texts

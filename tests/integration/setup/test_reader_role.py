@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 from tests.support.pipelines import job_for
 from waldelta.cli.command_line import main
 from waldelta.config.pipeline_file import Target, TargetTable
-from waldelta.grants import sql_name
+from waldelta.findings import sql_name
 from waldelta.postgres import connect
 from waldelta.stages.setup.setup import plan_setup
 

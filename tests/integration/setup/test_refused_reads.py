@@ -10,7 +10,7 @@ from psycopg.conninfo import make_conninfo
 
 from tests.support.pipelines import job_for
 from waldelta.errors import SourceError
-from waldelta.grants import sql_name
+from waldelta.findings import sql_name
 from waldelta.pipeline import SourceConnections
 from waldelta.postgres import connect
 from waldelta.postgres.connection import lacks_room

@@ -11,8 +11,7 @@ from waldelta.config.pipeline_file import SlotLimits
 from waldelta.jobs._stages import report_stage
 from waldelta.jobs.consume import land_stage
 from waldelta.lake.ledger import now
-from waldelta.monitoring.slot_status import of_live_slot
-from waldelta.monitoring.status import read_status
+from waldelta.monitoring.status import of_live_slot, read_status
 from waldelta.pipeline import RunResult, StageResult
 from waldelta.slot import read_slot, slot_warnings
 from waldelta.stages.land.idle_check import check_idle

@@ -23,7 +23,7 @@ from waldelta.lake.ledger import (
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.reconciliations import Reconciliations
+from waldelta.lake.ledger.check_records import Reconciliations
 from waldelta.monitoring.attention import concerning
 from waldelta.monitoring.overview import AirflowRuns, read_glance
 from waldelta.monitoring.reconciliation_status import read_compared

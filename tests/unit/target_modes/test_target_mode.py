@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from waldelta.changes.merge.states import Kept
+from waldelta.changes.merge.statements import Kept
 from waldelta.config.pipeline_file import Target, TargetTable
 from waldelta.errors import ModeRefused, StateError
 from waldelta.pipeline.targets import TargetSource

@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from tests.unit.types.test_type_map import array_of, domain_over
-from waldelta.lake.data_file import FileStatistics
+from waldelta.lake.data_file import FileStatistics, order_of
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.postgres import PgType
 from waldelta.row_filter.typed_tree import column_type
@@ -21,7 +21,6 @@ from waldelta.stages.repair.reconcile._checksum import lake_rows, source_text
 from waldelta.types import TargetType, stored_type
 from waldelta.types import type_map as module
 from waldelta.types.base import Marks, split_representable
-from waldelta.types.bounds import order_of
 from waldelta.types.type_map import key_type, target_type
 
 OID, PRINTED, SPARK = 1083, "time without time zone", "time(6)"

@@ -38,7 +38,7 @@ from waldelta.changes.decode.row_states import (
 )
 from waldelta.errors import ApplyError, DecodeError, NeedsSync
 from waldelta.lake.changelog import Snapshot, place_columns
-from waldelta.lake.changelog.commit_order import commits
+from waldelta.lake.changelog.row_messages import commits
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import Relation, Segments
 from waldelta.pgoutput.rows import Rows, decode_rows

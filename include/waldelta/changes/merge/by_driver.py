@@ -4,31 +4,38 @@ Spark spends seconds of CPU on planning and compiling for milliseconds of work. 
 tables, that would be most of a run. The commit has the transaction id and the userMetadata of a
 MERGE's commit. It is a compare-and-swap on the version that was read, so it never overwrites a
 concurrent commit.
+
+Applies net changes to a target's rows as statements.merge_statement's MERGE does, with Arrow and
+NumPy.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from waldelta.arrow import Ints, table_of
-from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_UPDATE
-from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge._arrow import (
-    MergedRows,
-    are_new,
-    match,
-    match_duplicates,
-    matched_by,
+from waldelta.arrow import Bools, Ints, one_array, table_of
+from waldelta.changes.decode.collapse import (
+    ACTION_DELETE,
+    ACTION_INSERT,
+    ACTION_PURGE,
+    ACTION_UPDATE,
+    ACTION_UPSERT,
+    PLACE,
+    codes_of,
+    codes_of_both,
 )
+from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge.statements import (
     MERGED_DELETES,
+    MERGED_INSERTS,
     MERGED_UPDATES,
     CommitTag,
     WrittenColumns,
@@ -36,11 +43,258 @@ from waldelta.changes.merge.statements import (
 from waldelta.changes.stage.net_files import batches
 from waldelta.lake import MOST_DRIVER_BYTES, READ_FAILURES, Fence, TargetVersion, replace_by_rows
 from waldelta.lake.storage import row_group_bytes
-from waldelta.metadata_columns import RELID
+from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
 from waldelta.pipeline import Job
 from waldelta.types import TargetType
+from waldelta.types.hstore import Hstore
 
 log = logging.getLogger(__name__)
+
+
+def match(held: pa.Table, net: pa.Table, written: WrittenColumns) -> Ints:
+    """Return, for each row of the target, the net change of its key; -1 for none.
+
+    Both tables need only their key columns.
+    """
+    if not written.shape.key:  # All changes are new rows.
+        return np.full(len(held), -1, np.int64)
+    pairs = [
+        (held[name], net[base]) for name, base in zip(written.key_names, written.bases, strict=True)
+    ]
+    if len(pairs) == 1 and all(pa.types.is_integer(column.type) for column in pairs[0]):
+        return _match_integers(*pairs[0])
+    of_net, of_held = codes_of_both([s for _, s in pairs], [t for t, _ in pairs])
+    # Nulls equal nothing: a new row whose old row moved elsewhere in the batch has no base.
+    in_target, in_net = (np.ones(n, np.bool_) for n in (len(held), len(net)))
+    for t, s in pairs:
+        in_target &= np.asarray(t.is_valid())
+        in_net &= np.asarray(s.is_valid())
+    codes = max(of_net.max(initial=-1), of_held.max(initial=-1)) + 1
+    change_of = np.full(int(codes), -1, np.int64)
+    change_of[of_net[in_net]] = np.flatnonzero(in_net)
+    return np.where(in_target, change_of[of_held], -1)
+
+
+def _match_integers(held: pa.ChunkedArray, net: pa.ChunkedArray) -> Ints:
+    """Return what match() does, by a search that is quick where both are nearly in order."""
+    places = np.flatnonzero(np.asarray(net.is_valid()))
+    values = np.asarray(net.drop_null(), np.int64)
+    order = np.argsort(values, kind="stable")
+    values, places = values[order], places[order]
+    if not len(places):
+        return np.full(len(held), -1, np.int64)
+    sought = np.asarray(held.fill_null(0), np.int64)
+    at = np.searchsorted(values, sought, side="right") - 1
+    is_there = (at >= 0) & (values[at] == sought) & np.asarray(held.is_valid())
+    return np.where(is_there, places[at], -1)
+
+
+def are_new(net: pa.Table, matched: Bools) -> Bools:
+    """Return which net changes are new rows; only their actions are needed.
+
+    ``matched`` has those whose key has a row in the target.
+    """
+    return _has_action(net, ACTION_INSERT, ACTION_UPSERT) & ~matched
+
+
+def matched_by(of_row: Ints, changes: int) -> Bools:
+    """Return which of this many net changes have a row in the target."""
+    found = np.zeros(changes, np.bool_)
+    found[of_row[of_row >= 0]] = True
+    return found
+
+
+def _has_action(net: pa.Table, *actions: str) -> Bools:
+    return np.asarray(pc.is_in(net["action"], value_set=pa.array(actions)))
+
+
+@dataclass(frozen=True)
+class MergedRows:
+    """Rows of a target and net changes, with the change that each row matches and the new rows."""
+
+    held: pa.Table
+    net: pa.Table
+    of_row: Ints
+    new: Ints
+    written: WrittenColumns
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether Arrow can merge them: no updated row keeps some raw values while others change.
+
+        Texts of such a row would have to be picked one by one.
+        """
+        shape = self.written.shape
+        if not self.written.metadata or not shape.toastable or not self._updated.any():
+            return True
+        keeps = shape.lacks_values(self.net)[self.of_row[self._updated]]
+        return not (keeps & np.asarray(self.held[RAW].is_valid())[self._updated]).any()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of changed rows of the target, by operation."""
+        return {
+            MERGED_INSERTS: len(self.new),
+            MERGED_UPDATES: int(self._updated.sum()),
+            MERGED_DELETES: int(self._deleted.sum()),
+        }
+
+    def rows(self) -> pa.Table:
+        """Return the rows after the merge, new ones last."""
+        return self._built(~self._deleted)
+
+    def new_rows(self) -> pa.Table:
+        """Return only the new rows."""
+        return self._built(np.zeros(len(self.held), np.bool_))
+
+    def _built(self, stay: Bools) -> pa.Table:
+        schema, sources = self.held.schema, self.written.sources
+        columns = [self._column(field, sources.get(field.name), stay) for field in schema]
+        return pa.table(columns, schema=schema)
+
+    def _column(self, field: pa.Field, source: str | None, stay: Bools) -> pa.ChunkedArray:
+        before = self.held[field.name]
+        if source is None:  # The source doesn't have the column any more.
+            after = pa.chunked_array([pa.nulls(len(self.net), field.type)])
+            return self._chosen(before, after, np.zeros(len(self.held), np.bool_), stay)
+        changed = self._updated
+        if (flag := source.replace("c", "u", 1)) in self.written.shape.flags:
+            untold = np.asarray(self.net[flag])
+            changed = (
+                changed & ~np.where(self.of_row >= 0, untold[self.of_row], False)
+                if len(untold)
+                else changed
+            )
+        return self._chosen(before, self.net[source].cast(field.type), changed, stay)
+
+    def _chosen(
+        self, before: pa.ChunkedArray, after: pa.ChunkedArray, changed: Bools, stay: Bools
+    ) -> pa.ChunkedArray:
+        """Return values of the rows that stay, new ones where ``changed``, then those of new
+        rows.
+        """
+        place = np.where(changed, len(before) + self.of_row, np.arange(len(before)))[stay]
+        both = pa.chunked_array([*before.chunks, *after.chunks], before.type)
+        return both.take(pa.array(np.concatenate([place, len(before) + self.new])))
+
+    @cached_property
+    def _deleted(self) -> Bools:
+        gone = np.append(_has_action(self.net, ACTION_DELETE, ACTION_PURGE), False)
+        return np.asarray(gone[self.of_row])
+
+    @cached_property
+    def _updated(self) -> Bools:
+        return (self.of_row >= 0) & ~self._deleted
+
+
+def are_equal(
+    rows: pa.Table, changes: pa.Table, written: WrittenColumns, kinds: Mapping[str, TargetType]
+) -> Bools:
+    """Return which rows of the target are written exactly as the complete change at their place."""
+    equal = np.ones(len(rows), np.bool_)
+    for name, source in written.sources.items():
+        if name not in (LSN, COMMIT_TS):
+            kind = Hstore() if name == RAW else kinds[name]
+            equal &= _are_written_alike(rows[name], changes[source], kind, is_raw=name == RAW)
+    return equal
+
+
+def _are_written_alike(
+    rows: pa.ChunkedArray, changes: pa.ChunkedArray, kind: TargetType, *, is_raw: bool
+) -> Bools:
+    here, sent = (values.cast(kind.arrow) for values in (rows, changes))
+    if here.null_count == len(here) and sent.null_count == len(sent):
+        return np.ones(len(here), np.bool_)
+    none = pa.array([], kind.arrow)
+    if kind.exact_values(none) is none:  # Arrow's own equality tells its values apart.
+        equal = pc.equal(here, sent)
+        if here.null_count or sent.null_count:
+            nulls = pc.and_(here.is_null(), sent.is_null())
+            equal = pc.or_(equal.fill_null(False), nulls)
+        return np.asarray(equal)
+    values = kind.exact_values(pa.concat_arrays([*here.chunks, *sent.chunks]))
+    codes = codes_of([pa.chunked_array([_raw_entries(values) if is_raw else values])])
+    return np.asarray(codes[: len(here)] == codes[len(here) :])
+
+
+_REMOVALS = pa.array([ACTION_UPDATE, ACTION_DELETE])
+
+
+def match_duplicates(
+    rows: pa.Table, net: pa.Table, columns: Sequence[tuple[str, TargetType]], *, metadata: bool
+) -> Ints:
+    """Return, for each row of the target, the update or delete that takes it; -1 for none.
+
+    Each change takes one of the rows that equal its old row, in the order of the changes. Rows that
+    are written exactly like the old rows are taken first. ``columns`` are the published columns;
+    ``metadata``: the target has raw values.
+    """
+    removals = np.flatnonzero(np.asarray(pc.is_in(net["action"], value_set=_REMOVALS)))
+    removals = removals[np.argsort(np.asarray(net[PLACE])[removals], kind="stable")]
+    removed = net.take(pa.array(removals))
+    equal, exact = _codes(rows, removed, columns, metadata=metadata)
+    is_exact = _numbers(exact[: len(rows)]) < _sought(exact, rows)[exact[: len(rows)]]
+    equal_rows, sought = equal[: len(rows)], _sought(equal, rows)
+    number = _numbers(equal_rows, ~is_exact)
+    is_taken = number < sought[equal_rows]
+    # Changes that take equal rows are next to each other, in their order.
+    grouped = removals[np.argsort(equal[len(rows) :], kind="stable")]
+    begin = np.cumsum(sought) - sought
+    of_row = np.full(len(rows), -1, np.int64)
+    of_row[is_taken] = grouped[(begin[equal_rows] + number)[is_taken]]
+    return of_row
+
+
+def _codes(
+    rows: pa.Table,
+    removed: pa.Table,
+    columns: Sequence[tuple[str, TargetType]],
+    *,
+    metadata: bool,
+) -> tuple[Ints, Ints]:
+    """Return integers of the rows and then of the removed ones: the same where they are equal, and
+    where they are also written alike.
+    """
+    equal: list[pa.Array] = []
+    exact: list[pa.Array] = []
+    for i, (name, kind) in enumerate(columns):
+        both = _both(rows[name], removed[f"b{i}"], kind.arrow)
+        equal.append(kind.equal_values(both))
+        if (written := kind.exact_values(both)) is not equal[-1]:
+            exact.append(written)
+    if metadata:
+        raws = _both(rows[RAW], removed["base_raw"], Hstore().arrow)
+        equal.append(_raw_entries(Hstore().exact_values(raws)))
+    codes = codes_of([pa.chunked_array([values]) for values in equal])
+    if not exact:
+        return codes, codes
+    return codes, codes_of([pa.chunked_array([values]) for values in (pa.array(codes), *exact)])
+
+
+def _raw_entries(raws: pa.Array) -> pa.Array:
+    """Return packed raw values as raw_entries() does: null without any."""
+    is_empty = pc.equal(pc.binary_length(raws), 0)
+    return pc.if_else(is_empty, pa.scalar(None, raws.type), raws)
+
+
+def _both(rows: pa.ChunkedArray, removed: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    return one_array(pa.chunked_array([*rows.cast(kind).chunks, *removed.cast(kind).chunks], kind))
+
+
+def _sought(codes: Ints, rows: pa.Table) -> Ints:
+    """Return how many rows of each code are removed."""
+    return np.bincount(codes[len(rows) :], minlength=int(codes.max(initial=-1)) + 1)
+
+
+def _numbers(codes: Ints, is_late: Bools | None = None) -> Ints:
+    """Return the number of each row among those of its code, those that are late last."""
+    order = np.argsort(codes, kind="stable") if is_late is None else np.lexsort((is_late, codes))
+    counts = np.bincount(codes, minlength=1)
+    begin = np.cumsum(counts) - counts
+    numbers = np.empty(len(codes), np.int64)
+    numbers[order] = np.arange(len(codes)) - begin[codes[order]]
+    return numbers
+
 
 # New rows alone are appended as one more file, up to this many files.
 _MOST_FILES = 8

@@ -25,13 +25,14 @@ import pyarrow.dataset as ds
 from waldelta.arrow import Bools, Ints
 from waldelta.changes.decode.collapse import net_changes
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge._arrow import (
+from waldelta.changes.merge.by_driver import (
     MergedRows,
     are_new,
+    changes_copies,
+    has_columns,
     match,
     matched_by,
 )
-from waldelta.changes.merge.by_driver import changes_copies, has_columns
 from waldelta.changes.merge.statements import (
     MERGED_DELETES,
     MERGED_INSERTS,
@@ -58,11 +59,10 @@ from waldelta.lake import (
     TargetVersion,
     parquet_format,
 )
-from waldelta.lake.data_file import discard, new_prefix
+from waldelta.lake.data_file import discard, new_prefix, shared_order
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
-from waldelta.types.bounds import shared_order
 
 log = logging.getLogger(__name__)
 

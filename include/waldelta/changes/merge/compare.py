@@ -22,7 +22,7 @@ from waldelta.changes.decode.collapse import (
     ACTION_UPSERT,
     EventShape,
 )
-from waldelta.changes.merge._arrow import are_equal, match
+from waldelta.changes.merge.by_driver import are_equal, match
 from waldelta.changes.merge.by_file import (
     MOST_NET_BYTES,
     HeldFile,

@@ -32,10 +32,10 @@ from waldelta.changes.merge.statements import (
     commit_statement,
     insert_statement,
     merge_statement,
+    merge_states,
     of_leaves,
     raw_entries,
 )
-from waldelta.changes.merge.states import merge_states
 from waldelta.changes.stage.stage import Staged, check_whole
 from waldelta.lake import Fence
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW

@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from waldelta.lake.changelog.change_log import ChangeLog
-from waldelta.lake.changelog.commit_order import Snapshot, Stream
 from waldelta.lake.changelog.row_messages import (
     Piece,
     RowMessages,
+    Snapshot,
+    Stream,
     Volume,
     all_row_messages,
     row_messages,

@@ -19,10 +19,20 @@ import pyarrow.dataset as ds
 from waldelta.arrow import with_column
 from waldelta.errors import DecodeError, SlotGap
 from waldelta.failpoints import fault_point
-from waldelta.lake.changelog.batch_file import BatchFiles
-from waldelta.lake.changelog.commit_order import Snapshot, Stream
-from waldelta.lake.changelog.row_messages import ROW_KINDS, RowMessages, of_batches
-from waldelta.lake.changelog.transaction_counts import COLUMNS, XID_MASK, Landed, TransactionCounts
+from waldelta.lake.changelog.batch_file import (
+    COLUMNS,
+    XID_MASK,
+    BatchFiles,
+    Landed,
+    TransactionCounts,
+)
+from waldelta.lake.changelog.row_messages import (
+    ROW_KINDS,
+    RowMessages,
+    Snapshot,
+    Stream,
+    of_batches,
+)
 from waldelta.lake.delta_target import TargetVersion
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger import SKIPPED, Decisions

@@ -3,8 +3,13 @@
 from waldelta.lake.ledger.check_records import (
     ALL_VALUES_KNOWN,
     CAN_BE_JUDGED,
+    DIFFERENT,
+    EQUAL,
+    REPAIRED,
     ColumnProfile,
     ExpectationResult,
+    Reconciliation,
+    RowDifference,
 )
 from waldelta.lake.ledger.decisions import (
     ACCEPTED,
@@ -19,13 +24,6 @@ from waldelta.lake.ledger.decisions import (
     watched_rows,
 )
 from waldelta.lake.ledger.ledger import Ledger
-from waldelta.lake.ledger.reconciliations import (
-    DIFFERENT,
-    EQUAL,
-    REPAIRED,
-    Reconciliation,
-    RowDifference,
-)
 from waldelta.lake.ledger.records import (
     COPYING,
     FAILED,

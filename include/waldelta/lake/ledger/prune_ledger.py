@@ -15,13 +15,13 @@ from waldelta.lake.ledger.check_records import (
     ExpectationResult,
     PassedSuite,
     Profile,
+    Reconciliations,
     keep_profiles,
     keep_results,
     keep_suites,
 )
 from waldelta.lake.ledger.decisions import Decisions
 from waldelta.lake.ledger.ledger import OF_BATCHES, Ledger
-from waldelta.lake.ledger.reconciliations import Reconciliations
 from waldelta.lake.ledger.records import (
     COPYING,
     SYNCED,

@@ -291,7 +291,7 @@ class TableState(LedgerRow):
     reason: str | None = None
     incarnation: str | None = None
     storage: StorageState | None = None
-    # The target's own filter, as waldelta.pipeline.targets.target_filter writes it.
+    # The target's own filter, as waldelta.pipeline.targets.target_sources writes it.
     target_filter: str | None = None
     # Filters that its publications have had since the copy; "true" admits every row. The same one
     # twice means that another was in force in between.

@@ -21,7 +21,7 @@ from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.repair_plan import Repair, entered_columns, moved_leaves, reattached
 from waldelta.pipeline.drift.unsent_changes import replaced_files
 from waldelta.pipeline.targets import ReplicatedTarget, TargetSource, column_states, filter_of
-from waldelta.pipeline.targets.target_filter import both
+from waldelta.pipeline.targets.target_sources import both
 from waldelta.postgres import PublishedTable
 from waldelta.postgres.publication_membership import (
     from_texts,

@@ -12,10 +12,12 @@ from waldelta.pipeline.targets.lifecycle import (
 )
 from waldelta.pipeline.targets.table_names import unknown_tables
 from waldelta.pipeline.targets.target_definition import check_columns, merge_error
-from waldelta.pipeline.targets.target_filter import column_states, filter_of, read_target_filter
 from waldelta.pipeline.targets.target_sources import (
     ReplicatedTarget,
     TargetSource,
+    column_states,
+    filter_of,
+    read_target_filter,
     read_unlocked_sources,
 )
 from waldelta.pipeline.targets.unreadable_messages import open_messages, record_unreadable

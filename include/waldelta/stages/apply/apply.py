@@ -13,17 +13,15 @@ from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
-from waldelta.changes.decode.message_search import find_unreadable
 from waldelta.changes.decode.net_rows import WRITTEN
-from waldelta.changes.decode.target_plan import TargetPlan, plan_target
+from waldelta.changes.decode.target_plan import TargetPlan, find_unreadable, plan_target
 from waldelta.changes.merge.commits import (
     read_commit,
     read_untouched,
     take_over_target,
 )
 from waldelta.changes.merge.merge import merge_staged
-from waldelta.changes.merge.statements import CommitTag
-from waldelta.changes.merge.states import complete_states
+from waldelta.changes.merge.statements import CommitTag, complete_states
 from waldelta.changes.merge.target_table import reshape
 from waldelta.changes.stage.folders import staged_in
 from waldelta.changes.stage.stage import splitting, stage
@@ -50,13 +48,13 @@ from waldelta.postgres import KnownTypes
 from waldelta.quantities import counted
 from waldelta.spark import Runner, RunnerPool
 from waldelta.spark.runner import most_messages
-from waldelta.stages.apply._apply_batches import reported_batches
 from waldelta.stages.apply.complete_rows import complete_rows
 from waldelta.stages.apply.inspect import (
     InspectedTarget,
     Inspection,
     inspect,
     inspect_unchanged,
+    reported_batches,
 )
 from waldelta.stages.apply.outcome import Applied, isolated
 from waldelta.stages.check.gate.gate import judge

@@ -22,7 +22,7 @@ from waldelta.permissions import private_files
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
 from waldelta.spark.runner import CONCURRENT
-from waldelta.stages.apply._apply_batches import measures, whole_upto
+from waldelta.stages.apply.inspect import measures, whole_upto
 
 if TYPE_CHECKING:
     from waldelta.stages.apply.outcome import Applied

@@ -15,14 +15,14 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode.message_search import find_unreadable_logical
+from waldelta.changes.decode.target_plan import find_unreadable_logical
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.merge.target_table import plainly_typed
 from waldelta.errors import ApplyError, DecodeError, LateWriter, without_values
 from waldelta.failpoints import fault_point
 from waldelta.lake import MESSAGES
 from waldelta.lake.changelog import ChangeLog, place_columns
-from waldelta.lake.changelog.commit_order import commits
+from waldelta.lake.changelog.row_messages import commits
 from waldelta.pgoutput import Segments
 from waldelta.pgoutput.messages import decode_logical_messages
 from waldelta.pgoutput.transactions import LAST_SEQ, SEQ_BITS

@@ -89,7 +89,7 @@ from waldelta.pipeline.targets import (
     read_target_filter,
 )
 from waldelta.pipeline.targets.external_commits import checked_upto, mirrored_at
-from waldelta.pipeline.targets.target_filter import to_text
+from waldelta.pipeline.targets.target_sources import to_text
 from waldelta.postgres import TableId
 from waldelta.postgres.publication_membership import was_interrupted
 from waldelta.quantities import counted

@@ -16,8 +16,7 @@ import psycopg
 from waldelta.config import PipelineFile, Publication
 from waldelta.config.pipeline_file import TargetTable
 from waldelta.errors import SourceError
-from waldelta.findings import Finding, merged, problem
-from waldelta.grants import sql_name
+from waldelta.findings import Finding, merged, problem, sql_name
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets.target_sources import sources

@@ -22,7 +22,7 @@ from psycopg import sql
 
 from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.errors import ConfigError, NotPrimary
-from waldelta.grants import Attribute, Grant, Need, on_one_line, sql_name, statements
+from waldelta.findings import Attribute, Grant, Need, on_one_line, sql_name, statements
 from waldelta.postgres import (
     NAME_BYTES,
     CatalogRelation,

@@ -22,8 +22,7 @@ import tenacity
 from waldelta.config import Publication, Source
 from waldelta.errors import PreflightFailed, PrivilegeMissing, SlotMissing, SourceError, TableBusy
 from waldelta.failpoints import fault_point
-from waldelta.findings import Finding, merged, problem, warning
-from waldelta.grants import on_one_line, sql_name
+from waldelta.findings import Finding, merged, on_one_line, problem, sql_name, warning
 from waldelta.lake import check_writable
 from waldelta.permissions import private_files
 from waldelta.pipeline import AdvisoryLock, Job, slot_lock

@@ -20,8 +20,14 @@ from waldelta.changes.merge.commits import (
     read_commit,
     take_over_for_copy,
 )
-from waldelta.changes.merge.statements import CommitTag, as_stored, commit_statement
-from waldelta.changes.merge.states import Kept, differences_query, metric_counts
+from waldelta.changes.merge.statements import (
+    CommitTag,
+    Kept,
+    as_stored,
+    commit_statement,
+    differences_query,
+    metric_counts,
+)
 from waldelta.changes.merge.target_table import (
     CommitResult,
     TargetColumn,

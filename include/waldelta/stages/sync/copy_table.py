@@ -38,8 +38,7 @@ from waldelta.pipeline import Job, SourceBill
 from waldelta.pipeline.drift import as_published, read_catalog_tables, stored
 from waldelta.pipeline.source import xmin_age
 from waldelta.pipeline.targets import ReplicatedTarget, column_states, read_target_filter
-from waldelta.pipeline.targets.target_filter import to_text
-from waldelta.pipeline.targets.target_sources import read_target
+from waldelta.pipeline.targets.target_sources import read_target, to_text
 from waldelta.pipeline.targets.watermarks import sync_app_id
 from waldelta.postgres import PublishedTable, TableId, is_standby, named_loss
 from waldelta.quantities import counted

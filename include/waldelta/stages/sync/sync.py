@@ -41,8 +41,8 @@ from waldelta.pipeline.targets import (
 from waldelta.pipeline.targets.lifecycle import NOT_PUBLISHED, lives
 from waldelta.postgres import TableId
 from waldelta.quantities import counted
-from waldelta.slot.failover import check_source
 from waldelta.slot.gaps import close_gaps
+from waldelta.slot.standby import check_source
 from waldelta.snapshot.chunks import COPIED_AT_ONCE
 from waldelta.snapshot.exported_snapshot import (
     PublicationVersion,

@@ -16,9 +16,9 @@ from waldelta.changes.decode.relation_versions import read_versions
 from waldelta.changes.decode.route import SAME, SENT, UNKNOWN, Routing
 from waldelta.errors import ApplyError, DecodeError
 from waldelta.lake.changelog import Snapshot, Stream, Transactions
+from waldelta.lake.changelog.batch_file import COLUMNS, PreparedRows, TransactionCounts
 from waldelta.lake.changelog.change_log import landmarks
 from waldelta.lake.changelog.row_messages import ROW_KINDS
-from waldelta.lake.changelog.transaction_counts import COLUMNS, PreparedRows, TransactionCounts
 from waldelta.metadata_columns import RELID
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.transactions import resolve

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.changes.merge.test_by_driver import job, net_of, plan
 from tests.unit.changes.merge.test_by_file import _small, one_by_one, staged, write_files
 from waldelta.changes.decode.collapse import EventShape
-from waldelta.changes.merge._arrow import match
+from waldelta.changes.merge.by_driver import match
 from waldelta.changes.merge.compare import Comparison, HeldRows
 from waldelta.changes.merge.statements import WrittenColumns
 from waldelta.changes.stage import net_files

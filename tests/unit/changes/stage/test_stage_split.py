@@ -12,7 +12,7 @@ import pytest
 from tests.support import pgoutput_encoder as enc
 from tests.support.seeds import chosen_seed
 from tests.unit.changes.decode.test_decode import aborted, chunk, commit, decided, plain, prepared
-from tests.unit.slot.test_oldest_pending import written
+from tests.unit.slot.test_health_oldest_pending import written
 from waldelta.changes.stage import stage
 from waldelta.lake import Lake
 from waldelta.lake.changelog import BatchNumbers, BatchRanges, Snapshot

@@ -21,8 +21,7 @@ from waldelta.lake.ledger import (
     TableState,
     TargetCut,
 )
-from waldelta.lake.ledger.check_records import PassedSuite, Profile
-from waldelta.lake.ledger.reconciliations import ColumnDifference
+from waldelta.lake.ledger.check_records import ColumnDifference, PassedSuite, Profile
 from waldelta.lake.ledger.records import (
     AttributeState,
     FileState,

@@ -16,7 +16,7 @@ from waldelta.pipeline.drift import CatalogTable
 from waldelta.pipeline.drift.drift import find_drift
 from waldelta.pipeline.drift.repair_plan import obstacle
 from waldelta.pipeline.targets import TargetSource
-from waldelta.pipeline.targets.target_filter import to_text
+from waldelta.pipeline.targets.target_sources import to_text
 from waldelta.postgres import Leaf, PgType, PublishedTable, TableColumn, TableId
 from waldelta.postgres.publication_membership import Membership, to_texts
 from waldelta.row_filter import RowFilter

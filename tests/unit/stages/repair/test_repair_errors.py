@@ -12,7 +12,7 @@ from waldelta.errors import ApplyError, LateWriter, PeekTimeout, TargetNotWritab
 from waldelta.jobs.reconcile import ReconcileRequest, Reconciling
 from waldelta.lake import Lake
 from waldelta.lake.ledger import TableState, now
-from waldelta.lake.ledger.reconciliations import COMPARISON_FAILED
+from waldelta.lake.ledger.check_records import COMPARISON_FAILED
 from waldelta.pipeline import RunResult
 from waldelta.stages.repair import repair as stage
 

@@ -16,7 +16,7 @@ from tests.support.servers.mail_server import MailServer
 from tests.support.servers.serving import serving
 from waldelta.errors import AlertNotSent, ConfigError, SlotGap
 from waldelta.monitoring.attention import KINDS, Attention
-from waldelta_airflow.alerts.changes import Alert
+from waldelta_airflow.alerts.evaluation import Alert
 from waldelta_airflow.alerts.sending import message_of, send
 from waldelta_airflow.dags.factory import create_dags
 from waldelta_airflow.settings import ALERTS_VARIABLE

@@ -35,15 +35,23 @@ from waldelta.lake.ledger import (
     TargetCut,
     now,
 )
+from waldelta.lake.ledger.check_records import ColumnDifference, Reconciliations
 from waldelta.lake.ledger.decisions import MESSAGE
-from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations
 from waldelta.lake.ledger.table import LedgerTable
 from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.stopped_tables import Stopped, Unmet
 from waldelta.stages.check.gate.quarantined_rows import STOP
 from waldelta.stages.check.reports.page import ReportEntry
-from waldelta_airflow.views._dag_states import ActionDag, DagPaused, DagRunState, DagState, UnderWay
-from waldelta_airflow.views._installed_pipelines import Schedule, load_pipelines, pipeline_of
+from waldelta_airflow.views._installed_pipelines import (
+    ActionDag,
+    DagPaused,
+    DagRunTasks,
+    DagState,
+    Schedule,
+    UnderWay,
+    load_pipelines,
+    pipeline_of,
+)
 
 pytestmark = pytest.mark.airflow
 
@@ -426,7 +434,7 @@ def test_links_to_dag_runs_are_of_dags_that_the_reader_may_read(
     schedules["shop"] = Schedule(dags=tuple(states))
     monkeypatch.setattr(
         "waldelta_airflow.views._pages.read_dag_run",
-        lambda *_: DagRunState("success", frozenset({"land"})),
+        lambda *_: DagRunTasks("success", frozenset({"land"})),
     )
     pages = ("/", f"/p/shop/run/consume/{RUN_ID}", "/p/shop/run/resync/r")
     for reads_all in (True, False):
@@ -979,7 +987,7 @@ def test_a_run_that_airflow_retries_is_no_problem(shop, schedules, open_pages, m
     schedules["shop"] = Schedule(dags=(state,))
     monkeypatch.setattr(
         "waldelta_airflow.views._pages.read_dag_run",
-        lambda *_: DagRunState("running", frozenset({"land"})),
+        lambda *_: DagRunTasks("running", frozenset({"land"})),
     )
     client = open_pages("viewer")
     for address in ("/", "/p/shop", "/p/shop/runs", "/p/shop/run/consume/again"):

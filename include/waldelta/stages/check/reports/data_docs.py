@@ -37,7 +37,7 @@ from collections.abc import Iterable
 
 from waldelta.control_characters import html_text
 from waldelta.lake.ledger import DIFFERENT, EQUAL, REPAIRED, RowDifference
-from waldelta.lake.ledger.reconciliations import NOT_COMPARED
+from waldelta.lake.ledger.check_records import NOT_COMPARED
 from waldelta.lsn import Lsn
 from waldelta.quantities import counted
 from waldelta.stages.check.reports.page import fact_table, mark, page

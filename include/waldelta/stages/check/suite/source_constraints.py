@@ -19,7 +19,7 @@ from waldelta.pipeline.targets import Watermarks
 from waldelta.postgres import LOCK_TIMEOUT_S, Connection, read_around
 from waldelta.slot import slot_position
 from waldelta.slot.acknowledge import confirmed_lsn
-from waldelta.slot.oldest_pending import oldest_unapplied, oldest_unread
+from waldelta.slot.health import oldest_unapplied, oldest_unread
 from waldelta.stages.check.constraints.constraints import (
     ForeignKey,
     read_check_constraints,

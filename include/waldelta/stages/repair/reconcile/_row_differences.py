@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger import RowDifference
-from waldelta.lake.ledger.reconciliations import ColumnDifference
+from waldelta.lake.ledger.check_records import ColumnDifference
 
 # What is wrong with a row, from the target's point of view.
 MISSING, EXTRA, DIFFERENT_VALUES, DOUBLED = "missing", "extra", "different", "doubled"

@@ -40,7 +40,7 @@ from waldelta.lake.ledger import (
     TableState,
     now,
 )
-from waldelta.lake.ledger.reconciliations import ROWS_KEPT, ROWS_VALUED, TEXT_KEPT
+from waldelta.lake.ledger.check_records import ROWS_KEPT, ROWS_VALUED, TEXT_KEPT
 from waldelta.pgoutput.byte_readers import ArrowArray
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import Repair, is_dear, within_leaves

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from waldelta.findings import Finding, lacking, problem, problem_if, warning, warning_if
-from waldelta.grants import Attribute, Grant, columns_of, sql_name
+from waldelta.findings import (
+    Attribute,
+    Finding,
+    Grant,
+    columns_of,
+    lacking,
+    problem,
+    problem_if,
+    sql_name,
+    warning,
+    warning_if,
+)
 from waldelta.postgres import CatalogRelation, Leaf
 from waldelta.postgres.publication_checks import describe_unreadable
 from waldelta.quantities import first_of, size

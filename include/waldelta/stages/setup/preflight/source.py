@@ -21,8 +21,18 @@ from waldelta.errors import (
     SourceChanged,
     SourceUnreachable,
 )
-from waldelta.findings import Finding, lacking, owning, problem, problem_if, warning, warning_if
-from waldelta.grants import Attribute, Grant, sql_name
+from waldelta.findings import (
+    Attribute,
+    Finding,
+    Grant,
+    lacking,
+    owning,
+    problem,
+    problem_if,
+    sql_name,
+    warning,
+    warning_if,
+)
 from waldelta.pipeline import Job
 from waldelta.pipeline.report_folder import judge_docs
 from waldelta.postgres import Connection

@@ -19,18 +19,17 @@ from waldelta.config import PipelineFile, TypeOptions
 from waldelta.config.expectation_files import OwnSuiteFile, TargetColumns, read_own_suites
 from waldelta.config.pipeline_file import TargetTable
 from waldelta.errors import ConfigError, ModeRefused, PrivilegeMissing
-from waldelta.findings import Finding, lacking, problem, problem_if, warning
-from waldelta.grants import Grant, sql_name
+from waldelta.findings import Finding, Grant, lacking, problem, problem_if, sql_name, warning
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import METADATA_TYPES, RELID
 from waldelta.pipeline.targets import TargetSource, column_states
-from waldelta.pipeline.targets.target_filter import unpublished
 from waldelta.pipeline.targets.target_sources import (
     COMMON,
     merge_partitions,
     merged_roots,
     sources,
     target_sources,
+    unpublished,
 )
 from waldelta.postgres import (
     CatalogRelation,

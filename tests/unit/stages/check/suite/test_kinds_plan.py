@@ -10,7 +10,7 @@ import pytest
 
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
 from waldelta.lake.ledger import ColumnState, TableState
-from waldelta.pipeline.targets.target_filter import to_text
+from waldelta.pipeline.targets.target_sources import to_text
 from waldelta.row_filter import EnumType, RowFilter
 from waldelta.stages.check.check_run import rest_of
 from waldelta.stages.check.constraints.constraints import CheckConstraint

@@ -18,7 +18,8 @@ from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.job import identity_of
 from waldelta.postgres.server_position import ServerPosition
 from waldelta.postgres.walsender import alter_failover_command, parse_timeline_ends
-from waldelta.slot.failover import (
+from waldelta.slot.slot import check_health
+from waldelta.slot.standby import (
     Promotion,
     _read_ends,
     check_followed,
@@ -27,7 +28,6 @@ from waldelta.slot.failover import (
     known_ends,
     record_promotion,
 )
-from waldelta.slot.slot import check_health
 from waldelta.stages.repair.replay.interval import within_history
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -18,16 +18,16 @@ from tests.support.bookkeeping import run
 from waldelta.config import load_pipeline_file
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger, now
-from waldelta_airflow.views._dag_states import (
+from waldelta_airflow.views._installed_pipelines import (
     ActionDag,
-    DagRunState,
+    DagRunTasks,
     DagState,
+    Schedule,
     read_action_dag,
     read_dag_run,
     read_dags,
     unpause,
 )
-from waldelta_airflow.views._installed_pipelines import Schedule
 from waldelta_airflow.views._render import airflow_url
 
 pytestmark = pytest.mark.airflow
@@ -73,7 +73,7 @@ def test_a_queued_run_of_a_paused_dag_is_not_under_way():
 
 def test_what_airflow_knows_of_one_run(airflow_db):
     add_run(airflow_db, "shop_cdc", 1, "running")
-    assert read_dag_run("shop_cdc", "run-1") == DagRunState("running", frozenset())
+    assert read_dag_run("shop_cdc", "run-1") == DagRunTasks("running", frozenset())
     assert read_dag_run("shop_cdc", "run-2") is None
 
 
@@ -131,7 +131,7 @@ def shop(write_pipeline, monkeypatch):
         f"{pages}.read_schedules", lambda names, **_: {"shop": Schedule(dags=states)}
     )
     monkeypatch.setattr(
-        f"{pages}.read_dag_run", lambda dag_id, run_id: DagRunState("running", frozenset({"land"}))
+        f"{pages}.read_dag_run", lambda dag_id, run_id: DagRunTasks("running", frozenset({"land"}))
     )
     asked = []
     monkeypatch.setattr(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from waldelta.errors import StateError
-from waldelta.pipeline.targets.target_filter import from_text, to_text
+from waldelta.pipeline.targets.target_sources import from_text, to_text
 from waldelta.row_filter import Collation, RowFilter
 
 

@@ -7,7 +7,7 @@ from tests.support.bookkeeping import minutes, pipeline, run
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Gap, Ledger
 from waldelta.monitoring.overview import read_glance
-from waldelta.monitoring.slot_status import last_slot
+from waldelta.monitoring.status import last_slot
 
 READ = run("r", minutes(0), wal_status="reserved", retained_bytes=7)
 DOWN = run("down", minutes(10), "failed", as_of=None)

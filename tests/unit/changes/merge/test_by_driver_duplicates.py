@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tests.unit.types.test_type_map import ANY_NUMERIC, FLOAT8, INT4, array_of
-from waldelta.changes.merge._arrow import match_duplicates
+from waldelta.changes.merge.by_driver import match_duplicates
 from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.types.type_map import target_type

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from waldelta.types.bounds import order_of, shared_order
+from waldelta.lake.data_file import order_of, shared_order
 from waldelta.types.type_map import BUILT_INS
 
 # Floats may be NaN; truth and bytes are seldom keys.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from waldelta.errors import ConfigError
-from waldelta.spark.java import check_java
+from waldelta.spark.jars import check_java
 from waldelta.spark.settings import log_level, log_settings
 
 # What records the version in a Java's folder; what the error says, or None where Spark can start.

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.bookkeeping import NOON
 from waldelta.monitoring.attention import KINDS, Attention, on_names
-from waldelta_airflow.alerts.changes import compare
+from waldelta_airflow.alerts.evaluation import compare
 
 ALL = frozenset(KINDS)
 HOUR = timedelta(hours=1)

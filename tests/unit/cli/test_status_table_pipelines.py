@@ -82,8 +82,8 @@ def test_a_lake_that_cant_be_read_hides_no_other(write_pipeline, listed, tmp_pat
 
 def test_a_lake_that_doesnt_answer_in_time(write_pipeline, listed, monkeypatch):
     answered = threading.Event()
-    monkeypatch.setattr("waldelta.cli._pipeline_list.LAKE_TIMEOUT_S", 0.01)
-    monkeypatch.setattr("waldelta.cli._pipeline_list._last_run", lambda _: answered.wait())
+    monkeypatch.setattr("waldelta.cli._status_table.LAKE_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("waldelta.cli._status_table._last_run", lambda _: answered.wait())
     write_pipeline("shop")
     code, document = listed()
     answered.set()

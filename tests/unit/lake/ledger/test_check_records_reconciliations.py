@@ -12,7 +12,7 @@ from tests.support.pipelines import pipeline_file
 from waldelta.errors import LateWriter
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Reconciliation, RowDifference, now
-from waldelta.lake.ledger.reconciliations import ColumnDifference, Reconciliations, last_answers
+from waldelta.lake.ledger.check_records import ColumnDifference, Reconciliations, last_answers
 from waldelta.stages.check.reports.data_docs import list_reconciliation
 from waldelta.stages.check.reports.docs_store import RECONCILIATIONS, DocsStore
 from waldelta.stages.check.reports.page import checked_runs, static_index
