@@ -310,6 +310,7 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
             "apply the landed changes of tables that a gate stopped",
             _TABLES | _REASON | _BY,
         ),
+        "dbt-sources": ("print dbt's sources.yml of the targets, with comments and tests", {}),
         "teardown": (
             "drop the slot and the publications that this pipeline created",
             {

@@ -211,9 +211,14 @@ _Verb = Callable[[Pipeline, argparse.Namespace, Output], None]
 def _verb(options: argparse.Namespace) -> _Verb:
     if options.verb == "quarantine" and not (options.retry or options.accept):
         return _quarantine
-    return {"check": _check, "setup": _setup, "status": _status, "teardown": _teardown}.get(
-        options.verb, _spark_verb
-    )
+    verbs: dict[str, _Verb] = {
+        "check": _check,
+        "setup": _setup,
+        "status": _status,
+        "dbt-sources": _dbt_sources,
+        "teardown": _teardown,
+    }
+    return verbs.get(options.verb, _spark_verb)
 
 
 def _check(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
@@ -280,6 +285,11 @@ def _quarantine(pipeline: Pipeline, options: argparse.Namespace, output: Output)
     if options.release or options.skip:
         log.info("next: run `%s consume %s`, which goes on from there", COMMAND, options.file)
     _write_result(options, json.dumps(found, indent=2, ensure_ascii=False))
+
+
+def _dbt_sources(pipeline: Pipeline, _: argparse.Namespace, output: Output) -> None:
+    document = pipeline.dbt_sources()
+    output.show({"sources.yml": document}, document.rstrip("\n"))
 
 
 def _teardown(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:

@@ -327,6 +327,15 @@ class Pipeline:
         cut = readable_cut(Job(self.file, SourceConnections(self.file.source), "cut"))
         return {} if cut is None else {target.table_name: target.version for target in cut.targets}
 
+    def dbt_sources(self) -> str:
+        """Returns dbt's ``sources.yml`` of the targets, with the source's comments; no Spark.
+
+        Raises StateError before the first copy.
+        """
+        from waldelta.jobs.dbt_sources import dbt_sources
+
+        return dbt_sources(self.job())
+
     def teardown(self, run_id: str | None = None) -> list[str]:
         """Drop the slot and the publications that this pipeline created; returns what was dropped.
 

@@ -1,0 +1,147 @@
+"""dbt's ``sources.yml`` of a pipeline: its targets with their comments, tests and freshness.
+
+A test is written for what a run judges as well: the key, columns that are NOT NULL, and own
+expectations that dbt has a test of. See https://docs.getdbt.com/reference/source-properties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from waldelta.config import split_table_name
+from waldelta.config.expectation_files import OwnExpectation, read_own_suites
+from waldelta.config.quality import Freshness
+from waldelta.errors import StateError
+from waldelta.lake.ledger import TableState
+from waldelta.metadata_columns import COMMIT_TS
+from waldelta.pipeline import Job
+
+# dbt's generic tests, by the expectation that means the same.
+_TESTS = {
+    "expect_column_values_to_not_be_null": "not_null",
+    "expect_column_values_to_be_unique": "unique",
+    "expect_column_values_to_be_in_set": "accepted_values",
+}
+_COMMENTS = """
+select t.name, a.attname, pg_catalog.col_description(c.oid, a.attnum),
+       pg_catalog.obj_description(c.oid, 'pg_class')
+from unnest(%(targets)s::text[], %(schemas)s::text[], %(tables)s::text[]) as t (name, schema, rel)
+join pg_catalog.pg_namespace n on n.nspname = t.schema
+join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = t.rel
+join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+"""
+Comments = Mapping[tuple[str, str | None], str]
+
+
+def dbt_sources(job: Job) -> str:
+    """Returns the YAML; a source for each schema of the targets that have been copied.
+
+    Raises StateError before the first copy.
+    """
+    states = {name: state for name, state in job.read_states().items() if state.columns}
+    if not states:
+        raise StateError("no table has been copied yet, so there is nothing to describe: run sync")
+    pipeline = job.pipeline
+    folder = pipeline.quality.suites
+    own = read_own_suites(Path(folder) if folder else None, states).by_table
+    comments = _read_comments(job, states.values())
+    schemas: dict[str, list[dict[str, Any]]] = {}
+    for name, state in sorted(states.items()):
+        expectations = own[name].suite.expectations if name in own else ()
+        schemas.setdefault(split_table_name(name)[0], []).append(
+            _table(job, state, comments, expectations)
+        )
+    document = {
+        "version": 2,
+        "sources": [
+            {
+                "name": pipeline.pipeline if len(schemas) == 1 else f"{pipeline.pipeline}_{schema}",
+                "schema": schema,
+                "description": f"Replicated from PostgreSQL by pipeline {pipeline.pipeline}.",
+                **_freshness(pipeline.quality.freshness, pipeline.target.metadata_columns),
+                "tables": tables,
+            }
+            for schema, tables in schemas.items()
+        ],
+    }
+    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _table(
+    job: Job, state: TableState, comments: Comments, own: Iterable[OwnExpectation]
+) -> dict[str, Any]:
+    tests = _tests(state, own)
+    table: dict[str, Any] = {
+        "name": split_table_name(state.table_name)[1],
+        "description": comments.get((state.table_name, None), ""),
+        "config": {"meta": job.lake.target(state.table_name).dbt_properties},
+        "columns": [
+            {
+                "name": column.name,
+                "description": comments.get((state.table_name, column.name), ""),
+                "data_type": column.spark_type,
+                "data_tests": tests[column.name],
+            }
+            for column in state.columns
+        ],
+    }
+    for part in (table, *table["columns"]):
+        for key in ("description", "data_tests"):
+            if not part.get(key, True):
+                del part[key]
+    return table
+
+
+def _tests(state: TableState, own: Iterable[OwnExpectation]) -> dict[str, list[Any]]:
+    """Returns dbt's tests by column; an expectation on a part of the rows has none."""
+    tests: dict[str, list[Any]] = {column.name: [] for column in state.columns}
+    for column in state.columns:
+        if column.not_null or column.name in state.key_columns:
+            tests[column.name].append("not_null")
+    if len(state.key_columns) == 1:
+        tests[state.key_columns[0]].append("unique")
+    for item in own:
+        test, kwargs = _TESTS.get(item.type), item.kwargs
+        name, others = str(kwargs.get("column")), kwargs.keys() - {"column", "value_set"}
+        if test is None or others or name not in tests:
+            continue
+        config = {"config": {"severity": "warn"}} if item.severity == "warning" else {}
+        values = {"arguments": {"values": kwargs["value_set"]}} if "value_set" in kwargs else {}
+        tests[name].append({test: values | config} if values or config else test)
+    return {
+        name: [test for n, test in enumerate(of) if test not in of[:n]]
+        for name, of in tests.items()
+    }
+
+
+def _freshness(limits: Freshness, has_commit_time: bool) -> dict[str, Any]:
+    """Returns when dbt calls a table stale: by its newest change, where rows have its time."""
+    if not has_commit_time or not (limits.warn_seconds or limits.critical_seconds):
+        return {}
+    after = {"warn_after": limits.warn_seconds, "error_after": limits.critical_seconds}
+    periods = {
+        name: {"count": -(-seconds // 60), "period": "minute"}
+        for name, seconds in after.items()
+        if seconds
+    }
+    return {"config": {"loaded_at_field": COMMIT_TS, "freshness": periods}}
+
+
+def _read_comments(job: Job, states: Iterable[TableState]) -> Comments:
+    """Returns the source's comments, by target and column; a table's own by the column None."""
+    sources = [
+        (state.table_name, *split_table_name(state.source_table or state.table_name))
+        for state in states
+    ]
+    targets, schemas, tables = (list(part) for part in zip(*sources, strict=True))
+    asked = {"targets": targets, "schemas": schemas, "tables": tables}
+    found: dict[tuple[str, str | None], str] = {}
+    with job.source.connect("dbt-sources") as connection:
+        for name, column, comment, of_table in connection.execute(_COMMENTS.encode(), asked):
+            found |= {(name, column): comment} if comment else {}
+            found |= {(name, None): of_table} if of_table else {}
+    return found
