@@ -43,11 +43,7 @@ def run(part: str, command: list[str]) -> tuple[int, list[str]]:
     LOGS.mkdir(parents=True, exist_ok=True)
     with (LOGS / f"{part}.log").open("w") as log:
         started = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         assert started.stdout is not None
         for line in started.stdout:

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyspark
 import pytest
 import tenacity
-from airflow.sdk import BaseHook
 from deltalake import DeltaTable
 
 from demo.embedded_postgres import free_port
@@ -28,8 +27,6 @@ from waldelta.config import load_pipeline_file
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.pipeline import RunResult
-from waldelta_airflow._connections import job_environment
-from waldelta_airflow.launchers.spark_submit import shipped_packages, spark_submit
 from waldelta_airflow.operators.job_operator import WaldeltaJobOperator
 
 pytestmark = [pytest.mark.e2e, pytest.mark.airflow, pytest.mark.spark, pytest.mark.pg]
@@ -48,24 +45,6 @@ batch: {{max_changes: 300000}}
 TABLE = """
 create table orders (id bigint primary key, note text, amount numeric(12,2));
 insert into orders select n, repeat('x', 60) || n, n / 100.0 from generate_series(1, 150000) n
-"""
-# An application whose tasks tell where they found our packages: one for each executor, and long
-# enough that none gets both.
-FOUND = """
-import json, os, sys, time
-from pathlib import Path
-import pyarrow as pa
-from pyspark.sql import SparkSession
-
-def found(parts):
-    import waldelta
-    for part in parts:
-        time.sleep(5)
-        yield pa.RecordBatch.from_pydict({"file": [os.path.abspath(waldelta.__file__)]})
-
-spark = SparkSession.builder.getOrCreate()
-rows = spark.range(0, 2, 1, 2).mapInArrow(found, "file string").collect()
-Path(sys.argv[1]).write_text(json.dumps([row["file"] for row in rows]))
 """
 # A batch of which more than one task collapses, decoded into buckets; it is a step, and applied
 # while the next one lands.
@@ -305,19 +284,3 @@ def assert_equal(database, uri: str, options: dict[str, str] | None = None) -> N
     held = target.to_pyarrow_table(columns=columns).sort_by("id")
     wanted = database.execute("select id, note, amount from orders order by id")
     assert list(zip(*(held[name].to_pylist() for name in columns), strict=True)) == wanted
-
-
-@pytest.mark.soak("a cluster of two workers")
-def test_tasks_find_our_packages_in_what_was_shipped(cluster, connection, monkeypatch, tmp_path):
-    """On each executor, in its own copy of the zip."""
-    application, told = tmp_path / "found.py", tmp_path / "found.json"
-    application.write_text(FOUND)
-    found = BaseHook.get_connection(connection)
-    submit = spark_submit(found, "found", [str(told)], tmp_path, job_environment({}, {}))
-    submit.application = application
-    assert submit.run() == 0
-    places = [Path(file).relative_to(cluster.folder).parts for file in json.loads(told.read_text())]
-    assert {(worker, archive, *rest) for worker, _, _, archive, *rest in places} == {
-        (worker, shipped_packages(tmp_path).name, "waldelta", "__init__.py")
-        for worker in ("worker1", "worker2")
-    }

@@ -199,16 +199,7 @@ def test_down_leaves_no_process_and_no_open_port(own_stack):
     assert command("status", own_stack.folder).returncode == 1
 
 
-# SIGTERM ends a whole stack below.
-SIGNALS = [
-    pytest.param(signal.SIGINT, id="Ctrl-C"),
-    pytest.param(
-        signal.SIGTERM, id="SIGTERM", marks=pytest.mark.soak("another signal of the same kind")
-    ),
-]
-
-
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_starting_stops_what_was_started(stack_folder, number):
     line = [sys.executable, "-m", "demo.stack", "up", "--folder", str(stack_folder)]
     # A background job of a shell that isn't interactive ignores Ctrl-C, and so would what it
@@ -220,57 +211,3 @@ def test_a_signal_while_starting_stops_what_was_started(stack_folder, number):
     starting.send_signal(number)
     assert starting.wait(60) == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
     assert processes_of(stack_folder) == []
-
-
-# What the demo does, with a task that is busy in a process group of its own when the signal comes.
-BUSY = """
-import sys
-from pathlib import Path
-from demo.stack import Stack
-
-folder = Path(sys.argv[1])
-with Stack(folder, dags=folder / "dags", pipelines=folder, sources={}, spark_memory="1g") as stack:
-    with stack.client() as client:
-        client.wait_for_dags(["busy"])
-        client.unpause("busy")
-        client.wait("busy", client.trigger("busy"))
-"""
-BUSY_DAG = """
-import subprocess
-from pathlib import Path
-from airflow.sdk import DAG, task
-
-with DAG("busy", schedule=None):
-
-    @task
-    def sleep():
-        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-        Path(__file__).with_name("started").write_text(str(child.pid))
-        child.wait()
-
-    sleep()
-"""
-
-
-@pytest.mark.soak("a second start of the stack")
-def test_a_signal_while_a_task_is_busy_ends_everything(own_stack):
-    """In the folder of the stack that was stopped, which comes up on the data that it had kept."""
-    own_stack.stop()
-    folder = own_stack.folder
-    migration = (folder / "logs/airflow-db-migrate.log").read_bytes()
-    started = folder / "dags/started"
-    started.parent.mkdir(exist_ok=True)
-    (started.parent / "busy.py").write_text(BUSY_DAG)
-    demo = subprocess.Popen([sys.executable, "-c", BUSY, str(folder)])
-    wait_until(
-        lambda: demo.poll() is not None or (started.exists() and bool(started.read_text())),
-        "the task",
-        180,
-    )
-    assert (
-        folder / "logs/airflow-db-migrate.log"
-    ).read_bytes() == migration  # which isn't done again
-    assert psutil.Process(int(started.read_text())) in processes_of(folder)
-    demo.send_signal(signal.SIGTERM)
-    assert demo.wait(60) != 0
-    assert processes_of(folder) == []

@@ -248,11 +248,7 @@ def _kind(kind: pa.DataType) -> str:
 
 
 def difference_here(
-    source: pa.Table,
-    target: pa.Table,
-    names: Sequence[str],
-    key_columns: Sequence[str],
-    table: str,
+    source: pa.Table, target: pa.Table, names: Sequence[str], key_columns: Sequence[str], table: str
 ) -> Difference:
     """The same of a few rows, without Spark."""
     ours, theirs = ([*_exact_rows(rows.select(list(names)))] for rows in (source, target))

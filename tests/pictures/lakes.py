@@ -8,18 +8,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from math import sin, tau
-from typing import Any
-
-import pyarrow as pa
-from deltalake import write_deltalake
 
 from tests.pictures.story import AT, NOTEBOOK, SINCE, TAMPERED, Tale, Trouble, today
 from tests.support.bookkeeping import add_reports
 from waldelta.config import PipelineFile
-from waldelta.lake import Lake, target_uri
+from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     BatchCut,
-    ColumnState,
     Decision,
     Decisions,
     ExpectationResult,
@@ -124,29 +119,19 @@ class _Lake:
             self._land(result, changes, at)
             self._apply(result, list(changed.values()), at, trouble)
         before, after = result.landed.slot_before, result.reported.slot_after
-        self.runs.append(
-            Run(
-                ended,
-                result.run_id,
-                "consume",
-                result.status,
-                "scheduled",
-                at - self.tale.step,
-                at,
-                start if after else None,
-                self.landed if after else None,
-                changes,
-                sum(seconds[name] for name in result.stages),
-                result.to_json(),
-                at + _BEFORE if after else None,
-                before.lag_bytes if before else None,
-                after.lag_bytes if after else None,
-                after.retained_bytes if after else None,
-                after.wal_status if after else None,
-                after is not None and not result.targets.not_applied,
-                targets=list(result.attempt.done.values()),
-            )
-        )
+        run = Run(
+            ended, result.run_id, "consume", result.status, "scheduled", at - self.tale.step, at,
+            changes=changes, seconds=sum(seconds[name] for name in result.stages),
+            result=result.to_json(), targets=list(result.attempt.done.values()),
+        )  # fmt: skip
+        if after is not None:
+            run = replace(
+                run, start_lsn=start, end_lsn=self.landed, as_of=at + _BEFORE,
+                lag_before_bytes=before.lag_bytes, lag_bytes=after.lag_bytes,
+                retained_bytes=after.retained_bytes, wal_status=after.wal_status,
+                applied=not result.targets.not_applied,
+            )  # fmt: skip
+        self.runs.append(run)
 
     def _told(self, trouble: Trouble) -> str:
         return str(trouble.error).replace("<landed>", str(Lsn(self.landed)))
@@ -159,9 +144,8 @@ class _Lake:
         for name, rows in self.tale.tables.items():
             checks = [t for t in self.tale.troubles if t.stage == "check" and name in t.tables]
             rests = any(t.last < at for t in checks)
-            count = round(
-                rows * day * missed * self.chance.uniform(0.6, 1.4) * self.tale.every / 15
-            )
+            share = self.chance.uniform(0.6, 1.4) * self.tale.every / 15
+            count = round(rows * day * missed * share)
             if any(t is trouble for t in checks):
                 count = 7
             if trouble and trouble.stage == "apply" and name in trouble.tables:
@@ -172,37 +156,23 @@ class _Lake:
             self.rows[name] += inserted - deleted
             self.versions[name] += 1
             completed = self.chance.randrange(4) if rows > 500 and self.chance.random() < 0.1 else 0
-            refused = (
-                len(_REFUSED)
-                if (self.tale.name, name, at) == ("orders", "public.payments", _REFUSED_AT)
-                else 0
-            )
+            is_refused = (self.tale.name, name, at) == ("orders", "public.payments", _REFUSED_AT)
             found[name] = TargetCut(
-                name,
-                1,
-                self.versions[name],
-                inserted,
-                count - inserted - deleted,
-                deleted,
-                completed=completed,
-                quarantined=refused,
-            )
+                name, 1, self.versions[name], inserted, count - inserted - deleted, deleted,
+                completed=completed, quarantined=len(_REFUSED) if is_refused else 0,
+            )  # fmt: skip
         return found
 
     def _land(self, result: RunResult, changes: int, at: datetime) -> None:
         wal, left, held = self.lsn - self.landed, self.chance.randrange(300, 2400), self.tale.held
-        result.landed.start_lsn, result.landed.end_lsn, result.landed.changes = (
-            str(Lsn(self.landed)),
-            str(Lsn(self.lsn)),
-            changes,
-        )
+        result.landed.start_lsn, result.landed.end_lsn = str(Lsn(self.landed)), str(Lsn(self.lsn))
+        result.landed.changes = changes
         result.landed.slot_before = SlotReading(
             at.isoformat(), "reserved", wal - left, held + wal, _KEEP_SIZE - held - wal
         )
         slot = SlotReading(at.isoformat(), "reserved", left, held, _KEEP_SIZE - held)
         result.reported = ReportedLag(left, slot)
-        took = result.stages["land"].seconds
-        bill = result.source
+        took, bill = result.stages["land"].seconds, result.source
         bill.slot_calls, bill.wal_read_bytes, bill.decoded_bytes = 2, 2 * wal, round(wal * 0.8)
         bill.slot_seconds, bill.server_seconds = took * 0.8, took * 0.5
         told = f"{changes:,} changes in 1 batch, landed in {took * 0.7:.1f} s, consumed in 0.1 s"
@@ -233,25 +203,14 @@ class _Lake:
                 last = n == len(_MEANINGS) - 1
                 missed = warned if last else n == _LABELS and one.table_name in unmet
                 success = None if last and unknown else not missed
-                self.results.append(
-                    ExpectationResult(
-                        checked,
-                        result.run_id,
-                        one.table_name,
-                        f"expectation_{n}",
-                        meaning,
-                        "warning" if last else "critical",
-                        "catalog",
-                        success,
-                        None,
-                        0 if success else 2,
-                        one.version,
-                    )
-                )
+                severity = "warning" if last else "critical"
+                self.results.append(ExpectationResult(
+                    checked, result.run_id, one.table_name, f"expectation_{n}", meaning, severity,
+                    "catalog", success, None, 0 if success else 2, one.version,
+                ))  # fmt: skip
         of = f"{len(_MEANINGS) * len(cuts)} expectations on {len(cuts)} tables"
-        result.stages[
-            "check"
-        ].detail = f"{of}, {len(unmet)} critical and {warnings} warnings not met"
+        told = f"{of}, {len(unmet)} critical and {warnings} warnings not met"
+        result.stages["check"].detail = told
 
     @staticmethod
     def _after(result: RunResult, *stages: str) -> timedelta:
@@ -266,34 +225,18 @@ class _Lake:
                 continue
             rows, seconds = self.rows[name], 1.1 + self.rows[name] / 420_000 + self.chance.random()
             began += timedelta(seconds=seconds)
-            more: dict[str, Any] = {
-                "status": "equal",
-                "source_rows": rows,
-                "target_rows": rows,
-                "buckets": 64,
-            }
+            found = Reconciliation(
+                began, run_id(at), table_name=name, generation=1, position=self.landed,
+                batch=self.batch, version=self.versions[name], status="equal", buckets=64,
+                in_flight=self.chance.randrange(3) if self.tale.tables[name] > 500 else 0,
+                seconds=seconds, source_rows=rows, target_rows=rows,
+            )  # fmt: skip
             if name == TAMPERED and at > NOTEBOOK:
-                more |= {
-                    "status": "different",
-                    "target_rows": rows - 1,
-                    "different": 1,
-                    "missing": 1,
-                }
-                more |= {"differing_buckets": 2, "differences": _DIFFERENCES}
-            self.found.append(
-                Reconciliation(
-                    began,
-                    run_id(at),
-                    table_name=name,
-                    generation=1,
-                    position=self.landed,
-                    batch=self.batch,
-                    version=self.versions[name],
-                    in_flight=self.chance.randrange(3) if self.tale.tables[name] > 500 else 0,
-                    seconds=seconds,
-                    **more,
-                )
-            )
+                found = replace(
+                    found, status="different", target_rows=rows - 1, different=1, missing=1,
+                    differing_buckets=2, differences=_DIFFERENCES,
+                )  # fmt: skip
+            self.found.append(found)
 
 
 def write_lake(pipeline: PipelineFile, tale: Tale) -> None:
@@ -301,109 +244,46 @@ def write_lake(pipeline: PipelineFile, tale: Tale) -> None:
     root, first = pipeline.target.root, tale.lsn
     names = list(tale.tables)
     rows = {name: 900 * many + 41 * len(name) for name, many in tale.tables.items()}
-    lake = _Lake(
-        tale,
-        random.Random(tale.name),
-        first,
-        first,
-        rows=dict(rows),
-        versions=dict.fromkeys(names, 9_000),
-    )
+    versions = dict.fromkeys(names, 9_000)
+    lake = _Lake(tale, random.Random(tale.name), first, first, rows=dict(rows), versions=versions)
     lake.live()
     ledger = Ledger(Lake(root))
-    copied = partial(
-        TableState,
-        _COPIED,
-        "manual__sync",
-        generation=1,
-        status="synced",
-        key_columns=["id"],
-        publishes=["delete", "insert", "truncate", "update"],
-    )
+    copied = partial(TableState, _COPIED, "manual__sync", generation=1, status="synced")
     ledger.append_all([copied(table_name=name, rows=rows[name]) for name in names])
     ledger.append_all(lake.runs)
-    Ledger(Lake(root)).append_all(lake.results)
+    ledger.append_all(lake.results)
     Reconciliations(Lake(root)).add(lake.found)
     if tale.name == "orders":
         _befall_orders(pipeline, ledger, lake)
-        _hold_payments(root, ledger, rows["public.payments"])
     for trouble in tale.troubles:
         if trouble.stage == "land" and trouble.last == AT:
             _lose(tale, ledger, lake, trouble)
 
 
-def _hold_payments(root: str, ledger: Ledger, rows: int) -> None:
-    """The one target that has a page of its own, with as many rows as were copied."""
-    types = {
-        "id": ("int8", "bigint", pa.int64()),
-        "order_id": ("int8", "bigint", pa.int64()),
-        "amount": ("numeric", "decimal(12,2)", pa.decimal128(12, 2)),
-        "currency": ("bpchar", "string", pa.string()),
-        "paid_at": ("timestamptz", "timestamp", pa.timestamp("us", "UTC")),
-        "_wd_lsn": ("", "bigint", pa.int64()),
-        "_wd_commit_ts": ("", "timestamp", pa.timestamp("us", "UTC")),
-    }
-    filled = {"id": pa.array(range(rows), pa.int64())}
-    columns = {name: filled.get(name, pa.nulls(rows, of[2])) for name, of in types.items()}
-    write_deltalake(target_uri(root, "public", "payments"), pa.table(columns))
-    columns = [
-        ColumnState(name, 0, -1, of[0], of[1], name != "paid_at")
-        for name, of in types.items()
-        if of[0]
-    ]
-    known = ledger.table_states()["public.payments"]
-    ledger.append(replace(known, at=AT, columns=columns, reason="column paid_at added"))
-
-
 def _lose(tale: Tale, ledger: Ledger, lake: _Lake, trouble: Trouble) -> None:
     remedy = "run resync: it recreates the slot and repairs the targets"
-    ledger.append(
-        Gap(
-            trouble.first,
-            run_id(trouble.first),
-            "open",
-            f"{tale.name}_cdc",
-            "1",
-            1,
-            "0/1",
-            lake.landed,
-            lake.landed + _KEEP_SIZE,
-            type(trouble.error).__name__,
-            lake._told(trouble),
-            remedy,
-        )
-    )
+    ledger.append(Gap(
+        trouble.first, run_id(trouble.first), "open", f"{tale.name}_cdc", "1", 1, "0/1",
+        lake.landed, lake.landed + _KEEP_SIZE, type(trouble.error).__name__, lake._told(trouble),
+        remedy,
+    ))  # fmt: skip
 
 
 def _befall_orders(pipeline: PipelineFile, ledger: Ledger, lake: _Lake) -> None:
-    root, told = (
-        pipeline.target.root,
-        next(run for run in lake.runs if run.run_id == run_id(_REFUSED_AT)),
-    )
+    told = next(run for run in lake.runs if run.run_id == run_id(_REFUSED_AT))
     sent = [
         {"id": key, "order_id": f"7{key[1:]}", "amount": amount, "currency": "EUR"}
         for key, amount in _REFUSED
     ]
     batch = lake.batches[told.run_id].batch
-    Decisions(Lake(root)).add(
-        [
-            Decision(
-                told.at,
-                told.run_id,
-                "waiting",
-                "public.payments",
-                1,
-                batch,
-                json.dumps({"id": one["id"]}),
-                [],
-                json.dumps(one),
-                told.end_lsn,
-                told.at,
-                reason="fails amount isn't negative",
-            )
-            for one in sent
-        ]
-    )
+    Decisions(Lake(pipeline.target.root)).add([
+        Decision(
+            told.at, told.run_id, "waiting", "public.payments", 1, batch,
+            json.dumps({"id": one["id"]}), [], json.dumps(one), told.end_lsn, told.at,
+            reason="fails amount isn't negative",
+        )
+        for one in sent
+    ])  # fmt: skip
     commits = [
         ExternalCommit(9_000 + n, what, "notebook", NOTEBOOK)
         for n, what in ((1, "UPDATE"), (2, "DELETE"))

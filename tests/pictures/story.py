@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from waldelta.errors import QualityFailed, SchemaChanged, SlotLost, SourceUnreachable, WaldeltaError
 
 if TYPE_CHECKING:
-    from waldelta_airflow.views._installed_pipelines import DagState, Schedule
+    from waldelta_airflow.views._installed_pipelines import Schedule
 
 AT = datetime(2026, 11, 23, 11, 58, 2, tzinfo=UTC)
 # Longer than any page looks back for rows of tables.
 SINCE = datetime(2026, 11, 16, tzinfo=UTC)
-_SET_UP = SINCE - timedelta(days=40)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,45 +52,14 @@ class Tale:
 
     def schedule(self) -> Schedule:
         """What Airflow's database would say."""
-        from waldelta_airflow.views._installed_pipelines import Schedule
+        from waldelta_airflow.views._installed_pipelines import DagState, Schedule
 
         runs = [at for at in self.runs() if self.trouble(at) is None]
         due = None if self.is_paused else self.runs()[-1] + self.step
-        return Schedule(self.is_paused, next_run_at=due, well=runs[-1], dags=self._dags())
-
-    def _dags(self) -> tuple[DagState, ...]:
-        from waldelta.config import dag_id_of
-        from waldelta_airflow.views._installed_pipelines import DAG_VERBS, DagState
-
-        ended = self.runs()[-1]
-        ran = {
-            "setup": (f"manual__{_SET_UP.isoformat()}", "success", _SET_UP),
-            "initial_sync": (f"manual__{_SET_UP.isoformat()}", "success", _SET_UP),
-            "cdc": (
-                f"scheduled__{ended.isoformat()}",
-                "success" if self.trouble(ended) is None else "failed",
-                ended,
-            ),
-            "reconcile": (f"scheduled__{today(2, 30).isoformat()}", "success", today(2, 30)),
-            "maintenance": (f"scheduled__{today(3).isoformat()}", "success", today(3)),
-        }
-        schedule = {
-            "cdc": f"Every {self.every} minutes",
-            "reconcile": "At 02:30",
-            "maintenance": "At 03:00",
-        }
-        if self.name == RECONCILING:
-            ran["reconcile"] = ("manual__now", "running", AT - timedelta(seconds=40))
-        return tuple(
-            DagState(
-                kind,
-                dag_id_of(self.name, kind),
-                self.is_paused and kind == "cdc",
-                *ran.get(kind, (None, None, None)),
-                schedule.get(kind),
-            )
-            for kind in DAG_VERBS
-        )
+        begun = ("manual__now", "running", AT - timedelta(seconds=40))
+        is_reconciling = DagState("reconcile", "orders_reconcile", False, *begun, None)
+        dags = (is_reconciling,) if self.name == "orders" else ()
+        return Schedule(self.is_paused, next_run_at=due, well=runs[-1], dags=dags)
 
     @property
     def step(self) -> timedelta:
@@ -161,5 +129,3 @@ TALES = (
           "public.logins": 1750}, 0x6_90000000, held=31 << 20),
 )  # fmt: skip
 NOT_SET_UP = "hr"
-# Whose reconciliation is under way.
-RECONCILING = "orders"

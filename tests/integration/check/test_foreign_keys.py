@@ -261,7 +261,4 @@ def test_texts_refer_as_postgresql_says(runner, database, tmp_path):
         assert (
             rows_without_parent_in_driver(reference),
             find_rows_without_parent(runner, reference).rows,
-        ) == (
-            expected,
-            expected,
-        ), comparison
+        ) == (expected, expected), comparison

@@ -274,11 +274,7 @@ def test_refused_expectations(lake):
         name: sum(r.success is True for r in kept if r.table_name == name)
         for name in "tuv"
         for name in [f"public.{name}"]
-    } == {
-        "public.t": 7,
-        "public.u": 5,
-        "public.v": 7,
-    }
+    } == {"public.t": 7, "public.u": 5, "public.v": 7}
 
 
 def test_the_version_that_is_there_is_checked(lake):

@@ -313,8 +313,7 @@ def test_the_run_fails_while_a_target_differs(runner, pipeline):
     """The error names the table and what to do; the ledger has the run."""
     target(pipeline).delete("day = '2024-01-05'")
     with pytest.raises(
-        RunFailed,
-        match=r"1 target doesn't match the source.*\n  - public.t: 1 missing, 0 extra",
+        RunFailed, match=r"1 target doesn't match the source.*\n  - public.t: 1 missing, 0 extra"
     ) as failed:
         pipeline.reconcile(runner, run_id="r")
     assert failed.value.result.error["class"] == "TargetDiffers"

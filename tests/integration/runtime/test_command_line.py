@@ -261,12 +261,7 @@ def test_rows_are_discarded(lake, capsys, quarantined):
         "test data",
     )
     last = Decisions(Lake(lake)).rows("public.t", 1)[-1]
-    assert (last.key, last.status, last.by, last.why) == (
-        eight.key,
-        DISCARDED,
-        "Ann",
-        "test data",
-    )
+    assert (last.key, last.status, last.by, last.why) == (eight.key, DISCARDED, "Ann", "test data")
     assert last.at > eight.at
     assert [row["id"] for row in list_quarantined(job)] == [seven.id]
     assert discard("--row", eight.id) == (1, [])

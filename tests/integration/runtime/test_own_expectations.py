@@ -91,7 +91,7 @@ OF_ROWS = [
     (
         f"{{type: {ROWS}, kwargs: {{condition: cast(price as int) > 0, meaning: m}}, gate: stop}}",
         "CAST_INVALID_INPUT",
-    ),
+    )
 ]
 FINE = [
     f"{{type: {BETWEEN}, kwargs: {{column: ID, min_value: '0'}}, gate: quarantine}}",

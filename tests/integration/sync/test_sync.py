@@ -183,10 +183,7 @@ def test_target_and_ledger_say_what_was_copied(database, lake_of):
     }  # fmt: skip
     rows = read_target(lake.table("t").table_uri)
     assert {(row._wd_lsn, row._wd_commit_ts) for row in rows} == {(result.lsn.value, None)}
-    assert {row.id: row._wd_raw for row in rows} == {
-        1: None,
-        2: {"n": "NaN", "ts": "infinity"},
-    }
+    assert {row.id: row._wd_raw for row in rows} == {1: None, 2: {"n": "NaN", "ts": "infinity"}}
     state = lake.job.ledger.table_states()["public.t"]
     assert (state.status, state.generation, state.rows, state.reason) == ("synced", 1, 2, "first")
     assert (state.snapshot, state.snapshot_lsn) == (result.snapshot, result.lsn.value)

@@ -39,12 +39,7 @@ def test_a_pipeline_with_its_last_run(write_pipeline, pipelines, listed, capsys)
     code, document = listed(pipelines)
     assert (code, document["pipelines"][0]["last_run"]) == (
         0,
-        {
-            "run_id": "r1",
-            "verb": "consume",
-            "status": "failed",
-            "at": "2026-01-01T12:00:00+00:00",
-        },
+        {"run_id": "r1", "verb": "consume", "status": "failed", "at": "2026-01-01T12:00:00+00:00"},
     )
     assert main(["list"]) == 0
     text = capsys.readouterr().out

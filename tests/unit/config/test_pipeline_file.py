@@ -60,11 +60,7 @@ def test_the_lowest_version_that_serves(options, version, sent):
 
 
 @pytest.mark.parametrize(
-    "options, match",
-    [
-        ({"streaming": "maybe"}, "'off', 'on' or 'parallel'"),
-    ],
-    ids=str,
+    "options, match", [({"streaming": "maybe"}, "'off', 'on' or 'parallel'")], ids=str
 )
 def test_options_that_are_refused(options, match):
     """The message names the option and what to do."""
@@ -285,8 +281,7 @@ def test_a_file_root_is_an_absolute_path(tmp_path, root, remedy):
 
 
 @pytest.mark.parametrize(
-    "root",
-    ["foo://x/y", "memory://x", "http://host/lake", "s3n://b/x", "az://c/x", "adl://c/x"],
+    "root", ["foo://x/y", "memory://x", "http://host/lake", "s3n://b/x", "az://c/x", "adl://c/x"]
 )
 def test_a_root_is_of_a_store_that_can_be_written(tmp_path, root):
     """Setup would make the publication before it found out."""

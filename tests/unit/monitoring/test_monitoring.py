@@ -194,10 +194,7 @@ def test_the_latest_change_of_a_table(book):
     ]  # fmt: skip
     assert [
         (changed[f"public.{name}"].version, changed[f"public.{name}"].generation) for name in "ac"
-    ] == [
-        (1, 1),
-        (2, 1),
-    ]
+    ] == [(1, 1), (2, 1)]
     assert set(read_changed(book, minutes(5))) == {"public.a", "public.c"}
 
 
@@ -332,7 +329,7 @@ def test_heat_maps(book):
         [
             result(minutes(1), "one", "public.a"),
             replace(result(minutes(1), "one", "public.b"), not_checked=["gone"]),
-        ],
+        ]
     )
     missed = result(minutes(6), "two", "public.b", False, count=3)
     book.append_all([replace(missed, not_checked=["unique key: none"])])
@@ -358,7 +355,7 @@ def test_what_is_not_met_is_listed_however_long_ago_it_was_found(book):
             result(minutes(-20_000), "old", "public.fine"),
             result(minutes(-20_000), "old", "public.partly", False),
             result(minutes(-20_000), "old", "public.gone", False),
-        ],
+        ]
     )
     book.append_all([replace(reference(minutes(1), True), table_name="public.partly")])
     book.append_all([result(minutes(2), "new", "public.new", False)])

@@ -7,14 +7,7 @@ from dataclasses import replace
 from tests.cases import cases
 from tests.support.bookkeeping import minutes
 from waldelta.lake import Lake
-from waldelta.lake.ledger import (
-    ColumnState,
-    Decision,
-    Decisions,
-    Ledger,
-    StorageState,
-    TableState,
-)
+from waldelta.lake.ledger import ColumnState, Decision, Decisions, Ledger, StorageState, TableState
 from waldelta.lake.ledger.records import AttributeState
 from waldelta.monitoring.table_list import (
     content_label,

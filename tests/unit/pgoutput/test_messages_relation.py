@@ -55,11 +55,7 @@ def test_streamed():
 
 @pytest.mark.parametrize(
     "read, whole",
-    [
-        (read_relation, RELATION),
-        (read_truncate, TRUNCATE),
-        (read_logical_message, MESSAGE),
-    ],
+    [(read_relation, RELATION), (read_truncate, TRUNCATE), (read_logical_message, MESSAGE)],
     ids=["R", "T", "M"],
 )
 def test_every_cut_is_an_error(read, whole):

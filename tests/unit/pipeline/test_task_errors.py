@@ -115,9 +115,7 @@ def test_what_somebody_elses_commit_is_told_by(text):
 
 
 @pytest.mark.parametrize(
-    "err",
-    [*ERRORS, ApplyError("a change lacks its key")],
-    ids=lambda err: type(err).__name__,
+    "err", [*ERRORS, ApplyError("a change lacks its key")], ids=lambda err: type(err).__name__
 )
 def test_errors_name_their_table(err):
     """Of the same kind, as retryable, and once only."""

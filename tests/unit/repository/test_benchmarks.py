@@ -11,12 +11,7 @@ from benchmarks import check
 from benchmarks.results import REFERENCE, Measurement, Result, Round, Score, read, write
 from benchmarks.scores import COMPARISONS, scores
 from benchmarks.targets import TARGETS, target_of
-from benchmarks.workloads import (
-    NATIVE,
-    PEEK,
-    RECVLOGICAL,
-    WORKLOADS,
-)
+from benchmarks.workloads import NATIVE, PEEK, RECVLOGICAL, WORKLOADS
 
 
 def measured(

@@ -54,11 +54,7 @@ def test_which_errors_mean_that_the_session_has_ended(state, is_of_connection, e
 
 @pytest.mark.parametrize(
     "state, shown",
-    [
-        ("22P02", "a value is invalid"),
-        ("22012", "»geheim« by zero"),
-        ("42P01", "»geheim« by zero"),
-    ],
+    [("22P02", "a value is invalid"), ("22012", "»geheim« by zero"), ("42P01", "»geheim« by zero")],
 )
 def test_no_value_of_a_row_is_shown(state, shown):
     """Messages about a value repeat it, between the quotes of any language."""

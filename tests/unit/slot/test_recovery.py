@@ -89,12 +89,7 @@ def test_by_what_it_was_read(log, batches, stands, expected):
     """Batches of a version that didn't tell come first; maintenance commits to the log as well."""
     for batch, (end, asked, begins) in enumerate(batches, 1):
         rows = transaction(end) if end else []
-        land(
-            log,
-            batch,
-            rows,
-            **(asdict(asked) | {"from_lsn": str(Lsn(begins))} if asked else {}),
-        )
+        land(log, batch, rows, **(asdict(asked) | {"from_lsn": str(Lsn(begins))} if asked else {}))
         DeltaTable(log.uri).alter.set_table_properties({"delta.appendOnly": "false"})
     found = landed_behind(log, BatchNumbers(0, len(batches)), Lsn(stands), **LARGE)
     assert [
@@ -128,11 +123,7 @@ def test_no_more_is_compared_together_than_one_bite_holds(log, most, expected):
     """What one bite left is one answer of the server, and fits its disk."""
     for batch, (end, asked, begins) in enumerate(TWO_REQUESTS, 1):
         land(
-            log,
-            batch,
-            transaction(end) if end else [],
-            **asdict(asked),
-            from_lsn=str(Lsn(begins)),
+            log, batch, transaction(end) if end else [], **asdict(asked), from_lsn=str(Lsn(begins))
         )
     found = landed_behind(log, BatchNumbers(0, 5), Lsn(50), max_messages=most[0], max_bytes=most[1])
     assert [(stretch.begins, (stretch.first, stretch.last)) for stretch in found] == expected

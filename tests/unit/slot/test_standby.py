@@ -232,10 +232,7 @@ def test_several_servers_behind_one_address_are_refused():
         assert (
             found.severity,
             "leads to more than one server (10.0.0.1:5432 (started 08:00), " in found.text,
-        ) == (
-            "problem",
-            True,
-        )
+        ) == ("problem", True)
 
 
 def test_a_slot_that_is_missing_names_the_standby_asked(monkeypatch):

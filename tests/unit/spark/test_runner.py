@@ -143,11 +143,7 @@ class Session:
 
     def __init__(self, **settings):
         self.settings = settings
-        self.conf = SimpleNamespace(
-            get=settings.get,
-            set=settings.__setitem__,
-            unset=settings.pop,
-        )
+        self.conf = SimpleNamespace(get=settings.get, set=settings.__setitem__, unset=settings.pop)
 
 
 def test_the_last_of_two_jobs_restores_the_session(monkeypatch):

@@ -11,12 +11,7 @@ from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from waldelta.config import load_pipeline_file
-from waldelta_airflow.airflow_entries import (
-    as_json,
-    describe_missing,
-    read_connections,
-    read_pools,
-)
+from waldelta_airflow.airflow_entries import as_json, describe_missing, read_connections, read_pools
 
 pytestmark = pytest.mark.airflow
 

@@ -9,10 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.unit.changes.decode.test_collapse import (
-    SHAPE,
-    events_table,
-)
+from tests.unit.changes.decode.test_collapse import SHAPE, events_table
 from waldelta.changes.decode.collapse import EventShape, collapse, net_schema
 from waldelta.changes.merge import by_driver as module
 from waldelta.changes.merge.by_driver import merge_in_driver

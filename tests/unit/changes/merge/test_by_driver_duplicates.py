@@ -92,12 +92,7 @@ def test_a_target_without_metadata_columns():
     assert matched([(row("1.00"), None), (row(), None)], changes, metadata=False) == [0, -1]
 
 
-VALUES = [
-    [None, "1.0", "1.00", "10"],
-    [None, 0.0, -0.0],
-    [None, [0.0], [-0.0], []],
-    [None, 1],
-]
+VALUES = [[None, "1.0", "1.00", "10"], [None, 0.0, -0.0], [None, [0.0], [-0.0], []], [None, 1]]
 RAWS = [None, {}, {"a": "1"}]
 
 

@@ -103,13 +103,7 @@ def test_an_empty_ledger_has_nothing(ledger):
         ledger.table_states(),
         ledger.batches(),
         ledger.runs(),
-    ) == (
-        [],
-        [],
-        {},
-        [],
-        [],
-    )
+    ) == ([], [], {}, [], [])
     assert (ledger.last_cut(), ledger.last_run(), ledger.run_result("r")) == (None, None, None)
     assert ledger.furthest_lsn("s", "0/1") == 0
     assert prune_ledger(ledger, NOON, None) == 0
@@ -462,12 +456,7 @@ def test_the_latest_state_and_copy_of_each_target_are_kept():
     began = [state("a", n, "copying", OLD) for n in (2, 3)]
     assert keep_states(
         [began[0], state("a", 2, "synced", OLD), began[1], state("a", 3, "synced", OLD)], NOON - DAY
-    ) == [
-        False,
-        True,
-        True,
-        True,
-    ]
+    ) == [False, True, True, True]
     states = [
         state("a", 1, "synced", OLD),
         state("a", 2, "synced", OLD),

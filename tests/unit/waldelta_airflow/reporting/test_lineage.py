@@ -93,10 +93,7 @@ def test_a_run_s_datasets_and_facets(provider):
     ]
     assert [
         (o.namespace, o.name, o.outputFacets["outputStatistics"].rowCount) for o in found.outputs
-    ] == [
-        ("s3a://lake", "/root/public/flights", 7),
-        ("s3a://lake", "/root/public/log", 7),
-    ]
+    ] == [("s3a://lake", "/root/public/flights", 7), ("s3a://lake", "/root/public/log", 7)]
     facet = found.run_facets["waldelta_replication"]
     assert (facet.startLsn, facet.endLsn, facet.publications) == ("0/10", "0/20", ["shop_pub"])
     assert facet.filters == {"target public.log": "id > 0"}
@@ -170,8 +167,5 @@ def test_the_provider_gets_it_of_the_report_s_task(provider, write_pipeline, mak
     root = local_path(task.pipeline.target.root)
     assert [
         (o.namespace, o.name, o.outputFacets["outputStatistics"].rowCount) for o in found.outputs
-    ] == [
-        ("file", f"{root}/public/flights", 7),
-        ("file", f"{root}/public/log", 7),
-    ]
+    ] == [("file", f"{root}/public/flights", 7), ("file", f"{root}/public/log", 7)]
     assert found.run_facets["waldelta_replication"].endLsn == "0/20"

@@ -7,11 +7,7 @@ import pytest
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import PreflightFailed
 from waldelta.lake import Lake
-from waldelta.stages.setup.preflight.lake import (
-    check_log_store,
-    is_conditional,
-    judge_store,
-)
+from waldelta.stages.setup.preflight.lake import check_log_store, is_conditional, judge_store
 
 DYNAMODB = "io.delta.storage.S3DynamoDBLogStore"
 # A log store, delta-rs's options, whether commits of both are kept.
