@@ -304,10 +304,10 @@ def _paths(client: TestClient) -> list[str]:
         "/expectations",
         "/table/public.table_003",
         "/reconciliation",
-        "/quarantine",
+        "/waiting",
     )
     row = re.search(
-        r'href="(/p/shop/quarantine/row/[^"]+)"', client.get("/p/shop/quarantine?page=50").text
+        r'href="(/p/shop/waiting/row/[^"]+)"', client.get("/p/shop/waiting?page=50").text
     )
     return [
         "/",

@@ -252,7 +252,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "A replication message can't be decoded. Quarantine keeps its bytes.",
             "Later changes wait.",
             "report the message as a bug; to continue, skip it by the command in the error"
-            " (docs/how-to/release-a-gate.md), or sync its table",
+            " (docs/how-to/decide.md), or sync its table",
             "malformed Message message: prefix at byte 10: not UTF-8",
         ),
         "SyncFailed": ErrorEntry(
@@ -351,7 +351,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "Critical expectations failed after the merge, or a gate stopped a table before it.",
             "The changes are applied; at a gate they wait.",
             "open the report that the log names; at a gate"
-            " correct the expectation or release the changes (docs/how-to/release-a-gate.md)",
+            " correct the expectation or release the changes (docs/how-to/decide.md)",
             "1 critical expectation failed (the changes are applied and safe):\n"
             "  - public.orders: amount is positive: 3 rows",
         ),

@@ -56,8 +56,8 @@ PAGES = {
     "run": "/p/browsed/run/any/{run}",
     "expectations": "/p/browsed/expectations",
     "table": "/p/browsed/table/public.orders",
-    "quarantine": "/p/browsed/quarantine",
-    "quarantined row": "/p/browsed/quarantine/row/{row}",
+    "waiting": "/p/browsed/waiting",
+    "quarantined row": "/p/browsed/waiting/row/{row}",
     "reconciliation": "/p/browsed/reconciliation",
     "reports": "/docs/",
 }
@@ -83,7 +83,7 @@ def browsed(browser: WebDriver, stack: Stack) -> Iterator[Shop]:
         shop.runs.append(shop.client.wait("browsed_cdc", shop.client.trigger("browsed_cdc")))
         customers = DeltaTable(f"{shop.root}/public/customers")
         customers.update(updates={"name": "'tampered'"}, predicate="id = 3")
-        shop.client.wait_for_dags(["browsed_reconcile", "browsed_quarantine"])
+        shop.client.wait_for_dags(["browsed_reconcile", "browsed_decide"])
         shop.client.unpause("browsed_reconcile")  # the other one is unpaused by its page
         compared = shop.client.wait("browsed_reconcile", shop.client.trigger("browsed_reconcile"))
         assert compared.state == "failed"
@@ -301,8 +301,8 @@ def test_a_quarantined_row_is_retried_and_discarded_and_the_target_repaired(brow
 
 def retry_rows(browser: WebDriver, browsed: Shop) -> None:
     """The page says what keeps its buttons; a row that still fails stays."""
-    browser.get(address(browsed, "quarantine"))
-    assert "The DAG browsed_quarantine is paused" in text_of(browser)
+    browser.get(address(browsed, "waiting"))
+    assert "The DAG browsed_decide is paused" in text_of(browser)
     disabled = "button[name=action]:disabled"
     assert len(browser.find_elements(By.CSS_SELECTOR, disabled)) == 3
     screenshot(browser, PICTURES, "quarantine-paused")
@@ -314,7 +314,7 @@ def retry_rows(browser: WebDriver, browsed: Shop) -> None:
     wait(browser).until(lambda b: len(b.find_elements(By.CSS_SELECTOR, disabled)) == 3)
     assert "is retrying rows" in text_of(browser)
     screenshot(browser, PICTURES, "quarantine-under-way")
-    assert browsed.client.wait("browsed_quarantine", run_id).state == "success"
+    assert browsed.client.wait("browsed_decide", run_id).state == "success"
     # The page reloads by itself.
     wait(browser).until(lambda b: "succeeded" in text_of(b))
     seen = text_of(browser)
@@ -324,16 +324,16 @@ def retry_rows(browser: WebDriver, browsed: Shop) -> None:
 
 def discard_row(browser: WebDriver, browsed: Shop) -> None:
     """After a look at its values; then the page says who did it, and why."""
-    quarantine = address(browsed, "quarantine")
-    browser.get(quarantine)
+    waiting = address(browsed, "waiting")
+    browser.get(waiting)
     follow(browser, "messages")
     assert "bad customer" in text_of(browser)
-    browser.get(quarantine)
+    browser.get(waiting)
     browser.find_element(By.CSS_SELECTOR, "input[name=row]").click()
     browser.find_element(By.NAME, "reason").send_keys("no customer of ours")
     press(browser, "Discard")
-    assert browsed.client.wait("browsed_quarantine", started_run(browser)).state == "success"
-    browser.get(quarantine)
+    assert browsed.client.wait("browsed_decide", started_run(browser)).state == "success"
+    browser.get(waiting)
     seen = text_of(browser)
     assert "Quarantine is empty" in seen
     assert "no customer of ours" in seen

@@ -85,7 +85,7 @@ def test_airflow_has_the_plugin_once_and_the_dags_by_one_line(python, team):
     assert [Path(file).is_relative_to(python.parents[1]) for file in files] == [True, True], files
     (plugin,) = found.pop("plugins")
     assert plugin.startswith("waldelta==")
-    kinds = ("cdc", "initial_sync", "maintenance", "quarantine", "reconcile", "resync", "setup")
+    kinds = ("cdc", "decide", "initial_sync", "maintenance", "reconcile", "resync", "setup")
     assert found == {
         "plugin errors": {},
         "dags": [f"shop_{kind}" for kind in kinds],

@@ -310,7 +310,7 @@ class Matrix:
         verbs = {
             "consume": ["consume"],
             "sync": ["consume"],
-            "retry_quarantined": ["consume", step.verb],
+            "decide": ["consume", step.verb],
         }.get(step.verb, [step.verb, "consume"])
         # A first copy that failed is tried again by Airflow: a later run takes up only what had
         # begun.

@@ -284,7 +284,9 @@ class Scene:
         log = self.log.open("ab")
         if self.remote is not None:
             environment["SPARK_REMOTE"] = self.remote
-        command = [sys.executable, "-m", "spark_jobs", verb, str(self.files[file]), *arguments]
+        action = filter(None, [self.details.get(verb, {}).get("action")])
+        file_path = str(self.files[file])
+        command = [sys.executable, "-m", "spark_jobs", verb, file_path, *action, *arguments]
         process = subprocess.Popen(
             command,
             env=os.environ | self.environment | {"WALDELTA_MASTER": "local[2,4]"} | environment,

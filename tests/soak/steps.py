@@ -111,10 +111,7 @@ STEPS: tuple[Step, ...] = (
     *(Step(point, file=CHECKED) for point in ("check.begun", "check.reported", "check.ended")),
     Step("run.ended"),
     *(Step(point, "replay", prepared.damaged, "replay") for point in _REPAIR[1:]),
-    *(
-        Step(point, "retry_quarantined", prepared.quarantined, "quarantine")
-        for point in _REPAIR[1:]
-    ),
+    *(Step(point, "decide", prepared.quarantined, "quarantine") for point in _REPAIR[1:]),
     *(Step(point, "sync", group="sync") for point in _SYNC),
     *(Step(point, "sync", prepared.returned, "first") for point in _SYNC[:-1]),
     *(

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from waldelta.cli._output import COMMAND
 from waldelta.config import split_table_name
-from waldelta.decision_options import DECISIONS
+from waldelta.decision_options import ACTIONS, DecisionRequest
 from waldelta.errors import ConfigError
 from waldelta.stages.repair.replay.interval import REPLAY
 
@@ -118,6 +118,32 @@ _BY: _Options = {
     "--by": {"metavar": "NAME", "help": "who decides; the default is the user of this process"}
 }
 _FLAG: dict[str, Any] = {"action": "store_true"}
+# What ``decide`` shows instead of deciding.
+LISTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "list": "print what waits, since when and why",
+        "show": "print the same with received values, messages and failing rows",
+    }
+)
+_ACTIONS = {**LISTS, **{name: action.does for name, action in ACTIONS.items()}}
+_DECIDE: _Options = {
+    "action": {
+        "choices": tuple(_ACTIONS),
+        "metavar": "ACTION",
+        "help": "; ".join(f"{name}: {does}" for name, does in _ACTIONS.items()),
+    },
+    "--ids": {
+        "action": "extend",
+        "type": split_names,
+        "metavar": "ID,ID",
+        "default": [],
+        "help": "ids of rows and messages, as the list shows them",
+    },
+    "--reason": {
+        "metavar": "TEXT",
+        "help": "why you decide so, for the ledger; only retry needs none",
+    },
+}
 # ``--tables`` is the same for all verbs.
 INIT_OPTIONS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
     {
@@ -249,66 +275,9 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
             "print slot, replication lag, data gaps and targets; fails for a missing or lost slot",
             {},
         ),
-        "quarantine": (
-            (
-                "list, retry, accept or discard quarantined rows; release stopped tables; skip"
-                " unreadable messages"
-            ),
-            _TABLES
-            | {
-                "--retry": (
-                    _FLAG
-                    | {
-                        "help": (
-                            "read the rows from the source again; rows that still fail their gate"
-                            " stay"
-                        )
-                    }
-                ),
-                "--accept": (
-                    _FLAG
-                    | {
-                        "help": (
-                            "read the rows of --row or --tables from the source again and write"
-                            " them, even if they fail the gate"
-                        )
-                    }
-                ),
-                "--discard": (
-                    _FLAG | {"help": "leave the rows of --row or --tables out of their targets"}
-                ),
-                "--release": (
-                    _FLAG
-                    | {
-                        "help": (
-                            "apply the landed changes of --tables, although a gate stopped these"
-                            " tables"
-                        )
-                    }
-                ),
-                "--skip": (
-                    _FLAG
-                    | {"help": "let runs go on without the messages of --row, which can't be read"}
-                ),
-                "--row": {
-                    "action": "extend",
-                    "type": split_names,
-                    "metavar": "ID,ID",
-                    "help": ("ids of rows and messages, as the list shows them"),
-                },
-                "--reason": {
-                    "metavar": "TEXT",
-                    "help": (
-                        "why you decide so; every decision but --retry needs it, and the quarantine"
-                        " keeps it"
-                    ),
-                },
-            }
-            | _BY,
-        ),
-        "release": (
-            "apply the landed changes of tables that a gate stopped",
-            _TABLES | _REASON | _BY,
+        "decide": (
+            "list what waits for a decision, and decide",
+            _DECIDE | _TABLES | _BY,
         ),
         "dbt-sources": ("print dbt's sources.yml of the targets, with comments and tests", {}),
         "teardown": (
@@ -407,10 +376,6 @@ _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
 ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
     {
         "repair": ("reconcile", {"repair": True}),
-        "release": (
-            "quarantine",
-            {**dict.fromkeys(DECISIONS, False), "release": True, "row": None},
-        ),
     }
 )
 # Used by the tests that compare each verb with Airflow's options and the documentation.
@@ -479,14 +444,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     options.verb, implied = ALIASES.get(options.verb, (options.verb, {}))
     vars(options).update(implied)
-    if options.verb == "quarantine":
-        decisions = [name for name in DECISIONS if getattr(options, name)]
-        if len(decisions) > 1:
-            parser.error(f"--{decisions[0]} and --{decisions[1]} exclude each other")
-        for name in ("row", "reason", "by"):
-            if getattr(options, name) and not decisions:
-                *most, last = (f"--{decision}" for decision in DECISIONS)
-                parser.error(f"--{name} needs {', '.join(most)} or {last}")
     if getattr(options, "result", None) is None:
         try:
             check_values(options)
@@ -506,54 +463,19 @@ def check_values(options: argparse.Namespace) -> None:
             split_table_name(name)
         except ValueError as err:
             raise ConfigError(str(err)) from None
-    if options.verb == "quarantine":
-        _check_decision(options)
+    if options.verb != "decide":
+        return
+    if options.action not in LISTS:
+        request_of(options).check()
+    elif options.reason or options.by:
+        raise ConfigError(f"{options.action} decides nothing: leave out --reason and --by")
 
 
-def _check_decision(options: argparse.Namespace) -> None:
-    names_rows = options.row or options.tables
-    decides = any(getattr(options, name) for name in DECISIONS if name != "retry")
-    for is_wrong, text in (
-        (
-            options.row and options.retry,
-            (
-                "--retry takes all quarantined rows of a table, not single rows: name the table"
-                " (--tables); --accept takes single rows"
-            ),
-        ),
-        *(
-            (
-                getattr(options, name) and not names_rows,
-                (
-                    f"name the rows to {name} (--row), or tables to {name} all quarantined rows of"
-                    " (--tables)"
-                ),
-            )
-            for name in ("accept", "discard")
-        ),
-        (options.skip and not options.row, "name the messages to skip (--row)"),
-        (
-            options.row and options.release,
-            (
-                "--release takes tables, with all their landed changes, not single rows: name the"
-                " tables (--tables)"
-            ),
-        ),
-        (
-            options.skip and options.tables,
-            "messages are skipped one by one: name these (--row), not tables",
-        ),
-        (
-            options.release and not options.tables,
-            "name the tables whose changes to release (--tables)",
-        ),
-        (
-            decides and not (options.reason or "").strip(),
-            "a decision needs a reason, which the ledger keeps: say why (--reason)",
-        ),
-    ):
-        if is_wrong:
-            raise ConfigError(text)
+def request_of(options: argparse.Namespace) -> DecisionRequest:
+    """Returns the decision that the options of ``decide`` name."""
+    return DecisionRequest(
+        options.action, options.ids, options.tables, options.reason, options.by or None
+    )
 
 
 def completion_script(shell: str) -> str:

@@ -1,5 +1,5 @@
 """What a verb prints on stdout: text for people by rich, or one JSON document with ``--json``; and
-the results of check, setup and quarantine in both forms.
+the results of check, setup and decide in both forms.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NARROWEST = 80
 
 # How each kind of finding is shown; plain text has the words alone.
 STYLES = {"problem": "bold red", "warning": "yellow"}
-_QUARANTINE = ("id", "table", "key", "status", "reason", "by", "why", "upto")
+_WAITING = ("id", "table", "key", "status", "reason", "by", "why")
 
 
 class Output:
@@ -166,17 +166,17 @@ def plan_text(plan: SetupPlan) -> RenderableType:
     return text
 
 
-def quarantine_table(found: Sequence[Mapping[str, Any]], file: str = "FILE") -> RenderableType:
-    """Returns quarantined rows, or decisions on them, with the columns that any of them has; and
-    below the tables that a gate stops. Commands name the pipeline file as ``file``.
+def waiting_table(found: Sequence[Mapping[str, Any]], file: str = "FILE") -> RenderableType:
+    """Returns the rows and messages that wait for a decision, with the columns that any of them
+    has; and below the tables that a gate stops. Commands name the pipeline file as ``file``.
     """
     from rich.console import Group
     from rich.text import Text
 
     if not found:
-        return "nothing is in quarantine"
+        return "nothing waits for a decision"
     rows = [one for one in found if "waiting" not in one]
-    columns = [name for name in _QUARANTINE if any(one.get(name) is not None for one in rows)]
+    columns = [name for name in _WAITING if any(one.get(name) is not None for one in rows)]
     parts: list[RenderableType] = []
     if rows:
         parts.append(table(columns, [[_cell(one.get(name)) for name in columns] for one in rows]))
@@ -194,7 +194,19 @@ def quarantine_table(found: Sequence[Mapping[str, Any]], file: str = "FILE") -> 
             "may_pass": unmet[0]["may_pass"],
         }
         parts += stopped_table(name, gate, file, min(one["since"] for one in unmet))
-        parts += [whole(f"    {_cell(row)}") for one in unmet for row in one["examples"]]
+    return Group(*parts)
+
+
+def waiting_details(found: Sequence[Mapping[str, Any]], file: str = "FILE") -> RenderableType:
+    """Returns the same with all that is known of each: values, messages, rows that fail."""
+    from rich.console import Group
+
+    parts = [waiting_table(found, file)]
+    for one in found:
+        parts.append(whole(""))
+        for name, value in one.items():
+            each = value if isinstance(value, list) else [value]
+            parts += [whole(f"{name}: {_cell(item)}") for item in each if item is not None]
     return Group(*parts)
 
 
@@ -210,14 +222,14 @@ def stopped_table(
         Text(f"  {name}: since {moment(since)}, {waits}: {'; '.join(gate['expectations'])}")
     ]
     file = shlex.quote(file)
-    consume = f"{COMMAND} consume {file}"
+    consume, release = f"{COMMAND} consume {file}", f"{COMMAND} decide {file} release"
     if gate["released"]:
         return [*lines, whole(f"    released; to merge them: {consume}")]
     lines.append(whole(f"    after you have corrected the data or the expectation: {consume}"))
     if gate["may_pass"]:
         lines += [
             Text("    if the data is right:"),
-            whole(f"    {COMMAND} release {file} --tables {shlex.quote(name)} --reason TEXT"),
+            whole(f"    {release} --tables {shlex.quote(name)} --reason TEXT"),
         ]
     return lines
 

@@ -147,9 +147,8 @@ def _message(file: str, message: Mapping[str, Any]) -> Iterator[str]:
     is_skipped = message["status"] == SKIPPED
     repair = "skipped. Repair its tables (reconcile --repair), then:"
     yield f"{message['id']}: {repair if is_skipped else 'to continue without it:'}"
-    decision = "--discard" if is_skipped else "--skip"
-    command = f"{COMMAND} quarantine {shlex.quote(file)} {decision}"
-    yield f"{_BEFORE_COMMAND}{command} --row {message['id']} --reason TEXT"
+    command = f"{COMMAND} decide {shlex.quote(file)} {'discard' if is_skipped else 'skip'}"
+    yield f"{_BEFORE_COMMAND}{command} --ids {message['id']} --reason TEXT"
 
 
 def _findings(status: Mapping[str, Any], file: str) -> Iterator[tuple[str, list[str]]]:

@@ -19,8 +19,14 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from waldelta.cli._options import check_values, completion_script, parse
-from waldelta.cli._output import COMMAND, Output, plan_document, plan_text, quarantine_table
+from waldelta.cli._options import (
+    LISTS,
+    check_values,
+    completion_script,
+    parse,
+    request_of,
+)
+from waldelta.cli._output import Output, plan_document, plan_text, waiting_details, waiting_table
 from waldelta.config import load_pipeline_file
 from waldelta.config.airflow_connection import take_from_airflow
 from waldelta.config.pipeline_folder import pipeline_paths
@@ -209,8 +215,8 @@ _Verb = Callable[[Pipeline, argparse.Namespace, Output], None]
 
 
 def _verb(options: argparse.Namespace) -> _Verb:
-    if options.verb == "quarantine" and not (options.retry or options.accept):
-        return _quarantine
+    if options.verb == "decide" and options.action in LISTS:
+        return _show_waiting
     verbs: dict[str, _Verb] = {
         "check": _check,
         "setup": _setup,
@@ -266,24 +272,14 @@ def _status(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> 
     _write_result(options, json.dumps(status, indent=2))
 
 
-def _quarantine(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
-    if options.release:
-        found = pipeline.release(options.tables, options.reason, options.by, options.run_id)
-    elif options.skip:
-        found = pipeline.skip_messages(
-            options.row or (), options.reason, options.by, options.run_id
-        )
-    elif options.discard:
-        found = pipeline.discard_quarantined(
-            options.row or (), options.tables, options.reason, options.by, options.run_id
-        )
-    else:
-        found = pipeline.quarantined(options.tables)
-    # Scripts read what it prints into a pipe, which has been JSON since the first version.
-    output.as_json = output.as_json or not sys.stdout.isatty()
-    output.show(found, quarantine_table(found, str(options.file)))
-    if options.release or options.skip:
-        log.info("next: run `%s consume %s`, which goes on from there", COMMAND, options.file)
+def _show_waiting(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
+    found = [
+        one
+        for one in pipeline.waiting(options.tables)
+        if not options.ids or one.get("id") in options.ids
+    ]
+    text = waiting_table if options.action == "list" else waiting_details
+    output.show(found, text(found, str(options.file)))
     _write_result(options, json.dumps(found, indent=2, ensure_ascii=False))
 
 
@@ -357,14 +353,10 @@ def _run(runner: Any, job: Job, options: argparse.Namespace) -> RunResult:
             from waldelta.jobs.consume import consume
 
             result = consume(runner, job, stages)
-        case "quarantine":
-            from waldelta.jobs.retry_quarantined import run_accept, run_retry
+        case "decide":
+            from waldelta.jobs.decide import run_decide
 
-            operator = tables, options.by, options.reason
-            if options.accept:
-                result = run_accept(runner, job, options.row or (), *operator)
-            else:
-                result = run_retry(runner, job, *operator)
+            result = run_decide(runner, job, request_of(options))
         case "reconcile":
             from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-DagKind = Literal[
-    "setup", "initial_sync", "cdc", "reconcile", "maintenance", "quarantine", "resync"
-]
+DagKind = Literal["setup", "initial_sync", "cdc", "reconcile", "maintenance", "decide", "resync"]
 
 
 def dag_id_of(pipeline: str, kind: DagKind) -> str:

@@ -193,7 +193,7 @@ def check_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult)
     After decisions on quarantined rows all their targets are checked, because a decision alone may
     change a result.
     """
-    decided = result.verb == "quarantine"
+    decided = result.verb == "decide"
     # Without a changed row, rows may still have entered or left quarantine: one that was deleted,
     # or all of an earlier copy's.
     unchanged = {
@@ -246,7 +246,7 @@ def check_tables(
         frozenset(wrote),
         frozenset(paged),
         read_rules(job, result, tables, wrote if result.verb in MERGES else []),
-        is_concurrent=result.verb == "quarantine",
+        is_concurrent=result.verb == "decide",
     )
     report = check(runner, job.pipeline, job.ledger, job.run_id, tables, outcome)
     passed = sorted(fine - set(report.failed_tables))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from waldelta.config import PipelineFile, load_pipeline_file, split_table_name
+from waldelta.decision_options import DecisionRequest
 from waldelta.lake import target_uri
 from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.job import load_job
@@ -220,9 +221,9 @@ class Pipeline:
 
         return read_status(self.job())
 
-    def quarantined(self, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
-        """Returns the rows that all targets, or these, lack, and the tables that a gate stops, as
-        ``quarantine`` prints them; no Spark.
+    def waiting(self, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
+        """Returns what waits for a decision in all targets, or in these, as ``decide FILE list``
+        prints it; no Spark.
         """
         from waldelta.monitoring.stopped_tables import read_stopped
         from waldelta.stages.check.gate.quarantined_rows import list_quarantined
@@ -234,87 +235,22 @@ class Pipeline:
                 rows += one.as_json()
         return rows
 
-    def retry_quarantined(
-        self,
-        spark: SparkSession | Runner | None = None,
-        tables: Collection[str] | None = None,
-        by: str | None = None,
-        run_id: str | None = None,
-        reason: str | None = None,
-    ) -> RunResult:
-        """Read these rows from the source again and apply their gates again.
-
-        ``by`` is the operator, by default the user of this process.
-        """
-        from waldelta.jobs.retry_quarantined import run_retry
-
-        with self._run(spark, run_id) as run:
-            return run_retry(*run, tables, by, reason)
-
-    def accept_quarantined(
+    def decide(
         self,
         spark: SparkSession | Runner | None,
-        reason: str,
-        rows: Collection[str] = (),
-        tables: Collection[str] | None = None,
-        *,
-        by: str | None = None,
+        action: str,
         run_id: str | None = None,
+        **named: Any,
     ) -> RunResult:
-        """Read these rows (ids), or all of these tables, again, and write them without gates."""
-        from waldelta.jobs.retry_quarantined import run_accept
+        """Carry out a decision on what waits; only retry and accept may need Spark.
+
+        ``named`` are the other fields of a DecisionRequest: ``ids``, ``tables``, ``reason``,
+        ``by``.
+        """
+        from waldelta.jobs.decide import run_decide
 
         with self._run(spark, run_id) as run:
-            return run_accept(*run, rows, tables, by, reason)
-
-    def discard_quarantined(
-        self,
-        rows: Collection[str] = (),
-        tables: Collection[str] | None = None,
-        reason: str | None = None,
-        by: str | None = None,
-        run_id: str | None = None,
-    ) -> list[dict[str, Any]]:
-        """Discard these rows (ids), or all of these tables: their targets keep lacking them. No
-        Spark.
-        """
-        from waldelta.stages.check.gate.quarantined_rows import discard_quarantined
-
-        return discard_quarantined(self.job(run_id), rows, tables, by=by, reason=reason)
-
-    def skip_messages(
-        self,
-        messages: Collection[str],
-        reason: str | None,
-        by: str | None = None,
-        run_id: str | None = None,
-    ) -> list[dict[str, Any]]:
-        """Let runs continue without these unreadable messages (ids of ``quarantined``).
-
-        They stay in quarantine. Needs no Spark.
-        """
-        from waldelta.pipeline.targets.unreadable_messages import skip_messages
-        from waldelta.stages.check.gate.quarantined_rows import current_user
-
-        return skip_messages(self.job(run_id), messages, by=by or current_user(), reason=reason)
-
-    def release(
-        self,
-        tables: Collection[str],
-        reason: str | None = None,
-        by: str | None = None,
-        run_id: str | None = None,
-    ) -> list[dict[str, Any]]:
-        """Let what has landed for these tables pass their ``stop`` gates; the next run merges it.
-
-        Needs no Spark. Raises StateError for a table that no such gate stops.
-        """
-        from waldelta.monitoring.stopped_tables import check_stopped
-        from waldelta.stages.check.gate.release import release_tables
-
-        job = self.job(run_id)
-        check_stopped(job, tables)
-        return release_tables(job, tables, by=by, reason=reason)
+            return run_decide(*run, DecisionRequest(action, **named))
 
     def cut(self) -> dict[str, int]:
         """Returns the newest consistent cut: each target's Delta version, to be read together.

@@ -89,8 +89,7 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
         ),
         "stopped": AttentionKind(
             "Tables that don't receive changes",
-            "release the table, or correct the data or the expectation:"
-            " docs/how-to/release-a-gate.md",
+            "release the table, or correct the data or the expectation: docs/how-to/decide.md",
         ),
         "behind": AttentionKind(
             "Tables that don't receive changes", "follow the error of the task apply"
@@ -120,7 +119,7 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
         ),
         "unreadable_messages": AttentionKind(
             "Tables that don't receive changes",
-            "skip them on the page: docs/how-to/release-a-gate.md#a-message-that-cant-be-read",
+            "skip them on the page: docs/how-to/decide.md#a-message-that-cant-be-read",
         ),
         "different": AttentionKind(
             "Targets that may differ",
@@ -156,7 +155,7 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
         ),
         "quarantine": AttentionKind(
             "Data quality",
-            "decide on the rows, on the page: docs/how-to/release-a-gate.md#rows-in-quarantine",
+            "decide on the rows, on the page: docs/how-to/decide.md#rows-in-quarantine",
         ),
     }
 )

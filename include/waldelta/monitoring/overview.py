@@ -278,7 +278,7 @@ def _of_quarantine(tables: Sequence[TableLine]) -> Iterator[Attention]:
             "warning",
             "quarantine",
             f"{counted(sum(line.in_quarantine for line in lacking), 'row')} in quarantine",
-            ("quarantine",),
+            ("waiting",),
             objects=tuple(line.table_name for line in lacking),
         )
 
@@ -300,7 +300,7 @@ def _unread(ledger: Ledger, pipeline: PipelineFile) -> Iterator[Attention]:
     messages = open_messages(ledger, pipeline.source.slot)
     waiting = [message.row.id for message in messages if not message.is_skipped]
     yield from on_names(
-        "failed", "unreadable_messages", waiting, "unreadable messages: {}", "quarantine"
+        "failed", "unreadable_messages", waiting, "unreadable messages: {}", "waiting"
     )
     skipped = [message for message in messages if message.is_skipped]
     if tables := sorted({table for message in skipped for table in message.tables}):
@@ -309,7 +309,7 @@ def _unread(ledger: Ledger, pipeline: PipelineFile) -> Iterator[Attention]:
             "skipped_messages",
             [UNNAMED] if ANY_TABLE in tables else tables,
             "{} may miss changes of skipped messages",
-            "quarantine",
+            "waiting",
         )
 
 

@@ -34,7 +34,7 @@ RunKey = tuple[str, str]
 
 _MOST_ROWS = 200
 _COPYING = ("sync", "resync")
-_CORRECTING = ("replay", "quarantine")
+_CORRECTING = ("replay", "decide")
 _WRITTEN = ("inserted", "updated", "deleted")
 
 

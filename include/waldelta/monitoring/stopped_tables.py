@@ -183,7 +183,7 @@ def of_stopped(stopped: Sequence[Stopped]) -> Iterator[Attention]:
             "warning" if one.released else "failed",
             "stopped",
             f"{one.table_name}: stopped by a gate ({what}), {waits}{end}",
-            ("quarantine",),
+            ("waiting",),
             "stopped",
             (one.table_name,),
         )

@@ -53,7 +53,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "quarantined": "quarantined",
         "version": "version",
     },
-    "quarantine": {
+    "decide": {
         "restored": "inserted",
         "corrected": "updated",
         "removed": "deleted",

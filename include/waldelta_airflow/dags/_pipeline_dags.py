@@ -18,7 +18,7 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 from waldelta.config import DagKind, PipelineFile, Publication, dag_id_of
 from waldelta.config.pipeline_file import Notification
 from waldelta.control_characters import visible
-from waldelta.decision_options import DECISIONS
+from waldelta.decision_options import ACTIONS
 from waldelta.error_catalog import ANY_ERROR
 from waldelta_airflow import settings
 from waldelta_airflow._airflow_versions import AirflowFailException
@@ -63,7 +63,7 @@ _ONCE_BEGUN = TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
 # A large table that needs a new copy is left to the DAG of the initial sync, while CDC runs
 # continue.
 _HAND_OVER = {"hand-over": "True"}
-_BY_HAND = ("setup", "initial_sync", "resync", "quarantine")
+_BY_HAND = ("setup", "initial_sync", "resync", "decide")
 # By its name, because its imports would slow down parsing.
 _ALERT_NOTIFIER = "waldelta_airflow.alerts.sending.AlertNotifier"
 
@@ -160,7 +160,7 @@ def build_dags(path: Path, pipeline: PipelineFile) -> list[DAG]:
             {"accept-server": "{{ params.accept_server or '' }}"},
         ),
         _reconcile(job),
-        _quarantine(job),
+        _decide(job),
         maintenance,
     ]
 
@@ -196,38 +196,33 @@ def _setup(job: _Job) -> DAG:
     return dag
 
 
-def _quarantine(job: _Job) -> DAG:
+def _decide(job: _Job) -> DAG:
     params = {
         "action": Param(
             "retry",
             type="string",
-            enum=list(DECISIONS),
-            description=(
-                "retry: read the rows from the source and evaluate their gates again; accept: write"
-                " them even if they fail the gate; discard: leave them out; release: apply the"
-                " changes that a gate stopped; skip: continue without unreadable messages"
-            ),
+            enum=list(ACTIONS),
+            description="; ".join(f"{name}: {action.does}" for name, action in ACTIONS.items()),
         ),
         "tables": _listed(
-            "tables, as schema.table; empty: all (retry), those of the rows (accept, discard)"
+            "tables, as schema.table; empty: all (retry), those of the ids (accept, discard)"
         ),
-        "rows": _listed(
-            "accept, discard and skip: the ids of rows and messages, as the page of the quarantine"
-            " shows them",
+        "ids": _listed(
+            "accept, discard and skip: ids of rows and messages, as the page shows them",
             r"^[0-9a-f]{16}$",
         ),
         "reason": _text("stored with the user; every action but retry needs it"),
     }
-    options = {action: f"{{{{ params.action == '{action}' }}}}" for action in DECISIONS}
-    options |= {
+    options = {
+        "action": "{{ params.action }}",
         "tables": "{{ (params.tables or []) | join(',') }}",
-        "row": "{{ (params.rows or []) | join(',') }}",
+        "ids": "{{ (params.ids or []) | join(',') }}",
         "reason": "{{ params.reason or '' }}",
         "by": "{{ dag_run.triggering_user_name or '' }}",
     }
-    with job.dag("quarantine", None, params=params) as dag:
+    with job.dag("decide", None, params=params) as dag:
         decide = job.task(
-            "quarantine", "quarantine", options=options, execution_timeout=settings.SYNC_TIMEOUT
+            "decide", "decide", options=options, execution_timeout=settings.SYNC_TIMEOUT
         )
         # One table's failed check doesn't prevent the events of the others.
         report = DecisionReportOperator(
@@ -458,18 +453,14 @@ target by key, and writes only the rows that differ. It copies tables without a 
 - With a healthy slot it only repairs the named or waiting tables.
 - *If it fails*: run it again. It skips finished tables.
 """,
-    "quarantine": """\
-Decides about rows in quarantine and about tables that an expectation with `gate: stop` stopped.
-The user who triggered the run is recorded.
+    "decide": """\
+Decides what happens to what waits: rows in quarantine, tables that an expectation with `gate: stop`
+stopped, and unreadable messages. The user who triggered the run is recorded.
 
 - **action**:
-  `retry` reads quarantined rows from the source and evaluates their gates again;
-  `accept` writes them even if they fail the gate;
-  `discard` leaves new rows out, and updated ones in their older version;
-  `release` lets the next run of `{name}_cdc` merge what has landed by now for the tables;
-  `skip` continues without unreadable messages.
+{actions}
 - **tables**: the tables; `release` needs them.
-- **rows**: ids of single rows, for `accept`, `discard` and `skip`.
+- **ids**: of rows and messages, for `accept`, `discard` and `skip`.
 - **reason**: stored with the user; every action but `retry` needs it.
 - *If it fails*: nothing was decided, or the named tables could not be read; run it again.
   `QualityFailed` means that the rows were written and an expectation failed.
@@ -497,7 +488,10 @@ def dag_page(pipeline: PipelineFile, kind: str, path: str) -> str:
     """Markdown of one DAG's page."""
     keep = pipeline.maintenance
     text = _KINDS[kind].format(
-        name=pipeline.pipeline, days=keep.keep_changes_days, hours=keep.keep_versions_hours
+        name=pipeline.pipeline,
+        days=keep.keep_changes_days,
+        hours=keep.keep_versions_hours,
+        actions="\n".join(f"  - `{name}`: {action.does}" for name, action in ACTIONS.items()),
     )
     return "\n".join(
         [f"# {pipeline.pipeline}: {kind.replace('_', ' ')}", "", text, *_facts(pipeline, path)]

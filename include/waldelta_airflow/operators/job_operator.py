@@ -16,7 +16,6 @@ from airflow.sdk import BaseHook, BaseOperator, Connection, Context
 
 from waldelta.config import PipelineFile, dag_id_of
 from waldelta.config.parse_text import parse_json
-from waldelta.decision_options import DECISIONS
 from waldelta.errors import StageTimeout
 from waldelta.quantities import counted
 from waldelta.spark.jars import check_java
@@ -47,8 +46,10 @@ WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
 _PREFLIGHT = frozenset({"check", "setup"})
 _RUN_TYPES = ("scheduled", "manual", "backfill")
 # Options without a value; any other option's text may be "True" too.
-_FLAGS = ("dry-run", "sql", "hand-over", "again", "repair", "due", *DECISIONS)
+_FLAGS = ("dry-run", "sql", "hand-over", "again", "repair", "due")
 _NOTHING = ("", "None", "False", "[]")
+# The one option that follows the file without its name.
+_ACTION = "action"
 _CHECK, _REPORT, _RECONCILE = "check", "report", "reconcile"
 
 
@@ -275,13 +276,14 @@ class WaldeltaJobOperator(BaseOperator):
             options["interval-start"] = run.data_interval_start.isoformat()
             options["interval-end"] = run.data_interval_end.isoformat()
         # name=value in one argument, so that no value can be taken for another option.
-        given = {**options, **self.options}.items()
+        given = {**options, **self.options}
+        action = filter(None, [given.pop(_ACTION, "")])
         shown = [
             f"--{name}" if name in _FLAGS and value == "True" else f"--{name}={value}"
-            for name, value in given
+            for name, value in given.items()
             if value not in _NOTHING
         ]
-        return [self.verb, self.pipeline_path, *shown]
+        return [self.verb, self.pipeline_path, *action, *shown]
 
 
 class ReportOperator(WaldeltaJobOperator):
@@ -325,7 +327,7 @@ class DecisionReportOperator(WaldeltaJobOperator):
 
     def __init__(self, *, pipeline: PipelineFile, **kwargs: Any) -> None:
         super().__init__(
-            pipeline=pipeline, verb="quarantine", outlets=[pipeline_alias(pipeline)], **kwargs
+            pipeline=pipeline, verb="decide", outlets=[pipeline_alias(pipeline)], **kwargs
         )
 
     def execute(self, context: Context) -> dict[str, Any]:

@@ -50,10 +50,10 @@ DAG_VERBS: dict[DagKind, str] = {
     "cdc": "consume",
     "reconcile": "reconcile",
     "maintenance": "maintain",
-    "quarantine": "quarantine",
+    "decide": "decide",
     "resync": "resync",
 }
-# Kinds that are useful to run without params. Quarantine needs an action, and a resync needs a
+# Kinds that are useful to run without params. A decision needs an action, and a resync needs a
 # reason.
 RUN_NOW: tuple[DagKind, ...] = ("setup", "initial_sync", "cdc", "reconcile", "maintenance")
 _RUNNING, _QUEUED = "running", "queued"

@@ -34,13 +34,6 @@ from waldelta_airflow.views._installed_pipelines import (
     unpause,
 )
 from waldelta_airflow.views._pages import read_reports, served_report
-from waldelta_airflow.views._quarantine import (
-    Chosen,
-    decision,
-    quarantine_page,
-    read_form,
-    row_page,
-)
 from waldelta_airflow.views._render import (
     FORM_HEADERS,
     HEADERS,
@@ -51,6 +44,7 @@ from waldelta_airflow.views._render import (
     render,
     url,
 )
+from waldelta_airflow.views._waiting import Chosen, decision, read_form, row_page, waiting_page
 
 _FILES = {
     "style.css": "text/css",
@@ -60,7 +54,7 @@ _FILES = {
 }
 
 # The pages that show what these DAGs' runs did.
-_PAGES: dict[DagKind, str] = {"reconcile": "reconciliation", "quarantine": "quarantine"}
+_PAGES: dict[DagKind, str] = {"reconcile": "reconciliation", "decide": "waiting"}
 _routes = APIRouter()
 
 
@@ -212,20 +206,20 @@ def repair(page_request: PageRequestDep, name: str, table: str) -> Response:
     return _trigger(page_request, name, "reconcile", "repair", pages.repair_of([table]))
 
 
-@_routes.get("/p/{name}/quarantine")
-def quarantine(
+@_routes.get("/p/{name}/waiting")
+def waiting(
     request: PipelineDep,
     chosen: Annotated[Chosen, Depends()],
     run: str | None = None,
     refused: str | None = None,
 ) -> HTMLResponse:
-    """Returns the page of rows in quarantine and of stopped tables."""
-    text = quarantine_page(request, chosen, _button(request, "quarantine", run, refused))
+    """Returns the page of what waits for a decision."""
+    text = waiting_page(request, chosen, _button(request, "decide", run, refused))
     return HTMLResponse(text, headers=FORM_HEADERS)
 
 
-@_routes.get("/p/{name}/quarantine/row/{row_id}")
-def quarantined(page_request: PageRequestDep, request: PipelineDep, row_id: str) -> str:
+@_routes.get("/p/{name}/waiting/row/{row_id}")
+def waiting_row(page_request: PageRequestDep, request: PipelineDep, row_id: str) -> str:
     """Returns the page of a row in quarantine."""
     page_request.check_values(request.pipeline)
     if (text := row_page(request, row_id)) is None:
@@ -233,7 +227,7 @@ def quarantined(page_request: PageRequestDep, request: PipelineDep, row_id: str)
     return text
 
 
-@_routes.post("/p/{name}/quarantine", dependencies=[Depends(_may_trigger("quarantine"))])
+@_routes.post("/p/{name}/waiting", dependencies=[Depends(_may_trigger("decide"))])
 def decide(
     page_request: PageRequestDep,
     name: str,
@@ -241,7 +235,7 @@ def decide(
 ) -> Response:
     """Triggers the run of a decision."""
     conf = decision(form)
-    return _trigger(page_request, name, "quarantine", conf["action"], conf)
+    return _trigger(page_request, name, "decide", conf["action"], conf)
 
 
 @_routes.post("/p/{name}/dags/{kind}/run")
@@ -262,7 +256,7 @@ def unpause_dag(
     request: Request,
     name: str,
     kind: DagKind,
-    to: Literal["quarantine", "reconciliation"] | None = None,
+    to: Literal["waiting", "reconciliation"] | None = None,
 ) -> Response:
     """Unpauses a pipeline's DAG, with Airflow's permissions."""
     dag_id = _dag_of(page_request, request, name, kind)

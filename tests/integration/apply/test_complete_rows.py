@@ -18,9 +18,10 @@ from tests.support.pipelines import bare_job
 from tests.support.waiting import wait_until
 from waldelta.changes.merge.by_file import merge_written
 from waldelta.changes.merge.statements import merge_rows
+from waldelta.decision_options import DecisionRequest
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.jobs.consume import consume
-from waldelta.jobs.retry_quarantined import run_retry
+from waldelta.jobs.decide import run_decide
 from waldelta.lake import DeltaTarget
 from waldelta.lake.ledger import (
     ALL_VALUES_KNOWN,
@@ -208,7 +209,7 @@ def retry_until(moment, runner, job, monkeypatch):
     """A retry that is killed at a fault point, and leaves what it has staged."""
     with monkeypatch.context() as patched, killed_at(moment, "waldelta.stages.repair.repair"):
         patched.setattr("waldelta.changes.stage.folders.remove_folder", lambda _: None)
-        run_retry(runner, job, by="Ann")
+        run_decide(runner, job, DecisionRequest("retry", by="Ann"))
 
 
 @pytest.fixture(
@@ -258,7 +259,7 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
     with monkeypatch.context() as patched:
         patched.setattr(f"waldelta.stages.repair.mend.mend.{merging}", fails)
         with pytest.raises(RunFailed, match="no space left"):
-            run_retry(runner, replace(job, run_id="failed"), by="Ann")
+            run_decide(runner, replace(job, run_id="failed"), DecisionRequest("retry", by="Ann"))
     is_as_before()
     # Killed before it: so it is from the next run on, and the merge finds nothing to merge when it
     # comes after all.
@@ -279,7 +280,7 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
     assert (state.generation, state.status, state.reason) == (
         4,
         "synced",
-        "quarantine --retry by Ann",
+        "retry by Ann",
     )
     assert (done.inserted, done.updated, done.rows) == (3, 1, None)
     shown = read_changed(Ledger(job.lake), None)["public.t"].operations
@@ -288,7 +289,7 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
     assert lacking(4) == ["5"]
     last = Decisions(job.lake).rows("public.t", 1)[-1]
     assert (last.status, last.run_id) == (RESOLVED, "killed after")
-    assert last.why.endswith("quarantine --retry by Ann")
+    assert last.why.endswith("retry by Ann")
     assert list_quarantined(job) == []
 
 
@@ -321,12 +322,10 @@ def test_quarantined_rows_are_listed_and_read_again(runner, database, job):
     checked = job.pipeline.model_copy(
         update={"quality": job.pipeline.quality.model_copy(update={"enabled": True})}
     )
-    done = run_retry(
+    done = run_decide(
         runner,
         replace(job, run_id="retry", pipeline=checked),
-        ["public.t"],
-        by="Ann",
-        reason="back",
+        DecisionRequest("retry", tables=["public.t"], reason="back", by="Ann"),
     )
     assert done.checked.passed == ["public.t"]
     known = {
@@ -335,7 +334,7 @@ def test_quarantined_rows_are_listed_and_read_again(runner, database, job):
     assert (known[ALL_VALUES_KNOWN], len(known) > 1) == (True, True)
     last = Decisions(job.lake).rows("public.t", 1)[-1]
     assert (last.status, last.by, last.run_id) == (RESOLVED, "Ann", "retry")
-    assert last.why.endswith("quarantine --retry by Ann: back")
+    assert last.why.endswith("retry by Ann: back")
     assert (done.tables["public.t"].inserted, done.tables["public.t"].deleted) == (3, 0)
     assert target_rows(job) == source_rows(database)
     assert len(target_rows(job)) == 3
@@ -345,10 +344,10 @@ def test_quarantined_rows_are_listed_and_read_again(runner, database, job):
     )
     # A second attempt at the run, whose first one may have ended before it had checked what it put
     # right.
-    assert run_retry(runner, replace(job, run_id="retry", pipeline=checked)).checked.passed == [
-        "public.t"
-    ]
-    assert run_retry(runner, replace(job, run_id="again")).tables == {}
+    assert run_decide(
+        runner, replace(job, run_id="retry", pipeline=checked), DecisionRequest("retry")
+    ).checked.passed == ["public.t"]
+    assert run_decide(runner, replace(job, run_id="again"), DecisionRequest("retry")).tables == {}
     database.execute(
         "update t set m = 9 where id = 3; delete from t where id = 4; update t set id = 20 where"
         " id = 2"
@@ -366,7 +365,7 @@ def test_quarantined_rows_are_listed_and_read_again(runner, database, job):
         RunFailed,
         match=r"public\.t drifted .*: let a run, or sync --tables public\.t, repair that first",
     ):
-        run_retry(runner, replace(job, run_id="refused"))
+        run_decide(runner, replace(job, run_id="refused"), DecisionRequest("retry"))
     assert job.read_states()["public.t"] == before
     assert [row["key"]["id"] for row in list_quarantined(job)] == ["50"]
 

@@ -14,14 +14,14 @@ import waldelta.stages.repair.repair as repair_module
 from tests.oracles.target_rows import read_target
 from tests.support.bookkeeping import read_expectation_results, release_of
 from tests.support.pipelines import bare_slot, pipeline_file
+from waldelta.decision_options import DecisionRequest
 from waldelta.errors import LockHeld
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
+from waldelta.jobs.decide import run_decide
 from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
-from waldelta.jobs.retry_quarantined import run_accept, run_retry
 from waldelta.jobs.validate import run_validate
 from waldelta.lake.ledger import ACCEPTED, RESOLVED, WAITING, Decisions, Ledger, now
-from waldelta.lsn import Lsn
 from waldelta.monitoring.check_results import read_latest_checks
 from waldelta.monitoring.overview import read_glance
 from waldelta.monitoring.quarantine_rows import read_decided
@@ -143,7 +143,7 @@ def test_a_table_stops_and_goes_on(gated, database):
     # Which rows fail is in the ledger, for those who may see it.
     (of_t,) = first.as_json()
     assert of_t["examples"] == [{"key": {"id": "2"}, "values": {"v": "-2"}}]
-    assert Pipeline(made.job.pipeline).quarantined(["public.t"]) == [of_t]
+    assert Pipeline(made.job.pipeline).waiting(["public.t"]) == [of_t]
     # The slot was emptied all the same, and later changes are judged with what waits.
     assert result.stages["land"].status == "succeeded"
     database.execute("insert into t values (4, 4)")
@@ -157,7 +157,7 @@ def test_a_table_stops_and_goes_on(gated, database):
     }
     assert told[
         "public.t: stopped by a gate (expect_column_values_to_be_between on v), 3 changes wait"
-    ] == ("quarantine",)
+    ] == ("waiting",)
     made.own(RULE.format("warn"))
     assert made.run("third").inserted == 3
     assert made.stopped() == []
@@ -199,7 +199,7 @@ def test_released_changes_pass_once(gated, database):
     )
     made.fails("adjacent")
     (told,) = release_tables(made.job, ["public.t"], by="ann", reason="known")
-    assert (told["by"], told["why"]) == ("ann", "known")
+    assert (told.by, told.why) == ("ann", "known")
     (one,) = made.stopped()
     assert (one.released.by, one.may_pass, one.waiting) == ("ann", False, 1)
     database.execute("insert into t values (2, -2)")
@@ -227,7 +227,7 @@ def test_what_waits_is_released_behind_wal_without_changes(gated, database):
     change_log = made.job.change_log(identity)
     assert change_log.landed_end(change_log.last_batch()) == 0
     (told,) = release_tables(made.job, ["public.t"], by="ann")
-    assert told["upto"] == str(Lsn(change_log.landed_end(1)))
+    assert told.lsn == change_log.landed_end(1)
     made.run("third")
     assert made.rows() == [(1, -1)]
 
@@ -266,12 +266,13 @@ def refused(made, act, message):
     before = found()
     with pytest.raises(RunFailed, match=message) as failed:
         act()
-    assert any(remedy in str(failed.value) for remedy in ("quarantine FILE --", "run consume"))
+    assert any(remedy in str(failed.value) for remedy in ("decide FILE", "run consume"))
     assert found() == before
 
 
 def retry(made, run_id):
-    run_retry(made.runner, replace(made.job, run_id=run_id), ["public.t"], "ann")
+    request = DecisionRequest("retry", tables=["public.t"], by="ann")
+    run_decide(made.runner, replace(made.job, run_id=run_id), request)
 
 
 def mend(made, run_id):
@@ -317,7 +318,8 @@ def accept(made, run_id, *keys, **given):
     """Accept the rows of these ids in quarantine, or all of the table."""
     ids = [row["id"] for row in list_quarantined(made.job) if row["key"]["id"] in keys]
     job, tables = replace(made.job, run_id=run_id), None if keys else ["public.t"]
-    return run_accept(made.runner, job, given.get("ids", ids), tables, "ann", "known")
+    request = DecisionRequest("accept", given.get("ids", ids), tables, "known", "ann")
+    return run_decide(made.runner, job, request)
 
 
 def listed(made):
@@ -345,7 +347,7 @@ def test_rows_are_accepted_by_decision(gated, database):
     assert (after["1"], after["4"] != kept) == (before["1"], True)
     assert (made.rows(), listed(made).keys()) == ([(1, 1), (2, -2), (3, 3)], {"1", "4"})
     # Whoever has seen other values decides on those that there are now.
-    with pytest.raises(RunFailed, match="not open in quarantine"):
+    with pytest.raises(RunFailed, match="not in quarantine"):
         accept(made, "late", ids=[kept])
     discard_quarantined(
         made.job,
@@ -836,7 +838,9 @@ def test_what_was_let_in_by_decision_passes_the_checks(gated, database):
     done = checked(
         made,
         "accept",
-        lambda runner, job: run_accept(runner, job, [row["id"]], None, "ann", "known"),
+        lambda runner, job: run_decide(
+            runner, job, DecisionRequest("accept", [row["id"]], reason="known", by="ann")
+        ),
     )
     assert (done.status, list(changed_targets(done.document()))) == ("succeeded", ["public.t"])
     assert (made.rows(), made.failed()) == ([(1, 1), (2, -2)], 0)

@@ -89,7 +89,7 @@ def named_commands():
     return {
         (verb, option)
         for verb, (_, options) in _OWN.items()
-        for option in ("", *options)
+        for option in ("", *(name for name in options if name.startswith("--")))
         if (option != "--stage" or verb == "consume") and verb not in ALIASES
     }
 
@@ -149,15 +149,12 @@ def test_their_commands_do_what_they_say(runner, database, lake, shop):
         "consume FILE --stage land",
         "consume FILE --hand-over --run-id by-hand",
         "consume FILE --again --run-id by-hand",
-        "quarantine FILE --tables public.orders",
-        (
-            f"quarantine FILE --discard --tables public.orders --row {lacking.id} --reason TEXT"
-            " --by NAME"
-        ),
-        "quarantine FILE --release --tables public.orders --reason TEXT --by NAME",
+        "decide FILE list --tables public.orders",
+        (f"decide FILE discard --tables public.orders --ids {lacking.id} --reason TEXT --by NAME"),
+        "decide FILE release --tables public.orders --reason TEXT --by NAME",
         "teardown FILE --orphans",
-        "quarantine FILE --retry --tables public.orders",
-        "quarantine FILE --accept --tables public.orders --reason TEXT --by NAME",
+        "decide FILE retry --tables public.orders",
+        "decide FILE accept --tables public.orders --reason TEXT --by NAME",
         "replay FILE --interval-start 2026-01-31 --interval-end 2026-02-01 --tables public.orders",
         "reconcile FILE --tables public.orders",
         "sync FILE --tables public.orders --reason TEXT --due",
@@ -174,7 +171,7 @@ def test_their_commands_do_what_they_say(runner, database, lake, shop):
     shop.run(f"waldelta teardown {FILE}")
     # tests/integration/slot/test_slots_without_pipeline.py and test_unreadable_messages.py have the
     # situations that these two are for.
-    assert named_commands() - shop.ran == {("teardown", "--drop"), ("quarantine", "--skip")}
+    assert named_commands() - shop.ran == {("teardown", "--drop")}
     assert database.execute(
         "select slot_name::text from pg_replication_slots where database = current_database()"
     ) == [(orphan,)]

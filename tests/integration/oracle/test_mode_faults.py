@@ -36,9 +36,10 @@ from tests.soak.listener import Action, Listener
 from tests.soak.scene import kill_driver, wait_until
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed, is_long
+from waldelta.decision_options import DecisionRequest
 from waldelta.jobs.consume import consume
+from waldelta.jobs.decide import run_decide
 from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
-from waldelta.jobs.retry_quarantined import run_accept
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.run_result import RunFailed
@@ -238,7 +239,8 @@ def test_every_kind_of_target_after_a_kill(runner, database, tmp_path, listener)
             made.sample()
         made.run()
         check(made, (f"WALDELTA_SEED={seed}", point))
-    run_accept(runner, replace(made.jobs["w4"], run_id="accept"), (), ["public.w4"], "ann", "known")
+    accept = DecisionRequest("accept", tables=["public.w4"], reason="known", by="ann")
+    run_decide(runner, replace(made.jobs["w4"], run_id="accept"), accept)
     assert live(made, "w4") == source(database.connection, "w4")
 
 
@@ -293,7 +295,9 @@ def killed(self, *given, **named):
     os.kill(os.getpid(), signal.SIGKILL)
 
 LedgerTable.extend = killed
-Pipeline.load(file).release(["public.s1", "public.s2"], by="ann")
+Pipeline.load(file).decide(
+    None, "release", tables=["public.s1", "public.s2"], reason="known", by="ann"
+)
 """
 
 
@@ -334,7 +338,7 @@ def test_a_release_after_a_kill(runner, database, tmp_path, when):
             consume(runner, replace(job, run_id="second"))
         assert failed.value.result.targets.not_applied == tables
         assert rows() == [0, 0]
-        assert [told["table"] for told in _release(job, tables)] == tables
+        assert [told.table_name for told in _release(job, tables)] == tables
     else:
         _release(job, tables)
     consume(runner, replace(job, run_id="third"))

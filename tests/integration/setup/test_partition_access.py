@@ -7,8 +7,9 @@ from deltalake import DeltaTable
 
 from tests.oracles.target_rows import read_target
 from tests.support.pipelines import pipeline_file
+from waldelta.decision_options import DecisionRequest
 from waldelta.jobs import Pipeline
-from waldelta.jobs.retry_quarantined import run_retry
+from waldelta.jobs.decide import run_decide
 from waldelta.pipeline.run_result import RunFailed
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -136,7 +137,7 @@ def test_select_on_the_root_alone(runner, database, shop):
     assert result.status == "succeeded"
     r = set(range(3, 151)) | set(range(200, 221))
     assert held(pipeline, "sales.r") == r
-    assert run_retry(runner, pipeline.job()).status == "succeeded"
+    assert run_decide(runner, pipeline.job(), DecisionRequest("retry")).status == "succeeded"
     assert pipeline.reconcile(runner).status == "succeeded"
     DeltaTable(pipeline.target_path("sales.r")).delete("id in (10, 110)")
     DeltaTable(pipeline.target_path("parts.l1")).update({"v": "'x'"}, predicate="id = 10")

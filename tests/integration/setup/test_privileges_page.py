@@ -11,9 +11,10 @@ import pytest
 
 from tests.oracles.target_rows import read_target
 from tests.support.pipelines import pipeline_file
+from waldelta.decision_options import DecisionRequest
 from waldelta.errors import PreflightFailed, PrivilegeMissing
 from waldelta.jobs import Pipeline
-from waldelta.jobs.retry_quarantined import run_retry
+from waldelta.jobs.decide import run_decide
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.land.idle_check import check_idle
 
@@ -270,7 +271,7 @@ def test_the_page(runner, shop):
     assert mended.status()["targets"]["sales.orders"]["action"] == "apply"
     assert mended.validate(runner).status == "succeeded"
     assert mended.replay(runner, YEARS[0], YEARS[1]).status == "succeeded"
-    assert run_retry(runner, mended.job()).status == "succeeded"
+    assert run_decide(runner, mended.job(), DecisionRequest("retry")).status == "succeeded"
     assert mended.maintain(runner).status == "succeeded"
 
     assert missing(shop, "lake_reader", PAID) == ""

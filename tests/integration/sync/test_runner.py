@@ -155,7 +155,7 @@ def test_own_expectations_and_gates_need_no_session(commands, database, lake, mo
         result = failed.value.result.document()
         assert "expect_column_values_to_be_between on n (1 row)" in result["error"]["message"]
         assert runners(result) == {"this process"}
-        assert [row["key"] for row in pipeline.quarantined(["public.u"])] == [{"id": "502"}]
+        assert [row["key"] for row in pipeline.waiting(["public.u"])] == [{"id": "502"}]
         assert [len(held(lake, name)) for name in TABLES] == [501, 501, 500]
 
 
@@ -173,9 +173,9 @@ def test_a_decision_starts_spark_where_rows_are_judged_again(commands, database,
     commands.run("sync")
     database.execute("insert into t (id, n) values (2001, -1), (2002, -2)")
     commands.run("consume")
-    row, _ = Pipeline.load(commands.file).quarantined()
-    commands.run("quarantine", "--accept", "--row", row["id"], "--reason", "known")
-    assert len(Pipeline.load(commands.file).quarantined()) == 1
+    row, _ = Pipeline.load(commands.file).waiting()
+    commands.run("decide", "accept", "--ids", row["id"], "--reason", "known")
+    assert len(Pipeline.load(commands.file).waiting()) == 1
     assert len(held(lake, "t")) == 501
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.cases import cases
 from waldelta.cli._options import VERBS, parse
 from waldelta.cli.command_line import main
-from waldelta.decision_options import DECISIONS
+from waldelta.decision_options import ACTIONS
 from waldelta.jobs.consume import CONSUME_STAGES
 
 # What Airflow's operator adds to every verb.
@@ -26,19 +26,17 @@ OF_A_RUN = [
 REFUSED = {
     "another verb's option": ["consume", "f.yml", "--tables=public.a"],
     "a retry of a copy": ["sync", "f.yml", "--retry"],
-    "rows both read again and discarded": ["quarantine", "f.yml", "--retry", "--discard"],
-    "rows both accepted and judged again":
-     ["quarantine", "f.yml", "--accept", "--retry", "--row=1"],
-    "a row that nothing is to be done with": ["quarantine", "f.yml", "--row=1"],
-    "who lists rows": ["quarantine", "f.yml", "--by=me"],
-    "changes both released and discarded":
-     ["quarantine", "f.yml", "--release", "--discard", "--tables=a.b"],
-    "accepted rows without one": ["quarantine", "f.yml", "--accept", "--reason=x"],
-    "a decision without a reason": ["quarantine", "f.yml", "--discard", "--row=1"],
-    "a release without a table": ["release", "f.yml", "--reason=x"],
-    "a skipped table": ["quarantine", "f.yml", "--skip", "--tables=a.b", "--reason=x"],
-    "discarded rows without one": ["quarantine", "f.yml", "--discard", "--reason=x"],
-    "skipped messages without one": ["quarantine", "f.yml", "--skip", "--reason=x"],
+    "no action": ["decide", "f.yml"],
+    "no known action": ["decide", "f.yml", "drop"],
+    "two actions": ["decide", "f.yml", "retry", "discard"],
+    "who lists rows": ["decide", "f.yml", "list", "--by=me"],
+    "why rows are shown": ["decide", "f.yml", "show", "--reason=x"],
+    "accepted rows without one": ["decide", "f.yml", "accept", "--reason=x"],
+    "a decision without a reason": ["decide", "f.yml", "discard", "--ids=1"],
+    "a release without a table": ["decide", "f.yml", "release", "--reason=x"],
+    "a skipped table": ["decide", "f.yml", "skip", "--tables=a.b", "--reason=x"],
+    "discarded rows without one": ["decide", "f.yml", "discard", "--reason=x"],
+    "skipped messages without one": ["decide", "f.yml", "skip", "--reason=x"],
     "a stage of another verb": ["sync", "f.yml", "--stage=land"],
     "a table without its schema": ["sync", "f.yml", "--tables=orders"],
     "no time": ["replay", "f.yml", "--interval-start=yesterday"],
@@ -46,7 +44,6 @@ REFUSED = {
     "a server accepted by a copy": ["sync", "f.yml", "--accept-server=1/1"],
     "an abbreviation": ["sync", "f.yml", "--table=public.a"],
     "a repair without its verb": ["repair", "f.yml", "--repair"],
-    "a retry of a release": ["release", "f.yml", "--retry"],
     "a shell without completion": ["completion", "tcsh"],
     "what Airflow isn't asked for": ["airflow", "teardown"],
     "nothing for Airflow": ["airflow"],
@@ -55,31 +52,27 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("decision", DECISIONS)
-def test_each_decision_is_an_option(decision):
+@pytest.mark.parametrize("action", ACTIONS)
+def test_each_decision_is_an_action(action):
     """Those that the DAG's param and the pages' forms have."""
-    options = parse(["quarantine", "f.yml", f"--{decision}", "--by=me", *OF_A_RUN])
-    assert [name for name in DECISIONS if getattr(options, name)] == [decision]
-
-
-STANDS_FOR = {"repair": "reconcile", "release": "quarantine"}
+    options = parse(["decide", "f.yml", action, "--by=me", *OF_A_RUN])
+    assert (options.action, options.by, options.ids) == (action, "me", [])
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_takes_what_airflow_gives_to_all(verb):
-    options = parse([verb, "f.yml", *OF_A_RUN])
-    assert options.verb == STANDS_FOR.get(verb, verb)
+    words = [verb, "f.yml", *(["list"] if verb == "decide" else [])]
+    options = parse([*words, *OF_A_RUN])
+    assert options.verb == ("reconcile" if verb == "repair" else verb)
     assert (options.file, options.run_id) == (Path("f.yml"), "scheduled__2026")
     assert options.interval_start.tzinfo is not None
     assert (options.stage, options.tables, options.json) == (None, None, False)
-    assert parse([verb, "f.yml", "--json", *OF_A_RUN]).json
+    assert parse([*words, "--json", *OF_A_RUN]).json
 
 
 SAME = [
     (["repair", "f.yml", "--tables=a.b", "--reason=x", "--by=me"],
      ["reconcile", "f.yml", "--repair", "--tables=a.b", "--reason=x", "--by=me"]),
-    (["release", "f.yml", "--tables=a.b", "--reason=x", "--by=me"],
-     ["quarantine", "f.yml", "--release", "--tables=a.b", "--reason=x", "--by=me"]),
 ]  # fmt: skip
 
 
@@ -164,23 +157,20 @@ LISTS = {
 
 @pytest.mark.parametrize("text, expected", LISTS.values(), ids=LISTS)
 def test_lists_are_split_at_commas_that_no_name_has(text, expected):
-    assert (
-        parse(
-            ["quarantine", "f.yml", "--accept", "--reason=x", "--tables=a.b", f"--row={text}"]
-        ).row
-        == expected
-    )
+    options = parse(["decide", "f.yml", "accept", "--reason=x", "--tables=a.b", f"--ids={text}"])
+    assert options.ids == expected
 
 
 FORMS = [
-    ("a row read again", ["--retry", "--row=1"], "name the table"),
-    ("a row released", ["--release", "--row=1", "--tables=a.b"], "--release takes tables"),
-    ("every table's changes released", ["--release", "--reason=x"], "name the tables"),
-    ("changes released without a reason", ["--release", "--tables=a.b"], "say why"),
-    ("rows discarded without a reason", ["--discard", "--row=1"], "say why"),
-    ("messages skipped without a reason", ["--skip", "--row=1"], "say why"),
-    ("every row accepted", ["--accept", "--reason=x"], "name the rows"),
-    ("rows accepted without a reason", ["--accept", "--row=1", "--reason= "], "say why"),
+    ("a row read again", ["retry", "--ids=1"], "retry takes tables, not ids"),
+    ("a row released", ["release", "--ids=1", "--tables=a.b"], "release takes tables, not ids"),
+    ("every table's changes released", ["release", "--reason=x"], "name tables"),
+    ("changes released without a reason", ["release", "--tables=a.b"], "needs a reason"),
+    ("rows discarded without a reason", ["discard", "--ids=1"], "needs a reason"),
+    ("messages skipped without a reason", ["skip", "--ids=1"], "needs a reason"),
+    ("messages of a table", ["skip", "--tables=a.b", "--reason=x"], "skip takes ids, not tables"),
+    ("every row accepted", ["accept", "--reason=x"], "name ids or tables"),
+    ("rows accepted without a reason", ["accept", "--ids=1", "--reason= "], "needs a reason"),
 ]
 
 
@@ -191,7 +181,7 @@ def test_what_airflows_form_lets_people_ask_for_is_refused_for_good(asked, told,
     from waldelta_airflow.launchers.job_result import JobResult, TaskFailedForGood
 
     path = tmp_path / "result.json"
-    assert main(["quarantine", "f.yml", *asked, f"--result={path}"]) == 1
+    assert main(["decide", "f.yml", *asked, f"--result={path}"]) == 1
     result = JobResult.read(path, 1)
     assert result.document["error"]["class"] == "ConfigError"
     with pytest.raises(TaskFailedForGood, match=told):

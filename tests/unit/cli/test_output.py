@@ -10,9 +10,16 @@ from types import SimpleNamespace
 import pytest
 from rich.text import Text
 
-from waldelta.cli._output import Output, plan_text, quarantine_table, rendered, table, terminal
+from waldelta.cli._output import (
+    Output,
+    plan_text,
+    rendered,
+    table,
+    terminal,
+    waiting_details,
+    waiting_table,
+)
 from waldelta.cli.command_line import _Formatter, main
-from waldelta.config import load_pipeline_file
 from waldelta.pipeline import RunResult
 
 ERROR = {"class": "SlotLost", "message": "slot 'a' is lost", "retryable": False}
@@ -52,9 +59,9 @@ REFUSED = {
     "no file": (["status", "/nowhere.yml"], "ConfigError", "pipeline file /nowhere.yml"),
     "no folder": (["list", "/nowhere"], "ConfigError", "there is no folder /nowhere"),
     "no reason": (
-        ["release", "/nowhere.yml", "--tables=a.b", "--result=/dev/null"],
+        ["decide", "/nowhere.yml", "release", "--tables=a.b", "--result=/dev/null"],
         "ConfigError",
-        "a decision needs a reason",
+        "release needs a reason",
     ),
 }
 
@@ -105,21 +112,22 @@ def test_the_lines_of_a_plan_stay_whole(is_terminal, monkeypatch):
     assert rendered(plan_text(SimpleNamespace(describe=lambda: line))) == f"{line}\n"
 
 
-def test_quarantine_is_json_in_a_pipe_and_a_table_on_a_terminal(
-    monkeypatch, write_pipeline, capsys
-):
-    path, rows = write_pipeline("shop"), [{"id": "1", "table": "public.t", "key": {"id": "7"}}]
-    monkeypatch.setattr("waldelta.jobs.Pipeline.quarantined", lambda *_: rows)
-    assert load_pipeline_file(path)
-    assert main(["quarantine", str(path)]) == 0
+def test_what_waits_is_listed_and_shown(monkeypatch, write_pipeline, capsys):
+    """The list has a line for each, ``show`` all that is known; ids choose."""
+    path = str(write_pipeline("shop"))
+    rows = [
+        {"id": n, "table": "public.t", "key": {"id": n}, "messages": [{"raw": f"ff{n}"}]}
+        for n in ("1", "2")
+    ]
+    monkeypatch.setattr("waldelta.jobs.Pipeline.waiting", lambda *_: rows)
+    assert main(["decide", path, "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == rows
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert main(["quarantine", str(path)]) == 0
+    assert main(["decide", path, "list"]) == 0
     shown = capsys.readouterr().out
-    assert "public.t" in shown
-    assert not shown.startswith("[")
-    assert main(["quarantine", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == rows
+    assert ("public.t" in shown, "ff1" in shown) == (True, False)
+    assert main(["decide", path, "show", "--ids=2"]) == 0
+    shown = capsys.readouterr().out
+    assert ("ff1" in shown, 'messages: {"raw": "ff2"}' in shown) == (False, True)
 
 
 HOSTILE = "public.\x1b]52;c;cm0gLXJm\x07\x1b[2J\x9b31m\u202etxt\r"
@@ -194,20 +202,21 @@ UNMET = {
 @pytest.mark.parametrize("found", [[ROW], [ROW, UNMET], [ROW | {"by": "ann", "status": "skipped"}]])
 def test_an_id_is_copied_from_one_line(found, width):
     """The next command needs it, so a narrow terminal must not break it."""
-    assert f"  {ROW['id']} " in rendered(quarantine_table(found, "shop.yml"), width)
+    assert f"  {ROW['id']} " in rendered(waiting_table(found, "shop.yml"), width)
 
 
 def test_a_stopped_table_is_shown_with_its_commands():
     """Each command on a line of its own, which isn't broken, as quoted as a shell needs it."""
-    lines = rendered(quarantine_table([UNMET], "my shop.yml"), 80).splitlines()
+    lines = rendered(waiting_table([UNMET], "my shop.yml"), 80).splitlines()
     assert lines[:2] == [
         "Stopped by a gate",
         '  public."Odd name": since 2026-01-01 00:03:04 UTC, changes wait: every customer',
     ]
-    command = "waldelta release 'my shop.yml' --tables 'public.\"Odd name\"' --reason TEXT"
+    command = "waldelta decide 'my shop.yml' release --tables 'public.\"Odd name\"' --reason TEXT"
     assert f"    {command}" in lines
-    assert lines[-1] == '    {"id": "3", "email": "' + "x" * 90 + '"}'
-    released = rendered(quarantine_table([UNMET | {"status": "released"}], "shop.yml"), 80)
+    example = rendered(waiting_details([UNMET], "my shop.yml"), 80).splitlines()[-1]
+    assert example == 'examples: {"id": "3", "email": "' + "x" * 90 + '"}'
+    released = rendered(waiting_table([UNMET | {"status": "released"}], "shop.yml"), 80)
     assert "to merge them: waldelta consume shop.yml" in released
 
 

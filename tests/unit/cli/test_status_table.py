@@ -74,14 +74,14 @@ FINDINGS = {
         message("waiting"),
         (
             "Unreadable messages\n  0123456789abcdef: to continue without it:\n"
-            "    waldelta quarantine shop.yml --skip --row 0123456789abcdef --reason TEXT\n"
+            "    waldelta decide shop.yml skip --ids 0123456789abcdef --reason TEXT\n"
         ),
     ),
     "a message that was skipped": (
         message("skipped"),
         (
             "0123456789abcdef: skipped. Repair its tables (reconcile --repair), then:\n"
-            "    waldelta quarantine shop.yml --discard --row 0123456789abcdef --reason TEXT\n"
+            "    waldelta decide shop.yml discard --ids 0123456789abcdef --reason TEXT\n"
         ),
     ),
     "a table that a gate stops, in its line": (orders(stopped=GATE),
@@ -93,7 +93,7 @@ FINDINGS = {
             " amount is positive: 2 rows\n"
             "    after you have corrected the data or the expectation: waldelta consume shop.yml\n"
             "    if the data is right:\n"
-            "    waldelta release shop.yml --tables public.orders --reason TEXT\n"
+            "    waldelta decide shop.yml release --tables public.orders --reason TEXT\n"
         ),
     ),
     "a table that no release helps": (orders(stopped=GATE | {"may_pass": False}),

@@ -71,7 +71,7 @@ def test_what_deserves_attention(book):
         ("failed", "expectations"),
         ("failed",),
         ("warning",),
-        ("warning", "quarantine"),
+        ("warning", "waiting"),
     ]
     texts = " | ".join(item.text for item in glance.attention)
     for part in (

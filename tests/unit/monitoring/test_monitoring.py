@@ -157,7 +157,7 @@ CHANGED = [
         [
             run("r", minutes(1), targets=did(1, a=(5, 0, 0))),
             replace(run("r", minutes(2), targets=did(2, a=(0, 1, 0))), verb="replay"),
-            replace(run("q", minutes(3), targets=did(3, a=(0, 0, 1))), verb="quarantine"),
+            replace(run("q", minutes(3), targets=did(3, a=(0, 0, 1))), verb="decide"),
         ],
         {"a": (5, 1, 1)},
     ),

@@ -78,7 +78,7 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("verb", ["consume", "sync", "maintain", "quarantine"])
+@pytest.mark.parametrize("verb", ["consume", "sync", "maintain", "decide"])
 @pytest.mark.parametrize("state", STATES)
 def test_a_table_that_the_run_did_not_change_is_a_row_with_its_state(state, verb):
     """Also one that has no numbers, and where no other table has any."""

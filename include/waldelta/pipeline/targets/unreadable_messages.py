@@ -2,7 +2,7 @@
 says so.
 
 Landing and apply record such a message, then fail. It blocks the slot, or its table, until
-``quarantine --skip`` lets runs go on without it. From then on landing lands it without reading it,
+``decide FILE skip`` lets runs go on without it. From then on landing lands it without reading it,
 and apply leaves it out. Its tables lack its change until they are copied, or compared with their
 source as a whole.
 """
@@ -84,10 +84,6 @@ class OpenMessage:
         """Whether one of these tables may lack its change."""
         return self.is_of_any_table or not set(tables).isdisjoint(self.tables)
 
-    def with_decision(self, status: str, by: str | None, why: str | None) -> OpenMessage:
-        """Return the message with this decision applied."""
-        return replace(self, row=replace(self.row, status=status, by=by, why=why))
-
     def describe(self) -> str:
         """Describe the message for a run's warnings: what it is, who decided, and what to do."""
         place = (
@@ -112,7 +108,7 @@ class OpenMessage:
         )
 
     def _remedy(self) -> str:
-        discard = f"waldelta quarantine FILE --discard --row {self.row.id} --reason …"
+        discard = f"waldelta decide FILE discard --ids {self.row.id} --reason …"
         if self.is_of_any_table:
             return f"any table may lack its change: reconcile --repair all tables, then {discard}"
         if self.tables == (OF_MESSAGES,):
@@ -127,10 +123,7 @@ class OpenMessage:
 
 def skip_command(message: str) -> str:
     """Return the command by which an operator lets runs go on without a message."""
-    return (
-        f"waldelta quarantine FILE --skip --row {message} --reason … (or the _quarantine DAG with"
-        " action skip)"
-    )
+    return f"waldelta decide FILE skip --ids {message} --reason … (or skip in the _decide DAG)"
 
 
 def record_unreadable(job: Job, unread: UnreadMessage, err: DecodeError) -> DecodeError:
@@ -252,31 +245,20 @@ def skipped_messages(job: Job) -> frozenset[tuple[int, str]]:
     return frozenset((row.lsn or 0, row.id) for row in rows if row.status == SKIPPED)
 
 
-def skip_messages(
-    job: Job, messages: Collection[str], *, by: str, reason: str | None
-) -> list[dict[str, Any]]:
-    """Let runs go on without these messages (ids), either all or none; returns them.
+def skip_messages(job: Job, messages: Collection[str], *, by: str, reason: str | None) -> None:
+    """Let runs go on without these messages (ids), either all or none.
 
-    Raises ConfigError for a message that doesn't wait for a decision, and without a reason.
+    Raises ConfigError for a message that doesn't wait for a decision.
     """
-    if not messages:
-        raise ConfigError("name the messages to skip (--row)")
-    if not (reason or "").strip():
-        raise ConfigError(
-            "give a reason for skipping the messages (--reason): their tables will lack these"
-            " changes"
-        )
     waiting = {
         m.row.id: m for m in open_messages(job.ledger, job.pipeline.source.slot) if not m.is_skipped
     }
     if unknown := sorted(set(messages) - waiting.keys()):
         raise ConfigError(
-            f"not in the list of unreadable messages: {', '.join(unknown)}: run quarantine to see"
-            " the list"
+            f"no message waits to be skipped: {', '.join(unknown)}: waldelta decide FILE list has"
+            " those that do"
         )
-    chosen = [waiting[message] for message in sorted(set(messages))]
-    _decide(job, chosen, SKIPPED, by, reason)
-    return [as_json(one.with_decision(SKIPPED, by, reason)) for one in chosen]
+    _decide(job, [waiting[message] for message in sorted(set(messages))], SKIPPED, by, reason)
 
 
 def messages_to_acknowledge(job: Job, messages: Collection[str]) -> list[OpenMessage]:

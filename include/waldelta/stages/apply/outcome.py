@@ -71,8 +71,8 @@ def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
             result.warnings.append(
                 f"{name}: {counted(table.quarantined, 'row')}"
                 f" {why_quarantined(causes.get(name, frozenset()), one=one)}; stored in"
-                f" {BOOKKEEPING}/{Decision.table}, not in the target: `waldelta quarantine"
-                f" FILE` lists {'it' if one else 'them'}"
+                f" {BOOKKEEPING}/{Decision.table}, not in the target: `waldelta decide"
+                f" FILE list` shows {'it' if one else 'them'}"
             )
         if table.raw_rows and not job.pipeline.target.metadata_columns:
             result.warnings.append(

@@ -237,7 +237,7 @@ def failed(table: str, version: int | None, err: Exception) -> TableVerdict:
 # Up to this many changes, or this share of the target's rows, count as few.
 _FEW, _SHARE = 10_000, 0.1
 # The verbs whose results say how many rows changed.
-MERGES = ("consume", "quarantine")
+MERGES = ("consume", "decide")
 # A sync of more tables than this writes no pages.
 _MOST_PAGES = 20
 

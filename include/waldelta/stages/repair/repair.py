@@ -183,8 +183,8 @@ class Again:
         """
         if lost := self.accepted - {row.id for row in watched.values()}:
             raise ConfigError(
-                f"not open in quarantine: {', '.join(sorted(lost))}: the command quarantine lists"
-                " the open rows"
+                f"not in quarantine: {', '.join(sorted(lost))}: waldelta decide FILE list has the"
+                " rows that are"
             )
         return frozenset(
             key for key, row in watched.items() if self.accepts_all or row.id in self.accepted
@@ -309,8 +309,8 @@ def _read_quarantined(
             raise StateError(
                 f"{state.table_name}: {counted(kept_out, 'row is', 'rows are')} quarantined by a"
                 " gate or discarded, and this would write them to the target: decide on them first"
-                " (waldelta quarantine FILE --retry checks them again, --accept writes them as the"
-                " source has them, --discard leaves them out)"
+                " (waldelta decide FILE: retry checks them again, accept writes them as the source"
+                " has them, discard leaves them out)"
             )
     last = latest_rows(quarantine.messages(state.table_name, state.generation))
     messages = [row for row in last.values() if row.status != RESOLVED]

@@ -40,7 +40,7 @@ GRAPHS = {
         "copy_again": ["fail_the_run"],
     }
     | COPY,
-    "quarantine": {"quarantine": ["fail_the_run", "report"]} | COMPARE,
+    "decide": {"decide": ["fail_the_run", "report"]} | COMPARE,
     "maintenance": {"maintain": []},
 }
 
@@ -79,7 +79,7 @@ def test_the_dag_of_alerts(write_pipeline, monkeypatch):
     assert task.execution_timeout is not None
     assert "WALDELTA_ALERTS" in alerts.doc_md
     told = {name for name, dag in dags.items() if dag.tasks[0].on_failure_callback}
-    assert told == {f"shop_{kind}" for kind in ("setup", "initial_sync", "resync", "quarantine")}
+    assert told == {f"shop_{kind}" for kind in ("setup", "initial_sync", "resync", "decide")}
     assert dag_errors() == ({}, set(dags))
 
 
@@ -246,7 +246,7 @@ def test_a_run_that_waits_for_a_missing_pool_fails_in_the_end(dags):
 PARAMS = {
     "setup": {"dry_run": False},
     "initial_sync": {"tables": None, "reason": None, "due": False},
-    "quarantine": {"action": "retry", "tables": None, "rows": None, "reason": None},
+    "decide": {"action": "retry", "tables": None, "ids": None, "reason": None},
     "resync": {"tables": None, "reason": None, "accept_server": None},
     "reconcile": {"tables": None, "repair": False, "reason": None},
 }
@@ -393,18 +393,18 @@ def test_parsing_fifty_pipelines_reads_each_once_and_imports_nothing_heavy(write
 @pytest.mark.parametrize(
     ("params", "given"),
     [
-        ({"action": "retry"}, ["--retry"]),
+        ({"action": "retry"}, ["retry"]),
         ({"action": "retry", "tables": ["public.a"], "reason": "it is back"},
-         ["--retry", "--tables=public.a", "--reason=it is back"]),
-        ({"action": "discard", "rows": ["0123456789abcdef"], "reason": "noise"},
-         ["--discard", "--row=0123456789abcdef", "--reason=noise"]),
-        ({"action": "accept", "rows": ["0123456789abcdef"], "reason": "known"},
-         ["--accept", "--row=0123456789abcdef", "--reason=known"]),
+         ["retry", "--tables=public.a", "--reason=it is back"]),
+        ({"action": "discard", "ids": ["0123456789abcdef"], "reason": "noise"},
+         ["discard", "--ids=0123456789abcdef", "--reason=noise"]),
+        ({"action": "accept", "ids": ["0123456789abcdef"], "reason": "known"},
+         ["accept", "--ids=0123456789abcdef", "--reason=known"]),
         ({"action": "release", "tables": ["public.a", "public.b"], "reason": "known"},
-         ["--release", "--tables=public.a,public.b", "--reason=known"]),
+         ["release", "--tables=public.a,public.b", "--reason=known"]),
     ],
 )  # fmt: skip
-def test_the_quarantine_dag_hands_decisions_on(dags, params, given):
+def test_the_decide_dag_hands_decisions_on(dags, params, given):
     """What was chosen, and who triggered the run."""
     from jinja2 import Environment
 
@@ -415,11 +415,11 @@ def test_the_quarantine_dag_hands_decisions_on(dags, params, given):
         data_interval_end=None,
         triggering_user_name="ann",
     )
-    context = {"params": {"tables": None, "rows": None, "reason": None} | params, "dag_run": run}
-    task = dags["shop_quarantine"].get_task("quarantine")
+    context = {"params": {"tables": None, "ids": None, "reason": None} | params, "dag_run": run}
+    task = dags["shop_decide"].get_task("decide")
     task.render_template_fields(context, Environment())
     arguments = task.arguments(context, Path("r.json"), ())
-    assert arguments[0] == "quarantine"
+    assert (arguments[0], arguments[2]) == ("decide", given[0])
     assert sorted(arguments[2:]) == sorted(
         [
             *given,

@@ -537,10 +537,10 @@ def test_a_small_run_submits_nothing(
     "task, more",
     [
         ({"verb": "sync", "stage": "sync", "first": True}, ""),
-        ({"verb": "quarantine", "stage": None}, ""),
+        ({"verb": "decide", "stage": None}, ""),
         ({"verb": "consume", "stage": "land", "first": True}, "runner: spark"),
     ],
-    ids=["sync", "quarantine", "all by Spark"],
+    ids=["sync", "decide", "all by Spark"],
 )
 def test_what_an_application_could_not_continue_is_submitted_at_once(
     write_pipeline, make_context, job, spark_submit_program, monkeypatch, task, more
@@ -721,7 +721,7 @@ def test_a_failed_check_after_a_decision_prevents_only_its_own_event(
     assert report.execute(context) == {}
     tables = {f"public.{name}": {"inserted": 1} for name in ("flights", "planes")}
     done = {"status": "failed", "tables": tables, "passed": ["public.flights"]}
-    ledger_says(pipeline, context["dag_run"].run_id, done, "quarantine")
+    ledger_says(pipeline, context["dag_run"].run_id, done, "decide")
     report.execute(context)
     assert not job.ran
     (events,) = context["outlet_events"].values()

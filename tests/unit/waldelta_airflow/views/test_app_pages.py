@@ -68,7 +68,7 @@ PAGES = [
     "p/shop/runs?failed=true",
     "p/shop/expectations",
     "p/shop/reconciliation",
-    "p/shop/quarantine",
+    "p/shop/waiting",
 ]
 
 
@@ -220,7 +220,7 @@ def test_all_links_lead_somewhere(shop, open_pages):
         assert all(link.startswith(("/", "#")) for link in page.links), page.links
         seen |= fresh
         todo += fresh
-    below = {f"/p/shop{page}" for page in ("", "/runs", "/expectations", "/quarantine")}
+    below = {f"/p/shop{page}" for page in ("", "/runs", "/expectations", "/waiting")}
     assert below | {"/docs/", "/style.css"} <= seen
     assert any(link.startswith("/docs/shop/checks/") for link in seen)
 
@@ -231,7 +231,7 @@ def test_all_links_lead_somewhere(shop, open_pages):
         ("/docs/", "1 run, newest first"),
         ("/p/shop/runs", "3 runs of the last 30 days, newest first"),
         ("/p/shop/runs?failed=true", "1 failed run of the last 30 days, newest first"),
-        ("/p/shop/quarantine", "1 row, by table"),
+        ("/p/shop/waiting", "1 row, by table"),
     ],
 )
 def test_lists_count_what_they_show(shop, open_pages, page, counted):
@@ -278,7 +278,7 @@ def test_no_page_names_the_servers_folders(shop, open_pages):
     }
     Ledger(Lake(shop.target.root)).append(run("told", now(), "failed", result=json.dumps(result)))
     client = open_pages("admin")
-    set_aside = ("/p/shop/quarantine", f"/p/shop/quarantine/row/{row.id}")
+    set_aside = ("/p/shop/waiting", f"/p/shop/waiting/row/{row.id}")
     for page in ("/", "/p/shop", *set_aside, "/p/shop/run/consume/told"):
         text = client.get(page).text
         assert str(folder.parent) not in text, page
@@ -354,7 +354,7 @@ def test_a_body_is_read_no_further_than_it_may_be(shop, role, headers, status, m
 
     named = [(name.encode(), value.encode()) for name, value in headers.items()]
     form = (b"content-type", b"application/x-www-form-urlencoded")
-    path = "/p/shop/quarantine"
+    path = "/p/shop/waiting"
     scope = {
         "type": "http",
         "method": "POST",
@@ -652,7 +652,7 @@ def test_rows_left_out_of_a_comparison_are_no_difference_and_not_in_quarantine_n
     assert "in quarantine" not in text
     for page in ("/", "/p/shop", "/p/shop/reconciliation"):
         assert "3 rows not compared: quarantined or discarded" in client.get(page).text
-    assert "Quarantine is empty." in client.get("/p/shop/quarantine").text
+    assert "Quarantine is empty." in client.get("/p/shop/waiting").text
 
 
 def test_a_difference_stays_on_its_page_when_it_could_not_be_compared_again(
@@ -697,7 +697,7 @@ def test_the_button_triggers_the_run_that_repairs(shop, open_pages, decided):
     [
         ("reconciliation", "repair", None),
         ("reconciliation", "repair/public.orders", None),
-        ("quarantine", "quarantine", {"action": "retry"}),
+        ("waiting", "waiting", {"action": "retry"}),
     ],
 )
 def test_who_may_not_trigger_the_dag_and_who_did_not_press_the_button_do_nothing(
@@ -713,27 +713,27 @@ def test_who_may_not_trigger_the_dag_and_who_did_not_press_the_button_do_nothing
 
 ROW = "0123456789abcdef"
 DECISIONS = [
-    ("all rows read again", {"action": "retry", "reason": "x"},
-     {"action": "retry", "tables": None, "rows": None, "reason": None}),
+    ("all rows read again", {"action": "retry"},
+     {"action": "retry", "tables": None, "ids": None, "reason": None}),
     ("a table's rows read again", {"action": "retry", "table": "public.orders"},
-     {"action": "retry", "tables": ["public.orders"], "rows": None, "reason": None}),
-    ("rows discarded", {"action": "discard", "row": [ROW, ROW], "reason": " noise "},
-     {"action": "discard", "tables": None, "rows": [ROW, ROW], "reason": "noise"}),
-    ("rows accepted", {"action": "accept", "row": ROW, "reason": "known"},
-     {"action": "accept", "tables": None, "rows": [ROW], "reason": "known"}),
+     {"action": "retry", "tables": ["public.orders"], "ids": None, "reason": None}),
+    ("rows discarded", {"action": "discard", "id": [ROW, ROW], "reason": " noise "},
+     {"action": "discard", "tables": None, "ids": [ROW, ROW], "reason": "noise"}),
+    ("rows accepted", {"action": "accept", "id": ROW, "reason": "known"},
+     {"action": "accept", "tables": None, "ids": [ROW], "reason": "known"}),
     ("a table released", {"action": "release", "table": "public.orders", "reason": "known"},
-     {"action": "release", "tables": ["public.orders"], "rows": None, "reason": "known"}),
-    ("rows discarded without a reason", {"action": "discard", "row": ROW}, None),
-    ("rows accepted without a reason", {"action": "accept", "row": ROW, "reason": " "}, None),
+     {"action": "release", "tables": ["public.orders"], "ids": None, "reason": "known"}),
+    ("rows discarded without a reason", {"action": "discard", "id": ROW}, None),
+    ("rows accepted without a reason", {"action": "accept", "id": ROW, "reason": " "}, None),
     ("a table released without a reason", {"action": "release", "table": "public.orders"}, None),
-    ("a message skipped", {"action": "skip", "row": ROW, "reason": "known"},
-     {"action": "skip", "tables": None, "rows": [ROW], "reason": "known"}),
-    ("a message skipped without a reason", {"action": "skip", "row": ROW}, None),
+    ("a message skipped", {"action": "skip", "id": ROW, "reason": "known"},
+     {"action": "skip", "tables": None, "ids": [ROW], "reason": "known"}),
+    ("a message skipped without a reason", {"action": "skip", "id": ROW}, None),
     ("no message", {"action": "skip", "reason": "known"}, None),
     ("no rows", {"action": "discard"}, None),
     ("no rows to accept", {"action": "accept", "reason": "known"}, None),
     ("no table", {"action": "release"}, None),
-    ("no row of ours", {"action": "discard", "row": "--by=x"}, None),
+    ("no row of ours", {"action": "discard", "id": "--by=x"}, None),
     ("nothing that we do", {"action": "drop"}, None),
 ]  # fmt: skip
 
@@ -741,13 +741,13 @@ DECISIONS = [
 @cases("form, conf", DECISIONS)
 def test_buttons_of_the_quarantine_trigger_its_dag(shop, open_pages, decided, form, conf):
     """In the name of who pressed it; a form that isn't ours is refused."""
-    answer = open_pages("op").post("/p/shop/quarantine", data=form, headers=OWN)
+    answer = open_pages("op").post("/p/shop/waiting", data=form, headers=OWN)
     if conf is None:
         assert (answer.status_code, decided) == (400, [])
         return
     assert (answer.history[0].status_code, answer.status_code) == (303, 200)
     assert f"Run <code>{form['action']}__1</code>" in answer.text
-    assert decided == [("shop_quarantine", conf, "somebody")]
+    assert decided == [("shop_decide", conf, "somebody")]
 
 
 def test_messages_that_cant_be_read(shop, open_pages, decided):
@@ -761,18 +761,18 @@ def test_messages_that_cant_be_read(shop, open_pages, decided):
     )  # fmt: skip
     quarantine, client = Decisions(Lake(shop.target.root)), open_pages("op")
     quarantine.add([row])
-    page = client.get("/p/shop/quarantine").text
+    page = client.get("/p/shop/waiting").text
     said = ("Insert", "length at byte 0", "49 3c 62 3e", "I&lt;b&gt;", 'value="skip"', ROW)
     assert not lacking(page, *said)
     assert f"unreadable messages: {ROW}" in client.get("/p/shop").text
     of_run = client.get(f"/p/shop/run/consume/{RUN_ID}").text
     assert ("Rows in quarantine" in of_run, ROW in of_run) == (True, False)
     quarantine.add([replace(row, status="skipped", by="Ann", why="known")])
-    page = client.get("/p/shop/quarantine").text
+    page = client.get("/p/shop/waiting").text
     assert "by Ann: known" in page
     assert "public.orders may miss changes of skipped messages" in client.get("/p/shop").text
     quarantine.add([replace(row, status="resolved", by="Ann", why="compared")])
-    page = client.get("/p/shop/quarantine").text
+    page = client.get("/p/shop/waiting").text
     assert "Unreadable messages" not in page
     assert ">resolved</td>" in page
 
@@ -792,21 +792,21 @@ def test_rows_in_quarantine_by_table_and_reason(write_pipeline, schedules, open_
     rows = [quarantined(n, "public.a", "gone" if n else None) for n in range(130)]
     Decisions(Lake(pipeline.target.root)).add([*rows, quarantined(1, "public.b & c", "gone")])
     client = open_pages("op")
-    page = client.get("/p/shop/quarantine")
+    page = client.get("/p/shop/waiting")
     links = {link for link in Links(page.text).links if "?" in link}
-    base = "/p/shop/quarantine"
+    base = "/p/shop/waiting"
     of_table, of_reason = f"{base}?table=public.b%20%26%20c", f"{base}?reason=gone"
     assert links >= {of_table, of_reason, f"{base}?reason="}
     assert "131 rows" in page.text
     one = client.get(of_table).text
-    assert (one.count('name="row"'), "1 row" in one) == (1, True)
+    assert (one.count('name="id"'), "1 row" in one) == (1, True)
     assert "Retry the rows of public.b &amp; c" in one
-    assert "/p/shop/quarantine?reason=gone&amp;table=public.a" in client.get(of_reason).text
-    assert client.get("/p/shop/quarantine?reason=").text.count('name="row"') == 1
+    assert "/p/shop/waiting?reason=gone&amp;table=public.a" in client.get(of_reason).text
+    assert client.get("/p/shop/waiting?reason=").text.count('name="id"') == 1
     older = f"{base}?page=2&table=public.a&reason=gone"
     first = client.get(f"{base}?table=public.a&reason=gone").text
     assert older.replace("&", "&amp;") in first
-    assert client.get(older).text.count('name="row"') == 29
+    assert client.get(older).text.count('name="id"') == 29
     assert "No rows match" in client.get(f"{base}?table=x").text
     client.post(base, data={"action": "retry", "table": "public.b & c"}, headers=OWN)
     assert [conf["tables"] for _, conf, _ in decided] == [["public.b & c"]]
@@ -818,8 +818,8 @@ def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_p
     row = quarantined(8, outdated=True, messages=[SentMessage(1, 2, 1 << 20, 77, raw)])
     row = replace(row, sent=json.dumps({"amount": "-1", "note": None, "long": "y" * 300}))
     Decisions(Lake(shop.target.root)).add([row])
-    client, page = open_pages("viewer"), f"/p/shop/quarantine/row/{row.id}"
-    text = client.get("/p/shop/quarantine").text
+    client, page = open_pages("viewer"), f"/p/shop/waiting/row/{row.id}"
+    text = client.get("/p/shop/waiting").text
     said = ("<summary>3 values</summary>", '<span class="dim">null</span>')
     assert not lacking(text, page, *said, "-1", "and 100 more characters")
     text = client.get(page).text
@@ -836,7 +836,7 @@ def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_p
     text = client.get(page).text
     assert re.search(r"discarded.*by ann: noise", text)
     assert "target has" not in text
-    assert client.get("/p/shop/quarantine/row/0000").status_code == 404
+    assert client.get("/p/shop/waiting/row/0000").status_code == 404
     assert open_pages(None).get(page).status_code == 404
 
 
@@ -858,10 +858,10 @@ def test_a_row_is_lacking_until_another_copy_has_ended(shop, open_pages, rows, i
     ledger = Ledger(Lake(shop.target.root))
     for generation, status in rows:
         ledger.append(TableState(now(), "s", "public.orders", generation, status))
-    client, address = open_pages("viewer"), f"/p/shop/quarantine/row/{row.id}"
+    client, address = open_pages("viewer"), f"/p/shop/waiting/row/{row.id}"
     page = client.get(address).text
     assert ("past" in page, "target had" in page) == (is_past, is_past)
-    assert (address in client.get("/p/shop/quarantine").text) is not is_past
+    assert (address in client.get("/p/shop/waiting").text) is not is_past
 
 
 def test_what_was_decided_stays_on_the_page(shop, open_pages):
@@ -886,7 +886,7 @@ def test_what_was_decided_stays_on_the_page(shop, open_pages):
         )
     elsewhere = replace(quarantined(22), status="discarded", reason="discarded at another key")
     Decisions(Lake(shop.target.root)).add([replace(elsewhere, at=later)])
-    text = open_pages("viewer").get("/p/shop/quarantine").text
+    text = open_pages("viewer").get("/p/shop/waiting").text
     decided = text[text.index("Decisions") :]
     assert "at another key" not in decided
     (cid,) = re.findall(r"<tr>(?:(?!</tr>).)*cid.*?</tr>", decided, re.DOTALL)
@@ -903,23 +903,23 @@ def test_behind_a_proxy_the_page_has_the_address_that_airflow_is_told(
     """The proxy has its own Host, and plain HTTP lacks Sec-Fetch-Site."""
     client, form = open_pages("op"), {"action": "retry"}
     headers = {"origin": "http://lake.example:8080"}
-    refused = client.post("/p/shop/quarantine", data=form, headers=headers)
+    refused = client.post("/p/shop/waiting", data=form, headers=headers)
     assert (refused.status_code, decided) == (403, [])
     assert "http://lake.example:8080" in refused.text
     assert "testserver" in refused.text
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "http://lake.example:8080/airflow")
-    assert client.post("/p/shop/quarantine", data=form, headers=headers).status_code == 200
+    assert client.post("/p/shop/waiting", data=form, headers=headers).status_code == 200
     headers = {"origin": "null"}
-    assert client.post("/p/shop/quarantine", data=form, headers=headers).status_code == 403
+    assert client.post("/p/shop/waiting", data=form, headers=headers).status_code == 403
     assert len(decided) == 1
 
 
 def test_enter_in_a_field_presses_its_own_button(shop, open_pages, monkeypatch):
     """A browser presses the form's first button: none that lets rows pass."""
     monkeypatch.setattr(
-        "waldelta_airflow.views._quarantine.read_stopped", lambda *_: [stopped("public.orders")]
+        "waldelta_airflow.views._waiting.read_stopped", lambda *_: [stopped("public.orders")]
     )
-    text = open_pages("op").get("/p/shop/quarantine").text
+    text = open_pages("op").get("/p/shop/waiting").text
     forms = re.findall(r"<form.*?</form>", text, re.DOTALL)
     first = {form: re.findall(r'<button[^>]* value="(\w+)"', form)[0] for form in forms}
     expected = ["discard", "release"]
@@ -942,21 +942,21 @@ def test_only_stopped_tables_can_be_released(shop, open_pages, dags, monkeypatch
     released = release_of(now(), "r", "public.b", 1, ("1", 1), 9, "ann", "known")
     found = [stopped("public.a"), stopped("public.b", released=released)]
     found.append(stopped("public.c", None, may_pass=False))
-    monkeypatch.setattr("waldelta_airflow.views._quarantine.read_stopped", lambda *_: found)
-    text = open_pages("op").get("/p/shop/quarantine").text
+    monkeypatch.setattr("waldelta_airflow.views._waiting.read_stopped", lambda *_: found)
+    text = open_pages("op").get("/p/shop/waiting").text
     section = text[text.index('id="stopped"') : text.index("Decisions")]
     assert re.findall(r'name="table" value="([^"]+)"', section) == ["public.a"]
     said = ("amount is positive", "2 rows", "3 h", ">7</td>", ">many</td>", "by ann")
     assert not lacking(section, *said, "a release does not apply to")
-    assert 'name="table"' not in open_pages("viewer").get("/p/shop/quarantine").text
+    assert 'name="table"' not in open_pages("viewer").get("/p/shop/waiting").text
     found.clear()
-    assert "No table is stopped" in open_pages("op").get("/p/shop/quarantine").text
+    assert "No table is stopped" in open_pages("op").get("/p/shop/waiting").text
     # Below a hundred rows in quarantine nobody sees that the DAG is paused at the top of the page.
     found.append(stopped("public.orders"))
-    dags["shop_quarantine"] = ActionDag("shop_quarantine", is_paused=True)
-    text = open_pages("admin").get("/p/shop/quarantine").text
+    dags["shop_decide"] = ActionDag("shop_decide", is_paused=True)
+    text = open_pages("admin").get("/p/shop/waiting").text
     section = text[text.index('id="stopped"') : text.index("Decisions")]
-    assert section.index("Unpause <code>shop_quarantine</code>") < section.index("Release<")
+    assert section.index("Unpause <code>shop_decide</code>") < section.index("Release<")
 
 
 def leave_behind(shop, *tables: str) -> None:
@@ -974,7 +974,7 @@ def test_a_stopped_tables_page_says_so(shop, open_pages, monkeypatch):
     monkeypatch.setattr("waldelta.monitoring.overview.read_stopped", lambda *_: found)
     text = open_pages("viewer").get("/p/shop/table/public.orders").text
     assert "public.orders: stopped by a gate (amount is positive), 7 changes wait" in text
-    assert "/p/shop/quarantine#stopped" in text
+    assert "/p/shop/waiting#stopped" in text
     assert "public.other" not in text
     assert "</span> behind</span>" in text
 
@@ -1037,7 +1037,7 @@ def test_pages_say_what_a_run_did_in_the_unit_of_its_verb(shop, open_pages):
     runs = (
         ("sync", "manual__sync", {"public.small": {"rows": 4}}),
         ("reconcile", "compared", {"public.big": {"compared": 4_538}}),
-        ("quarantine", "decided", {"public.big": {"inserted": 2}}),
+        ("decide", "decided", {"public.big": {"inserted": 2}}),
         ("maintain", "night", {"public.big": {}}),
     )
     for verb, run_id, tables in runs:
@@ -1057,7 +1057,7 @@ def test_pages_say_what_a_run_did_in_the_unit_of_its_verb(shop, open_pages):
 
 
 PAGES_WITH_BUTTONS = [
-    ("quarantine", "shop_quarantine", "quarantine", {"action": "retry"}),
+    ("waiting", "shop_decide", "waiting", {"action": "retry"}),
     ("reconciliation", "shop_reconcile", "repair", {}),
 ]
 
@@ -1121,7 +1121,7 @@ def test_values_of_rows_can_need_more_than_reading(
     served. The same holds for examples of rows that stop a table, also on the page of the run.
     """
     monkeypatch.setattr(
-        "waldelta_airflow.views._quarantine.read_stopped", lambda *_: [stopped("public.b")]
+        "waldelta_airflow.views._waiting.read_stopped", lambda *_: [stopped("public.b")]
     )
     pipeline = fill(
         load_pipeline_file(write_pipeline("shop", f"row_values: {permission}")), said="s3cret"
@@ -1135,7 +1135,7 @@ def test_values_of_rows_can_need_more_than_reading(
         examples=[json.dumps({"key": {"id": "7"}, "values": {"amount": "v4lue"}})],
     )  # fmt: skip
     Ledger(lake).append(gate)
-    paths = ("quarantine", f"quarantine/row/{row.id}", "reconciliation", f"run/consume/{RUN_ID}")
+    paths = ("waiting", f"waiting/row/{row.id}", "reconciliation", f"run/consume/{RUN_ID}")
     for role, shown in (("op", True), ("viewer", sees)):
         client = open_pages(role)
         answers = [client.get(f"/p/shop/{path}") for path in paths]

@@ -79,18 +79,18 @@ def test_what_airflow_knows_of_one_run(airflow_db):
 
 def test_what_a_button_needs_to_know(airflow_db):
     """Whether its DAG is paused, its runs and who asked for them, and how one ended."""
-    add_dag(airflow_db, "shop_quarantine", paused=True)
+    add_dag(airflow_db, "shop_decide", paused=True)
     asked = {"triggering_user_name": "ann", "conf": {"action": "retry"}}
     for n, state in enumerate(("success", "failed", "queued")):
-        add_run(airflow_db, "shop_quarantine", n, state, **asked)
-    found = read_action_dag("shop_quarantine", "run-1")
+        add_run(airflow_db, "shop_decide", n, state, **asked)
+    found = read_action_dag("shop_decide", "run-1")
     expected = (True, False, False, "failed")
     assert (found.is_paused, found.is_ready, found.is_under_way, found.requested) == expected
     assert [(one.run_id, one.state, one.by, one.conf) for one in found.under_way] == [
         ("run-2", "queued", "ann", {"action": "retry"})
     ]
-    add_run(airflow_db, "shop_quarantine", 3, "running", **asked)
-    assert read_action_dag("shop_quarantine").is_under_way
+    add_run(airflow_db, "shop_decide", 3, "running", **asked)
+    assert read_action_dag("shop_decide").is_under_way
     assert read_action_dag("shop_reconcile") == ActionDag("shop_reconcile")
     assert ActionDag("shop_reconcile").is_ready
 

@@ -290,7 +290,7 @@ def _check_enters(gate: TableGate, rows: StagedRows, verdicts: list[Verdict]) ->
             f" fail expectations with a gate:\n{listed(failed)}\nFirst let a run apply the"
             " waiting changes: it quarantines rows that fail gate: quarantine. Where gate: stop"
             " stops it, correct the expectation or the data, or release the changes: waldelta"
-            f" quarantine FILE --release --tables {gate.table} --reason WHY"
+            f" decide FILE release --tables {gate.table} --reason WHY"
         )
 
 

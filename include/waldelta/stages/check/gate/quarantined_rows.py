@@ -171,17 +171,15 @@ def discard_quarantined(
     *,
     by: str | None = None,
     reason: str | None = None,
-) -> list[dict[str, Any]]:
+) -> list[Decision]:
     """Discard quarantined rows: these (by ``id`` of the list), or all of these tables.
 
     Their targets keep lacking them, and later changes of such a row count as changes of a row that
     the target doesn't have. Discarding a skipped message (by ``id``) marks it as resolved, so that
     no run reports it again. ``by`` defaults to the user of this process. All are discarded, or
-    none. Returns them. Raises ConfigError for rows that aren't open, when nothing is named, and
-    without a reason; LockHeld while a run works on a target; StateError while a run has not
-    committed what it quarantined.
+    none. Returns what was recorded. Raises ConfigError for rows that aren't open; LockHeld while a
+    run works on a target; StateError while a run has not committed what it quarantined.
     """
-    _check_decision(rows, tables, reason)
     by = by or current_user()
     messages = messages_to_acknowledge(job, rows)
     settled = decided(job, messages, RESOLVED, by, reason)
@@ -201,33 +199,7 @@ def discard_quarantined(
             Decisions(job.lake).add([*settled, *discarded], fence)
         if discarded:
             record_current(job, {row.table_name for row in discarded})
-    acknowledged = [as_json(one.with_decision(RESOLVED, by, reason)) for one in messages]
-    return acknowledged + [_decision(row) for row in discarded]
-
-
-def _decision(row: Decision) -> dict[str, Any]:
-    return {
-        "id": row.id,
-        "table": row.table_name,
-        "key": json.loads(row.key),
-        "by": row.by,
-        "at": row.at.isoformat(),
-        "why": row.why,
-    }
-
-
-def _check_decision(
-    rows: Collection[str], tables: Collection[str] | None, reason: str | None
-) -> None:
-    if not rows and not tables:
-        raise ConfigError(
-            "name the rows to discard (--row), or tables to discard all quarantined rows of"
-            " (--tables)"
-        )
-    if not (reason or "").strip():
-        raise ConfigError(
-            "discarding rows needs a reason, which the quarantine keeps: say why (--reason)"
-        )
+    return [*settled, *discarded]
 
 
 @contextmanager
@@ -337,8 +309,8 @@ def _named(found: Iterable[Decision], rows: Collection[str]) -> list[str]:
     tables = {row.id: row.table_name for row in found}
     if unknown := sorted(set(rows) - tables.keys()):
         raise ConfigError(
-            f"not open in quarantine: {', '.join(unknown)}: the command quarantine lists the open"
-            " rows"
+            f"not in quarantine: {', '.join(unknown)}: waldelta decide FILE list has the rows that"
+            " are"
         )
     return sorted({tables[row] for row in rows or tables})
 

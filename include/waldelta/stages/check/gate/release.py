@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.errors import ConfigError, StateError
+from waldelta.errors import StateError
 from waldelta.lake.ledger import (
     ACCEPTED,
     RELEASED,
@@ -27,7 +27,6 @@ from waldelta.lake.ledger import (
     of_tables,
 )
 from waldelta.lake.ledger.decisions import TABLE
-from waldelta.lsn import Lsn
 from waldelta.metadata_columns import LSN
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.targets import Watermarks
@@ -39,14 +38,12 @@ if TYPE_CHECKING:
 
 def release_tables(
     job: Job, tables: Collection[str], *, by: str | None = None, reason: str | None = None
-) -> list[dict[str, Any]]:
+) -> list[Decision]:
     """Let all that has landed for these tables pass their stop gates; the next run merges it.
 
     Returns what was recorded, for all tables or none. ``by`` defaults to the user of this process.
     Raises ConfigError for a table that isn't a target, StateError when nothing has landed.
     """
-    if not tables:
-        raise ConfigError("name the tables whose changes to release (--tables)")
     states = chosen_states(job, tables)
     identity = job.read_identity()
     upto, by = landed_upto(job, identity), by or current_user()
@@ -74,8 +71,7 @@ def release_tables(
         for name in sorted(set(tables))
     ]
     Decisions(job.lake).add(rows)
-    decision = {"upto": str(Lsn(upto)), "by": by, "at": at.isoformat(), "why": reason}
-    return [{"table": row.table_name, **decision} for row in rows]
+    return rows
 
 
 def _applied_upto(watermarks: Watermarks, state: TableState) -> int:

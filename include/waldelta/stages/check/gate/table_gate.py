@@ -111,9 +111,9 @@ def stopped(gate: TableGate, failed: Sequence[Verdict]) -> QualityFailed:
         f" stop:\n{listed(failed)}\nThey wait in the change log, the slot advances,"
         " and the target stays unchanged. Correct the expectation or the data: the"
         " next run checks them again (as many as one apply batch takes:"
-        " docs/how-to/release-a-gate.md). Or release the landed changes: waldelta"
-        f" quarantine FILE --release --tables {gate.table} --reason WHY. The command quarantine,"
-        " and the page quarantine, show some of the rows"
+        " docs/how-to/decide.md). Or release the landed changes: waldelta"
+        f" decide FILE release --tables {gate.table} --reason WHY. decide FILE show, and"
+        " the page *waiting for you*, show some of the rows"
     )
 
 

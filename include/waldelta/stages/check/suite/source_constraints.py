@@ -43,7 +43,7 @@ _NOT_LANDED = (
     " landed; the next run that lands checks it"
 )
 # The verbs that check targets while other runs may land changes.
-_CONCURRENT_JOBS = ("validate", "maintain", "quarantine")
+_CONCURRENT_JOBS = ("validate", "maintain", "decide")
 
 
 def read_rules(

@@ -1,6 +1,6 @@
-"""The pages of the quarantine: its rows, what happened to them, and decisions.
+"""The page of what waits for a decision, that of one row, and what was decided.
 
-Each decision is a run of the _quarantine DAG, if the reader may trigger one.
+Each decision is a run of the _decide DAG, if the reader may trigger one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from fastapi import HTTPException, Request
 
 from waldelta.config.parse_text import parse_json
-from waldelta.decision_options import DECISIONS
+from waldelta.decision_options import ACTIONS, DecisionRequest
+from waldelta.errors import ConfigError
 from waldelta.lake.ledger import WAITING, Decision, Decisions, Ledger, SentMessage
 from waldelta.monitoring.quarantine_rows import read_by_id, read_decided, read_open, read_since
 from waldelta.monitoring.stopped_tables import read_stopped
@@ -34,22 +35,8 @@ _DECISIONS_SHOWN = 100
 # shows everything.
 _IN_LIST, _ON_PAGE, _BYTES_SHOWN = 200, 20_000, 4_096
 _BYTES_PER_LINE = 16
-# What a form must name for a decision that isn't about whole tables.
-_OF_ROWS = {
-    "accept": "the rows to accept",
-    "discard": "the rows to discard",
-    "skip": "the messages to skip",
-}
-_GATE = "a decision against a gate is recorded with its reason"
-# Why a decision needs a reason, for the error message.
-_WHY = {
-    "accept": _GATE,
-    "release": _GATE,
-    "discard": "the quarantine keeps the reason",
-    "skip": "tables miss the changes of skipped messages",
-}
 _MOST_BYTES = 1 << 20
-_ROW = re.compile(r"[0-9a-f]{16}")
+_ID = re.compile(r"[0-9a-f]{16}")
 _LONGEST_REASON = 200
 _TOO_LONG = (
     "The form is longer than 1 MB: trigger the DAG with params instead, or choose fewer rows."
@@ -85,8 +72,8 @@ class Value:
     more: int = 0
 
 
-def quarantine_page(request: PipelineRequest, chosen: Chosen, button: Button) -> str:
-    """Returns the page of quarantined rows and of stopped tables, with possible decisions.
+def waiting_page(request: PipelineRequest, chosen: Chosen, button: Button) -> str:
+    """Returns the page of what waits, with possible decisions, and of what was decided.
 
     It has the rows' keys and values only for readers who may see them.
     """
@@ -98,8 +85,8 @@ def quarantine_page(request: PipelineRequest, chosen: Chosen, button: Button) ->
     shown = read_open(ledger, listed.slice(turn.first, _ROWS_PER_PAGE))
     decided = read_decided(ledger)
     return request.render(
-        "quarantine.html",
-        here="quarantine",
+        "waiting.html",
+        here="waiting",
         rows=shown,
         values={row.id: list(_values(row, _IN_LIST)) for row in shown},
         messages=[
@@ -154,8 +141,8 @@ def row_page(request: PipelineRequest, row_id: str) -> str | None:
     if row is None:
         return None
     return request.render(
-        "quarantined_row.html",
-        here="quarantine",
+        "waiting_row.html",
+        here="waiting",
         row=row,
         since=read_since(ledger, row),
         WAITING=WAITING,
@@ -206,19 +193,17 @@ async def read_form(request: Request) -> dict[str, list[str]]:
 def decision(form: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Returns a form's decision as the DAG's params; raises 400 for an invalid one."""
     action, reason = ((form.get(name) or [""])[0] for name in ("action", "reason"))
-    rows, tables = list(form.get("row", ())), list(form.get("table", ()))
+    ids, tables = list(form.get("id", ())), list(form.get("table", ()))
     reason = reason.strip()[:_LONGEST_REASON]
-    if action not in DECISIONS or not all(map(_ROW.fullmatch, rows)):
-        raise HTTPException(400, "The form has an unknown action or row: reload the page.")
-    if action in _OF_ROWS and not rows:
-        raise HTTPException(400, f"Choose {_OF_ROWS[action]}.")
-    if action == "release" and not tables:
-        raise HTTPException(400, "Choose the table whose changes to release.")
-    if action in _WHY and not reason:
-        raise HTTPException(400, f"Say why: {_WHY[action]}.")
+    if action not in ACTIONS or not all(map(_ID.fullmatch, ids)):
+        raise HTTPException(400, "The form has an unknown action or id: reload the page.")
+    try:
+        DecisionRequest(action, ids, tables, reason).check()
+    except ConfigError as err:
+        raise HTTPException(400, f"{err}.".capitalize()) from None
     return {
         "action": action,
-        "tables": tables if action not in _OF_ROWS and tables else None,
-        "rows": rows if action in _OF_ROWS else None,
-        "reason": reason if action != "retry" and reason else None,
+        "tables": tables or None,
+        "ids": ids or None,
+        "reason": reason or None,
     }
