@@ -18,37 +18,38 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 from pyarrow.fs import FileSelector
 
 from waldelta.changes.merge.by_file import open_file
 from waldelta.changes.merge.compare import without_keys
-from waldelta.errors import NeedsSync, WaldeltaError, without_values
+from waldelta.errors import NeedsSync, SnapshotLost, WaldeltaError, raised_as, without_values
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaTarget, Lake, TargetVersion, remove_folder, staging_folder
 from waldelta.lake.changelog import BatchNumbers, Snapshot
 from waldelta.lake.ledger import TableState
 from waldelta.lake.storage import sync_files
 from waldelta.lsn import Lsn
-from waldelta.pipeline import Job
+from waldelta.pipeline import Job, unexpected_error
 from waldelta.pipeline.drift import is_dear
 from waldelta.pipeline.targets import Watermarks
-from waldelta.postgres import Leaf, PublishedTable
+from waldelta.postgres import Leaf, PublishedTable, named_loss
 from waldelta.quantities import counted
-from waldelta.snapshot import Chunk, TableCopy, whole_table
+from waldelta.snapshot import Chunk, TableCopy, reader_name, whole_table
 from waldelta.snapshot.chunks import divide_blocks
 from waldelta.snapshot.read_selected import KEYS_PER_READ, read_keys
-from waldelta.snapshot.read_table import filter_conditions
+from waldelta.snapshot.read_table import filter_conditions, read_chunks
 from waldelta.snapshot.source_columns import key_columns
 from waldelta.spark import Runner
 from waldelta.stages.land.drain import land_through
 from waldelta.stages.repair.mend.touched_keys import changed_keys
-from waldelta.types import TargetType
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +114,7 @@ class ChunkLog:
         leaf, first, _ = ranges[0]
         with folder.open_output_stream(f"{name}/{leaf}-{first}.json") as sink:
             sink.write(text.encode())
+        fault_point("sync.staged")
 
     def read(self, table: TargetVersion) -> list[ChunkFiles]:
         """Returns what earlier attempts recorded.
@@ -158,109 +160,129 @@ def _are_there(place: DeltaTarget, files: Iterable[Mapping[str, Any]]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class ContinuedCopy:
-    """What a copy takes over: files, the keys to leave out of them, and the rows to read instead.
+class CopySource:
+    """What tasks read a copy's rows from: the table, as a snapshot sees it."""
+
+    conninfo: str
+    copy: TableCopy
+    table: PublishedTable
+    holder_pid: int
+
+    def read(self, number: int, chunks: Iterable[Chunk]) -> Iterator[pa.RecordBatch]:
+        """Yields the rows of a task's chunks."""
+        name = reader_name(self.holder_pid, number, self.copy.table)
+        return read_chunks(self.conninfo, self.copy, chunks, name)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenRows:
+    """The rows that a copy takes over: files, the keys to leave out of them, and the rows to read
+    instead.
 
     ``touched`` has the columns of touched_schema(), or none when no key was touched. ``ranges`` is
-    the SQL condition that a row is in a chunk of these files.
+    the SQL condition that a row is in a chunk of these files. It is sent to tasks.
     """
 
     files: tuple[dict[str, Any], ...]
-    chunks: tuple[Chunk, ...]
     touched: pa.Table
     ranges: str
+    source: CopySource
 
     @property
     def shares(self) -> int:
         """Returns in how many tasks the touched keys are read."""
         return -(-len(self.touched) // _KEYS_PER_TASK)
 
-    def read(
-        self, conninfo: str, copy: TableCopy, table: PublishedTable, number: int, name: str
-    ) -> Iterator[pa.RecordBatch]:
+    def read(self, number: int) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a share of the touched keys that are in the recorded chunks now."""
+        copy, table = self.source.copy, self.source.table
         admitted = [part.as_string(None) for part in filter_conditions(copy)]
         condition = " and ".join([f"({self.ranges})", *admitted])
         choice = whole_table(table, condition, copy.relfilenodes)
         share = self.touched.slice(number * _KEYS_PER_TASK, _KEYS_PER_TASK)
         texts = share.select([f"t{k}" for k in range(len(copy.key_columns))])
         key = key_columns(table, copy.key_columns)
-        return read_keys(conninfo, copy, choice, key, texts.to_batches(KEYS_PER_READ), name)
+        name = reader_name(self.source.holder_pid, number, copy.table)
+        parts = texts.to_batches(KEYS_PER_READ)
+        return read_keys(self.source.conninfo, copy, choice, key, parts, name)
 
     def rest(
-        self, place: DeltaTarget, schema: pa.Schema, key: Mapping[str, TargetType], path: str
+        self, place: DeltaTarget, schema: pa.Schema, path: str
     ) -> Iterator[pa.RecordBatch] | None:
         """Returns a file's rows without those of touched keys; None when it has none of them."""
+        types = dict(self.source.copy.columns)
+        key = {name: types[name] for name in self.source.copy.key_columns}
         keys = [self.touched[f"k{k}"] for k in range(len(key))]
         return without_keys(open_file(place.lake, place.uri, schema, path), key, keys)
 
 
 @dataclass(frozen=True, slots=True)
 class StagedCopy:
-    """A copy whose tasks record what they wrote, and what it takes over from earlier attempts."""
+    """A copy whose tasks record what they wrote, and what it takes over from earlier attempts.
+
+    ``taken`` waits until the touched keys are known, which are searched while tasks read.
+    """
 
     records: ChunkLog
     tasks: Sequence[Sequence[Chunk]]
-    # The types of the key's columns, by name.
-    key: Mapping[str, TargetType]
-    taken: ContinuedCopy | None = None
+    taken: Callable[[], TakenRows] | None = None
 
-    @property
-    def shares(self) -> int:
-        """Returns in how many tasks touched keys are read."""
-        return self.taken.shares if self.taken is not None else 0
 
-    @property
-    def files(self) -> tuple[dict[str, Any], ...]:
-        """Returns the files that are taken over."""
-        return self.taken.files if self.taken is not None else ()
+@dataclass(frozen=True, slots=True)
+class ContinuedCopy:
+    """What earlier attempts recorded, and the chunks that they didn't; ``state`` is the target's
+    ledger row, without a snapshot.
+    """
 
-    def record(self, uri: str, number: int, files: Sequence[dict[str, Any]]) -> None:
-        """Record what a task wrote; touched rows are read again by the next attempt, too."""
-        if number < len(self.tasks):
-            self.records.record(uri, self.tasks[number], files)
-            fault_point("sync.staged")
+    job: Job
+    records: ChunkLog
+    state: TableState
+    found: Sequence[ChunkFiles]
+    chunks: Sequence[Chunk]
 
-    def rest(
-        self, place: DeltaTarget, schema: pa.Schema, path: str
-    ) -> Iterator[pa.RecordBatch] | None:
-        """Returns ContinuedCopy.rest() of a file; None: it is taken over as it is."""
-        if self.taken is None or not self.taken.shares:
-            return None
-        return self.taken.rest(place, schema, self.key, path)
+    def take(self, runner: Runner, source: CopySource) -> TakenRows:
+        """Find the keys that changes touched since; raises SnapshotLost when the copy must start
+        again, and what a later attempt may not meet.
+        """
+        name = self.state.table_name
+        try:
+            with (
+                raised_as(partial(unexpected_error, name), psycopg.Error),
+                named_loss(source.conninfo),
+            ):
+                touched = _touched(runner, self.job, self.state, self.found, Lsn(self.records.lsn))
+        except WaldeltaError as err:
+            if err.retryable:
+                raise
+            self.records.remove()
+            raise SnapshotLost(f"{name}: its copy starts again: {without_values(err)}") from err
+        log.info(
+            "table=%s its copy continues: %s of %s are there, %s changed since",
+            name, counted(sum(one.rows for one in self.found), "row"),
+            counted(len(self.found), "task"), counted(len(touched), "key"),
+        )  # fmt: skip
+        files = tuple(file for one in self.found for file in one.files)
+        return TakenRows(files, touched, _ranges(self.found), source)
 
 
 def continued(
-    runner: Runner,
     job: Job,
     records: ChunkLog,
     leaves: Sequence[Leaf],
     state: TableState,
     chunk_bytes: int,
 ) -> ContinuedCopy | None:
-    """Returns what a copy as of the records' snapshot takes over; None: it starts again.
-
-    ``state`` is the target's ledger row, without a snapshot.
-    """
+    """Returns what a copy as of the records' snapshot continues; None: it starts again."""
     name = state.table_name
     try:
         target = job.lake.target(name).find()
         found = records.read(target) if target is not None else []
-        if not found:
-            return None
         chunks = _missing(leaves, found, chunk_bytes)
-        touched = _touched(runner, job, state, found, Lsn(records.lsn))
     except WaldeltaError as err:
         log.warning("table=%s its copy starts again: %s", name, without_values(err))
         records.remove()
         return None
-    files = tuple(file for one in found for file in one.files)
-    log.info(
-        "table=%s its copy continues: %s of %s are there, %s changed since",
-        name, counted(sum(one.rows for one in found), "row"), counted(len(found), "task"),
-        counted(len(touched), "key"),
-    )  # fmt: skip
-    return ContinuedCopy(files, tuple(chunks), touched, _ranges(found))
+    return ContinuedCopy(job, records, state, found, chunks) if found else None
 
 
 def _missing(leaves: Sequence[Leaf], found: Sequence[ChunkFiles], chunk_bytes: int) -> list[Chunk]:

@@ -39,7 +39,8 @@ from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
 from waldelta.snapshot.read_table import row_groups
 from waldelta.spark import Runner
-from waldelta.stages.sync._staged_chunks import StagedCopy
+from waldelta.spark.runner import Answer
+from waldelta.stages.sync._staged_chunks import StagedCopy, TakenRows
 from waldelta.types.json import Variant
 
 log = logging.getLogger(__name__)
@@ -158,14 +159,12 @@ def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and
     TargetNotWritable.
     """
     place, prefix = target.place, new_prefix()
-    old = staged.files if staged is not None else ()
-    task = _Task(place, target.schema, prefix, tasks, reader, staged)
 
     def discard_files() -> None:
         discard(place, prefix, staged.records.paths() if staged is not None else ())
 
     try:
-        told = runner.run(tasks + len(old), _WRITTEN, task.write, stops=True)
+        told = _written(runner, target, prefix, tasks, reader, staged)
         all_read()
     except Exception as err:
         discard_files()
@@ -188,29 +187,52 @@ def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and
     return WrittenCopy(CommitResult(version, rows, size), raw_rows)
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """Writes what a task reads, or what is left of a file that is taken over, the last numbers."""
+def _written(
+    runner: Runner,
+    target: TargetVersion,
+    prefix: str,
+    tasks: int,
+    reader: ChunkReader,
+    staged: StagedCopy | None,
+) -> list[Answer]:
+    """Returns the files that tasks have written, and those of earlier attempts."""
+    place, schema = target.place, target.schema
+    records, chunks = (staged.records, staged.tasks) if staged is not None else (None, ())
 
-    place: DeltaTarget
-    schema: pa.Schema
-    prefix: str
-    tasks: int
-    reader: ChunkReader
-    staged: StagedCopy | None
-
-    def write(self, number: int) -> pa.Table:
-        """Returns a row for each file."""
-        if self.staged is None or number < self.tasks:
-            files = _write(self.place, self.schema, self.prefix, self.reader(number))
-            if self.staged is not None:
-                self.staged.record(self.place.uri, number, files)
-            return pa.Table.from_pylist(files, _WRITTEN)
-        file = self.staged.files[number - self.tasks]
-        files, rest = [file], self.staged.rest(self.place, self.schema, file["path"])
-        if rest is not None:
-            files = _write(self.place, self.schema, self.prefix, rest)
+    def write(number: int) -> pa.Table:
+        files = _write(place, schema, prefix, reader(number))
+        # A copy without chunks has one task with nothing to read.
+        if records is not None and number < len(chunks):
+            records.record(place.uri, chunks[number], files)
         return pa.Table.from_pylist(files, _WRITTEN)
+
+    files = runner.run(tasks, _WRITTEN, write, stops=True)
+    if staged is not None and staged.taken is not None:
+        files += _take_over(runner, target, prefix, staged.taken())
+    return files
+
+
+def _take_over(
+    runner: Runner, target: TargetVersion, prefix: str, taken: TakenRows
+) -> list[Answer]:
+    """Returns the files of earlier attempts: rows of touched keys are read again, into others.
+
+    They aren't recorded, because the next attempt reads them again, too.
+    """
+    place, schema = target.place, target.schema
+    if not taken.shares:
+        return list(taken.files)
+
+    def write(number: int) -> pa.Table:
+        if number < taken.shares:
+            files = _write(place, schema, prefix, taken.read(number))
+        else:
+            file = taken.files[number - taken.shares]
+            rest = taken.rest(place, schema, file["path"])
+            files = [file] if rest is None else _write(place, schema, prefix, rest)
+        return pa.Table.from_pylist(files, _WRITTEN)
+
+    return runner.run(taken.shares + len(taken.files), _WRITTEN, write, stops=True)
 
 
 def _write(

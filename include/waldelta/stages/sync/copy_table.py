@@ -8,13 +8,13 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 import psycopg
-import pyarrow as pa
 from pyspark.sql import functions as F
 
 from waldelta.background import run_concurrently
@@ -40,10 +40,10 @@ from waldelta.pipeline.source import xmin_age
 from waldelta.pipeline.targets import ReplicatedTarget, column_states, read_target_filter
 from waldelta.pipeline.targets.target_sources import read_target, to_text
 from waldelta.pipeline.targets.watermarks import sync_app_id
-from waldelta.postgres import PublishedTable, TableId, is_standby, named_loss
+from waldelta.postgres import TableId, is_standby, named_loss
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter
-from waldelta.snapshot import Chunk, SnapshotHolder, TableCopy, plan_chunks, plan_copy, reader_name
+from waldelta.snapshot import Chunk, SnapshotHolder, plan_chunks, plan_copy
 from waldelta.snapshot.chunks import bytes_per_task, plan_tasks
 from waldelta.snapshot.exported_snapshot import (
     PublicationVersion,
@@ -53,10 +53,10 @@ from waldelta.snapshot.exported_snapshot import (
     read_version,
     read_version_as_of,
 )
-from waldelta.snapshot.read_table import read_chunks
 from waldelta.spark import Runner
 from waldelta.stages.sync._staged_chunks import (
     ChunkLog,
+    CopySource,
     StagedCopy,
     continued,
     why_not_recorded,
@@ -71,7 +71,6 @@ from waldelta.stages.sync._write import (
 )
 from waldelta.stages.sync._write_files import ChunkReader, RowDiff, WrittenCopy
 from waldelta.stages.sync.skipped_copy import SkippedCopy, skip_copy
-from waldelta.types import column_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,15 +241,14 @@ def _copy_as_of(
     replicated, storage = source_as_of(holder, job, table_id)
     membership = read_version_as_of(holder, drained, replicated.table.relation_ids)
     where = _target_filter(job, replicated)
-    copies = job.pipeline.target.copies(str(table_id))
-    skipped = None if copies else skip_copy(job, replicated, holder)
-    records = _records(held, replicated, where, drained, is_whole=copies and former is None)
+    skipped = skip_copy(job, replicated, holder)
+    compares = former is not None or skipped is not None
+    records = _records(held, replicated, where, drained, is_whole=not compares)
     begun = TableState(now(), job.run_id, str(table_id), attempt.generation, COPYING)
     state = _as_published(begun, replicated, storage, to_text(where), job.pipeline)
-    tasks, staged = _plan_tasks(runner, held, replicated, state, records) if copies else ([], None)
-    rows = _copy_rows(held, replicated, where, tasks, attempt, staged)
+    source = _source(held, replicated, where)
+    rows = _copy_rows(runner, held, source, state, attempt, records)
     fault_point("sync.planned")
-    held.resources.enter_context(progress(holder, table_id, tasks))
     copy = _write(runner, job, rows, attempt.generation, former, skipped)
     held.end()
     check_unaltered(job, replicated, membership)
@@ -318,23 +316,25 @@ def _records(
 def _plan_tasks(
     runner: Runner,
     held: CopySnapshot,
-    replicated: ReplicatedTarget,
+    source: CopySource,
     state: TableState,
     records: ChunkLog | None,
 ) -> tuple[Sequence[Sequence[Chunk]], StagedCopy | None]:
     """Returns the chunks that each task reads, and what an earlier attempt has read already."""
-    job, table = held.job, replicated.table
+    job, table = held.job, source.table
+    if not job.pipeline.target.copies(state.table_name):
+        return [], None
     size = bytes_per_task(table.size_bytes)
-    if records is None:
-        return plan_tasks(plan_chunks(table.stored_leaves, size), size), None
-    taken = continued(runner, job, records, table.stored_leaves, state, size)
-    chunks = plan_chunks(table.stored_leaves, size) if taken is None else taken.chunks
+    earlier = None if records is None else continued(job, records, table.stored_leaves, state, size)
+    chunks = plan_chunks(table.stored_leaves, size) if earlier is None else earlier.chunks
     tasks = plan_tasks(chunks, size)
-    types = {column.name: column.type for column in table.columns}
-    options = job.pipeline.target.types_of(str(replicated.id))
-    kinds = column_types(types, table.key_columns, options)
-    key = {name: kinds[name] for name in table.key_columns}
-    return tasks, StagedCopy(records, tasks, key, taken)
+    if records is None:
+        return tasks, None
+    if earlier is None:
+        return tasks, StagedCopy(records, tasks)
+    # The log is landed, and searched for touched keys, while tasks read what is missing.
+    pool = held.resources.enter_context(ThreadPoolExecutor(1, "touched keys"))
+    return tasks, StagedCopy(records, tasks, pool.submit(earlier.take, runner, source).result)
 
 
 def _write(
@@ -351,33 +351,44 @@ def _write(
     return write_copy(runner, job, rows, generation, former if skipped is None else None)
 
 
+def _source(
+    held: CopySnapshot, replicated: ReplicatedTarget, where: RowFilter | None
+) -> CopySource:
+    job, holder, table = held.job, held.holder, replicated.table
+    target = job.pipeline.target
+    files = holder.relfilenodes([leaf.oid for leaf in table.stored_leaves])
+    lsn = holder.lsn.value if target.metadata_columns else None
+    types = target.types_of(str(replicated.id))
+    copy = plan_copy(table, holder.snapshot_id, files, lsn, types, where)
+    return CopySource(job.source.conninfo, copy, table, holder.pid)
+
+
 def _copy_rows(
+    runner: Runner,
     held: CopySnapshot,
-    replicated: ReplicatedTarget,
-    where: RowFilter | None,
-    tasks: Sequence[Sequence[Chunk]],
+    source: CopySource,
+    state: TableState,
     attempt: Attempt,
-    staged: StagedCopy | None,
+    records: ChunkLog | None,
 ) -> CopyRows:
     """Returns the rows to copy, as the snapshot sees them, with the names they are committed
     under.
     """
-    job, holder, table, name = held.job, held.holder, replicated.table, str(replicated.id)
+    job, holder, table, name = held.job, held.holder, source.table, state.table_name
     target = job.pipeline.target
-    files = holder.relfilenodes([leaf.oid for leaf in table.stored_leaves])
-    lsn = holder.lsn.value if target.metadata_columns else None
-    copy = plan_copy(table, holder.snapshot_id, files, lsn, target.types_of(name), where)
+    tasks, staged = _plan_tasks(runner, held, source, state, records)
     log.info(
         "table=%s generation=%d snapshot=%s lsn=%s chunks=%d bytes=%d",
         name, attempt.generation, holder.snapshot, holder.lsn, sum(map(len, tasks)),
         table.size_bytes,
     )  # fmt: skip
+    held.resources.enter_context(progress(holder, name, tasks))
     return CopyRows(
-        replicated.id,
-        copy,
+        TableId.parse(name),
+        source.copy,
         target_columns(table, target.types_of(name), target.metadata_columns),
-        max(1, len(tasks) + (staged.shares if staged is not None else 0)),
-        _reader(job.source.conninfo, copy, table, tasks, holder.pid, staged),
+        max(1, len(tasks)),
+        _reader(source, tasks),
         _tag(job, holder, name, attempt),
         SnapshotMoment(holder.lsn, held.at),
         held.end,
@@ -406,25 +417,9 @@ def _tag(job: Job, holder: SnapshotHolder, name: str, attempt: Attempt) -> Tag:
     return Tag.of(sync_app_id(job.read_identity(), name), attempt.version, entries)
 
 
-def _reader(
-    conninfo: str,
-    copy: TableCopy,
-    table: PublishedTable,
-    tasks: Sequence[Sequence[Chunk]],
-    holder_pid: int,
-    staged: StagedCopy | None,
-) -> ChunkReader:
-    """Returns the function that reads a task's rows in Spark; only it has the connection string."""
-
-    def read(number: int) -> Iterator[pa.RecordBatch]:
-        name = reader_name(holder_pid, number, copy.table)
-        if number < len(tasks):
-            yield from read_chunks(conninfo, copy, tasks[number], name)
-        # A partition root without leaves has one task with nothing to read.
-        elif staged is not None and staged.taken is not None and staged.shares:
-            yield from staged.taken.read(conninfo, copy, table, number - len(tasks), name)
-
-    return read
+def _reader(source: CopySource, tasks: Sequence[Sequence[Chunk]]) -> ChunkReader:
+    # A partition root without leaves has one task with nothing to read.
+    return lambda number: source.read(number, tasks[number]) if tasks else iter(())
 
 
 def source_as_of(
@@ -517,7 +512,7 @@ _EVERY_S = 5.0
 
 @contextmanager
 def progress(
-    holder: SnapshotHolder, table_id: TableId, tasks: Sequence[Sequence[Chunk]]
+    holder: SnapshotHolder, table: str, tasks: Sequence[Sequence[Chunk]]
 ) -> Iterator[None]:
     """Log how far the copy is, from the server's view of its readers; works wherever Spark's tasks
     run.
@@ -529,12 +524,12 @@ def progress(
             try:
                 active = holder.active_tasks()
             except WaldeltaError as err:
-                log.warning("table=%s %s", table_id, err)
+                log.warning("table=%s %s", table, err)
                 return
             started = max([started, *(task + 1 for task in active)])
-            log.info("table=%s %s", table_id, describe_progress(tasks, started, active))
+            log.info("table=%s %s", table, describe_progress(tasks, started, active))
 
-    with run_concurrently(watch, f"progress {table_id}"):
+    with run_concurrently(watch, f"progress {table}"):
         yield
 
 

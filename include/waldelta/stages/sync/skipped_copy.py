@@ -44,12 +44,14 @@ class SkippedCopy:
         )
 
 
-def skip_copy(job: Job, target: ReplicatedTarget, holder: SnapshotHolder) -> SkippedCopy:
-    """Returns where a target without a copy begins.
+def skip_copy(job: Job, target: ReplicatedTarget, holder: SnapshotHolder) -> SkippedCopy | None:
+    """Returns where a target with ``copy: false`` begins, or None for another.
 
     That is where the slot begins, or, if it was synced in the current slot incarnation, now.
     """
     name = str(target.id)
+    if job.pipeline.target.copies(name):
+        return None
     former = _former(job, name)
     if any(row.status == SYNCED for row in job.read_all_states(name)):
         return SkippedCopy(holder.snapshot, holder.lsn, former)
