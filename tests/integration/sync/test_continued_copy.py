@@ -5,6 +5,7 @@ application writes in between.
 from __future__ import annotations
 
 import random
+import shutil
 from collections import Counter
 
 import pytest
@@ -15,6 +16,7 @@ from waldelta.jobs.consume import consume
 from waldelta.snapshot import chunks
 from waldelta.spark import InProcess
 from waldelta.spark import runner as runners
+from waldelta.stages.repair.mend import mend
 from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg]
@@ -23,10 +25,11 @@ MODULES = (
     "stages.sync.sync",
     "stages.sync.copy_table",
     "stages.sync._staged_chunks",
+    "stages.sync._write",
     "snapshot.read_table",
 )
 POINTS = ("sync.begun", "sync.planned", "sync.reading", "sync.staged", "sync.touched",
-          "sync.committed")  # fmt: skip
+          "resync.compared", "sync.committed")  # fmt: skip
 
 
 class Killed(BaseException):
@@ -118,30 +121,35 @@ def is_equal(runner, job) -> bool:
     return compare_target(runner, job.source.conninfo, job.pipeline, state).rows == 0
 
 
-def copy_killed(runner, job, kills, point, count, tables=None) -> bool:
+def copy_killed(runner, job, kills, point, count, tables=None, **options) -> bool:
     """Returns whether it was killed: a copy may have fewer chunks than it takes."""
     kills.kill(point, count)
     try:
-        sync(runner, job, tables)
+        sync(runner, job, tables, **options)
     except Killed:
         return True
     return False
 
 
 def run_rounds(runner, job, kills, write, rounds, seed) -> list[int]:
-    """Copy again and again, each time with some kills; returns how many tasks the last ones had."""
+    """Copy or resync again and again, each time with some kills; returns how many tasks the last
+    ones had.
+    """
+    print(f"seed {seed}")
     dice, tasks = random.Random(seed), []
     for number in range(rounds):
-        names = ["public.t"]
+        names, by_diff = ["public.t"], dice.random() < 0.5
         for _ in range(dice.randrange(1, 4)):
             point = dice.choice(POINTS)
-            if not copy_killed(runner, job, kills, point, dice.randrange(1, 9), names):
+            count = dice.randrange(1, 9)
+            if not copy_killed(runner, job, kills, point, count, names, by_diff=by_diff):
                 break
             names = None if dice.random() < 0.5 else names
+            by_diff = by_diff if dice.random() < 0.9 else not by_diff
             write(dice.randrange(40))
         kills.passed = Counter()
         kills.at = None
-        sync(runner, job, ["public.t"])
+        sync(runner, job, ["public.t"], by_diff=by_diff)
         tasks.append(kills.passed["sync.staged"])
         kills.write = lambda _: None
         consume(runner, job)
@@ -168,6 +176,42 @@ def test_a_killed_copy_reads_only_what_is_missing(runner, database, job, kills, 
     assert is_equal(runner, job)
     assert copied.rows > 2000
     assert rows > 2000
+
+
+@pytest.mark.parametrize("rows_at_once", [10_000, 1_000], ids=["one bucket", "buckets"])
+def test_a_killed_resync_reads_only_what_is_missing(
+    runner, database, job, kills, write, caplog, monkeypatch, rows_at_once
+):
+    """What it has staged to compare stays valid, too, but for rows that were touched since."""
+    monkeypatch.setattr(mend, "BUCKET_ROWS", rows_at_once)
+    caplog.set_level("INFO")
+    sync(runner, job)
+    write(30)
+    assert copy_killed(runner, job, kills, "sync.staged", 4, ["public.t"], by_diff=True)
+    write(30)
+    assert copy_killed(runner, job, kills, "sync.staged", 2, ["public.t"], by_diff=True)
+    write(30)
+    kills.passed = Counter()
+    (copied,) = sync(runner, job, ["public.t"], by_diff=True)
+    assert kills.passed["sync.touched"] == 1
+    assert 0 < kills.passed["sync.staged"] <= 3
+    assert copied.diff is not None
+    assert copied.rows > 2000
+    assert caplog.text.count("its copy continues") == 2
+    kills.write = lambda _: None
+    consume(runner, job)
+    assert is_equal(runner, job)
+
+
+def test_a_killed_resync_becomes_a_whole_copy(runner, database, job, kills, caplog):
+    """Rows that were staged to compare are no files of a target."""
+    kills.write = lambda _: None
+    sync(runner, job)
+    assert copy_killed(runner, job, kills, "sync.staged", 3, ["public.t"], by_diff=True)
+    shutil.rmtree(job.lake.target("public.t").uri.removeprefix("file://"))
+    (copied,) = sync(runner, job, ["public.t"], by_diff=True)
+    assert copied.diff is None
+    assert is_equal(runner, job)
 
 
 def test_kills_at_every_step_lose_and_double_nothing(runner, job, kills, write, seed_of_test):

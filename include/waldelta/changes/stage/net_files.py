@@ -5,7 +5,7 @@ A row's number is its position among the rows of all files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,10 +40,12 @@ class NetFiles:
     rows: Sequence[int]
 
     @classmethod
-    def of(cls, folder: str, lake: Lake) -> NetFiles:
-        """Return the files of a folder, whether Spark or Arrow wrote them."""
+    def of(cls, folder: str, lake: Lake, names: Container[str] | None = None) -> NetFiles:
+        """Return the files of a folder, or those with these names, whether Spark or Arrow wrote
+        them.
+        """
         files = lake.unchanging_files(folder)
-        paths = data_paths(files)
+        paths = [path for path in data_paths(files) if names is None or path in names]
         rows = []
         for path in paths:
             with files.open_input_file(path) as source:

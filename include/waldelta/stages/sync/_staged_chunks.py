@@ -1,11 +1,11 @@
 """Staged chunks: lets a copy continue where a killed one ended.
 
 Each task of a copy that Arrow writes records its chunks, their snapshot and its files beside the
-staged changes (copy_folder()). The next attempt takes these files over, reads the other chunks as
-of its own snapshot, and lands the log up to it. Keys that changes touched since the first of the
-recorded snapshots are left out of the files, and read again as far as their rows are in the
-recorded chunks now. Only a change moves a row from one block to another, so every row is then as of
-the new snapshot.
+staged changes (copy_folder()). So does a task of a resync, whose files are rows to compare with the
+target's. The next attempt takes these files over, reads the other chunks as of its own snapshot,
+and lands the log up to it. Keys that changes touched since the first of the recorded snapshots are
+left out of the files, and read again as far as their rows are in the recorded chunks now. Only a
+change moves a row from one block to another, so every row is then as of the new snapshot.
 
 A copy starts again where a change may be in no message (without a key, or where not every change is
 published), and where the table, its files, what is published of it, or the slot is another one than
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -26,13 +27,15 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
-from pyarrow.fs import FileSelector
+import pyarrow.dataset as ds
+from pyarrow.fs import FileSelector, FileSystem
 
 from waldelta.changes.merge.by_file import open_file
 from waldelta.changes.merge.compare import without_keys
+from waldelta.changes.stage.net_files import parts_at_once
 from waldelta.errors import NeedsSync, SnapshotLost, WaldeltaError, raised_as, without_values
 from waldelta.failpoints import fault_point
-from waldelta.lake import DeltaTarget, Lake, TargetVersion, remove_folder, staging_folder
+from waldelta.lake import Lake, TargetVersion, remove_folder, staging_folder
 from waldelta.lake.changelog import BatchNumbers, Snapshot
 from waldelta.lake.ledger import TableState
 from waldelta.lake.storage import sync_files
@@ -48,11 +51,14 @@ from waldelta.snapshot.read_selected import KEYS_PER_READ, read_keys
 from waldelta.snapshot.read_table import filter_conditions, read_chunks
 from waldelta.snapshot.source_columns import key_columns
 from waldelta.spark import Runner
+from waldelta.spark.runner import Answer
 from waldelta.stages.land.drain import land_through
+from waldelta.stages.repair.mend.mend import STAGED_ROWS, ExpectedRows
 from waldelta.stages.repair.mend.touched_keys import changed_keys
 
 log = logging.getLogger(__name__)
 
+_STAGED = pa.schema([("path", pa.string()), ("size", pa.int64()), ("rows", pa.int64())])
 _CHANGES = {"insert", "update", "delete"}
 _KEYS_PER_TASK = 50_000
 # What a copy has to share with an earlier one: how the log names it when it differs.
@@ -94,13 +100,22 @@ class ChunkFiles:
 
 @dataclass(frozen=True, slots=True)
 class ChunkLog:
-    """The records of a copy's tasks; ``origin`` is what must be the same for them to be valid."""
+    """The records of a copy's tasks; ``origin`` is what must be the same for them to be valid.
+
+    The files are the target's, or, with ``buckets``, rows to compare in the folder ``rows``.
+    """
 
     lake: Lake
     folder: str
     origin: Origin
     snapshot: str
     lsn: int
+    buckets: int = 0
+
+    @property
+    def rows(self) -> str:
+        """Returns the folder of the rows to compare."""
+        return f"{self.folder}/rows"
 
     def record(self, uri: str, chunks: Sequence[Chunk], files: Sequence[dict[str, Any]]) -> None:
         """Record a task's files, once they are durable; a task that runs again replaces it."""
@@ -128,10 +143,11 @@ class ChunkLog:
                 raise NeedsSync(f"{' and '.join(other)} changed since")
             chunks = tuple((leaf, first, last) for leaf, first, last in entry["chunks"])
             found.append(ChunkFiles(entry["snapshot"], entry["lsn"], chunks, tuple(entry["files"])))
+        place = self.lake.files(self.rows) if self.buckets else table.place.files
         held = {path for path, _ in table.sized_files}
         if any(file["path"] in held for one in found for file in one.files):
             raise NeedsSync("an earlier attempt was committed")
-        return [one for one in found if _are_there(table.place, one.files)]
+        return [one for one in found if _are_there(place, one.files)]
 
     def paths(self) -> set[str]:
         """Returns the recorded files, of whatever origin."""
@@ -140,6 +156,8 @@ class ChunkLog:
     def _entries(self) -> Iterator[dict[str, Any]]:
         files = self.lake.files(self.folder)
         for info in files.get_file_info(FileSelector("", allow_not_found=True)):
+            if not info.is_file:
+                continue
             with files.open_input_file(info.path) as source:
                 text = source.read()
             # A task that was killed may have left a record that isn't complete.
@@ -153,9 +171,9 @@ class ChunkLog:
         return found
 
 
-def _are_there(place: DeltaTarget, files: Iterable[Mapping[str, Any]]) -> bool:
+def _are_there(place: FileSystem, files: Iterable[Mapping[str, Any]]) -> bool:
     sizes = {file["path"]: file["size"] for file in files}
-    found = place.files.get_file_info(list(sizes))
+    found = place.get_file_info(list(sizes))
     return all(info.size == sizes[info.path] for info in found)
 
 
@@ -206,14 +224,15 @@ class TakenRows:
         parts = texts.to_batches(KEYS_PER_READ)
         return read_keys(self.source.conninfo, copy, choice, key, parts, name)
 
-    def rest(
-        self, place: DeltaTarget, schema: pa.Schema, path: str
-    ) -> Iterator[pa.RecordBatch] | None:
-        """Returns a file's rows without those of touched keys; None when it has none of them."""
+    def rest(self, file: ds.Dataset, key: Sequence[str]) -> Iterator[pa.RecordBatch] | None:
+        """Returns a file's rows without those of touched keys; None when it has none of them.
+
+        ``key`` are the names of the key's columns in the file.
+        """
         types = dict(self.source.copy.columns)
-        key = {name: types[name] for name in self.source.copy.key_columns}
-        keys = [self.touched[f"k{k}"] for k in range(len(key))]
-        return without_keys(open_file(place.lake, place.uri, schema, path), key, keys)
+        kinds = [types[name] for name in self.source.copy.key_columns]
+        keys = [self.touched[f"k{k}"] for k in range(len(kinds))]
+        return without_keys(file, dict(zip(key, kinds, strict=True)), keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +282,60 @@ class ContinuedCopy:
         )  # fmt: skip
         files = tuple(file for one in self.found for file in one.files)
         return TakenRows(files, touched, _ranges(self.found), source)
+
+
+def stage_copy(
+    runner: Runner,
+    expected: ExpectedRows,
+    tasks: int,
+    reader: Callable[[int], Iterator[pa.RecordBatch]],
+    staged: StagedCopy | None,
+) -> tuple[ExpectedRows, int]:
+    """Have tasks stage a copy's rows for a comparison, with those of earlier attempts.
+
+    Returns where they are, and their number.
+    """
+    if staged is None:
+        written = runner.run(
+            tasks, STAGED_ROWS, lambda task: expected.write(task, reader(task)), stops=True
+        )
+        return expected, sum(row["rows"] for row in written)
+    records, chunks, attempt = staged.records, staged.tasks, uuid.uuid4().hex
+    expected = replace(expected, kept=records.rows)
+
+    def write(task: int) -> pa.Table:
+        files = expected.stage(f"{attempt}-{task}.parquet", reader(task))
+        if task < len(chunks):
+            records.record(records.rows, chunks[task], files)
+        return pa.Table.from_pylist(files, _STAGED)
+
+    files = runner.run(tasks, _STAGED, write, stops=True)
+    if staged.taken is not None:
+        files += _take_over(runner, expected, records.rows, staged.taken(), attempt)
+    paths = frozenset(file["path"] for file in files)
+    return replace(expected, files=paths), sum(file["rows"] for file in files)
+
+
+def _take_over(
+    runner: Runner, expected: ExpectedRows, rows: str, taken: TakenRows, attempt: str
+) -> list[Answer]:
+    """Returns the staged files of earlier attempts, with the present rows of touched keys."""
+    if not taken.shares:
+        return list(taken.files)
+
+    def write(number: int) -> pa.Table:
+        name = f"{attempt}-again-{number}.parquet"
+        if number < taken.shares:
+            return pa.Table.from_pylist(expected.stage(name, taken.read(number)), _STAGED)
+        file, schema = taken.files[number - taken.shares], expected.schema
+        dataset = open_file(expected.lake, rows, schema, file["path"])
+        rest, files = taken.rest(dataset, expected.shape.bases), [file]
+        if rest is not None:
+            parts = parts_at_once(rest)
+            files = expected.divide_rows("expected", schema, name, parts, expected.shape.bases)
+        return pa.Table.from_pylist(files, _STAGED)
+
+    return runner.run(taken.shares + len(taken.files), _STAGED, write, stops=True)
 
 
 def continued(

@@ -40,7 +40,7 @@ from waldelta.changes.merge.target_table import (
 from waldelta.changes.stage.folders import staged_in
 from waldelta.errors import ModeRefused, NeedsSync, SnapshotLost, StateError
 from waldelta.failpoints import fault_point
-from waldelta.lake import Fence, Tag, TargetVersion, row_count, staging_folder
+from waldelta.lake import Fence, Tag, TargetVersion, staging_folder
 from waldelta.lake.delta_statements import needs_mapping, set_deletion_vectors
 from waldelta.lake.ledger import COPYING, TableState, now
 from waldelta.lsn import Lsn
@@ -52,14 +52,12 @@ from waldelta.spark import Runner
 from waldelta.spark.runner import once
 from waldelta.spark_sql import parquet, quote, simple_type
 from waldelta.stages.repair.mend.mend import (
-    BUCKET_BYTES,
-    BUCKET_ROWS,
-    STAGED_ROWS,
     ExpectedRows,
+    bucket_count,
     differences,
     merge_differences,
 )
-from waldelta.stages.sync._staged_chunks import StagedCopy
+from waldelta.stages.sync._staged_chunks import StagedCopy, stage_copy
 from waldelta.stages.sync._write_files import (
     ChunkReader,
     RowDiff,
@@ -135,6 +133,7 @@ def write_copy(
         if former is not None:
             with writing_target(place):
                 diff = mend_target(runner, job, begun, former, rows)
+            rows = _without_staged(rows, diff)
             if isinstance(diff, RowDiff):
                 return WrittenCopy(CommitResult(diff.version, diff.compared, 0), diff=diff)
             whole = diff
@@ -159,6 +158,19 @@ def write_copy(
     if marked and not marks:  # This can follow only now, when no deletion vectors are left.
         set_deletion_vectors(runner.spark(), place, wanted=False)
     return WrittenCopy(written, whole=whole)
+
+
+def _without_staged(rows: CopyRows, diff: RowDiff | str) -> CopyRows:
+    """Returns the rows of a whole copy, after a comparison, whose staged rows it removes.
+
+    Raises SnapshotLost where the rows are only those that the comparison lacked.
+    """
+    if rows.staged is None:
+        return rows
+    rows.staged.records.remove()
+    if isinstance(diff, str) and rows.staged.taken is not None:
+        raise SnapshotLost(f"{rows.target}: {diff}: its copy starts again")
+    return replace(rows, staged=None)
 
 
 def _stored(runner: Runner, rows: CopyRows) -> DataFrame:
@@ -236,15 +248,13 @@ def _merge_all(  # noqa: PLR0913 - a copy, its target, and how it is merged
     another writer changed it since this version.
     """
     name, number = begun.table_name, rows.tag.number
-    buckets = 1 + max((row_count(table.files) or 0) // BUCKET_ROWS, rows.bytes // BUCKET_BYTES)
+    staged = rows.staged
+    buckets = staged.records.buckets if staged is not None else bucket_count(table, rows.bytes)
     folder = staging_folder(job.lake, name, begun.generation, number, job.run_id)
-    key, reader = rows.copy.key_columns, rows.reader
+    key = rows.copy.key_columns
     expected = ExpectedRows(job.lake, folder, rows.copy, key, buckets, is_whole=True)
     with staged_in(runner, folder):
-        staged = runner.run(
-            rows.tasks, STAGED_ROWS, lambda task: expected.write(task, reader(task)), stops=True
-        )
-        count = sum(row["rows"] for row in staged)
+        expected, count = stage_copy(runner, expected, rows.tasks, rows.reader, staged)
         net = differences(runner, expected, count, table.place, live)
         rows.all_read()
         fault_point("resync.compared")

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow.fs import FileSelector
 
+from waldelta.changes.merge.by_file import open_file
 from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.changes.merge.target_table import (
     CommitResult,
@@ -228,7 +229,8 @@ def _take_over(
             files = _write(place, schema, prefix, taken.read(number))
         else:
             file = taken.files[number - taken.shares]
-            rest = taken.rest(place, schema, file["path"])
+            dataset = open_file(place.lake, place.uri, schema, file["path"])
+            rest = taken.rest(dataset, taken.source.copy.key_columns)
             files = [file] if rest is None else _write(place, schema, prefix, rest)
         return pa.Table.from_pylist(files, _WRITTEN)
 

@@ -54,6 +54,7 @@ from waldelta.snapshot.exported_snapshot import (
     read_version_as_of,
 )
 from waldelta.spark import Runner
+from waldelta.stages.repair.mend.mend import bucket_count
 from waldelta.stages.sync._staged_chunks import (
     ChunkLog,
     CopySource,
@@ -242,8 +243,7 @@ def _copy_as_of(
     membership = read_version_as_of(holder, drained, replicated.table.relation_ids)
     where = _target_filter(job, replicated)
     skipped = skip_copy(job, replicated, holder)
-    compares = former is not None or skipped is not None
-    records = _records(held, replicated, where, drained, is_whole=not compares)
+    records = _records(held, replicated, where, drained, former) if skipped is None else None
     begun = TableState(now(), job.run_id, str(table_id), attempt.generation, COPYING)
     state = _as_published(begun, replicated, storage, to_text(where), job.pipeline)
     source = _source(held, replicated, where)
@@ -279,8 +279,7 @@ def _records(
     replicated: ReplicatedTarget,
     where: RowFilter | None,
     drained: PublicationVersion,
-    *,
-    is_whole: bool,
+    former: Former | None,
 ) -> ChunkLog | None:
     """Returns where tasks record what they wrote; None for a copy that can't be continued.
 
@@ -301,11 +300,15 @@ def _records(
         "its publications": drained.version,
         "the slot": [identity.app_id, identity.timeline],
     }
-    records = ChunkLog(
-        job.lake, copy_folder(job.lake, name), origin, holder.snapshot, holder.lsn.value
-    )
+    buckets = 0
+    if former is not None:
+        buckets = bucket_count(job.lake.target(name).find(), table.size_bytes)
+        origin["its last copy"] = former.state.generation if former.state is not None else None
+    origin["how it is copied"] = buckets
+    folder = copy_folder(job.lake, name)
+    records = ChunkLog(job.lake, folder, origin, holder.snapshot, holder.lsn.value, buckets)
     keeps = target.mode_of(name).keeps_rows or target.deletion_vectors_of(name)
-    why = "it isn't copied as a whole" if keeps or not is_whole else why_not_recorded(job, table)
+    why = "tasks don't write its files" if keeps else why_not_recorded(job, table)
     if why is None:
         return records
     if records.remove():

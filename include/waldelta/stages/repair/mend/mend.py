@@ -38,7 +38,15 @@ from waldelta.changes.merge.statements import (
 from waldelta.changes.stage.net_files import NetFiles, batches, parts_at_once
 from waldelta.changes.stage.stage import buckets_of
 from waldelta.errors import NeedsSync, StagedLost, WaldeltaError, without_values
-from waldelta.lake import DeltaTarget, Fence, Lake, remove_folder, write_parquet
+from waldelta.lake import (
+    DeltaTarget,
+    Fence,
+    Lake,
+    TargetVersion,
+    remove_folder,
+    row_count,
+    write_parquet,
+)
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
 from waldelta.quantities import counted
@@ -64,12 +72,19 @@ _STAGED: Any = {
 _DOUBLED = "its target has rows with the same key"
 
 
+def bucket_count(target: TargetVersion | None, source_bytes: int) -> int:
+    """Returns into how many buckets all rows of a table are divided."""
+    held = (row_count(target.files) or 0) if target is not None else 0
+    return 1 + max(held // BUCKET_ROWS, source_bytes // BUCKET_BYTES)
+
+
 @dataclass(frozen=True, slots=True)
 class ExpectedRows:
     """The rows of a copy's table that a target should have, one for each key, staged in ``folder``.
 
     ``buckets``: so many folders have them by key. ``is_whole``: the target should have no rows of
-    other keys.
+    other keys. ``kept``: the folder that has them instead, also after a kill. ``files``: which of
+    its files are valid; None: all.
     """
 
     lake: Lake
@@ -78,6 +93,8 @@ class ExpectedRows:
     key: Sequence[str]
     buckets: int = 1
     is_whole: bool = False
+    kept: str | None = None
+    files: frozenset[str] | None = None
 
     @property
     def shape(self) -> EventShape:
@@ -119,6 +136,13 @@ class ExpectedRows:
         self, number: int, parts: Iterable[pa.RecordBatch], why: str | None = None
     ) -> pa.Table:
         """Stage a share's rows, as a task; returns their number (STAGED_ROWS)."""
+        files = self.stage(f"part-{number + 1}.parquet", parts, why)
+        return pa.table([[sum(file["rows"] for file in files)]], schema=STAGED_ROWS)
+
+    def stage(
+        self, name: str, parts: Iterable[pa.RecordBatch], why: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Stage rows as files of this name, one a bucket; returns their paths, sizes and rows."""
         names, shape, schema = staged_names(self.copy), self.shape, self.schema
 
         def staged() -> Iterator[pa.Table]:
@@ -128,7 +152,7 @@ class ExpectedRows:
                 key = [rows[f"c{i}"] for i in shape.key]
                 yield pa.table([*same, *key, *rows.columns], schema=schema)
 
-        return self._divided("expected", schema, number + 1, staged(), shape.bases)
+        return self.divide_rows("expected", schema, name, staged(), shape.bases)
 
     def divide(
         self, held: HeldRows, key: Sequence[str], share: Sequence[HeldFile], number: int
@@ -138,33 +162,39 @@ class ExpectedRows:
         ``key`` are the columns' names in its files.
         """
         parts = (part for file in share for part in parts_at_once(batches(held.open(file))))
-        return self._divided("held", held.schema, number + 1, parts, key)
+        files = self.divide_rows("held", held.schema, f"part-{number + 1}.parquet", parts, key)
+        return pa.table([[sum(file["rows"] for file in files)]], schema=STAGED_ROWS)
 
-    def _divided(
+    def divide_rows(
         self,
-        name: str,
+        side: str,
         schema: pa.Schema,
-        part: int,
+        name: str,
         rows: Iterable[pa.Table],
         key: Sequence[str],
-    ) -> pa.Table:
-        files, count = self.lake.files(self.folder), 0
+    ) -> list[dict[str, Any]]:
+        """Write rows of one side into files of this name, one a bucket, as stage() does."""
+        files, counts = self.lake.files(self._folder(side)), [0] * self.buckets
+        paths = [f"{side}-{bucket}/{name}" for bucket in range(self.buckets)]
         with ExitStack() as sinks:
             writers = []
-            for bucket in range(self.buckets):
-                files.create_dir(f"{name}-{bucket}")
-                path = f"{name}-{bucket}/part-{part}.parquet"
+            for path in paths:
+                files.create_dir(path.rpartition("/")[0])
                 writer = pq.ParquetWriter(path, schema, filesystem=files, **_STAGED)
                 writers.append(sinks.enter_context(writer))
             for table in rows:
-                count += len(table)
                 of_row = self._buckets_of([table[column] for column in key])
                 for bucket in np.unique(of_row):
                     chosen = (
                         table if self.buckets == 1 else table.filter(pa.array(of_row == bucket))
                     )
                     writers[bucket].write_table(chosen)
-        return pa.table([[count]], schema=STAGED_ROWS)
+                    counts[bucket] += len(chosen)
+        sizes = [info.size for info in files.get_file_info(paths)]
+        return [
+            {"path": path, "size": size, "rows": count}
+            for path, size, count in zip(paths, sizes, counts, strict=True)
+        ]
 
     def _buckets_of(self, key: Sequence[pa.ChunkedArray]) -> Ints:
         if self.buckets == 1:
@@ -178,7 +208,18 @@ class ExpectedRows:
 
     def bucket(self, name: str, number: int) -> str:
         """Returns the folder of a bucket: of the ``expected`` rows, or of those ``held``."""
-        return f"{self.folder}/{name}-{number}"
+        return f"{self._folder(name)}/{name}-{number}"
+
+    def _folder(self, side: str) -> str:
+        return self.kept if self.kept is not None and side == "expected" else self.folder
+
+    def net_files(self, number: int) -> NetFiles:
+        """Returns the expected rows of a bucket."""
+        folder, names = self.bucket("expected", number), None
+        if self.files is not None:
+            places = (path.split("/") for path in self.files)
+            names = {name for bucket, name in places if bucket == f"expected-{number}"}
+        return NetFiles.of(folder, self.lake, names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +314,7 @@ def _differing(
     remove_folder(folder)  # An attempt that failed may have written it.
     first, read, differing = 1, 0, 0
     for number, of_bucket in enumerate(_divided(runner, expected, held, written.key_names)):
-        net = NetFiles.of(expected.bucket("expected", number), expected.lake)
+        net = expected.net_files(number)
         extra = folder if expected.is_whole else None
         found = Comparison(net, of_bucket, written, kinds, extra).run(runner)
         if found.is_doubled:
