@@ -1,6 +1,6 @@
 """Job resync: recreates a lost slot and repairs the targets by the rows that differ.
 
-Stages, in order: resync, check, report. They are in ``waldelta.jobs.resync``.
+Stages, in order: resync, check, report. They are in ``waldelta.jobs.sync``.
 
 ::
 

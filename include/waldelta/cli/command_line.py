@@ -345,7 +345,7 @@ def _run(runner: Any, job: Job, options: argparse.Namespace) -> RunResult:
 
             result = run_sync(runner, job, tables, options.reason, stages, only_waiting=options.due)
         case "resync":
-            from waldelta.jobs.resync import run_resync
+            from waldelta.jobs.sync import run_resync
 
             server = options.accept_server
             result = run_resync(runner, job, tables, options.reason, stages, accept_server=server)

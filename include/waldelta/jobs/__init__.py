@@ -1,4 +1,4 @@
-"""Jobs: one file per job, with its stages in order."""
+"""Jobs: each with its stages in order."""
 
 from __future__ import annotations
 

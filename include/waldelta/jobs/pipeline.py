@@ -125,7 +125,7 @@ class Pipeline:
 
         Only rows that differ are written.
         """
-        from waldelta.jobs.resync import run_resync
+        from waldelta.jobs.sync import run_resync
 
         with self._run(spark, run_id) as run:
             return run_resync(*run, tables, reason, accept_server=accept_server)

@@ -1,21 +1,34 @@
-"""Job sync: copies the initial snapshot of tables, then checks them.
+"""Job sync copies the initial snapshot of tables; job resync recreates a lost slot and repairs the
+targets by the rows that differ. Both check the targets.
 
 ::
 
-    sync    a snapshot of the source -> targets   (waldelta.stages.sync)
+    sync    a snapshot of the source -> targets                     (waldelta.stages.sync)
+    check, report: as job consume
+
+    resync  a new slot where the old one is lost or can't be read   (stages.setup.renew_slot)
+            a snapshot of the source -> rows that differ            (stages.sync)
+            what is pending in the slot -> change log               (stages.land)
     check, report: as job consume
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import cast
 
-from waldelta.errors import SyncFailed
+from waldelta.errors import LockHeld, SlotUnreadable, SyncFailed
 from waldelta.jobs._stages import Stage, check_stage, continued, report_stage, run_stages
-from waldelta.pipeline import Job, RunResult, StageResult, TableResult
+from waldelta.lake.ledger import Gap
+from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.quantities import counted
+from waldelta.slot import remaining_on_primary
+from waldelta.slot.gaps import describe
 from waldelta.spark import Runner
+from waldelta.stages.land.drain import land_backlog
+from waldelta.stages.setup.renew_slot import renew_slot
 from waldelta.stages.sync.copy_table import SyncResult, count_raw_rows
 from waldelta.stages.sync.sync import sync
 
@@ -35,22 +48,12 @@ def run_sync(
     """
 
     def sync_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
-        copied, failed = copied_tables(
-            lambda: sync(runner, job, tables, reason, only_waiting=only_waiting)
+        copied, failed = _add_copies(
+            runner,
+            job,
+            result,
+            lambda: sync(runner, job, tables, reason, only_waiting=only_waiting),
         )
-        for done in copied:
-            name = str(done.table)
-            raw_rows = (
-                count_raw_rows(runner, job, name, done.version)
-                if done.raw_rows is None
-                else done.raw_rows
-            )
-            result.tables[name] = TableResult(
-                rows=done.rows, version=done.version, raw_rows=raw_rows
-            )
-            result.source.add(done.bill)
-            result.warnings += [f"{name} was {done.skipped}"] if done.skipped else []
-        result.targets.leave_behind(failed.failures if failed is not None else {})
         stage.detail = (
             f"{counted(len(copied), 'table')}, {counted(sum(done.rows for done in copied), 'row')}"
         )
@@ -64,11 +67,93 @@ def run_sync(
     return run_stages(runner, job, result, stages, only)
 
 
-def copied_tables(
-    copy: Callable[[], list[SyncResult]],
+def _add_copies(
+    runner: Runner, job: Job, result: RunResult, copy: Callable[[], list[SyncResult]]
 ) -> tuple[list[SyncResult], SyncFailed | None]:
-    """Returns what was copied, and the error that names the rest."""
+    """Add what was copied to the result; returns it, and the error that names the rest."""
+    failed: SyncFailed | None = None
     try:
-        return copy(), None
+        done = copy()
     except SyncFailed as err:
-        return cast("list[SyncResult]", list(err.results)), err
+        done, failed = cast("list[SyncResult]", list(err.results)), err
+    for copied in done:
+        raw_rows = copied.raw_rows
+        if raw_rows is None and copied.diff is None:
+            raw_rows = count_raw_rows(runner, job, str(copied.table), copied.version)
+        result.add_copy(replace(copied, raw_rows=raw_rows))
+        if copied.whole:
+            result.warnings.append(f"{copied.table} was copied as a whole: {copied.whole}")
+        if copied.skipped is not None:
+            result.warnings.append(f"{copied.table} was {copied.skipped}")
+    result.targets.leave_behind(failed.failures if failed is not None else {})
+    return done, failed
+
+
+def run_resync(
+    runner: Runner,
+    job: Job,
+    tables: Sequence[str] | None = None,
+    reason: str | None = None,
+    only: Collection[str] | None = None,
+    *,
+    accept_server: str | None = None,
+) -> RunResult:
+    """Recreate a lost slot, repair the targets by the rows that differ, then check them.
+
+    This covers these tables, or all that have no copy in the current slot incarnation. If the slot
+    is fine, it is kept. A slot is fine when its pending changes could be read and have landed.
+    ``accept_server`` names a server that differs from the earlier one, as ``renew_slot`` requires.
+    Raises RunFailed.
+    """
+
+    def resync_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
+        gap = _renew_slot(runner, job, accept_server)
+        if gap is not None:
+            result.warnings += _warnings_of(job, gap, accept_server)
+        cause = reason or (gap.cause if gap is not None else None)
+        done, failed = _add_copies(
+            runner, job, result, lambda: sync(runner, job, tables, cause, by_diff=True)
+        )
+        written = sum(c.rows if c.diff is None else c.diff.written for c in done)
+        stage.detail = (
+            f"{counted(len(done), 'table')}, {counted(written, 'row')} written or removed;"
+            f" slot {'unchanged' if gap is None else 'created again'}"
+        )
+        if failed is not None:
+            raise failed
+        with suppress(LockHeld):  # A run holds the lock, and reads the slot.
+            land_backlog(runner, job)
+
+    stages: dict[str, Stage] = {
+        "resync": resync_stage,
+        "check": check_stage,
+        "report": report_stage,
+    }
+    return run_stages(runner, job, continued(job, "resync", fresh=False), stages, only)
+
+
+def _renew_slot(runner: Runner, job: Job, accept_server: str | None) -> Gap | None:
+    """Land what is pending in the slot, or recreate the slot if that is lost; returns the gap."""
+    gap = renew_slot(job, accept_server=accept_server)
+    if gap is not None:
+        return gap
+    try:  # Only reading the slot shows that it can be read.
+        land_backlog(runner, job)
+    except SlotUnreadable as err:
+        return renew_slot(job, accept_server=accept_server, broken=err)
+    return None
+
+
+def _warnings_of(job: Job, gap: Gap, accept_server: str | None) -> list[str]:
+    lost = f"the changes in {describe(gap)} were lost: {gap.cause}: {gap.detail}"
+    warnings = [f"the slot was created again, so {lost}"]
+    if accept_server is not None:
+        warnings.append(
+            f"slot {gap.slot!r} on the previous server (system {gap.system_identifier},"
+            f" timeline {gap.timeline}) keeps its WAL until you drop it there"
+        )
+    with (
+        job.source.connect("resync") as primary,
+        job.source.connect_slot("resync", primary) as connection,
+    ):
+        return warnings + remaining_on_primary(primary, connection, gap.slot)

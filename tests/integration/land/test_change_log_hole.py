@@ -15,7 +15,7 @@ from waldelta.errors import SlotGap
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
-from waldelta.jobs.resync import run_resync
+from waldelta.jobs.sync import run_resync
 from waldelta.lake import local_path
 from waldelta.lake.ledger import now
 from waldelta.lsn import Lsn

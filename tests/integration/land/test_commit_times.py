@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from tests.support.pipelines import pipeline_file
 from waldelta.jobs.consume import consume
-from waldelta.jobs.resync import run_resync
+from waldelta.jobs.sync import run_resync
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.monitoring.overview import read_glance

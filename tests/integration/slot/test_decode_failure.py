@@ -15,7 +15,7 @@ from tests.support.fixtures.postgres import AT_HAND, new_database
 from tests.support.pipelines import bare_job, pipeline_file
 from waldelta.errors import SlotUnreadable, SyncFailed
 from waldelta.jobs.consume import consume
-from waldelta.jobs.resync import run_resync
+from waldelta.jobs.sync import run_resync
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.lsn import Lsn

@@ -13,7 +13,7 @@ from tests.oracles.compare import differing
 from tests.support.pipelines import beside_superuser, job_for, pipeline_file
 from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaError
 from waldelta.jobs.consume import consume
-from waldelta.jobs.resync import run_resync
+from waldelta.jobs.sync import run_resync
 from waldelta.lake.ledger import now
 from waldelta.lsn import Lsn
 from waldelta.monitoring.status import read_status

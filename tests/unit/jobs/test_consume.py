@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,9 +16,11 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
 from waldelta.lake import Lake
 from waldelta.lake.ledger import ALL_VALUES_KNOWN, ExpectationResult, Ledger, TableState, now
-from waldelta.pipeline import RunResult, SourceBill, StageResult, TableResult
+from waldelta.lsn import Lsn
+from waldelta.pipeline import RunResult, StageResult, TableResult
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.spark import InProcess
+from waldelta.stages.sync.copy_table import SyncResult
 
 NAMES = ("land", "apply", "check", "report")
 
@@ -172,8 +173,8 @@ def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatc
     copied = iter(["public.a", "public.b"])
 
     def sync(*_, **__):
-        done = SimpleNamespace(
-            table=next(copied), rows=1, version=3, raw_rows=None, skipped=None, bill=SourceBill()
+        done = SyncResult(
+            next(copied), 1, 3, "", Lsn(0), rows=1, bytes=0, seconds=0, attempts=1, relation_ids=()
         )
         raise SyncFailed({"public.x": ApplyError("x went wrong")}, [done])
 

@@ -1,4 +1,4 @@
-"""Resync on PostgreSQL's side: recreates a pipeline's permanently broken slot; waldelta.jobs.resync
+"""Resync on PostgreSQL's side: recreates a pipeline's permanently broken slot; waldelta.jobs.sync
 repairs the targets afterwards.
 
 First the gap is recorded. Then the slot incarnation ends, and the slot is dropped if it is this
