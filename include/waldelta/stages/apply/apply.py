@@ -49,12 +49,12 @@ from waldelta.quantities import counted
 from waldelta.spark import Runner, RunnerPool
 from waldelta.spark.runner import most_messages
 from waldelta.stages.apply.complete_rows import complete_rows
+from waldelta.stages.apply.concurrent import reported_batches
 from waldelta.stages.apply.inspect import (
     InspectedTarget,
     Inspection,
     inspect,
     inspect_unchanged,
-    reported_batches,
 )
 from waldelta.stages.apply.outcome import Applied, isolated
 from waldelta.stages.check.gate.gate import judge

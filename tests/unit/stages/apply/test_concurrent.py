@@ -10,8 +10,12 @@ import pytest
 from tests.support.waiting import wait_until
 from waldelta.errors import LateWriter
 from waldelta.lake.changelog import Landed, Transactions
-from waldelta.stages.apply.concurrent import Overlap, WholeApplyBatches
-from waldelta.stages.apply.inspect import plan_apply_batches, whole_upto
+from waldelta.stages.apply.concurrent import (
+    Overlap,
+    WholeApplyBatches,
+    plan_apply_batches,
+    whole_upto,
+)
 
 WAIT_S = 30
 
