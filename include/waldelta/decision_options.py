@@ -38,6 +38,10 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
         "release": Action(
             "apply the landed changes of tables, although a gate stopped these tables", ("tables",)
         ),
+        "agree": Action("follow changes of source tables that wait (schema_changes: ask)"),
+        "refuse": Action(
+            "keep dropped columns with their last values, or a table as it is instead of a new copy"
+        ),
         "skip": Action("let runs go on without messages that can't be read", ("ids",)),
     }
 )

@@ -318,6 +318,15 @@ ERROR_CATALOG: Final = MappingProxyType(
             " (docs/how-to/migrate-a-schema.md)",
             "public.orders is called public.sales on the source now, …",
         ),
+        "ConsentNeeded": ErrorEntry(
+            "With `schema_changes: ask`, the source dropped a column, or changed a table so that"
+            " only a new copy is exact.",
+            "The table's changes wait in the change log.",
+            "decide on the page *waiting for you*, or by waldelta decide FILE agree, or refuse"
+            " (docs/how-to/migrate-a-schema.md)",
+            "public.orders: the source has dropped column note (if you agree, …); its changes wait"
+            " in the change log until an operator decides: waldelta decide FILE list",
+        ),
         "NeedsSync": ErrorEntry(
             "A source table changed in a way that replication doesn't send, so only a new copy is"
             " exact.",

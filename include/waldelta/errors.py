@@ -47,6 +47,7 @@
      +-- ApplyError                  changes that can't be merged, or a table's unforeseen failure
      |    +-- StagedLost                 (retryable) staged files are gone or cut short
      |    +-- SchemaChanged
+     |         +-- ConsentNeeded         schema_changes: ask waits for an operator's decision
      |         +-- NeedsSync             only a new copy of the table is exact
      +-- SparkUnreachable            (retryable) Spark can't be reached, or its JVM ended
      +-- AlertNotSent                (retryable) a connection of WALDELTA_ALERTS refused a message
@@ -66,6 +67,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from waldelta.quantities import counted
@@ -384,6 +386,32 @@ class StagedLost(ApplyError):
 
 class SchemaChanged(ApplyError):
     """The source table's columns no longer match the target's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A change of a source table that an operator decides on; ``key`` identifies it.
+
+    ``effect`` is what a run does to the target once the operator agrees.
+    """
+
+    key: str
+    text: str
+    effect: str
+
+
+class ConsentNeeded(SchemaChanged):
+    """With ``schema_changes: ask``: a change that takes data from a target waits for an
+    operator.
+    """
+
+    def __init__(self, table: str, questions: Sequence[Question]) -> None:
+        listed = "; ".join(f"{of.text} (if you agree, {of.effect})" for of in questions)
+        super().__init__(
+            f"{table}: {listed}; its changes wait in the change log until an operator decides:"
+            " waldelta decide FILE list"
+        )
+        self.questions = questions
 
 
 class NeedsSync(SchemaChanged):

@@ -80,10 +80,17 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/decode/decode.py",
-        "pa.array(untold if i in identity or at is None else rows.unchanged[at])",
-        "pa.array(untold)",
+        "unchanged = rows.unchanged[at]",
+        "unchanged = rows.unchanged[at] & False",
         "NULL replaces an unchanged TOASTed value.",
         (_DECODE,),
+    ),
+    Mutation(
+        "changes/decode/decode.py",
+        "unchanged = (rows.op == UPDATE) & (i in plan.shape.stopped)",
+        "unchanged = (rows.op == UPDATE) & False",
+        "NULL replaces the last value of a dropped column that stays by decision.",
+        ("integration/apply/test_consent.py",),
     ),
     Mutation(
         "changes/decode/decode.py",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
@@ -32,7 +32,7 @@ from waldelta.error_catalog import ANY_ERROR, ERRORS
 from waldelta.errors import ConfigError
 from waldelta.target_modes import MODES, Feature, TargetMode, named_mode
 
-SchemaPolicy = Literal["evolve", "fail", "ignore"]
+SchemaPolicy = Literal["evolve", "ask", "fail", "ignore"]
 RunnerName = Literal["auto", "spark"]
 # It takes the place of the file's ``runner``.
 RUNNER_VARIABLE = "WALDELTA_RUNNER"
@@ -44,10 +44,14 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 @dataclass(frozen=True, slots=True)
 class SchemaRules:
-    """How a table's columns become its target's: whether changes are followed, and the types."""
+    """How a table's columns become its target's: whether changes are followed, and the types.
+
+    ``answers`` are an operator's decisions on changes of this copy, where the policy is to ask.
+    """
 
     policy: SchemaPolicy
     types: TypeOptions
+    answers: dict[str, str] = field(default_factory=dict)
 
 
 def _known_mode(name: Any) -> Any:
@@ -164,7 +168,9 @@ class Target(StrictModel):
         "evolve",
         description=(
             "changed source columns: evolve alters the target, or copies the table again if"
-            " altering can't give its rows; fail stops the table; ignore keeps the target's columns"
+            " altering can't give its rows; ask does so, but waits for a decision before the target"
+            " loses a column or is copied again; fail stops the table; ignore keeps the target's"
+            " columns"
         ),
     )
     copy_within_run_mb: int = Field(
@@ -272,7 +278,7 @@ class Target(StrictModel):
 
     def recopies(self, table: str) -> bool:
         """Returns whether runs copy this table again by themselves where only a copy is exact."""
-        return self.policy_of(table) == "evolve" and self.copies(table)
+        return self.policy_of(table) in ("evolve", "ask") and self.copies(table)
 
     def policy_of(self, table: str) -> SchemaPolicy:
         """Returns what to do when this table's columns change."""

@@ -4,7 +4,7 @@
 
     retry, accept           quarantined rows -> read again -> targets   (stages.repair)
     check                   targets -> expectations -> Data Docs        (stages.check)
-    discard, release, skip  decision -> ledger
+    discard, release, skip, agree, refuse   decision -> ledger
 
 A retry applies the gates again, and rows that fail stay in quarantine with their current values.
 Accepted rows are written whatever a gate says. Both work like a repair, because the source's
@@ -18,15 +18,18 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from waldelta.decision_options import DecisionRequest
 from waldelta.errors import NeedsSync, WaldeltaError
 from waldelta.jobs._stages import Stage, all_failures, check_stage, continued, run_stages
 from waldelta.lake.ledger import Decisions, TableState, watched_rows
+from waldelta.lake.ledger.decisions import AGREED, REFUSED
 from waldelta.lsn import Lsn
 from waldelta.monitoring.stopped_tables import check_stopped
 from waldelta.pipeline import Job, RunResult, StageResult, of_table
+from waldelta.pipeline.drift import answer_questions
 from waldelta.pipeline.targets import unknown_tables
 from waldelta.pipeline.targets.unreadable_messages import skip_messages
 from waldelta.quantities import counted
@@ -93,9 +96,20 @@ def _skip(job: Job, request: DecisionRequest) -> str:
     return f"{counted(len(set(request.ids)), 'message')} skipped; the next consume goes on"
 
 
+def _answer(job: Job, request: DecisionRequest, answer: str) -> str:
+    done = answer_questions(job, answer, request.ids, request.tables, request.by, request.reason)
+    return f"{counted(len(done), 'schema change')} {answer}; the next consume goes on from there"
+
+
 # Decisions that only the ledger has; the next run reads them there.
 _RECORDED: Mapping[str, Callable[[Job, DecisionRequest], str]] = MappingProxyType(
-    {"discard": _discard, "release": _release, "skip": _skip}
+    {
+        "discard": _discard,
+        "release": _release,
+        "skip": _skip,
+        "agree": partial(_answer, answer=AGREED),
+        "refuse": partial(_answer, answer=REFUSED),
+    }
 )
 
 

@@ -226,10 +226,14 @@ class Pipeline:
         prints it; no Spark.
         """
         from waldelta.monitoring.stopped_tables import read_stopped
+        from waldelta.pipeline.drift import open_questions
         from waldelta.stages.check.gate.quarantined_rows import list_quarantined
 
         job = self.job()
         rows = list_quarantined(job, tables)
+        for question in open_questions(job.ledger):
+            if tables is None or question.table_name in tables:
+                rows.append(question.as_question())
         for one in read_stopped(self.file, job.ledger):
             if tables is None or one.table_name in tables:
                 rows += one.as_json()

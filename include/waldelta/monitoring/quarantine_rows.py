@@ -4,6 +4,7 @@ targets: what, on which, who, when and why.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -22,7 +23,15 @@ from waldelta.lake.ledger import (
     Decision,
     Ledger,
 )
-from waldelta.lake.ledger.decisions import MESSAGE, OF_ID, ROW, TABLE
+from waldelta.lake.ledger.decisions import (
+    AGREED,
+    MESSAGE,
+    OF_ID,
+    REFUSED,
+    ROW,
+    SOURCE_CHANGE,
+    TABLE,
+)
 from waldelta.lake.ledger.records import schema_of
 
 _KEY = ("table_name", "generation", "key")
@@ -34,6 +43,8 @@ _WHAT = {
     ACCEPTED: "accepted",
     SKIPPED: "skipped",
     RELEASED: "released",
+    AGREED: "agreed",
+    REFUSED: "refused",
     WAITING: "retried, still fails",
 }
 _OF_ONE = ("run_id", "table_name", "kind", "status", "by", "why", "lsn")
@@ -92,7 +103,7 @@ class Decided:
     """One decision on one table; ``key`` is the first of its ``rows``.
 
     ``upto_lsn`` is the position up to which changes were released. ``message`` is the unreadable
-    message that was decided on.
+    message that was decided on, ``change`` that of a source table.
     """
 
     at: datetime
@@ -105,6 +116,7 @@ class Decided:
     key: str | None = None
     upto_lsn: int | None = None
     message: str | None = None
+    change: str | None = None
 
 
 def read_decided(ledger: Ledger) -> list[Decided]:
@@ -138,4 +150,5 @@ def _decided(row: dict[str, Any]) -> Decided:
         key=key if kind == ROW else None,
         upto_lsn=row["lsn"] if kind == TABLE else None,
         message=key if kind == MESSAGE else None,
+        change=" ".join(map(str, json.loads(key).values())) if kind == SOURCE_CHANGE else None,
     )

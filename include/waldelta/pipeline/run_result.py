@@ -82,7 +82,11 @@ _COLUMNS: dict[str, dict[str, str]] = {
 }
 
 # What an error that keeps a target behind means, where that isn't a failure.
-_STATES = {"QualityFailed": "stopped", "LockHeld": "in use by another run"}
+_STATES = {
+    "QualityFailed": "stopped",
+    "ConsentNeeded": "waiting",
+    "LockHeld": "in use by another run",
+}
 # The parts of a result whose fields are keys of its JSON next to the others.
 _PARTS = ("landed", "targets", "checked", "reported")
 

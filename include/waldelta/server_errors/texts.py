@@ -135,7 +135,7 @@ SESSION_CLOSED = re.compile(r"SESSION_CLOSED")
 
 # Delta's codes for a commit that a table's definition doesn't allow. Spark's tasks return them only
 # within a text (seen with Delta 4.4 and Spark 4.2).
-REFUSED = re.compile(
+DEFINITION_REFUSED = re.compile(
     r"DELTA_(?:VIOLATE_CONSTRAINT_WITH_VALUES|NOT_NULL_CONSTRAINT_VIOLATED"
     r"|MISSING_NOT_NULL_COLUMN_VALUE|CANNOT_MODIFY_APPEND_ONLY)"
 )

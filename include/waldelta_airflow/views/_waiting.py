@@ -22,6 +22,7 @@ from waldelta.errors import ConfigError
 from waldelta.lake.ledger import WAITING, Decision, Decisions, Ledger, SentMessage
 from waldelta.monitoring.quarantine_rows import read_by_id, read_decided, read_open, read_since
 from waldelta.monitoring.stopped_tables import read_stopped
+from waldelta.pipeline.drift import open_questions
 from waldelta.pipeline.targets import open_messages, target_generations
 from waldelta_airflow.views._access import PipelineRequest
 from waldelta_airflow.views._installed_pipelines import Button
@@ -103,6 +104,7 @@ def waiting_page(request: PipelineRequest, chosen: Chosen, button: Button) -> st
         button=button,
         is_under_way=button.dag.is_under_way,
         stopped=read_stopped(pipeline, ledger),
+        questions=open_questions(ledger),
     )
 
 

@@ -69,12 +69,14 @@ class EventShape:
     unchanged.
 
     ``key`` has the positions of the key among the columns, and is empty for a table without one.
-    ``toastable`` has those of columns that may arrive as "unchanged".
+    ``toastable`` has those of columns that may arrive as "unchanged". The ``stopped`` ones among
+    them never arrive, because the source has dropped them: an update leaves their values.
     """
 
     column_count: int
     key: tuple[int, ...]
     toastable: tuple[int, ...] = ()
+    stopped: tuple[int, ...] = ()
 
     @property
     def values(self) -> list[str]:
@@ -101,12 +103,25 @@ class EventShape:
         """Names of the "unchanged" flags."""
         return [f"u{i}" for i in self.toastable]
 
+    @property
+    def completable(self) -> tuple[int, ...]:
+        """Positions of the toastable columns that the source still has."""
+        return tuple(i for i in self.toastable if i not in self.stopped)
+
     def lacks_values(self, rows: pa.Table) -> Bools:
-        """Return which rows arrived without some value."""
-        found = np.zeros(len(rows), np.bool_)
-        for flag in self.flags:
-            found |= np.asarray(rows[flag])
-        return found
+        """Returns which rows arrived without some value that the source may still have."""
+        return _any_of(rows, self.completable)
+
+    def keeps_values(self, rows: pa.Table) -> Bools:
+        """Returns which rows leave some value of the target's row as it is."""
+        return _any_of(rows, self.toastable)
+
+
+def _any_of(rows: pa.Table, columns: Sequence[int]) -> Bools:
+    flagged = np.zeros(len(rows), np.bool_)
+    for i in columns:
+        flagged |= np.asarray(rows[f"u{i}"])
+    return flagged
 
 
 def collapse(

@@ -261,8 +261,11 @@ def _decode_version(
         columns[name] = _new_value(rows, plan, described, i)
     for i in plan.shape.toastable:
         at = positions[i]
-        untold = np.zeros(len(rows), np.bool_)
-        columns[f"u{i}"] = pa.array(untold if i in identity or at is None else rows.unchanged[at])
+        if at is None or i in identity:
+            unchanged = (rows.op == UPDATE) & (i in plan.shape.stopped)
+        else:
+            unchanged = rows.unchanged[at]
+        columns[f"u{i}"] = pa.array(unchanged)
     columns["lsn"], columns["commit_ts"] = commits(changes, plan.segments)
     if STATE_XID in plan.event_schema.names:
         columns[STATE_XID] = changes["xid8"].cast(pa.int64())

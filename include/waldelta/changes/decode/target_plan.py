@@ -9,7 +9,7 @@ message. So the range is read again in ever smaller parts until a single message
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -50,6 +50,9 @@ from waldelta.pipeline.drift import (
     CatalogTable,
     Evolution,
     check_key,
+    check_may_copy,
+    keep_dropped,
+    kept_columns,
     other_type,
     plan_evolution,
     plan_ignoring,
@@ -163,14 +166,9 @@ def plan_decode(
     _check_chosen_types(state, evolution, targets, rules.policy)
     row_filter, follows = filter_of(state), rules.policy != "ignore"
     check_columns(state.table_name, row_filter, evolution, follows=follows)
-    shape = EventShape(
-        column_count=len(names),
-        key=tuple(names.index(name) for name in evolution.key_columns),
-        toastable=tuple(i for i, kind in enumerate(targets.values()) if not kind.is_fixed_size),
-    )
     relid = names.index(RELID) if state.root_id is not None else None
     return DecodePlan(
-        shape,
+        _shape(evolution, targets),
         names,
         tuple(targets.values()),
         tuple(versions),
@@ -187,6 +185,20 @@ def plan_decode(
         routing=plan_routing(row_filter, columns),
         relid=relid,
         undescribed=batch_range.stream.undescribed,
+    )
+
+
+def _shape(evolution: Evolution, targets: Mapping[str, TargetType]) -> EventShape:
+    names, stopped = list(targets), evolution.stopped
+    return EventShape(
+        column_count=len(names),
+        key=tuple(names.index(name) for name in evolution.key_columns),
+        toastable=tuple(
+            i
+            for i, (name, kind) in enumerate(targets.items())
+            if name in stopped or not kind.is_fixed_size
+        ),
+        stopped=tuple(i for i, name in enumerate(names) if name in stopped),
     )
 
 
@@ -238,9 +250,14 @@ def _evolution(
         check_key(state, catalog)
         evolution = plan_evolution(state, relations, catalog, types, rules.types, is_empty=is_empty)
     except NeedsSync as err:
+        what = str(err).removeprefix(f"{state.table_name}: ")
         if rules.policy == "fail":
-            raise refusal(state, str(err).removeprefix(f"{state.table_name}: ")) from None
+            raise refusal(state, what) from None
+        if rules.policy == "ask":
+            check_may_copy(rules, state, what)
         raise
+    if rules.policy == "ask":
+        return keep_dropped(state, evolution, kept_columns(rules, state, evolution.dropped))
     if rules.policy == "fail" and evolution.changes(state):
         raise refusal(state, f"its columns changed ({evolution.describe()})")
     return evolution
@@ -253,7 +270,7 @@ def _check_chosen_types(
     for column in evolution.columns:
         if column.state.spark_type != (now := targets[column.state.name].spark):
             reason = other_type(column.state.name, column.state.spark_type, now)
-            if policy == "evolve":
+            if policy in ("evolve", "ask"):
                 raise NeedsSync(f"{state.table_name}: {reason}")
             raise refusal(state, reason)
 

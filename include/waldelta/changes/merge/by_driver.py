@@ -127,7 +127,7 @@ class MergedRows:
         shape = self.written.shape
         if not self.written.metadata or not shape.toastable or not self._updated.any():
             return True
-        keeps = shape.lacks_values(self.net)[self.of_row[self._updated]]
+        keeps = shape.keeps_values(self.net)[self.of_row[self._updated]]
         return not (keeps & np.asarray(self.held[RAW].is_valid())[self._updated]).any()
 
     @property

@@ -26,7 +26,7 @@ import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -37,12 +37,14 @@ from waldelta.lake.ledger.records import LedgerRow, rows_of
 from waldelta.lake.ledger.table import LedgerTable, in_order, last_rows, of_tables
 from waldelta.pgoutput.messages import ID_LETTERS
 
-# What waits: a row of a table, a replication protocol message, a table that a gate stops.
-ROW, MESSAGE, TABLE = "row", "message", "table"
+# What waits: a row of a table, a replication protocol message, a table that a gate stops, a change
+# of a table's columns.
+ROW, MESSAGE, TABLE, SOURCE_CHANGE = "row", "message", "table", "source_change"
 # Nothing after a waiting message lands, or is applied to its table, until an operator decides that
 # runs go on without it: it is skipped.
 WAITING, COMPLETED, RESOLVED = "waiting", "completed", "resolved"
 ACCEPTED, DISCARDED, SKIPPED, RELEASED = "accepted", "discarded", "skipped", "released"
+AGREED, REFUSED = "agreed", "refused"
 
 # The beginning of the reason of a row that a gate has quarantined.
 FAILS = "fails "
@@ -130,6 +132,17 @@ class Decision(LedgerRow):
         is_of_gate = (self.reason or "").startswith(FAILS)
         return self.status == DISCARDED or (self.status == WAITING and is_of_gate)
 
+    def as_question(self) -> dict[str, Any]:
+        """Returns a change of a source table, ready for JSON."""
+        return {
+            "id": self.id,
+            "table": self.table_name,
+            "status": self.status,
+            "reason": self.reason,
+            "since": self.at.isoformat(),
+            "by": self.by,
+        }
+
     def decided(
         self, status: str, run_id: str, at: datetime, by: str | None, why: str | None
     ) -> Decision:
@@ -176,6 +189,13 @@ class Decisions:
         if keys is None:
             return self._table.read(chosen)
         return self._table.read(chosen & pc.field("key").isin(list(keys)), kept=False)
+
+    def questions(self, table_name: str, generation: int) -> dict[str, Decision]:
+        """Returns the latest row of each change of this copy's columns, by its key."""
+        of_copy = (pc.field("table_name") == table_name) & (pc.field("generation") == generation)
+        return {
+            row.key: row for row in self._table.read(of_copy & (pc.field("kind") == SOURCE_CHANGE))
+        }
 
     def outlines(self, table_name: str, generation: int) -> list[Outline]:
         """Return the rows of one copy of a table in short, oldest first.
@@ -386,7 +406,7 @@ def _counts(rows: pa.Table) -> dict[str, int]:
 def _keep(rows: Sequence[Decision], oldest: datetime) -> list[bool]:
     latest = {(row.table_name, row.generation, row.key): row.status for row in rows}
     # An accepted row stays in its target, where checks don't judge it by its gate.
-    kept = (WAITING, DISCARDED, ACCEPTED, SKIPPED, RELEASED)
+    kept = (WAITING, DISCARDED, ACCEPTED, SKIPPED, RELEASED, AGREED, REFUSED)
     # A skipped message stays skipped as long as anything reads it.
     return [
         r.at >= oldest or r.status == SKIPPED or latest[r.table_name, r.generation, r.key] in kept

@@ -19,6 +19,7 @@ from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import Snapshot, last_truncates
 from waldelta.lake.ledger import TableState, now
 from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state, stored
+from waldelta.pipeline.drift.consent import check_may_copy, may_resync, schema_rules
 from waldelta.pipeline.drift.drift import PublicationDrift, find_drift
 from waldelta.pipeline.drift.repair_plan import Repair, describe_moving
 from waldelta.pipeline.drift.schema_evolution import refusal
@@ -88,7 +89,7 @@ def check_drift(
     if not job.pipeline.target.copies(state.table_name):
         return _continue_without_copy(job, state, drift)
     name, reasons = state.table_name, "; ".join(drift.reasons)
-    evolves = job.pipeline.target.policy_of(name) == "evolve"
+    evolves = may_resync(job, state)
     if drift.mends and evolves:
         mark_same_copy(job, state, f"{name}: {reasons}")
         # Where the target isn't a mirror, a new copy repairs it and leaves the kept rows alone.
@@ -209,7 +210,7 @@ def check_mode(job: Job, state: TableState) -> None:
         f"{name}: the pipeline file says"
         f" {f'mode {wanted}' if state.kept_as != wanted else 'copy: true'} now"
     )
-    if target.recopies(name):
+    if may_resync(job, state):
         mark_same_copy(job, state, reason)
     raise NeedsSync(f"{reason}: sync it again")
 
@@ -233,10 +234,13 @@ def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[st
     if not what and to_record(state, catalog.storage, outdated, renew=renew) is None:
         return []
     copies = job.pipeline.target.copies(state.table_name)
-    policy = job.pipeline.target.policy_of(state.table_name) if copies else "ignore"
+    rules = schema_rules(job, state)
+    policy = rules.policy if copies else "ignore"
     if what and policy == "fail":
         raise refusal(state, what)
-    if what and policy == "evolve":
+    if what and policy == "ask":
+        check_may_copy(rules, state, what)
+    if what and policy in ("evolve", "ask"):
         mark_same_copy(job, state, f"{state.table_name}: {what}")
         raise NeedsSync(f"{state.table_name}: {what}")
 

@@ -47,13 +47,15 @@ class NewColumn:
 class Evolution:
     """A target's columns after an evolution, and each relation's position of every column.
 
-    A position is None where the relation's rows don't have the column.
+    A position is None where the relation's rows don't have the column. The ``stopped`` columns are
+    gone from the source, and keep their last values in the target.
     """
 
     columns: tuple[NewColumn, ...]
     key_columns: tuple[str, ...]
     dropped: tuple[str, ...]
     positions: tuple[tuple[int | None, ...], ...]
+    stopped: frozenset[str] = frozenset()
 
     def changes(self, state: TableState) -> bool:
         """Whether the target has to change at all."""
@@ -133,6 +135,26 @@ def plan_evolution(
         for there in numbers
     )
     return Evolution(columns, key, dropped, places)
+
+
+def keep_dropped(state: TableState, evolution: Evolution, names: Sequence[str]) -> Evolution:
+    """Returns the evolution without dropping these columns: they keep their last values.
+
+    Raises SchemaChanged for a table without a key, whose rows are identified by all columns.
+    """
+    if names and not state.key_columns:
+        raise SchemaChanged(
+            f"{state.table_name}: {', '.join(names)} can't stay in the target, because"
+            " the table has no key and its rows are identified by all columns: sync it again"
+        )
+    columns = [column for column in state.columns if column.name in names]
+    return replace(
+        evolution,
+        columns=(*evolution.columns, *(NewColumn(column, column.name) for column in columns)),
+        dropped=tuple(name for name in evolution.dropped if name not in names),
+        positions=tuple((*places, *[None] * len(columns)) for places in evolution.positions),
+        stopped=frozenset(names),
+    )
 
 
 def unchanged(state: TableState) -> Evolution:
@@ -350,7 +372,7 @@ def check_key(state: TableState, catalog: CatalogTable) -> None:
 
 
 def refusal(state: TableState, what: str) -> SchemaChanged:
-    """Return the error that the policy ``fail`` raises for a change."""
+    """Returns the error that the policy ``fail`` raises for a change."""
     return SchemaChanged(
         f"{state.table_name}: {what}; its changes wait in the change log: sync this table again"
         f" (initial sync with tables={state.table_name}), or let runs follow such changes with"

@@ -207,9 +207,11 @@ def _to_be_copied(
         if running:
             return TableLifecycle(table_name, RequiredAction.WAIT, state, reason)
         failed = "was killed"
+    # A target that is marked for a copy was either never copied, or a copy was agreed to.
+    follows = policy == "evolve" or (policy == "ask" and state.status != SYNCED)
     return TableLifecycle(
         table_name,
-        RequiredAction.COPY if policy == "evolve" else RequiredAction.BROKEN,
+        RequiredAction.COPY if follows else RequiredAction.BROKEN,
         state,
         reason,
         failed,

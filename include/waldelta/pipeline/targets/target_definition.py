@@ -119,7 +119,7 @@ def refusal(
     The error names all constraints that the changes may have violated, because Spark's own error
     has values of the row. Columns of the ``key`` are NOT NULL in each target.
     """
-    if (code := texts.REFUSED.search(str(err))) is None:
+    if (code := texts.DEFINITION_REFUSED.search(str(err))) is None:
         return None
     table = target.open()
     alterations = [*_restrictions(table, key)]

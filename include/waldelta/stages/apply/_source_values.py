@@ -81,9 +81,9 @@ def read_values(
     while the table is locked, PrivilegeMissing, SourceUnreachable.
     """
     shape, count = plan.decode.shape, len(rows)
-    flagged = {i: rows[f"u{i}"].to_numpy() & lacking for i in shape.toastable}
+    flagged = {i: rows[f"u{i}"].to_numpy() & lacking for i in shape.completable}
     values = SourceValues(
-        {i: [None] * count for i in shape.toastable}, np.zeros(count, bool), [None] * count
+        {i: [None] * count for i in shape.completable}, np.zeros(count, bool), [None] * count
     )
     if not lacking.any():
         return values

@@ -33,6 +33,7 @@ from waldelta.lake.ledger import BatchCut, Decisions, TargetCut, now
 from waldelta.pgoutput.commit_time import shown_at
 from waldelta.pipeline import Job, of_table, target_lock
 from waldelta.pipeline.advisory_locks import LockSessions
+from waldelta.pipeline.drift import may_resync, schema_rules
 from waldelta.pipeline.source import SharedConnection
 from waldelta.pipeline.targets import (
     TargetFence,
@@ -258,7 +259,7 @@ def _apply_locked(run: _Run, target: InspectedTarget, batches: BatchNumbers) -> 
             cut = _apply_target(run, current, batches._replace(after=after), fence)
         except NeedsSync as err:
             named = of_table(err, target.name)
-            if run.job.pipeline.target.recopies(target.name):
+            if may_resync(run.job, state):
                 # The state is read again, because its columns may have been recorded since.
                 mark_for_copy(run.job, check_same_copy(run.job, state), str(named))
             raise named from err
@@ -288,7 +289,7 @@ def _apply_target(
     if batches.is_empty:
         return read_untouched(job, state)
     batch_range, plan = run.ranges.of(batches), None
-    rules = job.pipeline.target.schema_rules_of(target.name)
+    rules = schema_rules(job, state)
     try:
         # The columns of a table with copy: false before its sync don't matter while its target has
         # no rows.

@@ -17,7 +17,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -308,7 +309,7 @@ class _Work:
         """Returns what the merge reads: the staged rows that were complete, and the completed
         ones.
         """
-        flags = " or ".join(f"s.{flag}" for flag in self.plan.decode.shape.flags) or "false"
+        flags = " or ".join(f"s.u{i}" for i in self.plan.decode.shape.completable) or "false"
         fresh = ", ".join(f"'{action}'" for action in FRESH)
         names = self.plan.decode.net_schema.names
         same = " and ".join(f"s.{base} <=> r.{base}" for base in self.plan.decode.shape.bases)
@@ -391,12 +392,9 @@ def _truncated_keys(quarantine: Decisions, plan: TargetPlan, watched: Collection
 
 def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:
     """Yields the new rows that lack a value, a limited number at a time."""
-    flags = plan.decode.shape.flags
     if not staged.incomplete:
         return
-    lacks = pc.field(flags[0])
-    for flag in flags[1:]:
-        lacks = lacks | pc.field(flag)
+    lacks = reduce(or_, (pc.field(f"u{i}") for i in plan.decode.shape.completable))
     chosen = pc.field("action").isin(list(FRESH)) & lacks
     files = by_row_group(open_parquet(staged.folder), chosen)
     scanner = files.scanner(
@@ -452,7 +450,7 @@ def discarded_since(
 def _filled(rows: pa.Table, plan: TargetPlan, values: SourceValues) -> pa.Table:
     """Returns the rows with the source's values in place of those marked as unchanged."""
     raws = [dict(raw or []) for raw in rows["raw"].to_pylist()]
-    for i in plan.decode.shape.toastable:
+    for i in plan.decode.shape.completable:
         flags, texts = rows[f"u{i}"].to_pylist(), values.texts[i]
         typed, raw = plan.decode.types[i].from_text(pa.array(texts, pa.string()))
         both = pa.concat_arrays([one_array(rows[f"c{i}"]), typed])

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from waldelta.errors import NeedsSync, SchemaChanged, WaldeltaError
+from waldelta.errors import ConsentNeeded, NeedsSync, SchemaChanged, WaldeltaError
 from waldelta.lake.ledger import BatchCut, Decision, Decisions, TableState, TargetCut
 from waldelta.lake.storage import BOOKKEEPING
 from waldelta.pipeline import Job, RunResult, of_table, unexpected_error
-from waldelta.pipeline.drift import Repair
+from waldelta.pipeline.drift import Repair, may_resync, record_questions
 from waldelta.pipeline.targets import TargetSource
 from waldelta.pipeline.targets.lifecycle import NOT_PUBLISHED
 from waldelta.postgres.publication_checks import Unpublished
@@ -126,11 +126,18 @@ def isolated(job: Job, state: TableState, applied: Applied) -> Iterator[None]:
 
 
 def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) -> None:
-    if isinstance(err, NeedsSync) and job.pipeline.target.recopies(state.table_name):
+    if isinstance(err, NeedsSync) and may_resync(job, state):
         log.warning("table=%s needs a new copy: %s", state.table_name, err)
         applied.outdated[state.table_name] = str(err)
     else:
         if isinstance(err, NeedsSync) and not job.pipeline.target.copies(state.table_name):
             err = SchemaChanged(stopped(state.table_name, str(err)))
+        elif isinstance(err, NeedsSync) and job.pipeline.target.recopies(state.table_name):
+            err = SchemaChanged(
+                f"{err}: a new copy drops columns that an operator decided to keep, so its changes"
+                f" wait: sync it when it may (initial sync with tables={state.table_name})"
+            )
+        if isinstance(err, ConsentNeeded):
+            record_questions(job, state, err.questions)
         log.error("table=%s not applied: %s", state.table_name, err)
         applied.failures[state.table_name] = of_table(err, state.table_name)

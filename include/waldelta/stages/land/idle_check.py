@@ -25,6 +25,7 @@ from waldelta.pipeline import Job, SlotIdentity, slot_lock
 from waldelta.pipeline.drift import (
     CatalogTable,
     find_drift,
+    may_resync,
     outdated_columns,
     read_own_tables,
     read_published_now,
@@ -320,12 +321,13 @@ def _drifted(
         target = targets.get(state.table_name)
         if target is None or target.is_unread or target.problem is not None:
             continue
-        if drift := find_drift(
+        drift = find_drift(
             job.pipeline, state, target.table, catalog_tables[state.table_name], target.mapping
-        ):
-            evolves = job.pipeline.target.recopies(state.table_name)
-            if (drift.mends and evolves) or (drift.is_new and drift.reasons):
-                found.append(state.table_name)
+        )
+        if drift is None:
+            continue
+        if (drift.mends and may_resync(job, state)) or (drift.is_new and drift.reasons):
+            found.append(state.table_name)
     return found
 
 

@@ -23,6 +23,7 @@ from waldelta.config import load_pipeline_file
 from waldelta.config.pipeline_folder import pipelines_folder
 from waldelta.lake import Lake, local_path
 from waldelta.lake.ledger import (
+    ColumnState,
     Decision,
     Decisions,
     ExpectationResult,
@@ -775,6 +776,38 @@ def test_messages_that_cant_be_read(shop, open_pages, decided):
     page = client.get("/p/shop/waiting").text
     assert "Unreadable messages" not in page
     assert ">resolved</td>" in page
+
+
+def test_changes_of_source_tables_wait_until_they_are_decided_on(shop, open_pages, decided):
+    """What a run would do, with both buttons; what is agreed to until a run has followed it."""
+    ledger, decisions = Ledger(Lake(shop.target.root)), Decisions(Lake(shop.target.root))
+    ledger.append(
+        replace(
+            ledger.table_states()["public.orders"],
+            at=now(),
+            columns=[ColumnState("note", 25, -1, "text", "string", False, 3)],
+        )
+    )
+    state = ledger.table_states()["public.orders"]
+    row = Decision(
+        now(), RUN_ID, "waiting", "public.orders", state.generation, 0,
+        json.dumps({"dropped": "note", "attnum": 3}), reason="dropped <note>: 7 rows lose it",
+        kind="source_change",
+    )  # fmt: skip
+    decisions.add([row])
+    page = open_pages("op").get("/p/shop/waiting").text
+    said = ("dropped &lt;note&gt;: 7 rows lose it", 'value="agree"', 'value="refuse"', row.id)
+    assert not lacking(page, *said)
+    assert 'value="agree"' not in open_pages("viewer").get("/p/shop/waiting").text
+    form = {"action": "agree", "id": row.id, "reason": "ticket"}
+    assert open_pages("op").post("/p/shop/waiting", data=form, headers=OWN).is_success
+    assert decided[-1][1]["action"] == "agree"
+    decisions.add([row.decided("agreed", "d", now(), "ann", "ticket")])
+    page = open_pages("op").get("/p/shop/waiting").text
+    assert not lacking(page, "by ann: the next run of", ">agreed</td>")
+    decisions.add([row.decided("refused", "d", now(), "ann", "ticket")])
+    page = open_pages("op").get("/p/shop/waiting").text
+    assert ("Changes of source tables" in page, ">refused</td>" in page) == (False, True)
 
 
 def quarantined(n, table="public.orders", reason="fails amount is positive", **more):

@@ -20,7 +20,7 @@ from waldelta.lake.changelog import BatchNumbers, BatchRanges, ChangeLog
 from waldelta.lake.changelog.row_messages import row_messages
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job
-from waldelta.pipeline.drift import read_catalog_state
+from waldelta.pipeline.drift import read_catalog_state, schema_rules
 from waldelta.postgres import read_types
 from waldelta.quantities import counted
 from waldelta.spark import Runner
@@ -39,16 +39,14 @@ def changed_keys(
     """
     if batches.is_empty:
         return None
-    identity, target = job.read_identity(), job.pipeline.target
+    identity = job.read_identity()
     change_log = job.change_log(identity)
     sizes = job.read_landed_sizes(identity, *batches)
     batch_range = BatchRanges(change_log, sizes).of(batches)
     with job.source.connect("repair") as connection:
         present = read_catalog_state(connection, [state])[state.table_name]
-        rules = target.schema_rules_of(state.table_name)
-        plan: TargetPlan = plan_target(
-            partial(read_types, connection), batch_range, state, present, rules
-        )
+        types, rules = partial(read_types, connection), schema_rules(job, state)
+        plan: TargetPlan = plan_target(types, batch_range, state, present, rules)
     if plan.truncated or plan.evolution is not None:
         raise NeedsSync("it was truncated or altered during the repair")
     return read_touched(runner, change_log, plan, folder) if plan.volume.rows else None

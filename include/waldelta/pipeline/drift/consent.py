@@ -1,0 +1,152 @@
+"""Changes of a source table that an operator decides on first (``schema_changes: ask``).
+
+A change that takes data from the target, or needs a new copy of it, waits in the change log. It is
+recorded as a decision, and the run that follows an agreement goes on as ``evolve`` does.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from waldelta.config.pipeline_file import SchemaRules
+from waldelta.errors import ConfigError, ConsentNeeded, Question, SchemaChanged, WaldeltaError
+from waldelta.lake.ledger import WAITING, Decision, Decisions, Ledger, TableState, now
+from waldelta.lake.ledger.decisions import AGREED, REFUSED, SOURCE_CHANGE
+from waldelta.pipeline.job import Job
+from waldelta.quantities import counted
+
+log = logging.getLogger(__name__)
+
+
+def schema_rules(job: Job, state: TableState) -> SchemaRules:
+    """Returns a table's rules, with an operator's answers on this copy where these count."""
+    rules = job.pipeline.target.schema_rules_of(state.table_name)
+    if rules.policy != "ask":
+        return rules
+    questions = Decisions(job.lake).questions(state.table_name, state.generation)
+    return replace(rules, answers={key: row.status for key, row in questions.items()})
+
+
+def kept_columns(rules: SchemaRules, state: TableState, dropped: Sequence[str]) -> list[str]:
+    """Returns which of the columns that the source has dropped stay in the target.
+
+    Raises ConsentNeeded where an operator hasn't decided on one of them.
+    """
+    questions = {
+        column.name: Question(
+            json.dumps({"dropped": column.name, "attnum": column.attnum}),
+            f"the source has dropped column {column.name}",
+            f"the target loses its values in all rows, {state.rows:,} at the last copy",
+        )
+        for column in state.columns
+        if column.name in dropped
+    }
+    answers = _answers(rules, state, list(questions.values()))
+    return [name for name, of in questions.items() if answers[of.key] == REFUSED]
+
+
+def check_may_copy(rules: SchemaRules, state: TableState, change: str) -> None:
+    """Check that an operator has agreed to a new copy of a table, because of a change of it.
+
+    Raises ConsentNeeded without a decision, SchemaChanged when the copy was refused.
+    """
+    effect = f"a new copy of {counted(state.rows, 'row')} replaces the target's rows"
+    question = Question(json.dumps({"copy": change}), change, effect)
+    if _answers(rules, state, [question])[question.key] == REFUSED:
+        raise SchemaChanged(
+            f"{state.table_name}: {change}; an operator refused a new copy, and only that would be"
+            " exact, so its changes wait in the change log: sync it when it may be copied (initial"
+            f" sync with tables={state.table_name})"
+        )
+
+
+def _answers(
+    rules: SchemaRules, state: TableState, questions: Sequence[Question]
+) -> Mapping[str, str]:
+    unanswered = [of for of in questions if rules.answers.get(of.key, WAITING) == WAITING]
+    if unanswered:
+        raise ConsentNeeded(state.table_name, unanswered)
+    return rules.answers
+
+
+def open_questions(ledger: Ledger) -> list[Decision]:
+    """Returns the changes that wait for a decision, and those agreed to that no run has followed
+    yet; by table.
+    """
+    decisions, questions = Decisions(ledger.lake), []
+    for name, state in sorted(ledger.table_states().items()):
+        columns = {column.name for column in state.columns}
+        for row in decisions.questions(name, state.generation).values():
+            dropped = json.loads(row.key).get("dropped")
+            is_pending = row.status == AGREED and (dropped is None or dropped in columns)
+            questions += [row] if row.status == WAITING or is_pending else []
+    return questions
+
+
+def answer_questions(
+    job: Job,
+    answer: str,
+    ids: Collection[str],
+    tables: Collection[str] | None,
+    by: str | None,
+    reason: str | None,
+) -> list[Decision]:
+    """Record an operator's answer (AGREED, REFUSED) to these questions, or to all of these tables.
+
+    Returns what was recorded. Raises ConfigError, and records nothing, where one doesn't wait.
+    """
+    questions = {row.id: row for row in open_questions(job.ledger)}
+    named = set(ids) or {of.id for of in questions.values() if of.table_name in (tables or ())}
+    if unknown := sorted(named - questions.keys()):
+        raise ConfigError(
+            f"no schema change with id {unknown[0]} waits for a decision: list what does with"
+            " `waldelta decide FILE list`"
+        )
+    if not named:
+        raise ConfigError(f"no schema change of {', '.join(tables or ())} waits for a decision")
+    at = now()
+    rows = [questions[of].decided(answer, job.run_id, at, by, reason) for of in sorted(named)]
+    Decisions(job.lake).add(rows)
+    return rows
+
+
+def may_resync(job: Job, state: TableState) -> bool:
+    """Returns whether a run copies this table again by itself where only a copy is exact.
+
+    A copy would drop the columns that an operator decided to keep, so that takes a decision of its
+    own.
+    """
+    if not job.pipeline.target.recopies(state.table_name):
+        return False
+    answers = schema_rules(job, state).answers
+    by_kind = {(next(iter(json.loads(key))), answer) for key, answer in answers.items()}
+    return ("dropped", REFUSED) not in by_kind or ("copy", AGREED) in by_kind
+
+
+def record_questions(job: Job, state: TableState, questions: Sequence[Question]) -> None:
+    """Record which changes wait for a decision, each once; an error of the lake is logged."""
+    decisions = Decisions(job.lake)
+    try:
+        known = decisions.questions(state.table_name, state.generation)
+        rows = [
+            Decision(
+                now(),
+                job.run_id,
+                WAITING,
+                state.table_name,
+                state.generation,
+                0,  # A run that applies a batch again doesn't replace it.
+                question.key,
+                reason=f"{question.text}: {question.effect}",
+                kind=SOURCE_CHANGE,
+            )
+            for question in questions
+            if question.key not in known
+        ]
+        if rows:
+            decisions.add(rows)
+    except (WaldeltaError, OSError) as err:
+        log.warning("table=%s what waits for consent can't be recorded: %s", state.table_name, err)

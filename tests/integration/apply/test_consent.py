@@ -1,0 +1,192 @@
+"""With ``schema_changes: ask`` an operator decides before a target loses data or is copied."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from tests.integration.apply.test_apply import source_rows
+from tests.oracles.target_rows import read_target
+from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.seeds import chosen_random
+from waldelta.decision_options import DecisionRequest
+from waldelta.jobs.consume import consume
+from waldelta.jobs.decide import run_decide
+from waldelta.pipeline.drift import open_questions
+from waldelta.pipeline.run_result import RunFailed
+from waldelta.stages.sync.sync import sync
+
+pytestmark = pytest.mark.pg
+
+
+@pytest.fixture
+def job(runner, database, lake):
+    """A copied table whose changes of columns are asked about."""
+    database.execute("create table t(id int primary key, v text, w text, n int)")
+    database.execute("insert into t select g, 'v' || g, 'w' || g, g from generate_series(1, 6) g")
+    target = {"root": lake, "schema_changes": "ask"}
+    file = pipeline_file(lake, f"s_{database.name}", ["public.t"], target=target)
+    job = bare_slot(database, file)
+    sync(runner, job)
+    return job
+
+
+def decide(runner, job, action):
+    """Answers what waits as an operator does; returns what was asked."""
+    waiting = [row for row in open_questions(job.ledger) if row.status == "waiting"]
+    request = DecisionRequest(action, [row.id for row in waiting], reason="ticket 7", by="mia")
+    assert run_decide(runner, job, request).status == "succeeded"
+    answered = {row.status: row.by for row in open_questions(job.ledger)}
+    assert answered == ({"agreed": "mia"} if action == "agree" else {})
+    return [row.reason for row in waiting]
+
+
+def rows(job, *columns):
+    return sorted(map(tuple, read_target(job.lake.target("public.t").uri, *columns)))
+
+
+# What is changed, what the decision says, and whether the table is copied once it is agreed to.
+CHANGES = {
+    "a dropped column": (
+        "alter table t drop column w",
+        ["the source has dropped column w: the target loses its values in all rows, 6 at the last"],
+        False,
+    ),
+    "two": (
+        "alter table t drop column w, drop column v",
+        ["the source has dropped column v: ", "the source has dropped column w: "],
+        False,
+    ),
+    "another type": (
+        "alter table t alter column n type text using 'n' || n",
+        ["a new copy of 6 rows replaces the target's rows"],
+        True,
+    ),
+    "another key": (
+        "alter table t drop constraint t_pkey; alter table t add primary key (n)",
+        ["a new copy of 6 rows replaces the target's rows"],
+        True,
+    ),
+    "a lost replica identity": ("alter table t drop constraint t_pkey", ["a new copy of"], True),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_waits_until_it_is_agreed_to(runner, database, job, change):
+    """Until then nothing is applied, and the question is recorded once."""
+    statement, questions, is_copied = CHANGES[change]
+    generation = job.read_states()["public.t"].generation
+    before = rows(job, "id", "v", "w", "n")
+    database.execute(statement)
+    database.execute("insert into t(id, n) values (7, '7')")
+    for _ in range(2):
+        with pytest.raises(RunFailed, match="wait in the change log until an operator decides"):
+            consume(runner, job)
+    assert rows(job, "id", "v", "w", "n") == before
+    asked = decide(runner, job, "agree")
+    assert all(text in of for text, of in zip(questions, asked, strict=True)), asked
+    consume(runner, job)
+    assert open_questions(job.ledger) == []
+    names = database.execute(
+        "select attname::text from pg_attribute where attrelid = 't'::regclass and attnum > 0 and"
+        " not attisdropped order by attnum"
+    )
+    columns = [name for (name,) in names]
+    assert rows(job, *columns) == sorted(source_rows(database, "t"))
+    assert (job.read_states()["public.t"].generation > generation) is is_copied
+    with pytest.raises(RunFailed, match=r"no schema change of public\.t waits for a decision"):
+        run_decide(runner, job, DecisionRequest("agree", tables=["public.t"], reason="again"))
+
+
+def test_what_takes_nothing_away_is_followed(runner, database, job):
+    """An added column, a renamed one and a wider type lose no value."""
+    database.execute("alter table t add column x int default 5; alter table t rename v to y")
+    database.execute("insert into t values (7, 'a', 'b', 7, 8)")
+    consume(runner, job)
+    assert rows(job, "id", "y", "w", "n", "x") == sorted(source_rows(database, "t"))
+
+
+def test_a_refused_copy_leaves_the_table_as_it_is(runner, database, job):
+    """Its changes wait until it is synced."""
+    database.execute("alter table t alter column n type text using 'n' || n")
+    database.execute("insert into t values (7, 'a', 'b', 'c')")
+    with pytest.raises(RunFailed, match="until an operator decides"):
+        consume(runner, job)
+    decide(runner, job, "refuse")
+    with pytest.raises(RunFailed, match="an operator refused a new copy"):
+        consume(runner, job)
+    assert len(rows(job, "id")) == 6
+    sync(runner, job, ["public.t"])
+    consume(runner, job)
+    assert rows(job, "id", "v", "w", "n") == sorted(source_rows(database, "t"))
+
+
+def test_a_refused_column_keeps_its_last_values(runner, database, job):
+    """Through random changes in several runs; new rows have none, and the next drop asks again."""
+    chance = chosen_random()
+    last = {key: f"w{key}" for key in range(1, 7)}
+    database.execute("alter table t drop column w; update t set v = 'first' where id = 1")
+    with pytest.raises(RunFailed, match="until an operator decides"):
+        consume(runner, job)
+    decide(runner, job, "refuse")
+    for _ in range(4):
+        for _ in range(chance.randint(1, 12)):
+            key, other = chance.randint(1, 12), chance.randint(1, 12)
+            kind = chance.choice(("insert", "update", "update", "move", "delete"))
+            if kind == "insert" and key not in last:
+                database.execute(f"insert into t values ({key}, 'new', {key})")
+                last[key] = None
+            elif kind == "update":
+                database.execute(f"update t set v = v || 'x' where id = {key}")
+            elif kind == "move" and key in last and other not in last:
+                database.execute(f"update t set id = {other} where id = {key}")
+                last[other] = last.pop(key)
+            elif kind == "delete":
+                database.execute(f"delete from t where id = {key}")
+                last.pop(key, None)
+        consume(runner, job)
+        source = {row[0]: row for row in source_rows(database, "t")}
+        expected = sorted((key, source[key][1], last[key], source[key][2]) for key in last)
+        assert sorted(rows(job, "id", "v", "w", "n"), key=str) == sorted(expected, key=str)
+    database.execute("alter table t drop column v; insert into t values (20, 20)")
+    with pytest.raises(
+        RunFailed, match=re.escape("public.t: the source has dropped column v (if you agree")
+    ):
+        consume(runner, job)
+
+
+def test_a_refused_column_is_lost_only_by_a_copy_that_is_agreed_to(runner, database, job):
+    """What else needs a new copy doesn't take the column along: it waits."""
+    database.execute("alter table t drop column w; update t set v = 'first' where id = 1")
+    with pytest.raises(RunFailed, match="until an operator decides"):
+        consume(runner, job)
+    decide(runner, job, "refuse")
+    consume(runner, job)
+    database.execute("alter table t alter column n type text using 'n' || n")
+    database.execute("insert into t values (7, 'a', 'b')")
+    with pytest.raises(RunFailed, match="until an operator decides"):
+        consume(runner, job)
+    assert rows(job, "w")[0] == ("w1",)
+    decide(runner, job, "agree")
+    consume(runner, job)
+    assert rows(job, "id", "v", "n") == sorted(source_rows(database, "t"))
+    assert "w" not in {column.name for column in job.read_states()["public.t"].columns}
+
+
+def test_a_copy_that_nobody_was_asked_for_leaves_a_refused_column(runner, database, job):
+    """Another filter of the target would need one."""
+    database.execute("alter table t drop column w; update t set v = 'first' where id = 1")
+    with pytest.raises(RunFailed, match="until an operator decides"):
+        consume(runner, job)
+    decide(runner, job, "refuse")
+    consume(runner, job)
+    tables = {"public.t": {"where": "id > 2"}}
+    target = job.pipeline.target.model_validate(
+        job.pipeline.target.model_dump(exclude_unset=True) | {"tables": tables}
+    )
+    narrow = replace(job, pipeline=job.pipeline.model_copy(update={"target": target}))
+    with pytest.raises(RunFailed, match="a new copy drops columns that an operator decided to"):
+        consume(runner, narrow)
+    assert rows(job, "w")[0] == ("w1",)
