@@ -98,15 +98,10 @@ def make_shop(stack: Stack, name: str, spark: str, more: str = "", sql: str = ""
     suites.mkdir(parents=True)
     (stack.pipelines / f"{name}.yml").write_text(
         PIPELINE.format(
-            name=name,
-            root=root,
-            spark=spark,
-            suites=suites,
-            notifier=NOTIFIER,
-            mail=MAIL,
+            name=name, root=root, spark=spark, suites=suites, notifier=NOTIFIER, mail=MAIL,
             more=more,
         )
-    )
+    )  # fmt: skip
     have_parsed(stack)
     stack.create_pools()
     with (

@@ -66,13 +66,9 @@ def assert_none_shown(client: AirflowClient, run: DagRun, secrets: Collection[st
 def spark_configuration(remote: str) -> str:
     """What any session of a Connect server can read of its configuration."""
     run = subprocess.run(
-        [sys.executable, "-c", CONFIGURATION],
-        env=os.environ | {"SPARK_REMOTE": remote},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+        [sys.executable, "-c", CONFIGURATION], env=os.environ | {"SPARK_REMOTE": remote},
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
     assert "spark.sql.session.timeZone" in run.stdout
     return run.stdout
 

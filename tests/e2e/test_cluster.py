@@ -202,13 +202,9 @@ def run(connection, write_pipeline, database, monkeypatch, make_context):
     def job(verb: str, text: str = PIPELINE) -> dict:
         path = write_pipeline("shop", text=text)
         operator = WaldeltaJobOperator(
-            task_id=verb,
-            pipeline_path=path,
-            pipeline=load_pipeline_file(path),
-            verb=verb,
-            stage=None,
-            first=True,
-        )
+            task_id=verb, pipeline_path=path, pipeline=load_pipeline_file(path), verb=verb,
+            stage=None, first=True,
+        )  # fmt: skip
         return operator.execute(make_context())
 
     return job

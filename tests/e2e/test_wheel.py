@@ -67,13 +67,9 @@ def team(tmp_path, database, lake) -> tuple[Path, dict[str, str]]:
 def run(team, *command: object) -> str:
     folder, environment = team
     done = subprocess.run(
-        list(map(str, command)),
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
+        list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True,
         check=False,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -65,15 +65,10 @@ def _run(root: Path, tests: Iterable[str]) -> tuple[int, str]:
     command = [sys.executable, "-m", "pytest", "-m", ORDINARY]
     command += ["-x", "-q", "-rfE", "--tb=line", "--color=no"]
     done = subprocess.run(
-        [*command, *(f"tests/{test}" for test in tests)],
-        cwd=root,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=_TIMEOUT_S,
+        [*command, *(f"tests/{test}" for test in tests)], cwd=root, env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_TIMEOUT_S,
         check=False,
-    )
+    )  # fmt: skip
     return done.returncode, done.stdout
 
 

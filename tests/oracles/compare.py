@@ -95,13 +95,9 @@ def compare_target(
         with_metadata = pipeline.target.metadata_columns
         lsn = holder.lsn.value if with_metadata else None
         copy = plan_copy(
-            table,
-            holder.snapshot_id,
-            files,
-            lsn,
-            pipeline.target.types_of(state.table_name),
+            table, holder.snapshot_id, files, lsn, pipeline.target.types_of(state.table_name),
             filter_of(state),
-        )
+        )  # fmt: skip
         tasks = plan_tasks(plan_chunks(leaves, BYTES_PER_TASK), BYTES_PER_TASK)
         reader = _reader(conninfo, copy, tasks, holder.pid)
         names = [name for name, _ in copy.columns]
@@ -126,13 +122,9 @@ def compare_target(
             _check_columns(table_id, source.dtypes, target.dtypes)
             found = difference(source, target, *compared)
     log.info(
-        "table=%s compared source_rows=%d target_rows=%d missing=%d extra=%d",
-        found.table,
-        found.source_rows,
-        found.target_rows,
-        found.missing,
-        found.extra,
-    )
+        "table=%s compared source_rows=%d target_rows=%d missing=%d extra=%d", found.table,
+        found.source_rows, found.target_rows, found.missing, found.extra,
+    )  # fmt: skip
     return found
 
 

@@ -185,15 +185,11 @@ class RandomScenario:
         number = "g" if self.exact else f"nextval('{self.schema}.fresh')"
         root = f"{self.schema}.t"
         inserts = [
-            (
-                f"insert into {root} select {number}, (g + {p}) % 4, 'n{k}', 'w' from"
-                f" generate_series({low}, {low + 4}) g"
-            ),
-            (
-                f"insert into {root} select {number}, {p}, null, 'x' from generate_series({low},"
-                f" {low + 1}) g"
-            ),
-        ]
+            (f"insert into {root} select {number}, (g + {p}) % 4, 'n{k}', 'w' from"
+             f" generate_series({low}, {low + 4}) g"),
+            (f"insert into {root} select {number}, {p}, null, 'x' from generate_series({low},"
+             f" {low + 1}) g"),
+        ]  # fmt: skip
         changes = [
             f"update {table} set v = coalesce(v, 'n') || 'u' where {chosen}",
             f"update {table} set w = nullif('x', w), v = 'v{k}' where {chosen}",

@@ -292,13 +292,9 @@ def main() -> None:
         ("s3", "runs whose lake is in an S3 server"),
     ):
         where.add_argument(
-            f"--{option}",
-            dest="where",
-            action="store_const",
-            const=option,
-            default="local",
+            f"--{option}", dest="where", action="store_const", const=option, default="local",
             help=text,
-        )
+        )  # fmt: skip
     parser.add_argument("--minutes", type=float, default=600)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     options = parser.parse_args()

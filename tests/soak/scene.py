@@ -443,15 +443,10 @@ def new_scenes(
         scenes: list[Scene] = []
         for number in range(count):
             scene = Scene(
-                server,
-                Path(name, str(number)),
-                seed + number,
-                listener=listener,
-                number=number,
+                server, Path(name, str(number)), seed + number, listener=listener, number=number,
                 streaming=streaming[number % len(streaming)],
-                max_changes=max_changes[number % len(max_changes)],
-                store=store,
-            )
+                max_changes=max_changes[number % len(max_changes)], store=store,
+            )  # fmt: skip
             ending.callback(scene.close)
             if scenes:
                 scene.use(scenes[0].spark.newSession())

@@ -26,13 +26,9 @@ def python_without_ours(folder: Path) -> Path:
     (own / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     python = folder / "bin" / "python"
     known = subprocess.run(
-        [python, "-c", _KNOWN, *OURS, "pyspark"],
-        env={},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+        [python, "-c", _KNOWN, *OURS, "pyspark"], env={}, cwd=folder, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
     assert known.stdout.split() == ["pyspark"], known.stdout
     return python
 

@@ -23,15 +23,11 @@ def pipeline_file(
     publication = {"name": f"{slot}_pub", "tables": [{"name": t} for t in tables or ["public.t"]]}
     document = {
         "pipeline": slot,
-        "source": {
-            "conn_id": "test_source",
-            "slot": slot,
-            "publications": [publication],
-            "options": options or {},
-        },
+        "source": {"conn_id": "test_source", "slot": slot, "publications": [publication],
+                   "options": options or {}},
         "target": {"root": lake},
         "quality": {"enabled": False},
-    }
+    }  # fmt: skip
     return PipelineFile.model_validate(document | overrides)
 
 

@@ -310,16 +310,12 @@ def pipeline_with(database, lake, table, where, options):
     slot = f"s_{database.name}"
     publication = {
         "name": "p",
-        "tables": [
-            {
-                "name": "public.t",
-                **({"columns": options["columns"]} if "columns" in options else {}),
-            },
-            {"name": "public.p"},
-        ],
+        "tables": [{"name": "public.t",
+                    **({"columns": options["columns"]} if "columns" in options else {})},
+                   {"name": "public.p"}],
         "publish_via_partition_root": options.get("via", False),
         "publish": options.get("publish", ["insert", "update", "delete", "truncate"]),
-    }
+    }  # fmt: skip
     source = {"conn_id": "test_source", "slot": slot, "publications": [publication]}
     target = {"root": lake, "tables": {table: {"where": where}}}
     return Pipeline(

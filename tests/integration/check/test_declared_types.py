@@ -51,14 +51,9 @@ def test_values_that_no_row_of_the_source_has(runner, database, lake):
         "domain constraint small_check of column a holds: ((VALUE)::numeric < (100)::numeric)",
         "column a has no nulls, as its domain public.small says",
         "domain constraint tag_check of column b holds: ((VALUE)::text !~~ 'x%'::text)",
-        "b fits character varying(5)",
-        "c fits character(3)",
-        "d fits bit varying(4)",
-        "e fits numeric(50,3)",
-        "f fits numeric(3,-2)",
-        "g fits numeric(2,4)",
-        "h fits bit(2)",
-    ]
+        "b fits character varying(5)", "c fits character(3)", "d fits bit varying(4)",
+        "e fits numeric(50,3)", "f fits numeric(3,-2)", "g fits numeric(2,4)", "h fits bit(2)",
+    ]  # fmt: skip
     assert {meaning: found.get(meaning) for meaning in meanings} == dict.fromkeys(meanings, True)
     run_validate(runner, replace(job, run_id="all"))
     found = {r.meaning: r.success for r in read_expectation_results(lake) if r.run_id == "all"}

@@ -188,15 +188,10 @@ def test_released_changes_pass_once(gated, database):
     )
     made.job.ledger.append(
         release_of(
-            now(),
-            "adjacent",
-            "public.t",
-            1,
-            (identity.incarnation, identity.timeline),
-            begin,
+            now(), "adjacent", "public.t", 1, (identity.incarnation, identity.timeline), begin,
             "ann",
         )
-    )
+    )  # fmt: skip
     made.fails("adjacent")
     (told,) = release_tables(made.job, ["public.t"], by="ann", reason="known")
     assert (told.by, told.why) == ("ann", "known")

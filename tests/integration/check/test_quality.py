@@ -216,19 +216,15 @@ REFUSED = [
     ("type: expect_column_values_to_be_uniqe", "did you mean expect_column_values_to_be_unique?"),
     ("type: frobnicate", "no expectation is called 'frobnicate'"),
     ("type: expect_column_to_exist, kwargs: {colum: id}", "kwargs."),
-    (
-        "type: expect_column_to_exist, kwargs: {column: id, severity: info}",
-        "write severity and notes next to kwargs",
-    ),
+    ("type: expect_column_to_exist, kwargs: {column: id, severity: info}",
+     "write severity and notes next to kwargs"),
     ("type: expect_target_rows_to_satisfy, kwargs: {condition: id > 0}", "kwargs.meaning"),
-    (
-        "type: expect_target_rows_to_satisfy, kwargs: {condition: true, meaning: m}",
-        "kwargs.condition",
-    ),
+    ("type: expect_target_rows_to_satisfy, kwargs: {condition: true, meaning: m}",
+     "kwargs.condition"),
     ("type: expect_target_key_to_be_unique, kwargs: {columns: id}", "kwargs.columns"),
     ("type: expect_target_key_to_be_unique, kwargs: {columns: [id], mostly: 1}", "kwargs.mostly"),
     ("type: expect_column_values_to_be_null, kwargs: {column: [id]}", "kwargs.column"),
-]
+]  # fmt: skip
 
 
 def test_refused_expectations(lake):

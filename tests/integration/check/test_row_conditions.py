@@ -308,13 +308,9 @@ def test_a_check_of_a_run_after_others(lake):
     assert report.location == str(report.tables[0].page)
     lake.target(table="public.u")
     report = check(
-        lake.runner,
-        lake.pipeline(),
-        lake.ledger,
-        "second",
-        ["public.u"],
+        lake.runner, lake.pipeline(), lake.ledger, "second", ["public.u"],
         RunOutcome(written=frozenset({"public.u"})),
-    )
+    )  # fmt: skip
     assert report.location == str(lake.docs / "index.html")
 
 

@@ -79,13 +79,9 @@ def test_maintenance_judges_all_rows_of_what_has_changed(
         night("night")
     result = failed.value.result
     assert {name: stage.status for name, stage in result.stages.items()} == {
-        "targets": "succeeded",
-        "leftovers": "succeeded",
-        "change_log": "succeeded",
-        "ledger": "succeeded",
-        "check": "failed",
-        "reports": "succeeded",
-    }
+        "targets": "succeeded", "leftovers": "succeeded", "change_log": "succeeded",
+        "ledger": "succeeded", "check": "failed", "reports": "succeeded",
+    }  # fmt: skip
     assert result.error["class"] == "QualityFailed"
     assert [text.split(" (")[0] for text in result.checked.failed_expectations] == [
         "public.t: expect_target_rows_to_satisfy: CHECK constraint t_v_check holds:"

@@ -130,14 +130,9 @@ def test_their_commands_do_what_they_say(runner, database, lake, shop):
     # Verbs and options beyond that.
     job = Pipeline.load(shop.moved[FILE]).job()
     lacking = Decision(
-        now(),
-        "r",
-        WAITING,
-        "public.orders",
-        job.read_states()["public.orders"].generation,
-        0,
+        now(), "r", WAITING, "public.orders", job.read_states()["public.orders"].generation, 0,
         '{"id": "9"}',
-    )
+    )  # fmt: skip
     Decisions(Lake(lake)).add([lacking])
     orphan = f"orphan_{database.name}"
     database.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", (orphan,))

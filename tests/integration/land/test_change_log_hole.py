@@ -50,13 +50,9 @@ def overwrite_commit(change_log, batch):
     """Puts a DELETE of Spark's in place of a batch's commit, as a store without CAS does."""
     log = DeltaTable(change_log.uri)
     deleted = {
-        "commitInfo": {
-            "timestamp": 0,
-            "operation": "DELETE",
-            "operationParameters": {},
-            "engineInfo": "Spark",
-        }
-    }
+        "commitInfo": {"timestamp": 0, "operation": "DELETE", "operationParameters": {},
+                       "engineInfo": "Spark"},
+    }  # fmt: skip
     for version in range(log.version() + 1):
         entry = local_path(change_log.uri) / "_delta_log" / f"{version:020d}.json"
         if f'"batch={batch}/' in entry.read_text():

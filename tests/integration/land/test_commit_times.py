@@ -28,13 +28,9 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 PLAIN = datetime(2026, 3, 1, tzinfo=UTC)
 # What the origin's node says, ascending, and what the lake shows.
 TIMES = {
-    "-infinity": EARLIEST,
-    "0044-03-15 00:00:00+00 BC": EARLIEST,
-    "2026-03-01 00:00:00+00": PLAIN,
-    "20000-01-01 00:00:00+00": LATEST,
-    "294276-12-31 00:00:00+00": LATEST,
-    "infinity": LATEST,
-}
+    "-infinity": EARLIEST, "0044-03-15 00:00:00+00 BC": EARLIEST, "2026-03-01 00:00:00+00": PLAIN,
+    "20000-01-01 00:00:00+00": LATEST, "294276-12-31 00:00:00+00": LATEST, "infinity": LATEST,
+}  # fmt: skip
 
 
 def commit_at(database, origin, moment, statement):

@@ -115,14 +115,10 @@ def backfill(runner, job, month=1, run_id="backfill", **details):
     return consume(
         runner,
         replace(
-            job,
-            run_id=run_id,
-            run_type="backfill",
-            interval_start=start,
-            interval_end=end,
+            job, run_id=run_id, run_type="backfill", interval_start=start, interval_end=end,
             **details,
         ),
-    )
+    )  # fmt: skip
 
 
 DAMAGE = {

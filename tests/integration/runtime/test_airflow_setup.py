@@ -33,13 +33,9 @@ def airflow(tmp_path, monkeypatch):
 
     def run(*command, **more):
         return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
+            command, capture_output=True, text=True, check=False, timeout=300,
             env=environment | more,
-        )
+        )  # fmt: skip
 
     return run
 

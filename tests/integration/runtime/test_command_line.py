@@ -66,13 +66,9 @@ ENDINGS = {
 
 def run(command, **environment):
     return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
+        command, capture_output=True, text=True, check=False, timeout=300,
         env=os.environ | environment,
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments, before, code, told", ENDINGS.values(), ids=ENDINGS)

@@ -218,14 +218,9 @@ def test_text_columns_added_over_connect_are_read_by_delta_rs(server, database, 
         os.environ | {"SPARK_REMOTE": server.remote},
     )
     done = subprocess.run(
-        command,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False,
         umask=0o022,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     table = (
         DeltaTable(job.lake.target("public.t").uri)

@@ -26,13 +26,9 @@ def land(write_pipeline, database, monkeypatch):
     monkeypatch.setenv("WALDELTA_DRIVER_MEMORY", "1g")
     path = write_pipeline("shop")
     return WaldeltaJobOperator(
-        task_id="land",
-        pipeline_path=path,
-        pipeline=load_pipeline_file(path),
-        verb="consume",
-        stage="land",
-        first=True,
-    )
+        task_id="land", pipeline_path=path, pipeline=load_pipeline_file(path), verb="consume",
+        stage="land", first=True,
+    )  # fmt: skip
 
 
 def test_the_applications_error_is_the_tasks(land, make_context):

@@ -32,13 +32,9 @@ def test_every_module_is_found_in_the_zip(tmp_path):
         "waldelta.changes.stage.stage",
     } <= set(names)
     found = subprocess.run(
-        [python_without_ours(tmp_path / "python"), "-c", IMPORTS, *names],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(archive)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        [python_without_ours(tmp_path / "python"), "-c", IMPORTS, *names], cwd=tmp_path,
+        env={"PYTHONPATH": str(archive)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert found.returncode == 0, found.stderr
     files = json.loads(found.stdout)
     assert {name: file for name, file in files.items() if not file.startswith(f"{archive}/")} == {}

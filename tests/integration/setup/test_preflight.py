@@ -253,13 +253,9 @@ def test_what_setup_does_not_bring_about_is_a_warning(database, conn, lake):
         assert any(part in text for text in plan.warnings)
     # Whatever setup would change of the table brings it about anew.
     changed = job_for(
-        database,
-        lake,
-        p | {"tables": [T | {"where": "id > 1"}]},
-        q,
-        r,
+        database, lake, p | {"tables": [T | {"where": "id > 1"}]}, q, r,
         slot=job.pipeline.source.slot,
-    )
+    )  # fmt: skip
     assert "public.t: it has no primary key" in refused(database, conn, changed)
     assert "public.u" not in refused(database, conn, changed)
 

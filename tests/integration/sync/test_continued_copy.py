@@ -229,16 +229,12 @@ CAUSES = {
     "rewritten": (["vacuum full t"], "its file changed"),
     "added column": (["alter table t add column x int"], "its columns"),
     "other filter": (["alter publication {} set table t where (w < 5)"], "its filter"),
-    "not every change": (
-        ["alter publication {} set (publish = 'insert')"],
-        "not every change of its rows is published",
-    ),
+    "not every change": (["alter publication {} set (publish = 'insert')"],
+                         "not every change of its rows is published"),
     "no key": (["alter table t drop constraint t_pkey"], "it has no key"),
-    "replica identity nothing": (
-        ["alter table t replica identity nothing"],
-        "its replica identity is nothing",
-    ),
-}
+    "replica identity nothing":
+     (["alter table t replica identity nothing"], "its replica identity is nothing"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

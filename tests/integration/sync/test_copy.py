@@ -201,18 +201,13 @@ class TestSnapshotLost:
     @pytest.mark.parametrize(
         "statement",
         [
-            "truncate t",
-            "vacuum full t",
-            "cluster t using t_pkey",
+            "truncate t", "vacuum full t", "cluster t using t_pkey",
             "alter table t alter id type bigint",
             "alter table t add x timestamptz default clock_timestamp()",
-            "alter table t set unlogged",
-            "alter table t rename v to v2",
-            "alter table t drop v",
-            "alter table t rename to t2",
-            "drop table t",
+            "alter table t set unlogged", "alter table t rename v to v2", "alter table t drop v",
+            "alter table t rename to t2", "drop table t",
         ],
-    )
+    )  # fmt: skip
     def test_rewritten_altered_or_dropped_table(self, database, copying, statement):
         """A rewrite would leave the snapshot an empty or changed table without a word."""
         table = copying(*self.FILL, bytes_per_chunk=4 * 8192)

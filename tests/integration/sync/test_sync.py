@@ -157,13 +157,9 @@ def test_every_shape_of_table(database, lake_of):
     frame = lake.runner.spark().read.format("delta").load(uri).drop(*COPIED_COLUMNS)
     assert sorted(map(tuple, frame.collect())) == [(1, "x"), (2, None)]
     assert {name: r.rows for name, r in results.items()} == {
-        "public.plain": 10,
-        "public.root": 2,
-        "public.rootless": 0,
-        "public.parent": 1,
-        "public.empty": 0,
-        'public."Odd name.%20"': 2,
-    }
+        "public.plain": 10, "public.root": 2, "public.rootless": 0, "public.parent": 1,
+        "public.empty": 0, 'public."Odd name.%20"': 2,
+    }  # fmt: skip
     assert set(lake.states().values()) == {("synced", 1)}
     assert lake.sync() == []
 

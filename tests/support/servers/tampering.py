@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 CHANGES = {
-    "unknown kind": "set_byte(data, 0, 122)",
-    "kind of a Stream Stop": "set_byte(data, 0, 69)",
-    "empty": "substr(data, 1, 0)",
-    "cut to 6 bytes": "substr(data, 1, 6)",
+    "unknown kind": "set_byte(data, 0, 122)", "kind of a Stream Stop": "set_byte(data, 0, 69)",
+    "empty": "substr(data, 1, 0)", "cut to 6 bytes": "substr(data, 1, 6)",
     "cut to 3 bytes": "substr(data, 1, 3)",
     "without its last byte": "substr(data, 1, length(data) - 1)",
-    "a byte too long": "data || '\\x00'",
-    "another count of columns": "set_byte(data, 7, 77)",
-    "unknown flags": "set_byte(data, 5, 255)",
-    "unknown first flags": "set_byte(data, 1, 2)",
-    "not UTF-8": "overlay(data placing '\\xff' from length(data))",
-    "twice": "data",
-    "lost": "data",
-}
+    "a byte too long": "data || '\\x00'", "another count of columns": "set_byte(data, 7, 77)",
+    "unknown flags": "set_byte(data, 5, 255)", "unknown first flags": "set_byte(data, 1, 2)",
+    "not UTF-8": "overlay(data placing '\\xff' from length(data))", "twice": "data", "lost": "data",
+}  # fmt: skip
 
 
 def tamper_with(database) -> None:

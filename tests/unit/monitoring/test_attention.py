@@ -47,15 +47,10 @@ def test_what_deserves_attention(book):
     why = json.dumps({"error": {"class": "ApplyError", "message": "no room\nat all"}})
     book.append(
         run(
-            "r",
-            minutes(2),
-            "failed",
-            retained_bytes=6000 << 20,
-            wal_status="unreserved",
-            applied=True,
-            result=why,
+            "r", minutes(2), "failed", retained_bytes=6000 << 20, wal_status="unreserved",
+            applied=True, result=why,
         )
-    )
+    )  # fmt: skip
     book.append_all([result(minutes(2), "r", "public.a", False)])
     Decisions(book.lake).add(
         [Decision(minutes(1), "r", "waiting", "public.a", 1, 1, "{}", ["body"])]
@@ -121,20 +116,15 @@ def test_what_only_warns_is_told_behind_what_fails(book):
         Reconciliations(book.lake).add([row])
     glance = read_glance(pipeline(book.lake.root), book, minutes(5), 24, reach=timedelta(days=2))
     assert [(item.severity, item.text, item.page) for item in glance.attention] == [
-        (
-            "failed",
-            ("public.a: different from the source; the latest attempt couldn't compare them again"),
-            ("reconciliation",),
-        ),
+        ("failed",
+         ("public.a: different from the source; the latest attempt couldn't compare them again"),
+         ("reconciliation",)),
         ("warning", "public.a: expectations failed (warning only)", ("expectations",)),
         ("warning", "public.b: the comparison with the source failed", ("reconciliation",)),
         ("warning", "the latest maintenance failed: LockHeld: busy", ("run", "maintain", "night")),
-        (
-            "warning",
-            "the latest reconciliation failed: LockHeld: busy",
-            ("run", "reconcile", "compared"),
-        ),
-    ]
+        ("warning", "the latest reconciliation failed: LockHeld: busy",
+         ("run", "reconcile", "compared")),
+    ]  # fmt: skip
     for verb in ("maintain", "reconcile"):
         book.append(replace(night, at=minutes(4), run_id="fine", verb=verb, status="succeeded"))
     Reconciliations(book.lake).add(

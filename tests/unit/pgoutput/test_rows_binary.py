@@ -18,15 +18,10 @@ ARRAY = struct.pack("!iiIii", 1, 1, 23, 2, 1)
 # Of each type some values as its send function gives them.
 VALUES = {
     "int4": [struct.pack("!i", -7), struct.pack("!i", 1 << 30)],
-    "numeric": [
-        struct.pack("!hhHh2h", 2, 0, 0, 2, 12, 5000),
-        struct.pack("!hhHh", 0, 0, 0xC000, 0),
-    ],
-    "timestamptz": [
-        struct.pack("!q", 0),
-        struct.pack("!q", (1 << 63) - 1),
-        struct.pack("!q", -99_999_999_999_999_999),
-    ],
+    "numeric": [struct.pack("!hhHh2h", 2, 0, 0, 2, 12, 5000),
+                struct.pack("!hhHh", 0, 0, 0xC000, 0)],
+    "timestamptz": [struct.pack("!q", 0), struct.pack("!q", (1 << 63) - 1),
+                    struct.pack("!q", -99_999_999_999_999_999)],
     "text": ["ü€😀".encode(), b""],
     "bytea": [b"\0\xff", b""],
     "uuid": [bytes(range(16))],
@@ -37,7 +32,7 @@ VALUES = {
     "int4range": [b"\2" + struct.pack("!iiii", 4, 1, 4, 9), b"\1"],
     "interval": [struct.pack("!qii", -1, 2, 14)],
     "point": [struct.pack("!dd", 0.1, float("inf"))],
-}
+}  # fmt: skip
 TYPES = list(VALUES)
 
 

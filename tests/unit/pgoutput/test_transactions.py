@@ -25,13 +25,9 @@ def stream(script):
                 continue
             kind, (xid, _, subxid) = word[0], word[1:].partition("/")
             control = Control(
-                kind,
-                int(xid),
-                int(subxid or xid),
-                gid=xid if kind in "bPpKr" else "",
-                lsn=100 + seq,
-                at_us=seq,
-            )
+                kind, int(xid), int(subxid or xid), gid=xid if kind in "bPpKr" else "",
+                lsn=100 + seq, at_us=seq,
+            )  # fmt: skip
             landmarks.append(Landmark(batch, seq, int(xid), control))
     return landmarks, rows
 

@@ -20,16 +20,12 @@ from waldelta.pipeline.task_errors import writing_error
 from waldelta.spark.runner import error_text
 
 ERRORS = [
-    DecodeError(
-        "Stream Commit",
-        "length",
-        0,
-        "29 bytes long, 30 wanted (row 0, 29 bytes), message 7 of this call",
-    ),
+    DecodeError("Stream Commit", "length", 0,
+                "29 bytes long, 30 wanted (row 0, 29 bytes), message 7 of this call"),
     DecodeError("slot", "kind", 0),
     PeekTimeout("reading slot 's' took longer than the statement timeout"),
     SlotInUse("slot 's' is being read by another process: x"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("err", ERRORS, ids=lambda err: type(err).__name__)

@@ -41,14 +41,10 @@ LEFT = {
      {"user": "other", "password": "other", "dbname": "other", "port": "1"},
 }  # fmt: skip
 REFUSED = {
-    "misspelt": "sslrootcrt",
-    "of another driver": "ssl_ca",
-    "of JDBC": "sslfactory",
-    "for debugging, and tells the keys": "sslkeylogfile",
-    "of a later libpq": "sslfuture",
-    "kerberos": "gss_encmode",
-    "authentication": "require_authentication",
-}
+    "misspelt": "sslrootcrt", "of another driver": "ssl_ca", "of JDBC": "sslfactory",
+    "for debugging, and tells the keys": "sslkeylogfile", "of a later libpq": "sslfuture",
+    "kerberos": "gss_encmode", "authentication": "require_authentication",
+}  # fmt: skip
 
 
 def as_json(extra):

@@ -80,13 +80,9 @@ def test_sparks_key_is_in_its_environment_alone(store, tmp_path, monkeypatch):
     program.chmod(0o755)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "another account's")
     server = SparkConnectServer(
-        tmp_path / "spark",
-        free_port(),
-        token="token",
-        log=tmp_path / "log",
-        python=str(program.with_name("python")),
-        store=store.spark_environment,
-    )
+        tmp_path / "spark", free_port(), token="token", log=tmp_path / "log",
+        python=str(program.with_name("python")), store=store.spark_environment,
+    )  # fmt: skip
     finish(server.start(os.environ), timeout_s=20)
     variables = (server.folder / "environment").read_text().splitlines()
     assert {f"{name}={value}" for name, value in store.spark_environment.items()} <= {*variables}

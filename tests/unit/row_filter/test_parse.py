@@ -19,19 +19,14 @@ from waldelta.row_filter.parse import place
         ("a in (1, 2) or b between c and 5 or not d", ("a", "b", "c", "d")),
         ("case when a > 1 then coalesce(b, 0) else nullif(c, 2) end > 3", ("a", "b", "c")),
         ("a @> array[1] and b ~ '^x' and c operator(pg_catalog.=) 3", ("a", "b", "c")),
-        (
-            (
-                "((origin)::text = ANY ((ARRAY['JFK'::character varying, 'LGA'::character"
-                " varying])::text[]))"
-            ),
-            ("origin",),
-        ),
+        (("((origin)::text = ANY ((ARRAY['JFK'::character varying, 'LGA'::character"
+          " varying])::text[]))"), ("origin",)),
         ("s similar to 'x%' and u ilike 'a_' and v is distinct from w", ("s", "u", "v", "w")),
         ("d >= date '2013-01-01' and date_part('year', d) = 2013", ("d",)),
         ("a = $$x;y$$ or a = ';'", ("a",)),
         ("true", ()),
     ],
-)
+)  # fmt: skip
 def test_columns(text, columns):
     assert sorted(parse_row_filter(text)) == sorted(columns)
 

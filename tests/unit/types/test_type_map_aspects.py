@@ -24,23 +24,15 @@ from waldelta.types.type_map import _STORED, BUILT_INS, key_type, target_type
 # What may be true of a type, and what is.
 ASPECTS = ("is_fixed_size", "is_number", "is_text", "has_one_form", "prints_alike")
 BUILT_IN = {
-    16: "is_fixed_size has_one_form prints_alike",
-    17: "has_one_form",
-    18: "is_text",
-    19: "is_text",
+    16: "is_fixed_size has_one_form prints_alike", 17: "has_one_form", 18: "is_text", 19: "is_text",
     20: "is_fixed_size is_number has_one_form prints_alike",
     21: "is_fixed_size is_number has_one_form prints_alike",
-    23: "is_fixed_size is_number has_one_form prints_alike",
-    25: "is_text",
-    700: "is_fixed_size is_number has_one_form",
-    701: "is_fixed_size is_number has_one_form",
-    1042: "is_text",
-    1043: "is_text",
-    1082: "is_fixed_size has_one_form prints_alike",
+    23: "is_fixed_size is_number has_one_form prints_alike", 25: "is_text",
+    700: "is_fixed_size is_number has_one_form", 701: "is_fixed_size is_number has_one_form",
+    1042: "is_text", 1043: "is_text", 1082: "is_fixed_size has_one_form prints_alike",
     1114: "is_fixed_size has_one_form prints_alike",
-    1184: "is_fixed_size has_one_form prints_alike",
-    2950: "is_text",
-}
+    1184: "is_fixed_size has_one_form prints_alike", 2950: "is_text",
+}  # fmt: skip
 OTHERS = [
     (numeric(12, 2), DEFAULT_TYPES, "is_number has_one_form"),
     (ANY_NUMERIC, DEFAULT_TYPES, "is_text"),

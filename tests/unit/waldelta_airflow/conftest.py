@@ -24,13 +24,9 @@ TOKEN = "t0ken-of-spark"
 @pytest.fixture(autouse=True)
 def _connections(monkeypatch: pytest.MonkeyPatch) -> None:
     source = {
-        "conn_type": "postgres",
-        "host": "db",
-        "login": "cdc",
-        "password": PASSWORD,
-        "port": 5432,
+        "conn_type": "postgres", "host": "db", "login": "cdc", "password": PASSWORD, "port": 5432,
         "schema": "app",
-    }
+    }  # fmt: skip
     spark = {"conn_type": "spark_connect", "host": "localhost", "port": 15002, "password": TOKEN}
     monkeypatch.setenv("AIRFLOW_CONN_SHOP_SOURCE", json.dumps(source))
     monkeypatch.setenv("AIRFLOW_CONN_OTHER", "postgres://x:unrelated@y/z")

@@ -121,13 +121,9 @@ def test_files_that_may_hold_a_key(tmp_path, case):
 def test_a_file_between_two_keys_holds_neither(tmp_path):
     """Nor does any hold a null, which is equal to nothing; one without statistics may hold all."""
     told = told_of(
-        tmp_path,
-        [("k", TEXT)],
-        statistics(k=("b", "d")),
-        statistics(k=("e", "g")),
-        '{"numRecords":1}',
-        statistics(k=("x", "z")),
-    )
+        tmp_path, [("k", TEXT)], statistics(k=("b", "d")), statistics(k=("e", "g")),
+        '{"numRecords":1}', statistics(k=("x", "z")),
+    )  # fmt: skip
     assert held(told, (TEXT, ["a", "f", "y", "y"])) == [False, True, True, True]
     assert held(told, (TEXT, [None])) == held(told, (TEXT, [])) == [False, False, True, False]
 

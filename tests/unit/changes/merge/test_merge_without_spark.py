@@ -110,16 +110,12 @@ def _partitioned(job):
 UNKNOWN = {
     "a truncated leaf": (lambda job: None, {"truncated": True, "leaves": (7,)}),
     "another feature": (lambda job: table(job).alter.add_constraint({"c": '"Id" > 0'}), {}),
-    "append only": (
-        lambda job: table(job).alter.set_table_properties({"delta.appendOnly": "true"}),
-        {},
-    ),
+    "append only": (lambda job: table(job).alter.set_table_properties({"delta.appendOnly": "true"}),
+                    {}),
     "partitioned": (_partitioned, {}),
-    "without our columns": (
-        lambda job: write(job, SCHEMA.empty_table().select(NAMES), schema_mode="overwrite"),
-        {},
-    ),
-}
+    "without our columns":
+     (lambda job: write(job, SCHEMA.empty_table().select(NAMES), schema_mode="overwrite"), {}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", UNKNOWN)

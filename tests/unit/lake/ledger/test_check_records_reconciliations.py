@@ -134,15 +134,10 @@ def test_the_last_answer_of_each_table_is_kept(tmp_path):
     for n, (table, status, *left_out) in enumerate(long_ago):
         kept.add(
             [
-                row(
-                    f"r{n}",
-                    table,
-                    status,
-                    at=now() - timedelta(days=400 - n),
-                    skipped_columns=left_out,
-                )
+                row(f"r{n}", table, status, at=now() - timedelta(days=400 - n),
+                    skipped_columns=left_out),
             ]
-        )
+        )  # fmt: skip
     kept.add([row("new", "public.w", at=now() - timedelta(days=2)), row("newer", "public.w")])
     assert kept.prune(now() - timedelta(days=30)) == 5
     assert kept.prune(now() - timedelta(days=30)) == 0

@@ -134,14 +134,10 @@ def test_partitions_that_were_told_are_mended_once_the_file_says_so():
     held = replace(state(leaves=[10, 11]), unrepaired_leaves=[11])
     told = find_drift(pipeline(drift="repair"), held, table(leaves=[10, 11]), CatalogTable())
     assert (told.reasons, told.mends) == (
-        (
-            (
-                "1 partition changed earlier (added, removed or truncated), which was reported but"
-                " not repaired"
-            ),
-        ),
+        (("1 partition changed earlier (added, removed or truncated), which was reported but"
+          " not repaired"),),
         True,
-    )
+    )  # fmt: skip
     assert find_drift(pipeline(), held, table(leaves=[10, 11]), CatalogTable()) is None
 
 

@@ -61,18 +61,13 @@ CASES = {
     "delete": (lambda uri: DeltaTable(uri).delete("id = 1"), ["DELETE"]),
     "merge": (merge, ["MERGE"]),
     "restore": (lambda uri: DeltaTable(uri).restore(0), ["RESTORE"]),
-    "restore of the definition": (
-        lambda uri: write_entry(uri, {"operation": "RESTORE", "engineInfo": "delta-rs"}),
-        ["RESTORE"],
-    ),
-    "other metadata": (
-        lambda uri: write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours('["x"]')),
-        ["WRITE"],
-    ),
-    "our own": (
-        lambda uri: write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours()),
-        [],
-    ),
+    "restore of the definition":
+     (lambda uri: write_entry(uri, {"operation": "RESTORE", "engineInfo": "delta-rs"}),
+      ["RESTORE"]),
+    "other metadata": (lambda uri: write_deltalake(uri, ROWS, mode="append",
+                        commit_properties=as_ours('["x"]')), ["WRITE"]),
+    "our own": (lambda uri: write_deltalake(uri, ROWS, mode="append", commit_properties=as_ours()),
+                []),
     "optimize": (lambda uri: DeltaTable(uri).optimize.compact(), []),
     "vacuum": (vacuum, []),
     "property": (
@@ -81,7 +76,7 @@ CASES = {
         ),
         [],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("act, told", CASES.values(), ids=CASES)

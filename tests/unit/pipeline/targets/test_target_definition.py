@@ -51,15 +51,11 @@ def commit(job, operation, schema=None, *, configuration=None, protocol=None, in
     if schema is not None or configuration is not None:
         lines.append(
             {
-                "metaData": {
-                    "id": "t",
-                    "format": {"provider": "parquet", "options": {}},
-                    "schemaString": (schema or table.schema()).to_json(),
-                    "partitionColumns": [],
-                    "configuration": configuration or {},
-                }
+                "metaData": {"id": "t", "format": {"provider": "parquet", "options": {}},
+                             "schemaString": (schema or table.schema()).to_json(),
+                             "partitionColumns": [], "configuration": configuration or {}},
             }
-        )
+        )  # fmt: skip
     if protocol is not None:
         lines.append({"protocol": protocol})
     entry = folder / f"{table.version() + 1:020d}.json"
@@ -115,14 +111,9 @@ KEY = {"_wd_before": pa.struct([pa.field("id", INT)])}
 OF_MODES = {
     "mirror": {},
     "soft_delete": {"_wd_deleted": pa.bool_(), "_wd_deleted_at": pa.timestamp("us", "UTC")},
-    "changelog": {
-        "_wd_op": TEXT,
-        "_wd_seq": pa.int64(),
-        "_wd_xid": pa.int64(),
-        "_wd_unchanged": pa.list_(TEXT),
-        **KEY,
-    },
-}
+    "changelog": {"_wd_op": TEXT, "_wd_seq": pa.int64(), "_wd_xid": pa.int64(),
+                  "_wd_unchanged": pa.list_(TEXT), **KEY},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", OF_MODES)

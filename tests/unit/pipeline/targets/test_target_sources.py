@@ -180,14 +180,9 @@ def test_leaves_that_join(case):
         for n, (oids, root_id) in fed.items()
     }
     state = TableState(
-        datetime(2026, 1, 1, tzinfo=UTC),
-        "r",
-        "public.p",
-        1,
-        "synced",
-        relation_ids=held,
+        datetime(2026, 1, 1, tzinfo=UTC), "r", "public.p", 1, "synced", relation_ids=held,
         root_id=root,
-    )
+    )  # fmt: skip
     joined = with_leaves(state, now)
     assert joined.relation_ids == expected
     assert (joined is state) == (held == expected)

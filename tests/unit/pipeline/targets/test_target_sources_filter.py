@@ -11,13 +11,9 @@ from waldelta.row_filter import Collation, RowFilter
 
 def test_a_filter_comes_back_as_it_was():
     row_filter = RowFilter(
-        "c > 'x'",
-        "(c > 'x'::text)",
-        ("c",),
-        {"c": Collation.CODE_POINT},
-        Collation.DETERMINISTIC,
+        "c > 'x'", "(c > 'x'::text)", ("c",), {"c": Collation.CODE_POINT}, Collation.DETERMINISTIC,
         True,
-    )
+    )  # fmt: skip
     assert from_text(to_text(row_filter)) == row_filter
     assert to_text(None) is None
 

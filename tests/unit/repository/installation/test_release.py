@@ -89,21 +89,12 @@ def test_every_dependency_has_an_allowed_licence(capsys):
 
 
 EXPRESSIONS = {
-    "MIT": True,
-    "GPL-3.0-only": False,
-    "MIT OR GPL-3.0-only": True,
-    "GPL-3.0-only OR MIT": True,
-    "MIT AND GPL-3.0-only": False,
-    "MIT AND (GPL-3.0-only OR ISC)": True,
-    "GPL-3.0-only AND (MIT OR ISC)": False,
-    "MIT OR GPL-3.0-only AND AGPL-3.0-only": True,
-    "Apache-2.0 WITH LLVM-exception": False,
-    "unknown": False,
-    "MIT License": False,
-    "(MIT": False,
-    "MIT OR": False,
-    "": False,
-}
+    "MIT": True, "GPL-3.0-only": False, "MIT OR GPL-3.0-only": True, "GPL-3.0-only OR MIT": True,
+    "MIT AND GPL-3.0-only": False, "MIT AND (GPL-3.0-only OR ISC)": True,
+    "GPL-3.0-only AND (MIT OR ISC)": False, "MIT OR GPL-3.0-only AND AGPL-3.0-only": True,
+    "Apache-2.0 WITH LLVM-exception": False, "unknown": False, "MIT License": False, "(MIT": False,
+    "MIT OR": False, "": False,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("expression, expected", EXPRESSIONS.items())

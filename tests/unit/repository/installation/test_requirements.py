@@ -25,13 +25,9 @@ OWN = {
 }  # fmt: skip
 # Parts of a pinned package that are distributions of their own.
 PART_OF = {
-    "apache-airflow-core": "apache-airflow",
-    "apache-airflow-task-sdk": "apache-airflow",
-    "botocore": "boto3",
-    "pyspark-client": "pyspark",
-    "grpcio": "pyspark",
-    "markdown": "zensical",
-}
+    "apache-airflow-core": "apache-airflow", "apache-airflow-task-sdk": "apache-airflow",
+    "botocore": "boto3", "pyspark-client": "pyspark", "grpcio": "pyspark", "markdown": "zensical",
+}  # fmt: skip
 # Imported only where somebody has installed it (and by its own test, in a folder of its own).
 OPTIONAL = {"include/waldelta_airflow/reporting/lineage.py"}
 PIN = re.compile(

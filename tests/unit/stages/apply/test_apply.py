@@ -21,13 +21,9 @@ from waldelta.stages.apply.outcome import Applied, isolated
 
 def cut(batch: int, **generations: int) -> BatchCut:
     return BatchCut(
-        now(),
-        "r",
-        batch,
-        0,
-        None,
+        now(), "r", batch, 0, None,
         [TargetCut(name, number, 0) for name, number in generations.items()],
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

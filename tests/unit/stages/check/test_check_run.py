@@ -63,14 +63,10 @@ CASES = [
     ("judged where no cut was", [], {"end_lsn": None}, None),
     ("another suite", [], {"plan": SuitePlan("public.t", ())}, None),
     ("another copy", [], {"generation": 2}, None),
-    (
-        "a suite with freshness",
-        [],
-        {"plan": replace(PLAN, expectations=(*PLAN.expectations, FRESH))},
-        7,
-    ),
+    ("a suite with freshness", [],
+     {"plan": replace(PLAN, expectations=(*PLAN.expectations, FRESH))}, 7),
     ("a later version was judged", [], {"version": 1}, None),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

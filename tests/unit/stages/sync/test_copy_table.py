@@ -18,14 +18,9 @@ from waldelta.stages.sync.skipped_copy import SkippedCopy
 
 ID = TableId("public", "t")
 BEGUN = TableState(
-    datetime(2026, 1, 1, tzinfo=UTC),
-    "r",
-    str(ID),
-    3,
-    COPYING,
-    reason="asked for",
+    datetime(2026, 1, 1, tzinfo=UTC), "r", str(ID), 3, COPYING, reason="asked for",
     incarnation="2026-01-01T00:00:00",
-)
+)  # fmt: skip
 TABLE = PublishedTable(
     ID, 7, "r", "d",
     (TableColumn("id", 1, PgType(23, -1, "integer"), True),

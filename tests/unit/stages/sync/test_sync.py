@@ -26,15 +26,10 @@ CASES = [
     ("copied first", None, OLD, False, True),
     ("being copied", OLD, replace(COPIED, status=COPYING), False, False),
     ("a copy ended that was under way", replace(COPIED, status=COPYING), COPIED, False, True),
-    (
-        "it ended in an earlier life of the slot",
-        replace(COPIED, status=COPYING),
-        replace(COPIED, incarnation="earlier"),
-        False,
-        False,
-    ),
+    ("it ended in an earlier life of the slot", replace(COPIED, status=COPYING),
+     replace(COPIED, incarnation="earlier"), False, False),
     ("somebody named the table", OLD, COPIED, True, False),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

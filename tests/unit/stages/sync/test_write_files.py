@@ -55,13 +55,9 @@ def copied(uri, *tasks, attempt=1, target=None, meanwhile=None):
         return told
 
     return copy_files(
-        SimpleNamespace(run=run),
-        target,
-        len(tasks),
-        lambda n: iter(tasks[n]),
-        Tag.of("app", attempt, {"verb": "sync", "n": attempt}),
-        lambda: None,
-    )
+        SimpleNamespace(run=run), target, len(tasks), lambda n: iter(tasks[n]),
+        Tag.of("app", attempt, {"verb": "sync", "n": attempt}), lambda: None,
+    )  # fmt: skip
 
 
 def ids(uri) -> list[int]:
@@ -216,13 +212,9 @@ def test_a_copy_that_fails_leaves_no_file_of_the_tasks_that_ended(uri, err):
 
     with pytest.raises((SnapshotLost, TargetNotWritable)):
         copy_files(
-            SimpleNamespace(run=run),
-            open_target(table_at(uri), COLUMNS),
-            2,
-            lambda n: iter([part(n)]),
-            Tag.of("app", 2, {}),
-            pytest.fail,
-        )
+            SimpleNamespace(run=run), open_target(table_at(uri), COLUMNS), 2,
+            lambda n: iter([part(n)]), Tag.of("app", 2, {}), pytest.fail,
+        )  # fmt: skip
     assert (ids(uri), sorted(local_path(uri).glob("*.parquet"))) == ([1], before)
 
 

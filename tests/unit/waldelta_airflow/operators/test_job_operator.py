@@ -51,13 +51,9 @@ def make_task(write_pipeline):
     def make(verb: str = "consume", stage: str | None = None, **kwargs) -> WaldeltaJobOperator:
         pipeline = load_pipeline_file(path)
         return WaldeltaJobOperator(
-            task_id=stage or verb,
-            pipeline_path=path,
-            pipeline=pipeline,
-            verb=verb,
-            stage=stage,
+            task_id=stage or verb, pipeline_path=path, pipeline=pipeline, verb=verb, stage=stage,
             **kwargs,
-        )
+        )  # fmt: skip
 
     return make
 

@@ -38,12 +38,9 @@ def test_a_document_becomes_its_metrics():
         metric.name: metric.value for metric in metrics_of("shop", DOCUMENT, AT) if metric.value
     }
     assert found == {
-        "waldelta.shop.consume.changes": 12,
-        "waldelta.shop.lag_bytes": 512,
-        "waldelta.shop.lag_seconds": 30.0,
-        "waldelta.shop.retained_wal_bytes": 4096,
-        "waldelta.shop.consume.seconds.land": 1.5,
-        "waldelta.shop.consume.seconds.apply": 3.0,
+        "waldelta.shop.consume.changes": 12, "waldelta.shop.lag_bytes": 512,
+        "waldelta.shop.lag_seconds": 30.0, "waldelta.shop.retained_wal_bytes": 4096,
+        "waldelta.shop.consume.seconds.land": 1.5, "waldelta.shop.consume.seconds.apply": 3.0,
         "waldelta.shop.consume.rows.public_flights.inserted": 4,
         "waldelta.shop.consume.rows.public_flights.updated": 2,
         "waldelta.shop.consume.rows.public_flights.deleted": 1,
@@ -51,9 +48,8 @@ def test_a_document_becomes_its_metrics():
         "waldelta.shop.consume.rows.public_mended.updated": 5,
         "waldelta.shop.differing_rows.public_flights": 3,
         "waldelta.shop.consume.failed_expectations": 1,
-        "waldelta.shop.consume.warned_expectations": 2,
-        "waldelta.shop.consume.store_requests": 127,
-    }
+        "waldelta.shop.consume.warned_expectations": 2, "waldelta.shop.consume.store_requests": 127,
+    }  # fmt: skip
 
 
 def test_the_page_lists_every_name():

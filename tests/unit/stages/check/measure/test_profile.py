@@ -48,15 +48,11 @@ ROWS = [
         "0 rows, in earlier runs 50,465 to 151,435",
     ),
     ("comes and goes", [0, 9000] * 10, 9000, None),
-    (
-        "one outlier among them",
-        [1000] * 19 + [1_000_000],
-        3000,
-        "3,000 rows, in earlier runs 490 to 1,510",
-    ),
+    ("one outlier among them", [1000] * 19 + [1_000_000], 3000,
+     "3,000 rows, in earlier runs 490 to 1,510"),
     ("only the latest count", [5] * 30 + [1000] * 20, 1000, None),
     ("a handful", [3] * 20, 9, None),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -116,15 +116,10 @@ def test_own_expectations_keep_their_place():
     """An engineer's expectation carries severity, notes and where it stands."""
     suite = OwnSuite.model_validate(
         {
-            "expectations": [
-                {
-                    "type": "expect_column_to_exist",
-                    "kwargs": {"column": "id"},
-                    "severity": "warning",
-                }
-            ]
+            "expectations": [{"type": "expect_column_to_exist", "kwargs": {"column": "id"},
+                              "severity": "warning"}],
         }
-    )
+    )  # fmt: skip
     plan = plan_suite(state([ID]), HELD, OwnSuiteFile(Path("x/public.t.yml"), suite))
     own = plan.expectations[-1]
     assert (own.type, own.severity, own.origin) == ("expect_column_to_exist", "warning", "own")
@@ -207,13 +202,9 @@ UNKNOWN = [
     ("that isn't asked", "mirror", None, []),
     ("none", "mirror", 0, [("expect_target_to_know_all_values", True)]),
     ("of a state", "history", 2, [("expect_target_to_know_all_values", False)]),
-    (
-        "which a changelog says of each row",
-        "changelog",
-        2,
-        [("expect_kept_rows_to_hold", None)] * 2,
-    ),
-]
+    ("which a changelog says of each row", "changelog", 2,
+     [("expect_kept_rows_to_hold", None)] * 2),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -203,14 +203,9 @@ def column(name, attnum) -> ColumnState:
 
 
 STATE = TableState(
-    NOON,
-    "r",
-    "public.t",
-    1,
-    "synced",
-    publishes=["insert", "update"],
+    NOON, "r", "public.t", 1, "synced", publishes=["insert", "update"],
     columns=[column("id", 1), column("new", 2)],
-)
+)  # fmt: skip
 OLD = [column("id", 1), column("old", 2)]
 DROPPED = [column("id", 1), column("old", 3)]
 RELATIONS = {
