@@ -71,6 +71,7 @@ lint: setup ## style, format, types, spelling, prose and links
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy $(TYPED)
 	@$(BIN)/codespell
+	@$(PYTHON) tools/names.py
 	@$(PYTHON) tools/prose.py
 	@NO_COLOR=1 $(BIN)/zensical build --strict
 
