@@ -49,12 +49,10 @@ def land_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) 
     concurrently.
     """
     from waldelta.stages.apply.concurrent import applying
-    from waldelta.stages.apply.outcome import Applied, add_external_commits
+    from waldelta.stages.apply.outcome import Applied
 
-    meanwhile = Applied()
-    with applying(
-        runner, job, meanwhile, partial(add_external_commits, result, meanwhile)
-    ) as overlap:
+    meanwhile = Applied(job)
+    with applying(runner, meanwhile, partial(meanwhile.add_external_commits, result)) as overlap:
         land_to_now(runner, job, result, stage, overlap.landed)
     if result.landed.unreadable is not None:
         stage.detail += (
@@ -71,19 +69,19 @@ def apply_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult)
     It also raises SlotUnreadable if landing met one: no table gets what was committed after it.
     """
     from waldelta.stages.apply.apply import apply
-    from waldelta.stages.apply.outcome import Applied, add_external_commits, add_to_result
+    from waldelta.stages.apply.outcome import Applied
     from waldelta.stages.repair.resync_targets import resync_targets
 
     result.targets.is_apply_reported = False  # This resets the result of an earlier attempt.
     with breaks_recorded(job):
-        of_messages, applied = _write_messages(runner, job), Applied()
+        of_messages, applied = _write_messages(runner, job), Applied(job)
         try:
             apply(runner, job, result.landed.landed_as_of, applied)
         except SystemExit:
             # What was committed is found by the process that continues, but it isn't warned again.
-            add_external_commits(result, applied)
+            applied.add_external_commits(result)
             raise
-    add_to_result(job, result, applied)
+    applied.add_to(result)
     failures = applied.failures | resync_targets(
         runner, job, result, applied.published, applied.drifted
     )

@@ -49,8 +49,8 @@ class Held:
         self.upto, self.applied, self._batches, self._error = [], threading.Event(), batches, error
         apply, land = apply_module.apply_concurrently, flow.land_to_now
 
-        def noticed(runner, job, upto, *rest):
-            reached = apply(runner, job, upto, *rest)
+        def noticed(runner, applied, upto, caller):
+            reached = apply(runner, applied, upto, caller)
             if reached >= upto:
                 self.upto.append(upto)
                 self.applied.set()
@@ -134,9 +134,9 @@ def test_a_table_that_fails_meanwhile_is_met_again_at_the_end(runner, database, 
         [],
     )
 
-    def apply(runner, job, upto, applied, caller):
+    def apply(runner, applied, upto, caller):
         with target_lock(job, "public.u"):
-            reached = real(runner, job, upto, applied, caller)
+            reached = real(runner, applied, upto, caller)
         assert list(applied.failures) == ["public.u"]
         meanwhile[:] = tried
         return reached
@@ -264,9 +264,9 @@ def test_an_apply_that_fails_before_it_tells_leaves_it_to_the_next_run(
         raise SourceUnreachable("the server went away")
 
     real = apply_module._apply_inspected
-    # While more lands, the run's wait for it is passed as a fifth value.
+    # While more lands, the run's wait for it is passed as a fourth value.
     behind = (
-        fail if fails_in == "inspect" else lambda *args: real(*args) if len(args) == 5 else fail()
+        fail if fails_in == "inspect" else lambda *args: real(*args) if len(args) == 4 else fail()
     )
     with monkeypatch.context() as patched:
         patched.setattr(apply_module, fails_in, behind)

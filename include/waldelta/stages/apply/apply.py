@@ -57,7 +57,7 @@ from waldelta.stages.apply.inspect import (
     inspect,
     inspect_unchanged,
 )
-from waldelta.stages.apply.outcome import Applied, isolated
+from waldelta.stages.apply.outcome import Applied
 from waldelta.stages.check.gate.gate import judge
 from waldelta.stages.check.gate.quarantined_rows import record_passed
 from waldelta.stages.check.gate.table_gate import TableGate
@@ -100,9 +100,9 @@ def apply(
     against readers, because its catalogs can't be read without that lock. ``applied`` gets the
     results.
     """
-    applied = Applied() if applied is None else applied
-    inspection = inspect(runner, job, landed_as_of, applied)
-    _apply_inspected(runner, job, inspection, applied)
+    applied = Applied(job) if applied is None else applied
+    inspection = inspect(runner, applied, landed_as_of)
+    _apply_inspected(runner, applied, inspection)
     try:
         applied.removed = record_removed(job, inspection.unpublished)
     except WaldeltaError as err:
@@ -116,11 +116,7 @@ def apply(
 
 
 def apply_concurrently(
-    runner: Runner,
-    job: Job,
-    upto: int,
-    applied: Applied,
-    caller: Fence = UNFENCED,
+    runner: Runner, applied: Applied, upto: int, caller: Fence = UNFENCED
 ) -> int:
     """Apply one batch range of a backlog while more is landing, to targets with nothing to report
     first.
@@ -131,17 +127,17 @@ def apply_concurrently(
     this one's results; ``caller`` raises when the caller no longer waits.
     """
     caller.verify()
-    inspection = inspect_unchanged(job, upto, applied)
-    _apply_inspected(runner, job, inspection, applied, caller)
+    inspection = inspect_unchanged(applied, upto)
+    _apply_inspected(runner, applied, inspection, caller)
     return (inspection.ends or [upto])[-1]
 
 
 def _apply_inspected(
-    runner: Runner, job: Job, inspection: Inspection, applied: Applied, caller: Fence = UNFENCED
+    runner: Runner, applied: Applied, inspection: Inspection, caller: Fence = UNFENCED
 ) -> None:
     """Bring the targets up to the last of the inspected batches, one apply batch after another."""
     targets, unreported = inspection.targets, inspection.unreported
-    with _applying(runner, job, inspection, applied, caller) as run:
+    with _applying(runner, applied, inspection, caller) as run:
         for upto in reported_batches(inspection.sizes, inspection.ends):
             behind = inspection.is_all and all(batch <= upto for batch in run.batches.values())
             # Unreported commits are reported with a published cut where there is one.
@@ -150,14 +146,16 @@ def _apply_inspected(
             cuts = _apply_batches(run, fine, upto, earlier)
             complete = behind and applied.is_complete
             change_log = inspection.watermarks.change_log
-            applied.steps.append(finish_step(job, change_log, upto, cuts, complete=complete))
+            applied.steps.append(
+                finish_step(applied.job, change_log, upto, cuts, complete=complete)
+            )
         # Commits of targets that failed are reported too.
         applied.reported_late += unreported.values()
 
 
 @contextmanager
 def _applying(
-    runner: Runner, job: Job, inspection: Inspection, applied: Applied, caller: Fence
+    runner: Runner, applied: Applied, inspection: Inspection, caller: Fence
 ) -> Iterator[_Run]:
     """Yields what the targets are applied with, from their current batches."""
     change_log, sizes = inspection.watermarks.change_log, inspection.sizes
@@ -165,6 +163,7 @@ def _applying(
         waiting_messages = counted(messages, "message waits", "messages wait")
         runner.start(f"{waiting_messages}, this process applies up to {most:,}")
     batches = {target.name: target.batch for target in inspection.targets}
+    job = applied.job
     planning, locks = SharedConnection(job.source, "apply"), LockSessions(job.source.conninfo)
 
     def waiting(stream: Stream) -> list[int]:
@@ -235,13 +234,13 @@ def _apply_batch(
     """Bring one target up to a batch; returns None for a target that fails."""
     name, state, applied = target.name, target.state, run.applied
     run.caller.verify()
-    with isolated(run.job, state, applied):
+    with applied.isolated(state):
         cut = _apply_locked(run, target, BatchNumbers(run.batches[name], upto))
         if (before := unreported.pop(name, None)) is not None:
             cut = before + cut
         applied.reached[name, state.generation] = run.batches[name] = max(run.batches[name], upto)
         # External commits are searched before the cut states up to which version all are reported.
-        with isolated(run.job, state, applied):
+        with applied.isolated(state):
             applied.warnings += run.inspection.watch.find(state, cut.version)
         return cut
     return None

@@ -160,8 +160,8 @@ class Overlap:
         return max(0.0, self._deadline - time.monotonic()) + self._grace_s
 
 
-def applying(runner: Runner, job: Job, applied: Applied, report: Callable[[], object]) -> Overlap:
-    """Returns an overlap that applies the job's backlog; ``report`` is called after each apply
+def applying(runner: Runner, applied: Applied, report: Callable[[], object]) -> Overlap:
+    """Returns an overlap that applies the backlog of its job; ``report`` is called after each apply
     batch.
 
     ``applied`` gets their results.
@@ -180,14 +180,14 @@ def applying(runner: Runner, job: Job, applied: Applied, report: Callable[[], ob
             overlap.limited(sibling.interrupt),
         ):
             try:
-                return apply_concurrently(sibling, job, upto, applied, caller)
+                return apply_concurrently(sibling, applied, upto, caller)
             finally:
                 report()
 
     overlap = Overlap(
-        WholeApplyBatches(job) if runner.has_siblings else lambda _: None,
+        WholeApplyBatches(applied.job) if runner.has_siblings else lambda _: None,
         apply_upto,
-        60.0 * job.pipeline.batch.apply_timeout_minutes,
+        60.0 * applied.job.pipeline.batch.apply_timeout_minutes,
     )
     return overlap
 

@@ -48,7 +48,7 @@ from waldelta.postgres import LOCK_TIMEOUT_S, LockedTables, read_around
 from waldelta.postgres.publication_checks import refused_statements, unpublished
 from waldelta.spark import Runner
 from waldelta.stages.apply.concurrent import measures, plan_apply_batches
-from waldelta.stages.apply.outcome import Applied, isolated
+from waldelta.stages.apply.outcome import Applied
 from waldelta.stages.check.gate.gate import read_gates
 from waldelta.stages.check.gate.table_gate import TableGate
 from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
@@ -94,29 +94,31 @@ class Inspection:
     unpublished: Sequence[TableLifecycle]
 
 
-def inspect(runner: Runner, job: Job, landed_as_of: int | None, applied: Applied) -> Inspection:
+def inspect(runner: Runner, applied: Applied, landed_as_of: int | None) -> Inspection:
     """Returns all targets that landed changes apply to; puts warnings and failures into
     ``applied``.
 
     Records new leaf partitions, and marks targets that need a new copy or a repair to be exact.
     """
     # Read before the catalogs, which must be newer than this batch.
-    watermarks = Watermarks(job, job.read_identity())
+    watermarks = Watermarks(applied.job, applied.job.read_identity())
     last = watermarks.change_log.last_batch()
-    selected = _select_targets(runner, job, landed_as_of, applied)
-    applied.reported_late += _find_unreported_of_unpublished(job, watermarks, selected.unpublished)
-    return _inspect_lake(job, watermarks, selected, last, applied)
+    selected = _select_targets(runner, applied, landed_as_of)
+    applied.reported_late += _find_unreported_of_unpublished(
+        applied.job, watermarks, selected.unpublished
+    )
+    return _inspect_lake(applied, watermarks, selected, last)
 
 
-def inspect_unchanged(job: Job, upto: int, applied: Applied) -> Inspection:
+def inspect_unchanged(applied: Applied, upto: int) -> Inspection:
     """Returns the targets with nothing to report or mark first, for an apply batch while changes
     land.
 
     Until all changes have landed, it is unknown, for example, whether a TRUNCATE among them emptied
     a leaf partition.
     """
-    watermarks = Watermarks(job, job.read_identity())
-    return _inspect_lake(job, watermarks, _select_unchanged(job), upto, applied, most_ends=1)
+    watermarks = Watermarks(applied.job, applied.job.read_identity())
+    return _inspect_lake(applied, watermarks, _select_unchanged(applied.job), upto, most_ends=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,22 +136,22 @@ class _Selected:
 
 
 def _inspect_lake(
-    job: Job,
+    applied: Applied,
     watermarks: Watermarks,
     selected: _Selected,
     last: int | None,
-    applied: Applied,
     most_ends: int | None = None,
 ) -> Inspection:
     """Returns the selected targets with what the lake has of them, up to a batch.
 
     ``most_ends`` is the most apply batches, while more is landing.
     """
+    job = applied.job
     watch, gates = Watch(job, watermarks.cut), read_gates(job, selected.states)
     targets: list[InspectedTarget] = []
     for state in selected.states if last is not None else ():
         name = state.table_name
-        with isolated(job, state, applied):
+        with applied.isolated(state):
             reached = applied.reached.get((name, state.generation), 0)
             batch = max(watermarks.of(state), reached)
             targets.append(
@@ -161,7 +163,7 @@ def _inspect_lake(
         sizes = job.read_landed_sizes(watermarks.identity, min(after, default=last), last)
     for target in targets:
         if applied.is_fine(target.name):
-            with isolated(job, target.state, applied):
+            with applied.isolated(target.state):
                 applied.warnings += watch.find(target.state, watermarks.versions[target.name])
     bytes_of_batches = watermarks.change_log.bytes_of_batches
     ends = plan_apply_batches(*measures(job, sizes, bytes_of_batches))[:most_ends]
@@ -170,7 +172,7 @@ def _inspect_lake(
         is_all &= _is_behind_copies(watermarks.change_log, ends, selected.states, applied)
     # Without a cut, the apply that follows the landing reports.
     if is_all or most_ends is None:
-        unreported |= _find_unreported(job, watermarks, targets, applied)
+        unreported |= _find_unreported(applied, watermarks, targets)
     if last is not None and unreported and not ends:
         ends = [last]
     return Inspection(
@@ -193,20 +195,20 @@ def _is_behind_copies(
 
 
 def _find_unreported(
-    job: Job, watermarks: Watermarks, targets: Sequence[InspectedTarget], applied: Applied
+    applied: Applied, watermarks: Watermarks, targets: Sequence[InspectedTarget]
 ) -> dict[str, TargetCut]:
     """Returns the commits that were never reported: this run reports, checks and announces them.
 
     The part that the newest cut already contains goes into ``applied``; the rest is returned,
     for the next cut.
     """
-    unreported, reported = {}, _reported_commits(job)
+    unreported, reported = {}, _reported_commits(applied.job)
     for target in targets:
-        with isolated(job, target.state, applied):
+        with applied.isolated(target.state):
             in_cut = watermarks.cut.of(target.state) if watermarks.cut is not None else None
             version = in_cut.version if in_cut is not None else None
             within, beyond = read_unreported(
-                job, watermarks.identity, target.state, reported, version
+                applied.job, watermarks.identity, target.state, reported, version
             )
             applied.reported_late += [within] if within is not None else []
             if beyond is not None:
@@ -243,9 +245,8 @@ def _reported_commits(job: Job) -> ReportedCommits:
     return ReportedCommits(job.ledger, now() - job.pipeline.maintenance.ledger_retention)
 
 
-def _select_targets(
-    runner: Runner, job: Job, landed_as_of: int | None, applied: Applied
-) -> _Selected:
+def _select_targets(runner: Runner, applied: Applied, landed_as_of: int | None) -> _Selected:
+    job = applied.job
     with job.source.connect("apply") as connection:
         applied.published, locked = read_around(
             connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
@@ -253,7 +254,7 @@ def _select_targets(
         standings, mended = end_killed_repairs(runner, job, applied.published)
         states = []
         for state in due_states(standings, RequiredAction.APPLY):
-            with isolated(job, state, applied):
+            with applied.isolated(state):
                 states.append(record_leaves(job, state, applied.published))
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         applied.unpublished = unpublished(connection, job.pipeline.source)
@@ -264,7 +265,7 @@ def _select_targets(
             " again"
         )
     for state in source.states:
-        with isolated(job, state, applied):
+        with applied.isolated(state):
             now_there = source.catalog_tables[state.table_name]
             check_mode(job, state)
             applied.warnings += check_drift(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Applied:
-    """An apply's results: cuts by apply batch, tables that failed, tables to copy again, and
-    warnings.
+    """The apply of a job and its results: cuts by apply batch, tables that failed, tables to copy
+    again, and warnings.
 
     ``reported_late`` is in a published cut but in no run result: an earlier run was killed in
     between, or this one applied it while more was landing. ``drifted`` has what a repair of
@@ -34,6 +34,7 @@ class Applied:
     name and generation, was brought up to: a copy without changes has no commit.
     """
 
+    job: Job
     steps: list[BatchCut] = field(default_factory=list)
     reported_late: list[TargetCut] = field(default_factory=list)
     failures: dict[str, WaldeltaError] = field(default_factory=dict)
@@ -55,43 +56,73 @@ class Applied:
         """Returns whether a target hasn't failed and needn't be copied again."""
         return table_name not in self.failures and table_name not in self.outdated
 
+    def add_to(self, result: RunResult) -> None:
+        """Add the results and warnings to the run's result."""
+        self.add_external_commits(result)
+        for target in self.reported_late:
+            result.add_target(target)
+        for cut in self.steps:
+            result.add_cut(cut)
+        result.targets.is_apply_reported = True
+        quarantined = [name for name, table in result.tables.items() if table.quarantined]
+        decisions = Decisions(self.job.lake)
+        causes = decisions.causes(self.job.run_id, quarantined) if quarantined else {}
+        for name, table in sorted(result.tables.items()):
+            if table.quarantined:
+                one = table.quarantined == 1
+                result.warnings.append(
+                    f"{name}: {counted(table.quarantined, 'row')}"
+                    f" {why_quarantined(causes.get(name, frozenset()), one=one)}; stored in"
+                    f" {BOOKKEEPING}/{Decision.table}, not in the target: `waldelta decide"
+                    f" FILE list` shows {'it' if one else 'them'}"
+                )
+            if table.raw_rows and not self.job.pipeline.target.metadata_columns:
+                result.warnings.append(
+                    f"{name}: {counted(table.raw_rows, 'row has', 'rows have')} values that their"
+                    " types can't hold; metadata_columns is off, so these are null: name such"
+                    " columns under types.text"
+                )
+        result.warnings += [
+            f"{name} {NOT_PUBLISHED}"
+            for name in self.removed
+            if name not in self.unpublished.tables
+        ]
+        result.targets.unpublished = list(self.unpublished.tables)
+        result.warnings += self.unpublished.warnings()
 
-def add_to_result(job: Job, result: RunResult, applied: Applied) -> None:
-    """Add the apply's results and warnings to the run's result."""
-    add_external_commits(result, applied)
-    for target in applied.reported_late:
-        result.add_target(target)
-    for cut in applied.steps:
-        result.add_cut(cut)
-    result.targets.is_apply_reported = True
-    causes = _causes(job, [name for name, table in result.tables.items() if table.quarantined])
-    for name, table in sorted(result.tables.items()):
-        if table.quarantined:
-            one = table.quarantined == 1
-            result.warnings.append(
-                f"{name}: {counted(table.quarantined, 'row')}"
-                f" {why_quarantined(causes.get(name, frozenset()), one=one)}; stored in"
-                f" {BOOKKEEPING}/{Decision.table}, not in the target: `waldelta decide"
-                f" FILE list` shows {'it' if one else 'them'}"
-            )
-        if table.raw_rows and not job.pipeline.target.metadata_columns:
-            result.warnings.append(
-                f"{name}: {counted(table.raw_rows, 'row has', 'rows have')} values that their types"
-                " can't hold; metadata_columns is off, so these are null: name such columns under"
-                " types.text"
-            )
-    result.warnings += [
-        f"{name} {NOT_PUBLISHED}"
-        for name in applied.removed
-        if name not in applied.unpublished.tables
-    ]
-    result.targets.unpublished = list(applied.unpublished.tables)
-    result.warnings += applied.unpublished.warnings()
+    def add_external_commits(self, result: RunResult) -> None:
+        """Add the external commits that were found, each once."""
+        result.warn(self.warnings)
+        result.targets.external_commits = sorted({*self.foreign, *result.targets.external_commits})
 
+    @contextmanager
+    def isolated(self, state: TableState) -> Iterator[None]:
+        """Turn an error into a failure of one table, so that the others continue."""
+        try:
+            yield
+        except Exception as err:
+            # A defect of waldelta or a library must not stop the other tables either.
+            if not isinstance(err, WaldeltaError):
+                log.exception("table=%s", state.table_name)
+            self._give_up(state, unexpected_error(state.table_name, err))
 
-def _causes(job: Job, tables: Collection[str]) -> dict[str, frozenset[bool]]:
-    """Returns by table whether rows that this run quarantined fail a gate: yes, no, or both."""
-    return Decisions(job.lake).causes(job.run_id, tables) if tables else {}
+    def _give_up(self, state: TableState, err: WaldeltaError) -> None:
+        name, target = state.table_name, self.job.pipeline.target
+        if isinstance(err, NeedsSync) and may_resync(self.job, state):
+            log.warning("table=%s needs a new copy: %s", name, err)
+            self.outdated[name] = str(err)
+        else:
+            if isinstance(err, NeedsSync) and not target.copies(name):
+                err = SchemaChanged(stopped(name, str(err)))
+            elif isinstance(err, NeedsSync) and target.recopies(name):
+                err = SchemaChanged(
+                    f"{err}: a new copy drops columns that an operator decided to keep, so its"
+                    f" changes wait: sync it when it may (initial sync with tables={name})"
+                )
+            if isinstance(err, ConsentNeeded):
+                record_questions(self.job, state, err.questions)
+            log.error("table=%s not applied: %s", name, err)
+            self.failures[name] = of_table(err, name)
 
 
 def why_quarantined(causes: frozenset[bool], *, one: bool) -> str:
@@ -105,39 +136,3 @@ def why_quarantined(causes: frozenset[bool], *, one: bool) -> str:
         True: f"{'fails' if one else 'fail'} an expectation with gate: quarantine",
     }
     return ", or ".join(text for gate, text in parts.items() if gate in (causes or parts))
-
-
-def add_external_commits(result: RunResult, applied: Applied) -> None:
-    """Add the external commits that were found, each once."""
-    result.warn(applied.warnings)
-    result.targets.external_commits = sorted({*applied.foreign, *result.targets.external_commits})
-
-
-@contextmanager
-def isolated(job: Job, state: TableState, applied: Applied) -> Iterator[None]:
-    """Turn an error into a failure of one table, so that the others continue."""
-    try:
-        yield
-    except Exception as err:
-        # A defect of waldelta or a library must not stop the other tables either.
-        if not isinstance(err, WaldeltaError):
-            log.exception("table=%s", state.table_name)
-        _give_up(job, state, unexpected_error(state.table_name, err), applied)
-
-
-def _give_up(job: Job, state: TableState, err: WaldeltaError, applied: Applied) -> None:
-    if isinstance(err, NeedsSync) and may_resync(job, state):
-        log.warning("table=%s needs a new copy: %s", state.table_name, err)
-        applied.outdated[state.table_name] = str(err)
-    else:
-        if isinstance(err, NeedsSync) and not job.pipeline.target.copies(state.table_name):
-            err = SchemaChanged(stopped(state.table_name, str(err)))
-        elif isinstance(err, NeedsSync) and job.pipeline.target.recopies(state.table_name):
-            err = SchemaChanged(
-                f"{err}: a new copy drops columns that an operator decided to keep, so its changes"
-                f" wait: sync it when it may (initial sync with tables={state.table_name})"
-            )
-        if isinstance(err, ConsentNeeded):
-            record_questions(job, state, err.questions)
-        log.error("table=%s not applied: %s", state.table_name, err)
-        applied.failures[state.table_name] = of_table(err, state.table_name)

@@ -16,7 +16,7 @@ from waldelta.lake.changelog.row_messages import Volume
 from waldelta.lake.ledger import BatchCut, TableState, TargetCut, now
 from waldelta.stages.apply.apply import is_published
 from waldelta.stages.apply.concurrent import plan_apply_batches, reported_batches
-from waldelta.stages.apply.outcome import Applied, isolated
+from waldelta.stages.apply.outcome import Applied
 
 
 def cut(batch: int, **generations: int) -> BatchCut:
@@ -62,11 +62,11 @@ def test_spark_merges_only_what_this_run_may_still_write(monkeypatch):
 
 def test_what_has_no_name_fails_one_table(caplog):
     """A defect in one table's way is named and may go away; whatever comes after it is done."""
-    applied, state = Applied(), TableState(now(), "r", "public.t", 1, "synced")
     job = SimpleNamespace(
         pipeline=SimpleNamespace(target=SimpleNamespace(policy_of=lambda _: "evolve"))
     )
-    with isolated(job, state, applied):
+    applied, state = Applied(job), TableState(now(), "r", "public.t", 1, "synced")
+    with applied.isolated(state):
         raise KeyError("c1")
     failure = applied.failures["public.t"]
     assert (str(failure), failure.retryable) == ("public.t: KeyError: …", True)
