@@ -82,9 +82,7 @@ def apply_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult)
             applied.add_external_commits(result)
             raise
     applied.add_to(result)
-    failures = applied.failures | resync_targets(
-        runner, job, result, applied.published, applied.drifted
-    )
+    failures = applied.failures | resync_targets(runner, applied, result)
     unreadable = result.landed.unreadable
     stopped = [state.table_name for state in synced_states(job)] if unreadable is not None else []
     result.targets.leave_behind(failures, [*result.targets.not_applied, *stopped])

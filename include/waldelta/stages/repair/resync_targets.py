@@ -5,7 +5,6 @@ leaves them to a sync.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from waldelta.config import dag_id_of
 from waldelta.errors import StateError, WaldeltaError
@@ -14,7 +13,6 @@ from waldelta.pipeline.drift import Repair
 from waldelta.pipeline.targets import (
     RequiredAction,
     TableLifecycle,
-    TargetSource,
     read_lifecycles,
     requiring,
 )
@@ -26,27 +24,23 @@ from waldelta.pipeline.targets.lifecycle import (
 )
 from waldelta.quantities import counted
 from waldelta.spark import Runner
+from waldelta.stages.apply.outcome import Applied
 from waldelta.stages.check.gate.quarantined_rows import record_current
 
 log = logging.getLogger(__name__)
 
 
-def resync_targets(
-    runner: Runner,
-    job: Job,
-    result: RunResult,
-    published: Mapping[str, TargetSource],
-    drifted: Mapping[str, Repair] | None = None,
-) -> dict[str, WaldeltaError]:
+def resync_targets(runner: Runner, applied: Applied, result: RunResult) -> dict[str, WaldeltaError]:
     """Repair or copy every target that needs a new copy; returns the failures by table.
 
-    Targets whose drift this run found (``drifted``) are repaired, however large, if a repair is
+    Targets whose drift the apply found (``drifted``) are repaired, however large, if a repair is
     exact and cheaper. Where a sync follows, large tables are left to it and listed in
     ``needs_sync``. They are also a failure when their last copy failed, so that the run fails until
     one succeeds. Each run tries each copy once. A new table that the run copies by itself is left
     to that sync, whatever its size; other tables without a copy are listed in ``never_copied`` for
     the initial sync.
     """
+    job, published = applied.job, applied.published
     standings = read_lifecycles(job, published)
     if record_killed(job, standings):
         standings = read_lifecycles(job, published)
@@ -66,8 +60,13 @@ def resync_targets(
             if name in busy:
                 raise busy[name]
             is_large = sizes.get(name, 0) > largest or copy in adopted
-            drift = (drifted or {}).get(name)
-            _repair_or_copy(runner, job, result, copy, drift, is_large=is_large)
+            drift = applied.drifted.get(name)
+            if drift is not None and _repair(runner, job, result, copy, drift):
+                continue
+            if job.hand_over and is_large:
+                _hand_over(job, result, copy)
+            else:
+                _copy(runner, job, result, copy)
         except WaldeltaError as err:
             failures[name] = err
     others = [found for found in standings if found not in adopted]
@@ -75,23 +74,6 @@ def resync_targets(
     if notice := never_copied(job, others):
         result.warnings.append(notice)
     return failures
-
-
-def _repair_or_copy(
-    runner: Runner,
-    job: Job,
-    result: RunResult,
-    copy: TableLifecycle,
-    drift: Repair | None,
-    *,
-    is_large: bool,
-) -> None:
-    if drift is not None and _repair(runner, job, result, copy, drift):
-        return
-    if job.hand_over and is_large:
-        _hand_over(job, result, copy)
-    else:
-        _copy(runner, job, result, copy)
 
 
 def _repair(
