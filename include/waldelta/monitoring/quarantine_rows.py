@@ -136,6 +136,10 @@ def read_decided(ledger: Ledger) -> list[Decided]:
     return sorted(decided, key=lambda one: one.at, reverse=True)
 
 
+def _change(key: dict[str, Any]) -> str:
+    return f"dropped column {key['dropped']}" if "dropped" in key else str(key.get("copy"))
+
+
 def _decided(row: dict[str, Any]) -> Decided:
     kind, key = row["kind"], row["key_first"]
     is_resolved = kind == MESSAGE and row["status"] == RESOLVED
@@ -150,5 +154,5 @@ def _decided(row: dict[str, Any]) -> Decided:
         key=key if kind == ROW else None,
         upto_lsn=row["lsn"] if kind == TABLE else None,
         message=key if kind == MESSAGE else None,
-        change=" ".join(map(str, json.loads(key).values())) if kind == SOURCE_CHANGE else None,
+        change=_change(json.loads(key)) if kind == SOURCE_CHANGE else None,
     )

@@ -12,9 +12,10 @@ from tests.oracles.target_rows import read_target
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_random
 from waldelta.decision_options import DecisionRequest
+from waldelta.errors import ConsentNeeded
 from waldelta.jobs.consume import consume
 from waldelta.jobs.decide import run_decide
-from waldelta.pipeline.drift import open_questions
+from waldelta.pipeline.drift import kept_columns, open_questions, schema_rules
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.sync.sync import sync
 
@@ -173,6 +174,21 @@ def test_a_refused_column_is_lost_only_by_a_copy_that_is_agreed_to(runner, datab
     consume(runner, job)
     assert rows(job, "id", "v", "n") == sorted(source_rows(database, "t"))
     assert "w" not in {column.name for column in job.read_states()["public.t"].columns}
+
+
+def test_a_decision_on_a_column_counts_after_a_repair(runner, database, job):
+    """Which begins another generation of the target."""
+    database.execute("alter table t drop column w; update t set v = 'first' where id = 1")
+    with pytest.raises(RunFailed, match="until an operator decides"):
+        consume(runner, job)
+    decide(runner, job, "refuse")
+    consume(runner, job)
+    state = job.read_states()["public.t"]
+    later = replace(state, generation=state.generation + 1)
+    assert kept_columns(schema_rules(job, later), later, ["w"]) == ["w"]
+    of_another_table = replace(state, relation_ids=[state.relation_ids[0] + 1])
+    with pytest.raises(ConsentNeeded):
+        kept_columns(schema_rules(job, of_another_table), of_another_table, ["w"])
 
 
 def test_a_copy_that_nobody_was_asked_for_leaves_a_refused_column(runner, database, job):

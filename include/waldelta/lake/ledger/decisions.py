@@ -190,12 +190,10 @@ class Decisions:
             return self._table.read(chosen)
         return self._table.read(chosen & pc.field("key").isin(list(keys)), kept=False)
 
-    def questions(self, table_name: str, generation: int) -> dict[str, Decision]:
-        """Returns the latest row of each change of this copy's columns, by its key."""
-        of_copy = (pc.field("table_name") == table_name) & (pc.field("generation") == generation)
-        return {
-            row.key: row for row in self._table.read(of_copy & (pc.field("kind") == SOURCE_CHANGE))
-        }
+    def questions(self, table_name: str) -> dict[str, Decision]:
+        """Returns the latest row of each change of a source table, by its key."""
+        chosen = (pc.field("table_name") == table_name) & (pc.field("kind") == SOURCE_CHANGE)
+        return {row.key: row for row in self._table.read(chosen)}
 
     def outlines(self, table_name: str, generation: int) -> list[Outline]:
         """Return the rows of one copy of a table in short, oldest first.

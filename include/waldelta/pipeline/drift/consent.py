@@ -13,7 +13,15 @@ from dataclasses import replace
 
 from waldelta.config.pipeline_file import SchemaRules
 from waldelta.errors import ConfigError, ConsentNeeded, Question, SchemaChanged, WaldeltaError
-from waldelta.lake.ledger import WAITING, Decision, Decisions, Ledger, TableState, now
+from waldelta.lake.ledger import (
+    WAITING,
+    ColumnState,
+    Decision,
+    Decisions,
+    Ledger,
+    TableState,
+    now,
+)
 from waldelta.lake.ledger.decisions import AGREED, REFUSED, SOURCE_CHANGE
 from waldelta.pipeline.job import Job
 from waldelta.quantities import counted
@@ -26,8 +34,28 @@ def schema_rules(job: Job, state: TableState) -> SchemaRules:
     rules = job.pipeline.target.schema_rules_of(state.table_name)
     if rules.policy != "ask":
         return rules
-    questions = Decisions(job.lake).questions(state.table_name, state.generation)
+    questions = _questions_of(Decisions(job.lake), state)
     return replace(rules, answers={key: row.status for key, row in questions.items()})
+
+
+def _questions_of(decisions: Decisions, state: TableState) -> dict[str, Decision]:
+    """Returns the questions on this copy and the columns that it still has."""
+    questions = decisions.questions(state.table_name)
+    columns = {_dropped(state, column) for column in state.columns}
+    return {
+        key: row
+        for key, row in questions.items()
+        if key in columns or (row.generation == state.generation and "copy" in json.loads(key))
+    }
+
+
+def _dropped(state: TableState, column: ColumnState) -> str:
+    """Returns the key of a dropped column's question.
+
+    It has no generation, because an answer still counts after a repair, which begins another one.
+    """
+    relation = state.relation_ids[0] if state.root_id is None else state.root_id
+    return json.dumps({"dropped": column.name, "attnum": column.attnum, "relation": relation})
 
 
 def kept_columns(rules: SchemaRules, state: TableState, dropped: Sequence[str]) -> list[str]:
@@ -37,7 +65,7 @@ def kept_columns(rules: SchemaRules, state: TableState, dropped: Sequence[str]) 
     """
     questions = {
         column.name: Question(
-            json.dumps({"dropped": column.name, "attnum": column.attnum}),
+            _dropped(state, column),
             f"the source has dropped column {column.name}",
             f"the target loses its values in all rows, {state.rows:,} at the last copy",
         )
@@ -54,7 +82,9 @@ def check_may_copy(rules: SchemaRules, state: TableState, change: str) -> None:
     Raises ConsentNeeded without a decision, SchemaChanged when the copy was refused.
     """
     effect = f"a new copy of {counted(state.rows, 'row')} replaces the target's rows"
-    question = Question(json.dumps({"copy": change}), change, effect)
+    # After a copy the same change is another question.
+    key = json.dumps({"copy": change, "generation": state.generation})
+    question = Question(key, change, effect)
     if _answers(rules, state, [question])[question.key] == REFUSED:
         raise SchemaChanged(
             f"{state.table_name}: {change}; an operator refused a new copy, and only that would be"
@@ -76,13 +106,11 @@ def open_questions(ledger: Ledger) -> list[Decision]:
     """Returns the changes that wait for a decision, and those agreed to that no run has followed
     yet; by table.
     """
-    decisions, questions = Decisions(ledger.lake), []
-    for name, state in sorted(ledger.table_states().items()):
-        columns = {column.name for column in state.columns}
-        for row in decisions.questions(name, state.generation).values():
-            dropped = json.loads(row.key).get("dropped")
-            is_pending = row.status == AGREED and (dropped is None or dropped in columns)
-            questions += [row] if row.status == WAITING or is_pending else []
+    decisions = Decisions(ledger.lake)
+    questions: list[Decision] = []
+    for _, state in sorted(ledger.table_states().items()):
+        rows = _questions_of(decisions, state).values()
+        questions += [row for row in rows if row.status in (WAITING, AGREED)]
     return questions
 
 
@@ -130,7 +158,7 @@ def record_questions(job: Job, state: TableState, questions: Sequence[Question])
     """Record which changes wait for a decision, each once; an error of the lake is logged."""
     decisions = Decisions(job.lake)
     try:
-        known = decisions.questions(state.table_name, state.generation)
+        known = decisions.questions(state.table_name)
         rows = [
             Decision(
                 now(),

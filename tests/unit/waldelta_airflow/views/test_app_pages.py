@@ -786,13 +786,14 @@ def test_changes_of_source_tables_wait_until_they_are_decided_on(shop, open_page
             ledger.table_states()["public.orders"],
             at=now(),
             columns=[ColumnState("note", 25, -1, "text", "string", False, 3)],
+            relation_ids=[77],
         )
     )
     state = ledger.table_states()["public.orders"]
     row = Decision(
         now(), RUN_ID, "waiting", "public.orders", state.generation, 0,
-        json.dumps({"dropped": "note", "attnum": 3}), reason="dropped <note>: 7 rows lose it",
-        kind="source_change",
+        json.dumps({"dropped": "note", "attnum": 3, "relation": 77}),
+        reason="dropped <note>: 7 rows lose it", kind="source_change",
     )  # fmt: skip
     decisions.add([row])
     page = open_pages("op").get("/p/shop/waiting").text
