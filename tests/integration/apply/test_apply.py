@@ -84,7 +84,7 @@ STATEMENTS = [
 
 
 @pytest.mark.usefixtures("merged_by_spark", "compiled")
-def test_every_kind_of_change_in_one_run(runner, database, job, where_decoded):
+def test_every_kind_of_change_in_one_run(runner, database, job, decoded_by_tasks):
     """One batch collapses to the source's rows in one commit; a second run changes nothing."""
     sync(runner, job)
     for statement in STATEMENTS:

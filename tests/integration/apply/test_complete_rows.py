@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.errors import AnalysisException
 
 from tests.oracles.target_rows import read_target
 from tests.support.bookkeeping import read_expectation_results
@@ -17,7 +15,6 @@ from tests.support.concurrent_work import killed_at, killed_in
 from tests.support.pipelines import bare_job
 from tests.support.waiting import wait_until
 from waldelta.changes.merge.by_file import merge_written
-from waldelta.changes.merge.statements import merge_rows
 from waldelta.decision_options import DecisionRequest
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.jobs.consume import consume
@@ -124,7 +121,7 @@ def told(job, table="t"):
     return [(row.status, json.loads(row.key)["id"], row.columns) for row in rows]
 
 
-def test_a_row_that_moves_into_the_filter(runner, database, lake, where_decoded):
+def test_a_row_that_moves_into_the_filter(runner, database, lake, decoded_by_tasks):
     """It arrives as INSERT without its large value, which is read from the source."""
     tables = {f"by_{identity}": identity for identity in IDENTITIES}
     job = made(database, lake, tables)
@@ -158,7 +155,7 @@ def test_a_row_that_moves_into_the_filter(runner, database, lake, where_decoded)
         assert target_rows(job, table) == source_rows(database, table)
 
 
-def test_many_rows_are_read_in_pieces(runner, database, job, where_decoded, monkeypatch):
+def test_many_rows_are_read_in_pieces(runner, database, job, decoded_by_tasks, monkeypatch):
     """One statement for a bounded number of keys."""
     monkeypatch.setattr("waldelta.stages.apply.complete_rows.SOURCE_ROWS_PER_READ", 10)
     database.execute(f"insert into t select g, 'a', g || {BIG}, g from generate_series(1, 35) g")
@@ -171,7 +168,7 @@ def test_many_rows_are_read_in_pieces(runner, database, job, where_decoded, monk
     assert target_rows(job) == source_rows(database)
 
 
-def test_a_row_that_the_source_no_longer_has(runner, database, job, where_decoded):
+def test_a_row_that_the_source_no_longer_has(runner, database, job, decoded_by_tasks):
     """It isn't written, nor lost: quarantine holds what came, and the run says so."""
     database.execute(
         f"insert into t values (1, 'a', {BIG}, 'NaN'), (2, 'a', {BIG}, 2), (3, 'a', {BIG}, 3)"
@@ -212,30 +209,14 @@ def retry_until(moment, runner, job, monkeypatch):
         run_decide(runner, job, DecisionRequest("retry", by="Ann"))
 
 
-@pytest.fixture(
-    params=[
-        "merge_written",
-        pytest.param("merge_rows", marks=pytest.mark.soak("the same retry, merged by Spark")),
-    ],
-    ids=["Arrow", "Spark"],
-)
-def merging(request, monkeypatch):
-    """The name of the function that merges rows read again: Arrow's or Spark's."""
-    if request.param == "merge_rows":
-        monkeypatch.setattr("waldelta.changes.merge.compare.HeldRows.of", lambda *_: None)
-        monkeypatch.setattr("waldelta.stages.repair.mend.mend.merge_written", lambda *_, **__: None)
-    return request.param
-
-
 @pytest.mark.nightly("a kill of each step of a retry")
-def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, merging):
+def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch):
     """The target says whether it committed. Discarded rows stay discarded in its generation."""
     quarantine_rows(runner, database, job, 5)
     (fifth,) = (row["id"] for row in list_quarantined(job) if row["key"]["id"] == "5")
     discard_quarantined(replace(job, run_id="away"), [fifth], by="Ann", reason="noise")
     before = job.read_states()["public.t"]
-    late, merge = [], {"merge_written": merge_written, "merge_rows": merge_rows}[merging]
-    raises_lost = pytest.raises(AnalysisException, match="PATH_NOT_FOUND")
+    late = []
 
     def retry(run_id, moment):
         retry_until(moment, runner, replace(job, run_id=run_id), monkeypatch)
@@ -252,12 +233,12 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
         return sorted(json.loads(key)["id"] for key in found)
 
     def fails(*given, **tagged):
-        late.append(partial(merge, *given, **tagged))
+        late.append(partial(merge_written, *given, **tagged))
         raise RuntimeError("no space left")
 
     # The MERGE fails: at once all is as it was.
     with monkeypatch.context() as patched:
-        patched.setattr(f"waldelta.stages.repair.mend.mend.{merging}", fails)
+        patched.setattr("waldelta.stages.repair.mend.mend.merge_written", fails)
         with pytest.raises(RunFailed, match="no space left"):
             run_decide(runner, replace(job, run_id="failed"), DecisionRequest("retry", by="Ann"))
     is_as_before()
@@ -267,8 +248,7 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
     assert (job.read_states()["public.t"].status, lacking(3)) == ("copying", ["5"])
     assert not run(runner, job, "next").rows
     is_as_before()
-    with nullcontext() if merging == "merge_written" else raises_lost:
-        late[0]()
+    late[0]()
     is_as_before()
     # Killed after it: the next run enters that it is done, tells what it did, and goes on from
     # there.
@@ -277,11 +257,7 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch, mer
     database.execute("update t set m = 8 where id = 3")
     done = run(runner, job, "takes it up")
     state = job.read_states()["public.t"]
-    assert (state.generation, state.status, state.reason) == (
-        4,
-        "synced",
-        "retry by Ann",
-    )
+    assert (state.generation, state.status, state.reason) == (4, "synced", "retry by Ann")
     assert (done.inserted, done.updated, done.rows) == (3, 1, None)
     shown = read_changed(Ledger(job.lake), None)["public.t"].operations
     assert (shown.inserted, shown.updated) == (3, 1)

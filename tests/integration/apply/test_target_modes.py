@@ -120,7 +120,7 @@ def write(workload, transactions):
 
 
 def test_every_mode_holds_what_the_source_has_and_had(
-    runner, database, lake, where_decoded, workload
+    runner, database, lake, decoded_by_tasks, workload
 ):
     """The seed is printed; WALDELTA_SEED repeats one, WALDELTA_ROUNDS makes it longer."""
     connection = workload.connection

@@ -140,7 +140,7 @@ def of(table, statement):
     ],
     ids=" ".join,
 )
-def test_it_holds_the_rows_that_match(runner, database, lake, where_decoded, tables):
+def test_it_holds_the_rows_that_match(runner, database, lake, decoded_by_tasks, tables):
     """Copied through the filter; then all kinds of UPDATE in one batch; then a TRUNCATE."""
     identities = {table: IDENTITIES[table] for table in tables}
     job = made(database, lake, identities, dict.fromkeys(tables, WHERE))
@@ -209,7 +209,7 @@ def test_the_chapters_table(runner, database, lake):
 
 
 def test_an_entering_row_without_its_large_value_is_read_again(
-    runner, database, lake, where_decoded
+    runner, database, lake, decoded_by_tasks
 ):
     """The old row is known by its key only; the quarantine records the value's source."""
     job = one(database, lake, "by_default")
@@ -255,7 +255,7 @@ def test_a_filter_stays_as_the_copy_had_it(runner, database, lake):
     assert "correct the filter" in str(caught.value.__cause__)
 
 
-def test_an_identity_that_no_longer_tells(runner, database, lake, where_decoded):
+def test_an_identity_that_no_longer_tells(runner, database, lake, decoded_by_tasks):
     """An UPDATE whose old row can't be judged stops the table; no row is guessed."""
     job = one(database, lake, "by_full")
     sync(runner, job)

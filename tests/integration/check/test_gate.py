@@ -496,7 +496,7 @@ def test_gates_that_are_refused(gated, database):
 
 
 @pytest.mark.usefixtures("compiled")
-def test_rows_are_set_aside(gated, database, where_decoded):
+def test_rows_are_set_aside(gated, database, decoded_by_tasks):
     """New rows aren't written, updated ones stay as they were; keys that moved, and rows that were
     replaced, leave nothing behind.
     """
@@ -582,7 +582,7 @@ def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
 
 @pytest.mark.nightly("later changes of rows that test_rows_are_set_aside has")
 @pytest.mark.usefixtures("compiled")
-def test_later_changes_of_such_rows(gated, database, where_decoded):
+def test_later_changes_of_such_rows(gated, database, decoded_by_tasks):
     """Each is judged anew; what was sent for the row since is read from the source, however it is
     changed next.
     """

@@ -39,15 +39,9 @@ APPLY = {
     "a Truncate with unknown flags": ("T", "unknown flags", ANY_TABLE, ["public.t"]),
 }
 ALWAYS = ("a row without its tuple", "a Begin that is too long")
+SOAK = pytest.mark.soak("another unreadable message of the same stage")
 CASES = [
-    pytest.param(
-        *case,
-        stage,
-        id=name,
-        marks=()
-        if name in ALWAYS
-        else pytest.mark.soak("another unreadable message of the same stage"),
-    )
+    pytest.param(*case, stage, id=name, marks=() if name in ALWAYS else SOAK)
     for stage, cases in (("land", LANDING), ("apply", APPLY))
     for name, case in cases.items()
 ]

@@ -286,15 +286,9 @@ def test_a_skipped_message_and_rows_are_discarded_together_or_none(lake, quarant
 
 @pytest.mark.pg
 @pytest.mark.spark
-@pytest.mark.parametrize(
-    "step",
-    [
-        pytest.param("sync.reading", marks=pytest.mark.nightly("a JVM that is killed")),
-        pytest.param("sync.begun", marks=pytest.mark.soak("another moment of a kill")),
-    ],
-)
-def test_a_jvm_that_dies_is_a_named_error(database, lake, tmp_path, step):
-    """Under a task, and between two calls of the driver's."""
+@pytest.mark.nightly("a JVM that is killed")
+def test_a_jvm_that_dies_is_a_named_error(database, lake, tmp_path):
+    """Under a task."""
     database.execute("create table t(id int primary key); insert into t values (1)")
     job = bare_job(database, lake)
     path, result = tmp_path / "pipeline.yml", tmp_path / "result.json"
@@ -316,7 +310,7 @@ def test_a_jvm_that_dies_is_a_named_error(database, lake, tmp_path, step):
             ):
                 process.kill()
 
-    listener.arm(step, kill_jvm)
+    listener.arm("sync.reading", kill_jvm)
     failed = run(
         [sys.executable, "-m", "spark_jobs", "sync", str(path), f"--result={result}"], **environment
     )

@@ -245,12 +245,11 @@ def test_text_columns_added_over_connect_are_read_by_delta_rs(server, database, 
 
 
 REACH = """
-import sys
 from waldelta.spark.session import spark_session
 from waldelta.errors import SparkUnreachable
 
 try:
-    spark_session(session_key=sys.argv[1] or None).stop()
+    spark_session(session_key="one run at a time").stop()
 except SparkUnreachable as err:
     print(err.retryable, err)
 else:
@@ -258,18 +257,8 @@ else:
 """
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        pytest.param("", marks=pytest.mark.nightly("a session without a key"), id="any session"),
-        pytest.param(
-            "one run at a time",
-            id="a session by its key",
-            marks=pytest.mark.nightly("a server of its own, refusing a token"),
-        ),
-    ],
-)
-def test_a_token_is_accepted_refused_or_goes_by_tls_alone(server, key):
+@pytest.mark.nightly("a server of its own, refusing a token")
+def test_a_token_is_accepted_refused_or_goes_by_tls_alone(server):
     """PySpark speaks TLS to every host but the one named localhost."""
     refused = f"False the Spark Connect server localhost:{server.port} refused the token"
     by_tls = (
@@ -284,7 +273,7 @@ def test_a_token_is_accepted_refused_or_goes_by_tls_alone(server, key):
     }
     for address, told in addresses.items():
         done = subprocess.run(
-            [sys.executable, "-c", REACH, key], env=os.environ | {"SPARK_REMOTE": address},
+            [sys.executable, "-c", REACH], env=os.environ | {"SPARK_REMOTE": address},
             capture_output=True, text=True, check=False, timeout=120,
         )  # fmt: skip
         assert done.stdout.startswith(told), (address, done.stdout, done.stderr)

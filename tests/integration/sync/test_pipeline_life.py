@@ -87,29 +87,6 @@ def test_a_table_that_left_the_publication_and_returns_is_copied_again(runner, d
     assert_equal(runner, both)
 
 
-@pytest.mark.nightly("odd names in a whole run; unit tests quote each")
-def test_odd_names_from_the_copy_to_the_merge(runner, database, lake):
-    """Quotes, dots, spaces, percent signs, backticks, unicode: nothing is taken for SQL or for a
-    path.
-    """
-    database.execute('create schema "odd schema"')
-    database.execute(
-        'create table "odd schema"."t.a%20b""c" ("the key" int primary key, "a`b" text, "x;y" text,'
-        ' "sel""ect" int[], "größe" numeric(6,2))'
-    )
-    name = '"odd schema"."t.a%20b""c"'
-    insert = f"insert into {name} values"
-    database.execute(f"{insert} (1, 'a', 'b', '{{1,2}}', 1.5)")
-    pipeline = pipeline_on(database, lake, {"name": name})
-    pipeline.setup()
-    pipeline.sync(runner)
-    database.execute(f"{insert} (2, 'c', null, null, 2.25), (3, 'd', 'e', '{{}}', null)")
-    database.execute(f'update {name} set "a`b" = $$it\'s$$ where "the key" = 1')
-    database.execute(f'update {name} set "the key" = 30 where "the key" = 3')
-    pipeline.consume(runner)
-    assert_equal(runner, pipeline)
-
-
 def test_teardown_and_a_second_life(runner, database, lake):
     """Teardown removes what the pipeline made; after a new setup old copies are stale and are taken
     again.

@@ -99,15 +99,7 @@ CHOICES = {
 
 
 @pytest.mark.nightly("types by choice on both paths")
-@pytest.mark.parametrize(
-    "choice",
-    [
-        name
-        if name == "double, variant"
-        else pytest.param(name, marks=pytest.mark.soak("the same values by other types"))
-        for name in CHOICES
-    ],
-)
+@pytest.mark.parametrize("choice", CHOICES)
 def test_both_paths_hold_the_same(runner, database, lake, choice):
     """What the type can't hold exactly stands in _wd_raw, and is counted."""
     numeric, json, unheld = CHOICES[choice]
@@ -178,9 +170,7 @@ def test_another_choice_copies_again(runner, database, lake):
 
 
 @pytest.mark.nightly("a choice that stops a table")
-@pytest.mark.parametrize(
-    "policy", ["fail", pytest.param("ignore", marks=pytest.mark.soak("the other policy"))]
-)
+@pytest.mark.parametrize("policy", ["fail", "ignore"])
 def test_another_choice_stops_where_nothing_may_follow(runner, database, lake, policy):
     """The table's changes wait; a sync by hand brings it on."""
     database.execute(DDL)
@@ -218,9 +208,7 @@ def test_an_added_document_is_a_variant_too(runner, database, lake):
 
 
 @pytest.mark.nightly("keys that end a table, each in whole runs")
-@pytest.mark.parametrize(
-    "binary", [False, pytest.param(True, marks=pytest.mark.soak("the same values in binary"))]
-)
+@pytest.mark.parametrize("binary", [False, True])
 def test_keys_that_their_type_cant_hold(runner, database, lake, binary):
     """An error when copied and when streamed; types.text makes them strings."""
     database.execute("create table t(id int, upto timestamptz, v text, primary key (id, upto))")
