@@ -19,16 +19,14 @@ SLOT_WORDS: Final[Mapping[str, str]] = MappingProxyType(
 UNNAMED: Final = "any table"
 # Kinds that leave it open which rows of the source a target has.
 IN_DOUBT: Final = frozenset(
-    {
-        *("behind", "copied_since", "different", "drift", "external_commits", "never_copied"),
-        *("skipped_messages", "stopped", "unpublished"),
-    }
+    {"behind", "copied_since", "decision", "different", "drift", "never_copied", "unpublished"}
 )
 _MOST_NAMED = 3
 _MOST_SHOWN = 600
 
 
 AttentionTopic = Literal[
+    "Waiting for you",
     "Runs and tasks",
     "Slot and WAL",
     "Tables that don't receive changes",
@@ -79,6 +77,9 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
             "set target.conn_id, or give Airflow's API server the tasks' object store variables",
         ),
         "source": AttentionKind("Runs and tasks", "follow the error"),
+        "decision": AttentionKind(
+            "Waiting for you", "decide on the page *waiting for you*: docs/how-to/decide.md"
+        ),
         "data_gap": AttentionKind(
             "Slot and WAL", "recover the slot: docs/how-to/recover-a-slot.md"
         ),
@@ -86,10 +87,6 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
             "Slot and WAL",
             "run what the text names, else _cdc, and more often; end open transactions, or free"
             " the disk: docs/how-to/emergency.md",
-        ),
-        "stopped": AttentionKind(
-            "Tables that don't receive changes",
-            "release the table, or correct the data or the expectation: docs/how-to/decide.md",
         ),
         "behind": AttentionKind(
             "Tables that don't receive changes", "follow the error of the task apply"
@@ -117,18 +114,10 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
             "Tables that don't receive changes",
             "run _setup, then _initial_sync for these tables; the run's warning says why",
         ),
-        "unreadable_messages": AttentionKind(
-            "Tables that don't receive changes",
-            "skip them on the page: docs/how-to/decide.md#a-message-that-cant-be-read",
-        ),
         "different": AttentionKind(
             "Targets that may differ",
             "revoke the other writer's permission, then run _reconcile with repair:"
             " docs/how-to/reconcile.md#repair",
-        ),
-        "external_commits": AttentionKind(
-            "Targets that may differ",
-            "revoke the other writer's permission, then run _reconcile",
         ),
         "copied_since": AttentionKind("Targets that may differ", "run _reconcile"),
         "failed_comparison": AttentionKind(
@@ -138,7 +127,6 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
             "Targets that may differ",
             "run _cdc, or copy the table again: docs/how-to/change-a-filter.md",
         ),
-        "skipped_messages": AttentionKind("Targets that may differ", "reconcile the tables"),
         "failed_expectations": AttentionKind(
             "Data quality",
             "open the report; correct the data, which the target has, or the expectation",
@@ -152,10 +140,6 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
         ),
         "unused_expectations": AttentionKind(
             "Data quality", "rename the file to schema.table.yml, or remove it"
-        ),
-        "quarantine": AttentionKind(
-            "Data quality",
-            "decide on the rows, on the page: docs/how-to/decide.md#rows-in-quarantine",
         ),
     }
 )
@@ -218,14 +202,11 @@ def on_names(
 
 
 def concerning(table: str, items: Iterable[Attention]) -> tuple[Attention, ...]:
-    """Returns what is about this table, or about tables that aren't known.
-
-    The number of rows in quarantine is that of all tables, so it is left out.
-    """
+    """Returns what is about this table, or about tables that aren't known."""
     return tuple(
         item if UNNAMED in item.objects else item.only([table])
         for item in items
-        if not {table, UNNAMED}.isdisjoint(item.objects) and item.kind != "quarantine"
+        if not {table, UNNAMED}.isdisjoint(item.objects)
     )
 
 

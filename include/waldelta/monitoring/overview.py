@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import reduce
@@ -25,7 +25,6 @@ from waldelta.lake.ledger import (
     TableState,
 )
 from waldelta.monitoring.attention import (
-    UNNAMED,
     Attention,
     AttentionLevel,
     on_names,
@@ -33,6 +32,7 @@ from waldelta.monitoring.attention import (
     worst_first,
 )
 from waldelta.monitoring.check_results import Verdict, read_latest_checks
+from waldelta.monitoring.decisions import of_waiting
 from waldelta.monitoring.reconciliation_status import Compared, of_compared, read_compared
 from waldelta.monitoring.run_history import (
     LANDING,
@@ -45,7 +45,7 @@ from waldelta.monitoring.run_history import (
     read_runs,
     results_of,
 )
-from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
+from waldelta.monitoring.stopped_tables import Stopped, read_stopped
 from waldelta.monitoring.table_list import (
     TableLine,
     latest_states,
@@ -53,8 +53,8 @@ from waldelta.monitoring.table_list import (
     read_copies,
     read_tables,
 )
+from waldelta.pipeline.drift import open_questions
 from waldelta.pipeline.targets import open_messages
-from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE
 from waldelta.postgres.publication_checks import listed
 from waldelta.quantities import counted, duration, size
 from waldelta.slot import open_gaps
@@ -180,13 +180,13 @@ def read_glance(
         compared=read_compared(ledger, fed),
         active=airflow.active,
     )
-    results = results_of(ledger)
+    results, stopped = results_of(ledger), read_stopped(pipeline, ledger, _behind(tables))
     items = [
-        *_attention(pipeline, ledger, results, glance, now, idle_checked_at),
+        *_attention(pipeline, stopped, results, glance, now, idle_checked_at),
+        *_waiting(pipeline, ledger, states, glance, stopped),
         *of_compared(glance.compared),
-        *_of_runs(results, landing, states, glance.compared, pipeline.source),
+        *_of_runs(results, landing, states, pipeline.source),
         *_failed_otherwise(ledger, results, now),
-        *_unread(ledger, pipeline),
     ]
     return replace(glance, attention=worst_first(items))
 
@@ -201,7 +201,7 @@ def _runs(ledger: Ledger, start: datetime) -> list[RunLine]:
 
 def _attention(
     pipeline: PipelineFile,
-    ledger: Ledger,
+    stopped: Sequence[Stopped],
     results: Results,
     glance: Glance,
     now: datetime,
@@ -209,11 +209,8 @@ def _attention(
 ) -> Iterator[Attention]:
     """Yields what is wrong, then what may become wrong."""
     tables, latest = glance.tables, glance.latest
-    behind = [line.table_name for line in tables if line.status == "behind"]
-    stopped = read_stopped(pipeline, ledger) if behind else []
     if latest is not None:
         yield from _silent(latest, now)
-    yield from of_stopped(stopped)
     yield from _of_gaps(glance.gaps)
     severity: AttentionLevel = "failed"
     when = "" if latest is None or latest.applied else " before all changes were applied"
@@ -224,11 +221,10 @@ def _attention(
     # The open gap already explains such a run's failure.
     causes = {gap.cause for gap in glance.gaps}
     yield from _of_failed(results, latest, kind, text, severity, causes)
-    late = [name for name in behind if name not in {table.table_name for table in stopped}]
+    late = [name for name in _behind(tables) if name not in {table.table_name for table in stopped}]
     yield from _of_tables(tables, late, severity)
     if latest is not None:
         yield from _of_slot(pipeline, results, latest, idle_checked_at)
-    yield from _of_quarantine(tables)
     if pipeline.quality.enabled and not (
         glance.active
         or any(run.status == "running" and now - run.at < _SILENT for run in glance.runs)
@@ -242,6 +238,22 @@ def _attention(
             "{}: not checked since the last change",
             "expectations",
         )
+
+
+def _waiting(
+    pipeline: PipelineFile,
+    ledger: Ledger,
+    states: Sequence[TableState],
+    glance: Glance,
+    stopped: Sequence[Stopped],
+) -> Iterator[Attention]:
+    messages = open_messages(ledger, pipeline.source.slot)
+    written = _written(states, glance.compared)
+    return of_waiting(glance.tables, stopped, messages, open_questions(ledger), written)
+
+
+def _behind(tables: Iterable[TableLine]) -> list[str]:
+    return [line.table_name for line in tables if line.status == "behind"]
 
 
 def _of_gaps(gaps: Sequence[Gap]) -> Iterator[Attention]:
@@ -272,17 +284,6 @@ def _of_tables(
         yield from on_names(severity, kind, names, what, "expectations")
 
 
-def _of_quarantine(tables: Sequence[TableLine]) -> Iterator[Attention]:
-    if lacking := [line for line in tables if line.in_quarantine]:
-        yield Attention(
-            "warning",
-            "quarantine",
-            f"{counted(sum(line.in_quarantine for line in lacking), 'row')} in quarantine",
-            ("waiting",),
-            objects=tuple(line.table_name for line in lacking),
-        )
-
-
 def _silent(latest: RunLine, now: datetime) -> Iterator[Attention]:
     """Yields attention for a run without recent events: a run that was killed records no end."""
     if latest.status == "running" and now - latest.at >= _SILENT:
@@ -292,24 +293,6 @@ def _silent(latest: RunLine, now: datetime) -> Iterator[Attention]:
             f"no update from the latest run for {duration((now - latest.at).total_seconds())}: it"
             " was killed, or a stage takes long",
             ("run", latest.verb, latest.run_id),
-        )
-
-
-def _unread(ledger: Ledger, pipeline: PipelineFile) -> Iterator[Attention]:
-    """Yields attention for unreadable messages that block others, and for skipped ones."""
-    messages = open_messages(ledger, pipeline.source.slot)
-    waiting = [message.row.id for message in messages if not message.is_skipped]
-    yield from on_names(
-        "failed", "unreadable_messages", waiting, "unreadable messages: {}", "waiting"
-    )
-    skipped = [message for message in messages if message.is_skipped]
-    if tables := sorted({table for message in skipped for table in message.tables}):
-        yield from on_names(
-            "warning",
-            "skipped_messages",
-            [UNNAMED] if ANY_TABLE in tables else tables,
-            "{} may miss changes of skipped messages",
-            "waiting",
         )
 
 
@@ -402,14 +385,13 @@ def _of_runs(
     results: Results,
     landing: Sequence[RunLine],
     states: Sequence[TableState],
-    compared: Compared,
     source: Source,
 ) -> Iterator[Attention]:
     """Yields attention from the targets' states and the latest results.
 
     ``landing`` are the runs that land changes, newest first.
     """
-    yield from _of_targets(states, compared)
+    yield from _of_targets(states)
     run, result = _newest_at_apply(results, landing)
     touched = {
         state.table_name
@@ -468,24 +450,9 @@ def _of_unpublished(
     )
 
 
-def _of_targets(states: Sequence[TableState], compared: Compared) -> Iterator[Attention]:
-    """Yields targets with drift, and those with external commits, until a copy, or a comparison of
-    all columns, covers these.
-    """
+def _of_targets(states: Sequence[TableState]) -> Iterator[Attention]:
+    """Yields targets with drift."""
     states = [state for state in states if state.status != REMOVED]
-    written = [
-        state.table_name
-        for state in states
-        if state.external_commits
-        and not _is_outlived(state.external_commits[-1], state.table_name, compared)
-    ]
-    yield from on_names(
-        "warning",
-        "external_commits",
-        sorted(written),
-        "{}: another program wrote to the target, which may differ from the source",
-        "reconciliation",
-    )
     yield from on_names(
         "warning",
         "drift",
@@ -493,6 +460,19 @@ def _of_targets(states: Sequence[TableState], compared: Compared) -> Iterator[At
         "{}: drifted from its source: no run has repaired it",
         "reconciliation",
     )
+
+
+def _written(states: Iterable[TableState], compared: Compared) -> list[str]:
+    """Returns targets with external commits, until a copy, or a comparison of all columns, covers
+    these.
+    """
+    return [
+        state.table_name
+        for state in states
+        if state.status != REMOVED
+        and state.external_commits
+        and not _is_outlived(state.external_commits[-1], state.table_name, compared)
+    ]
 
 
 def _is_outlived(commit: ExternalCommit, name: str, compared: Compared) -> bool:

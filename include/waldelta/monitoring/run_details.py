@@ -22,7 +22,7 @@ from waldelta.lake.ledger import (
 )
 from waldelta.lake.ledger.records import row_of
 from waldelta.monitoring.check_results import Check, read_checks
-from waldelta.monitoring.quarantine_rows import read_of_run
+from waldelta.monitoring.decisions import read_of_run
 from waldelta.monitoring.run_history import LANDING, RunLine, parsed, read_result, read_runs
 from waldelta.monitoring.stopped_tables import Unmet, unmet_in_run
 from waldelta.monitoring.table_list import read_operations

@@ -19,7 +19,6 @@ from waldelta.lake import TableError
 from waldelta.lake.changelog import BatchNumbers, ChangeLog, Snapshot
 from waldelta.lake.changelog.row_messages import ROW_KINDS, of_batches
 from waldelta.lake.ledger import Decision, ExpectationResult, Ledger, TableState
-from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.run_history import LANDING, RunLine, latest_run, read_result, read_runs
 from waldelta.monitoring.table_list import copied_at
 from waldelta.pipeline import Job, SourceConnections
@@ -77,6 +76,15 @@ class Stopped:
         """Returns whether a release lets its changes pass; it doesn't for ``gate: quarantine``."""
         return self.released is None and all(one.may_pass for one in self.unmet)
 
+    def describe(self) -> str:
+        """Returns what stops it, how many changes wait, and the decision on them."""
+        what = "; ".join(one.meaning for one in self.unmet)
+        count = self.waiting
+        waits = "changes wait" if count is None else counted(count, "change waits", "changes wait")
+        if self.released is not None:
+            waits += f"; released by {self.released.by}, for the next run to apply"
+        return f"({what}), {waits}"
+
     def as_json(self) -> list[dict[str, Any]]:
         """Returns each expectation that stops the table, with examples, ready for JSON."""
         return [
@@ -93,10 +101,14 @@ class Stopped:
         ]
 
 
-def read_stopped(pipeline: PipelineFile, ledger: Ledger) -> list[Stopped]:
+def read_stopped(
+    pipeline: PipelineFile, ledger: Ledger, behind: Collection[str] | None = None
+) -> list[Stopped]:
     """Returns the tables that the latest run left behind because their gate stopped them, by
-    name.
+    name; reads nothing where none is known to be ``behind``.
     """
+    if behind is not None and not behind:
+        return []
     run, left = _latest_applied(ledger)
     if run is None or not left:
         return []
@@ -163,29 +175,6 @@ def check_stopped(job: Job, tables: Collection[str]) -> None:
         raise StateError(
             f"{', '.join(kept)}: an expectation with gate: quarantine stops it, which no release"
             " lets pass: correct the expectation or the data, then run consume"
-        )
-
-
-def of_stopped(stopped: Sequence[Stopped]) -> Iterator[Attention]:
-    """Yields attention for stopped tables.
-
-    The quarantine's page shows how to release one or correct its expectation.
-    """
-    for one in stopped:
-        what = "; ".join(found.meaning for found in one.unmet)
-        waits = (
-            "changes wait"
-            if one.waiting is None
-            else counted(one.waiting, "change waits", "changes wait")
-        )
-        end = "; released for the next run" if one.released else ""
-        yield Attention(
-            "warning" if one.released else "failed",
-            "stopped",
-            f"{one.table_name}: stopped by a gate ({what}), {waits}{end}",
-            ("waiting",),
-            "stopped",
-            (one.table_name,),
         )
 
 

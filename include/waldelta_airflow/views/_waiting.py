@@ -20,7 +20,7 @@ from waldelta.config.parse_text import parse_json
 from waldelta.decision_options import ACTIONS, DecisionRequest
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger import WAITING, Decision, Decisions, Ledger, SentMessage
-from waldelta.monitoring.quarantine_rows import read_by_id, read_decided, read_open, read_since
+from waldelta.monitoring.decisions import read_by_id, read_decided, read_open, read_since
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.pipeline.drift import open_questions
 from waldelta.pipeline.targets import open_messages, target_generations

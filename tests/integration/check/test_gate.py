@@ -23,8 +23,8 @@ from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
 from waldelta.jobs.validate import run_validate
 from waldelta.lake.ledger import ACCEPTED, RESOLVED, WAITING, Decisions, Ledger, now
 from waldelta.monitoring.check_results import read_latest_checks
+from waldelta.monitoring.decisions import read_decided
 from waldelta.monitoring.overview import read_glance
-from waldelta.monitoring.quarantine_rows import read_decided
 from waldelta.monitoring.stopped_tables import of_stopped, read_stopped
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import RunResult, TableResult

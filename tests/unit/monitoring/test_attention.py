@@ -76,7 +76,7 @@ def test_what_deserves_attention(book):
         "unreserved",
         "failed: ApplyError: no room at all |",
         "6 GB",
-        "1 row in quarantine",
+        "public.a: rows are in quarantine",
     ):
         assert part in texts
     assert glance.verdicts == {"failed": 1}
@@ -217,7 +217,8 @@ def test_what_concerns_a_table_counts_no_other_tables(book):
     Decisions(book.lake).add([row, replace(row, table_name="public.b")])
     attention = read_glance(pipeline(book.lake.root), book, minutes(5), 24).attention
     assert [item.text for item in concerning("public.a", attention)] == [
-        "public.a: different from the source"
+        "public.a: different from the source",
+        "public.a: rows are in quarantine",
     ]
     assert concerning("public.c", attention) == ()
 
@@ -346,7 +347,7 @@ def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
         )
         Reconciliations(book.lake).add([row])
     (told,) = read_glance(pipeline(book.lake.root), book, minutes(30), 24).attention
-    assert (told.severity, told.page) == ("warning", ("reconciliation",))
+    assert (told.severity, told.page) == ("warning", ("waiting",))
     assert told.text.startswith("public.b, public.c, public.g: another program wrote to the target")
 
 

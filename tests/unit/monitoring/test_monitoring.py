@@ -36,8 +36,8 @@ from waldelta.monitoring.check_results import (
     read_latest_checks,
     tables_map,
 )
+from waldelta.monitoring.decisions import read_of_run, read_open
 from waldelta.monitoring.overview import read_glance
-from waldelta.monitoring.quarantine_rows import read_of_run, read_open
 from waldelta.monitoring.run_details import read_run
 from waldelta.monitoring.run_history import LagPoint, complete_upto, lag_points, read_runs, thin_out
 from waldelta.monitoring.table_list import read_changed, read_table_details, read_tables

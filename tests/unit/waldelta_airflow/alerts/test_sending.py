@@ -25,7 +25,7 @@ pytestmark = pytest.mark.airflow
 
 BASE = "https://airflow.example/af/"
 COPY = Attention("failed", "failed_copy", "a&b: the copy <failed>", (), "tables", ("a&b",))
-ROWS = Attention("warning", "quarantine", "5 rows in quarantine", ("quarantine",), "", ("c",))
+ROWS = Attention("warning", "decision", "c: rows are in quarantine", ("waiting",), "", ("c",))
 
 
 @pytest.fixture
@@ -44,9 +44,9 @@ def test_as_text(message):
         "PROBLEM: a&b: the copy <failed>",
         f"  since 2026-01-01 12:00 UTC; to do: {KINDS['failed_copy'].remedy}",
         "  https://airflow.example/af/waldelta/p/shop#tables",
-        "WARNING CONTINUES: 5 rows in quarantine",
-        f"  since 2026-01-01 12:00 UTC; to do: {KINDS['quarantine'].remedy}",
-        "  https://airflow.example/af/waldelta/p/shop/quarantine",
+        "WARNING CONTINUES: c: rows are in quarantine",
+        f"  since 2026-01-01 12:00 UTC; to do: {KINDS['decision'].remedy}",
+        "  https://airflow.example/af/waldelta/p/shop/waiting",
         "RECOVERED: a&b: the copy <failed>",
         "  since 2026-01-01 12:00 UTC",
     ]
@@ -75,7 +75,7 @@ def test_a_name_forges_no_line():
 
 
 def test_slack_takes_fifty_blocks():
-    many = [Alert("new", Attention("failed", "stopped", "x" * 9_000), NOON)] * 60
+    many = [Alert("new", Attention("failed", "decision", "x" * 9_000), NOON)] * 60
     blocks = message_of("shop", many, BASE).slack["blocks"]
     assert len(blocks) == 47
     assert max(len(block["text"]["text"]) for block in blocks) <= 3_000
@@ -88,12 +88,12 @@ def test_as_json(message):
     assert document["alerts"][1] == {
         "state": "lasting",
         "severity": "warning",
-        "kind": "quarantine",
+        "kind": "decision",
         "tables": ["c"],
-        "text": "5 rows in quarantine",
+        "text": "c: rows are in quarantine",
         "since": NOON.isoformat(),
-        "remedy": KINDS["quarantine"].remedy,
-        "url": "https://airflow.example/af/waldelta/p/shop/quarantine",
+        "remedy": KINDS["decision"].remedy,
+        "url": "https://airflow.example/af/waldelta/p/shop/waiting",
     }
 
 

@@ -1,10 +1,12 @@
-"""Quarantined rows, without reading resolved ones, and operators' decisions on what was kept out of
-targets: what, on which, who, when and why.
+"""What waits for a decision: attention for it, and quarantined rows without reading resolved ones;
+and operators' decisions: what, on which, who, when and why.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -33,6 +35,10 @@ from waldelta.lake.ledger.decisions import (
     TABLE,
 )
 from waldelta.lake.ledger.records import schema_of
+from waldelta.monitoring.attention import UNNAMED, Attention, AttentionLevel, names
+from waldelta.monitoring.stopped_tables import Stopped
+from waldelta.monitoring.table_list import TableLine
+from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, OpenMessage
 
 _KEY = ("table_name", "generation", "key")
 # Messages are left out: a row may have megabytes of them, which no list shows.
@@ -156,3 +162,47 @@ def _decided(row: dict[str, Any]) -> Decided:
         message=key if kind == MESSAGE else None,
         change=_change(json.loads(key)) if kind == SOURCE_CHANGE else None,
     )
+
+
+def of_waiting(
+    tables: Iterable[TableLine],
+    stopped: Iterable[Stopped],
+    messages: Iterable[OpenMessage],
+    questions: Iterable[Decision],
+    written: Iterable[str],
+) -> Iterator[Attention]:
+    """Yields attention for what waits for a decision, one for all tables where the same waits.
+
+    ``questions`` are changes of source tables, ``written`` targets with external commits.
+    """
+    waits: dict[str, list[tuple[AttentionLevel, str, str]]] = defaultdict(list)
+    for gate in stopped:
+        level: AttentionLevel = "warning" if gate.released else "failed"
+        waits[gate.table_name].append((level, "decision", f"stopped by a gate {gate.describe()}"))
+    for message in messages:
+        for name in message.tables:
+            waits[UNNAMED if name == ANY_TABLE else name].append(
+                ("warning", "decision", f"may miss a change: message {message.row.id} was skipped")
+                if message.is_skipped
+                else ("failed", "decision", f"message {message.row.id} can't be read: changes wait")
+            )
+    for question in questions:
+        waits[question.table_name].append(
+            ("warning", "decision", f"agreed for the next run to follow: {question.reason}")
+            if question.by
+            else ("failed", "decision", f"a schema change waits: {question.reason}")
+        )
+    for name in written:
+        waits[name].append(("warning", "decision", "another program wrote to the target"))
+    for line in tables:
+        if line.in_quarantine:
+            waits[line.table_name].append(("warning", "decision", "rows are in quarantine"))
+    alike: dict[tuple[tuple[AttentionLevel, str, str], ...], list[str]] = defaultdict(list)
+    for name in sorted(waits):
+        alike[tuple(waits[name])].append(name)
+    for parts, found in alike.items():
+        severity: AttentionLevel = (
+            "failed" if "failed" in {part[0] for part in parts} else "warning"
+        )
+        text = f"{names(found)}: {'; '.join(part[-1] for part in parts)}"
+        yield Attention(severity, "decision", text, ("waiting",), objects=tuple(found))
