@@ -55,7 +55,7 @@ MUTATIONS = (
     Mutation("lake/changelog/batch_file.py",
              "end_lsn_sum=self._lsn_sum + sum(streamed.values()),", "end_lsn_sum=self._lsn_sum,",
              "Ends of streamed transactions are a mismatch with the slot.", (_DECODE,)),
-    Mutation("stages/apply/concurrent.py", "if ends and all(", "if ends and any(",
+    Mutation("stages/apply/_apply_batches.py", "if ends and all(", "if ends and any(",
              "Batches are collapsed together that exceed the memory.", (_APPLY, _CONCURRENT)),
     Mutation("stages/apply/apply.py", "if newest.batch <= cut.batch:",
              "if newest.batch < cut.batch:", "A cut is published twice.", (_APPLY,)),

@@ -49,8 +49,8 @@ from waldelta.postgres import KnownTypes
 from waldelta.quantities import counted
 from waldelta.spark import Runner, RunnerPool
 from waldelta.spark.runner import most_messages
+from waldelta.stages.apply._apply_batches import reported_batches
 from waldelta.stages.apply.complete_rows import complete_rows
-from waldelta.stages.apply.concurrent import reported_batches
 from waldelta.stages.apply.inspect import (
     InspectedTarget,
     Inspection,

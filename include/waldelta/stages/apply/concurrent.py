@@ -2,8 +2,6 @@
 
 Landing waits for the server's decoding and then uses one core; merging uses the others. The slot
 moves as soon as a batch has landed, whatever is applied, and landing continues when applying fails.
-
-Apply batches: which landed batches are applied together is decided here, too.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from waldelta.lake import Fence
 from waldelta.lake.changelog import ChangeLog, Landed
 from waldelta.permissions import private_files
 from waldelta.pipeline import Job
-from waldelta.quantities import counted
 from waldelta.spark import Runner
 from waldelta.spark.runner import CONCURRENT
+from waldelta.stages.apply._apply_batches import measures, whole_upto
 
 if TYPE_CHECKING:
     from waldelta.stages.apply.outcome import Applied
@@ -216,82 +214,3 @@ class WholeApplyBatches:
         self._bytes = {batch: size for batch, size in self._bytes.items() if batch > after}
         self._bytes |= self._change_log.bytes_of_batches(max(self._bytes, default=after), upto)
         return self._bytes
-
-
-# --- which landed batches are applied together
-
-# Together, because every MERGE rewrites the files it touches: a full landed batch and the short one
-# after it form one apply batch.
-LANDED_PER_APPLY_BATCH = 2
-# The size of each landed batch in some unit, and the most of it in an apply batch of several.
-_BatchSizes = tuple[Mapping[int, int], int]
-
-
-def measures(
-    job: Job, sizes: Mapping[int, int], bytes_of: Callable[[int, int], Mapping[int, int]]
-) -> tuple[_BatchSizes, _BatchSizes]:
-    """Returns the sizes by which apply batches are planned: messages and bytes per landed batch.
-
-    An apply batch contains at most LANDED_PER_APPLY_BATCH full landed batches, because its changes
-    are collapsed in memory. ``bytes_of`` returns the bytes of the batches after one, up to another.
-    """
-    batch = job.pipeline.batch
-    # A single landed batch is one apply batch, whatever its size.
-    weights = bytes_of(min(sizes) - 1, max(sizes)) if len(sizes) > 1 else {}
-    return (sizes, LANDED_PER_APPLY_BATCH * batch.max_changes), (
-        weights,
-        (LANDED_PER_APPLY_BATCH * batch.wal_window_mb) << 20,
-    )
-
-
-def plan_apply_batches(*measures: _BatchSizes) -> list[int]:
-    """Returns the last landed batch of each apply batch.
-
-    No apply batch of several landed batches exceeds the limit of any measure.
-
-    >>> plan_apply_batches(({1: 40, 2: 50, 3: 20, 4: 500}, 100))
-    [2, 3, 4]
-    """
-    ends: list[int] = []
-    taken = [0] * len(measures)
-    for batch in sorted(measures[0][0]):
-        more = [sizes.get(batch, 0) for sizes, _ in measures]
-        together = [held + size for held, size in zip(taken, more, strict=True)]
-        if ends and all(size <= most for size, (_, most) in zip(together, measures, strict=True)):
-            ends.pop()
-            taken = together
-        else:
-            taken = more
-        ends.append(batch)
-    return ends
-
-
-def whole_upto(*measures: _BatchSizes) -> int | None:
-    """Returns the end of the first apply batch while more batches are landing.
-
-    Returns None when another landed batch of the last one's size would fit into it.
-
-    >>> whole_upto(({1: 40, 2: 50, 3: 80, 4: 80}, 100))
-    2
-    >>> whole_upto(({1: 40, 2: 50}, 100))
-    2
-    >>> whole_upto(({1: 40}, 100))
-    """
-    last = max(measures[0][0], default=0)
-    expected = [({**held, last + 1: held.get(last, 0)}, most) for held, most in measures]
-    return next(iter(plan_apply_batches(*expected)[:-1]), None)
-
-
-def reported_batches(sizes: Mapping[int, int], ends: Sequence[int]) -> Iterator[int]:
-    """Yields the ends of the apply batches one by one, and logs the rest and its estimated time."""
-    began = time.monotonic()
-    for number, upto in enumerate(ends, 1):
-        yield upto
-        done = sum(size for batch, size in sizes.items() if batch <= upto)
-        left = sum(sizes.values()) - done
-        if number < len(ends):
-            seconds = (time.monotonic() - began) * left / max(done, 1)
-            log.info(
-                "apply batch %d of %d done, up to batch %d: %s left, about %.0f s",
-                number, len(ends), upto, counted(left, "message"), seconds,
-            )  # fmt: skip

@@ -47,7 +47,7 @@ from waldelta.pipeline.targets.lifecycle import states as due_states
 from waldelta.postgres import LOCK_TIMEOUT_S, LockedTables, read_around
 from waldelta.postgres.publication_checks import refused_statements, unpublished
 from waldelta.spark import Runner
-from waldelta.stages.apply.concurrent import measures, plan_apply_batches
+from waldelta.stages.apply._apply_batches import measures, plan_apply_batches
 from waldelta.stages.apply.outcome import Applied
 from waldelta.stages.check.gate.gate import read_gates
 from waldelta.stages.check.gate.table_gate import TableGate

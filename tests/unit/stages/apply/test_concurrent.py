@@ -10,12 +10,8 @@ import pytest
 from tests.support.waiting import wait_until
 from waldelta.errors import LateWriter
 from waldelta.lake.changelog import Landed, Transactions
-from waldelta.stages.apply.concurrent import (
-    Overlap,
-    WholeApplyBatches,
-    plan_apply_batches,
-    whole_upto,
-)
+from waldelta.stages.apply._apply_batches import plan_apply_batches, whole_upto
+from waldelta.stages.apply.concurrent import Overlap, WholeApplyBatches
 
 WAIT_S = 30
 
