@@ -95,6 +95,7 @@ STORAGE_REFUSES = re.compile(
     r" system"
     r"|Mkdirs failed|ParentNotDirectory|Not a directory|not a"
     r" directory|FileAlreadyExistsException|No space left on device"
+    r"|Disk quota exceeded|File too large|Input/output error|Stale file handle"
     r"|DELTA_CANNOT_CREATE_LOG_PATH|DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION|NoSuchBucket"
     r"|UnknownHostException"
 )

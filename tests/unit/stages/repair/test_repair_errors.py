@@ -43,6 +43,9 @@ def test_a_failed_comparison_is_reported_by_name_and_tried_again(err, kind):
     [
         (RuntimeError("[DELTA_CONCURRENT_APPEND] a conflict"), LateWriter, True, "run again"),
         (RuntimeError("No space left on device"), TargetNotWritable, False, "free space there"),
+        (OSError(27, "File too large"), TargetNotWritable, False, "ulimit -f"),
+        (OSError(122, "Disk quota exceeded"), TargetNotWritable, False, "raise the quota"),
+        (RuntimeError("Input/output error"), TargetNotWritable, False, "the kernel's log"),
         (OSError("Permission denied (os error 13)"), TargetNotWritable, False, "write permission"),
         (RuntimeError("waldelta.errors.PeekTimeout: a task's"), PeekTimeout, True, "a task's"),
         (RuntimeError("a defect"), ApplyError, False, "public.t: a defect"),
