@@ -23,7 +23,7 @@ from waldelta.stages.check.measure.references import (
     Reference,
     Side,
     find_rows_without_parent,
-    rows_without_parent_in_driver,
+    rows_without_parent_by_arrow,
 )
 from waldelta.stages.sync.sync import sync
 from waldelta.types.type_map import key_type
@@ -258,7 +258,8 @@ def test_texts_refer_as_postgresql_says(runner, database, tmp_path):
             sides.append(Side(name, table_at(uri), 0, ("i", "k")))
         reference = Reference("fk", *sides, ("same", comparison), "c")
         expected = 0 if is_found else len(pairs)
-        assert (
-            rows_without_parent_in_driver(reference),
-            find_rows_without_parent(runner, reference).rows,
-        ) == (expected, expected), comparison
+        found = [
+            rows_without_parent_by_arrow(reference),
+            find_rows_without_parent(runner, reference),
+        ]
+        assert [each and each.rows for each in found] == [expected] * 2, comparison

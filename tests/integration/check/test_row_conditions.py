@@ -18,7 +18,7 @@ from waldelta.lake import target_uri
 from waldelta.row_filter import EnumType
 from waldelta.stages.check.check import check
 from waldelta.stages.check.check_run import RunOutcome
-from waldelta.stages.check.evaluate import count_by_arrow, count_by_spark
+from waldelta.stages.check.evaluate import count_by_arrow
 from waldelta.stages.check.great_expectations.own_expectations import why_refused
 from waldelta.stages.check.great_expectations.run_suite import _item, build_suite, judge_frame
 from waldelta.stages.check.suite.expectation import PlannedExpectation
@@ -57,7 +57,7 @@ def lake(runner, tmp_path):
 def outcomes_of(counts, planned):
     """Success, number of failing rows and page details of each, as the evaluator has them."""
     found = {}
-    for number, (of_all, _) in counts.items():
+    for number, of_all in counts.items():
         outcome = kind_of(planned[number].type).outcome(planned[number], of_all)
         item = _item(outcome, build_suite("t", SuitePlan("t", (planned[number],))).expectations[0])
         found[number] = item.success, item.result
@@ -153,7 +153,7 @@ def test_both_engines_count_what_great_expectations_counts(runner, tmp_path, see
     frame = runner.spark().read.format("delta").load(uri)
     theirs = judge_frame("t", SuitePlan("t", tuple(planned.values())), frame)
     conditions = {n: kind_of(p.type).row_condition(p.kwargs) for n, p in planned.items()}
-    ours = outcomes_of(count_by_spark(frame, conditions), planned)
+    ours = outcomes_of(count_rows(frame, conditions), planned)
     arrows = outcomes_of(count_by_arrow(table_at(uri).open().dataset(), planned), planned)
     assert ours.keys() == planned.keys()
     assert len(arrows) >= len(planned) // 2, arrows
@@ -228,7 +228,7 @@ def test_values_that_the_lake_does_not_hold_are_no_nulls(runner, lake):
     for outcome in found[:5]:
         kind = kind_of(outcome.planned.type)
         condition = kind.row_condition(outcome.planned.kwargs)
-        (counted,) = count_rows(frame, [condition])
+        counted = count_rows(frame, {0: condition})[0]
         success = counted.are_few(outcome.planned.kwargs.get("mostly", 1))
         assert (counted.rows, success) == (outcome.unexpected_count, outcome.success), outcome
         assert kind.depends_on(outcome.planned) == "row"
@@ -285,7 +285,7 @@ def test_a_check_of_a_run_of_a_small_table_needs_no_spark(lake, monkeypatch):
     lake.ledger.append(
         TableState(now(), "sync", "public.t", 1, "synced", key_columns=["id"], columns=columns)
     )
-    monkeypatch.setattr("waldelta.stages.check.evaluate.count_by_spark", None)
+    monkeypatch.setattr("waldelta.stages.check.evaluate.count_rows", None)
     rules = {"public.t": SourceRules(enums={"origin": EnumType("o", ("JFK", "LGA"))})}
     (verdict,) = quickly(lake, rules=rules).tables
     assert verdict.page is None

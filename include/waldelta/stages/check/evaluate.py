@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -28,16 +27,14 @@ from waldelta.errors import (
     ConfigError,
     JavaMissing,
     SparkUnreachable,
-    WaldeltaError,
     class_and_text,
 )
 from waldelta.lake import READ_FAILURES, TargetVersion, by_row_group, row_count
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
 from waldelta.lake.ledger.check_records import REFERENCES_HOLD
 from waldelta.metadata_columns import LSN
-from waldelta.pipeline import named_error
+from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.spark import Runner
-from waldelta.spark_sql import quote
 from waldelta.stages.check.check_run import (
     CheckRun,
     are_met,
@@ -48,20 +45,19 @@ from waldelta.stages.check.check_run import (
     rest_of,
     suite_of,
 )
-from waldelta.stages.check.gate.release import PositionRange, are_decided, is_decided
+from waldelta.stages.check.gate.release import undecided
 from waldelta.stages.check.great_expectations.own_expectations import (
     evaluate_each,
     judge_rows,
     why_not_built,
     why_unevaluable,
 )
-from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows
+from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.measure.profile import Measured
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.suite.expectation import (
     Outcome,
     PlannedExpectation,
-    RowCondition,
     TableVerdict,
     unchecked,
 )
@@ -76,8 +72,7 @@ log = logging.getLogger(__name__)
 _MOST_ROWS = 50 * MOST_DRIVER_ROWS
 _ROWS_AT_ONCE = 1 << 16
 
-# The rows that don't meet an expectation; of a gate also those that no operator let in.
-Counts = tuple[FailingRows, FailingRows | None]
+Counts = dict[int, FailingRows]
 Numbered = Mapping[int, PlannedExpectation]
 
 
@@ -103,11 +98,6 @@ class SuiteEvaluation:
         refused = [unchecked(ConfigError("\n".join(dict.fromkeys(texts))))] if texts else []
         return [self.found[number] for number in sorted(self.found)] + refused
 
-    @property
-    def positions(self) -> Sequence[PositionRange]:
-        """Positions of the rows that operators let in although they fail a gate."""
-        return self.run.decided.get(self.plan.table, ())
-
     def evaluate(self) -> None:
         """Evaluate every expectation that is judged.
 
@@ -130,25 +120,21 @@ class SuiteEvaluation:
             future.result()
         if left := {n: p for n, p in judged.items() if n not in self.found}:
             self._by_great_expectations(left)
-        if self.positions:
-            self._judge_gates_again()
+        # Operators may have let in rows although they fail a gate.
+        positions = self.run.decided.get(self.plan.table)
+        if positions and LSN in self.rows.types:
+            self._judge_gates_again(undecided(positions))
 
     def _of_kind(self, planned: Numbered) -> None:
         """Have a kind judge its expectations, unless it is Great Expectations' own."""
         kind = kind_of(next(iter(planned.values())).type)
-        try:
-            outcomes = kind.outcomes([*planned.values()], self.rows)
-            self.found |= dict(zip(planned, outcomes or (), strict=False))
-        except WaldeltaError:
-            raise
-        except Exception as err:
-            if (named := named_error(err)) is not None:
-                raise named from err
-            if len(planned) == 1:
-                self.found |= {number: _unknown(each, err) for number, each in planned.items()}
-                return
-            for number, each in planned.items():
-                self._of_kind({number: each})
+
+        def judge(numbers: Sequence[int]) -> dict[int, Outcome]:
+            outcomes = kind.outcomes([planned[number] for number in numbers], self.rows)
+            return dict(zip(numbers, outcomes or (), strict=False))
+
+        found, errors = evaluate_each(judge, [*planned])
+        self.found |= found | {n: _unknown(planned[n], err) for n, err in errors.items()}
 
     def _count_rows(self, planned: Numbered) -> None:
         """Count the rows that fail expectations of single rows.
@@ -170,14 +156,18 @@ class SuiteEvaluation:
                 since = changed_since(self.run.known, self.rows.target, self.plan)
                 if since is not None:
                     counts |= self._by_spark(left, lambda frame: frame.where(F.col(LSN) >= since))
-            fine = {number: count for number, count in counts.items() if not count[0].rows}
-            self._keep(planned, fine)
+            self._keep(planned, {n: count for n, count in counts.items() if not count.rows})
             planned = _without(planned, self.found)
-        counts = self._by_arrow(planned, None)
-        counts |= self._by_spark(_without(planned, counts), lambda frame: frame)
-        self._keep(planned, counts)
+        self._keep(planned, self._count_where(planned))
 
-    def _by_arrow(self, planned: Numbered, met: int | None) -> dict[int, Counts]:
+    def _count_where(self, planned: Numbered, where: str | None = None) -> Counts:
+        """Returns the counts among all rows, or those that meet a condition in Spark SQL."""
+        counts = self._by_arrow(planned, None, where)
+        return counts | self._by_spark(
+            _without(planned, counts), lambda frame: frame if where is None else frame.where(where)
+        )
+
+    def _by_arrow(self, planned: Numbered, met: int | None, where: str | None = None) -> Counts:
         """Returns the counts of those that Arrow evaluates on the rows that were written since a
         version, or on all.
         """
@@ -186,7 +176,7 @@ class SuiteEvaluation:
             return {}
         try:
             dataset = written_since(table, met)
-            return {} if dataset is None else count_by_arrow(dataset, planned, self.positions)
+            return {} if dataset is None else count_by_arrow(dataset, planned, where)
         except (*READ_FAILURES, KeyError) as err:
             log.info(
                 "table=%s can't be read in this process: %s", self.plan.table, class_and_text(err)
@@ -197,21 +187,20 @@ class SuiteEvaluation:
         self,
         planned: Numbered,
         among: Callable[[DataFrame], DataFrame],
-    ) -> dict[int, Counts]:
+    ) -> Counts:
         """Returns the counts of those that Spark evaluates; keeps why one can't be evaluated."""
         if not planned:
             return {}
         frame = among(self.rows.frame())
         read_all = cache(frame.count)
 
-        def count(numbers: Sequence[int]) -> dict[int, Counts]:
+        def count(numbers: Sequence[int]) -> Counts:
             try:
                 conditions = {
                     n: kind_of(planned[n].type).row_condition(planned[n].kwargs) for n in numbers
                 }
                 known = {n: each for n, each in conditions.items() if each is not None}
-                gates = {n for n in known if planned[n].is_gate} if self.positions else set()
-                return count_by_spark(frame, known, gates, self.positions)
+                return count_rows(frame, known)
             except Exception:
                 if len(numbers) > 1:
                     read_all()  # Where the target can't be read, that is no expectation's error.
@@ -221,14 +210,10 @@ class SuiteEvaluation:
         self.found |= {number: _unknown(planned[number], err) for number, err in errors.items()}
         return counts
 
-    def _keep(self, planned: Numbered, counts: Mapping[int, Counts]) -> None:
-        for number, (found, undecided) in counts.items():
+    def _keep(self, planned: Numbered, counts: Mapping[int, FailingRows]) -> None:
+        for number, found in counts.items():
             each = planned[number]
-            outcome = kind_of(each.type).outcome(each, found)
-            mostly = float(each.kwargs.get("mostly", 1))
-            if not outcome.success and undecided is not None and undecided.are_few(mostly):
-                outcome = self._let_in(outcome)
-            self.found[number] = outcome
+            self.found[number] = kind_of(each.type).outcome(each, found)
 
     def _let_in(self, outcome: Outcome) -> Outcome:
         """Returns the outcome of a gate that only rows don't meet which operators let in."""
@@ -248,22 +233,26 @@ class SuiteEvaluation:
             outcomes = judge_rows(self.plan.table, [*known.values()], self.rows.frame())
             self.found |= dict(zip(known, outcomes, strict=True))
 
-    def _judge_gates_again(self) -> None:
-        """Judge gates on several rows again, without the rows that operators let in."""
+    def _judge_gates_again(self, where: str) -> None:
+        """Judge gates again that aren't met, without the rows that operators let in."""
         missed = {
             number: outcome.planned
             for number, outcome in self.found.items()
-            if outcome.planned.is_gate
-            and outcome.success is False
-            and not kind_of(outcome.planned.type).judges_rows(outcome.planned.kwargs)
+            if outcome.planned.is_gate and outcome.success is False
         }
-        if not missed:
-            return
-        rest = self.rows.frame().where(~is_decided(self.positions))
-        if not rest.isEmpty():  # No aggregate can be computed of no rows.
-            again = judge_rows(self.plan.table, [*missed.values()], rest)
-            missed = {n: p for (n, p), o in zip(missed.items(), again, strict=True) if o.success}
-        self.found |= {number: self._let_in(self.found[number]) for number in missed}
+        by_row = {n: p for n, p in missed.items() if kind_of(p.type).judges_rows(p.kwargs)}
+        counts = self._count_where(by_row, where)
+        met = {
+            n for n, of in counts.items() if kind_of(by_row[n].type).outcome(by_row[n], of).success
+        }
+        if others := _without(missed, by_row):
+            rest = self.rows.frame().where(where)
+            if rest.isEmpty():  # No aggregate can be computed of no rows.
+                met |= others.keys()
+            else:
+                again = judge_rows(self.plan.table, [*others.values()], rest)
+                met |= {n for n, outcome in zip(others, again, strict=True) if outcome.success}
+        self.found |= {number: self._let_in(self.found[number]) for number in met}
 
 
 def _without(planned: Numbered, done: Mapping[int, Any]) -> Numbered:
@@ -294,33 +283,9 @@ def written_since(table: TargetVersion, met: int | None) -> ds.Dataset | None:
     return ds.FileSystemDataset(parts, dataset.schema, dataset.format, dataset.filesystem)
 
 
-def _added(
-    found: FailingRows, failing: pa.ChunkedArray, judged: pa.ChunkedArray, rows: pa.Table
-) -> FailingRows:
-    """Returns the failing rows with those of one more batch, and their values as examples."""
-    count, examples = pc.sum(failing).as_py() or 0, found.examples
-    if count and len(examples) < MOST_EXAMPLES:
-        some = rows.filter(failing).slice(0, MOST_EXAMPLES - len(examples))
-        examples = (*examples, *_values(some))
-    total = (found.total or 0) + len(judged)
-    return FailingRows(
-        found.rows + count, examples, (found.judged or 0) + (pc.sum(judged).as_py() or 0), total
-    )
-
-
-def _values(rows: pa.Table) -> list[Any]:
-    """Returns the values of a column, or tuples of those of several, as Spark returns them."""
-    columns = [
-        [v.replace(tzinfo=None) if getattr(v, "tzinfo", None) else v for v in column.to_pylist()]
-        for column in rows.columns
-    ]
-    return columns[0] if len(columns) == 1 else [*zip(*columns, strict=True)]
-
-
-def count_by_arrow(
-    dataset: ds.Dataset, planned: Numbered, positions: Sequence[PositionRange] = ()
-) -> dict[int, Counts]:
-    """Returns the failing rows of each expectation of which Arrow is certain.
+def count_by_arrow(dataset: ds.Dataset, planned: Numbered, where: str | None = None) -> Counts:
+    """Returns the failing rows of each expectation of which Arrow is certain, among those that meet
+    a condition in Spark SQL, if given.
 
     Raises what Arrow raises.
     """
@@ -328,12 +293,9 @@ def count_by_arrow(
     columns = {number: kind_of(p.type).columns_read(p) for number, p in planned.items()}
     certain = {n: planned[n] for n, of in columns.items() if of is not None and {*of} <= names}
     read = {name for number in certain for name in columns[number] or ()}
-    if positions and LSN in names:
-        read.add(LSN)
-    none = FailingRows(judged=0, total=0)
-    counts: dict[int, Counts] = {
-        n: (none, none if positions and p.is_gate else None) for n, p in certain.items()
-    }
+    if where is not None:
+        read |= names & {LSN}
+    counts: Counts = dict.fromkeys(certain, FailingRows(judged=0, total=0))
     scanner = by_row_group(dataset).scanner(
         sorted(read) or dataset.schema.names[:1],
         batch_size=_ROWS_AT_ONCE,
@@ -342,51 +304,16 @@ def count_by_arrow(
     )
     for batch in scanner.to_batches() if counts else ():
         rows = pa.Table.from_batches([batch])
-        let_in = are_decided(rows[LSN], positions) if LSN in read and positions else None
-        for number, (so_far, not_let_in) in list(counts.items()):
-            masks = kind_of(certain[number].type).failing(rows, certain[number])
-            if masks is None:  # Arrow isn't certain of these rows.
-                del counts[number]
-                continue
-            failing, judged = masks
-            some = rows.select(columns[number] or [])
-            rest = not_let_in
-            if rest is not None and let_in is not None:
-                rest = _added(rest, pc.and_not(failing, let_in), pc.and_not(judged, let_in), some)
-            counts[number] = _added(so_far, failing, judged, some), rest
+        if where is not None:
+            if (chosen := evaluate(where, rows)) is None:
+                return {}
+            rows = rows.filter(chosen)
+        for number, found in list(counts.items()):
+            if (masks := kind_of(certain[number].type).failing(rows, certain[number])) is None:
+                del counts[number]  # Arrow isn't certain of these rows.
+            else:
+                counts[number] = found.plus(*masks, rows.select(columns[number] or []))
     return counts
-
-
-def count_by_spark(
-    frame: DataFrame,
-    conditions: Mapping[int, RowCondition],
-    gates: Iterable[int] = (),
-    positions: Sequence[PositionRange] = (),
-) -> dict[int, Counts]:
-    """Returns the failing rows of each condition, by one query, and examples of them.
-
-    Raises what Spark raises.
-    """
-    if not conditions:
-        return {}
-    rest = {}
-    for number in gates:
-        condition, undecided = conditions[number], ~is_decided(positions)
-        rest[number] = replace(
-            condition,
-            unexpected=condition.unexpected & undecided,
-            judged=undecided if condition.judged is None else condition.judged & undecided,
-        )
-    counts = count_rows(frame, [*conditions.values(), *rest.values()])
-    of_all = dict(zip(conditions, counts, strict=False))
-    of_rest = dict(zip(rest, counts[len(conditions) :], strict=True))
-    for number, found in of_all.items():
-        if found.rows and (columns := conditions[number].columns):
-            failing = frame.where(conditions[number].unexpected)
-            values = failing.select(*map(quote, columns)).limit(MOST_EXAMPLES).collect()
-            examples = [tuple(row) if len(columns) > 1 else row[0] for row in values]
-            of_all[number] = replace(found, examples=tuple(examples))
-    return {number: (found, of_rest.get(number)) for number, found in of_all.items()}
 
 
 # After few changes a foreign key is judged only when both of its targets together have at most this

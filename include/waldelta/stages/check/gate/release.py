@@ -8,11 +8,7 @@ again.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from functools import reduce
-from operator import or_
-from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.errors import StateError
@@ -31,9 +27,6 @@ from waldelta.metadata_columns import LSN
 from waldelta.pipeline import Job, SlotIdentity
 from waldelta.pipeline.targets import Watermarks
 from waldelta.stages.check.gate.quarantined_rows import chosen_states, current_user
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column
 
 
 def release_tables(
@@ -137,22 +130,15 @@ def read_decided(ledger: Ledger, states: Iterable[TableState]) -> dict[str, list
     return {name: sorted(positions) for name, positions in decided.items()}
 
 
-def is_decided(positions: Collection[PositionRange]) -> Column:
-    """Returns the condition that an operator let a row of the target in."""
-    from pyspark.sql import functions as F
+def undecided(positions: Collection[PositionRange]) -> str:
+    """Returns the condition in Spark SQL that no operator let a row of the target in.
 
-    lsn = F.col(LSN)
-    inside = [(lsn >= after) & (lsn < upto) for after, upto in positions]
-    return F.coalesce(reduce(or_, inside), F.lit(False))
-
-
-def are_decided(lsn: pa.ChunkedArray, positions: Collection[PositionRange]) -> pa.ChunkedArray:
-    """Returns the same of each row by Arrow, by the rows' positions.
-
-    >>> are_decided(pa.chunked_array([[1, 5, 9, None]]), [(1, 2), (9, 10)]).to_pylist()
-    [True, False, True, False]
+    >>> undecided([(1, 2), (5, 9)])
+    'not coalesce(_wd_lsn in (1) or (_wd_lsn >= 5 and _wd_lsn < 9), false)'
     """
-    inside = [
-        pc.and_(pc.greater_equal(lsn, after), pc.less(lsn, upto)) for after, upto in positions
+    single = [str(after) for after, upto in positions if upto == after + 1]
+    inside = [f"{LSN} in ({', '.join(single)})"] if single else []
+    inside += [
+        f"({LSN} >= {after} and {LSN} < {upto})" for after, upto in positions if upto != after + 1
     ]
-    return pc.fill_null(reduce(pc.or_, inside), False)
+    return f"not coalesce({' or '.join(inside)}, false)"

@@ -29,10 +29,10 @@ from waldelta.changes.decode.net_rows import values_as_json
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.stage.net_files import NetFiles
 from waldelta.config.expectation_files import OwnExpectation, TargetColumns, is_condition, is_sql
-from waldelta.errors import ConfigError, QualityFailed, WaldeltaError, class_and_text
+from waldelta.errors import ConfigError, QualityFailed, class_and_text
 from waldelta.lake.ledger import ExpectationResult, now
 from waldelta.metadata_columns import COMMIT_TS, LSN, METADATA_TYPES, RAW
-from waldelta.pipeline import Job, named_error
+from waldelta.pipeline import Job
 from waldelta.quantities import counted
 from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.spark import Runner
@@ -154,8 +154,9 @@ def record(job: Job, gate: TableGate, verdicts: Sequence[Verdict]) -> None:
 log = logging.getLogger(__name__)
 
 EXAMPLE_ROWS = 5
-# The struct of a query's row: its file, its place there, and which values weren't sent.
-NET = "_wd_net"
+# Columns of a query besides the target's: which values weren't sent, and a row's file and place.
+_OWN = "_wd_row_"
+_PLACE = (f"{_OWN}file", f"{_OWN}place")
 # Of an expectation, by its number: how many rows of a file fail it (null: Arrow isn't certain), how
 # many it applies to, and the numbers of the former among the rows of all files.
 _FAILING = pa.schema(
@@ -302,21 +303,31 @@ class StagedRows:
         _ = spark.version  # Conditions can be made only once the session has started.
         conditions = _conditions(self.table, verdicts, self.columns.of_target)
         flags = [f"u{i}" for i in self.columns.toastable]
-        net = F.struct("_metadata.file_name", "_metadata.row_index", *flags).alias(NET)
+        place = [F.col("_metadata.file_name"), F.col("_metadata.row_index")]
+        own = [column.alias(name) for column, name in zip(place, _PLACE, strict=True)]
+        own += [F.col(flag).alias(f"{_OWN}{flag}") for flag in flags]
         rows = spark.read.parquet(self.files.folder).where(self.where)
-        rows = rows.select(net, *self.columns.values)
+        rows = rows.select(*own, *self.columns.values)
         fails = {}
         for n, condition in conditions.items():
             verdicts[n].columns = condition.columns
             unexpected = F.coalesce(condition.unexpected, F.lit(False))
-            fails[n] = replace(condition, unexpected=self._is_sent(condition.columns) & unexpected)
+            unexpected &= self._is_sent(condition.columns)
+            fails[n] = replace(condition, unexpected=unexpected, columns=_PLACE)
 
         def count(these: Sequence[int]) -> dict[int, FailingRows]:
-            return dict(zip(these, count_rows(rows, [fails[n] for n in these]), strict=True))
+            return count_rows(rows, {n: fails[n] for n in these}, most)
 
         counts, errors = evaluate_each(count, [*fails]) if fails else ({}, {})
+        first = np.cumsum([0, *self.files.rows]).tolist()
+        begin = {
+            path.rpartition("/")[2]: n for path, n in zip(self.files.paths, first, strict=False)
+        }
+        numbers = {}
         for n, found in counts.items():
             verdicts[n].keep(found)
+            places = sorted(begin[file] + row for file, row in found.examples)
+            numbers[n] = np.array(places, np.int64)
         for n, err in errors.items():
             verdicts[n].why = f"can't be evaluated: {why_unevaluable(err)}"
         if errors:
@@ -327,26 +338,14 @@ class StagedRows:
             ) from next(iter(errors.values()))
         for verdict in (verdict for n, verdict in verdicts.items() if n not in conditions):
             used = _used_columns(self.columns.names, verdict.gated.item.kwargs)
-            _judge_as_a_whole(self.table, rows.where(self._is_sent(used)).drop(NET), verdict)
-        return {
-            n: self._numbers(rows.where(fails[n].unexpected), most)
-            for n, found in counts.items()
-            if found.rows
-        }
+            sent = rows.where(self._is_sent(used)).drop(*(f"{_OWN}{flag}" for flag in flags))
+            _judge_as_a_whole(self.table, sent.drop(*_PLACE), verdict)
+        return numbers
 
     def _is_sent(self, names: Sequence[str] | None) -> Column:
         """Returns whether a change sent all columns of these names (None: every column)."""
-        flags = (~F.col(f"{NET}.{flag}") for flag in self.columns.flags_of(names))
+        flags = (~F.col(f"{_OWN}{flag}") for flag in self.columns.flags_of(names))
         return reduce(and_, flags, F.lit(True))
-
-    def _numbers(self, rows: DataFrame, most: int | None) -> Ints:
-        first = np.cumsum([0, *self.files.rows]).tolist()
-        begin = {path.rpartition("/")[2]: first[n] for n, path in enumerate(self.files.paths)}
-        places = rows.select(f"{NET}.file_name", f"{NET}.row_index")
-        found = (places if most is None else places.limit(most)).toArrow()
-        files, indexes = (column.to_pylist() for column in found.columns)
-        pairs = zip(files, indexes, strict=True)
-        return np.array(sorted(begin[file] + index for file, index in pairs), np.int64)
 
 
 def _failing(
@@ -362,9 +361,7 @@ def _failing(
     flags = {n: columns.flags_of(names) for n, (_, names) in judged.items()}
     read = {staged[name] for _, names in judged.values() for name in names}
     needed = {"action", "lsn", "t0", *(flag for of in flags.values() for flag in of)}
-    found: dict[int, dict[str, Any]] = {
-        n: {"expectation": n, "unexpected": 0, "judged": 0, "rows": []} for n in judged
-    }
+    found: dict[int, FailingRows | None] = dict.fromkeys(judged, FailingRows(judged=0))
     for part in files.columns_of(number, sorted(read | needed & {*files.schema.names})):
         if (applies := evaluate(where, part)) is None:
             raise TypeError(f"Arrow isn't certain of {where}")
@@ -372,17 +369,23 @@ def _failing(
         rows, places, begin = part.take(pa.array(chosen)), chosen + begin, begin + len(part)
         values = pa.table({name: rows[of] for name, of in staged.items() if of in read})
         for n, (planned, _) in judged.items() if len(rows) else ():
-            masks = kind_of(planned.type).failing(values, planned)
-            if masks is None or found[n]["unexpected"] is None:
-                found[n]["unexpected"] = None
+            masks, of = kind_of(planned.type).failing(values, planned), found[n]
+            if masks is None or of is None:
+                found[n] = None
                 continue
             fails, applied = masks
             for flag in flags[n]:
                 fails = pc.and_(fails, pc.invert(pc.fill_null(rows[flag], True)))
-            found[n]["unexpected"] += pc.sum(fails).as_py() or 0
-            found[n]["judged"] += pc.sum(applied).as_py() or 0
-            found[n]["rows"] += places[np.asarray(fails)][:most].tolist()
-    return pa.Table.from_pylist([*found.values()], _FAILING)
+            found[n] = of.plus(fails, applied, pa.table({"row": places}), most)
+    return pa.Table.from_pylist(
+        [
+            {"expectation": n, "unexpected": of.rows, "judged": of.judged, "rows": of.examples}
+            if of is not None
+            else {"expectation": n}
+            for n, of in found.items()
+        ],
+        _FAILING,
+    )
 
 
 def read_verdicts(gate: TableGate, columns: JudgedColumns) -> list[Verdict]:
@@ -445,15 +448,13 @@ def _judge_as_a_whole(table: str, rows: DataFrame, verdict: Verdict) -> None:
         # All rows were released or sent partly, so no aggregate can be computed.
         verdict.success, verdict.observed = True, "no rows to judge"
         return
-    try:
-        (found,) = judge_rows(table, [verdict.planned], rows)
-    except WaldeltaError:
-        raise
-    except Exception as err:
-        if (named := named_error(err)) is not None:
-            raise named from err
-        verdict.why = f"can't be evaluated: {why_unevaluable(err)}"
+    outcomes, errors = evaluate_each(
+        lambda _: dict(enumerate(judge_rows(table, [verdict.planned], rows))), [0]
+    )
+    if errors:
+        verdict.why = f"can't be evaluated: {why_unevaluable(errors[0])}"
         return
+    found = outcomes[0]
     verdict.success, verdict.observed = found.success, found.observed
     verdict.unexpected, verdict.examples = found.unexpected_count, list(found.examples)
     if found.success is None:

@@ -35,9 +35,9 @@ from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRow
 
 log = logging.getLogger(__name__)
 
-# Each of Spark's bitmaps has a bit for this many neighbouring integers.
-_BITS = 32_768
 _BYTES_PER_KEY = 8
+# So many neighbouring integers are marked at once, each as one byte, and so many times.
+_MARKS, _MOST_PASSES = MOST_DRIVER_BYTES, 16
 _ROWS_AT_ONCE = 1 << 18
 # More ranges would make a filter that costs more than it saves.
 _MOST_RANGES = 100
@@ -71,14 +71,20 @@ def duplicate_keys(keys: pa.Table) -> FailingRows:
     >>> duplicate_keys(pa.table({"a": [1, 1, None, 2, None], "b": ["x"] * 5}))
     FailingRows(rows=4, examples=('1, x', 'null, x'), judged=None, total=5)
     """
+    texts, rows = distinct_texts(keys, at_least=2)
+    return FailingRows(rows, texts, total=len(keys))
+
+
+def distinct_texts(keys: pa.Table, at_least: int = 1) -> tuple[tuple[str, ...], int]:
+    """Returns the first distinct keys that so many rows have at least, as texts, and the number of
+    all these rows.
+    """
     codes = codes_of(keys.columns)
     _, places, counts = np.unique(codes, return_index=True, return_counts=True)
-    shared = counts > 1
-    found = keys.take(np.sort(places[shared]))
-    texts = [
-        ", ".join(map(_as_text, row.values())) for row in found.slice(0, MOST_EXAMPLES).to_pylist()
-    ]
-    return FailingRows(int(counts[shared].sum()), tuple(texts), total=len(keys))
+    shared = counts >= at_least
+    found = keys.take(np.sort(places[shared])[:MOST_EXAMPLES]).to_pylist()
+    texts = tuple(", ".join(map(_as_text, row.values())) for row in found)
+    return texts, int(counts[shared].sum())
 
 
 def _as_text(value: Any) -> str:
@@ -101,16 +107,8 @@ def _as_text(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def find_duplicate_keys(
-    frame: DataFrame, columns: Sequence[str], *, dense: bool = False
-) -> FailingRows:
-    """Returns the duplicate keys of the frame; nulls count as equal.
-
-    ``dense``: the key is one integer whose values lie close together. A bitmap then finds out, at a
-    third of the cost, whether there are any duplicates.
-    """
-    if dense and not _may_have_duplicates(frame, columns[0]):
-        return FailingRows(0)
+def find_duplicate_keys(frame: DataFrame, columns: Sequence[str]) -> FailingRows:
+    """Returns the duplicate keys of the frame; nulls count as equal."""
     keys = [F.col(quote(name)).alias(f"k{i}") for i, name in enumerate(columns)]
     names = [f"k{i}" for i in range(len(keys))]
     shared = frame.select(*keys).groupBy(*names).agg(F.count("*").alias("n")).where("n > 1")
@@ -212,30 +210,27 @@ class IntegerKey:
     def is_unique(self) -> bool:
         """Returns whether Arrow finds no value in two rows; False also when only Spark can decide.
 
-        It reads only that column and uses at most 64 MB. What takes Spark a second takes tenths of
-        a second this way.
+        It reads only that column, once for each 64 million neighbouring integers, and uses 64 MB.
+        What takes Spark a second takes tenths of a second this way.
         """
         if not self._rows:
             return True
         low, high = pc.min(self._least).as_py(), pc.max(self._most).as_py()
-        among = None
+        key, among = ds.field(self._column), None
         if self._ranges is not None:
             low, high = self._ranges[0][0], self._ranges[-1][1]
-            key = ds.field(self._column)
             among = reduce(or_, [(key >= least) & (key <= most) for least, most in self._ranges])
-        # In the driver one byte represents each integer between the lowest and the highest.
-        if high - low >= min(MOST_DRIVER_BYTES, self._rows * _BYTES_PER_KEY):
+        if high - low >= min(_MOST_PASSES * _MARKS, self._rows * _BYTES_PER_KEY):
             return False
         try:
-            dataset = self._table.dataset()
-            scanner = dataset.scanner(
-                [self._column],
-                filter=among,
-                batch_size=_ROWS_AT_ONCE,
-                batch_readahead=2,
-                fragment_readahead=1,
-            )
-            return _all_differ((batch.column(0) for batch in scanner.to_batches()), low, high)
+            for first in range(low, high + 1, _MARKS):
+                last, chosen = min(first + _MARKS - 1, high), among
+                if high - low >= _MARKS:
+                    within = key.is_null() | ((key >= first) & (key <= last))
+                    chosen = within if among is None else within & among
+                if not self._all_differ(chosen, first, last):
+                    return False
+            return True
         except Exception as err:
             log.info(
                 "Spark looks for duplicate keys, since %s can't be read on the driver: %s",
@@ -244,12 +239,27 @@ class IntegerKey:
             )
             return False
 
-    @property
-    def is_dense(self) -> bool:
-        """Returns whether bitmaps of the values would be smaller than the values."""
-        spans = zip(self._least.to_pylist(), self._most.to_pylist(), strict=True)
-        buckets = sum((high - low) // _BITS + 1 for low, high in spans)  # Each task reads one file.
-        return bool(buckets * _BITS // 8 <= self._rows * _BYTES_PER_KEY)
+    def _all_differ(self, among: pc.Expression | None, low: int, high: int) -> bool:
+        """Returns whether all values differ; raises IndexError for a value outside ``low`` to
+        ``high``.
+        """
+        scanner = self._table.dataset().scanner(
+            [self._column],
+            filter=among,
+            batch_size=_ROWS_AT_ONCE,
+            batch_readahead=2,
+            fragment_readahead=1,
+        )
+        marks, count = np.zeros(high - low + 1, bool), 0
+        for batch in scanner.to_batches():
+            if batch.column(0).null_count:
+                return False
+            places = batch.column(0).cast(pa.int64()).to_numpy() - low
+            if len(places) and places.min() < 0:
+                raise IndexError(f"a value below the statistics' least of {low}")
+            marks[places] = True
+            count += len(places)
+        return int(np.count_nonzero(marks)) == count
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -265,31 +275,3 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _statistics(column: str) -> tuple[str, str, str]:
     return f"min.{column}", f"max.{column}", "num_records"
-
-
-def _all_differ(parts: Iterable[pa.Array], low: int, high: int) -> bool:
-    """Returns whether all values differ; raises IndexError for a value outside ``low`` to
-    ``high``.
-    """
-    marks, count = np.zeros(high - low + 1, bool), 0
-    for part in parts:
-        if part.null_count:
-            return False
-        places = part.cast(pa.int64()).to_numpy() - low
-        if len(places) and places.min() < 0:
-            raise IndexError(f"a value below the statistics' least of {low}")
-        marks[places] = True
-        count += len(places)
-    return int(np.count_nonzero(marks)) == count
-
-
-def _may_have_duplicates(frame: DataFrame, column: str) -> bool:
-    """Returns whether fewer bits are set than there are rows; nulls set none."""
-    key = F.col(quote(column)).cast("bigint")
-    places = frame.select(
-        F.bitmap_bucket_number(key).alias("bucket"), F.bitmap_bit_position(key).alias("place")
-    )
-    buckets = places.groupBy("bucket").agg(
-        F.count("*").alias("rows"), F.bitmap_count(F.bitmap_construct_agg("place")).alias("keys")
-    )
-    return bool(buckets.agg(F.sum(F.col("rows") - F.col("keys"))).collect()[0][0])

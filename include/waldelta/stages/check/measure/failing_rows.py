@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 # The most failing values or keys that a report shows.
 MOST_EXAMPLES = 5
 
@@ -22,6 +25,22 @@ class FailingRows:
     judged: int | None = None
     total: int | None = None
 
+    def plus(
+        self,
+        failing: pa.ChunkedArray,
+        judged: pa.ChunkedArray,
+        rows: pa.Table,
+        most: int | None = MOST_EXAMPLES,
+    ) -> FailingRows:
+        """Returns the failing rows with those of one more batch, and their values as examples."""
+        count, examples = pc.sum(failing).as_py() or 0, self.examples
+        if count and (most is None or len(examples) < most):
+            examples = (*examples, *values_of(rows.filter(failing)))[:most]
+        judged_rows = (self.judged or 0) + (pc.sum(judged).as_py() or 0)
+        return FailingRows(
+            self.rows + count, examples, judged_rows, (self.total or 0) + len(judged)
+        )
+
     def are_few(self, mostly: float) -> bool:
         """Returns whether enough rows meet the expectation.
 
@@ -33,3 +52,12 @@ class FailingRows:
         if not self.rows or self.judged is None:
             return not self.rows
         return (self.judged - self.rows) / self.judged >= mostly
+
+
+def values_of(rows: pa.Table) -> tuple[Any, ...]:
+    """Returns the values of a column, or tuples of those of several, as Spark returns them."""
+    columns = [
+        [v.replace(tzinfo=None) if getattr(v, "tzinfo", None) else v for v in column.to_pylist()]
+        for column in rows.columns
+    ]
+    return tuple(columns[0] if len(columns) == 1 else zip(*columns, strict=True))

@@ -30,6 +30,7 @@ from waldelta.postgres.publication_membership import from_texts
 from waldelta.spark import Runner
 from waldelta.spark_sql import quote
 from waldelta.stages.check.constraints.constraints import ForeignKey, KeyColumn
+from waldelta.stages.check.measure.duplicate_keys import distinct_texts, read_keys
 from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows
 from waldelta.target_modes import MIRROR, TargetMode
 from waldelta.types import stored_type
@@ -387,58 +388,43 @@ def _key_columns(letter: str, names: Sequence[str], padded: Sequence[bool]) -> l
 
 
 def count_rows_without_parent(runner: Runner, reference: Reference) -> FailingRows:
-    """Returns the rows without a parent row.
+    """Returns the rows without a parent row, found by Arrow or else by Spark.
 
-    If both targets are small and every row has a parent, the driver finds out by itself; otherwise
-    Spark counts. In small targets all rows are judged, whatever has changed.
+    Where Arrow reads both targets' keys, all rows are judged, whatever has changed.
     """
-    try:
-        found = rows_without_parent_in_driver(reference)
-        if found == 0:
-            return FailingRows(0)
-        reference = reference if found is None else replace(reference, since=None)
-    except (*READ_FAILURES, KeyError) as err:
-        log.info(
-            "foreign key %s can't be checked on the driver: %s", reference.name, class_and_text(err)
-        )
-    return find_rows_without_parent(runner, reference)
+    found = rows_without_parent_by_arrow(reference)
+    return find_rows_without_parent(runner, reference) if found is None else found
 
 
-def rows_without_parent_in_driver(reference: Reference) -> int | None:
-    """Returns the number of rows without a parent in two small mirrors, by Arrow.
-
-    Returns None when Spark is needed. Raises what delta-rs and Arrow raise.
-    """
+def rows_without_parent_by_arrow(reference: Reference) -> FailingRows | None:
+    """Returns the rows without a parent row; None when only Spark reads or compares the keys."""
     sides = reference.referring, reference.referenced
     if any(side.mode.keeps_rows for side in sides) or "number" in reference.comparisons:
         return None
-    tables = [side.open() for side in sides]
-    if not all(table.is_small for table in tables):
+    sought = zip(sides, _padded(reference), strict=True)
+    own, there = (_read(side, reference.comparisons, padded) for side, padded in sought)
+    if own is None or there is None:
         return None
-    sought = zip(tables, sides, _padded(reference), strict=True)
-    own, there = (
-        _read(table, side, reference.comparisons, padded) for table, side, padded in sought
-    )
     complete = reduce(pc.and_, [pc.is_valid(column) for column in own.columns])
-    rows = own.filter(complete)
-    orphans = int(np.count_nonzero(~np.isin(*codes_of_both(rows.columns, there.columns))))
-    if reference.whole and len(own.columns) > 1:
+    orphans = np.asarray(complete, np.bool_) & ~np.isin(*codes_of_both(own.columns, there.columns))
+    if reference.whole:
         begun = reduce(pc.or_, [pc.is_valid(column) for column in own.columns])
-        orphans += int(pc.sum(pc.and_not(begun, complete)).as_py() or 0)
-    return orphans
+        orphans |= np.asarray(pc.and_not(begun, complete), np.bool_)
+    rows = own.filter(pa.array(orphans))
+    return FailingRows(len(rows), tuple(sorted(distinct_texts(rows)[0])) if len(rows) else ())
 
 
-def _read(
-    table: TargetVersion, side: Side, comparisons: Sequence[Comparison], padded: Sequence[bool]
-) -> pa.Table:
-    dataset = table.dataset()
-    rows = dataset.to_table(columns=sorted(set(side.columns)))
-    columns = []
-    for name, comparison, is_padded in zip(side.columns, comparisons, padded, strict=True):
-        column = rows[name]
-        if comparison == "integer":
-            column = column.cast(pa.int64())
-        elif is_padded:
-            column = pc.utf8_rtrim(column, " ")
-        columns.append(column)
-    return pa.table(columns, names=[f"k{k}" for k in range(len(columns))])
+def _read(side: Side, comparisons: Sequence[Comparison], padded: Sequence[bool]) -> pa.Table | None:
+    """Returns a target's keys in the form that is compared; None where Spark must read them."""
+    try:
+        rows = read_keys(side.open(), sorted({*side.columns}))
+    except READ_FAILURES as err:
+        log.info("table=%s: Spark reads its keys: %s", side.table, class_and_text(err))
+        return None
+    if rows is None:
+        return None
+    columns = {}
+    for k, (name, comparison) in enumerate(zip(side.columns, comparisons, strict=True)):
+        column = rows[name].cast(pa.int64()) if comparison == "integer" else rows[name]
+        columns[f"k{k}"] = pc.utf8_rtrim(column, " ") if padded[k] else column
+    return pa.table(columns)

@@ -18,14 +18,12 @@ import json
 import os
 import re
 import shutil
-from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Lock
 
 from pyarrow.fs import FileSelector, FileType
 
@@ -55,25 +53,8 @@ _AT_ONCE = 8
 _MOST_REMEMBERED = 2000
 
 
-class _RememberedLists:
-    """The lists that this process has read, by their URI; a list never changes."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._lists: OrderedDict[str, tuple[ReportEntry, ...]] = OrderedDict()
-
-    def find(self, uri: str) -> tuple[ReportEntry, ...] | None:
-        with self._lock:
-            return self._lists.get(uri)
-
-    def remember(self, uri: str, entries: tuple[ReportEntry, ...]) -> None:
-        with self._lock:
-            self._lists[uri] = entries
-            if len(self._lists) > _MOST_REMEMBERED:
-                self._lists.popitem(last=False)
-
-
-_remembered = _RememberedLists()
+# The lists that this process has read, by their URI; a list never changes.
+_remembered: dict[str, tuple[ReportEntry, ...]] = {}
 
 
 class DocsStore:
@@ -172,12 +153,14 @@ class DocsStore:
 
     def _list_of(self, run: str) -> tuple[ReportEntry, ...]:
         uri = f"{self.uri}/{run}"
-        if (known := _remembered.find(uri)) is not None:
+        if (known := _remembered.get(uri)) is not None:
             return known
         if (content := self._read(f"{run}/{_LIST}")) is None:
             return ()
         entries = tuple(_parse(content, run))
-        _remembered.remember(uri, entries)
+        if len(_remembered) >= _MOST_REMEMBERED:
+            _remembered.clear()
+        _remembered[uri] = entries
         return entries
 
     def _read(self, path: str) -> bytes | None:

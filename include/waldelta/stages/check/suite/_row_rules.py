@@ -5,7 +5,7 @@ row, as expectations. Pure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -37,47 +37,29 @@ LENGTHS_EQUAL = "expect_column_value_lengths_to_equal"
 MATCH_REGEX = "expect_column_values_to_match_regex"
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """An expectation on a column: Great Expectations' type and arguments, or a Spark SQL
-    ``condition``.
+def limit_of(declared: DeclaredType, kind: TargetType) -> tuple[str, dict[str, Any], str] | None:
+    """Returns the limit that a column stored as ``kind`` doesn't enforce; null meets it.
+
+    It is the type and arguments of an expectation on the column, and the same as a condition in
+    Spark SQL on a value ``{}``; that alone where the type is ROWS_SATISFY.
     """
-
-    meaning: str
-    kind: str | None = None
-    arguments: dict[str, Any] | None = None
-    condition: str | None = None
-
-
-def limits(declared: DeclaredType, kind: TargetType) -> Iterator[Limit]:
-    """Yields the limits that a column stored as ``kind`` doesn't enforce; null meets them all."""
-    meaning = f"{declared.column} fits {declared.base_type}"
-    if declared.length is not None and kind.is_text:
+    if (most := declared.length) is not None and kind.is_text:
         if declared.base_oid == BIT_OID:
-            yield Limit(
-                meaning, LENGTHS_EQUAL, {"value": declared.length}, _of_length(declared, "=")
-            )
-        else:
-            # char(n) too: a database of encoding SQL_ASCII counts bytes where the lake counts
-            # characters.
-            yield Limit(
-                meaning, LENGTHS_BETWEEN, {"max_value": declared.length}, _of_length(declared, "<=")
-            )
-    elif declared.precision is not None and kind.is_text:
-        regex = printed_numeric(*declared.precision)
-        yield Limit(
-            meaning,
-            MATCH_REGEX,
-            {"regex": regex},
-            _or_null(declared, f"rlike({{}}, {string(regex)})"),
-        )
-    elif declared.precision is not None and isinstance(kind, Decimal):
-        precision, scale = declared.precision
-        if scale < 0:
-            yield Limit(meaning, condition=_or_null(declared, f"{{}} % 1{'0' * -scale} = 0"))
-        elif scale > precision:
-            least = f"0.{'0' * (scale - precision - 1)}1"
-            yield Limit(meaning, condition=_or_null(declared, f"abs({{}}) < {least}BD"))
+            return LENGTHS_EQUAL, {"value": most}, f"length({{}}) = {most}"
+        # char(n) too: a database of encoding SQL_ASCII counts bytes where the lake counts
+        # characters.
+        return LENGTHS_BETWEEN, {"max_value": most}, f"length({{}}) <= {most}"
+    if declared.precision is None:
+        return None
+    precision, scale = declared.precision
+    if kind.is_text:
+        regex = printed_numeric(precision, scale)
+        return MATCH_REGEX, {"regex": regex}, f"rlike({{}}, {string(regex)})"
+    if not isinstance(kind, Decimal) or 0 <= scale <= precision:
+        return None
+    least = f"0.{'0' * (scale - precision - 1)}1BD"
+    condition = f"{{}} % 1{'0' * -scale} = 0" if scale < 0 else f"abs({{}}) < {least}"
+    return ROWS_SATISFY, {}, condition
 
 
 def printed_numeric(precision: int, scale: int) -> str:
@@ -95,15 +77,6 @@ def printed_numeric(precision: int, scale: int) -> str:
     else:
         digits = f"[0-9]{{1,{precision - scale}}}[.][0-9]{{{scale}}}"
     return f"^(NaN|-?{digits})$"
-
-
-def _of_length(declared: DeclaredType, operator: str) -> str:
-    return _or_null(declared, f"length({{}}) {operator} {declared.length}")
-
-
-def _or_null(declared: DeclaredType, condition: str) -> str:
-    name = quote(declared.column)
-    return f"({name} is null or {condition.replace('{}', name)})"
 
 
 NOT_NULL = "expect_column_values_to_not_be_null"
@@ -128,23 +101,20 @@ def not_null(facts: TargetFacts) -> Iterator[PlannedExpectation]:
                     f"{meaning}: without metadata columns a null may be a value that"
                     f" {column.spark_type} can't hold"
                 )
-        elif _nameable(name):
-            yield PlannedExpectation(
-                NOT_NULL, {"column": listed(name)}, "critical", "catalog", meaning, suffices=name
-            )
         else:
-            yield _satisfies(f"{quote(name)} is not null", meaning, suffices=name)
+            condition = f"{quote(name)} is not null"
+            yield _of_column(NOT_NULL, name, {}, condition, meaning, suffices=name)
 
 
 def enum_labels(facts: TargetFacts) -> Iterator[PlannedExpectation]:
     """Yields that enum columns have only labels of their type."""
     for column in facts.state.columns:
         enum = facts.rules.enums.get(column.name)
-        is_text = stored_type(column.type_name, column.spark_type).is_text
-        if enum and is_text and _nameable(column.name):
-            kwargs = {"column": listed(column.name), "value_set": list(enum.labels)}
+        if enum and stored_type(column.type_name, column.spark_type).is_text:
             meaning = f"{column.name} has labels of {column.type_name} only"
-            yield PlannedExpectation(IN_SET, kwargs, "critical", "catalog", meaning)
+            labels = [*enum.labels]
+            condition = f"{{}} in ({', '.join(map(string, labels))})"
+            yield _of_column(IN_SET, column.name, {"value_set": labels}, condition, meaning)
 
 
 def conditions(facts: TargetFacts) -> Iterator[PlannedExpectation]:
@@ -203,12 +173,10 @@ def _is_null(facts: TargetFacts, column: ColumnState) -> str:
 def _limits_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
     types = {c.name: stored_type(c.type_name, c.spark_type) for c in facts.state.columns}
     for one in facts.rules.declared:
-        for limit in limits(one, types[one.column]):
-            if limit.kind is not None and _nameable(one.column):
-                kwargs = {"column": listed(one.column), **(limit.arguments or {})}
-                yield PlannedExpectation(limit.kind, kwargs, "critical", "catalog", limit.meaning)
-            else:
-                yield _satisfies(limit.condition or "true", limit.meaning)
+        if (limit := limit_of(one, types[one.column])) is not None:
+            kind, arguments, condition = limit
+            meaning = f"{one.column} fits {one.base_type}"
+            yield _of_column(kind, one.column, arguments, condition, meaning)
 
 
 def _filters_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
@@ -269,5 +237,20 @@ def _satisfies(
     return PlannedExpectation(ROWS_SATISFY, kwargs, severity, origin, meaning, suffices=suffices)
 
 
-def _nameable(column: str) -> bool:
-    return "`" not in column
+def _of_column(
+    kind: str,
+    column: str,
+    arguments: Mapping[str, Any],
+    condition: str,
+    meaning: str,
+    suffices: str | None = None,
+) -> PlannedExpectation:
+    """Returns an expectation of a kind on a column, or its condition where Great Expectations can't
+    name the column.
+    """
+    if kind == ROWS_SATISFY or "`" in column:
+        name = quote(column)
+        either = f"({name} is null or {condition.replace('{}', name)})"
+        return _satisfies(either if "{}" in condition else condition, meaning, suffices=suffices)
+    kwargs = {"column": listed(column), **arguments}
+    return PlannedExpectation(kind, kwargs, "critical", "catalog", meaning, suffices=suffices)

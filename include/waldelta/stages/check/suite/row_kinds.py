@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 
 from waldelta.row_filter.spark.evaluate import evaluate, is_certain
 from waldelta.spark_sql import literal, quote, string
-from waldelta.stages.check.measure.failing_rows import FailingRows
+from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows, values_of
 from waldelta.stages.check.suite._row_rules import (
     IN_SET,
     LENGTHS_BETWEEN,
@@ -249,25 +249,30 @@ def are_common(kwargs: Mapping[str, Any]) -> bool:
     return kwargs.keys() <= {"mostly"} and is_number and 0 <= mostly <= 1
 
 
-def count_rows(frame: DataFrame, conditions: Sequence[RowCondition]) -> list[FailingRows]:
-    """Returns of each condition how many rows fail it, and how many it applies to.
+def count_rows(
+    frame: DataFrame, conditions: Mapping[int, RowCondition], most: int | None = MOST_EXAMPLES
+) -> dict[int, FailingRows]:
+    """Returns of each condition how many rows fail it, how many it applies to, and at most so many
+    examples of its columns (None: all).
 
     One query counts for many conditions. It compiles each of them, so what all rows are judged by
     counts nothing but the rows that fail.
     """
-    found: list[FailingRows] = []
+    found, numbers = {}, [*conditions]
     for first in range(0, len(conditions), _MOST_COUNTED):
-        part = conditions[first : first + _MOST_COUNTED]
-        counted = {f"f{n}": c.unexpected for n, c in enumerate(part)}
-        counted |= {f"j{n}": c.judged for n, c in enumerate(part) if c.judged is not None}
+        part = {n: conditions[n] for n in numbers[first : first + _MOST_COUNTED]}
+        counted = {f"f{n}": c.unexpected for n, c in part.items()}
+        counted |= {f"j{n}": c.judged for n, c in part.items() if c.judged is not None}
         counts = [F.count_if(condition).alias(name) for name, condition in counted.items()]
         (row,) = frame.agg(F.count("*").alias("total"), *counts).collect()
         counts_of = row.asDict()
         total = counts_of["total"]
-        found += [
-            FailingRows(counts_of[f"f{n}"], (), counts_of.get(f"j{n}", total), total)
-            for n in range(len(part))
-        ]
+        for n, condition in part.items():
+            rows, examples = counts_of[f"f{n}"], ()
+            if rows and condition.columns:
+                failing = frame.where(condition.unexpected).select(*map(quote, condition.columns))
+                examples = values_of((failing if most is None else failing.limit(most)).toArrow())
+            found[n] = FailingRows(rows, examples, counts_of.get(f"j{n}", total), total)
     return found
 
 

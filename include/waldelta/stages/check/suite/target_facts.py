@@ -126,10 +126,8 @@ class TargetRows:
             return FailingRows()
         if (keys := read_keys(self.table, columns)) is not None:
             return duplicate_keys(keys)
-        if key is None:
-            return find_duplicate_keys(self.frame(), columns)
-        dense = is_single and key.is_dense
-        return find_duplicate_keys(key.rows_in_question(self.frame()), columns, dense=dense)
+        rows = self.frame() if key is None else key.rows_in_question(self.frame())
+        return find_duplicate_keys(rows, columns)
 
 
 # Rows that expectations on several rows are judged on.

@@ -41,6 +41,24 @@ def test_only_what_is_certainly_unique_is_said_to_be(tmp_path, kind, keys, uniqu
     assert are_unique_here(str(tmp_path), 0, "k") is unique
 
 
+@pytest.mark.parametrize(
+    ("kind", "keys", "unique"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
+def test_as_much_is_certain_in_several_passes(tmp_path, monkeypatch, kind, keys, unique):
+    """Each marks other integers; more passes than a few are Spark's."""
+    module = "waldelta.stages.check.measure.duplicate_keys"
+    monkeypatch.setattr(f"{module}._MARKS", 100)
+    test_only_what_is_certainly_unique_is_said_to_be(tmp_path, kind, keys, unique)
+    monkeypatch.setattr(f"{module}._MOST_PASSES", 0)
+    assert not are_unique_here(str(tmp_path), 0, "k")
+
+
+def test_a_file_without_statistics_is_sparks(tmp_path):
+    properties = {"delta.dataSkippingNumIndexedCols": "0"}
+    write_deltalake(tmp_path, pa.table({"k": range(9)}), configuration=properties)
+    assert not are_unique_here(str(tmp_path), 0, "k")
+
+
 def test_values_of_several_files_are_compared_as_of_a_version(tmp_path):
     """Each file alone is unique; a column that isn't there is Spark's to complain of."""
     for keys in ([1, 2, 3], [4, 5, 6], [3, 7]):

@@ -21,7 +21,7 @@ from waldelta.stages.check.measure.references import (
     Reference,
     Side,
     plan_references,
-    rows_without_parent_in_driver,
+    rows_without_parent_by_arrow,
     touched,
 )
 
@@ -196,15 +196,15 @@ def test_orphans_of_small_targets(tmp_path, rows, comparisons, whole, orphans):
     own = pa.Table.from_pylist([dict(zip(small.names, row, strict=True)) for row in rows], small)
     write_deltalake(str(tmp_path / "c"), own)
     sides = [Side(name, table_at(str(tmp_path / name)), 0, ("x", "y", "z")) for name in "cp"]
-    assert (
-        rows_without_parent_in_driver(Reference("fk", *sides, comparisons, "c", whole=whole))
-        == orphans
-    )
+    found = rows_without_parent_by_arrow(Reference("fk", *sides, comparisons, "c", whole=whole))
+    assert (found.rows if found else None) == orphans
+    assert found is None or bool(found.examples) == bool(found.rows)
 
 
 def test_targets_that_are_not_small(tmp_path, monkeypatch):
     """Are Spark's."""
     write_deltalake(str(tmp_path), pa.table({"x": [1, 2]}))
-    monkeypatch.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 1)
+    module = "waldelta.stages.check.measure.duplicate_keys"
+    monkeypatch.setattr(f"{module}._MOST_COMPARED_ROWS", 1)
     side = Side("t", table_at(str(tmp_path)), 0, ("x",))
-    assert rows_without_parent_in_driver(Reference("fk", side, side, ("same",), "t")) is None
+    assert rows_without_parent_by_arrow(Reference("fk", side, side, ("same",), "t")) is None
