@@ -152,11 +152,6 @@ class DeltaTarget:
         return self.lake.files(self.uri)
 
     @property
-    def data_files(self) -> FileSystem:
-        """The table's folder, to read its data files, which never change."""
-        return self.lake.unchanging_files(self.uri)
-
-    @property
     def log(self) -> DeltaLog:
         """The table's log, commit by commit."""
         return DeltaLog(self)

@@ -8,7 +8,6 @@ from datetime import datetime
 from functools import cache, partial
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.config.parse_text import parse_json
@@ -41,9 +40,9 @@ class RunLine(Run):
     """What the ledger has of a run in one line; ``at`` is its latest event.
 
     ``seconds`` is the sum of its stages' durations. ``as_of``: the run landed everything that the
-    source had committed then; for runs of earlier versions it is the time of the run's first event,
-    and None for verbs and runs that landed nothing. ``came_to_apply``: whether the run recorded
-    which targets have everything that landed, which a run that failed before didn't.
+    source had committed then; None for verbs and runs that landed nothing. ``came_to_apply``:
+    whether the run recorded which targets have everything that landed, which a run that failed
+    before didn't.
     """
 
     came_to_apply: bool = True
@@ -73,17 +72,9 @@ def read_runs(
     rows = ledger.table(Run).scan(_COLUMNS, since, chosen)
     if not rows.num_rows:
         return []
-    began = pc.subtract(
-        rows["at"],
-        pc.cast(pc.round(pc.multiply(rows["seconds"], 1e6)), pa.int64()).cast(pa.duration("us")),
-    )
-    rows = rows.append_column("began", began)
     # The groups keep the rows' order, so "last" is the latest event's value.
     grouped = rows.group_by(["verb", "run_id"], use_threads=False).aggregate(
-        [
-            ("began", "first"),
-            *((name, "last") for name in _COLUMNS if name not in ("verb", "run_id")),
-        ]
+        [(name, "last") for name in _COLUMNS if name not in ("verb", "run_id")]
     )
     grouped = grouped.rename_columns(
         [name.removesuffix("_last") for name in grouped.column_names]
@@ -101,11 +92,7 @@ def latest_run(ledger: Ledger, verb: str, since: datetime | None = None) -> RunL
 
 
 def _line(row: dict[str, Any]) -> RunLine:
-    began, applied = row.pop("began_first"), row.pop("applied")
-    # A run that landed nothing (stage apply alone, or landing marked as done) doesn't move the
-    # time.
-    if row["as_of"] is None and row["verb"] in LANDING and row["end_lsn"] is not None:
-        row["as_of"] = began
+    applied = row.pop("applied")
     is_over = row["status"] == "succeeded"
     is_applied = is_over if applied is None else applied
     return RunLine(applied=is_applied, came_to_apply=applied is not None or is_over, **row)

@@ -12,7 +12,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.cases import cases
-from tests.support.bookkeeping import NOON, did, minutes, pipeline, result, run, write_earlier
+from tests.support.bookkeeping import NOON, did, minutes, pipeline, result, run
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     ALL_VALUES_KNOWN,
@@ -23,7 +23,6 @@ from waldelta.lake.ledger import (
     ExpectationResult,
     Ledger,
     RowCounts,
-    Run,
     SlotReading,
     TableState,
     TargetCut,
@@ -106,28 +105,6 @@ def test_thinning_out_keeps_peaks_and_failures():
     assert {point.run_id for point in kept} >= {"76", "77"}
     assert kept == sorted(kept, key=lambda point: point.at)
     assert "12" in {point.run_id for point in thin_out(points, 10, lambda point: point.lag.bytes)}
-
-
-def test_a_ledger_of_an_earlier_version_is_read(book):
-    """Without today's columns lag follows from the run's events; bytes aren't known."""
-    lacking = [
-        "as_of",
-        "lag_before_bytes",
-        "lag_bytes",
-        "retained_bytes",
-        "wal_status",
-        "applied",
-        "targets",
-    ]
-    old = Run(minutes(1), "old", "consume", "running", "scheduled", changes=1, seconds=60.0)
-    ended = replace(old, at=minutes(4), status="succeeded", seconds=120.0, end_lsn=7)
-    write_earlier(book.lake.root, [old, ended], lacking)
-    (line,) = read_runs(book)
-    expected = (minutes(0), True, None, None)
-    assert (line.as_of, line.applied, line.lag_bytes, line.wal_status) == expected
-    assert read_run(book, "consume", "old").stages == {}
-    book.append(run("new", minutes(9)))
-    assert [r.lag_bytes for r in read_runs(book)] == [10, None]
 
 
 CHANGED = [
