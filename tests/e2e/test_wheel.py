@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from tests.support.other_python import build_distributions, install_wheel, make_team
 from waldelta.spark.settings import JARS_VARIABLE, jars_folder
-from waldelta_airflow.launchers.job_result import JobResult
+from waldelta_airflow.launchers.job_process import JobResult
 
 pytestmark = [
     pytest.mark.e2e,

@@ -22,7 +22,7 @@ from waldelta.decision_options import ACTIONS
 from waldelta.error_catalog import ANY_ERROR
 from waldelta_airflow import settings
 from waldelta_airflow._airflow_versions import AirflowFailException
-from waldelta_airflow.launchers.job_result import named_failures
+from waldelta_airflow.launchers.job_process import named_failures
 from waldelta_airflow.operators.job_operator import (
     CopyAgainOperator,
     DecisionReportOperator,

@@ -24,7 +24,7 @@ from waldelta.errors import ConfigError
 from waldelta_airflow import settings
 from waldelta_airflow._airflow_versions import check_alerts_version
 from waldelta_airflow.dags._pipeline_dags import build_dags
-from waldelta_airflow.launchers.job_result import named_failures
+from waldelta_airflow.launchers.job_process import named_failures
 from waldelta_airflow.settings import ALERTS_VARIABLE, alert_connections
 
 # What was sent is stored as the state of this asset, which outlives runs and restarts.

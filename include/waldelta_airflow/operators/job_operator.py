@@ -22,12 +22,13 @@ from waldelta.spark.jars import check_java
 from waldelta.spark.settings import NEEDS_SPARK, WITHOUT_SPARK_VARIABLE
 from waldelta_airflow import _connections as connections
 from waldelta_airflow._airflow_versions import AirflowSkipException, AirflowTaskTimeout
-from waldelta_airflow.launchers.job_process import Launcher, process_of
-from waldelta_airflow.launchers.job_result import (
+from waldelta_airflow.launchers.job_process import (
     JobResult,
+    Launcher,
     TaskFailed,
     TaskFailedForGood,
     named_failures,
+    process_of,
 )
 from waldelta_airflow.reporting.assets import (
     changed_targets,

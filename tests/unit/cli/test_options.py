@@ -178,7 +178,7 @@ FORMS = [
 @cases("asked, told", FORMS)
 def test_what_airflows_form_lets_people_ask_for_is_refused_for_good(asked, told, tmp_path):
     """By a named error in the result, which its task shows and doesn't retry."""
-    from waldelta_airflow.launchers.job_result import JobResult, TaskFailedForGood
+    from waldelta_airflow.launchers.job_process import JobResult, TaskFailedForGood
 
     path = tmp_path / "result.json"
     assert main(["decide", "f.yml", *asked, f"--result={path}"]) == 1

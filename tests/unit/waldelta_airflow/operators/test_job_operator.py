@@ -31,7 +31,7 @@ from waldelta.config import load_pipeline_file
 from waldelta.lake import Lake
 from waldelta.spark.settings import driver_settings
 from waldelta_airflow.launchers import job_process
-from waldelta_airflow.launchers.job_result import TaskFailed, TaskFailedForGood
+from waldelta_airflow.launchers.job_process import TaskFailed, TaskFailedForGood
 from waldelta_airflow.operators.job_operator import (
     CopyAgainOperator,
     DecisionReportOperator,

@@ -22,7 +22,7 @@ from waldelta.errors import (
 )
 from waldelta.stages.land.idle_check import IdleCheck
 from waldelta_airflow.dags.factory import create_dags
-from waldelta_airflow.launchers.job_result import JobResult, TaskFailed, named_failures
+from waldelta_airflow.launchers.job_process import JobResult, TaskFailed, named_failures
 from waldelta_airflow.reporting.notify import describe_failure
 
 pytestmark = pytest.mark.airflow
