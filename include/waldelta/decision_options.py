@@ -30,7 +30,8 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
             needs_reason=False,
         ),
         "accept": Action(
-            "read rows from the source again and write them, even if they fail their gate"
+            "read rows from the source again and write them, even if they fail their gate, or"
+            " agree to external commits"
         ),
         "discard": Action(
             "leave rows out of their targets, or close skipped messages",

@@ -24,9 +24,10 @@ from types import MappingProxyType
 from waldelta.decision_options import DecisionRequest
 from waldelta.errors import NeedsSync, WaldeltaError
 from waldelta.jobs._stages import Stage, all_failures, check_stage, continued, run_stages
-from waldelta.lake.ledger import Decisions, TableState, watched_rows
+from waldelta.lake.ledger import ACCEPTED, Decisions, TableState, now, watched_rows
 from waldelta.lake.ledger.decisions import AGREED, REFUSED
 from waldelta.lsn import Lsn
+from waldelta.monitoring.decisions import read_commits
 from waldelta.monitoring.stopped_tables import check_stopped
 from waldelta.pipeline import Job, RunResult, StageResult, of_table
 from waldelta.pipeline.drift import answer_questions
@@ -65,8 +66,10 @@ def run_decide(runner: Runner, job: Job, request: DecisionRequest) -> RunResult:
         request.check()
         if (decide := _RECORDED.get(request.action)) is not None:
             stage.detail = decide(job, request)
+        elif (rows := _accept_commits(job, request)) is not None:
+            _repair_rows(runner, job, result, stage, rows)
         else:
-            _repair_rows(runner, job, result, stage, request)
+            stage.detail = f"{counted(len(set(request.ids)), 'external commit')} accepted"
 
     earlier = continued(job, "decide", fresh=False)
     result = RunResult("decide", job.run_id, tables=earlier.tables, attempt=earlier.attempt)
@@ -74,6 +77,23 @@ def run_decide(runner: Runner, job: Job, request: DecisionRequest) -> RunResult:
     if request.action not in _RECORDED:
         stages["check"] = check_stage
     return run_stages(runner, job, result, stages, None)
+
+
+def _accept_commits(job: Job, request: DecisionRequest) -> DecisionRequest | None:
+    """Record that the operator agrees to the external commits that are named; returns the request
+    for what is left, None where that is nothing.
+    """
+    if request.action != "accept" or not request.ids:
+        return request
+    decisions, at = Decisions(job.lake), now()
+    chosen = [row for row in read_commits(job.ledger) if row.id in request.ids]
+    rows = [row.decided(ACCEPTED, job.run_id, at, request.by, request.reason) for row in chosen]
+    if rows:
+        decisions.add(rows)
+    # Another attempt at the run finds what it has recorded.
+    own = {row.id for row in decisions.accepted_commits() if row.run_id == job.run_id}
+    ids = set(request.ids) - own
+    return replace(request, ids=ids) if ids else None
 
 
 def _discard(job: Job, request: DecisionRequest) -> str:

@@ -19,14 +19,19 @@ from waldelta.lake.ledger import (
     ACCEPTED,
     DISCARDED,
     RELEASED,
+    REMOVED,
     RESOLVED,
     SKIPPED,
     WAITING,
     Decision,
+    Decisions,
+    ExternalCommit,
     Ledger,
+    TableState,
 )
 from waldelta.lake.ledger.decisions import (
     AGREED,
+    EXTERNAL_COMMIT,
     MESSAGE,
     OF_ID,
     REFUSED,
@@ -36,8 +41,10 @@ from waldelta.lake.ledger.decisions import (
 )
 from waldelta.lake.ledger.records import schema_of
 from waldelta.monitoring.attention import UNNAMED, Attention, AttentionLevel, names
+from waldelta.monitoring.reconciliation_status import Compared, read_compared
 from waldelta.monitoring.stopped_tables import Stopped
-from waldelta.monitoring.table_list import TableLine
+from waldelta.monitoring.table_list import TableLine, latest_states
+from waldelta.pipeline.targets.target_definition import describe
 from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, OpenMessage
 
 _KEY = ("table_name", "generation", "key")
@@ -109,7 +116,7 @@ class Decided:
     """One decision on one table; ``key`` is the first of its ``rows``.
 
     ``upto_lsn`` is the position up to which changes were released. ``message`` is the unreadable
-    message that was decided on, ``change`` that of a source table.
+    message that was decided on, ``change`` that of a source table, or an external commit.
     """
 
     at: datetime
@@ -143,6 +150,8 @@ def read_decided(ledger: Ledger) -> list[Decided]:
 
 
 def _change(key: dict[str, Any]) -> str:
+    if "commit" in key:
+        return str(key["commit"])
     return f"dropped column {key['dropped']}" if "dropped" in key else str(key.get("copy"))
 
 
@@ -160,8 +169,59 @@ def _decided(row: dict[str, Any]) -> Decided:
         key=key if kind == ROW else None,
         upto_lsn=row["lsn"] if kind == TABLE else None,
         message=key if kind == MESSAGE else None,
-        change=_change(json.loads(key)) if kind == SOURCE_CHANGE else None,
+        change=_change(json.loads(key)) if kind in (SOURCE_CHANGE, EXTERNAL_COMMIT) else None,
     )
+
+
+def read_commits(ledger: Ledger) -> list[Decision]:
+    """Returns the external commits that wait for a decision, by table.
+
+    Those don't wait that a copy, or a later comparison of all columns, covers, or to which an
+    operator agreed.
+    """
+    states = [
+        state
+        for state in latest_states(ledger)
+        if state.status != REMOVED and state.external_commits
+    ]
+    if not states:
+        return []
+    compared = read_compared(ledger, [state.table_name for state in states])
+    accepted = {(row.table_name, row.key) for row in Decisions(ledger.lake).accepted_commits()}
+    commits = [
+        _commit(state, commit)
+        for state in sorted(states, key=lambda state: state.table_name)
+        for commit in state.external_commits
+        if not _is_outlived(commit, state.table_name, compared)
+    ]
+    return [row for row in commits if (row.table_name, row.key) not in accepted]
+
+
+def _commit(state: TableState, commit: ExternalCommit) -> Decision:
+    text = describe(commit)
+    return Decision(
+        commit.at or state.at,
+        state.run_id,
+        WAITING,
+        state.table_name,
+        state.generation,
+        0,
+        json.dumps({"commit": text}),
+        reason=f"another program wrote to the target: {text}",
+        kind=EXTERNAL_COMMIT,
+    )
+
+
+def _is_outlived(commit: ExternalCommit, name: str, compared: Compared) -> bool:
+    """Returns whether a comparison covers the commit, by version and time.
+
+    Both are compared, because the versions of a target that was removed begin again.
+    """
+    answer = compared.answers.get(name)
+    if answer is None or answer.version is None:
+        return False
+    # A writer may leave out the time.
+    return answer.version >= commit.version and (commit.at is None or answer.at > commit.at)
 
 
 def of_waiting(
@@ -169,11 +229,11 @@ def of_waiting(
     stopped: Iterable[Stopped],
     messages: Iterable[OpenMessage],
     questions: Iterable[Decision],
-    written: Iterable[str],
+    commits: Iterable[Decision],
 ) -> Iterator[Attention]:
     """Yields attention for what waits for a decision, one for all tables where the same waits.
 
-    ``questions`` are changes of source tables, ``written`` targets with external commits.
+    ``questions`` are changes of source tables, ``commits`` those of other programs.
     """
     waits: dict[str, list[tuple[AttentionLevel, str, str]]] = defaultdict(list)
     for gate in stopped:
@@ -192,7 +252,7 @@ def of_waiting(
             if question.by
             else ("failed", "decision", f"a schema change waits: {question.reason}")
         )
-    for name in written:
+    for name in sorted({commit.table_name for commit in commits}):
         waits[name].append(("warning", "decision", "another program wrote to the target"))
     for line in tables:
         if line.in_quarantine:

@@ -17,7 +17,6 @@ from waldelta.lake.ledger import (
     NEEDS_SYNC,
     REMOVED,
     SYNCED,
-    ExternalCommit,
     Gap,
     Ledger,
     Reconciliation,
@@ -32,7 +31,7 @@ from waldelta.monitoring.attention import (
     worst_first,
 )
 from waldelta.monitoring.check_results import Verdict, read_latest_checks
-from waldelta.monitoring.decisions import of_waiting
+from waldelta.monitoring.decisions import of_waiting, read_commits
 from waldelta.monitoring.reconciliation_status import Compared, of_compared, read_compared
 from waldelta.monitoring.run_history import (
     LANDING,
@@ -183,7 +182,7 @@ def read_glance(
     results, stopped = results_of(ledger), read_stopped(pipeline, ledger, _behind(tables))
     items = [
         *_attention(pipeline, stopped, results, glance, now, idle_checked_at),
-        *_waiting(pipeline, ledger, states, glance, stopped),
+        *_waiting(pipeline, ledger, glance, stopped),
         *of_compared(glance.compared),
         *_of_runs(results, landing, states, pipeline.source),
         *_failed_otherwise(ledger, results, now),
@@ -241,15 +240,11 @@ def _attention(
 
 
 def _waiting(
-    pipeline: PipelineFile,
-    ledger: Ledger,
-    states: Sequence[TableState],
-    glance: Glance,
-    stopped: Sequence[Stopped],
+    pipeline: PipelineFile, ledger: Ledger, glance: Glance, stopped: Sequence[Stopped]
 ) -> Iterator[Attention]:
     messages = open_messages(ledger, pipeline.source.slot)
-    written = _written(states, glance.compared)
-    return of_waiting(glance.tables, stopped, messages, open_questions(ledger), written)
+    questions, commits = open_questions(ledger), read_commits(ledger)
+    return of_waiting(glance.tables, stopped, messages, questions, commits)
 
 
 def _behind(tables: Iterable[TableLine]) -> list[str]:
@@ -460,31 +455,6 @@ def _of_targets(states: Sequence[TableState]) -> Iterator[Attention]:
         "{}: drifted from its source: no run has repaired it",
         "reconciliation",
     )
-
-
-def _written(states: Iterable[TableState], compared: Compared) -> list[str]:
-    """Returns targets with external commits, until a copy, or a comparison of all columns, covers
-    these.
-    """
-    return [
-        state.table_name
-        for state in states
-        if state.status != REMOVED
-        and state.external_commits
-        and not _is_outlived(state.external_commits[-1], state.table_name, compared)
-    ]
-
-
-def _is_outlived(commit: ExternalCommit, name: str, compared: Compared) -> bool:
-    """Returns whether a comparison covers the commit, by version and time.
-
-    Both are compared, because the versions of a target that was removed begin again.
-    """
-    answer = compared.answers.get(name)
-    if answer is None or answer.version is None:
-        return False
-    # A writer may leave out the time.
-    return answer.version >= commit.version and (commit.at is None or answer.at > commit.at)
 
 
 def _newest_at_apply(

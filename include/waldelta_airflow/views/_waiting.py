@@ -20,7 +20,13 @@ from waldelta.config.parse_text import parse_json
 from waldelta.decision_options import ACTIONS, DecisionRequest
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger import WAITING, Decision, Decisions, Ledger, SentMessage
-from waldelta.monitoring.decisions import read_by_id, read_decided, read_open, read_since
+from waldelta.monitoring.decisions import (
+    read_by_id,
+    read_commits,
+    read_decided,
+    read_open,
+    read_since,
+)
 from waldelta.monitoring.stopped_tables import read_stopped
 from waldelta.pipeline.drift import open_questions
 from waldelta.pipeline.targets import open_messages, target_generations
@@ -105,6 +111,7 @@ def waiting_page(request: PipelineRequest, chosen: Chosen, button: Button) -> st
         is_under_way=button.dag.is_under_way,
         stopped=read_stopped(pipeline, ledger),
         questions=open_questions(ledger),
+        commits=read_commits(ledger),
     )
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
 from tests.cases import cases
 from tests.support.bookkeeping import did, minutes, pipeline, result, run
+from waldelta.decision_options import DecisionRequest
+from waldelta.jobs.decide import _accept_commits
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     Decision,
@@ -25,6 +28,7 @@ from waldelta.lake.ledger import (
 )
 from waldelta.lake.ledger.check_records import Reconciliations
 from waldelta.monitoring.attention import concerning
+from waldelta.monitoring.decisions import read_commits, read_decided
 from waldelta.monitoring.overview import AirflowRuns, read_glance
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.stages.check.gate.quarantined_rows import STOP
@@ -349,6 +353,18 @@ def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
     (told,) = read_glance(pipeline(book.lake.root), book, minutes(30), 24).attention
     assert (told.severity, told.page) == ("warning", ("waiting",))
     assert told.text.startswith("public.b, public.c, public.g: another program wrote to the target")
+    # An operator agrees to that of b, and to one of g's.
+    of_b, of_c, of_g, other = read_commits(book)
+    assert [one.table_name[-1] for one in (of_b, of_c, of_g, other)] == ["b", "c", "g", "g"]
+    job = SimpleNamespace(lake=book.lake, ledger=book, run_id="accept")
+    asked = DecisionRequest("accept", {of_b.id, of_g.id}, None, "a fix", "ann")
+    for attempt in (asked, replace(asked, ids={*asked.ids, "0" * 16})):
+        left = _accept_commits(job, attempt)
+        assert (left and left.ids) == (None if attempt is asked else {"0" * 16})
+    (told,) = read_glance(pipeline(book.lake.root), book, minutes(30), 24).attention
+    assert (told.objects, read_commits(book)) == (("public.c", "public.g"), [of_c, other])
+    decided = {(one.table_name, one.what, one.by, one.reason) for one in read_decided(book)}
+    assert decided == {(f"public.{n}", "accepted", "ann", "a fix") for n in "bg"}
 
 
 CHECKED_A = replace(result(minutes(8), "night", "public.a"), version=2)

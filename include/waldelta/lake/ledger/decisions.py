@@ -40,6 +40,9 @@ from waldelta.pgoutput.messages import ID_LETTERS
 # What waits: a row of a table, a replication protocol message, a table that a gate stops, a change
 # of a table's columns.
 ROW, MESSAGE, TABLE, SOURCE_CHANGE = "row", "message", "table", "source_change"
+# A commit of another program to a target, to which an operator agreed; the table's state has those
+# that wait.
+EXTERNAL_COMMIT = "external_commit"
 # Nothing after a waiting message lands, or is applied to its table, until an operator decides that
 # runs go on without it: it is skipped.
 WAITING, COMPLETED, RESOLVED = "waiting", "completed", "resolved"
@@ -194,6 +197,10 @@ class Decisions:
         """Returns the latest row of each change of a source table, by its key."""
         chosen = (pc.field("table_name") == table_name) & (pc.field("kind") == SOURCE_CHANGE)
         return {row.key: row for row in self._table.read(chosen)}
+
+    def accepted_commits(self) -> list[Decision]:
+        """Returns the external commits that operators agreed to."""
+        return self._table.read(pc.field("kind") == EXTERNAL_COMMIT)
 
     def outlines(self, table_name: str, generation: int) -> list[Outline]:
         """Return the rows of one copy of a table in short, oldest first.

@@ -27,6 +27,7 @@ from waldelta.lake.ledger import (
     Decision,
     Decisions,
     ExpectationResult,
+    ExternalCommit,
     Ledger,
     Reconciliation,
     RowDifference,
@@ -776,6 +777,20 @@ def test_messages_that_cant_be_read(shop, open_pages, decided):
     page = client.get("/p/shop/waiting").text
     assert "Unreadable messages" not in page
     assert ">resolved</td>" in page
+
+
+def test_external_commits_wait_until_they_are_accepted(shop, open_pages):
+    """What was written, by whom and when, with a button and the way to repair it."""
+    ledger = Ledger(Lake(shop.target.root))
+    commits = [ExternalCommit(7, "UPDATE", "notebook", now())]
+    ledger.append(
+        replace(ledger.table_states()["public.orders"], at=now(), external_commits=commits)
+    )
+    text = open_pages("op").get("/p/shop/waiting").text
+    section = text[text.index('id="commits"') : text.index('id="rows"')]
+    said = ("version 7 (UPDATE by notebook", 'value="accept"', "/p/shop/reconciliation")
+    assert not lacking(section, *said)
+    assert 'value="accept"' not in open_pages("viewer").get("/p/shop/waiting").text
 
 
 def test_changes_of_source_tables_wait_until_they_are_decided_on(shop, open_pages, decided):
