@@ -51,45 +51,36 @@ COLUMN, OTHER = f"<img src=x onerror={RUN}>", f"{REFRESH}$icon"
 TABLE = f'public."<img src=x onerror={RUN}>{REFRESH.replace(chr(34), chr(39))}"'
 RUN_ID = f"manual__{SCRIPT}{REFRESH}"
 MANY = [COLUMN, OTHER]
-NONE = {"value_set": [f"<b>{SCRIPT}</b>"]}
 PATTERNS = [f"^{SCRIPT}$"]
 # Great Expectations' expectations of one column, with the arguments that they fail by.
+NOT_FOR = {"expect_column_" + name: {} for name in (
+    "values_to_be_dateutil_parseable", "values_to_be_decreasing", "values_to_be_increasing",
+    "values_to_be_json_parseable", "values_to_be_null", "values_to_be_unique",
+    "values_to_not_be_null", "values_to_not_be_outliers",
+)}  # fmt: skip
+TOO_MUCH = {f"expect_column_{name}_to_be_between": {"max_value": 0} for name in (
+    "max", "mean", "median", "stdev", "sum", "unique_value_count", "values",
+    "proportion_of_non_null_values", "proportion_of_unique_values",
+)}  # fmt: skip
+IN_NONE = {f"expect_column_{name}_set": {"value_set": [f"<b>{SCRIPT}</b>"]} for name in (
+    "distinct_values_to_be_in", "distinct_values_to_contain", "distinct_values_to_equal",
+    "most_common_value_to_be_in", "values_to_be_in",
+)}  # fmt: skip
 OF_A_COLUMN = {
-    "expect_column_distinct_values_to_be_in_set": NONE,
-    "expect_column_distinct_values_to_contain_set": NONE,
-    "expect_column_distinct_values_to_equal_set": NONE,
-    "expect_column_kl_divergence_to_be_less_than": {
-        "partition_object": {"values": [*VALUES, "absent"], "weights": [0.1, 0.1, 0.1, 0.7]},
-        "threshold": 0.001,
-    },
-    "expect_column_max_to_be_between": {"max_value": 0},
-    "expect_column_mean_to_be_between": {"max_value": 0},
-    "expect_column_median_to_be_between": {"max_value": 0},
+    **NOT_FOR, **TOO_MUCH, **IN_NONE,
+    "expect_column_kl_divergence_to_be_less_than":
+     {"partition_object": {"values": [*VALUES, "absent"], "weights": [0.1, 0.1, 0.1, 0.7]},
+      "threshold": 0.001},
     "expect_column_min_to_be_between": {"min_value": 0},
-    "expect_column_most_common_value_to_be_in_set": NONE,
-    "expect_column_proportion_of_non_null_values_to_be_between": {"max_value": 0},
-    "expect_column_proportion_of_unique_values_to_be_between": {"max_value": 0},
-    "expect_column_quantile_values_to_be_between": {
-        "quantile_ranges": {"quantiles": [0.5], "value_ranges": [[0, 1]]}
-    },
-    "expect_column_stdev_to_be_between": {"max_value": 0},
-    "expect_column_sum_to_be_between": {"max_value": 0},
+    "expect_column_quantile_values_to_be_between":
+     {"quantile_ranges": {"quantiles": [0.5], "value_ranges": [[0, 1]]}},
     "expect_column_to_exist": {"column_index": 5},
     "expect_column_type_to_be": {"type_": SCRIPT},
-    "expect_column_unique_value_count_to_be_between": {"max_value": 0},
     "expect_column_value_lengths_to_be_between": {"max_value": 1},
     "expect_column_value_lengths_to_equal": {"value": 1},
     "expect_column_value_z_scores_to_be_less_than": {"threshold": 0.1, "double_sided": True},
-    "expect_column_values_to_be_between": {"max_value": 0},
-    "expect_column_values_to_be_dateutil_parseable": {},
-    "expect_column_values_to_be_decreasing": {},
-    "expect_column_values_to_be_in_set": NONE,
     "expect_column_values_to_be_in_type_list": {"type_list": [SCRIPT]},
-    "expect_column_values_to_be_increasing": {},
-    "expect_column_values_to_be_json_parseable": {},
-    "expect_column_values_to_be_null": {},
     "expect_column_values_to_be_of_type": {"type_": SCRIPT},
-    "expect_column_values_to_be_unique": {},
     "expect_column_values_to_match_json_schema": {"json_schema": {"title": CLOSING}},
     "expect_column_values_to_match_like_pattern": {"like_pattern": SCRIPT},
     "expect_column_values_to_match_like_pattern_list": {"like_pattern_list": VALUES[:1]},
@@ -97,13 +88,11 @@ OF_A_COLUMN = {
     "expect_column_values_to_match_regex_list": {"regex_list": PATTERNS},
     "expect_column_values_to_match_strftime_format": {"strftime_format": f"%Y{SCRIPT}"},
     "expect_column_values_to_not_be_in_set": {"value_set": VALUES},
-    "expect_column_values_to_not_be_null": {},
-    "expect_column_values_to_not_be_outliers": {},
     "expect_column_values_to_not_match_like_pattern": {"like_pattern": "%"},
     "expect_column_values_to_not_match_like_pattern_list": {"like_pattern_list": ["%"]},
     "expect_column_values_to_not_match_regex": {"regex": "[<]"},
     "expect_column_values_to_not_match_regex_list": {"regex_list": ["[<]"]},
-}
+}  # fmt: skip
 OTHERS = {
     "expect_column_pair_values_a_to_be_greater_than_b": {"column_A": COLUMN, "column_B": COLUMN},
     "expect_column_pair_values_to_be_equal": {"column_A": COLUMN, "column_B": OTHER},

@@ -1,6 +1,4 @@
-"""A pipeline's life through the public surface: tables added later, odd names, teardown and a
-second life.
-"""
+"""A pipeline's life through the public surface: tables added later, teardown and a second life."""
 
 from __future__ import annotations
 
