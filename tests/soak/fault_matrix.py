@@ -104,9 +104,7 @@ class Matrix:
         grow_old()
 
     def run(self, wanted: Sequence[tuple[Step, str]]) -> Iterator[Cell]:
-        """Cells as they are done; one whose run wasn't at its step, since what was written led it
-        elsewhere, is tried again.
-        """
+        """Cells as they are done; one whose run wasn't at its step is tried again."""
         planned, attempts = deque(units(wanted, len(self.scenes))), Counter[str]()
         environment = {k: v for k, v in os.environ.items() if k != SOCKET}
         self._next = None if self._alone else Driver(environment, self.scenes[0].log)

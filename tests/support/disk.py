@@ -35,9 +35,7 @@ class Disk:
         return self._synced.get(path.stat().st_ino, -1.0) >= since
 
     def volatile(self, root: Path, tables: str) -> list[str]:
-        """What of some tables wouldn't survive: files not synced since they were written, folders
-        not since a file came in.
-        """
+        """What of tables wouldn't survive: files not synced since they were written, folders."""
         return volatile(root, tables, self.is_kept)
 
     def after_a_cut(self, table: Path, copy: Path) -> Path:

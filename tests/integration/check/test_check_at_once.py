@@ -1,6 +1,4 @@
-"""Several targets checked at once: each on its own session, each judged by its own rows and
-version.
-"""
+"""Several targets checked at once: each on its own session, each judged by its own version."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ def lake(runner, tmp_path):
 
 @pytest.mark.soak("two checks at one moment")
 def test_query_expectations_see_their_own_table(lake):
-    """Great Expectations gives all its queries' views one name: on one session they would judge
-    each other's rows.
-    """
+    """Great Expectations gives all its queries' views one name; one session would mix them up."""
     wrong = {f"public.t{number}" for number in range(0, 2 * MOST_AT_ONCE, 3)}
     for number in range(2 * MOST_AT_ONCE):
         table = f"public.t{number}"

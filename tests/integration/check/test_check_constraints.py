@@ -28,9 +28,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compil
 
 
 def test_a_row_that_violates_one_is_found(runner, database, lake):
-    """Null meets it, what somebody else wrote into the target doesn't; one that isn't valid for all
-    rows says nothing.
-    """
+    """Null meets it, a foreign row may not; one that isn't valid for all rows says nothing."""
     database.execute(
         "create type mood as enum ('sad', 'ok'); create table t(id int primary key, v int check (v"
         " > 0), w int, m mood)"
@@ -86,9 +84,7 @@ def test_which_count(database, lake):
 
 
 def test_maintenance_judges_by_the_newest_run_that_landed(database, lake):
-    """Each night of a source that nothing happens on makes a cut of its own; and while none tells,
-    that is told.
-    """
+    """Each night of a source at rest makes a cut of its own; while none does, that is told."""
     database.execute("create table t(id int primary key, v int check (v > 0))")
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
     job.ledger.append(TableState(now(), "copy", "public.t", 1, SYNCED))

@@ -29,9 +29,7 @@ create domain tag as varchar(5) check (value !~~ 'x%');
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.soak("every declared type at its bounds")
 def test_values_that_no_row_of_the_source_has(runner, database, lake):
-    """What PostgreSQL holds meets its types, also NaN, negative scales and digits beyond Spark's;
-    what others wrote may not.
-    """
+    """PostgreSQL's values meet their types, NaN and negative scales too; others' may not."""
     database.execute(
         TYPES
         + """
@@ -74,9 +72,7 @@ def test_values_that_no_row_of_the_source_has(runner, database, lake):
 
 
 def test_which_are_read(database):
-    """Validated constraints of transactions that have landed; of a length the wider; nothing of a
-    column that is another one.
-    """
+    """Validated ones of landed transactions; of lengths the wider; nothing of another column."""
     database.execute(
         TYPES + "alter domain tag add constraint later check (length(value) > 1) not valid"
     )

@@ -39,9 +39,7 @@ def test_a_mapped_column_is_sparks(runner, tmp_path):
 
 @pytest.mark.soak("a RESTORE of a target's file")
 def test_rows_given_back_to_a_file_are_compared(runner, tmp_path):
-    """What a deletion vector took from a file is no row any more, until a RESTORE takes the vector
-    away.
-    """
+    """What a deletion vector took from a file is no row any more, until a RESTORE."""
     uri, target = str(tmp_path), f"delta.`{tmp_path}`"
     with_vectors = {"delta.enableDeletionVectors": "true"}
     first = runner.spark().range(0, 1000, 1, 1).selectExpr("id as k", "'a' as tag")

@@ -1,6 +1,4 @@
-"""Foreign keys between targets: rows that refer to none are told, as of one cut, and nothing is
-told of what is as it should be.
-"""
+"""Foreign keys between targets: rows that refer to none are told, as of one cut, and no others."""
 
 from __future__ import annotations
 
@@ -70,9 +68,7 @@ HELD = (True, 0, "warning")
 @pytest.mark.nightly("references in a whole run; unit tests have the rule")
 @pytest.mark.usefixtures("compiled")
 def test_orphans_are_told_of_once_they_are_there(runner, database, lake):
-    """Nulls refer to nothing, char(n) is padded; a row that lost its partner in the lake is a
-    warning, of the run and of validate.
-    """
+    """Nulls refer to nothing, char(n) is padded; a row that lost its partner is a warning."""
     database.execute(SCHEMA)
     job = job_of(database, lake)
     sync(runner, job)
@@ -150,9 +146,7 @@ def test_a_table_that_loses_rows_tells_of_those_that_refer_to_it(runner, databas
 
 @pytest.mark.soak("references between partitions")
 def test_partitioned_tables(runner, database, lake):
-    """From a root and to a root, and the rows that each partition has in the catalogs for that are
-    no keys of their own.
-    """
+    """From root to root; the catalogs' rows for each partition are no keys of their own."""
     database.execute("""
         create table p(id int primary key) partition by range (id);
         create table p1 partition of p for values from (0) to (10);
@@ -204,9 +198,7 @@ SPELT = ("a", "a ", "a\t", "a\u00a0", "a\u3000 ")
 
 
 def ask_postgresql(database):
-    """Whether each text may refer to each other one, of all pairs of types: the comparison, both as
-    they are sent, the answer.
-    """
+    """Whether each text may refer to each other: the comparison, both as sent, the answer."""
     database.execute("create domain padded as char(4)")
     database.connection.prepare_threshold = None  # one statement has several types
     told = []
@@ -237,9 +229,7 @@ def ask_postgresql(database):
 
 @pytest.mark.soak("every pair of text types")
 def test_texts_refer_as_postgresql_says(runner, database, tmp_path):
-    """Where blanks at the end count depends on which side is char(n); Spark and Arrow find what
-    PostgreSQL finds.
-    """
+    """Whether blanks at the end count goes by which side is char(n), for Spark and Arrow."""
     told = ask_postgresql(database)
     assert {(comparison, is_found) for comparison, *_, is_found in told} == set(
         product(("same", "padded", "own padded"), (True, False))

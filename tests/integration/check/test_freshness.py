@@ -1,6 +1,4 @@
-"""Freshness as the check stage finds it on real servers: quiet while nothing is behind, told when
-it is.
-"""
+"""Freshness as the check stage finds it: quiet while nothing is behind, told when something is."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ def copy_slot(database, slot, name):
 
 @pytest.mark.soak("a wait for WAL that ages")
 def test_how_far_behind(runner, database, lake, monkeypatch):
-    """By when the run asked how far the source was, not by when anything changed last; and by WAL
-    that came since.
-    """
+    """By when the run asked the source, not when anything changed last; and by WAL since."""
     database.execute("create table t(id int primary key); create table other(x text)")
     quality = {"enabled": True, "freshness": {"critical_seconds": 7200, "warn_mb": 20}}
     job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality=quality))

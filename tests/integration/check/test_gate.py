@@ -1,6 +1,4 @@
-"""Expectations that judge before the merge: a table that stops, rows that are set aside, and how
-both go on.
-"""
+"""Expectations before the merge: a table that stops, rows set aside, and how both go on."""
 
 from __future__ import annotations
 
@@ -118,9 +116,7 @@ def gated(runner, database, lake, tmp_path):
 
 
 def test_a_table_stops_and_goes_on(gated, database):
-    """Nothing of its changes is merged, the others' are; it goes on once its expectation is another
-    one.
-    """
+    """Nothing of it is merged, all of the others is; it goes on once its expectation is changed."""
     made = gated()
     made.own(RULE.format("stop"))
     database.execute("insert into t values (1, 1)")
@@ -170,9 +166,7 @@ def test_a_table_stops_and_goes_on(gated, database):
 
 
 def test_released_changes_pass_once(gated, database):
-    """What had landed by then passes, recorded with who and why; what lands later is judged
-    again.
-    """
+    """What had landed by then passes, with who and why; what lands later is judged again."""
     made = gated()
     made.own(RULE.format("stop"))
     sync(made.runner, made.job)
@@ -208,9 +202,7 @@ def test_released_changes_pass_once(gated, database):
 
 @pytest.mark.nightly("a release, as in test_released_changes_pass_once")
 def test_what_waits_is_released_behind_wal_without_changes(gated, database):
-    """A run that finds none lands an empty batch, whose end says nothing of what has landed
-    before.
-    """
+    """A run that finds none lands an empty batch, whose end says nothing of what landed before."""
     made = gated()
     made.own(RULE.format("stop"))
     sync(made.runner, made.job)
@@ -229,9 +221,7 @@ def test_what_waits_is_released_behind_wal_without_changes(gated, database):
 
 @pytest.mark.nightly("a release of a table; test_released_changes_pass_once has rows")
 def test_a_whole_table_is_released_too(gated, database):
-    """Of what passed nothing is left to judge: no number of rows, and no mean, is asked of
-    nothing.
-    """
+    """Of what passed nothing is left to judge: no number of rows, and no mean, of nothing."""
     made = gated()
     made.own("{type: expect_table_row_count_to_be_between, kwargs: {min_value: 3}, gate: stop}")
     sync(made.runner, made.job)
@@ -251,9 +241,7 @@ STOP = "{type: expect_column_values_to_be_between, kwargs: {column: v, max_value
 
 
 def refused(made, act, message):
-    """It is refused by name, and nothing is changed: neither the target, its copy, nor what is told
-    of rows.
-    """
+    """It is refused by name, and changes neither the target, its copy, nor what is told of rows."""
 
     def found():
         return made.rows(), made.told(), made.job.read_states()["public.t"]
@@ -280,9 +268,7 @@ def mend(made, run_id):
 
 @pytest.mark.soak("a retry beside other rows")
 def test_a_retry_lets_nothing_else_pass(gated, database):
-    """What waits for the table is read along with the rows asked for, and judged: a row that fails
-    a gate keeps all of it out.
-    """
+    """What waits is judged with the rows asked for: one that fails a gate keeps all out."""
     made = gated()
     made.own(RULE.format("quarantine"), STOP)
     sync(made.runner, made.job)
@@ -324,9 +310,7 @@ def listed(made):
 
 
 def test_rows_are_accepted_by_decision(gated, database):
-    """Single rows or all of a table, whatever the gate says; who and why is kept, the table's other
-    rows are judged again.
-    """
+    """Rows or a whole table, whatever the gate says; who and why is kept, other rows are judged."""
     made = gated()
     made.own(RULE.format("quarantine"), STOP)
     database.execute("insert into t values (1, 1)")
@@ -386,9 +370,7 @@ def test_a_retry_takes_what_was_released(gated, database):
 
 @pytest.mark.soak("a repair beside quarantined rows")
 def test_a_repair_lets_nothing_else_pass(gated, database):
-    """Neither what waits for the table and fails a gate, nor what a gate has set aside, nor a
-    discarded row that has changed.
-    """
+    """Neither what waits and fails a gate, nor rows set aside, nor discarded rows that changed."""
     made = gated()
     made.own(RULE.format("quarantine"), STOP)
     database.execute("insert into t values (1, 1), (2, 2), (3, 3)")
@@ -497,9 +479,7 @@ def test_gates_that_are_refused(gated, database):
 
 @pytest.mark.usefixtures("compiled")
 def test_rows_are_set_aside(gated, database, decoded_by_tasks):
-    """New rows aren't written, updated ones stay as they were; keys that moved, and rows that were
-    replaced, leave nothing behind.
-    """
+    """New rows aren't written, updated ones stay; moved and replaced ones leave nothing."""
     made = gated()
     made.own(RULE.format("quarantine"))
     database.execute("insert into t select g, g from generate_series(1, 8) g")
@@ -557,9 +537,7 @@ def test_rows_that_a_replay_brings_stay_listed_until_it_has_committed(gated, dat
 
 @pytest.mark.soak("a replay beside discarded rows")
 def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
-    """Those that the target lacks, and those that it has as they were; what is damaged beside them
-    is mended.
-    """
+    """Those that the target lacks, and those that it has as they were; damage beside is mended."""
     made = gated()
     made.own(RULE.format("quarantine"))
     database.execute("insert into t values (1, 1)")
@@ -583,9 +561,7 @@ def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
 @pytest.mark.nightly("later changes of rows that test_rows_are_set_aside has")
 @pytest.mark.usefixtures("compiled")
 def test_later_changes_of_such_rows(gated, database, decoded_by_tasks):
-    """Each is judged anew; what was sent for the row since is read from the source, however it is
-    changed next.
-    """
+    """Each is judged anew; what the change doesn't send is read from the source."""
     made = gated()
     made.own(RULE.format("quarantine"))
     database.execute(f"insert into t select g, g, g || {BIG} from generate_series(1, 6) g")
@@ -614,9 +590,7 @@ def test_later_changes_of_such_rows(gated, database, decoded_by_tasks):
 
 
 def test_read_again_or_discarded(gated, database):
-    """Accepted rows pass as the source has them; discarded ones stay as they are until they change,
-    and are whole then.
-    """
+    """Accepted rows pass as the source has them; discarded ones stay until they change."""
     made = gated()
     made.own(RULE.format("quarantine"))
     database.execute(f"insert into t select g, g, g || {BIG} from generate_series(1, 3) g")
@@ -643,9 +617,7 @@ def test_read_again_or_discarded(gated, database):
 
 @pytest.mark.nightly("what the pages say after each further decision")
 def test_what_keeps_no_row_out_is_met(gated, database):
-    """Each expectation until the last of its rows is gone or decided on, though nothing of the
-    target changes by that.
-    """
+    """Each expectation, once the last of its rows is gone or decided on, though no row changes."""
     made = gated()
     made.own(RULE.format("quarantine"), STOP.replace("stop", "quarantine"))
     sync(made.runner, made.job)
@@ -679,9 +651,7 @@ def test_gates_of_few_rows_need_no_spark(gated, database):
 
 
 def test_too_many_rows_stop_the_table(gated, database, monkeypatch):
-    """Many bad rows at once are no few bad rows: nothing is merged, and nothing is told of any row;
-    until they are gone.
-    """
+    """Many bad rows at once are no few bad rows: nothing is merged or told of rows till they go."""
     monkeypatch.setattr("waldelta.stages.check.gate.gate.MOST_SET_ASIDE", 3)
     made = gated()
     made.own(RULE.format("quarantine"))
@@ -718,9 +688,7 @@ def test_a_stop_judges_what_is_left(gated, database):
 
 @pytest.mark.usefixtures("compiled")
 def test_columns_that_a_change_does_not_send(gated, database):
-    """An unchanged large value was judged when it came: neither null nor its absence counts against
-    the row.
-    """
+    """An unchanged large value was judged when it came: its absence doesn't count."""
     made = gated()
     few = "column: v, max_value: 4, row_condition: big is null, condition_parser: spark"
     made.own(
@@ -738,9 +706,7 @@ def test_columns_that_a_change_does_not_send(gated, database):
 def test_values_that_the_lake_does_not_hold_are_no_nulls(
     runner, database, lake, tmp_path, metadata
 ):
-    """They stand verbatim beside the null of their column; where nothing is kept of them, nothing
-    tells them from nulls.
-    """
+    """They stand verbatim beside the null; without that nothing tells them from nulls."""
     ddl = "id int primary key, v int, till date, gone date"
     made = Gated(
         runner, database, lake, tmp_path, ddl, target={"root": lake, "metadata_columns": metadata}
@@ -769,9 +735,7 @@ def test_values_that_the_lake_does_not_hold_are_no_nulls(
 
 
 def test_a_killed_run_is_judged_anew(gated, database, monkeypatch):
-    """Told of rows before the merge, a run died: the next one judges by the file as it is then, and
-    only its word stands.
-    """
+    """A run died between telling of rows and the merge: only the next one's judgement stands."""
     made = gated()
     made.own(RULE.format("quarantine"))
     sync(made.runner, made.job)
@@ -791,9 +755,7 @@ def test_a_killed_run_is_judged_anew(gated, database, monkeypatch):
 
 
 def test_a_table_without_a_key(gated, database):
-    """It can be stopped; rows can't be set aside, since nothing would tell them from their
-    copies.
-    """
+    """It can be stopped; rows can't be set aside, as nothing tells them from their copies."""
     made = gated(ddl="v int")
     database.execute("alter table t replica identity full")
     made.own(RULE.format("stop"))
@@ -862,9 +824,7 @@ def test_what_was_let_in_by_decision_passes_the_checks(gated, database):
 
 
 def test_a_corrected_expectation_is_judged_again(gated, database):
-    """Of a target that nobody changes: the next run finds work in it, and other programs hear of
-    what was changed while it failed.
-    """
+    """The next run finds work in it, and other programs hear of what changed while it failed."""
     made = gated()
     made.own(RULE.format("warn"))
     sync(made.runner, made.job)

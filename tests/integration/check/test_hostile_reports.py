@@ -1,6 +1,4 @@
-"""Data Docs of a table whose names and values are markup, in a real Chromium: from the disk, and
-through the plugin.
-"""
+"""Data Docs whose names and values are markup, in Chromium: from the disk and by the plugin."""
 
 from __future__ import annotations
 
@@ -184,9 +182,7 @@ def report(spark_jvm, pipeline) -> QualityReport:
 
 
 def seen(browser: WebDriver, address: str) -> list[object]:
-    """What came alive of a page that has had its time; in another tab, since a sandboxed page has
-    no timers.
-    """
+    """What came alive of a page, seen from another tab: a sandboxed page has no timers."""
     browser.get(address)
     page = browser.current_window_handle
     browser.switch_to.new_window("tab")
@@ -224,9 +220,7 @@ def test_from_the_disk_nothing_of_a_report_comes_alive(browser, report):
 
 
 def test_nor_of_any_type_of_expectation(browser, tmp_path):
-    """Evaluated by Great Expectations in pandas, which is quicker than Spark and has the same
-    results.
-    """
+    """Evaluated by Great Expectations in pandas: quicker than Spark, with the same results."""
     context = _open_context()
     frame = pd.DataFrame(ROWS, columns=MANY)
     batch = (

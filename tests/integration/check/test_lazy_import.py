@@ -1,6 +1,4 @@
-"""Great Expectations without what a check doesn't use: nothing of it is lost for whoever uses it
-after all.
-"""
+"""Great Expectations without what a check doesn't use: others find all of it."""
 
 from __future__ import annotations
 

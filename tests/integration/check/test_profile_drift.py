@@ -36,9 +36,7 @@ def of_run(lake, run_id):
 
 @pytest.mark.soak("profiles of many runs")
 def test_drift_is_told_of(runner, database, lake):
-    """A column in other units, and rows that are gone; what was measured by Arrow and by Spark is
-    the same.
-    """
+    """A column in other units, and rows that are gone; Arrow and Spark measure the same."""
     database.execute("create table t(id int primary key, v numeric(12,2), w text)")
     database.execute(
         "insert into t select g, 10 + g % 7, nullif(g % 4, 0)::text from generate_series(1, 400) g"

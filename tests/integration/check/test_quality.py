@@ -111,9 +111,7 @@ def lake(runner, tmp_path):
 
 
 def test_a_good_target_passes(lake):
-    """Every expectation is met, NaN kept in _wd_raw included, and the report names run, pipeline
-    and version.
-    """
+    """Every expectation is met, NaN in _wd_raw included; the report names run and version."""
     lake.target()
     report = lake.check()
     report.raise_if_critical()
@@ -140,9 +138,7 @@ VIOLATIONS = [
 
 
 def test_violations_are_critical(lake):
-    """What contradicts the catalog or the publication fails, naming table, expectation and report,
-    also after a run's changes.
-    """
+    """What contradicts catalog or publication fails, by table, expectation and report."""
     tables = [f"public.t{number}" for number in range(len(VIOLATIONS))]
     for table, (rows, _) in zip(tables, VIOLATIONS, strict=True):
         lake.target(rows, table)
@@ -170,9 +166,7 @@ def test_a_changed_schema_is_critical(lake):
 
 
 def test_own_expectations(lake):
-    """A warning is reported without failing the run, a critical one fails it, examples are in the
-    report.
-    """
+    """A warning fails nothing, a critical one fails the run; reports have examples."""
     lake.target()
     lake.own("""
         expectations:
@@ -228,9 +222,7 @@ REFUSED = [
 
 
 def test_refused_expectations(lake):
-    """A name or argument Great Expectations doesn't know fails its table alone, with file, place
-    and remedy; all else is judged.
-    """
+    """A name or argument that doesn't exist fails its table alone, with its place and remedy."""
     lake.target()
     lake.target([*GOOD, (3, "JFK", "1", None)], table="public.u", row_filter=None)
     lake.target(table="public.v")
@@ -274,9 +266,7 @@ def test_refused_expectations(lake):
 
 
 def test_the_version_that_is_there_is_checked(lake):
-    """Of a run that which it has left, whatever a later writer did; else the present one, though no
-    cut has it and none comes.
-    """
+    """Of a run the one it has left, whatever others wrote since; else the present one."""
     lake.target()
     lake.ledger.append(BatchCut(now(), "r", 1, 10, None, [TargetCut("public.t", 1, 0)]))
     lake.target([(4, "LGA", "1", None)])
@@ -309,9 +299,7 @@ HOSTILE = 'public."<script>alert(1)</script>/../../../$x%2F."'
 
 
 def test_hostile_names(lake):
-    """A table's name can't leave the folder, and is text in the page, not markup; the index's links
-    lead to pages.
-    """
+    """A table's name can't leave the folder, and is text in the page; the index's links lead on."""
     lake.target(table=HOSTILE)
     report = lake.check(lake.pipeline("profiling"), run_id="manual__<img src=x>/../$y")
     page = report.tables[0].page
@@ -327,9 +315,7 @@ def test_hostile_names(lake):
 
 @pytest.mark.nightly("reports of many days")
 def test_old_reports_are_pruned(lake):
-    """Only the last runs' reports are kept, of each pipeline in the folder, and the index has no
-    dead links.
-    """
+    """Only the last runs' reports are kept, of each pipeline, and the index has no dead links."""
     lake.target()
     others = lake.check(lake.pipeline("flights_too"), run_id="run_0").tables[0].page
     pages = [lake.check(run_id=f"run_{i}").tables[0].page for i in range(3)]

@@ -1,6 +1,4 @@
-"""Rows that don't meet an expectation are the ones that Great Expectations counts, whatever their
-values are.
-"""
+"""Rows that don't meet an expectation are those that Great Expectations counts, for any value."""
 
 from __future__ import annotations
 
@@ -215,9 +213,7 @@ OF_NULLS = [
 
 
 def test_values_that_the_lake_does_not_hold_are_no_nulls(runner, lake):
-    """By Great Expectations, and by what tells the same for many tables at once, which need not
-    look at rows again.
-    """
+    """By Great Expectations, and by what judges many tables at once without looking at rows."""
     lake.target(RAW_ROWS, row_filter=None)
     lake.own(own_file([(kind, kwargs) for kind, kwargs, _ in OF_NULLS]))
     (verdict,) = lake.check().tables
@@ -251,9 +247,7 @@ OWN = (
 
 
 def test_a_check_of_a_run_finds_all_met(lake, monkeypatch):
-    """Of rows, keys and columns, with the results kept as of any check; nothing is rendered, and
-    Great Expectations isn't asked.
-    """
+    """Of rows, keys and columns, results kept; nothing is rendered, and GX isn't asked."""
     monkeypatch.setattr("waldelta.stages.check.check.import_great_expectations", None)
     tables = {
         f"public.t{len(filtered or '')}_{len(own)}": (filtered, own)

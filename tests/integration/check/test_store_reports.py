@@ -1,6 +1,4 @@
-"""Data Docs of a lake in an S3 store: written there, pruned there, and shown by Airflow's pages
-with the permissions of all reports.
-"""
+"""Data Docs of a lake in S3: written, pruned, and shown by Airflow's pages with permissions."""
 
 from __future__ import annotations
 
@@ -149,9 +147,7 @@ def test_only_old_runs_are_pruned(lake, shop, bucket):
 
 @pytest.mark.airflow
 def test_airflows_pages_show_them(lake, shop):
-    """As pages, with the headers of all reports; the list, the pipeline's list and a run's table
-    lead to them.
-    """
+    """As pages with the headers of all reports; the lists and a run's table lead to them."""
     (page,) = check_of(lake, shop, NOON)
     viewer = client("viewer")
     for address in ("/docs/", "/docs/shop/"):
@@ -270,9 +266,7 @@ def test_a_key_that_may_not_write_is_named(shop, bucket):
 @pytest.mark.spark
 @pytest.mark.airflow
 def test_a_run_writes_its_pages_into_the_store(database, bucket, runner, pipelines, monkeypatch):
-    """Of checks and of comparisons; the error of a failed check names the page, and no folder of
-    that name appears here.
-    """
+    """Of checks and comparisons; a failed check's error names the page; nothing is left here."""
     from waldelta import Pipeline
 
     monkeypatch.chdir(pipelines)

@@ -1,6 +1,4 @@
-"""What checks after few changes leave to maintenance: rows that no change touched, judged once a
-target has changed.
-"""
+"""What checks after few changes leave to maintenance: rows that no change touched."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ BY_A_MERGE = CommitProperties({"userMetadata": json.dumps({"waldelta": {"verb": 
 def test_maintenance_judges_all_rows_of_what_has_changed(
     runner, database, lake, monkeypatch, is_small
 ):
-    """A run with few changes judges the rows that it touched; a wrong one besides is found at
-    night, when all else is done.
-    """
+    """A run with few changes judges the rows it touched; another wrong one is found at night."""
     if not is_small:
         monkeypatch.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 1)
         monkeypatch.setattr("waldelta.stages.check.evaluate._MOST_ROWS", 1)

@@ -1,6 +1,4 @@
-"""What may go wrong while a target is mended: it is named, the target stays as it was, and the next
-run continues.
-"""
+"""What may go wrong while a target is mended: it is named, and the next run continues."""
 
 from __future__ import annotations
 

@@ -144,9 +144,7 @@ def compare_readings(runner, job):
 
 @pytest.mark.pg
 def test_a_fresh_copy_equals_its_source(runner, job):
-    """Filter, column list, partitions and values that the type can't hold are the same on both
-    sides.
-    """
+    """Filter, column list, partitions and unheld values are the same on both sides."""
     found = compare_readings(runner, job)
     assert (found.source_rows, found.target_rows, found.rows) == (43, 43, 0)
 

@@ -1,6 +1,4 @@
-"""Drift: filters, column lists and partitions that change under a target are noticed by the next
-run, mended or told.
-"""
+"""Drift of filters, column lists and partitions: the next run notices, and mends or tells."""
 
 from __future__ import annotations
 
@@ -69,9 +67,7 @@ def test_report_keeps_the_filter_of_the_copy(runner, database, lake):
 
 
 def test_a_changed_filter_of_our_publication_is_mended(runner, database, lake):
-    """Rows that the new filter lets in come, those it keeps out go, though the stream says
-    neither.
-    """
+    """Rows that the new filter lets in come, those it keeps out go; the stream says neither."""
     database.execute(DDL)
     started(runner, database, lake, entry={"where": "a > 5"})
     changed = pipeline(database, lake, entry={"where": "a > 7 or a < 3"})
@@ -83,9 +79,7 @@ def test_a_changed_filter_of_our_publication_is_mended(runner, database, lake):
 
 @pytest.mark.nightly("a DBA's publication, beside one of ours")
 def test_a_dbas_publication_is_told(runner, database, lake):
-    """As PostgreSQL's subscriber has it: old rows stay, new ones come. The check knows both
-    filters.
-    """
+    """As PostgreSQL's subscriber: old rows stay, new ones come. The check knows both filters."""
     database.execute(DDL)
     database.execute("create publication p for table t where (a > 5)")
     made = started(runner, database, lake, manage=False, quality=True)
@@ -155,9 +149,7 @@ def test_what_publishes_tables_changes_in_many_ways(runner, database, lake):
 
 
 def test_a_publication_that_setup_makes_another(runner, database, lake):
-    """In one transaction, so that the table was published all the time: nothing is told, and
-    nothing copied.
-    """
+    """In one transaction, so the table was published all the time: nothing is told or copied."""
     database.execute(DDL)
     made = started(runner, database, lake)
     document = made.file.model_dump(exclude_unset=True)
@@ -172,9 +164,7 @@ def test_a_publication_that_setup_makes_another(runner, database, lake):
 
 @pytest.mark.soak("a second change of a column list")
 def test_a_column_that_enters_a_column_list(runner, database, lake):
-    """Its values for rows that are there aren't sent: a new copy brings them, even before any
-    change of the table.
-    """
+    """Its values for old rows aren't sent: a new copy brings them, before any change."""
     database.execute(DDL)
     started(runner, database, lake, entry={"columns": ["id", "a"]})
     changed = pipeline(database, lake, entry={"columns": ["id", "a", "v"]})
@@ -214,9 +204,7 @@ create publication p for table t with (publish_via_partition_root = true);
 
 @pytest.mark.soak("many partitions in many runs")
 def test_partitions_that_change_under_a_published_root(runner, database, lake):
-    """Nothing of it is sent. What came, went, was truncated or away for a while is told once, and
-    mended when asked for.
-    """
+    """Nothing of it is sent. What came, went, was truncated or away is told once, and mended."""
     database.execute(PARTS)
     made = started(runner, database, lake, manage=False, drift="repair")
 

@@ -106,9 +106,7 @@ def forged_text(state, name):
     ["row_filter", pytest.param("target_filter", marks=pytest.mark.soak("the other filter"))],
 )
 def test_a_stored_filter_is_no_sql(runner, database, job, name):
-    """A filter that changed is compared with the stored one: rows that enter are read from the
-    source.
-    """
+    """A changed filter is compared with the stored one: the source is read for new rows."""
     forge(job, **{name: forged_text(job.read_states()["public.t"], name)})
     publish(database, job, "a > 3")
     with nothing_is_called(database):

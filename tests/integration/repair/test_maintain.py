@@ -1,6 +1,4 @@
-"""Maintenance: old rows of the ledger go and nothing that a later run needs; tables in use are left
-for the next time.
-"""
+"""Maintenance: old rows of the ledger go, nothing that is needed; tables in use are left."""
 
 from __future__ import annotations
 
@@ -97,9 +95,7 @@ def test_a_run_goes_on_after_everything_old_was_pruned(runner, database, pipelin
 
 @pytest.mark.nightly("months of a change log")
 def test_what_the_slot_may_hold_again_is_not_forgotten(runner, database, pipeline, monkeypatch):
-    """However old: a server that stops without a checkpoint has its slot back where it was, and the
-    next run compares.
-    """
+    """However old: a server that stops at once has its slot back, and the next run compares."""
     monkeypatch.setattr("waldelta.stages.maintain.maintain.now", lambda: now() + timedelta(days=90))
     monkeypatch.setattr(
         "waldelta.slot.recovery.MOVING", timedelta(seconds=-1)
@@ -124,9 +120,7 @@ def test_what_the_slot_may_hold_again_is_not_forgotten(runner, database, pipelin
 
 @pytest.mark.soak("a copy that takes long")
 def test_what_a_copy_under_way_will_need_is_not_forgotten(runner, database, pipeline, monkeypatch):
-    """However old: a copy may take longer than changes are kept, and all others have applied what
-    waits for it.
-    """
+    """However old: a copy may take longer than changes are kept."""
     told = []
 
     def long_copy():
@@ -203,9 +197,7 @@ def test_a_target_that_others_write_is_compacted_again_and_vacuumed(
 
 
 def test_a_small_target_is_maintained_without_spark(runner, database, pipeline):
-    """Files of nobody go by their age, as with Spark's VACUUM; two small files become one, by a
-    commit that changes no data.
-    """
+    """Files of nobody go by their age; two small files become one, by a commit without changes."""
     consume(runner, database, pipeline, 1, 2)
     job = pipeline.job()
     target = job.lake.target("public.a")
@@ -249,9 +241,7 @@ def test_spark_is_asked_only_for_what_it_alone_does(runner, database, pipeline):
 
 
 def test_a_table_in_use_is_left_and_named(runner, database, pipeline):
-    """The others are done, and so are the change log and the ledger; the run is green and says what
-    it left.
-    """
+    """The others are done, and so are change log and ledger; the run says what it left."""
     with target_lock(pipeline.job(), "public.a"):
         done = pipeline.maintain(runner)
     assert list(done.tables) == ["public.b"]

@@ -1,6 +1,4 @@
-"""Reconciliation: a difference is found whatever it is, and nothing that isn't one; repair mends
-exactly that.
-"""
+"""Reconciliation: every difference is found, and nothing else; repair mends exactly that."""
 
 from __future__ import annotations
 
@@ -122,9 +120,7 @@ def read_by_spark(monkeypatch):
 
 @pytest.fixture
 def read_both_ways(monkeypatch):
-    """Small targets are read here and by Spark; gives the sums, rows and values of both, by
-    pairs.
-    """
+    """Small targets, here and by Spark; gives the sums, rows and values of both, by pairs."""
     found = []
 
     def patch(name, as_list):
@@ -274,9 +270,7 @@ def run_warnings(pipeline, run_id):
 def test_keys_that_spark_has_staged_are_read_again_beside_others(
     runner, database, lake, monkeypatch
 ):
-    """Those of many changes in flight are, and Spark writes a timestamp otherwise than Arrow
-    does.
-    """
+    """Those of many changes in flight; Spark writes a timestamp otherwise than Arrow does."""
     monkeypatch.setattr("waldelta.lake.changelog.batch_range.MOST_DRIVER_ROWS", 0)
     database.execute(
         "create table t (at timestamptz primary key, n int); create publication p for table"
@@ -322,9 +316,7 @@ def test_the_run_fails_while_a_target_differs(runner, pipeline):
 
 @pytest.mark.soak("a race with a writer")
 def test_nothing_is_found_while_a_writer_writes(runner, database, pipeline):
-    """What the stream has yet to bring is in flight on both sides; what was planted is still found
-    beside it.
-    """
+    """What the stream has yet to bring is in flight on both sides; what was planted is found."""
     pipeline.consume(runner)
     ended, errors, count = threading.Event(), [], 4 if is_long() else 2
 
@@ -369,9 +361,7 @@ def test_nothing_is_found_while_a_writer_writes(runner, database, pipeline):
 
 @pytest.mark.soak("a standby that has to be waited for")
 def test_a_commit_that_is_applied_before_it_is_visible_is_no_difference(runner, database, pipeline):
-    """One that waits for a synchronous standby is decoded, and merged, while every snapshot still
-    shows the row of before.
-    """
+    """Waiting for a synchronous standby it is decoded, and every snapshot has the old row."""
     pipeline.consume(runner)
     database.execute("alter system set synchronous_standby_names = 'absent'")
     database.execute("select pg_reload_conf()")
@@ -407,9 +397,7 @@ def test_a_commit_that_is_applied_before_it_is_visible_is_no_difference(runner, 
 
 
 def test_tables_without_a_key_are_multisets(runner, database, lake):
-    """Copies of a row are counted; with changes in flight there is no answer, and it is said
-    why.
-    """
+    """Copies of a row are counted; with changes in flight there is no answer, and why is said."""
     database.execute(
         "create table t (a int, b text); alter table t replica identity full;insert into t select n"
         " % 5, 'x' from generate_series(1, 50) n; create publication p for table t"
@@ -438,9 +426,7 @@ def test_tables_without_a_key_are_multisets(runner, database, lake):
 
 @pytest.mark.nightly("each kind of published part at once")
 def test_filters_partitions_and_column_lists_are_those_of_the_copy(runner, database, lake):
-    """Via the root, gathered leaves, one partition, a target's own filter: each target holds its
-    own part of the source.
-    """
+    """Via the root, gathered leaves, a partition, an own filter: each target holds its part."""
     database.execute("""
         create table r (id int, region text, v int, secret text, primary key (id,
           region)) partition by list (region);
@@ -494,9 +480,7 @@ def test_filters_partitions_and_column_lists_are_those_of_the_copy(runner, datab
 
 
 def test_what_can_not_be_compared_is_told_why(runner, database, pipeline):
-    """Drift, a truncation in flight, operations that aren't published: no number that means
-    nothing.
-    """
+    """Drift, a truncation in flight, unpublished operations: no number that means nothing."""
     database.execute("alter publication p set table t where (ratio > 10)")
     row = reconcile(runner, pipeline)["t"]
     assert (row.status, "drifted" in row.reason) == ("not compared", True)
@@ -579,9 +563,7 @@ def test_every_type_has_the_same_hash_whoever_reads_it(
     read_both_ways,
     monkeypatch,
 ):
-    """As Spark wrote it when it was copied, as delta-rs did when it was streamed; a repair by
-    either brings it back.
-    """
+    """As Spark wrote it and as delta-rs did; a repair by either brings it back."""
     for number in range(len(values.cases)):  # with a space in its name Spark alone reads a column
         values.execute(f'alter table t rename "c {number}" to c{number}')
     pipeline = make(values, lake)
@@ -611,9 +593,7 @@ def test_every_type_has_the_same_hash_whoever_reads_it(
 
 @pytest.mark.soak("a database in another encoding")
 def test_a_source_in_another_encoding_differs_in_nothing_else(runner, postgres, monkeypatch, lake):
-    """Its bytes aren't the lake's; texts of keys, values and elements are, as they were copied and
-    as they were streamed.
-    """
+    """Its bytes aren't the lake's; texts of keys, values and elements are, copied or streamed."""
     with new_database(
         postgres, monkeypatch, "encoding 'LATIN1' locale 'C' template template0"
     ) as latin:
@@ -652,9 +632,7 @@ def test_a_source_in_another_encoding_differs_in_nothing_else(runner, postgres, 
 
 @pytest.mark.nightly("a quarantined row, as in test_gate")
 def test_rows_that_the_target_is_known_to_lack_are_told_as_such(runner, database, pipeline):
-    """Quarantined or discarded: no difference, none that a repair should bring back, nor forget.
-    Whatever stands there is compared.
-    """
+    """Quarantined or discarded: no difference, nor repaired or forgotten. Others are compared."""
     held = target(pipeline)
     foreign = held.to_pyarrow_table(filters=pc.field("day") == date(2024, 1, 6))
     held.delete("day in ('2024-01-05', '2024-01-06')")
@@ -723,9 +701,7 @@ def test_a_target_without_metadata_columns_holds_null_for_what_its_types_cannot(
 def test_a_backlog_is_landed_before_a_snapshot_is_held(
     runner, database, pipeline, monkeypatch, repairs
 ):
-    """Only what came meanwhile lands while vacuum is held back, by a session that says whose
-    it is.
-    """
+    """Only what came meanwhile lands while vacuum is held back, by a session that says why."""
     held, writes = [], itertools.count()
     holders = (
         "select application_name from pg_stat_activity where datname = current_database() "
@@ -755,9 +731,7 @@ def test_a_backlog_is_landed_before_a_snapshot_is_held(
 
 
 def test_a_locked_table_is_not_waited_for(runner, database, lake):
-    """It isn't compared, and the others are; a table that is unknown by now doesn't stop those that
-    aren't.
-    """
+    """It isn't compared, the others are; nor does a table that is unknown by now stop them."""
     database.execute(
         "create table locked (id int primary key); create table free (id int primary key)"
     )

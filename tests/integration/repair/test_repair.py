@@ -1,6 +1,4 @@
-"""Repair: after a filter changed, the target equals the source's filtered rows, whatever was
-changed, when, by whom.
-"""
+"""Repair: after a filter changed, the target equals the source's filtered rows."""
 
 from __future__ import annotations
 
@@ -93,9 +91,7 @@ def told(result):
 @pytest.mark.nightly("each kind of moving row at once; test_drift has one changed filter")
 @pytest.mark.spark
 def test_rows_enter_and_leave_in_one_merge(runner, database, job, monkeypatch):
-    """Files that no row leaves stay; touched rows are read again; the stream goes on behind the
-    snapshot.
-    """
+    """Files that no row leaves stay; touched rows are read again; the stream goes on behind."""
     database.execute("insert into t select g, g, g, 'late' from generate_series(1001, 1010) g")
     run(runner, job)  # a second file
     publish(database, job, "a > 10 and a < 1006")
@@ -143,9 +139,7 @@ def test_rows_enter_and_leave_in_one_merge(runner, database, job, monkeypatch):
 @pytest.mark.spark
 @pytest.mark.soak("a second cause of a copy")
 def test_what_only_a_copy_mends(runner, database, job):
-    """A TRUNCATE meanwhile, and a filter that Spark can't evaluate; why is told, and the target is
-    whole.
-    """
+    """A TRUNCATE meanwhile, and a filter that Spark can't evaluate; told, and mended whole."""
     publish(database, job, "a > 5")
     database.execute("truncate t; insert into t values (1, 6, 6, 'v'), (2, 2, 2, 'v')")
     result = run(runner, job)
@@ -169,9 +163,7 @@ def test_what_only_a_copy_mends(runner, database, job):
     ],
 )
 def test_an_index_finds_the_rows_that_enter(database, before, after):
-    """However many rows both filters admit; rows where the old one is NULL are found too, and none
-    twice.
-    """
+    """However many rows both filters admit; rows where the old one is NULL are found, once each."""
     database.execute("create table t(id int primary key, a int not null, n int)")
     database.execute("insert into t select g, g, nullif(g, 18950) from generate_series(1, 20000) g")
     database.execute("create index on t(a); create index on t(n)")

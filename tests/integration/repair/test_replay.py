@@ -1,6 +1,4 @@
-"""Replay: rows damaged in the lake are as the source has them again, where the runs of an interval
-changed them.
-"""
+"""Replay: rows damaged in the lake are as the source has them, where an interval's runs wrote."""
 
 from __future__ import annotations
 
@@ -145,9 +143,7 @@ def damage(runner, job, names=DAMAGE):
 
 @pytest.mark.soak("a second replay of many runs")
 def test_replays_mend_what_their_runs_changed(runner, database, job):
-    """Rows lost, changed and invented are as they were, later changes stay, and what is right isn't
-    written.
-    """
+    """Rows lost, changed and invented are as they were; later changes stay, right rows too."""
     right, before = state(runner, job), versions(job)
     interval = {"run_type": "backfill", "interval_start": MONTHS[1], "interval_end": MONTHS[2]}
     some = replay(

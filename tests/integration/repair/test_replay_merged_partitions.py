@@ -1,6 +1,4 @@
-"""Replay of targets that gather leaves: rows damaged in the lake are as the source has them, with
-the leaf that each is in.
-"""
+"""Replay of targets that gather leaves: damaged rows, and the leaf that each is in."""
 
 from __future__ import annotations
 
@@ -215,9 +213,7 @@ end $$
 
 
 def create_roots(connection, names):
-    """Partitioned tables whose rows go from leaf to leaf with ``part``; each row that is written is
-    told to ``touched``.
-    """
+    """Partitioned tables whose rows go from leaf to leaf by ``part``, and to ``touched``."""
     connection.execute(TOUCH)
     for root in names:
         key, of_leaves, _ = ROOTS[root]
@@ -272,9 +268,7 @@ def spoil(random_, rows, touched, leaves, *, of_leaf):
 
 @pytest.mark.soak("many moves between leaves")
 def test_whatever_was_touched_is_mended(runner, database, lake):
-    """Moves between leaves, of keys, TRUNCATEs of leaves and of the root, in and after the range;
-    rows lost, changed, invented.
-    """
+    """Moves between leaves, of keys, TRUNCATEs; rows lost, changed, invented."""
     random_ = random.Random(seed := chosen_seed())
     with database.connect(autocommit=True) as connection:
         workload = Workload(connection, seed, list(ROOTS), create=create_roots)

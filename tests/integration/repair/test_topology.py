@@ -1,6 +1,4 @@
-"""What a look at the catalogs says of partitions: of which targets it tells, and that it waits for
-nobody.
-"""
+"""What the catalogs say of partitions: which targets it is about, and that nobody waits."""
 
 from __future__ import annotations
 
@@ -194,9 +192,7 @@ def test_a_gathered_leaf_that_leaves_its_publication_and_returns(
 
 
 def test_a_leaf_that_stayed_on_record_when_it_left_comes_anew(database, file):
-    """It was told that it went, but its file stayed on record, so that nothing told when it was
-    back.
-    """
+    """Its leaving was told, but its file stayed on record, so nothing told when it was back."""
     file = file.model_copy(update={"target": file.target.model_copy(update={"tables": GATHERED})})
     database.execute("drop publication p; create publication p for table r_1, r_2a")
     with connect(database.conninfo, "test") as conn:

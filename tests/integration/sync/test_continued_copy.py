@@ -1,6 +1,4 @@
-"""A copy that was killed continues: what its tasks have written stays valid, whatever the
-application writes in between.
-"""
+"""A copy that was killed continues: what its tasks have written stays valid."""
 
 from __future__ import annotations
 
@@ -132,9 +130,7 @@ def copy_killed(runner, job, kills, point, count, tables=None, **options) -> boo
 
 
 def run_rounds(runner, job, kills, write, rounds, seed) -> list[int]:
-    """Copy or resync again and again, each time with some kills; returns how many tasks the last
-    ones had.
-    """
+    """Copy or resync repeatedly, each time with some kills; gives the tasks of the last ones."""
     print(f"seed {seed}")
     dice, tasks = random.Random(seed), []
     for number in range(rounds):

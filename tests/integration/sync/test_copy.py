@@ -117,9 +117,7 @@ class TestRows:
         assert table.rows() == [(1,)]
 
     def test_partition_root_reads_its_leaves(self, copying):
-        """All levels' leaves, each through its own chunks, under the root's filter and column
-        list.
-        """
+        """All levels' leaves, each by its own chunks, under the root's filter and columns."""
         table = copying(
             "create table m (k int, v text, hidden text, primary key (k)) partition by range (k)",
             "create table m1 partition of m for values from (0) to (10)",
@@ -173,9 +171,7 @@ class TestRows:
     def test_values_carry_the_snapshots_lsn_and_what_a_type_cannot_hold(
         self, copying, monkeypatch, most
     ):
-        """The metadata columns: position, no time, PostgreSQL's text where the value itself is
-        null; of wide tables too.
-        """
+        """Metadata columns: position, no time, PostgreSQL's text of a null value."""
         monkeypatch.setattr("waldelta.snapshot.source_columns.MOST_EXPRESSIONS", most)
         table = copying(
             "create table t (id int primary key, n numeric(12,2), ts timestamptz)",
@@ -247,9 +243,7 @@ class TestSnapshotLost:
     def test_a_lock_that_stays_is_waited_for_no_longer_than_so(
         self, database, copying, monkeypatch, whole
     ):
-        """Whoever waits keeps the snapshot, and with it vacuum, from going on; who is in the way is
-        told by name.
-        """
+        """Whoever waits keeps the snapshot, and vacuum, waiting; who is in the way is named."""
         monkeypatch.setattr("waldelta.snapshot.read_table.COPY_LOCK_TIMEOUT_MS", 50)
         table = copying(
             "create table t (id int primary key) partition by range (id)",
@@ -299,9 +293,7 @@ class TestSnapshotLost:
 
 
 class TestThroughTheRoot:
-    """A role with SELECT on the partitioned table alone: it covers the partitions, where they are
-    read through that table.
-    """
+    """SELECT on the partitioned table alone covers the partitions, read through that table."""
 
     TABLES = (
         "create table t (id int, v text) partition by range (id)",
@@ -336,9 +328,7 @@ class TestThroughTheRoot:
         database.execute(f"drop owned by {role}; drop role {role}")
 
     def test_every_row_once_in_chunks_of_like_size(self, database, reading):
-        """Partitions of several sizes, below another and empty; what is attached since the snapshot
-        isn't read.
-        """
+        """Partitions of several sizes, nested and empty; what is attached since isn't read."""
         waiting = "create table t4 as select g as id, 'old' as v from generate_series(3000, 3009) g"
         table = reading(self.ROOT, "grant select on t to {role}", waiting)
         assert len(table.chunks) > 4
@@ -365,9 +355,7 @@ class TestThroughTheRoot:
             table.rows()
 
     def test_a_partition_that_is_published_as_itself(self, database, reading):
-        """PostgreSQL leaves the others alone, by the partition's bounds; what may be read itself is
-        read itself.
-        """
+        """PostgreSQL leaves the others alone, by their bounds; what may be read itself is."""
         table = reading("create publication p for table t1", "grant select on t to {role}")
         assert {chunk.id.name for chunk in table.chunks} == {"t"}
         assert sorted(table.read()["id"].to_pylist()) == [*range(1, 701)]
@@ -386,9 +374,7 @@ class TestThroughTheRoot:
         assert [leaf.through for leaf in own.leaves] == [None]
 
     def test_the_tables_owner_runs_nothing_as_the_reader(self, database, reading):
-        """Bounds of a key with an expression call the functions in it, in the session of a role
-        that may read other tables.
-        """
+        """A key's expression calls functions, in the session of a role that reads other tables."""
         table = reading(
             "create table ran (by name)",
             "create function note() returns void language sql as 'insert into public.ran values"
@@ -408,9 +394,7 @@ class TestThroughTheRoot:
         assert table.rows() == [(2,)]
 
     def test_the_lock_is_the_readers_own(self, database, reading):
-        """From the look at the files on nobody may take them away, though the role may not lock a
-        partition.
-        """
+        """Nobody may take the files away once they were looked at, without a lock of ours."""
         table = reading(self.ROOT, "grant select on t to {role}")
         with connect(table.conninfo, "test") as conn, conn.transaction():
             conn.execute(lock_query(table.copy, table.chunks[0]))

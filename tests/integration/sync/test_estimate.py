@@ -1,6 +1,4 @@
-"""The estimate of check: close to what a copy has, only where one is still to be made, and never an
-error.
-"""
+"""The estimate of check: close to what a copy has, only where one is due, never an error."""
 
 from __future__ import annotations
 

@@ -34,9 +34,7 @@ def assert_equal(runner, pipeline):
 
 
 def test_a_table_added_to_the_publication_later(runner, database, lake):
-    """Setup alters the publication by the difference, sync copies the new table alone, consume
-    feeds both.
-    """
+    """Setup alters by the difference, sync copies the new table alone, consume feeds both."""
     database.execute(
         "create table a(id int primary key, v text); create table b(id int primary key, v text)"
     )
@@ -62,9 +60,7 @@ def test_a_table_added_to_the_publication_later(runner, database, lake):
 
 
 def test_a_table_that_left_the_publication_and_returns_is_copied_again(runner, database, lake):
-    """What it was given meanwhile is in no change; until it returns its target stays, and hinders
-    nobody.
-    """
+    """What it got meanwhile is in no change; until it returns its target stays."""
     database.execute(
         "create table a(id int primary key, v text); create table b(id int primary key, v text)"
     )
@@ -86,9 +82,7 @@ def test_a_table_that_left_the_publication_and_returns_is_copied_again(runner, d
 
 
 def test_teardown_and_a_second_life(runner, database, lake):
-    """Teardown removes what the pipeline made; after a new setup old copies are stale and are taken
-    again.
-    """
+    """Teardown removes what the pipeline made; after a new setup old copies are taken again."""
     database.execute("create table a(id int primary key, v text); insert into a values (1, 'a')")
     pipeline = pipeline_on(database, lake, {"name": "public.a"})
     pipeline.setup()

@@ -1,6 +1,4 @@
-"""A table copied again reads the change log from where its snapshot needs it, not from its
-beginning.
-"""
+"""A table copied again reads the change log from where its snapshot needs it."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ def test_batches_that_the_copy_holds_are_not_read_for_it(runner, database, job):
 def test_batches_with_a_transaction_that_the_snapshot_does_not_see_are_read(
     runner, database, job, monkeypatch
 ):
-    """It began before the snapshot and commits after it, in a batch behind others that the copy
-    holds.
-    """
+    """It began before the snapshot and commits after it, behind batches that the copy holds."""
     writer = database.connect()
 
     def wait(connection, timeout_s):
@@ -86,9 +82,7 @@ def test_batches_with_a_transaction_that_the_snapshot_does_not_see_are_read(
 def test_a_target_that_changes_while_it_is_compared_is_compared_again(
     runner, database, job, monkeypatch
 ):
-    """A copy that was thought dead commits between: what differed from the target before says
-    nothing of the one since.
-    """
+    """A copy thought dead commits between: what differed before says nothing of the target."""
     database.execute("insert into t select g, 'a' from generate_series(1, 9) g")
     sync(runner, job)
     database.execute("update t set v = 'b' where id < 3")

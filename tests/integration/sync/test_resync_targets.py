@@ -1,6 +1,4 @@
-"""Tables that need a new copy: marked, left out, copied by the run or by a sync that follows, and
-tried until it succeeds.
-"""
+"""Tables that need a new copy: marked, left out, and copied by a run or a sync."""
 
 from __future__ import annotations
 
@@ -66,9 +64,7 @@ def status(job):
 @pytest.mark.nightly("a table's size decides; unit tests have the rule")
 @pytest.mark.spark
 def test_a_large_table_is_left_to_a_sync(runner, database, job, monkeypatch):
-    """Others go on, landing goes on, and after the copy the table gets what came meanwhile, from
-    its snapshot on.
-    """
+    """Others go on, landing goes on, and after the copy the table gets what came meanwhile."""
     sync(runner, job)
     insert(database, 2)
     database.execute(RETYPE)
@@ -170,9 +166,7 @@ def test_a_small_table_is_copied_by_the_run(runner, database, job):
 
 @pytest.mark.spark
 def test_a_table_that_left_the_publication_is_named(runner, database, job):
-    """Nobody can copy it; the others aren't kept from anything, and each run tells while the file
-    lists it.
-    """
+    """Nobody can copy it; the others go on, and each run tells while the file lists it."""
     sync(runner, job)
     database.execute(RETYPE)
     consume(runner, job)
@@ -192,9 +186,7 @@ def test_a_table_that_left_the_publication_is_named(runner, database, job):
 
 @pytest.mark.spark
 def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(runner, database, job):
-    """Without setup: whoever looks meanwhile remembers it, since what changed then was sent to
-    nobody.
-    """
+    """Without setup: whoever looks meanwhile remembers it, as its changes were sent to nobody."""
     sync(runner, job)
     database.execute(f"alter publication s_{database.name}_pub drop table t")
     check_idle(job)
@@ -217,9 +209,7 @@ def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(runner, dat
 @pytest.mark.spark
 @pytest.mark.parametrize("ended", ["failed", "killed"])
 def test_a_first_copy_that_did_not_end_is_taken_up(runner, database, job, ended):
-    """By the next run, or by a sync behind it; not what nobody ever asked for, nor what the same
-    attempt would fail by again.
-    """
+    """By the next run, or a sync behind it; not what nobody asked for, nor would fail again."""
     incarnation = job.read_identity().incarnation
     begun = TableState(now(), "r", "public.t", 1, "copying", incarnation=incarnation)
     job.ledger.append(begun)
@@ -288,9 +278,7 @@ DEAD = {
 def test_pauses_count_from_when_a_first_copy_was_seen_dead(
     database, job, before, is_running, expected
 ):
-    """Counted from its begin, one that took longer than any pause would be begun again by each
-    run.
-    """
+    """Counted from its begin, one that took longer than any pause would begin again each run."""
     incarnation = job.read_identity().incarnation
     oids = [database.execute("select 't'::regclass::oid")[0][0]]
     last = None

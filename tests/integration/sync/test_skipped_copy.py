@@ -1,6 +1,4 @@
-"""Tables with copy: false: as PostgreSQL's subscriber with copy_data = false, from the slot's start
-on.
-"""
+"""Tables with copy: false: as PostgreSQL's subscriber without copy_data, from the slot's start."""
 
 from __future__ import annotations
 
@@ -84,9 +82,7 @@ def write(database, *statements):
 
 
 def test_as_a_subscriber_without_copies(runner, database, postgres, lake):
-    """From the slot's start, though columns are added before the sync, which reads no row of the
-    source.
-    """
+    """From the slot's start, though columns are added before the sync, which reads no row."""
     write(database, TABLES, PUBLICATIONS, *BEFORE)
     pipeline = without_copy(database, lake)
     pipeline.setup()
@@ -122,9 +118,7 @@ def test_as_a_subscriber_without_copies(runner, database, postgres, lake):
 
 @pytest.mark.soak("every job after a skipped copy")
 def test_nothing_brings_the_missing_rows(runner, database, lake):
-    """Neither drift, reconcile, replay nor a sync by name; what a lost slot took from it is said
-    and stays on record.
-    """
+    """Neither drift, reconcile, replay nor a sync by name; what a lost slot took is on record."""
     write(database, TABLES, PUBLICATIONS, *BEFORE)
     pipeline = without_copy(database, lake, ("t", "f"))
     pipeline.setup()
@@ -195,9 +189,7 @@ def test_nothing_brings_the_missing_rows(runner, database, lake):
 
 @pytest.mark.soak("two decisions and their copies")
 def test_the_operator_decides(runner, database, lake):
-    """Where only a copy is exact a table waits alone: it begins with an empty target again, or is
-    copied.
-    """
+    """Where only a copy is exact a table waits: it begins empty again, or is copied."""
     write(database, TABLES, PUBLICATIONS, *BEFORE)
     pipeline = without_copy(database, lake, ("t", "r"))
     pipeline.setup()

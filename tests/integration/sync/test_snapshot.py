@@ -1,6 +1,4 @@
-"""When a snapshot may be taken, and what keeps it alive; the traps of experiments with real
-servers, shown harmless.
-"""
+"""When a snapshot may be taken and what keeps it alive; traps of real servers, harmless."""
 
 import threading
 import time
@@ -100,9 +98,7 @@ class TestOldTransactions:
         wait_for_old_transactions(conn, 0)
 
     def test_table_added_while_a_transaction_has_written_to_it(self, database, conn):
-        """Its row from before ADD TABLE is in neither stream nor early snapshot; after the wait it
-        is in the snapshot.
-        """
+        """Its row from before ADD TABLE is in no stream or early snapshot; after the wait it is."""
         database.execute("create table b (id int primary key, v text)")
         database.execute("create publication pb")
         database.execute(
@@ -165,9 +161,7 @@ def test_commit_that_waits_for_a_synchronous_standby(new_server):
 
 class TestHolder:
     def test_snapshot_is_exported_and_closed(self, database):
-        """What it sees is named as pg_current_snapshot() names it; readers can import it until the
-        holder ends.
-        """
+        """It is named as pg_current_snapshot() names it; readers import it until it ends."""
         with SnapshotHolder(database.conninfo) as holder:
             assert holder.connection.execute("select pg_current_snapshot()::text").fetchone() == (
                 holder.snapshot,
@@ -193,9 +187,7 @@ class TestHolder:
             assert database.execute(held, (holder.pid,)) == []
 
     def test_survives_the_databases_timeouts(self, database):
-        """idle_in_transaction_session_timeout and transaction_timeout end another session, never
-        the holder.
-        """
+        """idle_in_transaction_session_timeout and transaction_timeout never end the holder."""
         settings = ["idle_in_transaction_session_timeout", "statement_timeout"]
         if database.connection.info.server_version >= 170000:
             settings.append("transaction_timeout")
@@ -264,9 +256,7 @@ OVERHEAD, USABLE = 55, 8192 - 24
 
 @pytest.mark.parametrize("behind", [0, 8, 16, 24], ids="{} bytes on the page".format)
 def test_where_the_last_record_ends(database, behind):
-    """Records that end with a page, or shortly behind the next one's header: PostgreSQL tells where
-    the one it wrote ends.
-    """
+    """Records that end with a page, or behind the next one's header: PostgreSQL tells where."""
     for _ in range(20):  # others write, too
         ((start,),) = database.execute("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn")
         length = (8192 - int(start) % 8192) + behind + USABLE - OVERHEAD
@@ -285,9 +275,7 @@ def test_where_the_last_record_ends(database, behind):
 
 
 def test_where_the_last_record_of_a_file_ends(database):
-    """Its rest counts as the record; the next one begins behind a longer header, which isn't
-    written yet.
-    """
+    """Its rest counts as the record; the next one begins behind a longer header, yet unwritten."""
     ((written, segment_bytes),) = database.execute(f"select {WRITTEN_SQL} from pg_switch_wal()")
     assert Lsn.parse(written).value % segment_bytes == 40
     ends = str(Lsn.parse(written).of_record(segment_bytes))

@@ -91,9 +91,7 @@ def lake_of(runner, database, lake):
 
 
 def sabotage(monkeypatch, *actions):
-    """Before the n-th target is written, with its snapshot taken and its chunks planned, do the
-    n-th of these.
-    """
+    """Before the n-th target is written, its chunks planned, do the n-th of these."""
     calls = iter(actions)
 
     def act():
@@ -104,9 +102,7 @@ def sabotage(monkeypatch, *actions):
 
 
 def test_every_shape_of_table(database, lake_of):
-    """Partition root, column list, filter, publish='update', inheritance, nothing in it, odd names:
-    each as published.
-    """
+    """Partition root, column list, filter, inheritance, nothing, odd names: each as published."""
     lake = lake_of(
         "create table plain (id int primary key, v text, secret text)",
         "insert into plain select g, 'v' || g, 's' from generate_series(1, 100) g",
@@ -145,9 +141,7 @@ def test_every_shape_of_table(database, lake_of):
 
 
 def test_target_and_ledger_say_what_was_copied(database, lake_of):
-    """Keys are NOT NULL; each row has the snapshot's LSN; the ledger and the commit name the
-    snapshot.
-    """
+    """Keys are NOT NULL; each row has the snapshot's LSN; ledger and commit name the snapshot."""
     lake = lake_of(
         "create table t (id int primary key, n numeric(12,2), ts timestamptz)",
         "insert into t values (1, 1.50, '2020-01-01 00:00+00'), (2, 'NaN', 'infinity')",
@@ -187,9 +181,7 @@ def test_without_metadata_columns(lake_of):
 
 
 def test_resync_replaces_everything_as_a_new_generation(database, lake_of):
-    """What was deleted since is gone; other columns come and go; keys stay NOT NULL while only
-    columns are added.
-    """
+    """What was deleted since is gone; other columns come and go; keys stay NOT NULL at first."""
     lake = lake_of(
         "create table t (id int primary key, v text)", "create publication p for table t"
     )
@@ -209,9 +201,7 @@ def test_resync_replaces_everything_as_a_new_generation(database, lake_of):
 
 @pytest.mark.parametrize("statement", ["truncate t", "holder"])
 def test_lost_snapshot_starts_the_table_again(database, lake_of, monkeypatch, caplog, statement):
-    """A rewrite, or the death of the holder, in mid-copy: the next attempt copies what is there
-    now.
-    """
+    """A rewrite, or the holder's death, in mid-copy: the next attempt copies what is there now."""
     lake = lake_of(
         "create table t (id int primary key, v text)",
         "insert into t select g, repeat('x', 900) from generate_series(1, 100) g",
@@ -267,9 +257,7 @@ def test_only_the_chunk_of_a_killed_worker_is_read_again(database, lake_of, monk
 
 
 def test_what_a_chunk_fails_by_is_met_once(database, lake_of, monkeypatch, tmp_path):
-    """Spark does a failed task again; the attempts that come raise at once what the first one found
-    out.
-    """
+    """Spark tries a failed task again; those attempts raise at once what the first found out."""
     lake = lake_of(
         "create table t (id int primary key)",
         "insert into t values (1)",
@@ -293,9 +281,7 @@ def test_what_a_chunk_fails_by_is_met_once(database, lake_of, monkeypatch, tmp_p
 
 
 def test_a_chunk_that_fails_ends_the_others(database, lake_of, monkeypatch, tmp_path):
-    """Most chunks aren't read any more. What a finished one wrote stays for the next copy, and the
-    rest goes.
-    """
+    """Most chunks aren't read any more. What a finished one wrote stays for the next copy."""
     lake = lake_of(
         "create table t (id int primary key, v text)",
         "insert into t select g, repeat('x', 900) from generate_series(1, 600) g",
@@ -430,9 +416,7 @@ def test_row_level_security_fails_the_table_and_hides_no_row(database, lake_of):
 
 
 def test_open_transaction_holds_up_the_copy(database, lake_of):
-    """One that is older than the publication's last change must end first; nothing is copied
-    before.
-    """
+    """One older than the publication's last change must end first; nothing is copied before."""
     lake = lake_of("create table t (id int primary key)", "create publication p for table t")
     with database.connect() as writer:
         writer.execute("insert into t values (1)")
@@ -470,9 +454,7 @@ def test_refused_before_anything_is_copied(runner, database, lake, tmp_path, mon
 
 
 def test_target_folder_with_something_else_in_it(database, lake_of, tmp_path, caplog):
-    """A folder that holds foreign files is left alone, and the source isn't asked for another
-    snapshot.
-    """
+    """Foreign files are left alone, and the source isn't asked for another snapshot."""
     lake = lake_of(
         "create table t (id int primary key)",
         "insert into t values (1)",
@@ -515,9 +497,7 @@ def test_copies_leave_nothing_behind_on_the_source(database, lake_of):
 def test_a_snapshot_is_held_no_longer_than_rows_are_read(
     runner, database, lake_of, monkeypatch, kind
 ):
-    """Whatever comes behind that needs none; what begins on the source meanwhile isn't in the
-    bill.
-    """
+    """Whatever comes behind needs none; what begins on the source meanwhile isn't in the bill."""
     lake = lake_of(
         "create table t (id int primary key, v text)",
         "insert into t values (1, 'a'), (2, 'b')",

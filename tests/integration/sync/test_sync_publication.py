@@ -38,9 +38,7 @@ def narrowed(database, job):
 def test_a_filter_widened_between_the_wait_and_a_snapshot(
     runner, database, job, narrowed, monkeypatch
 ):
-    """A row written before that, by a transaction that no snapshot sees yet, is in no stream: it is
-    waited for again.
-    """
+    """A row of before, whose transaction no snapshot sees yet, is in no stream: it is awaited."""
     writer = database.connect()
     waited = []
 
@@ -62,9 +60,7 @@ def test_a_filter_widened_between_the_wait_and_a_snapshot(
 
 
 def test_a_transaction_that_stays_open_then_is_named(runner, database, job, narrowed, monkeypatch):
-    """As it is before the first snapshot; the table's copy fails by name, and nothing is taken for
-    a copy.
-    """
+    """As before the first snapshot; the copy fails by name, and nothing is taken for a copy."""
     writer = database.connect()
 
     def wait(connection, timeout_s):

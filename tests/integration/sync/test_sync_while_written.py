@@ -1,6 +1,4 @@
-"""Copies under writers at full speed: two at once, one of them anew, while runs go on landing and
-applying.
-"""
+"""Copies under writers at full speed: two at once, one anew, while runs land and apply."""
 
 from __future__ import annotations
 
@@ -72,9 +70,7 @@ def job(database, lake):
 
 
 def test_each_change_is_in_the_target_once(runner, database, job):
-    """Neither lost between a copy and the stream nor applied on top of a copy that had it
-    already.
-    """
+    """Neither lost between copy and stream nor applied on top of a copy that had it."""
     seed = chosen_seed()
     sync(runner, job, [OLD])
 

@@ -1,6 +1,4 @@
-"""Patterns of tables: setup writes out what they stand for, and runs adopt or report what comes
-later.
-"""
+"""Patterns of tables: setup writes out what they stand for; runs adopt or report new ones."""
 
 from __future__ import annotations
 
@@ -423,9 +421,7 @@ def writing(database):
 
 @pytest.mark.spark
 def test_a_new_table_is_complete_two_runs_later(runner, database, lake, caplog):
-    """While the application writes; nothing is lost or doubled. A run with ``report`` only says
-    so, until setup publishes the table.
-    """
+    """While the application writes; nothing is lost or doubled."""
     database.execute("create schema sales; create table sales.a (id int primary key, v text)")
     database.execute("insert into sales.a values (1, 'a')")
     pipeline = pipeline_on(database, lake, {"name": "sales.*"}, new_tables="adopt")

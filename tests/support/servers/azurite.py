@@ -75,9 +75,7 @@ class Container:
             runner.spark().conf.set(f"fs.azure.{name}", value)
 
     def keys(self, prefix: str) -> list[str]:
-        """Return the names of the blobs below a folder, in order, without the empty ones by which
-        Hadoop marks folders.
-        """
+        """Return the blobs below a folder, in order, without Hadoop's marks of folders."""
         files = open_folder(self.uri(prefix), self.storage_options)
         found = files.get_file_info(FileSelector("", allow_not_found=True, recursive=True))
         return sorted(prefix + info.path for info in found if info.size)

@@ -60,9 +60,7 @@ def test_a_lake_that_isnt_there_is_empty(book):
 
 
 def test_runs_are_one_line_each(book):
-    """The last event of each counts; stages of one run, and runs of one id under other verbs,
-    aren't mixed up.
-    """
+    """The last event of each counts; stages, and runs of one id under other verbs, stay apart."""
     for event in (
         run("one", minutes(2), "running", seconds=30.0),
         run("one", minutes(3), changes=7),

@@ -124,9 +124,7 @@ def columns(batches):
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_record_batches_may_end_anywhere(name):
-    """Cut into two record batches at any place, within a chunk too, the envelope is the same; so
-    it is with one message a batch.
-    """
+    """Cut into two record batches anywhere, or one a message, the envelope is the same."""
     stream, expected, version = STREAMS[name]
     for cut in range(len(stream) + 1):
         envelope = Envelope(1000, version)
@@ -212,9 +210,7 @@ MALFORMED = [
 @pytest.mark.parametrize("_, version, given, match", MALFORMED, ids=[m[0] for m in MALFORMED])
 @pytest.mark.parametrize("cut", [False, True])
 def test_malformed_streams_are_refused(_, version, given, match, cut):
-    """Messages that are unknown, cut, unpaired or out of place stop with a named error, also at the
-    seam of two record batches.
-    """
+    """Unknown, cut, unpaired or misplaced messages stop with a named error, at seams too."""
     envelope, stream = Envelope(1000, version), [(1, 7, message) for message in given]
     if cut:
         add(envelope, stream[:-1])

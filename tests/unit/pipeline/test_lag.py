@@ -49,9 +49,7 @@ def test_limits(lag, wanted, expected):
 
 
 def test_a_warning_comes_first():
-    """A warning that nobody would see before it is critical is a mistake, unless it is the
-    default.
-    """
+    """A warning that nobody would see before it is critical is a mistake, but for the default."""
     Freshness(critical_seconds=600)
     with pytest.raises(ValidationError, match="warn_mb is more than critical_mb"):
         Freshness(warn_mb=9, critical_mb=8)

@@ -33,9 +33,7 @@ def ranges(chunks):
     ],
 )
 def test_a_leaf_is_cut_without_gap_and_its_last_chunk_is_open_ended(blocks, chunk_blocks, expected):
-    """Each block lies in exactly one chunk; what is added behind the last planned block is in the
-    last chunk.
-    """
+    """Each block lies in exactly one chunk; what is added behind the last is in the last chunk."""
     chunks = plan_chunks([leaf(blocks)], int(chunk_blocks * BLOCK))
     assert ranges(chunks) == [("t", *e) for e in expected]
 
@@ -47,9 +45,7 @@ def test_every_leaf_has_chunks_of_its_own():
 
 
 def test_small_leaves_share_a_task():
-    """A thousand little partitions make neither a thousand tasks nor files; order and chunks
-    stay.
-    """
+    """A thousand little partitions make no thousand tasks or files; order and chunks stay."""
     chunks = plan_chunks(
         [leaf(1, f"p{n}", n) for n in range(1000)] + [leaf(10, "big", 1001)], 8 * BLOCK
     )
@@ -65,9 +61,7 @@ def test_no_leaves_no_chunks():
 
 
 def test_progress_counts_tasks_that_started_and_are_not_active():
-    """Spark starts tasks in order, so those before the last started one that aren't active are
-    done.
-    """
+    """Spark starts tasks in order: those before the last started that aren't active are done."""
     from waldelta.stages.sync.copy_table import describe_progress
 
     tasks = plan_tasks(plan_chunks([leaf(40)], 10 * BLOCK), 10 * BLOCK)
@@ -89,9 +83,7 @@ def test_progress_counts_tasks_that_started_and_are_not_active():
     ],
 )
 def test_leaves_that_are_read_through_one_table_are_cut_together(blocks, chunk_blocks, expected):
-    """A range of ctid is one of each of them: no block is read twice, and a chunk has as many as
-    any other.
-    """
+    """A range of ctid is one of each leaf: no block is read twice, and chunks are of like size."""
     root = Through(TableId("public", "root"), 9)
     leaves = [replace(leaf(count, f"p{n}", n), through=root) for n, count in enumerate(blocks)]
     chunks = plan_chunks([*leaves, leaf(1, "own", 8)], chunk_blocks * BLOCK)

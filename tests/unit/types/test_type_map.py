@@ -1,6 +1,4 @@
-"""Which type a PostgreSQL type has in the lake, and reading its texts; the real server's are in
-integration/types/test_values.py.
-"""
+"""Which type a PostgreSQL type has in the lake, and reading its texts; test_values asks servers."""
 
 from __future__ import annotations
 
@@ -161,9 +159,7 @@ NEVER_RAW = [BOOL, BYTEA, INT4, FLOAT8, TEXT, ENUM, HSTORE, ANY_NUMERIC]
     ids=str,
 )
 def test_which_types_may_need_raw_text(pg_type, options, expected):
-    """The source's type and the names in the ledger give one answer; integration/types has what
-    the real server prints.
-    """
+    """The source's type and the ledger's names give one answer; integration/types asks servers."""
     kind = target_type(pg_type, options)
     stored = stored_type(pg_type.name, kind.spark)
     assert (kind.may_be_raw, stored.may_be_raw) == (expected, expected)
@@ -469,9 +465,7 @@ def test_values(pg_type, text, value):
 @pytest.mark.parametrize("pg_type", FAMILIES, ids=lambda t: t.name)
 @pytest.mark.parametrize("given", [[], [None], [None] * 3], ids=["empty", "null", "nulls"])
 def test_nothing_to_read(pg_type, given):
-    """Empty and all-null arrays, also without buffers, have the right type; which stays equal on
-    its way into Spark's tasks.
-    """
+    """Empty and all-null arrays, also without buffers, have the right type."""
     target = target_type(pg_type)
     assert pickle.loads(pickle.dumps(target)) == target
     for array in (texts(*given), pa.nulls(len(given), pa.binary()), texts("1", *given).slice(1)):

@@ -76,9 +76,7 @@ def unread(messages, number):
 
 
 def write(folder, batches, skipped=(), whole=None):
-    """A change log; ``skipped`` are messages that landed unread, ``whole`` the first batch before a
-    message was altered.
-    """
+    """A change log; ``skipped`` landed unread, ``whole`` is the first batch before that."""
     parts = []
     for number, messages in enumerate(batches, 1):
         xids, data = zip(*messages, strict=True)

@@ -229,9 +229,7 @@ def test_a_run_that_is_ended_waits_for_nothing():
     ],
 )
 def test_whole_steps(sizes, expected):
-    """A step is whole once another batch like the last one wouldn't fit into it: so it would be
-    planned once that has landed, too.
-    """
+    """A step is whole once another batch like the last wouldn't fit: as planned later."""
     assert whole_upto((sizes, 100)) == expected
     if expected is not None:
         following = {**sizes, max(sizes) + 1: sizes[max(sizes)]}

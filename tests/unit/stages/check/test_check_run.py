@@ -1,6 +1,4 @@
-"""What earlier checks know: from which position on rows are to be judged, and which targets haven't
-changed.
-"""
+"""What earlier checks know: from where rows are to be judged, and which targets stayed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Keys of quarantined rows as a repair reads them again: texts and typed values, as touched ones
-have.
-"""
+"""Keys of quarantined rows as a repair reads them again: texts and typed values."""
 
 from __future__ import annotations
 

@@ -73,9 +73,7 @@ CASES = [
     ("fed", "copied", "file", "told"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
 )
 def test_what_is_told_of_a_copy(fed, copied, file, told):
-    """What differs from target to target; the pipeline file, the snapshot and the catalog each say
-    a part of it.
-    """
+    """What differs by target; pipeline file, snapshot and catalog each say a part of it."""
     state = synced_state(BEGUN, copied, fed, file)
     assert {name: getattr(state, name) for name in told} == told
 

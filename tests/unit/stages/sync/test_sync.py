@@ -1,6 +1,4 @@
-"""Which tables a sync leaves as they are, since another run has copied them meanwhile, and what
-it reports of those that fail.
-"""
+"""Which tables a sync leaves, as another run has copied them, and what it reports of failures."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ CASES = [
     ("known", "last", "insists", "done"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
 )
 def test_what_another_run_has_done(known, last, insists, done):
-    """Asked under the table's lock, of the ledger's row then; a copy of an earlier life lacks what
-    the slot doesn't know.
-    """
+    """Asked under the table's lock, of the ledger's row then; an earlier life's copy isn't one."""
     assert (
         CopyRequest(TableId("public", "t"), None, None, known, insists).is_done(last, LIFE) is done
     )

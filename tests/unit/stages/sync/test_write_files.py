@@ -1,6 +1,4 @@
-"""Writing a copy's rows by tasks: what the target holds afterwards, what is told, who comes late,
-and what is left to Spark.
-"""
+"""Writing a copy's rows by tasks: what the target holds, what is told, what Spark does."""
 
 from __future__ import annotations
 
@@ -275,9 +273,7 @@ def test_values_that_recur_are_kept_in_a_dictionary():
 
 @pytest.mark.parametrize("is_there", [False, True], ids=["new", "of a run that was killed"])
 def test_timestamps_without_a_zone(uri, is_there):
-    """Of such a table delta-rs lists the features, and forgets that of the key's NOT NULL, without
-    which Spark refuses to read it.
-    """
+    """delta-rs forgets the feature of NOT NULL, without which Spark can't read the table."""
     columns = [*COLUMNS, TargetColumn("at", "timestamp_ntz", pa.timestamp("us"), True)]
     if is_there:
         fields = [pa.field(column.name, column.arrow, column.nullable) for column in columns]

@@ -753,9 +753,7 @@ def test_buttons_of_the_quarantine_trigger_its_dag(shop, open_pages, decided, fo
 
 
 def test_messages_that_cant_be_read(shop, open_pages, decided):
-    """With its bytes and a button; skipped, who decided and which table lacks it. It is no row of
-    its run in quarantine.
-    """
+    """With its bytes and a button; skipped, by whom and which table lacks it. It is no row."""
     row = Decision(
         now(), RUN_ID, "waiting", "public.orders", 1, 0, ROW, lsn=1 << 20, kind=MESSAGE,
         incarnation="", reason="length at byte 0",

@@ -13,9 +13,7 @@ from waldelta.target_modes import MODES
 
 
 def test_a_target_that_keeps_more_than_a_mirror_has_no_gate():
-    """Its staged changes are states, of which several may be of one key: nothing is judged in
-    part.
-    """
+    """Its staged changes are states, several of one key maybe: nothing is judged in part."""
     plan = SimpleNamespace(state=SimpleNamespace(kept_as=MODES["history"]))
     with pytest.raises(ConfigError, match="only a target of mode mirror supports"):
         judge(None, None, plan, TableGate("public.t"), None)

@@ -10,9 +10,7 @@ from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation,
 
 @pytest.mark.parametrize(("most", "success"), [(3, True), (2, False)])
 def test_an_answer_about_quantiles_can_be_written(most, success):
-    """Its checkpoint does so, in this version of NumPy and Great Expectations, with what the
-    expectation answers.
-    """
+    """Its checkpoint writes it, in this version of NumPy and Great Expectations."""
     # Not above: each process that collects the tests would import them, for seconds.
     import great_expectations as gx
 

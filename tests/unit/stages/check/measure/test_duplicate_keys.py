@@ -1,6 +1,4 @@
-"""Duplicate keys without Spark: marks for each integer tell what a set would; what they can't tell
-is left to Spark.
-"""
+"""Duplicate keys without Spark: marks tell what a set would, and leave the rest to Spark."""
 
 from __future__ import annotations
 
@@ -126,9 +124,7 @@ def test_files_without_any_key_in_question_arent_read(tmp_path):
 
 
 def test_random_rewrites(tmp_path):
-    """Of a target whose keys differed, as a set says, whatever was merged, deleted or compacted
-    since.
-    """
+    """As a set says, whatever was merged, deleted or compacted since its keys differed."""
     chance, told = random.Random(chosen_seed()), 0
     for number in range(8):
         uri, known = str(tmp_path / str(number)), 0

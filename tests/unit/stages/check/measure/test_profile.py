@@ -1,6 +1,4 @@
-"""When a profile isn't as earlier ones were: by median and MAD, with a floor for what never
-changed.
-"""
+"""When a profile isn't as earlier ones: by median and MAD, with a floor for the unchanged."""
 
 from __future__ import annotations
 
@@ -140,9 +138,7 @@ def test_what_only_full_checks_measure_goes_back_farther():
 
 
 def test_many_values_are_measured_batch_by_batch(tmp_path, monkeypatch):
-    """As NumPy says of all at once: numbers far from zero, nulls, what isn't finite, decimals,
-    integers beyond a double.
-    """
+    """As NumPy says of all at once: far numbers, nulls, what isn't finite, decimals."""
     monkeypatch.setattr("waldelta.stages.check.measure.profile._ROWS_AT_ONCE", 7)
     chance = random.Random(5)
     values = [1e9 + chance.random() for _ in range(100)]

@@ -1,6 +1,4 @@
-"""Which foreign keys are judged between targets, why others aren't, and what Arrow finds of small
-ones.
-"""
+"""Which foreign keys are judged between targets, why others aren't, what Arrow finds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The list of reports: what it keeps, in which order, and an index that needs nothing but
-itself.
-"""
+"""The list of reports: what it keeps, in which order, and an index that needs only itself."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What Great Expectations' renderers give becomes HTML in which every text is escaped, whatever
-kind of block has it.
-"""
+"""What Great Expectations' renderers give becomes HTML in which every text is escaped."""
 
 from __future__ import annotations
 

@@ -100,9 +100,7 @@ CASES = [
     ("table", "expected", "left_out"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
 )
 def test_plan_suite(table, expected, left_out):
-    """The suite follows from the recorded columns, key and filter; what can't be checked is
-    said.
-    """
+    """The suite follows from recorded columns, key and filter; what can't be checked is said."""
     plan = plan_suite(table, HELD)
     planned = [(p.type, p.kwargs) for p in plan.expectations]
     assert [e for e in expected if e not in planned] == []
@@ -154,9 +152,7 @@ CHECKS = [
     ("expression", "is_planned", "told"), [c[1:] for c in CHECKS], ids=[c[0] for c in CHECKS]
 )
 def test_check_constraints(expression, is_planned, told):
-    """What the source makes sure of is expected of the target, where Spark can tell; else it is
-    said.
-    """
+    """What the source makes sure of is expected, where Spark can tell; else it is said."""
     plan = plan_suite(
         state([ID, *(("n", "integer", "int", False), ("mood", "app.mood", "string", False))]),
         HELD,
@@ -174,9 +170,7 @@ def test_check_constraints(expression, is_planned, told):
 
 
 def test_enum_labels():
-    """A column of an enum has its labels only; one whose values stand otherwise in the lake isn't
-    asked for them.
-    """
+    """A column of an enum has its labels only; one of other values in the lake isn't asked."""
     columns = [ID, ("mood", "mood", "string", False), ("moods", "mood[]", "array<string>", False)]
     plan = plan_suite(
         state(columns),

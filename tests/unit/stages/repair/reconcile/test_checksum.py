@@ -1,6 +1,4 @@
-"""Hashes and their sums: what is added can be taken out again, and nothing else gives the same
-sum.
-"""
+"""Hashes and sums: what is added can be taken out, and nothing else gives the same sum."""
 
 from __future__ import annotations
 
@@ -89,9 +87,7 @@ def test_rows_of_other_values_have_other_texts():
 
 
 def test_a_verbatim_text_beside_a_value_is_neither():
-    """What stands in _wd_raw counts where the type holds nothing; beside a value it isn't what a
-    copy would have.
-    """
+    """What stands in _wd_raw counts where the type holds nothing; beside a value it is another."""
     rows = [(None, "a", "b"), (1, "a", "b"), (1, "a", "b")]
     found = texts(rows, [["NaN", "NaN", None], None, None])
     assert found[0].startswith("NaN\x1f")
@@ -156,9 +152,7 @@ def test_buckets_are_few_beside_the_rows(rows, buckets):
 
 
 def test_verbatim_texts_stand_behind_the_columns_that_may_have_them():
-    """A value that its type can't hold is one that PostgreSQL prints; without the metadata column
-    it is null.
-    """
+    """A value that its type can't hold is as PostgreSQL prints it; without metadata it is null."""
     day = Moment("date", pa.date32(), "date")
     columns: tuple[tuple[str, TargetType], ...] = (("id", INT), ("day", day), ("a", TEXT))
     with_raw = Fingerprint("t", columns, ("id",), MARKS, 77, 16, raw=True)

@@ -1,6 +1,4 @@
-"""What a replay takes of the ledger and the change log: which runs, which WAL, which batches;
-tables of cases.
-"""
+"""What a replay takes of ledger and change log: which runs, which WAL, which batches."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ def test_which_runs_an_interval_means(case):
 
 
 def test_each_entry_owns_the_wal_behind_the_one_before():
-    """What a killed run landed without a word is the next one's; an entry that ends no further owns
-    nothing.
-    """
+    """What a killed run landed is the next one's; an entry that ends no further owns nothing."""
     found = segments(
         [
             run("a", 10, 5),
@@ -122,9 +118,7 @@ CUTS = {
 
 @pytest.mark.parametrize("case", CUTS)
 def test_where_the_log_begins(case):
-    """Where the last batch that was dropped ended: the run behind it began there, before the first
-    commit that is left.
-    """
+    """Where the last dropped batch ended: the run behind began there, before any commit left."""
     reach, cuts, expected = CUTS[case]
     assert (
         range_by_cuts(reach, [BatchCut(NOON, "r", *cut, None) for cut in cuts]).begins_at
