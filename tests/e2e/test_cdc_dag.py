@@ -272,8 +272,7 @@ def test_a_broken_file_is_an_import_error_and_the_others_live(stack, shop):
     try:
         bad.write_text((stack.pipelines / "shop.yml").read_text().replace("slot:", "slott:"))
         have_parsed(stack)
-        # Airflow drops errors of files outside its DAG folder at each refresh, until the next
-        # parsing.
+        # Airflow drops errors of files outside its DAG folder at each refresh, until the next.
         seen: dict[str, str] = {}
         wait_until(lambda: seen.update(shop.client.import_errors()) or str(bad) in seen)
         message = seen[str(bad)]

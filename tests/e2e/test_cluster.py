@@ -178,8 +178,7 @@ def connection(cluster, monkeypatch, tmp_path) -> str:
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": (cluster.folder / "events").as_uri(),
         "spark.eventLog.compress": "false",
-        # On a busy machine the first executor would be done with everything before the second is
-        # there.
+        # On a busy machine the first executor would be done before the second is there.
         "spark.cores.max": "2",
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
@@ -227,8 +226,7 @@ def test_a_cluster_is_a_connection_away(run, cluster, database, lake):
     assert stages["check"].status == "succeeded"
     assert_equal(database, f"{lake}/shop/public/orders")
     assert cluster.executors_with_tasks() == [{"0", "1"}] * 2
-    # The events of several tasks went by buckets to two that collapsed them, wherever each of them
-    # ran.
+    # The events of several tasks went by buckets to two that collapsed them, wherever they ran.
     (decoding,) = cluster.tasks_that_told(DIVIDED)
     assert decoding > 1
     assert cluster.tasks_that_told(COUNTS) == [2, 1]

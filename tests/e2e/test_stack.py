@@ -108,8 +108,7 @@ def test_the_scheduler_starts_when_the_api_server_answers(own_stack):
     # A stack that was started again writes on in the log of before.
     (*_, last) = [line for line in log.read_text().splitlines() if "Uvicorn running" in line]
     served = last.split()[0]
-    # Processes' ages are told from the boot time, which Linux gives in whole seconds; without
-    # waiting it would be many.
+    # Processes' ages are told from the boot time, in whole seconds; without waiting it is many.
     assert (
         psutil.Process(scheduler.pid).create_time() > datetime.fromisoformat(served).timestamp() - 1
     )
@@ -202,8 +201,7 @@ def test_down_leaves_no_process_and_no_open_port(own_stack):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_starting_stops_what_was_started(stack_folder, number):
     line = [sys.executable, "-m", "demo.stack", "up", "--folder", str(stack_folder)]
-    # A background job of a shell that isn't interactive ignores Ctrl-C, and so would what it
-    # starts.
+    # A background job of a shell that isn't interactive ignores Ctrl-C, as what it starts would.
     was = signal.signal(signal.SIGINT, signal.default_int_handler)
     starting = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     signal.signal(signal.SIGINT, was)

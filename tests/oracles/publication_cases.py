@@ -97,8 +97,7 @@ def all_cases() -> list[Case]:
     return [case for case in found if not (case.listed and case.identity in ("full", "none"))]
 
 
-# Every two of the four properties meet in every way that PostgreSQL allows, with the fewest
-# targets.
+# Every two of the four properties meet as PostgreSQL allows, with the fewest targets.
 _SOME = (
     "default_publisher_plain", "default_all_leaves_listed", "default_spark_root_listed",
     "index_publisher_plain_listed", "index_spark_leaves", "index_all_root_listed",

@@ -265,8 +265,7 @@ class RandomScenario:
         )
         if self.pick.random() < 0.2 or (partitioned and not publication["via_root"]):
             return None
-        # Without a key at the subscriber a row may enter and leave; with one and rows left behind
-        # it may not.
+        # Without a key at the subscriber a row may enter and leave; with one it may not.
         whole_row = self.identity in ("full", "none") or (
             not publication["covered"] and self.identity == "key"
         )

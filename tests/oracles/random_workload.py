@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-# More than 64 kB of changes, the least logical_decoding_work_mem, in keys that nothing else writes
-# to.
+# More than 64 kB of changes, the least logical_decoding_work_mem, in keys of its own.
 LARGE_ROWS, LARGE_FROM = 300, 20_000
 BIG = "(select string_agg(md5(({0})::text || i), '') from generate_series(1, 200) i)"
 
 
-# What alter() chooses from. A native subscriber can do the first ones too, and gets the same rows
-# by them.
+# What alter() chooses from. A native subscriber can do the first ones too, with the same rows.
 FOLLOWED = ("add", "add default", "drop", "rename", "retype", "rewrite", "vacuum full")
 KINDS = (*FOLLOWED, "add volatile", "add volatile, drop the default")
 

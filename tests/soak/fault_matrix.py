@@ -310,8 +310,7 @@ class Matrix:
             "sync": ["consume"],
             "decide": ["consume", step.verb],
         }.get(step.verb, [step.verb, "consume"])
-        # A first copy that failed is tried again by Airflow: a later run takes up only what had
-        # begun.
+        # A first copy that failed is tried again by Airflow: runs take up only what had begun.
         if step.group == "first" and has_failed:
             verbs = ["sync", *verbs]
         ends = [(verb, self._next_run(scene, verb, step.file)) for verb in verbs]

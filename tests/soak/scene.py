@@ -38,8 +38,7 @@ COPIES = "copies"
 MESSAGE_PREFIX = "soak"
 FILTERS = ("part < 4", "part < 3")
 TIMEOUT_S = 240.0
-# Pipeline files: as they are, with checks, and with so few changes in a step that most runs have
-# several.
+# Pipeline files: as they are, with checks, and with few changes in a step, so runs have several.
 PLAIN, CHECKED, IN_STEPS = "plain", "checked", "in_steps"
 STEP_CHANGES = 60
 LARGE_SHARE = 0.06
@@ -91,8 +90,7 @@ class Scene:
         self._copies_too = True
         self.log = folder / "runs.log"
         self.emitted: Counter[str] = Counter()
-        # What a verb is called with, besides the run's id: kept for whoever asks for the same
-        # again.
+        # What a verb is called with, besides the run's id: kept for asking the same again.
         self.details: dict[str, dict[str, Any]] = {}
         self._execute("postgres", f"create database {self.name}")
         self._execute(
@@ -130,8 +128,7 @@ class Scene:
 
             self._spark = spark_session("local[2,4]", name="soak")
             self._spark.sparkContext.setLogLevel("OFF")
-            # Each unpacks a library when it is used first. A JVM whose disk was full at that
-            # moment can't use it any more.
+            # Each unpacks a library at first. A JVM whose disk was full then can't use it any more.
             self._spark._jvm.org.xerial.snappy.Snappy.getNativeLibraryVersion()
             self._spark._jvm.com.github.luben.zstd.util.Native.load()
         return self._spark
@@ -479,8 +476,7 @@ def new_listener() -> Listener:
 def quick(folder: Path) -> dict[str, str]:
     """The environment of sessions that don't generate code, nor plan anew."""
     (file := folder / "quick.conf").write_text(_QUICK)
-    # Not SPARK_CONF_DIR: it would be part of the class path, and the archive of classes is for
-    # another one then.
+    # Not SPARK_CONF_DIR: it would be in the class path, and so not the archive's classes.
     return {"PYSPARK_SUBMIT_ARGS": f"--properties-file {file} pyspark-shell"}
 
 

@@ -202,8 +202,7 @@ FAULTS: dict[str, Kind] = {
     "disk": Kind(_full_disk),
     "network": Kind(lambda scene, _: scene.network.cut()),
     "mid-message": Kind(lambda scene, _: scene.network.cut_after(1000), only_at=_TASKS),
-    # See Matrix._zombie. A run that waits for an answer when its connections end has nothing in
-    # mind to go on with.
+    # See Matrix._zombie. A run that waits for an answer when its connections end is at its end.
     "zombie": Kind(lambda scene, _: None, within=False),
     "stall": Kind(_stall, only_at=(*_TASKS, "consume.copied", "apply.staged")),
     "store": Kind(_restart_store, of_store=True, of_all=True),

@@ -10,8 +10,7 @@ import psycopg
 
 from tests.soak.scene import Scene, wait_until
 
-# Whoever decodes the first change of a relation reads this catalog, and waits for it; nobody else
-# does.
+# Whoever decodes a relation's first change reads this catalog, and waits; nobody else does.
 _KEEP = "lock table pg_catalog.pg_publication_rel in access exclusive mode"
 _WAITS = """
 select 1

@@ -66,8 +66,7 @@ def screenshot(browser: WebDriver, folder: Path, name: str) -> Path:
     return path
 
 
-# Texts whose contrast with what is behind them is below WCAG's 4.5 (3 for large ones), in the
-# browser's own colours.
+# Texts whose contrast is below WCAG's 4.5 (3 for large ones), in the browser's own colours.
 LOW_CONTRAST = """
 const parse = c => { const m = c.match(/[\\d.]+/g).map(Number);
                      return [m[0], m[1], m[2], m.length > 3 ? m[3] : 1]; };

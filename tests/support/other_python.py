@@ -21,8 +21,7 @@ def python_without_ours(folder: Path) -> Path:
     """A new environment's interpreter with this one's packages, without ours."""
     venv.create(folder, symlinks=True)
     (own,) = folder.glob("lib/python*/site-packages")
-    # A folder that is named there is searched, but its own .pth files aren't read: one of them
-    # leads to the checkout.
+    # A folder that is named there is searched without its .pth files: one leads to the checkout.
     (own / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
     python = folder / "bin" / "python"
     known = subprocess.run(

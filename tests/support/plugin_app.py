@@ -22,8 +22,7 @@ def plugin_app(role: str | None, username: str = "somebody") -> FastAPI:
     return _app_of(role, username)
 
 
-# Its routes take longer to make than most tests; what an answer depends on is read for each
-# request.
+# Its routes take longer to make than most tests; what answers depend on is read each time.
 @cache
 def _app_of(role: str | None, username: str) -> FastAPI:
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser

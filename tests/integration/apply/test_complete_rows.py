@@ -44,8 +44,7 @@ from waldelta.stages.sync.sync import sync
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
-# The filter's column is in the identity, so an UPDATE that moves a row in sends no old row's other
-# columns.
+# The filter's column is in the identity: an UPDATE that moves a row in sends no other columns.
 IDENTITIES = {
     "default": "create table {t}(id int, a text, big text, m numeric(10,2), primary key (id, a))",
     "index": (
@@ -242,16 +241,14 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch):
         with pytest.raises(RunFailed, match="no space left"):
             run_decide(runner, replace(job, run_id="failed"), DecisionRequest("retry", by="Ann"))
     is_as_before()
-    # Killed before it: so it is from the next run on, and the merge finds nothing to merge when it
-    # comes after all.
+    # Killed before it: the next run has it so, and the merge finds nothing when it comes after all.
     retry("killed before", "repair.begun")
     assert (job.read_states()["public.t"].status, lacking(3)) == ("copying", ["5"])
     assert not run(runner, job, "next").rows
     is_as_before()
     late[0]()
     is_as_before()
-    # Killed after it: the next run enters that it is done, tells what it did, and goes on from
-    # there.
+    # Killed after it: the next run enters that it is done, tells what it did, and goes on.
     database.execute("update t set m = 7 where id = 4; delete from t where id = 1")
     retry("killed after", "repair.merged")
     database.execute("update t set m = 8 where id = 3")
@@ -318,8 +315,7 @@ def test_quarantined_rows_are_listed_and_read_again(runner, database, job):
         [],
         0,
     )
-    # A second attempt at the run, whose first one may have ended before it had checked what it put
-    # right.
+    # A second attempt at the run, whose first may have ended before it had checked what it did.
     assert run_decide(
         runner, replace(job, run_id="retry", pipeline=checked), DecisionRequest("retry")
     ).checked.passed == ["public.t"]

@@ -63,7 +63,6 @@ def assert_equal(ours, theirs, *what):
 
 
 # --- leaves gathered in one target
-# -----------------------------------------------------------------------------------
 
 # Each root: its columns, its key, what its leaves have. Leaf _2 is partitioned itself, leaf _3 has
 # its columns in another order and one that was dropped, leaf _4 is the default.
@@ -248,7 +247,6 @@ def test_gathered_leaves(runner, database, lake, monkeypatch, roots):
 
 
 # --- one table in several targets
-# -----------------------------------------------------------------------------------
 
 SPLIT = f"""
 create table f(id int primary key, origin text, v text, big text); alter table f replica identity
@@ -354,8 +352,7 @@ def test_one_table_in_several_targets(runner, database, lake):
     others = {name: of for name, of in SPLIT_TARGETS.items() if name != "l_2"}
     others |= {"f_big": {"from": "public.f", "where": "id > 200"}}
     fewer = mending(pipeline(database, lake, ["f", "r", "l"], others, via_root=True, checked=False))
-    # Of the targets that the root is split into, the one whose partition was emptied is mended, by
-    # that one's rows.
+    # Of the targets of the root, the one whose partition was emptied is mended, by its rows.
     database.execute(
         "truncate r_2_b; insert into r values (17, 'r'), (18, 'r'); update r set v = 'late' where"
         " id in (1, 11)"
@@ -376,7 +373,6 @@ def test_one_table_in_several_targets(runner, database, lake):
 
 
 # --- leaves that come with rows, or go
-# ------------------------------------------------------------------------------
 
 
 def test_a_leaf_that_is_published_later(runner, database, lake):
@@ -405,7 +401,6 @@ def test_a_leaf_that_is_published_later(runner, database, lake):
 
 
 # --- setup
-# ------------------------------------------------------------------------------------------------
 
 DDL = """
 create table t(id int primary key, a int); create table plain(id int primary key);

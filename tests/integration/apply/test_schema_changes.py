@@ -302,8 +302,7 @@ def test_types_that_print_otherwise(runner, database, lake):
     assert not check_idle(job).has_work
 
 
-# What becomes of a table's key in the middle of its changes; rows are (id, k, v), both id and k
-# unique at first.
+# What becomes of a key in the middle of changes; rows are (id, k, v), id and k unique at first.
 IDENTITIES = {
     "for a while": (
         """alter table t replica identity using index t_k; update t set id = id + 50 where id < 3;

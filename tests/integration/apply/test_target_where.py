@@ -273,7 +273,6 @@ def test_an_identity_that_no_longer_tells(runner, database, lake, decoded_by_tas
 
 
 # --- setup
-# ------------------------------------------------------------------------------------------------
 
 DDL = """
 create table t(id int primary key, a int, c text, j json, g numeric);

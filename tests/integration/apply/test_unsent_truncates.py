@@ -45,8 +45,7 @@ def judged(conn, state, landed_as_of=None):
     return found.truncated, replaced_files(state, found.storage)
 
 
-# What is done, whether it looks like a TRUNCATE, whether the partition has another file that
-# nothing else explains.
+# What is done, whether it looks like a TRUNCATE, whether a file is left that nothing explains.
 TOLD = {
     "truncated": (["truncate t_1"], True, True),
     "truncated and filled": (["truncate t_1", "insert into t values (2, 'new')"], True, True),
@@ -72,8 +71,7 @@ def test_by_its_file_and_its_rows(database, conn, known):
         assert (leaf in judged(conn, state)[0]) is told, case
 
 
-# What is done, and whether the partition was emptied by something else than a TRUNCATE of the whole
-# table.
+# What is done, and whether something else than a TRUNCATE of the whole table emptied it.
 ALONE = {
     "the root": (["truncate t; insert into t values (2, 'new')"], False),
     "the root, in a savepoint": (["begin; savepoint a; truncate t; release a; commit"], False),

@@ -52,8 +52,7 @@ def test_how_far_behind(runner, database, lake, monkeypatch):
         result = consume(runner, replace(job, run_id="late"))
     assert result.checked.passed == ["public.t"]
     assert of_run(lake, "late") == fresh | {seconds: (False, "warning")}
-    # Asked for, all targets are judged, also with checks after runs switched off; while nothing is
-    # missing none is behind.
+    # Asked for, all targets are judged, with checks switched off too; now none is behind.
     off = job.pipeline.quality.model_copy(update={"enabled": False})
     # A message of no transaction, which has no time, stands before the change.
     options = job.pipeline.source.options.model_copy(update={"messages": True})

@@ -46,8 +46,7 @@ def test_the_lake_is_read_as_readme_shows(program, tmp_path):
     write_deltalake(
         tmp_path / ".waldelta/lake/public/flights", pa.table({"origin": ["JFK", "EWR", "JFK"]})
     )
-    # DuckDB keeps its extensions below HOME. What is installed there already isn't fetched from
-    # DuckDB's server.
+    # DuckDB keeps its extensions below HOME. What is there isn't fetched from DuckDB's server.
     duckdb.connect(config={"home_directory": str(tmp_path)}).install_extension(delta_extension())
     environment = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
     environment["HOME"] = str(tmp_path)

@@ -450,8 +450,7 @@ def test_only_what_did_not_arrive_by_replication(runner, database, lake):
         with database.connect() as a:
             a.execute("select pg_replication_origin_session_setup(%s)", (name,))
             a.execute("insert into t values (2, 'from elsewhere')")
-            # Closing tells the backend to end without waiting for it: an origin still in use can't
-            # be dropped.
+            # Closing tells the backend to end without waiting: an origin in use can't be dropped.
             a.execute("select pg_replication_origin_session_reset()")
             a.commit()
         database.execute("select pg_replication_origin_drop(%s)", (name,))

@@ -101,8 +101,7 @@ def test_the_way_past_a_message_that_cant_be_read(
         f"waldelta decide FILE skip --ids {listed['id']}",
     ):
         assert part in str(error), error
-    # They may be values of rows: logs and pages show the error to more people than the quarantine
-    # its bytes.
+    # They may be values of rows: more people see the error than the quarantine's bytes.
     assert not any(" bytes: " in text for text in (str(error), listed["error"]))
     assert any(listed["id"] in warning for warning in failed.value.result.warnings)
     # Of what fails in one table alone the others get their changes.

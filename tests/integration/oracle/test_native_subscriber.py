@@ -120,8 +120,7 @@ def test_random_scenarios(runner, database, postgres, lake, first):
     scenarios = [RandomScenario(seed + n) for n in range(min(TOGETHER, SCENARIOS - first))]
     small = {"batch": {"max_changes": 50}} if first // TOGETHER % 2 == 0 else {}
     with running(runner, database, postgres, lake, replace(together(scenarios), **small)) as both:
-        # One run, two, one, two …; those of many small batches, of which the first are applied
-        # while the others land
+        # One run, two, one, two …; those of small batches are applied while others land
         for number in range(1 + first // TOGETHER % 2):
             for scenario in scenarios:
                 both.write(scenario.transactions(12))

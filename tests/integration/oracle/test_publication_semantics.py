@@ -172,8 +172,7 @@ POINTS = {
         [{1}, set(), {3}],
         LEAVES,
     ),
-    # Point 4: on the row in the root's column order, with nested partitions whose columns stand in
-    # another.
+    # Point 4: on the row in the root's column order, nested partitions having another.
     "the_roots_filter_alone": Point(
         NESTED,
         "create publication p for table t (id, a) where (a > 5), table t_2 (id, a) where (a <= 5)"
@@ -188,8 +187,7 @@ POINTS = {
         (),
         {"t": "id, a"},
     ),
-    # Once by a publication through the root and once by itself; it comes once, by the root's
-    # filter.
+    # Once by a publication through the root and once by itself; it comes once, by the root's.
     "a_partition_published_twice": Point(
         PARTS,
         "create publication p for table t where (id <> 5) with (publish_via_partition_root = true);"
@@ -228,8 +226,7 @@ POINTS = {
             {-1, 1, 2, 3, 4, 5, 6, 9, 31, 50, 102, 108},
         ],
     ),
-    # Point 7: nothing is sent for rows that are there, nothing is removed; from then on a new leaf
-    # streams.
+    # Point 7: nothing is sent for old rows, nothing is removed; from then on a new leaf streams.
     "attached_and_detached": Point(
         PARTS,
         "create publication p for table t with (publish_via_partition_root = true)",
@@ -281,8 +278,7 @@ POINTS = {
         [{1, 2}, {10, 20}],
         {"t": "id, v, big"},
     ),
-    # Point 10: applied in order; a row that crosses leaves is a DELETE in one table and an INSERT
-    # in another.
+    # Point 10: applied in order; a row that crosses leaves is a DELETE here and an INSERT there.
     "moved_and_reinserted_at_once": Point(
         PARTS,
         "create publication p for table t",
@@ -322,8 +318,7 @@ POINTS = {
         (),
         dict.fromkeys(KEYS, "v"),
     ),
-    # Point 13: VACUUM FULL and CLUSTER; generated columns aren't published by default, from 18 on
-    # by choice.
+    # Point 13: VACUUM FULL and CLUSTER; generated columns are published from 18 on, by choice.
     "rewrites_and_generated_columns": Point(
         GENERATED.format("t") + GENERATED.format("u"),
         "create publication p for table t; create publication q for table u with"

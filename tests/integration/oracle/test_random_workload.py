@@ -19,8 +19,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 TABLES = ["w1", "w2"]
 OPTIONS = {"protocol 1": {}, "streamed, binary": {"streaming": "on", "binary": True}}
-# Of this many messages a batch, steps are applied while others land. With streaming only the WAL
-# bounds one.
+# Of this many messages a batch, steps are applied while others land; streaming has WAL alone.
 SMALL = {"protocol 1": {"max_changes": 20}}
 # Of these Spark's tasks merge even what few changes there are, which were written anew by table;
 # of the others the test's process does what it can.

@@ -41,8 +41,7 @@ def _has_german() -> bool:
     return bool(INSTALLED) and "de_DE.utf8" in locales.split()
 
 
-# The wheel's PostgreSQL is built without translations. PostgreSQL 18 doesn't raise where a
-# publication is gone.
+# The wheel's PostgreSQL has no translations. 18 doesn't raise where a publication is gone.
 LANGUAGES = ["nonsense", *(["German"] if _has_german() else [])]
 
 

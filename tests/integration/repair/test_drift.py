@@ -236,8 +236,7 @@ def test_partitions_that_change_under_a_published_root(runner, database, lake):
     )  # fmt: skip
     assert not any("t_5" in warning for warning in warnings)
     assert made.consume(runner, "again").warnings == []
-    # Of the whole table, it is sent; while somebody's transaction is open, nobody knows yet that
-    # all has landed.
+    # Of the whole table, it is sent; while a transaction is open, nobody knows that all landed.
     with database.connect() as other:
         other.execute("select pg_current_xact_id()")
         database.execute("truncate t; insert into t values (24)")

@@ -324,8 +324,7 @@ def test_nothing_is_found_while_a_writer_writes(runner, database, pipeline):
         try:
             with psycopg.connect(database.conninfo, autocommit=True) as connection:
                 number = 0
-                # Some hundred transactions a second: what counts is that it never rests, not how
-                # much there is to decode.
+                # Some hundred transactions a second: what counts is that it never rests.
                 while not ended.wait(0.003):
                     number += 1
                     day = f"date '2024-01-01' + {number % 900}"
@@ -525,8 +524,7 @@ def test_a_key_that_the_target_has_twice_is_told(runner, pipeline):
     )
 
 
-# That the texts are the same whatever the server's version is, test_values asks of each, without
-# Spark.
+# That the texts are the same in each version of the server, test_values asks without Spark.
 NEWEST_FIRST = sorted(AT_HAND, reverse=True)
 VERSIONS = [
     NEWEST_FIRST[0],

@@ -113,8 +113,7 @@ def test_rows_enter_and_leave_in_one_merge(runner, database, job, monkeypatch):
         )
         return land_module.land_through(*args)
 
-    # Unread in the slot, on both sides of the change: into, out of, within and outside of both
-    # filters, keys moved.
+    # Unread in the slot, around the change: into, out of, within and outside of both filters.
     changes = """
         update t set n = {0} where a in (3, 14, 30);
         update t set a = a + 1000, id = id + {0} where a in (4, 16);

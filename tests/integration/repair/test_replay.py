@@ -205,8 +205,7 @@ def test_replays_mend_what_their_runs_changed(runner, database, job):
         backfill(runner, job, month=0)
     assert isinstance(failed.value.__cause__, StateError)
     assert "no longer reaches back" in str(failed.value)
-    # What is left can be replayed from its beginning: no transaction was between the run before and
-    # its own.
+    # What is left can be replayed from its beginning: no transaction was between the runs.
     damage(runner, job, ["full_id"])
     backfill(runner, job, run_id="the first that is left")
     assert state(runner, job) == right

@@ -63,7 +63,6 @@ def versions(job, roots):
 
 
 # --- each kind of change, by name
-# ---------------------------------------------------------------------------------------
 
 DDL = """
 create table {0}(id int not null, v int{1}) partition by range (id);
@@ -181,7 +180,6 @@ def test_each_kind_of_change(runner, database, lake):
 
 
 # --- random changes, random damage to whatever they touched
-# ------------------------------------------------------------
 
 # Each root: its key, what its leaves have, the target's own filter.
 ROOTS = {

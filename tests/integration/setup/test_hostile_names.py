@@ -51,8 +51,7 @@ def quoted_name(name: str) -> str:
 
 NAME = f"{quoted_name(SCHEMA)}.{quoted_name(TABLE)}"
 FEW = f"{quoted_name(SCHEMA)}.{quoted_name(LABEL)}"
-# Where a backslash escapes the quote behind it, the rest of the filter ends the statement and drops
-# a table.
+# Where a backslash escapes the next quote, the rest ends the statement and drops a table.
 ESCAPES = (
     "or true)); commit; begin; drop table public.canary; commit; "
     "create publication another for table only public.other where ((n <> ' -- '"

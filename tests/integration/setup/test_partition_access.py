@@ -73,8 +73,7 @@ def shop(database, lake, monkeypatch):
         Pipeline(pipeline_file(lake, slot, source=source, target={"root": lake, "tables": tables})),
         names,
     )
-    # One after the other: default privileges belong to both, and PostgreSQL would look for them
-    # twice.
+    # One after the other: default privileges belong to both, and would be looked for twice.
     database.execute(f"drop owned by {names['reader']} cascade")
     database.execute(f"drop owned by {names['owner']} cascade")
     database.execute(f"drop role {names['owner']}, {names['reader']}")
@@ -149,8 +148,7 @@ def test_select_on_the_root_alone(runner, database, shop):
     result = pipeline.resync(runner)
     assert (result.status, held(pipeline, "sales.r")) == ("succeeded", r)
 
-    # Reported with what can be pasted; once it is, nothing is left to report, of partitions to come
-    # either.
+    # Reported with what can be pasted; then nothing is left to report, of later partitions either.
     listed = pipeline.status()["unreadable_partitions"]
     assert [text.partition(":")[0] for text in listed] == ["sales.g", "sales.l", "sales.r"]
     assert set(listed) <= set(result.warnings)

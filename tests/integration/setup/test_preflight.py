@@ -298,7 +298,6 @@ def test_column_is_found_in_filter_though_it_is_in_the_list_too(database, conn, 
 
 
 # --- slots
-# ------------------------------------------------------------------------------------------------
 
 
 def test_slot_of_another_plugin_or_kind(database, conn, job):
@@ -326,7 +325,6 @@ def test_slot_of_another_database(database, conn, postgres, job):
 
 
 # --- roles
-# ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -393,7 +391,6 @@ def test_row_level_security(database, lake, role):
 
 
 # --- servers
-# ------------------------------------------------------------------------------------------------
 
 
 def test_server_not_fit(new_server, lake):

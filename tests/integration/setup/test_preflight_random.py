@@ -16,8 +16,7 @@ from waldelta.stages.setup.setup import plan_setup
 
 pytestmark = pytest.mark.pg
 
-# What we refuse though PostgreSQL doesn't: a leaf whose old rows have other columns than its root's
-# can't be read.
+# What we refuse though PostgreSQL doesn't: a leaf whose old rows have other columns.
 STRICTER = ("differs from the root's",)
 COLUMNS = ("id", "a", "b", "g")
 FILTERS = ("id > 3", "a = 1", "b is null", "id + a > 5", "a is null or b = 2")

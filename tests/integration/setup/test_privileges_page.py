@@ -255,8 +255,7 @@ def test_the_page(runner, shop):
     assert missing(shop, "lake_setup") == ""
     set_up(shop)
     shop.pipeline("lake_reader").sync(runner)
-    # A filter changed by setup is mended by the reader's run, from the source's rows; other changes
-    # come by the stream.
+    # A filter changed by setup is mended by the reader's run; other changes come by the stream.
     shop.pipeline("lake_setup", PAID).setup()
     shop.run("alter role lake_setup nologin")
     shop.database.execute(

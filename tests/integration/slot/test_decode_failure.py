@@ -153,8 +153,7 @@ def test_a_row_filter_that_raises(runner, any_database, lake):
     assert consume(runner, replace(job, run_id="third")).status == "succeeded"
     assert differing(runner, job) == {}
 
-    # A slot that no run has read yet: a resync does, and finds the new row, which its own copy
-    # can't read either.
+    # A slot that no run has read yet: a resync does, and finds the new row, which no copy can read.
     database.execute("insert into f values (6, 0); insert into g values (9)")
     assert failed(lambda: run_resync(runner, replace(job, run_id="again")))[0] is SyncFailed
     database.execute("delete from f where id = 6")

@@ -257,8 +257,7 @@ def test_a_slot_is_made_anew_once(conn, job, breaks, cause):
                 renew_slot(job, accept_server=wrong)
         assert read_slot(conn, former.slot) is None
     if breaks is advanced:
-        # Nothing shows that it is the slot of before: it may be one that somebody else made under
-        # its name.
+        # Nothing shows that it is the slot of before: somebody else may have made it since.
         with pytest.raises(SlotForeign, match=r"beyond .* another program may have moved it"):
             renew_slot(job)
         assert read_slot(conn, former.slot) is not None
@@ -316,8 +315,7 @@ def test_what_the_script_for_a_dba_made_is_ours(database, conn, job):
     assert gap is not None
     assert gap.cause == "SlotLost"
     assert read_slot(conn, slot).wal_status == "reserved"
-    # One that was there before the publications isn't the script's, whatever their comments say by
-    # now.
+    # One that was there before the publications isn't the script's, whatever comments say.
     teardown(conn, job)
     create_slot(conn, slot)
     assert any("existed before" in warning for warning in apply_setup(conn, job).warnings)

@@ -95,8 +95,7 @@ def test_the_stream_is_read_from_the_standby(runner, pair, lake, read_from):
     read_from(standby)
     plan = pipeline.setup()
     assert not any("standby" in text for text in plan.warnings), plan.warnings
-    # Run on the primary as it stands, by whoever reads no comments, it makes no slot that nobody
-    # would read.
+    # Run on the primary as it stands, without comments, it makes no slot that nobody would read.
     assert "on the standby of connection 'test_standby'" in plan.as_sql()
     of_primary, _, of_standby = plan.as_sql().partition("\\endif\n")
     ask(primary, of_standby)
@@ -110,19 +109,16 @@ def test_the_stream_is_read_from_the_standby(runner, pair, lake, read_from):
     ask(primary, "select pg_create_logical_replication_slot('flights', 'pgoutput')")
     pause(standby)
     with writing(primary):
-        # Snapshots see what the standby will replay only later; u would show by its duplicates what
-        # was applied again.
+        # Snapshots see what the standby replays later; u's duplicates show what was applied again.
         pipeline.sync(runner)
-        # What it doesn't replay can't be read, and counts as lag; nothing is lost while it is
-        # stopped.
+        # What it doesn't replay can't be read, and counts as lag; nothing is lost meanwhile.
         assert not check_idle(pipeline.job()).has_work
         slot = pipeline.status()["slot"]
         assert 0 < slot["replay_lag_bytes"] <= slot["lag_bytes"]
         with pipeline.job().source.connect_slot("test") as connection:
             asked, server = now(), slot_position(connection, pipeline.job())
             assert committed_upto(connection, server, asked) < asked
-        # By what the standby has received, to the file; PostgreSQL itself says there what it would
-        # be at position 0/0.
+        # By what the standby has received; PostgreSQL itself says what is there at position 0/0.
         assert abs(slot["safe_wal_size"] - (KEPT - slot["retained_bytes"])) <= 16 << 20
         assert any("the primary also has a slot 'flights'" in text for text in slot["warnings"]), (
             slot["warnings"]
@@ -143,8 +139,7 @@ def test_the_stream_is_read_from_the_standby(runner, pair, lake, read_from):
     assert pipeline.consume(runner).landed.changes > 0
     assert held(lake) == there(primary)
 
-    # Of another database, so no orphan of this one; still, whoever drops the other leaves the
-    # publication.
+    # Of another database, so no orphan; still, whoever drops the other leaves the publication.
     ask(primary, "create database other")
     ask(primary, "select pg_create_logical_replication_slot('flights', 'pgoutput')", "other")
     assert orphans(primary, standby) == [

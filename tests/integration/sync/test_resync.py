@@ -97,8 +97,7 @@ def test_a_target_that_changes_while_it_is_compared_is_compared_again(
     monkeypatch.setattr("waldelta.stages.sync._write.fault_point", late)
     (copied,) = sync(runner, job, ["public.t"], by_diff=True)
     assert (copied.diff.updated, copied.diff.unchanged) == (5, 4)
-    # One that finds nothing is committed too: else such a copy would come in its place, and nobody
-    # hear of it.
+    # One that finds nothing is committed too: else such a copy would come, and nobody hear of it.
     (copied,) = sync(runner, job, ["public.t"], by_diff=True)
     committed = DeltaTable(job.lake.target("public.t").uri).transaction_version(
         f"{job.read_identity().app_id}:sync:public.t"

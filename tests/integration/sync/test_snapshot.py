@@ -249,8 +249,7 @@ def test_password_is_in_no_error(database):
     )
 
 
-# What a message's record has beside the message, when that is long, and how much of a page isn't
-# its header.
+# What a message's record has beside a long message, and how much of a page isn't its header.
 OVERHEAD, USABLE = 55, 8192 - 24
 
 

@@ -102,8 +102,7 @@ def promote(standby: EmbeddedPostgres) -> None:
     standby._run("pg_ctl", "promote", "-w", "-D", str(standby.data))
 
 
-# The least that a pipeline's role needs; t has a key, u shows by its duplicates what was applied
-# twice.
+# The least that a pipeline's role needs; t has a key, u shows by duplicates what came twice.
 SCHEMA = """
     create role app login replication password 'p';
     create schema app authorization app;

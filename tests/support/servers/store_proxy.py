@@ -296,8 +296,7 @@ class _Connection(BaseHTTPRequestHandler):
         for name, value in headers:
             if name.lower() not in _OF_CONNECTION:
                 self.send_header(name, value)
-        # A store that sends its answer in chunks names no length. The answer to HEAD names that of
-        # the object.
+        # Chunked answers of a store name no length. The answer to HEAD names the object's.
         if "content-length" not in names and status not in (204, 304) and status >= 200:
             self.send_header("Content-Length", str(len(content)))
         self.end_headers()

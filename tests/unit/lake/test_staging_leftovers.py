@@ -84,8 +84,7 @@ def test_whoever_takes_a_target_over_removes_what_is_staged_for_it(lake):
             lambda name=name, standing=standing: standing.extend(staged_for(Lake(lake), name)),
         )
         assert sorted(removed) == mine
-        # Behind the removal, as somebody may begin until then; something still tells whoever comes
-        # after a kill.
+        # Behind the removal, as somebody may begin until then; something still tells of a kill.
         assert not set(standing) & set(mine)
         assert len(standing) == 1
         assert (

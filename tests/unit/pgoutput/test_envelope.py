@@ -145,8 +145,7 @@ def test_record_batches_may_end_anywhere(name):
         (7, 8, 7),
         (7, (3 << 32) + 8, (3 << 32) + 7),
         (4_294_967_290, (3 << 32) + 8, (2 << 32) + 4_294_967_290),  # from before the wrap-around
-        # Commits that wait for a synchronous standby are decoded, though the snapshot's xmax lies
-        # below them.
+        # Commits that wait for a synchronous standby are decoded, though below the snapshot's xmax.
         (8, (3 << 32) + 8, (3 << 32) + 8),
         (12, (3 << 32) + 8, (3 << 32) + 12),
         (3, (3 << 32) + 4_294_967_290, (4 << 32) + 3),
@@ -289,8 +288,7 @@ def test_damaged_streams_end_in_a_named_error_or_a_whole_envelope(name):
         ]
 
 
-# Messages as (lsn, xid, bytes), which one is skipped, and what lands: kind, xid8, commit_lsn,
-# end_lsn.
+# Messages as (lsn, xid, bytes), which is skipped, and what lands: kind, xid8, commit, end.
 ONE = [(10, 7, BEGIN), (11, 7, ROW), (110, 7, COMMIT)]
 TWO = [(111, 8, enc.begin(200, TS, 8)), (112, 8, ROW), (210, 8, enc.commit(200, 210, TS))]
 ONE_LANDED = [("B", 7, 100, None), ("I", 7, 100, None), ("C", 7, 100, 110)]

@@ -263,8 +263,7 @@ def test_damaged_messages_never_become_wrong_rows(streamed):
         at = rng.randrange(len(given))
         given[at] = damage(rng, given[at])
         expected = [reference(message, 3) for message in given]
-        # Behind the first byte a streamed message has its xid; damage before that is another
-        # message's.
+        # Behind the first byte a streamed message has its xid; damage there is another message's.
         sent = [
             message[:1] + b"\0\0\0\7" * streamed + message[1:] if message else message
             for message in given

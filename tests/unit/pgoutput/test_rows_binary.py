@@ -91,8 +91,7 @@ def test_damaged_binary_rows_never_become_wrong_rows():
         try:
             new, old = texts(decode_rows(data, len(TYPES), to_text=to_text))
         except DecodeError as err:
-            # A damaged byte may have made a binary value a text: only beside others can that be
-            # told.
+            # A damaged byte may have made a binary value a text: only beside others is that told.
             is_mixed = "text and binary" in str(err)
             refused, mixed = refused + (None in expected), mixed + is_mixed
             if None not in expected and not is_mixed:

@@ -52,8 +52,7 @@ CASES = {
     "a renamed column": ([said("table 5", row_filter="(a > 1)")],
      [said("table 5", row_filter="(b > 1)")], False),
     "operations for a while": ([said("table 5", version=1)], [said("table 5", version=2)], True),
-    # Limits: one change of options or of the owner explains a version, and nobody knows how many
-    # there were.
+    # Limits: one change of options or owner explains a version, and nobody knows how many.
     "operations for a while, and options": ([said("table 5", version=1)],
      [said("table 5", version=2, options="t")], False),
     "operations for a while, and an owner": ([said("table 5", version=1)],

@@ -330,8 +330,7 @@ def _is_deltalake(path: Path, name: str) -> bool:
     return name == "DeltaTable" and "deltalake" in imported(path) and "delta" not in imported(path)
 
 
-# How code names a Delta table, its versions, properties and settings, or one of Delta's statements,
-# for Spark.
+# How code names a Delta table, its properties and settings, or Delta's statements, for Spark.
 NAMES_DELTA = re.compile(
     r"^spark\.databricks\.delta\.|^delta$|(^|\s)delta\.|\busing delta\b|\btblproperties\b"
     r"|^(version|timestamp)AsOf$|\bversion as of\b|^(optimize|vacuum|reorg table|describe history) "

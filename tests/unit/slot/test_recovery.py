@@ -66,12 +66,10 @@ def test_batches_without_a_transactions_end_are_passed_over(log, stands, expecte
     assert (behind.request, behind.transactions.inserts) == (None, expected)
 
 
-# Each batch: where its last transaction ends (None: it is empty), by what it was read, and from
-# where.
+# Each batch: where its last transaction ends (None: empty), by what it was read, from where.
 UNTOLD, EDITED = [(100, None, 0)], [(200, ONE, 90), (300, ONE, 190), (400, BOTH, 320)]
 PASSED = [(100, BOTH, 0), (None, ONE, 100), (300, BOTH, 200), (None, BOTH, 350)]
-# The batches, where the slot stands, and the stretches: by what they were read, from where, how
-# many rows.
+# The batches, where the slot stands, and the stretches: by what, from where, how many rows.
 BEHIND = {
     "all of them": (UNTOLD + EDITED, 50, [(None, 50, 1), (ONE, 90, 2), (BOTH, 320, 1)]),
     "one request": (UNTOLD + EDITED, 150, [(ONE, 150, 2), (BOTH, 320, 1)]),

@@ -323,8 +323,7 @@ def test_a_truncate_discards_earlier_rows_of_its_own_relation():
 
 
 KEYED_BY_TEXT = [("id", 23, -1, False), ("v", 25, -1, True)]
-# Columns, the key's place, one message, and the event: old key, new key, value, whether it is
-# unchanged.
+# Columns, the key's place, one message, and the event: keys, value, whether it is unchanged.
 KEYS = {
     "an insert has no old key": (NARROW, 0, row(1), (None, b"1", b"x", False)),
     "an update without an old row stays at its key": (NARROW, 0, enc.update(T, ["1", "x"]),

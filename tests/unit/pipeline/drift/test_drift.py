@@ -67,8 +67,7 @@ def table(columns=(("id", 1), ("a", 2)), row_filter=None, leaves=()):
 LIST = (("id", 1), ("a", 2), ("b", 3))
 GREATER = {"row_filter": "(a > 1)"}
 DBA = {"manage": False}
-# How the pipeline file differs, the target at its copy, the table now; what is said of it, and
-# whether it is mended.
+# How the file differs, the target at its copy, the table now; what is said, and if mended.
 CASES = [
     ("nothing", {}, {}, {}, None, None),
     ("the same filter", {"where": "a > 5"}, {"own": "a > 5"} | GREATER, GREATER, None, None),

@@ -87,8 +87,7 @@ def test_what_came_and_went_is_recorded_while_a_new_column_waits():
     assert rewritten(recorded.storage, now_there) == {4}
 
 
-# Labels now, where the second column had "sad" and "ok" (of oids 5 and 6), and those columns that
-# print otherwise.
+# Labels now, where the second column had "sad" and "ok" (oids 5 and 6), and changed columns.
 LABELS = {
     "nothing": ([(2, 5, "sad"), (2, 6, "ok")], set()),
     "renamed": ([(2, 5, "blue"), (2, 6, "ok")], {2}),

@@ -38,8 +38,7 @@ ELSEWHERE = plain(other=9)
 RENAMED = plain(new_name=7)
 RECREATED = plain(t=8)
 SWAPPED = plain(t=8, old_t=7)
-# Another target takes what was this one, or its place; leaves of partitioned table 1; table 7 under
-# another name.
+# Another target takes what was this one, or its place; leaves of table 1; table 7 renamed.
 FED_TO_ANOTHER = {"public.part": TargetSource(TableId("public", "t"), frozenset([7]))}
 GATHERED = {"public.t": TargetSource(TableId("public", "t"), frozenset([8, 9]), root_id=1)}
 FROM_OTHER = {"public.t": TargetSource(TableId("public", "other"), frozenset([7]))}
@@ -139,8 +138,7 @@ def test_where_a_table_stands(case):
     assert found == expected
 
 
-# States in their order, whether the last copy that counts has ended well, and how many were begun
-# since.
+# States in their order, whether the last copy that counts ended well, how many began since.
 LIVES = {
     "a first copy under way": (["copying"], False, 1),
     "a first copy that failed": (["copying", "failed"], False, 1),

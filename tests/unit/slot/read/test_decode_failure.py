@@ -65,8 +65,7 @@ def test_an_error_of_no_change_doesnt():
     assert Refusal.of(ServerError("XX001", "could not find chunk")).at is None
 
 
-# Messages of each transaction in front of the one that is refused; a negative number is that of
-# discarded ones.
+# Messages of each transaction in front of the refused one; negative: of discarded ones.
 @pytest.mark.parametrize(
     "before", [(1,), (3, 1), (4, 4, 4, 100, 1), (1,) * 70, (5, 300, 7), (-1, 3), (-1, -1, -1)]
 )

@@ -137,11 +137,9 @@ def test_what_the_file_says_is_in_its_dags(write_pipeline, monkeypatch):
 
 
 RULES = {
-    # Once changes have landed, a failing table keeps the others neither from being checked nor from
-    # being reported.
+    # Once changes have landed, a failing table keeps no other from being checked and reported.
     "cdc": {"apply": "all_success", "check": "one", "copy_again": "one", "report": "one"},
-    # Nothing comes before the sync that could have skipped it, so its failure alone doesn't end the
-    # run's work.
+    # Nothing comes before the sync that could have skipped it: its failure doesn't end the run.
     "initial_sync": {"sync": "all_success", "check": "all_done", "report": "one"},
     "resync": {"resync": "all_success", "check": "all_done", "report": "one"},
 }

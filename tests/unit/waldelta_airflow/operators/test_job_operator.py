@@ -734,8 +734,7 @@ def test_a_wait_for_another_run_leaves_time_to_work(make_task, make_context, min
     assert f"--lock-wait={seconds}" in task.arguments(make_context(), Path("r.json"), ())
 
 
-# Tables that the run left to a copy; whether the other DAG is paused, and its runs; what becomes of
-# the task.
+# Tables left to a copy; whether the other DAG is paused, its runs; what becomes of the task.
 COPIES = {
     "none": ([], True, 0, AirflowSkipException, "no table"),
     "one": (["public.a"], False, 0, DagRunTriggerException, ""),
