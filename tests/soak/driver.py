@@ -40,13 +40,10 @@ class Driver:
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.soak.driver"],
-                env=environment,
-                start_new_session=True,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [sys.executable, "-m", "tests.soak.driver"], env=environment,
+                start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=errors,
-            )
+            )  # fmt: skip
         self.ready = threading.Event()
         self._ended: dict[str, str] = {}
         threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()

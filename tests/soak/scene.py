@@ -401,17 +401,14 @@ class Scene:
         tables[0]["where"] = FILTERS[0]
         document = {
             "pipeline": self.name,
-            "source": {
-                "conn_id": self.name,
-                "slot": self.name,
-                "options": {"messages": True, "streaming": self.streaming},
-                "publications": [{"name": f"{self.name}_pub", "tables": tables}],
-                **({"failover": True} if self.server.version >= KEEPS_SLOTS else {}),
-            },
+            "source": {"conn_id": self.name, "slot": self.name,
+                       "options": {"messages": True, "streaming": self.streaming},
+                       "publications": [{"name": f"{self.name}_pub", "tables": tables}],
+                       **({"failover": True} if self.server.version >= KEEPS_SLOTS else {})},
             "target": {"root": self.root},
             "quality": {"enabled": checked},
             **({"batch": {"max_changes": max_changes}} if max_changes is not None else {}),
-        }
+        }  # fmt: skip
         path = self.folder / f"{name}.yml"
         path.write_text(yaml.safe_dump(document))
         return path

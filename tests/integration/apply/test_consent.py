@@ -55,23 +55,14 @@ CHANGES = {
         ["the source has dropped column w: the target loses its values in all rows, 6 at the last"],
         False,
     ),
-    "two": (
-        "alter table t drop column w, drop column v",
-        ["the source has dropped column v: ", "the source has dropped column w: "],
-        False,
-    ),
-    "another type": (
-        "alter table t alter column n type text using 'n' || n",
-        ["a new copy of 6 rows replaces the target's rows"],
-        True,
-    ),
-    "another key": (
-        "alter table t drop constraint t_pkey; alter table t add primary key (n)",
-        ["a new copy of 6 rows replaces the target's rows"],
-        True,
-    ),
+    "two": ("alter table t drop column w, drop column v",
+            ["the source has dropped column v: ", "the source has dropped column w: "], False),
+    "another type": ("alter table t alter column n type text using 'n' || n",
+                     ["a new copy of 6 rows replaces the target's rows"], True),
+    "another key": ("alter table t drop constraint t_pkey; alter table t add primary key (n)",
+                    ["a new copy of 6 rows replaces the target's rows"], True),
     "a lost replica identity": ("alter table t drop constraint t_pkey", ["a new copy of"], True),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)

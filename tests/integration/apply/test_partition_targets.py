@@ -71,12 +71,9 @@ KINDS = {
     "by_leaf": ("", "add primary key (id)", ""),
     "by_full": ("", "", "replica identity full"),
     "full_key": ("primary key (id, part)", "", "replica identity full"),
-    "by_index": (
-        "primary key (id, part)",
-        "alter v set not null",
-        "replica identity using index {leaf}_v",
-    ),
-}
+    "by_index": ("primary key (id, part)", "alter v set not null",
+                 "replica identity using index {leaf}_v"),
+}  # fmt: skip
 # The key columns of their targets.
 TARGET_KEYS = {
     "by_root": ["id", "part"],

@@ -63,15 +63,12 @@ class Scene:
         return PipelineFile.model_validate(
             {
                 "pipeline": name,
-                "source": {
-                    "conn_id": "c",
-                    "slot": "s",
-                    "publications": [{"name": "p", "all_tables": True}],
-                },
+                "source": {"conn_id": "c", "slot": "s",
+                           "publications": [{"name": "p", "all_tables": True}]},
                 "target": {"root": root or self.root},
                 "quality": {"suites": str(self.suites), **quality},
             }
-        )
+        )  # fmt: skip
 
     def target(self, rows=GOOD, table="public.t", ddl=DDL, row_filter=FILTER, columns=COLUMNS):
         fields = [field.split(" ", 1) for field in ddl.split(", ")]

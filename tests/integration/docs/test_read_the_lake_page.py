@@ -155,13 +155,10 @@ def test_dbt_runs_them(job, dbt, tmp_path):
 
     def build() -> str:
         done = subprocess.run(
-            [dbt, "--no-use-colors", "build"],
-            cwd=project,
-            env=os.environ | {"DBT_SEND_ANONYMOUS_USAGE_STATS": "false"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+            [dbt, "--no-use-colors", "build"], cwd=project,
+            env=os.environ | {"DBT_SEND_ANONYMOUS_USAGE_STATS": "false"}, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
         return done.stdout
 
     assert "PASS=7 WARN=0 ERROR=0 SKIP=0" in build()

@@ -186,12 +186,9 @@ ROOTS = {
     "by_root": ("primary key (id, part)", "", None),
     "by_leaf": ("", "add primary key (id, part)", None),
     "by_full": ("", "replica identity full", None),
-    "filtered": (
-        "primary key (id, part)",
-        "replica identity full",
-        "v collate \"C\" < '5' or big is null",
-    ),
-}
+    "filtered": ("primary key (id, part)", "replica identity full",
+                 "v collate \"C\" < '5' or big is null"),
+}  # fmt: skip
 VALUES = ["id", "part", "v", "big"]
 # A row that a filter doesn't let in isn't touched as the target knows it.
 TOUCH = """

@@ -170,12 +170,9 @@ def test_the_next_run_is_given_nothing_of_an_earlier_one(server, database, lake,
         write_deltalake(target, pa.Table.from_pylist([row]), mode="append", schema_mode="merge")
         done = subprocess.run(
             [sys.executable, "-c", COLUMNS, document, target],
-            env=os.environ | {"SPARK_REMOTE": server.remote},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+            env=os.environ | {"SPARK_REMOTE": server.remote}, capture_output=True, text=True,
+            timeout=120, check=False,
+        )  # fmt: skip
         seen.append(done.stdout.strip())
     assert seen == ["['id'] []", "['id', 'later'] []"], done.stderr
 

@@ -297,14 +297,11 @@ def test_a_database_without_tables_is_named(database, monkeypatch, caplog):
     [
         (["", "", "", ""], None),
         (["99", "1-2", "Bad Name", "mine", "/no/uri", "file:///tmp/other", "never", ""], 2),
-        pytest.param(
-            ['"odd.schema", public.orders', "", "", ""],
-            2,
-            marks=pytest.mark.nightly("names instead of numbers"),
-        ),
+        pytest.param(['"odd.schema", public.orders', "", "", ""], 2,
+                     marks=pytest.mark.nightly("names instead of numbers")),
     ],
     ids=["defaults", "corrected", "names"],
-)
+)  # fmt: skip
 def test_on_a_terminal_it_asks(source, tmp_path, answers, names):
     """Enter takes each default; an answer that can't be is asked again."""
     ours, theirs = pty.openpty()

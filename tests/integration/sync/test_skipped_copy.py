@@ -204,13 +204,10 @@ def test_the_operator_decides(runner, database, lake):
     write(database, "insert into t values (40, 'new')", "insert into r values (40, 'new')")
     pipeline.consume(runner)
     write(
-        database,
-        "alter table t alter column v type int using id",
-        "insert into t values (50, 50)",
-        "alter table r alter column v type int using id",
-        "insert into r values (50, 50)",
+        database, "alter table t alter column v type int using id", "insert into t values (50, 50)",
+        "alter table r alter column v type int using id", "insert into r values (50, 50)",
         "insert into k values (50, 'k')",
-    )
+    )  # fmt: skip
     waits = (
         r"it has copy: false, so it waits for the operator: remove its target's folder and sync .*"
         r" copy: true"

@@ -394,14 +394,11 @@ def test_row_level_security_fails_the_table_and_hides_no_row(database, lake_of):
     database.execute(f"create role {role} login password 'plainpw-42'")
     conninfo = database.server.conninfo(database.name, user=role, password="plainpw-42")
     lake = lake_of(
-        "create table t (id int primary key)",
-        "insert into t values (1), (2)",
-        f"grant select on t to {role}",
-        "alter table t enable row level security",
-        "create policy first_row on t using (id = 1)",
-        "create publication p for table t",
+        "create table t (id int primary key)", "insert into t values (1), (2)",
+        f"grant select on t to {role}", "alter table t enable row level security",
+        "create policy first_row on t using (id = 1)", "create publication p for table t",
         conninfo=conninfo,
-    )
+    )  # fmt: skip
     try:
         with pytest.raises(SyncFailed) as caught:
             lake.sync()

@@ -98,15 +98,12 @@ VARIABLES = {
     "none": ({}, ["ok"], "no variable WALDELTA_… is set"),
     "a known one": ({"WALDELTA_LOG_LEVEL": "DEBUG"}, ["ok"], "WALDELTA_LOG_LEVEL set"),
     "one of a pipeline file": ({"WALDELTA_LAKE": "file:///x"}, ["ok"], "no variable"),
-    "misspelt": (
-        {"WALDELTA_PIPELINE": "/x"},
-        ["ok", "warning"],
-        "WALDELTA_PIPELINE is set, but waldelta has no such variable",
-    ),
+    "misspelt": ({"WALDELTA_PIPELINE": "/x"}, ["ok", "warning"],
+                 "WALDELTA_PIPELINE is set, but waldelta has no such variable"),
     "a wrong level": ({"WALDELTA_LOG_LEVEL": "loud"}, ["problem"], "write one of"),
     "a wrong umask": ({"WALDELTA_UMASK": "9"}, ["problem"], "umask in octal"),
     "no folder": ({"WALDELTA_PIPELINES": "/nowhere"}, ["ok", "problem"], "which is no folder"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("given, statuses, said", VARIABLES.values(), ids=VARIABLES)

@@ -58,12 +58,9 @@ def test_a_run_is_its_result(capsys):
 REFUSED = {
     "no file": (["status", "/nowhere.yml"], "ConfigError", "pipeline file /nowhere.yml"),
     "no folder": (["list", "/nowhere"], "ConfigError", "there is no folder /nowhere"),
-    "no reason": (
-        ["decide", "/nowhere.yml", "release", "--tables=a.b", "--result=/dev/null"],
-        "ConfigError",
-        "release needs a reason",
-    ),
-}
+    "no reason": (["decide", "/nowhere.yml", "release", "--tables=a.b", "--result=/dev/null"],
+                  "ConfigError", "release needs a reason"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments, kind, message", REFUSED.values(), ids=REFUSED)

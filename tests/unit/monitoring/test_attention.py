@@ -186,13 +186,10 @@ def test_a_failed_attempt_at_a_run_that_goes_on_is_no_problem_yet(book):
 
     during, after = glance("r"), glance("other")
     assert [(item.severity, item.kind, item.text) for item in during.attention] == [
-        (
-            "warning",
-            "failed_attempt",
-            "the latest run goes on; an attempt at it failed: LockHeld: held by pid 7",
-        ),
+        ("warning", "failed_attempt",
+         "the latest run goes on; an attempt at it failed: LockHeld: held by pid 7"),
         ("warning", "behind", "public.a: not up to date; changes wait"),
-    ]
+    ]  # fmt: skip
     assert (during.latest_status, after.latest_status) == ("retrying", "failed")
     expected = [("failed", "failed_run"), ("failed", "behind")]
     assert [(item.severity, item.kind) for item in after.attention] == expected

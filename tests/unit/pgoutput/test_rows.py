@@ -162,15 +162,12 @@ MALFORMED = [
     ("length into the next message", INSERT[:9] + b"\0\0\1\0" + INSERT[13:], r"new\[0\].length"),
     ("unknown value kind", INSERT[:8] + b"x" + INSERT[9:], r"new\[0\].kind"),
     ("insert with a key", b"I" + enc.delete(OID, key=["1", "2"])[1:], "tuple"),
-    (
-        "insert with a key and a new row",
-        b"I" + enc.update(OID, ["1", "2"], key=["1", None])[1:],
-        "tuple",
-    ),
+    ("insert with a key and a new row", b"I" + enc.update(OID, ["1", "2"], key=["1", None])[1:],
+     "tuple"),
     ("delete with a new row", b"D" + INSERT[1:], "tuple"),
     ("update without its new row", b"U" + enc.delete(OID, key=["1", "2"])[1:], "new tuple"),
     ("delete with a new row behind", enc.delete(OID, key=["1", "2"]) + INSERT[5:], "end"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("_, bad, field", MALFORMED, ids=[m[0] for m in MALFORMED])

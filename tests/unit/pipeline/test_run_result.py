@@ -29,15 +29,12 @@ def shown(result: RunResult, stage: str | None = None) -> str:
 
 
 HEADINGS = {
-    "consume": (
-        TableResult(inserted=1234, version=7),
-        ["inserted", "skipped", "1,234"],
-        ["rows copied"],
-    ),
+    "consume": (TableResult(inserted=1234, version=7), ["inserted", "skipped", "1,234"],
+                ["rows copied"]),
     "sync": (TableResult(rows=99, version=1), ["rows copied", "99", "raw_rows"], ["inserted"]),
     "validate": (TableResult(), ["expectation", "result"], ["rows copied", "inserted"]),
     "maintain": (TableResult(), ["public.t"], ["rows copied", "inserted"]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("verb", HEADINGS)

@@ -38,14 +38,11 @@ _NO_NUMBER = re.compile(
 @pytest.mark.parametrize(
     "given, text",
     {
-        (0, "row"): "0 rows",
-        (1, "row"): "1 row",
-        (2, "row"): "2 rows",
-        (12_345, "row"): "12,345 rows",
-        (1, "batch", "batches"): "1 batch",
+        (0, "row"): "0 rows", (1, "row"): "1 row", (2, "row"): "2 rows",
+        (12_345, "row"): "12,345 rows", (1, "batch", "batches"): "1 batch",
         (3, "batch", "batches"): "3 batches",
     }.items(),
-)
+)  # fmt: skip
 def test_counted(given, text):
     assert counted(*given) == text
 

@@ -32,16 +32,13 @@ CASES = {
     "one that was applied": ([plain(7, row(1)), plain(8)], 1, None),
     "of another table": ([plain(7)], 0, None),
     "a streamed one": ([chunk(7, row(1, 7)) + commit(7)], 0, 1),
-    "a streamed one before a plain one": (
-        [chunk(7, row(1, 7)) + commit(7) + plain(9, row(2))],
-        0,
-        0,
-    ),
+    "a streamed one before a plain one":
+     ([chunk(7, row(1, 7)) + commit(7) + plain(9, row(2))], 0, 0),
     "a streamed one that was rolled back": ([chunk(7, row(1, 7)) + aborted(7, 7)], 0, None),
     "a prepared one": ([prepared(7, row(1)), decided(7)], 0, 2),
     "one prepared in a batch that was applied": ([prepared(7, row(1)), decided(7)], 1, 2),
     "one that is prepared only": ([prepared(7, row(1))], 0, None),
-}
+}  # fmt: skip
 
 
 def written(folder, *batches):

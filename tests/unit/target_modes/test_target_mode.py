@@ -101,13 +101,10 @@ class Frame:
     [
         ("mirror", "true", ()),
         ("soft_delete", "not _wd_deleted", ("_wd_deleted", "_wd_deleted_at")),
-        (
-            "history",
-            "_wd_valid_to_lsn is null",
-            ("_wd_valid_from", "_wd_valid_to", "_wd_valid_from_lsn", "_wd_valid_to_lsn"),
-        ),
+        ("history", "_wd_valid_to_lsn is null",
+         ("_wd_valid_from", "_wd_valid_to", "_wd_valid_from_lsn", "_wd_valid_to_lsn")),
     ],
-)
+)  # fmt: skip
 def test_live_rows_lack_only_columns_of_their_own_mode(mode, condition, dropped):
     """A mirror without metadata columns may have a column of the source that is called _wd_op."""
     frame = MODES[mode].live_rows(Frame(), ["id"])

@@ -32,15 +32,12 @@ CASES = {
     "that the copy reflects": ("8:8:", plain(7, TRUNCATE), {}),
     "that the copy reflects in part": ("8:8:", plain(7, BOTH) + plain(8, TRUNCATE), {T: 1}),
     "streamed": ("0:0:", chunk(7, STREAMED) + commit(7), {T: 0}),
-    "streamed, after a plain one that was sent later": (
-        "0:0:",
-        chunk(7, STREAMED) + plain(9, TRUNCATE) + commit(7),
-        {T: 0},
-    ),
+    "streamed, after a plain one that was sent later":
+     ("0:0:", chunk(7, STREAMED) + plain(9, TRUNCATE) + commit(7), {T: 0}),
     "rolled back": ("0:0:", chunk(7, STREAMED) + aborted(7, 7), {}),
     "prepared": ("0:0:", prepared(9, TRUNCATE), {}),
     "prepared and committed": ("0:0:", prepared(9, TRUNCATE) + decided(9), {T: 0}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -135,12 +135,9 @@ def slack_connections(server):
     return {
         "whole address": {"password": server.url(SECRET)},
         "token": {"host": server.url("/services"), "password": "T0/B0/s3cr3t"},
-        "scheme apart": {
-            "host": f"{place}/services",
-            "schema": "http",
-            "password": "/T0/B0/s3cr3t",
-        },
-    }
+        "scheme apart": {"host": f"{place}/services", "schema": "http",
+                         "password": "/T0/B0/s3cr3t"},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("form", ["whole address", "token", "scheme apart"])

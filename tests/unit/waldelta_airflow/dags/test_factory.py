@@ -33,16 +33,13 @@ GRAPHS = {
     "initial_sync": {"sync": ["check", "fail_the_run", "report"]} | COPY,
     "resync": {"resync": ["check", "fail_the_run", "report"]} | COPY,
     "reconcile": {"reconcile": ["fail_the_run", "report"]} | COMPARE,
-    "cdc": {
-        "slot_has_changes": ["land"],
-        "land": ["apply", "check", "copy_again", "fail_the_run", "report"],
-        "apply": ["check", "copy_again", "fail_the_run"],
-        "copy_again": ["fail_the_run"],
-    }
-    | COPY,
+    "cdc": {"slot_has_changes": ["land"],
+            "land": ["apply", "check", "copy_again", "fail_the_run", "report"],
+            "apply": ["check", "copy_again", "fail_the_run"],
+            "copy_again": ["fail_the_run"]} | COPY,
     "decide": {"decide": ["fail_the_run", "report"]} | COMPARE,
     "maintenance": {"maintain": []},
-}
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -295,13 +292,10 @@ def test_a_refused_file_is_an_import_error_of_its_own(write_pipeline, wrong, exp
 
 DOUBLES = [
     ("pipeline: b", "pipeline: a", "pipeline 'a' is also in {first}: rename one"),
-    (
-        "slot: b_cdc",
-        "slot: a_cdc",
-        "slot 'a_cdc' of connection 'a_source' is also in {first}: give each its own slot",
-    ),
+    ("slot: b_cdc", "slot: a_cdc",
+     "slot 'a_cdc' of connection 'a_source' is also in {first}: give each its own slot"),
     ("lake/b", "lake/a", "target.root '{lake}/a' is also in {first}: give each a root of its own"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("own, other, expected", DOUBLES, ids=["name", "slot", "root"])

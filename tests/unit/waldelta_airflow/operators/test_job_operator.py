@@ -377,14 +377,11 @@ def test_another_stages_error_leads_to_no_report(make_task, make_context, job):
     [
         ({"exit": 2}, AirflowFailException, "the job refused its arguments"),
         ({"exit": 1}, AirflowException, "the job ended with exit code 1 before it could report"),
-        (
-            {"signal": signal.SIGKILL},
-            AirflowException,
-            "the job was ended by signal 9 before it could report",
-        ),
+        ({"signal": signal.SIGKILL}, AirflowException,
+         "the job was ended by signal 9 before it could report"),
         ({"exit": 0}, AirflowException, "the job ended with exit code 0 before it could report"),
     ],
-)
+)  # fmt: skip
 def test_a_job_without_a_result_failed(make_task, make_context, job, plan, kind, text):
     """A job that leaves no result failed, whatever its exit code."""
     job.does(**plan)

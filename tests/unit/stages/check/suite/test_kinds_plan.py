@@ -184,12 +184,9 @@ def test_enum_labels():
         if "labels" in item.meaning
     ]
     assert found == [
-        (
-            "expect_column_values_to_be_in_set",
-            {"column": "mood", "value_set": ["sad", "ok"]},
-            "critical",
-        )
-    ]
+        ("expect_column_values_to_be_in_set", {"column": "mood", "value_set": ["sad", "ok"]},
+         "critical"),
+    ]  # fmt: skip
 
 
 UNKNOWN = [

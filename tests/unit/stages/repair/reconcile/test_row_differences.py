@@ -22,13 +22,10 @@ KEYED = {
     "twice, alike": ([A], [A, A, A], [("doubled", "a", 2)]),
     "twice, once as it should be": ([A], [A, (1, 11, "a")], [("doubled", "a", 1)]),
     "twice, and not on the source": ([], [A, A], [("doubled", "a", 1)]),
-    "all of them": (
-        [A, B],
-        [(2, 22, "b"), C],
-        [("missing", "a", 1), ("different", "b", 1), ("extra", "c", 1)],
-    ),
+    "all of them": ([A, B], [(2, 22, "b"), C],
+                    [("missing", "a", 1), ("different", "b", 1), ("extra", "c", 1)]),
     "nothing there": ([], [], []),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("source, target, expected", KEYED.values(), ids=KEYED.keys())

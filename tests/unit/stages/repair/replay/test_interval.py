@@ -78,18 +78,15 @@ def test_each_entry_owns_the_wal_behind_the_one_before():
 
 SPANS = {
     "its batches": ([(10, 30)], Reach({1: 10, 2: 20, 3: 30, 4: 40}), (1, 3)),
-    "two runs, and what lies between": (
-        [(0, 10), (20, 30)],
-        Reach({1: 10, 2: 20, 3: 30, 4: 40}),
-        (0, 3),
-    ),
+    "two runs, and what lies between":
+     ([(0, 10), (20, 30)], Reach({1: 10, 2: 20, 3: 30, 4: 40}), (0, 3)),
     "it reaches back": ([(25, 30)], Reach({3: 30}, True, 22), (2, 3)),
     "nothing was landed": ([(12, 18)], Reach({1: 10, 2: 20}), None),
     "the log is empty": ([(12, 18)], Reach({}), None),
     "it doesn't reach back": ([(15, 30)], Reach({3: 30}, True, 22), StateError),
     "all of it was dropped": ([(15, 30)], Reach({}, True, 30), StateError),
     "nothing came since all of it was dropped": ([(30, 40)], Reach({}, True, 30), None),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", SPANS)
@@ -142,13 +139,10 @@ ENTRIES = {
     "it ended well, and is cleared": ([run("run")], None, True),
     "from its second task on": ([run("run")], ["apply"], True),
     "its check alone": ([run("run")], ["check", "report"], False),
-    "the check of its replay": (
-        [run("run"), run("run", at=1, verb="replay", status="running")],
-        ["check"],
-        True,
-    ),
+    "the check of its replay":
+     ([run("run"), run("run", at=1, verb="replay", status="running")], ["check"], True),
     "another run's": ([run("other")], None, False),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", ENTRIES)
@@ -163,16 +157,13 @@ def test_which_runs_replay(job, case):
 
 
 NOTHING = {
-    "no run of that time": (
-        [run("other", 10, interval=(5, 6))],
-        "the ledger knows no run of the interval from 2026-01-01 12:00:00",
-    ),
-    "an earlier life's": (
-        [run("other", 10, interval=(0, 1), at=-10)],
-        "an earlier incarnation of the slot",
-    ),
+    "no run of that time":
+     ([run("other", 10, interval=(5, 6))],
+      "the ledger knows no run of the interval from 2026-01-01 12:00:00"),
+    "an earlier life's": ([run("other", 10, interval=(0, 1), at=-10)],
+                          "an earlier incarnation of the slot"),
     "idle ones": ([run("other", interval=(0, 1))], "landed nothing"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", NOTHING)
