@@ -146,8 +146,8 @@ def test_only_old_runs_are_pruned(lake, shop, bucket):
 
 
 @pytest.mark.airflow
-def test_airflows_pages_show_them(lake, shop):
-    """As pages with the headers of all reports; the lists and a run's table lead to them."""
+def test_airflows_pages_show_them(lake, shop, bucket, pipelines):
+    """With the headers and permissions of all reports; the lists lead to them."""
     (page,) = check_of(lake, shop, NOON)
     viewer = client("viewer")
     for address in ("/docs/", "/docs/shop/"):
@@ -158,6 +158,14 @@ def test_airflows_pages_show_them(lake, shop):
     assert "sandbox" in answer.headers["content-security-policy"]
     assert answer.headers["cache-control"] == "private, no-store"
     assert answer.headers["x-content-type-options"] == "nosniff"
+    # Values are for who may see values, lists for who may read the DAG.
+    stranger = client(None)
+    for address in ("/docs/shop/", f"/docs/shop/{page}"):
+        assert stranger.get(address).status_code == 404
+    assert page not in stranger.get("/docs/").text
+    write(pipelines, "shop", bucket.uri("lake"), "row_values: edit")
+    assert client("viewer").get(f"/docs/shop/{page}").status_code == 403
+    assert client("admin").get(f"/docs/shop/{page}").status_code == 200
 
 
 @pytest.mark.airflow
@@ -214,19 +222,6 @@ def test_a_list_that_names_other_objects_leads_nowhere(lake, shop, bucket):
     torn = DocsStore(shop, lake).begin(CHECKS, "torn", NOON)
     bucket.create(f"{DOCS}/{torn.path}/entries.json", b"\xff{")
     assert DocsStore(shop, lake).read_entries() == []
-
-
-@pytest.mark.airflow
-def test_the_permissions_are_those_of_all_reports(lake, shop, bucket, pipelines):
-    """Values are for who may see values, lists for who may read the DAG."""
-    (page,) = check_of(lake, shop, NOON)
-    stranger = client(None)
-    for address in ("/docs/shop/", f"/docs/shop/{page}"):
-        assert stranger.get(address).status_code == 404
-    assert page not in stranger.get("/docs/").text
-    write(pipelines, "shop", bucket.uri("lake"), "row_values: edit")
-    assert client("viewer").get(f"/docs/shop/{page}").status_code == 403
-    assert client("admin").get(f"/docs/shop/{page}").status_code == 200
 
 
 @pytest.mark.airflow

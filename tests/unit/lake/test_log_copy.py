@@ -154,6 +154,8 @@ def test_a_checkpoint_replaces_what_is_before_it(log):
     assert len(log_copy.file_paths(seen)) == 5
     # The pointer, the listing, the checkpoint, and one entry.
     assert reading.requests == 4
+    append(seen, 9)
+    assert opened(another(log)).version() == 5
 
 
 def test_a_table_behind_a_checkpoint_of_another_writer_is_updated(log):
@@ -165,44 +167,49 @@ def test_a_table_behind_a_checkpoint_of_another_writer_is_updated(log):
     assert (held.version(), len(log_copy.file_paths(held))) == (3, 4)
 
 
-def test_it_can_commit_behind_a_checkpoint(log):
-    table = opened(log)
-    table.create_checkpoint()
-    seen = opened(another(log))
-    append(seen, 7)
-    assert opened(another(log)).version() == 3
-
-
 def test_an_old_version_that_is_known(log):
     assert opened(log, 1).version() == 1
     with pytest.raises(NotCopied):
         opened(log, 5)
 
 
-def test_a_missing_table_costs_one_request_again(store):
-    log = StoredLog(store, "lake/none")
+def test_a_missing_table_costs_one_request_again_until_it_is_created(store, tmp_path):
+    log = StoredLog(store, "lake/t")
     with pytest.raises(TableNotFoundError):
         log.read_newest()
     with Counted() as again, pytest.raises(TableNotFoundError):
         log.read_newest()
     assert again.requests == 1
-
-
-def test_a_table_that_is_created_is_found(store, tmp_path):
-    log = StoredLog(store, "lake/t")
-    with pytest.raises(TableNotFoundError):
-        log.read_newest()
     write_deltalake(str(tmp_path / "t"), rows(1))
     upload(store, tmp_path / "t")
     assert opened(log).version() == 0
 
 
-@pytest.mark.parametrize(
-    "name", ["00000000000000000002.checkpoint.0000000001.0000000002.parquet",
-             "00000000000000000002.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.json"],
-)  # fmt: skip
-def test_other_checkpoints_are_left_to_delta_rs(log, name):
-    log.store.write(f"lake/t/_delta_log/{name}", b"")
+def without_entries(log, *versions):
+    log.store.delete([f"lake/t/_delta_log/{n:020d}.json" for n in versions])
+
+
+def with_checkpoint(log, of):
+    log.store.write(f"lake/t/_delta_log/00000000000000000002.checkpoint.{of}", b"")
+
+
+def with_checkpoint_alone(log):
+    opened(log).create_checkpoint()
+    without_entries(log, 0, 1, 2)
+
+
+OTHERS = {
+    "a checkpoint in parts": lambda log: with_checkpoint(log, "0000000001.0000000002.parquet"),
+    "a checkpoint of Delta's second kind":
+     lambda log: with_checkpoint(log, "80a083e8-7026-4e79-81be-64bd76c43a11.json"),
+    "only a checkpoint": with_checkpoint_alone,
+    "a gap": lambda log: without_entries(log, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_other_logs_are_left_to_delta_rs(log, other):
+    other(log)
     with pytest.raises(NotCopied):
         opened(another(log))
 
@@ -230,19 +237,6 @@ def test_a_thread_that_reads_all_again_hides_nothing_from_others(log, monkeypatc
         reading.result()
         seen.append(opening.result())
     assert seen == [2, 2]
-
-
-def test_a_log_of_which_only_a_checkpoint_is_left_is_delta_rs_own(log):
-    opened(log).create_checkpoint()
-    log.store.delete([f"lake/t/_delta_log/{n:020d}.json" for n in range(3)])
-    with pytest.raises(NotCopied):
-        opened(another(log))
-
-
-def test_a_gap_is_left_to_delta_rs(log):
-    log.store.delete(["lake/t/_delta_log/00000000000000000001.json"])
-    with pytest.raises(NotCopied):
-        opened(another(log))
 
 
 def test_an_overwritten_entry_is_read_again(log):
