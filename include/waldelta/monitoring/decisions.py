@@ -207,7 +207,7 @@ def _commit(state: TableState, commit: ExternalCommit) -> Decision:
         state.generation,
         0,
         json.dumps({"commit": text}),
-        reason=f"another program wrote to the target: {text}",
+        reason=f"external commit: {text}",
         kind=EXTERNAL_COMMIT,
     )
 

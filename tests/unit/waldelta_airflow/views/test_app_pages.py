@@ -993,7 +993,7 @@ def test_only_stopped_tables_can_be_released(shop, open_pages, dags, monkeypatch
     text = open_pages("op").get("/p/shop/waiting").text
     section = text[text.index('id="stopped"') : text.index("Decisions")]
     assert re.findall(r'name="table" value="([^"]+)"', section) == ["public.a"]
-    said = ("amount is positive", "2 rows", "3 h", ">7</td>", ">many</td>", "by ann")
+    said = ("amount is positive", "2 rows", "3 h", ">7</td>", ">many</td>", "released by ann")
     assert not lacking(section, *said, "a release does not apply to")
     assert 'name="table"' not in open_pages("viewer").get("/p/shop/waiting").text
     found.clear()
