@@ -1,5 +1,5 @@
 """Repair's rows: which rows a drifted target gets from a snapshot of the source, which it gives up,
-and both as the source of one MERGE.
+and both as the source of one MERGE; which of them a gate judges, and which stay in quarantine.
 
 All of this is planned and staged before the repair's commit, and changes nothing.
 """
@@ -7,18 +7,19 @@ All of this is planned and staged before the repair's commit, and changes nothin
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from psycopg import sql
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode.collapse import ACTION_PURGE
+from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_PURGE
 from waldelta.changes.decode.net_rows import first_of_each, key_codes, named_keys, typed_columns
 from waldelta.changes.stage.net_files import NetFiles
 from waldelta.errors import NeedsSync
@@ -48,8 +49,9 @@ from waldelta.snapshot import (
 from waldelta.snapshot.read_selected import KEYS_PER_READ, read_choices, read_keys
 from waldelta.snapshot.source_columns import key_columns
 from waldelta.spark import Runner
+from waldelta.spark.runner import Task
 from waldelta.spark_sql import quote
-from waldelta.stages.repair.mend.mend import STAGED_ROWS, ExpectedRows
+from waldelta.stages.repair.mend.mend import STAGED_ROWS, ExpectedRows, NetRows, write_rows
 from waldelta.types import TargetType
 
 # Why a row is among a repair's net changes.
@@ -270,13 +272,9 @@ def stage_rows(
     parts = [keys.slice(first, KEYS_PER_TASK) for first in range(0, len(keys), KEYS_PER_TASK)]
     for number, part in enumerate(parts):
         write_parquet(f"{folder}/keys", part.select([f"t{k}" for k in range(len(kinds))]), number)
-    tasks = min(len(rows.choices), _MOST_TASKS)
-    entering = tuple(rows.choices[number::tasks] for number in range(tasks))
-    reader = _Reader(
-        job.source.conninfo, expected, len(parts), entering, rows.again, rows.key, rows.unheld,
-        rows.holder.pid,
-    )  # fmt: skip
-    written = runner.run(len(parts) + tasks, STAGED_ROWS, reader.write)
+    tasks = len(parts) + min(len(rows.choices), _MOST_TASKS)
+    reader = _reader(job.source.conninfo, expected, rows, len(parts))
+    written = runner.run(tasks, STAGED_ROWS, reader)
     net, read = expected.bucket("expected", 0), schema.empty_table()
     if written:
         read = NetFiles.of(net, job.lake).read(bases)
@@ -286,36 +284,24 @@ def stage_rows(
     return expected, sum(row["rows"] for row in written) + len(purges)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads shares of the source's rows in tasks: first of the keys, then of the rows that
-    enter.
-    """
+def _reader(conninfo: str, expected: ExpectedRows, rows: RepairRows, shares_of_keys: int) -> Task:
+    """Returns what stages a share's rows in a task: first of the keys, then of those that enter."""
+    copy, files = expected.copy, expected.lake.files(expected.folder)
+    choices, again, key, unheld = rows.choices, rows.again, rows.key, rows.unheld
+    holder_pid = rows.holder.pid
 
-    conninfo: str
-    expected: ExpectedRows
-    shares_of_keys: int
-    entering: tuple[tuple[Choice, ...], ...]
-    again: Choice
-    key: tuple[KeyAttribute, ...]
-    unheld: frozenset[tuple[str, ...]]
-    holder_pid: int
-
-    def write(self, number: int) -> pa.Table:
-        """Stage one share's rows; returns their number (STAGED_ROWS)."""
-        why = TOUCHED if number < self.shares_of_keys else ENTERS
-        return self.expected.write(number, self._rows(number), why)
-
-    def _rows(self, number: int) -> Iterator[pa.RecordBatch]:
-        copy, files = self.expected.copy, self.expected.lake.files(self.expected.folder)
-        name = reader_name(self.holder_pid, number, copy.table)
-        if number >= self.shares_of_keys:
-            choices = self.entering[number - self.shares_of_keys]
-            return read_choices(self.conninfo, copy, choices, name)
+    def write(number: int) -> pa.Table:
+        name, first = reader_name(holder_pid, number, copy.table), number - shares_of_keys
+        if first >= 0:
+            entering = read_choices(conninfo, copy, choices[first::_MOST_TASKS], name)
+            return expected.write(number, entering, ENTERS)
         with files.open_input_file(f"keys/part-{number}.parquet") as file:
             texts = pq.read_table(file)
-        parts = (_without(part, self.unheld) for part in texts.to_batches(KEYS_PER_READ))
-        return read_keys(self.conninfo, copy, self.again, self.key, parts, name)
+        parts = (_without(part, unheld) for part in texts.to_batches(KEYS_PER_READ))
+        touched = read_keys(conninfo, copy, again, key, parts, name)
+        return expected.write(number, touched, TOUCHED)
+
+    return write
 
 
 def _without(batch: pa.RecordBatch, unheld: Collection[tuple[str, ...]]) -> pa.RecordBatch:
@@ -363,3 +349,58 @@ def removals(
         columns[f"b{k}"] = pa.chunked_array(chunks, kind).take(places)
     nothing = {f.name: pa.nulls(len(places), f.type) for f in schema if f.name not in columns}
     return pa.table(columns | nothing).select(schema.names).cast(schema)
+
+
+def stage_to_judge(
+    rows: RepairRows,
+    net: NetRows,
+    folder: str,
+    brought: Sequence[pa.Table],
+    judged: Collection[str],
+    accepted: Collection[str],
+) -> bool:
+    """Write the rows that a gate judges; returns whether there are any.
+
+    These are rows of the quarantined keys ``judged``, and rows that changes of the keys
+    ``brought`` write. Accepted rows aren't judged. ``t<k>`` is the key in the quarantine's form,
+    null for rows that aren't in quarantine.
+    """
+    named, let = (quarantined_keys(rows, keys) for keys in (judged, accepted))
+    of_net, of_let, of_named, *of_brought = key_codes(
+        rows.key_types, net.bases, *map(typed_columns, (let, named, *brought))
+    )
+    chosen = np.isin(of_net, np.concatenate([of_named, *of_brought])) & ~np.isin(of_net, of_let)
+    chosen &= np.asarray(pc.not_equal(net.keys["action"], ACTION_DELETE))
+    order = np.argsort(of_named, kind="stable")
+    at = np.searchsorted(of_named, of_net, sorter=order).clip(max=max(len(order) - 1, 0))
+    place = order[at] if len(order) else at
+    is_named = np.isin(of_net, of_named)
+    texts = named.select([f"t{k}" for k in range(len(rows.key))]).take(
+        pa.array(place, mask=~is_named)
+    )
+    write_rows(net.files, chosen, folder, texts)
+    return bool(chosen.any())
+
+
+def hold_back(rows: RepairRows, net: NetRows, folder: str, keys: Collection[str]) -> NetRows:
+    """Returns the net changes without the rows that stay in quarantine."""
+    still = typed_columns(quarantined_keys(rows, keys))
+    of_net, of_still = key_codes(rows.key_types, net.bases, still)
+    return net.kept(~np.isin(of_net, of_still), f"{folder}/let")
+
+
+def untouched(rows: RepairRows, keys: Collection[str], touched: pa.Table | None) -> set[str]:
+    """Returns those of these quarantined keys that aren't among the keys ``touched``."""
+    if not keys or touched is None:
+        return set(keys)
+    named = quarantined_keys(rows, keys)
+    of_named, of_touched = key_codes(rows.key_types, *map(typed_columns, (named, touched)))
+    names, left = sorted(keys), ~np.isin(of_named, of_touched)
+    return {name for name, is_left in zip(names, left.tolist(), strict=True) if is_left}
+
+
+def untouched_keys(rows: RepairRows, touched: pa.Table, keys: Collection[str]) -> pa.Table:
+    """Returns the keys ``touched`` without these quarantined keys."""
+    named = quarantined_keys(rows, keys)
+    of_touched, of_named = key_codes(rows.key_types, *map(typed_columns, (touched, named)))
+    return touched.filter(pa.array(~np.isin(of_touched, of_named)))

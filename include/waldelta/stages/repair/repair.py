@@ -102,20 +102,18 @@ from waldelta.snapshot.exported_snapshot import (
 from waldelta.spark import Runner
 from waldelta.stages.check.gate.gate import StillFails, judge_complete_rows, read_gates
 from waldelta.stages.land.drain import Drained, land_backlog, land_through
-from waldelta.stages.repair._net_rows import (
-    hold_back,
-    stage_to_judge,
-    untouched,
-    untouched_keys,
-)
 from waldelta.stages.repair._repair_rows import (
     ENTERS,
     LEAVES,
     TOUCHED,
     RepairRows,
+    hold_back,
     plan_rows,
     quarantined_keys,
     stage_rows,
+    stage_to_judge,
+    untouched,
+    untouched_keys,
 )
 from waldelta.stages.repair.mend.mend import (
     NetRows,

@@ -7,9 +7,22 @@ source, as in every repair. So later changes stay, and rows that the runs didn't
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
+import psycopg
+import pyarrow as pa
+
+from waldelta.changes.decode.relation_versions import RelationVersion, read_versions
+from waldelta.changes.decode.target_plan import (
+    TargetPlan,
+    as_merged_partition,
+    bringing_rows,
+    check_prepared,
+    plan_decode,
+)
 from waldelta.errors import (
     ModeRefused,
     NeedsSync,
@@ -17,16 +30,27 @@ from waldelta.errors import (
     WaldeltaError,
 )
 from waldelta.lake import staging_folder
-from waldelta.lake.changelog import BatchNumbers, BatchRange, BatchRanges
-from waldelta.lake.ledger import TableState
+from waldelta.lake.changelog import (
+    BatchNumbers,
+    BatchRange,
+    BatchRanges,
+    Snapshot,
+    last_truncates,
+)
+from waldelta.lake.ledger import SYNCED, TableState
 from waldelta.pipeline import Job, RunResult, of_table
-from waldelta.pipeline.drift import why_other_rows
+from waldelta.pipeline.drift import Evolution, NewColumn, why_other_rows
 from waldelta.pipeline.targets import RequiredAction, TableLifecycle, Watermarks
+from waldelta.postgres import read_types
 from waldelta.spark import Runner
 from waldelta.stages.repair.mend.current_targets import CurrentTargets
+from waldelta.stages.repair.mend.touched_keys import read_touched
 from waldelta.stages.repair.repair import Again, repair
-from waldelta.stages.repair.replay.interval import Span
-from waldelta.stages.repair.replay.touched_rows import is_touched, touched_rows
+from waldelta.stages.repair.replay.interval import (
+    Span,
+    place_columns_by_history,
+    place_columns_by_name,
+)
 from waldelta.stages.sync.sync import sync
 from waldelta.target_modes import Feature
 
@@ -71,7 +95,7 @@ def replay(
         if state is None or not state.snapshot or (tables is not None and name not in tables):
             continue
         try:
-            if not is_touched(touched, state):
+            if not _is_touched(touched, state):
                 continue
             if (why := _why_not(lifecycle, state, marks, span)) is not None:
                 result.warn([f"{name} isn't replayed: {why}"])
@@ -113,7 +137,7 @@ class _Replay:
         runner, job, name = self.runner, self.job, state.table_name
         folder = staging_folder(job.lake, "replay", 0, 0, f"{job.run_id} {name}")
         with job.source.connect("replay") as connection:
-            keys = touched_rows(runner, job, connection, self.touched, state, folder)
+            keys = _touched_rows(runner, job, connection, self.touched, state, folder)
         reason = f"replay of {self.span}"
         if keys is None:
             if state.unrepaired_leaves:
@@ -133,3 +157,78 @@ class _Replay:
             rows = mended.cut.written
             self.done.keys += len(keys)
         self.done.tables, self.done.rows = self.done.tables + 1, self.done.rows + rows
+
+
+# A snapshot that sees no transaction: the range's changes count, also those that a later copy has.
+_SEES_NOTHING = "1:1:"
+
+
+def _is_touched(batch_range: BatchRange, state: TableState) -> bool:
+    # A TRUNCATE may be of its table.
+    every = replace(state, snapshot=_SEES_NOTHING)
+    return batch_range.count(every) > 0 or batch_range.stream.has_truncates()
+
+
+def _touched_rows(
+    runner: Runner,
+    job: Job,
+    connection: psycopg.Connection[Any],
+    batch_range: BatchRange,
+    state: TableState,
+    folder: str,
+) -> pa.Table | None:
+    """Returns the keys that a range touches (touched_schema()); None: it may touch any row.
+
+    It does with a TRUNCATE, and in a table without a key. Raises SchemaChanged for columns that the
+    ledger can't map to the key.
+    """
+    every, stream = replace(state, snapshot=_SEES_NOTHING), batch_range.stream
+    check_prepared(stream, state, Snapshot.parse(state.snapshot))
+    snapshot = Snapshot.parse(every.snapshot)
+    volume = batch_range.volume(every)
+    if last_truncates(stream, every, snapshot) or not state.key_columns:
+        return None
+    rules = job.pipeline.target.schema_rules_of(state.table_name)
+    described = read_versions(stream, state.relation_ids) if volume.rows else []
+    versions = bringing_rows(batch_range, snapshot, described)
+    history = [row for row in job.read_all_states(state.table_name) if row.status == SYNCED]
+    evolution = _as_they_are(state, history, versions, follows=rules.policy != "ignore")
+    types = partial(read_types, connection)
+    decode = plan_decode(types, batch_range, every, versions, evolution, rules)
+    rows = batch_range.rows_of(every)
+    plan = TargetPlan(every, batch_range.batches, volume, decode, False, rows, False, None)
+    return read_touched(runner, batch_range.change_log, plan, folder)
+
+
+def _as_they_are(
+    state: TableState,
+    history: Sequence[TableState],
+    versions: Sequence[RelationVersion],
+    *,
+    follows: bool,
+) -> Evolution:
+    """Returns the evolution that keeps the target's columns, with their positions in old rows
+    too.
+    """
+    held = [row.columns for row in history]
+    positions = []
+    for version in versions:
+        relation = as_merged_partition(version.relation, state)
+        places = (
+            place_columns_by_history(state, held, relation)
+            if follows
+            else place_columns_by_name(state, relation)
+        )
+        if places is None or any(
+            at is None and c.name in state.key_columns
+            for at, c in zip(places, state.columns, strict=True)
+        ):
+            listed = ", ".join(column.name for column in relation.columns)
+            raise SchemaChanged(
+                f"{state.table_name}: the range has rows with other columns ({listed}), which the"
+                " ledger can't map to the target's: copy it again (initial sync with its name in"
+                " tables)"
+            )
+        positions.append(places)
+    columns = tuple(NewColumn(column, column.name) for column in state.columns)
+    return Evolution(columns, tuple(state.key_columns), (), tuple(positions))

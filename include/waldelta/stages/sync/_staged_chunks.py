@@ -63,6 +63,8 @@ _CHANGES = {"insert", "update", "delete"}
 _KEYS_PER_TASK = 50_000
 # What a copy has to share with an earlier one: how the log names it when it differs.
 Origin = Mapping[str, Any]
+# What tasks wrote: paths, sizes and rows.
+Files = list[dict[str, Any]]
 
 
 def why_not_recorded(job: Job, table: PublishedTable) -> str | None:
@@ -234,6 +236,30 @@ class TakenRows:
         keys = [self.touched[f"k{k}"] for k in range(len(kinds))]
         return without_keys(file, dict(zip(key, kinds, strict=True)), keys)
 
+    def take_over(
+        self,
+        runner: Runner,
+        schema: pa.Schema,
+        again: Callable[[int, Iterator[pa.RecordBatch]], Files],
+        without: Callable[[int, str], Files | None],
+    ) -> list[Answer]:
+        """Returns the files, of ``schema``, with the present rows of touched keys.
+
+        ``again`` writes such rows, and ``without`` a file without touched keys, or returns None
+        when it has none. They aren't recorded: the next attempt reads these rows again, too.
+        """
+        if not self.shares:
+            return list(self.files)
+
+        def write(number: int) -> pa.Table:
+            if number < self.shares:
+                return pa.Table.from_pylist(again(number, self.read(number)), schema)
+            file = self.files[number - self.shares]
+            rest = without(number, file["path"])
+            return pa.Table.from_pylist([file] if rest is None else rest, schema)
+
+        return runner.run(self.shares + len(self.files), schema, write, stops=True)
+
 
 @dataclass(frozen=True, slots=True)
 class StagedCopy:
@@ -311,31 +337,21 @@ def stage_copy(
 
     files = runner.run(tasks, _STAGED, write, stops=True)
     if staged.taken is not None:
-        files += _take_over(runner, expected, records.rows, staged.taken(), attempt)
+        taken, schema, bases = staged.taken(), expected.schema, expected.shape.bases
+
+        def again(number: int, rows: Iterator[pa.RecordBatch]) -> Files:
+            return expected.stage(f"{attempt}-again-{number}.parquet", rows)
+
+        def without(number: int, path: str) -> Files | None:
+            rest = taken.rest(open_file(expected.lake, records.rows, schema, path), bases)
+            if rest is None:
+                return None
+            name = f"{attempt}-rest-{number}.parquet"
+            return expected.divide_rows("expected", schema, name, parts_at_once(rest), bases)
+
+        files += taken.take_over(runner, _STAGED, again, without)
     paths = frozenset(file["path"] for file in files)
     return replace(expected, files=paths), sum(file["rows"] for file in files)
-
-
-def _take_over(
-    runner: Runner, expected: ExpectedRows, rows: str, taken: TakenRows, attempt: str
-) -> list[Answer]:
-    """Returns the staged files of earlier attempts, with the present rows of touched keys."""
-    if not taken.shares:
-        return list(taken.files)
-
-    def write(number: int) -> pa.Table:
-        name = f"{attempt}-again-{number}.parquet"
-        if number < taken.shares:
-            return pa.Table.from_pylist(expected.stage(name, taken.read(number)), _STAGED)
-        file, schema = taken.files[number - taken.shares], expected.schema
-        dataset = open_file(expected.lake, rows, schema, file["path"])
-        rest, files = taken.rest(dataset, expected.shape.bases), [file]
-        if rest is not None:
-            parts = parts_at_once(rest)
-            files = expected.divide_rows("expected", schema, name, parts, expected.shape.bases)
-        return pa.Table.from_pylist(files, _STAGED)
-
-    return runner.run(taken.shares + len(taken.files), _STAGED, write, stops=True)
 
 
 def continued(

@@ -41,7 +41,7 @@ from waldelta.permissions import private_files
 from waldelta.snapshot.read_table import row_groups
 from waldelta.spark import Runner
 from waldelta.spark.runner import Answer
-from waldelta.stages.sync._staged_chunks import StagedCopy, TakenRows
+from waldelta.stages.sync._staged_chunks import Files, StagedCopy
 from waldelta.types.json import Variant
 
 log = logging.getLogger(__name__)
@@ -209,32 +209,18 @@ def _written(
 
     files = runner.run(tasks, _WRITTEN, write, stops=True)
     if staged is not None and staged.taken is not None:
-        files += _take_over(runner, target, prefix, staged.taken())
-    return files
+        taken = staged.taken()
 
+        def again(_: int, rows: Iterator[pa.RecordBatch]) -> Files:
+            return _write(place, schema, prefix, rows)
 
-def _take_over(
-    runner: Runner, target: TargetVersion, prefix: str, taken: TakenRows
-) -> list[Answer]:
-    """Returns the files of earlier attempts: rows of touched keys are read again, into others.
-
-    They aren't recorded, because the next attempt reads them again, too.
-    """
-    place, schema = target.place, target.schema
-    if not taken.shares:
-        return list(taken.files)
-
-    def write(number: int) -> pa.Table:
-        if number < taken.shares:
-            files = _write(place, schema, prefix, taken.read(number))
-        else:
-            file = taken.files[number - taken.shares]
-            dataset = open_file(place.lake, place.uri, schema, file["path"])
+        def without(_: int, path: str) -> Files | None:
+            dataset = open_file(place.lake, place.uri, schema, path)
             rest = taken.rest(dataset, taken.source.copy.key_columns)
-            files = [file] if rest is None else _write(place, schema, prefix, rest)
-        return pa.Table.from_pylist(files, _WRITTEN)
+            return None if rest is None else _write(place, schema, prefix, rest)
 
-    return runner.run(taken.shares + len(taken.files), _WRITTEN, write, stops=True)
+        files += taken.take_over(runner, _WRITTEN, again, without)
+    return files
 
 
 def _write(
