@@ -258,8 +258,8 @@ class StagedRows:
         """Count the rows that fail each expectation; returns their numbers, all or some of them.
 
         With ``most`` some are enough: so many, where there are. There are none of an expectation on
-        several rows. Raises ConfigError for an expectation that
-        is refused, and QualityFailed for one that Spark can't evaluate.
+        several rows. Raises ConfigError for an expectation that is refused, and QualityFailed for
+        one that Spark can't evaluate.
         """
         numbers = self._by_arrow(verdicts, most)
         if left := {n: verdict for n, verdict in enumerate(verdicts) if n not in numbers}:
@@ -367,7 +367,8 @@ def _failing(
             raise TypeError(f"Arrow isn't certain of {where}")
         chosen = np.flatnonzero(pc.fill_null(applies, False))
         rows, places, begin = part.take(pa.array(chosen)), chosen + begin, begin + len(part)
-        values = pa.table({name: rows[of] for name, of in staged.items() if of in read})
+        values = {name: rows[of] for name, of in staged.items() if of in read}
+        values = pa.table(values | {_PLACE[1]: places})
         for n, (planned, _) in judged.items() if len(rows) else ():
             masks, of = kind_of(planned.type).failing(values, planned), found[n]
             if masks is None or of is None:
@@ -376,7 +377,7 @@ def _failing(
             fails, applied = masks
             for flag in flags[n]:
                 fails = pc.and_(fails, pc.invert(pc.fill_null(rows[flag], True)))
-            found[n] = of.plus(fails, applied, pa.table({"row": places}), most)
+            found[n] = of.plus(fails, applied, values.select(_PLACE[1:]), most)
     return pa.Table.from_pylist(
         [
             {"expectation": n, "unexpected": of.rows, "judged": of.judged, "rows": of.examples}

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 
+from waldelta.changes.stage.net_files import NetFiles
+from waldelta.config.expectation_files import OwnExpectation
 from waldelta.errors import ConfigError
+from waldelta.lake import Lake, write_parquet
+from waldelta.spark import InProcess
 from waldelta.stages.check.gate.gate import judge
-from waldelta.stages.check.gate.table_gate import TableGate, _used_columns
+from waldelta.stages.check.gate.table_gate import (
+    Gated,
+    JudgedColumns,
+    StagedRows,
+    TableGate,
+    Verdict,
+    _used_columns,
+)
+from waldelta.stages.check.suite.expectation import PlannedExpectation
 from waldelta.target_modes import MODES
+from waldelta.types import stored_type
 
 
 def test_a_target_that_keeps_more_than_a_mirror_has_no_gate():
@@ -58,3 +72,32 @@ ARGUMENTS = [
 def test_columns_are_looked_for_in_arguments_of_any_depth(kwargs, expected):
     """By their names, and in conditions; what can't be told counts as any column."""
     assert _used_columns(["id", "v", "note", "a.b"], kwargs) == expected
+
+
+NEVER = {"condition": "1 = 2", "meaning": "never"}
+JUDGED = [
+    ("by a column", "expect_column_values_to_be_between", {"column": "v", "min_value": 0}, [1, 4]),
+    ("by no column", "expect_target_rows_to_satisfy", NEVER, [0, 1, 4]),
+    ("of a share", "expect_column_values_to_not_be_null", {"column": "v", "mostly": 0.5}, [0]),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "kwargs", "failing"), [case[1:] for case in JUDGED], ids=[case[0] for case in JUDGED]
+)
+def test_rows_of_several_files_are_judged_by_their_numbers(tmp_path, kind, kwargs, failing):
+    """Arrow counts those that meet the condition on the rows; Spark isn't asked."""
+    folder = (tmp_path / "net").as_uri()
+    for part, rows in enumerate([[("I", None), ("I", -1)], [("D", None)], [("D", -2), ("U", -3)]]):
+        actions, values = zip(*rows, strict=True)
+        table = pa.table({"action": actions, "c0": pa.array(values, pa.int32())})
+        write_parquet(folder, table, part)
+    item = OwnExpectation(type=kind, kwargs=kwargs, gate="stop")
+    planned = PlannedExpectation(kind, kwargs, "critical", "own", kind)
+    verdict = Verdict(Gated(item, "t.yml", kind), planned)
+    columns = JudgedColumns(["v"], [stored_type("integer", "int")], [], has_metadata=False)
+    files, runner = NetFiles.of(folder, Lake(tmp_path.as_uri())), InProcess(pytest.fail)
+    rows = StagedRows(runner, files, columns, "public.t", "action in ('I', 'U')")
+    (numbers,) = rows.judge([verdict])
+    assert (numbers.tolist(), verdict.unexpected) == (failing, len(failing))
+    assert verdict.success is ("mostly" in kwargs)
