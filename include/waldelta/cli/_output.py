@@ -34,7 +34,7 @@ _NARROWEST = 80
 
 # How each kind of finding is shown; plain text has the words alone.
 STYLES = {"problem": "bold red", "warning": "yellow"}
-_WAITING = ("id", "table", "key", "status", "reason", "by", "why")
+_WAITING = ("id", "table", "key", "status", "since", "reason", "actions", "by", "why")
 
 
 class Output:
@@ -179,7 +179,9 @@ def waiting_table(found: Sequence[Mapping[str, Any]], file: str = "FILE") -> Ren
     columns = [name for name in _WAITING if any(one.get(name) is not None for one in rows)]
     parts: list[RenderableType] = []
     if rows:
-        parts.append(table(columns, [[_cell(one.get(name)) for name in columns] for one in rows]))
+        parts.append(
+            table(columns, [[_cell(one.get(name), name) for name in columns] for one in rows])
+        )
     gates: dict[str, list[Mapping[str, Any]]] = {}
     for one in found:
         if "waiting" in one:
@@ -248,7 +250,11 @@ def whole(text: str) -> RenderableType:
     return Text(text, no_wrap=True, overflow="ignore")
 
 
-def _cell(value: object) -> object:
+def _cell(value: object, name: str = "") -> object:
+    if name == "since" and value is not None:
+        return moment(str(value))
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     if isinstance(value, dict):
         shown = {**(value.get("key") or {}), **value["values"]} if "values" in value else value
         return json.dumps(shown, ensure_ascii=False)

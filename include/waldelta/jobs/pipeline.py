@@ -234,7 +234,7 @@ class Pipeline:
         rows = list_quarantined(job, tables)
         for question in [*open_questions(job.ledger), *read_commits(job.ledger)]:
             if tables is None or question.table_name in tables:
-                rows.append(question.as_question())
+                rows.append(question.as_listed())
         for one in read_stopped(self.file, job.ledger):
             if tables is None or one.table_name in tables:
                 rows += one.as_json()

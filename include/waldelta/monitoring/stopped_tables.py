@@ -95,6 +95,7 @@ class Stopped:
                 "since": one.since.isoformat(),
                 "waiting": self.waiting,
                 "may_pass": self.may_pass,
+                "actions": ["release"] if self.may_pass else [],
                 "examples": list(one.examples),
             }
             for one in self.unmet

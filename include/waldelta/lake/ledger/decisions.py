@@ -49,6 +49,15 @@ WAITING, COMPLETED, RESOLVED = "waiting", "completed", "resolved"
 ACCEPTED, DISCARDED, SKIPPED, RELEASED = "accepted", "discarded", "skipped", "released"
 AGREED, REFUSED = "agreed", "refused"
 
+# What an operator may decide, by kind and status.
+_MAY = {
+    (ROW, WAITING): ("retry", "accept", "discard"),
+    (MESSAGE, WAITING): ("skip",),
+    (MESSAGE, SKIPPED): ("discard",),
+    (SOURCE_CHANGE, WAITING): ("agree", "refuse"),
+    (EXTERNAL_COMMIT, WAITING): ("accept",),
+}
+
 # The beginning of the reason of a row that a gate has quarantined.
 FAILS = "fails "
 
@@ -135,15 +144,17 @@ class Decision(LedgerRow):
         is_of_gate = (self.reason or "").startswith(FAILS)
         return self.status == DISCARDED or (self.status == WAITING and is_of_gate)
 
-    def as_question(self) -> dict[str, Any]:
-        """Returns a change of a source table, ready for JSON."""
+    def as_listed(self) -> dict[str, Any]:
+        """Returns what waits, since when, why and what an operator may do, ready for JSON."""
         return {
             "id": self.id,
             "table": self.table_name,
             "status": self.status,
-            "reason": self.reason,
             "since": self.at.isoformat(),
+            "reason": self.reason,
+            "actions": list(_MAY.get((self.kind, self.status), ())),
             "by": self.by,
+            "why": self.why,
         }
 
     def decided(

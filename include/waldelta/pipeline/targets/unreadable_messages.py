@@ -327,14 +327,11 @@ def as_json(message: OpenMessage) -> dict[str, Any]:
     """
     row, sent = message.row, message.sent
     raw = sent.raw.hex() if sent.raw is not None else None
-    return {
-        "id": row.id,
-        "status": row.status,
+    return row.as_listed() | {
         "table": ", ".join(message.tables),
         "key": None,
         "lsn": str(Lsn(row.lsn or 0)),
         "commit_ts": None,
-        "reason": row.reason,
         "lacking": [],
         "sent": None,
         "messages": [
@@ -349,7 +346,4 @@ def as_json(message: OpenMessage) -> dict[str, Any]:
         "run_id": row.run_id,
         "kind": message.kind,
         "error": message.error,
-        "by": row.by,
-        "why": row.why,
-        "at": row.at.isoformat(),
     }

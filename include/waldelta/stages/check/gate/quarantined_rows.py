@@ -334,13 +334,10 @@ def _check_committed(job: Job, tables: Iterable[str], rows: Iterable[Decision]) 
 
 
 def _listed(row: Decision) -> dict[str, Any]:
-    return {
-        "id": row.id,
-        "table": row.table_name,
+    return row.as_listed() | {
         "key": json.loads(row.key),
         "lsn": _lsn(row.lsn),
         "commit_ts": row.commit_ts.isoformat() if row.commit_ts is not None else None,
-        "reason": row.reason,
         "lacking": row.columns,
         "sent": json.loads(row.sent) if row.sent else None,
         "messages": [
