@@ -50,9 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark unit tests and those with a Spark session as such, and give long tests more time until
-    they count as hanging. Options that choose tests by their marks come afterwards.
-    """
+    """Mark unit tests and those with a Spark session, before marks choose; give long tests time."""
     for item in items:
         if _UNIT in item.path.parents:
             item.add_marker("unit")

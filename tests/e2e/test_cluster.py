@@ -114,9 +114,7 @@ def _events(log: Path) -> Iterator[dict]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Each a process of its own, none of which can import our packages from the checkout. The
-    executors have a key of their own for object stores.
-    """
+    """Processes of their own without our packages; the executors have a key of their own."""
     folder, port = tmp_path_factory.mktemp("cluster"), free_port()
     (folder / "events").mkdir()
     spark = Path(pyspark.__file__).parent / "bin" / "spark-class"

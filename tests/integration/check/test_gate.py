@@ -782,9 +782,7 @@ def enabled(made):
 
 @pytest.mark.nightly("the checks after a decision that ordinary tests take")
 def test_what_was_let_in_by_decision_passes_the_checks(gated, database):
-    """Accepted and released rows are in the target because somebody decided so: no check of the
-    table turns a run red for them, and other programs hear of the table again.
-    """
+    """Accepted and released rows turn no run red, and other programs hear of the table again."""
     made = gated()
     made.own(RULE.format("quarantine"), STOP)
     database.execute("insert into t values (1, 1)")

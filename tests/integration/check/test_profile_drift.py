@@ -1,6 +1,4 @@
-"""Drift against earlier runs: nothing is said at first, nor while all is as it was; then a warning,
-after few changes and in full checks.
-"""
+"""Drift against earlier runs: nothing is said while all is as it was; then a warning."""
 
 from __future__ import annotations
 

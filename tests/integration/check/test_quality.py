@@ -281,9 +281,7 @@ def test_the_version_that_is_there_is_checked(lake):
 
 
 def test_results_are_kept_as_rows(lake):
-    """Each outcome is a row of _waldelta/expectations, with run, version and severity. Reports may
-    show values: nobody but their owner may read them.
-    """
+    """Each outcome is a row with run, version and severity. Only their owner may read reports."""
     lake.target([*GOOD, (4, "LGA", "1", None)])
     lake.check()
     rows = read_expectation_results(lake.root)

@@ -1,6 +1,4 @@
-"""Which types have bounds in files' statistics; how they are written is tested with
-lake/data_file, how they are read with changes/merge/by_file.
-"""
+"""Which types have bounds in files' statistics; by_file has how they are read."""
 
 from __future__ import annotations
 

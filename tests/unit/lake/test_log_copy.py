@@ -1,6 +1,4 @@
-"""A table in an object store, opened from a copy of its log: what is read, what is committed, and
-what a later process begins with. The store is in memory.
-"""
+"""A table in an object store, opened from a copy of its log. The store is in memory."""
 
 from __future__ import annotations
 

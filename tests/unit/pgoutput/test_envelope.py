@@ -1,6 +1,4 @@
-"""The envelope: sequence, kind, relation, transaction, commit position and time; from protocol
-version 2 on of chunks, prepared transactions and decisions.
-"""
+"""The envelope: sequence, kind, relation, transaction, position, time; chunks and decisions."""
 
 from __future__ import annotations
 

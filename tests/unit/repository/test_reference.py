@@ -104,9 +104,7 @@ def messages(path: Path) -> tuple[tuple[list[str], ...], frozenset[str]]:
 
 
 def matches(example: str, template: list[str]) -> bool:
-    """Whether an example is this message with some arguments, perhaps behind the server's name;
-    an end that is left out (…) isn't compared.
-    """
+    """Whether an example is this message with arguments; an end left out (…) isn't compared."""
     is_cut = example.endswith(" …")
     example = example.removesuffix(" …")
     if not is_cut:

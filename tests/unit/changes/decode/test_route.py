@@ -9,9 +9,7 @@ from waldelta.changes.decode.route import routed
 
 
 def test_events_get_their_own_operations_in_any_order():
-    """Events of two versions of a relation come one version after the other; what Spark returns has
-    an order of its own. An event without an operation doesn't concern the target.
-    """
+    """By versions of the relation. An event without an operation doesn't concern the target."""
     events = pa.table(
         {
             "ord": [30, 10, 20],

@@ -55,9 +55,7 @@ def test_random_batches_equal_a_plain_simulation(job, merged):
 
 
 def test_what_the_commit_tells(job, merged):
-    """Rows by operation; columns that the source lacks, and where rows come from, stay or are
-    written as by Spark's MERGE. A repeated batch is none.
-    """
+    """Rows by operation; foreign columns are kept as by Spark's MERGE. A repeated batch is none."""
     write_files(job, [(1, "a", "A"), (2, "b", "B")], [(3, "c", "C")])
     events = [
         ("U", 1, 1, "a2", "~"),
@@ -129,9 +127,7 @@ def test_what_is_left_to_spark(job, merged, case):
 
 
 def test_a_row_that_keeps_some_verbatim_values_is_left_to_spark(job, merged):
-    """Unchanged values keep their entries in _wd_raw beside those that came now; other rows' are
-    simply replaced. What was written by then isn't there.
-    """
+    """Unchanged values keep their entries in _wd_raw beside those that came; rows are replaced."""
     with_raw = rows((1, "a", "A")).set_column(
         6, SCHEMA.field("_wd_raw"), pa.array([[("it's.big", "x")]], RAW_TYPE)
     )

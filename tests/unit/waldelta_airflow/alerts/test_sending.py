@@ -1,6 +1,4 @@
-"""What is sent: what a message says, how it reaches real servers as the connection's type wants
-it, and what happens when a channel refuses it; errors name no address and quote no foreign text.
-"""
+"""What is sent, how it reaches real servers, and what happens when a channel refuses it."""
 
 from __future__ import annotations
 

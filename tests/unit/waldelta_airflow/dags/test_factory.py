@@ -81,9 +81,7 @@ def test_the_dag_of_alerts(write_pipeline, monkeypatch):
 
 
 def test_the_dags_of_a_file(dags):
-    """Exactly those of the stable surface, with the tasks of their stages, in order; owner, tags,
-    page, retries with growing delay, time limits, one run at a time, no catch-up.
-    """
+    """Exactly those of the stable surface, with their tasks, owner, tags, retries and limits."""
     graphs = {
         name: {task.task_id: sorted(task.downstream_task_ids) for task in dag.tasks}
         for name, dag in dags.items()
@@ -321,9 +319,7 @@ def test_tasks_get_a_relative_folder_as_an_absolute_one(write_pipeline, monkeypa
 
 
 def test_a_folder_without_pipeline_files(tmp_path, monkeypatch):
-    """An empty one has no DAGs. One that is absent is an import error: its name may be misspelt, or
-    the variable isn't set for this process of Airflow.
-    """
+    """An empty one has no DAGs. One that is absent is an import error: it may be misspelt."""
     monkeypatch.setenv("WALDELTA_PIPELINES", str(tmp_path))
     assert create_dags() == {}
     monkeypatch.setenv("WALDELTA_PIPELINES", str(tmp_path / "absent"))

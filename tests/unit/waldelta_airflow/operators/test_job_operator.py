@@ -351,9 +351,7 @@ def test_a_failed_check_says_where_the_report_is(make_task, make_context, job):
 
 
 def test_another_stages_error_leads_to_no_report(make_task, make_context, job):
-    """The report is about the tables that were checked, and the error about one that wasn't. When
-    several stages failed, each task shows its own.
-    """
+    """The report is about the tables that were checked. Each task shows its own stage's error."""
     error = {"class": "SchemaChanged", "message": "public.a: retyped", "retryable": False}
     own = {"class": "SourceUnreachable", "message": "gone", "retryable": True}
     stages = {

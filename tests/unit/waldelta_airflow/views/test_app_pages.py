@@ -265,9 +265,7 @@ def test_pages_say_that_a_table_has_no_copy(shop, open_pages):
 
 
 def test_no_page_names_the_servers_folders(shop, open_pages):
-    """A refused file, a run's warning, its error and the reason of a row in quarantine name files
-    as the repository does; a failed check's report is linked to.
-    """
+    """Warnings, errors and reasons name files as the repository does; reports are linked to."""
     folder = pipelines_folder()
     reason = f"fails a plane has seats ({folder.parent}/expectations/shop/public.orders.yml)"
     row = replace(quarantined(8, reason=reason), run_id="told")
@@ -473,9 +471,7 @@ def test_of_two_files_of_one_pipeline_the_first_counts(
 
 
 def test_a_lake_that_isnt_there_and_one_that_cant_be_read(write_pipeline, schedules, open_pages):
-    """One lake's trouble is told in its row, and takes no other pipeline down. A store's error may
-    have the path of the file that can't be read: no page names a folder of this server.
-    """
+    """One lake's trouble takes no other down, and no page names a folder of this server."""
     fill(load_pipeline_file(write_pipeline("shop")))
     write_pipeline("fresh")
     broken = fill(load_pipeline_file(write_pipeline("broken")))
@@ -1163,9 +1159,7 @@ def test_a_button_says_what_keeps_it(
 def test_values_of_rows_can_need_more_than_reading(
     write_pipeline, schedules, open_pages, monkeypatch, permission, sees
 ):
-    """Counts, tables and reasons stay; neither keys nor values, nor reports, nor messages are
-    served. The same holds for examples of rows that stop a table, also on the page of the run.
-    """
+    """Counts, tables and reasons stay; neither keys, values, reports nor messages are served."""
     monkeypatch.setattr(
         "waldelta_airflow.views._waiting.read_stopped", lambda *_: [stopped("public.b")]
     )
