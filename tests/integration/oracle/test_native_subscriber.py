@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import random
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import psycopg
 import pytest
+from deltalake import DeltaTable
 
 from tests.oracles.publication_cases import all_cases, scenario, some_cases
 from tests.oracles.publication_scenarios import RandomScenario, together
 from tests.oracles.scenario import Scenario, running
 from tests.support.seeds import chosen_seed, is_long
+from waldelta.lake.ledger import now
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("merged_by_tasks")]
 
@@ -125,6 +128,29 @@ def test_random_scenarios(runner, database, postgres, lake, first):
             for scenario in scenarios:
                 both.write(scenario.transactions(12))
             both.step(what=(f"WALDELTA_SEED={seed}", number))
+
+
+@pytest.mark.nightly("random replays, beside random scenarios")
+def test_a_replay_is_what_the_subscriber_has(runner, database, postgres, lake):
+    """Targets are set back to before some runs, which are replayed; then the stream goes on."""
+    seed = chosen_seed()
+    print(f"WALDELTA_SEED={seed}")
+    dice = random.Random(seed)
+    cases, (statements, *_) = dice.sample(list(some_cases()), 4), SHORT.values()
+    cuts = [0, *sorted(dice.sample(range(1, len(statements)), 2)), len(statements)]
+    before = "".join(for_all(cases, [BEFORE]))
+    with running(runner, database, postgres, lake, scenario(cases, before)) as both:
+        for begin, end in pairwise(cuts):
+            paths = map(both.pipeline.target_path, both.subscribed())
+            versions = {path: DeltaTable(path).version() for path in paths}
+            start = now()
+            both.step(*for_all(cases, statements[begin:end]), what=(seed, begin))
+            until = now()
+            for path, version in versions.items():
+                if DeltaTable(path).version() > version:
+                    DeltaTable(path).restore(version)
+            replayed = both.pipeline.replay(runner, start, until)
+            both.compare((seed, begin, replayed.warnings))
 
 
 # Publications that others made, of tables whose own UPDATEs and DELETEs fail since then.
