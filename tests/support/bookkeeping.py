@@ -111,6 +111,6 @@ def release_of(at, run_id, table, generation, identity, upto, by, why=None, afte
     """The ledger's row of a table that an operator released, by (incarnation, timeline)."""
     incarnation, timeline = identity
     return Decision(
-        at, run_id, RELEASED, table, generation, 0, "", lsn=upto, by=by, kind=TABLE, why=why,
-        decided_at=at, incarnation=incarnation, timeline=timeline, after_lsn=after,
+        at, run_id, RELEASED, table, generation, 0, "", by=by, kind=TABLE, why=why,
+        decided_at=at, incarnation=incarnation, timeline=timeline, after_lsn=after, upto_lsn=upto,
     )  # fmt: skip

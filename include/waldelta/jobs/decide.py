@@ -107,7 +107,7 @@ def _release(job: Job, request: DecisionRequest) -> str:
     tables = request.tables or ()
     check_stopped(job, tables)
     done = release_tables(job, tables, by=request.by, reason=request.reason)
-    upto = Lsn(done[0].lsn or 0)
+    upto = Lsn(done[0].upto_lsn)
     return f"{counted(len(done), 'table')} released up to {upto}; the next consume merges them"
 
 

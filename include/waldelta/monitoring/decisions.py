@@ -60,7 +60,7 @@ _WHAT = {
     REFUSED: "refused",
     WAITING: "retried, still fails",
 }
-_OF_ONE = ("run_id", "table_name", "kind", "status", "by", "why", "lsn")
+_OF_ONE = ("run_id", "table_name", "kind", "status", "by", "why", "lsn", "upto_lsn")
 
 
 def read_open(ledger: Ledger, keys: pa.Table) -> list[Decision]:
@@ -167,7 +167,7 @@ def _decided(row: dict[str, Any]) -> Decided:
         row["run_id"],
         rows=row["key_count_distinct"] if kind == ROW else None,
         key=key if kind == ROW else None,
-        upto_lsn=row["lsn"] if kind == TABLE else None,
+        upto_lsn=row["upto_lsn"] if kind == TABLE else None,
         message=key if kind == MESSAGE else None,
         change=_change(json.loads(key)) if kind in (SOURCE_CHANGE, EXTERNAL_COMMIT) else None,
     )

@@ -125,7 +125,7 @@ def read_stopped(
         return []
     identity, log = watermarks.identity, watermarks.change_log
     upto, last = landed_upto(job, identity), log.last_batch() or 0
-    releases = [row for row in reversed(valid_releases(job)) if (row.lsn or 0) >= upto]
+    releases = {of: row for of, row in valid_releases(job).items() if row.upto_lsn >= upto}
     found = []
     for name, state in sorted(job.read_states().items()):
         if name not in unmet:
@@ -137,8 +137,7 @@ def read_stopped(
                 waiting = _count(log, BatchNumbers(after, last), state)
         except (StateError, TableError):
             pass  # Changes that can't be counted can be released anyway.
-        copy = (name, state.generation)
-        released = next((row for row in releases if (row.table_name, row.generation) == copy), None)
+        released = releases.get((name, state.generation))
         found.append(Stopped(name, tuple(unmet[name]), waiting, released))
     return found
 

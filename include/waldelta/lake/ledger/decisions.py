@@ -91,8 +91,8 @@ class Decision(LedgerRow):
     ``row_id`` is the id that it had before a repair began another generation with it.
 
     A message's ``key`` is its id, and ``reason`` says why it can't be decoded. A released table has
-    no key: all changes pass its gates whose commits are before ``lsn``, and it had those before
-    ``after_lsn`` already.
+    no key: all changes pass its gates whose commits are before ``upto_lsn``, and it had those
+    before ``after_lsn`` already.
 
     ``by`` is who decided, ``why`` their reason, ``decided_at`` the time: a repair copies rows with
     a later ``at``. ``incarnation`` and ``timeline`` are those of the slot, for positions.
@@ -120,6 +120,7 @@ class Decision(LedgerRow):
     incarnation: str | None = None
     timeline: int | None = None
     after_lsn: int | None = None
+    upto_lsn: int = 0
 
     table: ClassVar[str] = "decisions"
 

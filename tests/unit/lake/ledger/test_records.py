@@ -77,7 +77,7 @@ TABLES = {
         list<item: string>, sent: string, lsn: int64, commit_ts: TIME, reason: string, messages:
         list<item: struct<batch: int64, seq: int64, lsn: int64, xid: int64, raw: binary>>, by:
         string, outdated: bool, row_id: string, kind: string, why: string, decided_at: TIME,
-        incarnation: string, timeline: int64, after_lsn: int64""",
+        incarnation: string, timeline: int64, after_lsn: int64, upto_lsn: int64""",
     Reconciliation: """reconciliations
         table_name: string, status: string, reason: string, generation: int64, position: int64,
         batch: int64, version: int64, snapshot: string, source_rows: int64, target_rows: int64,

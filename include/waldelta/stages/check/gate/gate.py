@@ -52,14 +52,14 @@ from waldelta.changes.stage.net_files import NetFiles
 from waldelta.changes.stage.stage import Staged
 from waldelta.config.expectation_files import assign_suites, read_each
 from waldelta.errors import ConfigError, QualityFailed
-from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger import Decision, TableState
 from waldelta.lake.ledger.decisions import FAILS
 from waldelta.pipeline import Job
 from waldelta.quantities import counted
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
 from waldelta.spark_sql import parquet, string
-from waldelta.stages.check.gate.release import landed_upto, released_upto
+from waldelta.stages.check.gate.release import landed_upto, valid_releases
 from waldelta.stages.check.gate.table_gate import (
     EXAMPLE_ROWS,
     MOST_SET_ASIDE,
@@ -157,7 +157,7 @@ def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
     generations = {state.table_name: state.generation for state in states}
     suites = assign_suites(read_each(Path(folder)), generations)
     gates = {name: TableGate(name, problem=err) for name, err in suites.refused.items()}
-    released: dict[tuple[str, int], int] | None = None
+    released: dict[tuple[str, int], Decision] | None = None
     for name, suite in suites.by_table.items():
         items = tuple(
             Gated(item, suite.place(number, job.pipeline.folder), suite.meaning(number))
@@ -165,8 +165,10 @@ def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
             if item.gate != "warn"
         )
         if items:
-            released = released_upto(job) if released is None else released
-            gates[name] = TableGate(name, items, None, released.get((name, generations[name]), 0))
+            released = valid_releases(job) if released is None else released
+            of_copy = released.get((name, generations[name]))
+            upto = 0 if of_copy is None else of_copy.upto_lsn
+            gates[name] = TableGate(name, items, None, upto)
     return gates
 
 

@@ -52,7 +52,6 @@ def release_tables(
             states[name].generation,
             batch=0,
             key="",
-            lsn=upto,
             by=by,
             kind=TABLE,
             why=reason,
@@ -60,6 +59,7 @@ def release_tables(
             incarnation=identity.incarnation,
             timeline=identity.timeline,
             after_lsn=_applied_upto(watermarks, states[name]),
+            upto_lsn=upto,
         )
         for name in sorted(set(tables))
     ]
@@ -83,27 +83,17 @@ def landed_upto(job: Job, identity: SlotIdentity) -> int:
     return job.change_log(identity).end_after(identity.floor)
 
 
-def valid_releases(job: Job) -> list[Decision]:
-    """Returns the releases of the slot's incarnation and timeline, oldest first.
-
-    Positions of others can't be compared with this one's.
+def valid_releases(job: Job) -> dict[tuple[str, int], Decision]:
+    """Returns the latest release of each table and copy generation, of the slot's incarnation and
+    timeline: positions of others can't be compared with this one's.
     """
     identity = job.read_identity()
     valid = (identity.incarnation, identity.timeline)
-    return [
-        row for row in Decisions(job.lake).releases() if (row.incarnation, row.timeline) == valid
-    ]
-
-
-def released_upto(job: Job) -> dict[tuple[str, int], int]:
-    """Returns by table and copy generation the commit position up to which changes pass stop
-    gates.
-    """
-    found: dict[tuple[str, int], int] = {}
-    for row in valid_releases(job):
-        copy = (row.table_name, row.generation)
-        found[copy] = max(row.lsn or 0, found.get(copy, 0))
-    return found
+    return {
+        (row.table_name, row.generation): row
+        for row in sorted(Decisions(job.lake).releases(), key=lambda row: row.upto_lsn)
+        if (row.incarnation, row.timeline) == valid
+    }
 
 
 # From the first position, up to and without the second.
@@ -117,16 +107,18 @@ def read_decided(ledger: Ledger, states: Iterable[TableState]) -> dict[str, list
     copies = {(state.table_name, state.generation) for state in states}
     of_copies = of_tables({name for name, _ in copies})
     rows = ledger.table(Decision).scan(
-        ("table_name", "generation", "status", "lsn", "after_lsn"),
+        ("table_name", "generation", "status", "lsn", "after_lsn", "upto_lsn"),
         None,
-        of_copies & pc.field("status").isin([ACCEPTED, RELEASED]) & pc.field("lsn").is_valid(),
+        of_copies & pc.field("status").isin([ACCEPTED, RELEASED]),
     )
     decided: dict[str, set[PositionRange]] = {}
     for row in rows.to_pylist():
-        if (row["table_name"], row["generation"]) in copies:
-            lsn = row["lsn"]
-            positions = (row["after_lsn"], lsn) if row["status"] == RELEASED else (lsn, lsn + 1)
-            decided.setdefault(row["table_name"], set()).add(positions)
+        if (row["table_name"], row["generation"]) not in copies:
+            continue
+        if row["status"] == RELEASED:
+            decided.setdefault(row["table_name"], set()).add((row["after_lsn"], row["upto_lsn"]))
+        elif (lsn := row["lsn"]) is not None:
+            decided.setdefault(row["table_name"], set()).add((lsn, lsn + 1))
     return {name: sorted(positions) for name, positions in decided.items()}
 
 
