@@ -22,7 +22,7 @@ from benchmarks.workloads import WORKLOADS, chosen
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 when everything was measured; missed targets are reported, but don't fail."""
+    """Returns 0 when everything was measured; missed targets are reported, but don't fail."""
     options = _options(arguments)
     if options.list:
         for workload in WORKLOADS:

@@ -177,7 +177,7 @@ class Naive(Baseline):
         return {"rows": self._ask("copy")}
 
     def target(self, table: str) -> str:
-        """Return the folder of its one target."""
+        """Returns the folder of its one target."""
         return str(self.place.folder / "naive" / table)
 
     def verify(self) -> None:

@@ -143,7 +143,7 @@ def _beyond(value: float, limit: float) -> bool:
 
 
 def findings(reference: Result, last: Result) -> list[Finding]:
-    """Return the findings on all scores.
+    """Returns the findings on all scores.
 
     Memory scores are the maximum over all workloads, so they are compared over workloads in both
     results.
@@ -184,12 +184,12 @@ def compare(reference: Sequence[Score], last: Sequence[Score]) -> list[Finding]:
 
 
 def _is_of_baseline(name: str) -> bool:
-    """Return whether a ratio is of two baselines, on which our code has no influence."""
+    """Returns whether a ratio is of two baselines, on which our code has no influence."""
     return name.split(" ÷ ", maxsplit=1)[0].rsplit("/", 1)[-1] in BASELINES
 
 
 def comparable(reference: Result, last: Result) -> str | None:
-    """Return why two results can't be compared; None if they can."""
+    """Returns why two results can't be compared; None if they can."""
     if reference.scale != last.scale:
         return (
             f"the reference was measured at scale {reference.scale:g}, the last result at"
@@ -205,7 +205,7 @@ def comparable(reference: Result, last: Result) -> str | None:
 
 
 def accept(reference: Result | None, last: Result) -> Result:
-    """Return the new reference: the last result, plus the old reference's other workloads.
+    """Returns the new reference: the last result, plus the old reference's other workloads.
 
     The old ones are kept only if the two results can be compared.
     """
@@ -230,13 +230,13 @@ def accept(reference: Result | None, last: Result) -> Result:
 
 
 def too_noisy(reference: Result) -> list[Score]:
-    """Return the scores that a reference can't guard since their rounds are too far apart."""
+    """Returns the scores that a reference can't guard since their rounds are too far apart."""
     itself = compare(reference.scores, reference.scores)
     return [one.before for one in itself if one.before and one.unguarded and not one.too_short]
 
 
 def judged_workloads() -> list[str]:
-    """Return the names of all workloads with a target, for a measurement or a comparison of it."""
+    """Returns the names of all workloads with a target, for a measurement or a comparison of it."""
     names = {name for target in TARGETS for name in _judged_by(target.scores)}
     return [one.name for one in WORKLOADS if one.name in names]
 
@@ -253,13 +253,13 @@ def _judged_by(pattern: str) -> list[str]:
 
 
 def left_out(last: Result) -> list[str]:
-    """Return workloads with a target that weren't measured; failed ones are reported as failed."""
+    """Returns workloads with a target that weren't measured; failed ones are reported as failed."""
     tried = {one.workload for one in last.measurements} | last.failed.keys()
     return [name for name in judged_workloads() if name not in tried]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 when nothing got worse, failed or was left out, 1 when something did, 2 without a
+    """Returns 0 when nothing got worse, failed or was left out, 1 when something did, 2 without a
     comparison.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.check", description=__doc__)

@@ -18,7 +18,7 @@ class Contender(Protocol):
     baseline: bool
 
     def trees(self) -> list[int]:
-        """Return the process ids of long-lived processes that work for it."""
+        """Returns the process ids of long-lived processes that work for it."""
 
     def prepare(self) -> None:
         """Start from the tables as they are."""
@@ -52,7 +52,7 @@ BASELINES = {
 
 
 def make(name: str, place: Place, variants: tuple[Variant, ...]) -> list[Contender]:
-    """Return the contenders of one name; ours has one for each variant."""
+    """Returns the contenders of one name; ours has one for each variant."""
     if name in BASELINES:
         return [BASELINES[name](place)]
     assert name in (WARM, TASKS, FRESH)

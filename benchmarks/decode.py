@@ -41,12 +41,12 @@ ORDERS = [
 
 
 def value(text: str | None) -> bytes:
-    """Return one value of a tuple."""
+    """Returns one value of a tuple."""
     return b"n" if text is None else b"t" + struct.pack("!I", len(text)) + text.encode()
 
 
 def message(n: int, relation_id: int = RELATION) -> bytes:
-    """Return the n-th change."""
+    """Returns the n-th change."""
     key = value(str(n))
     relation = struct.pack("!I", relation_id)
     if n % 10 == 9:
@@ -105,7 +105,7 @@ def _rounds(action: Callable[[], object], factor: float, rounds: int) -> list[Ro
 
 
 def _many_relations(messages: int) -> Callable[[], object]:
-    """Return an action that decodes as many messages of many relations, mixed as in a batch."""
+    """Returns an action that decodes as many messages of many relations, mixed as in a batch."""
     ids = [RELATION + n * 7919 % RELATIONS for n in range(messages)]
     data = [message(n, relation_id) for n, relation_id in enumerate(ids)]
     rows = pa.table({"relation_id": pa.array(ids, pa.int64()), "data": pa.array(data, pa.binary())})

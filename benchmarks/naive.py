@@ -63,7 +63,7 @@ class Relation:
             at = end + 9
 
     def values(self, data: bytes, at: int) -> list[object]:
-        """Return the values of the tuple that starts at an offset."""
+        """Returns the values of the tuple that starts at an offset."""
         (count,) = struct.unpack_from("!H", data, at)
         at += 2
         found: list[object] = []
@@ -80,7 +80,7 @@ class Relation:
 
 
 def last_states(messages: Iterator[bytes]) -> list[tuple]:
-    """Return the last change of each key: its kind (I, U, D), then the values."""
+    """Returns the last change of each key: its kind (I, U, D), then the values."""
     relations: dict[bytes, Relation] = {}
     states: dict[tuple, tuple] = {}
     for data in messages:

@@ -79,7 +79,7 @@ class Waldelta:
         return notes_of_job(self.job("sync"))
 
     def estimate(self) -> CopyEstimate:
-        """Return what check estimates for the initial copy."""
+        """Returns what check estimates for the initial copy."""
         os.environ |= {"AIRFLOW_CONN_BENCH": self.place.server.uri(self.place.name)}
         found = Pipeline.load(self.file).check().estimate
         if found is None or found.unknown:
@@ -87,7 +87,7 @@ class Waldelta:
         return found
 
     def share_of_estimate(self, estimated: CopyEstimate, notes: Notes) -> Notes:
-        """Return the estimate as shares of what the copy had, by the targets and its stage's
+        """Returns the estimate as shares of what the copy had, by the targets and its stage's
         seconds.
         """
         files = pa.concat_tables(
@@ -111,7 +111,7 @@ class Waldelta:
         """Get ready for the next round; this isn't measured."""
 
     def begin_anew(self) -> None:
-        """Return to the state before the first copy: an empty lake.
+        """Returns to the state before the first copy: an empty lake.
 
         The next copy is an initial one again, as for all other contenders.
         """
@@ -158,7 +158,7 @@ class Waldelta:
         return notes_of_tasks(seconds, result)
 
     def _bill(self) -> Notes:
-        """Return what the run itself reports as its cost to the source."""
+        """Returns what the run itself reports as its cost to the source."""
         source = json.loads(self.result.read_text())["source"]
         return {"server_s": source["server_seconds"], "spilled_mb": source["spilled_bytes"] / 1e6}
 
@@ -180,7 +180,7 @@ class Waldelta:
         return json.loads(self.result.read_text()) if self.result.exists() else {}
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of a job's process."""
+        """Returns the environment of a job's process."""
         connection = {"AIRFLOW_CONN_BENCH": self.place.server.uri(self.place.name)}
         return os.environ | connection | dict(self._lake.environment)
 
@@ -197,12 +197,12 @@ class Waldelta:
 
 
 def target_folder(root: str, table: str) -> str:
-    """Return the folder of a table's target in a local lake."""
+    """Returns the folder of a table's target in a local lake."""
     return str(local_path(target_uri(root, *table.split("."))))
 
 
 def notes_of_job(result: dict, seconds: float | None = None) -> Notes:
-    """Return the seconds of a job's stages.
+    """Returns the seconds of a job's stages.
 
     ``seconds`` is the time since its process started; then the time until everything was applied is
     included.
@@ -214,7 +214,7 @@ def notes_of_job(result: dict, seconds: float | None = None) -> Notes:
 
 
 def notes_of_tasks(seconds: Notes, result: dict) -> Notes:
-    """Return the seconds of each task.
+    """Returns the seconds of each task.
 
     The check's seconds are the stage's, from the run's result, because its task reports, too.
     """

@@ -137,7 +137,7 @@ def _aside(table_name: str, n: int, at: datetime) -> Decision:
 
 
 def run_id(at: datetime) -> str:
-    """Return a run id in the form of Airflow's scheduled runs."""
+    """Returns a run id in the form of Airflow's scheduled runs."""
     return f"scheduled__{at.isoformat()}"
 
 

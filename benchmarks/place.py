@@ -34,7 +34,7 @@ class Place:
         )
 
     def flushed(self) -> str:
-        """Return the server's flushed WAL position."""
+        """Returns the server's flushed WAL position."""
         return self.sql("select pg_current_wal_flush_lsn()::text")[0][0]
 
 

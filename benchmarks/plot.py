@@ -44,7 +44,7 @@ def draw(result: Result, path: Path) -> bool:
 
 
 def _groups(result: Result) -> dict[str, list[tuple[Measurement, float]]]:
-    """Return the contenders by workload and backlog, with their multiples of the raw baseline."""
+    """Returns the contenders by workload and backlog, with their multiples of the raw baseline."""
     groups: dict[str, list[tuple[Measurement, float]]] = {}
     for one in result.measurements:
         raw = raw_baseline(one.workload, one.backlog, result.measurements)

@@ -40,7 +40,7 @@ class Usage:
 
 
 def role_of(name: str, command: str) -> str:
-    """Return the role of a process that isn't PostgreSQL's; a worker may turn out to be a
+    """Returns the role of a process that isn't PostgreSQL's; a worker may turn out to be a
     reader.
     """
     if name == "java":
@@ -49,7 +49,7 @@ def role_of(name: str, command: str) -> str:
 
 
 def is_auxiliary(title: str) -> bool:
-    """Return whether a PostgreSQL process exists whatever is measured."""
+    """Returns whether a PostgreSQL process exists whatever is measured."""
     return _AUXILIARY.search(title) is not None
 
 
@@ -113,7 +113,7 @@ class _Processes:
         return self._children[pid]
 
     def tree(self, pid: int, without: Set[int] = frozenset()) -> Iterator[psutil.Process]:
-        """Yield a process and its descendants, but no subtree whose root is in ``without``."""
+        """Yields a process and its descendants, but no subtree whose root is in ``without``."""
         if pid in self._known:
             yield self._known[pid][0]
         for child in self._children[pid]:
@@ -165,7 +165,7 @@ class _Sampler:
         self.peak[role] = max(self.peak.get(role, 0.0), _private_mb(process))
 
     def server_cpu_s(self, role: str, postmaster: int) -> float:
-        """Return CPU seconds of a server's backends, both those that have ended and those alive at
+        """Returns CPU seconds of a server's backends, both those that have ended and those alive at
         the last sample.
 
         A backend that ends between the two reads would be in neither, or in both. Then both are
@@ -208,12 +208,12 @@ class _Sampler:
 
 
 def _private_mb(process: psutil.Process) -> float:
-    """Return resident memory without shared memory: shared_buffers belong to no single backend."""
+    """Returns resident memory without shared memory: shared_buffers belong to no single backend."""
     memory = process.memory_info()
     return (memory.rss - getattr(memory, "shared", 0)) / 1e6
 
 
 def _ended_cpu_s(postmaster: int) -> float:
-    """Return the CPU seconds of a server's backends that have ended."""
+    """Returns the CPU seconds of a server's backends that have ended."""
     times = psutil.Process(postmaster).cpu_times()
     return times.children_user + times.children_system

@@ -49,7 +49,7 @@ class Measurement:
         return "/".join(part for part in (self.workload, self.backlog, self.contender) if part)
 
     def median(self, read: Callable[[Round], float]) -> float:
-        """Return the median of one figure over the rounds."""
+        """Returns the median of one figure over the rounds."""
         return statistics.median(read(one) for one in self.rounds)
 
 
@@ -102,7 +102,7 @@ class Result:
 
 
 def machine(postgresql: str | None) -> Provenance:
-    """Return what figures depend on: the machine, the code, the versions, and the day."""
+    """Returns what figures depend on: the machine, the code, the versions, and the day."""
     return {
         "cores": os.cpu_count(),
         "machine": platform.machine(),
@@ -117,7 +117,7 @@ def machine(postgresql: str | None) -> Provenance:
 
 
 def _commit() -> str | None:
-    """Return the checkout's commit, with -dirty when it was changed since; None when git doesn't
+    """Returns the checkout's commit, with -dirty when it was changed since; None when git doesn't
     know it.
     """
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]

@@ -52,7 +52,7 @@ class Plan:
     rounds: int = 3
 
     def numbers(self) -> range:
-        """Return the rounds, with the warm-up round first."""
+        """Returns the rounds, with the warm-up round first."""
         return range(WARM_UP_ROUND, self.rounds)
 
 
@@ -78,7 +78,7 @@ def run(stack: Stack, workload: Workload, plan: Plan) -> list[Measurement]:
 
 
 def _as_changes(workload: Tables, plan: Plan) -> Changes:
-    """Return the workload with the number of tables at this scale; rows and changes per table
+    """Returns the workload with the number of tables at this scale; rows and changes per table
     stay.
     """
     source = sources.many(scaled(workload.tables, plan.scale, 1))
@@ -299,7 +299,7 @@ class _Rounds:
             self._found.setdefault((backlog, name), empty).rounds.append(measured)
 
     def measurements(self) -> list[Measurement]:
-        """Return the measurements by backlog, in the order in which they came first."""
+        """Returns the measurements by backlog, in the order in which they came first."""
         backlogs: Sequence[str] = list(dict.fromkeys(backlog for backlog, _ in self._found))
         return sorted(self._found.values(), key=lambda one: backlogs.index(one.backlog))
 

@@ -110,7 +110,7 @@ COMPARISONS = (
 
 
 def scores(measurements: Sequence[Measurement]) -> list[Score]:
-    """Return all scores of these measurements; less is better in each."""
+    """Returns all scores of these measurements; less is better in each."""
     found = [
         *_against_baselines(measurements),
         *_among_ours(measurements),
@@ -123,7 +123,7 @@ def scores(measurements: Sequence[Measurement]) -> list[Score]:
 def ratio(
     name: str, of: list[float], to: list[float], changes: tuple[int, int] = (1, 1)
 ) -> Score | None:
-    """Return the ratio of two measurements; None against nothing.
+    """Returns the ratio of two measurements; None against nothing.
 
     It is computed round by round where both have the same number of rounds, otherwise against the
     other's median. For costs per change, ``changes`` has the number of changes for either side's
@@ -166,7 +166,7 @@ def _against_baselines(measurements: Sequence[Measurement]) -> Iterator[Score | 
 def raw_baseline(
     workload: str, backlog: str, measurements: Sequence[Measurement]
 ) -> Measurement | None:
-    """Return the baseline that others of the same backlog are shown as multiples of.
+    """Returns the baseline that others of the same backlog are shown as multiples of.
 
     It is the first one measured there, in the order of all baselines.
     """
@@ -203,7 +203,7 @@ def _beside(
     contender: str,
     read: Callable[[Round], float],
 ) -> list[float]:
-    """Return a measurement as multiples of this contender's in the same run.
+    """Returns a measurement as multiples of this contender's in the same run.
 
     It is empty where that contender wasn't measured.
     """
@@ -213,7 +213,7 @@ def _beside(
 
 
 def _absolute(measurements: Sequence[Measurement]) -> Iterator[Score]:
-    """Yield seconds where the figure itself counts, and the peak memory of all of ours."""
+    """Yields seconds where the figure itself counts, and the peak memory of all of ours."""
     ours = [measurement for measurement in measurements if not measurement.baseline]
     for one in ours:
         if one.workload == "idle":
@@ -243,7 +243,7 @@ def _absolute(measurements: Sequence[Measurement]) -> Iterator[Score]:
 
 
 def _estimated(measurements: Sequence[Measurement]) -> Iterator[Score]:
-    """Yield what check estimated for a copy as shares of what the copy had."""
+    """Yields what check estimated for a copy as shares of what the copy had."""
     for one in measurements:
         for part in ("rows", "bytes", "seconds"):
             if all(f"estimated {part}" in measured.notes for measured in one.rounds):
@@ -252,7 +252,7 @@ def _estimated(measurements: Sequence[Measurement]) -> Iterator[Score]:
 
 
 def _unchecked(one: Round) -> float:
-    """Return the seconds without the stages after the copy: no other contender checks anything."""
+    """Returns the seconds without the stages after the copy: no other contender checks anything."""
     return one.seconds - one.notes.get("check", 0.0) - one.notes.get("report", 0.0)
 
 

@@ -24,7 +24,7 @@ class Source:
     via_root: bool = False
 
     def statements(self, rows: int) -> tuple[str, ...]:
-        """Return the statements that create and fill it."""
+        """Returns the statements that create and fill it."""
         return self.create, self.fill.format(rows=rows), "analyze"
 
 
@@ -52,7 +52,7 @@ UUID_ORDERS = Source(
 
 
 def partitioned(leaves: int) -> Source:
-    """Return the same table in this many hash partitions, published as one."""
+    """Returns the same table in this many hash partitions, published as one."""
     create = f"""
         create table orders({_COLUMNS}) partition by hash (id);
         do $$ begin for n in 0..{leaves - 1} loop
@@ -63,7 +63,7 @@ def partitioned(leaves: int) -> Source:
 
 
 def many(tables: int, large: int = 0) -> Source:
-    """Return this many small tables, orders_1 and so on.
+    """Returns this many small tables, orders_1 and so on.
 
     With ``large``, that many first tables are large, and all others have 1,000 rows.
     """
@@ -121,7 +121,7 @@ _SCATTERED = "hashint8extended(id, base)"
 
 
 def newest(changes: int) -> str:
-    """Return ``newest`` for a backlog of this many changes that touches only the newest rows.
+    """Returns ``newest`` for a backlog of this many changes that touches only the newest rows.
 
     It touches as many rows as this.
     """
@@ -136,7 +136,7 @@ def _mixed(
     key: str = "base + {}",
     scattered: str = _SCATTERED,
 ) -> str:
-    """Return half inserts, 40% updates, 10% deletes, a hundred at a time.
+    """Returns half inserts, 40% updates, 10% deletes, a hundred at a time.
 
     ``key`` is the key of the new row of a number. A server logs every 15 seconds which transactions
     are running, and a slot uses that to know where the next call must begin. This writes in seconds
@@ -235,7 +235,7 @@ end $$"""
 
 
 def each_of(source: Source, changes: int) -> str:
-    """Return this many changes in each of the tables, one transaction per table."""
+    """Returns this many changes in each of the tables, one transaction per table."""
     one = """
         do $$ declare base bigint := (select max(id) from {table}); begin
             insert into {table} select base + g, {values} from generate_series(1, {inserts}) g;
@@ -250,7 +250,7 @@ def each_of(source: Source, changes: int) -> str:
 
 
 def busy(tables: int) -> str:
-    """Return mixed changes of this many tables, a hundred at a time of the next table each.
+    """Returns mixed changes of this many tables, a hundred at a time of the next table each.
 
     So their transactions alternate.
     """

@@ -161,7 +161,7 @@ class WarmSpark:
 
 
 def postmaster(server: EmbeddedPostgres) -> int:
-    """Return the process id of a running server."""
+    """Returns the process id of a running server."""
     return int((server.data / "postmaster.pid").read_text().split()[0])
 
 

@@ -21,7 +21,7 @@ NO_AIRFLOW = (
 
 
 def measured_table(result: Result) -> Table:
-    """Return one row for each contender.
+    """Returns one row for each contender.
 
     It has seconds, multiples of the baselines, CPU and memory by role, and targets.
     """
@@ -60,7 +60,7 @@ _SOURCE_COSTS: dict[str, Callable[[Round], float | None]] = {
 
 
 def source_table(result: Result) -> Table:
-    """Return what our pipeline cost the source per 1,000,000 changes: medians of the rounds."""
+    """Returns what our pipeline cost the source per 1,000,000 changes: medians of the rounds."""
     table = Table(title="the source's bill for 1,000,000 changes")
     for heading in ("workload", "", *_SOURCE_COSTS):
         table.add_column(heading, justify="right" if heading in _SOURCE_COSTS else "left")
@@ -77,7 +77,7 @@ def source_table(result: Result) -> Table:
 
 
 def targets_table(result: Result) -> Table:
-    """Return every target that was measured, and what was reached."""
+    """Returns every target that was measured, and what was reached."""
     caption = NO_AIRFLOW
     if result.scale != 1:
         caption += "; meant for scale 1: smaller runs are mostly what a run costs at any size"

@@ -28,13 +28,13 @@ class Target:
         return f"≤ {self.must:g}" if self.least is None else f"{self.least:g}–{self.must:g}"
 
     def verdict(self, value: float) -> str:
-        """Return ``aim``, ``must`` or ``missed``: the best that a value reaches."""
+        """Returns ``aim``, ``must`` or ``missed``: the best that a value reaches."""
         if self.excess(value) > 1:
             return "missed"
         return "aim" if self.aim is None or value <= self.aim else "must"
 
     def excess(self, value: float) -> float:
-        """Return how many times the limit a value is, on the side where it is farther off.
+        """Returns how many times the limit a value is, on the side where it is farther off.
 
         More than 1 misses the must. Nothing costs nothing: a value that isn't above 0 was measured
         or computed wrong.
@@ -125,5 +125,5 @@ TARGETS = (
 
 
 def target_of(score: str) -> Target | None:
-    """Return the target by which a score is judged, if any."""
+    """Returns the target by which a score is judged, if any."""
     return next((target for target in TARGETS if fnmatchcase(score, target.scores)), None)

@@ -39,14 +39,14 @@ _CHECKSUMS = (
 
 
 def duckdb_of_delta() -> duckdb.DuckDBPyConnection:
-    """Return DuckDB with its own reader of Delta, in the pinned version; nothing is downloaded."""
+    """Returns DuckDB with its own reader of Delta, in the pinned version; nothing is downloaded."""
     connection = duckdb.connect(config={"autoinstall_known_extensions": False})
     connection.load_extension(delta_extension())
     return connection
 
 
 def delta_extension() -> str:
-    """Return the file of that reader in its wheel."""
+    """Returns the file of that reader in its wheel."""
     return str(
         files("duckdb_extension_delta")
         / "extensions"

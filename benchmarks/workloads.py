@@ -293,7 +293,7 @@ WORKLOADS: tuple[Workload, ...] = (
 
 
 def chosen(only: Sequence[str], *, everything: bool = False) -> list[Workload]:
-    """Return the workloads whose names match one of these patterns.
+    """Returns the workloads whose names match one of these patterns.
 
     Without patterns, these are the default ones, or all. Raises ValueError with the name of a
     pattern that has no match.
@@ -312,5 +312,5 @@ def chosen(only: Sequence[str], *, everything: bool = False) -> list[Workload]:
 
 
 def scaled(number: int, scale: float, step: int = 100) -> int:
-    """Return a number of rows or changes at this scale, in whole steps and at least one."""
+    """Returns a number of rows or changes at this scale, in whole steps and at least one."""
     return max(round(number * scale / step), 1) * step

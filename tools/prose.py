@@ -135,12 +135,12 @@ def over_budget() -> Iterator[str]:
 
 
 def passives(text: str) -> list[str]:
-    """Return the sentences with a passive verb that no "by" follows."""
+    """Returns the sentences with a passive verb that no "by" follows."""
     return [sentence for sentence in sentences(text) if _PASSIVE.search(sentence)]
 
 
 def passive_share(texts: Iterable[str]) -> float:
-    """Return the share of such sentences in all."""
+    """Returns the share of such sentences in all."""
     said = [sentence for text in texts for sentence in sentences(text)]
     return sum(_PASSIVE.search(sentence) is not None for sentence in said) / max(1, len(said))
 

@@ -113,14 +113,14 @@ class AirflowClient:
         return self.request("POST", path, json=body)
 
     def page(self, path: str) -> str:
-        """Return the HTML of a page outside the API, such as a plugin's."""
+        """Returns the HTML of a page outside the API, such as a plugin's."""
         self.login()
         answer = self._http.get(path)
         answer.raise_for_status()
         return answer.text
 
     def health(self) -> dict[str, Any]:
-        """Return state and last heartbeat of metadata database, scheduler and DAG processor.
+        """Returns state and last heartbeat of metadata database, scheduler and DAG processor.
 
         It needs no login.
         """
@@ -173,7 +173,7 @@ class AirflowClient:
         return str(self.post(f"/dags/{dag_id}/dagRuns", body)["dag_run_id"])
 
     def run(self, dag_id: str, run_id: str) -> DagRun:
-        """Return a run with the states of its tasks."""
+        """Returns a run with the states of its tasks."""
         run = self.get(f"/dags/{dag_id}/dagRuns/{run_id}")
         tasks = self.get(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances", limit=500)[
             "task_instances"
@@ -181,7 +181,7 @@ class AirflowClient:
         return _dag_run(run, tuple(sorted(map(_task_run, tasks), key=_by_start)))
 
     def runs(self, dag_id: str, **params: Any) -> list[DagRun]:
-        """Return the DAG's runs, newest first, without their tasks.
+        """Returns the DAG's runs, newest first, without their tasks.
 
         ``params`` are those of the API (state, run_type, …).
         """
@@ -253,7 +253,7 @@ class AirflowClient:
     def log(
         self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1
     ) -> str:
-        """Return a task's log as text, one event per line, with all of its fields."""
+        """Returns a task's log as text, one event per line, with all of its fields."""
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/logs/{try_number}"
         headers = {"Accept": "application/json"}
         params = {"full_content": "true", "map_index": map_index}
@@ -265,7 +265,7 @@ class AirflowClient:
         return self.get(path, deserialize=False)["value"]
 
     def rendered_fields(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
-        """Return the task's template fields as the UI shows them."""
+        """Returns the task's template fields as the UI shows them."""
         return dict(
             self.get(f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}")["rendered_fields"]
         )
@@ -287,7 +287,7 @@ class AirflowClient:
     # Assets, connections, pools
 
     def asset_events(self, **params: Any) -> list[dict[str, Any]]:
-        """Return asset events, newest first.
+        """Returns asset events, newest first.
 
         Filters are those of the API: source_dag_id, source_run_id, source_task_id, …
         """
@@ -298,7 +298,7 @@ class AirflowClient:
         )
 
     def connection(self, conn_id: str) -> dict[str, Any] | None:
-        """Return a connection without its password; None when there is none."""
+        """Returns a connection without its password; None when there is none."""
         found = self.get("/connections", connection_id_pattern=conn_id, limit=200)["connections"]
         return next((c for c in found if c["connection_id"] == conn_id), None)
 
@@ -333,7 +333,7 @@ class AirflowClient:
 
 
 def unfinished(run: DagRun) -> list[str]:
-    """Return the tasks of a run that aren't finished."""
+    """Returns the tasks of a run that aren't finished."""
     return [task.task_id for task in run.tasks if task.state in _UNFINISHED_TASK]
 
 

@@ -38,7 +38,7 @@ SETTINGS = {
 
 
 def free_port() -> int:
-    """Return a TCP port on which nothing listens at this moment."""
+    """Returns a TCP port on which nothing listens at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -75,14 +75,14 @@ class EmbeddedPostgres:
     def conninfo(
         self, dbname: str = "postgres", user: str = "postgres", password: str | None = None
     ) -> str:
-        """Return the libpq connection string."""
+        """Returns the libpq connection string."""
         secret = self.password if password is None else password
         return f"host=127.0.0.1 port={self.port} dbname={dbname} user={user} password={secret}"
 
     def uri(
         self, dbname: str = "postgres", user: str = "postgres", password: str | None = None
     ) -> str:
-        """Return the connection as Airflow's URI."""
+        """Returns the connection as Airflow's URI."""
         secret = quote(self.password if password is None else password, safe="")
         return f"postgresql://{user}:{secret}@127.0.0.1:{self.port}/{dbname}"
 

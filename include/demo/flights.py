@@ -87,7 +87,7 @@ LOAD_WEATHER = "insert into public.weather select * from replay.weather where mo
 
 
 def data_folder() -> Path:
-    """Return the folder of the package's CSV files.
+    """Returns the folder of the package's CSV files.
 
     The package isn't imported, because its import needs pkg_resources.
     """
@@ -158,7 +158,7 @@ def copy_csv(connection: psycopg.Connection, schema: str, table: str) -> None:
 
 
 def count_rows(connection: psycopg.Connection, table: str) -> int:
-    """Return the number of rows of one of the demo's tables."""
+    """Returns the number of rows of one of the demo's tables."""
     row = connection.execute(
         sql.SQL("select count(*) from {}").format(sql.Identifier("public", table))
     ).fetchone()

@@ -24,7 +24,7 @@ class JavaError(RuntimeError):
 
 
 def java_home() -> Path:
-    """Return the home of a Java 17 or 21.
+    """Returns the home of a Java 17 or 21.
 
     It is JAVA_HOME's, PATH's, or one in the usual folders; raises JavaError without any.
     """
@@ -38,7 +38,7 @@ def java_home() -> Path:
 
 
 def version(home: Path) -> int | None:
-    """Return the major version of the Java in this folder; None when it isn't one."""
+    """Returns the major version of the Java in this folder; None when it isn't one."""
     try:
         done = subprocess.run(
             [str(home / "bin/java"), "-version"], capture_output=True, text=True, check=False

@@ -66,7 +66,7 @@ class DemoOutcome:
         return next((str(r["report"]) for r in reversed(self.results) if r.get("report")), None)
 
     def applied(self) -> dict[str, Counter[str]]:
-        """Return what all runs did to each target."""
+        """Returns what all runs did to each target."""
         counts: dict[str, Counter[str]] = {}
         for run in self.ledger.runs():
             for target in run.targets or ():
@@ -76,7 +76,7 @@ class DemoOutcome:
         return counts
 
     def seconds_of(self, task_id: str) -> float:
-        """Return the seconds of a task over all CDC runs."""
+        """Returns the seconds of a task over all CDC runs."""
         return sum(
             task.seconds or 0.0
             for run in self.runs

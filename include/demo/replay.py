@@ -120,7 +120,7 @@ def _replay_day(
 def _events(
     hour: datetime, busy: list[set[datetime]]
 ) -> list[tuple[Step, tuple[Any, ...] | dict[str, Any]]]:
-    """Return the statements of an hour with their parameters."""
+    """Returns the statements of an hour with their parameters."""
     events: list[tuple[Step, tuple[Any, ...] | dict[str, Any]]] = []
     if hour.year == 2013 and hour.day == 1 and hour.hour == 0:
         events += [(step, {"month": hour.month}) for step in FLEET]

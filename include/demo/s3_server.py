@@ -41,7 +41,7 @@ class Identity:
 
 @cache
 def s3_client(endpoint: str, identity: Identity) -> Any:
-    """Return a client of a server that repeats no request; threads can share it."""
+    """Returns a client of a server that repeats no request; threads can share it."""
     return boto3.client(
         "s3",
         endpoint_url=endpoint,
@@ -111,11 +111,11 @@ class S3Server:
         return False
 
     def _command(self) -> Sequence[str]:
-        """Return the program and its arguments."""
+        """Returns the program and its arguments."""
         raise NotImplementedError
 
     def _is_ready(self) -> bool:
-        """Return whether the server does all that clients ask of it; an error means: not yet."""
+        """Returns whether the server does all that clients ask of it; an error means: not yet."""
         raise NotImplementedError
 
 
@@ -175,7 +175,7 @@ class SeaweedFS(S3Server):
         return [str(program), "server", "-filer", "-s3", *options]
 
     def _is_ready(self) -> bool:
-        """Return whether an object can be written and deleted: the parts start one by one."""
+        """Returns whether an object can be written and deleted: the parts start one by one."""
         client = s3_client(self.endpoint, self.admin)
         with suppress(ClientError):  # An earlier attempt has created it.
             client.create_bucket(Bucket=_READY)
@@ -185,6 +185,6 @@ class SeaweedFS(S3Server):
 
 
 def _may(identity: Identity, actions: Sequence[str]) -> dict[str, Any]:
-    """Return an entry of SeaweedFS's identities file."""
+    """Returns an entry of SeaweedFS's identities file."""
     keys = {"accessKey": identity.access_key, "secretKey": identity.secret_key}
     return {"name": identity.access_key, "credentials": [keys], "actions": list(actions)}

@@ -16,7 +16,7 @@ _CONTROL = re.compile(
 
 
 def visible(text: str) -> str:
-    """Return a text with its control characters as escapes; line breaks and tabs stay.
+    """Returns a text with its control characters as escapes; line breaks and tabs stay.
 
     >>> print(visible("a\\x1b[2Jb\\u202ec"))
     a\\x1b[2Jb\\u202ec
@@ -25,7 +25,7 @@ def visible(text: str) -> str:
 
 
 def visible_json(document: str) -> str:
-    """Return a JSON document in which they are JSON's own escapes, so that it stays the same.
+    """Returns a JSON document in which they are JSON's own escapes, so that it stays the same.
 
     >>> print(visible_json('["\\x9b2J"]'))
     ["\\u009b2J"]
@@ -34,7 +34,7 @@ def visible_json(document: str) -> str:
 
 
 def as_one_entry(text: str) -> str:
-    """Return an entry of a log in which only the first line may look like the start of one.
+    """Returns an entry of a log in which only the first line may look like the start of one.
 
     >>> print(as_one_entry("table=a\\n12:00 ERROR b"))
     table=a
@@ -44,7 +44,7 @@ def as_one_entry(text: str) -> str:
 
 
 def html_text(text: str) -> str:
-    """Return a text for a page that has no templates.
+    """Returns a text for a page that has no templates.
 
     >>> print(html_text("<b>\\u202ec"))
     &lt;b&gt;\\u202ec

@@ -484,7 +484,7 @@ _OF_FILES = re.compile(r"Parquet|IPC|file|folder|director|path|No such|Error cre
 
 
 def without_values(err: BaseException) -> str:
-    """Return what an error says on its first line, without values of rows.
+    """Returns what an error says on its first line, without values of rows.
 
     Of PostgreSQL's and Spark's errors about a value, the code stays, with the columns that they
     name. Texts in quotes and numbers of Arrow's errors and Python's are left out.
@@ -509,20 +509,20 @@ def without_values(err: BaseException) -> str:
 
 
 def class_and_text(err: BaseException) -> str:
-    """Return an error's class, and without_values() of it, for a line of the log."""
+    """Returns an error's class, and without_values() of it, for a line of the log."""
     kind, text = type(err).__name__, without_values(err)
     return kind if text in (kind, "…") else f"{kind}: {text}"
 
 
 def _first_line(text: str) -> str:
-    """Return the message of a JVM exception without its stack trace, or the first line."""
+    """Returns the message of a JVM exception without its stack trace, or the first line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = next((line for line in lines[1:3] if line.startswith(": ")), next(iter(lines), ""))
     return told.removeprefix(": ")
 
 
 def stack_without_values(err: BaseException) -> str:
-    """Return where an error was raised, and without_values() of it; not what it followed from."""
+    """Returns where an error was raised, and without_values() of it; not what it followed from."""
     frames = "".join(traceback.format_tb(err.__traceback__))
     kind = type(err)
     return (

@@ -126,7 +126,7 @@ def _describe(stack: Stack, console: Console) -> None:
 
 
 def _lake(stack: Stack) -> dict[str, str]:
-    """Return how to read the lake; keys of an object store are not shown."""
+    """Returns how to read the lake; keys of an object store are not shown."""
     text = f"{stack.lake}, a Delta table is <schema>/<table>"
     if (store := stack.object_store) is not None:
         keys = f"keys are in Airflow's connection {store.conn_id}"

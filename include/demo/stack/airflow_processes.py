@@ -86,7 +86,7 @@ class AirflowProcesses:
         return f"http://127.0.0.1:{self.port}"
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables of Airflow's processes.
+        """Returns the variables of Airflow's processes.
 
         Everything else is in airflow.cfg, which other users can't read.
         """
@@ -133,11 +133,11 @@ class AirflowProcesses:
         return self._run(SCHEDULER, PARTS[SCHEDULER], environment)
 
     def answers(self) -> bool:
-        """Return whether the API server answers."""
+        """Returns whether the API server answers."""
         return self._health() is not None
 
     def is_healthy(self, since: datetime) -> bool:
-        """Return whether the API answers, and scheduler and DAG processor have sent a heartbeat
+        """Returns whether the API answers, and scheduler and DAG processor have sent a heartbeat
         since then.
         """
         if (health := self._health()) is None:
@@ -156,7 +156,7 @@ class AirflowProcesses:
             return None
 
     def configuration(self) -> dict[str, dict[str, str]]:
-        """Return Airflow's settings by section, where they differ from Airflow's defaults."""
+        """Returns Airflow's settings by section, where they differ from Airflow's defaults."""
         return {
             "core": {
                 "executor": "LocalExecutor",

@@ -80,7 +80,7 @@ class DemoStore:
         return self._server.begin(environment)
 
     def is_up(self) -> bool:
-        """Return whether the server answers and has the bucket, which this creates."""
+        """Returns whether the server answers and has the bucket, which this creates."""
         if not self._server.is_up():
             return False
         client = s3_client(self.endpoint, self._admin)

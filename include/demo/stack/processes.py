@@ -51,7 +51,7 @@ class Part:
         return False
 
     def log_tail(self) -> str:
-        """Return the last lines of the log."""
+        """Returns the last lines of the log."""
         if not self.log.exists():
             return "(no log)"
         lines = self.log.read_text(errors="replace").splitlines()
@@ -161,7 +161,7 @@ def end(processes: Iterable[psutil.Process], grace_s: float = 5) -> None:
 
 
 def marked(folder: Path) -> list[psutil.Process]:
-    """Return the living processes with this stack's mark, whatever their parent; never the
+    """Returns the living processes with this stack's mark, whatever their parent; never the
     caller.
     """
     found = []

@@ -47,7 +47,7 @@ class SparkConnectServer(ConnectServer):
             raise StackError(str(err)) from err
 
     def _opening(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment with the store's variables in place of others of their kind."""
+        """Returns the environment with the store's variables in place of others of their kind."""
         if not self.store:
             return dict(environment)
         return {k: v for k, v in environment.items() if not is_store_variable(k)} | dict(self.store)

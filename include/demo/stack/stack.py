@@ -165,21 +165,21 @@ class Stack:
         return self._state.parts
 
     def client(self) -> AirflowClient:
-        """Return a client of Airflow's REST API, logged in as ``user``."""
+        """Returns a client of Airflow's REST API, logged in as ``user``."""
         return AirflowClient(self.url, self.user, self.password)
 
     def source_conninfo(self, conn_id: str) -> str:
-        """Return libpq's connection string of a source, for the pipelines' role, which owns the
+        """Returns libpq's connection string of a source, for the pipelines' role, which owns the
         database.
         """
         return self.postgres.conninfo(self.sources[conn_id], SOURCE_ROLE, self.secrets.source)
 
     def source_uri(self, conn_id: str) -> str:
-        """Return the same as Airflow's URI."""
+        """Returns the same as Airflow's URI."""
         return self.postgres.uri(self.sources[conn_id], SOURCE_ROLE, self.secrets.source)
 
     def psql(self, conn_id: str) -> tuple[str, dict[str, str]]:
-        """Return the psql program, and libpq's variables for a source; no argument contains the
+        """Returns the psql program, and libpq's variables for a source; no argument contains the
         password.
         """
         variables = {
@@ -192,7 +192,7 @@ class Stack:
         return str(self.postgres.bin / "psql"), variables
 
     def job_environment(self) -> dict[str, str]:
-        """Return the variables for a job started by hand: sources, Spark, pipelines and lake.
+        """Returns the variables for a job started by hand: sources, Spark, pipelines and lake.
 
         They contain secrets.
         """
@@ -202,7 +202,7 @@ class Stack:
         return sources | opened | {"SPARK_REMOTE": self.spark.remote} | self.places()
 
     def places(self) -> dict[str, str]:
-        """Return the variables by which pipeline files and DAGs find this stack's lake and
+        """Returns the variables by which pipeline files and DAGs find this stack's lake and
         pipelines.
         """
         store = self.object_store
@@ -239,7 +239,7 @@ class Stack:
         return found
 
     def is_running(self) -> bool:
-        """Return whether all parts of this folder's stack are alive.
+        """Returns whether all parts of this folder's stack are alive.
 
         Afterwards ``url``, ``spark`` and so on are correct.
         """
@@ -481,7 +481,7 @@ class StackState:
 
     @classmethod
     def read(cls, path: Path, own: Sequence[Part] = ()) -> Self | None:
-        """Return the state in this file, None when there is none.
+        """Returns the state in this file, None when there is none.
 
         Parts in ``own`` keep their handle, so that it can reap them.
         """

@@ -284,7 +284,7 @@ def _unquoted(name: str) -> str:
 
 
 def ask(draft: Draft) -> Draft:
-    """Return the draft with the user's answers; raises ConfigError at the end of the input."""
+    """Returns the draft with the user's answers; raises ConfigError at the end of the input."""
     inventory = draft.inventory
     sys.stdout.write(table_list(inventory))
     tables = _prompt(
@@ -305,7 +305,7 @@ def ask(draft: Draft) -> Draft:
 
 
 def table_list(inventory: Inventory) -> str:
-    """Return the tables by number, each with what the file will say about it."""
+    """Returns the tables by number, each with what the file will say about it."""
     lines = []
     for number, table in enumerate(inventory.tables, 1):
         lines.append(f"{number:>4}  {table.id}: {facts_of(table)}")
@@ -315,7 +315,7 @@ def table_list(inventory: Inventory) -> str:
 
 
 def _fit(draft: Draft) -> Draft:
-    """Return a draft that the product reads; raises ConfigError for another one."""
+    """Returns a draft that the product reads; raises ConfigError for another one."""
     draft.load()
     return draft
 

@@ -43,14 +43,14 @@ class AirflowConnection:
 
 
 def variable_of(conn_id: str) -> str:
-    """Return the environment variable that holds a connection, by Airflow's rule."""
+    """Returns the environment variable that holds a connection, by Airflow's rule."""
     return f"AIRFLOW_CONN_{conn_id.upper()}"
 
 
 def read_connection(
     conn_id: str, example: str, environment: Mapping[str, str] = os.environ
 ) -> AirflowConnection:
-    """Return the connection in ``AIRFLOW_CONN_<ID>``, as a URI or in its JSON form.
+    """Returns the connection in ``AIRFLOW_CONN_<ID>``, as a URI or in its JSON form.
 
     Raises ConfigError, with the ``example`` of a URI, when the variable is missing or can't be
     read. The error never contains the variable's value.
@@ -104,12 +104,12 @@ def _from_uri(text: str) -> dict[str, Any]:
 
 
 def is_airflow_installed() -> bool:
-    """Return whether this Python has Airflow."""
+    """Returns whether this Python has Airflow."""
     return importlib.util.find_spec("airflow") is not None
 
 
 def is_airflow_configured() -> bool:
-    """Return whether an Airflow has been set up here; loading it elsewhere would write files."""
+    """Returns whether an Airflow has been set up here; loading it elsewhere would write files."""
     if not is_airflow_installed():
         return False
     home = os.environ.get("AIRFLOW_HOME") or str(Path.home() / "airflow")

@@ -28,7 +28,7 @@ _TOO_DEEP = "lists and mappings are nested too deeply"
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return a JSON document; raises ValueError, also where it is nested too deeply.
+    """Returns a JSON document; raises ValueError, also where it is nested too deeply.
 
     json.loads() raises RecursionError for that, which callers that expect invalid JSON don't catch.
     """
@@ -39,7 +39,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_yaml_file(path: Path) -> Any:
-    """Return the document of a YAML file; raises OSError, and ConfigError with the file's name.
+    """Returns the document of a YAML file; raises OSError, and ConfigError with the file's name.
 
     ConfigError is raised for what isn't a regular file, and as parse_yaml() raises yaml.YAMLError.
     """
@@ -58,7 +58,7 @@ def read_yaml_file(path: Path) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """Return the document of a YAML text; raises yaml.YAMLError.
+    """Returns the document of a YAML text; raises yaml.YAMLError.
 
     It is raised for duplicate keys, of which YAML itself would take the last one, too; also where
     values are nested too deeply, or aliases and merge keys stand for too many values. It says in

@@ -27,7 +27,7 @@ _SAMPLE = [chr(code) for code in range(128)] + list("\x85\xa0éßİЖ中\u2028�
 
 
 def why_slow(pattern: str) -> str | None:
-    """Return why Java may need exponential time for a pattern; None where it doesn't, and for a
+    """Returns why Java may need exponential time for a pattern; None where it doesn't, and for a
     pattern that isn't Java's.
 
     >>> why_slow("(.*a){12}b")
@@ -53,7 +53,7 @@ def why_slow(pattern: str) -> str | None:
 
 
 def patterns_in(condition: str) -> list[str]:
-    """Return the texts of a Spark SQL condition that it may use as regular expressions.
+    """Returns the texts of a Spark SQL condition that it may use as regular expressions.
 
     Those are all texts of a condition that calls such a function. Spark reads texts in a row as
     one.
@@ -137,7 +137,7 @@ class _Sequence:
         return all(part.is_empty for part in self.parts)
 
     def characters(self) -> list[int]:
-        """Return the sets of the characters with which each text that it matches begins."""
+        """Returns the sets of the characters with which each text that it matches begins."""
         atoms = takewhile(lambda part: isinstance(part, _Atom), self.parts)
         return [atom.first for atom in atoms if not atom.is_empty]
 

@@ -53,27 +53,27 @@ class Order:
     kind: Any
 
     def comparable(self, column: Any) -> Any:
-        """Return the column as integers or texts; None where it gets no bounds."""
+        """Returns the column as integers or texts; None where it gets no bounds."""
         return column
 
     def has_bounds(self, _least: Any, _most: Any, /) -> bool:
-        """Return whether all readers understand these bounds."""
+        """Returns whether all readers understand these bounds."""
         return True
 
     def least_text(self, least: Any) -> Any:
-        """Return the least value as it is written."""
+        """Returns the least value as it is written."""
         return least
 
     def most_text(self, most: Any) -> Any:
-        """Return the greatest value as it is written, or one beyond it."""
+        """Returns the greatest value as it is written, or one beyond it."""
         return most
 
     def shared(self, _other: Order, /) -> Order | None:
-        """Return the order that bounds and values of this and of the other type have in common."""
+        """Returns the order that bounds and values of this and of the other type have in common."""
         return Order(pa.int64())
 
     def upper_ends(self, most: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return the greatest values that files with these upper bounds may have; null for any."""
+        """Returns the greatest values that files with these upper bounds may have; null for any."""
         return most
 
 
@@ -155,7 +155,7 @@ class _Moments(Order):
 
 
 def order_of(kind: pa.DataType) -> Order | None:
-    """Return the order of a type's values; None where readers might have another."""
+    """Returns the order of a type's values; None where readers might have another."""
     is_type = pa.types
     if is_type.is_integer(kind):
         return Order(kind)
@@ -169,7 +169,7 @@ def order_of(kind: pa.DataType) -> Order | None:
 
 
 def shared_order(bounds: pa.DataType, values: pa.DataType) -> Order | None:
-    """Return the order in which bounds of one type and values of another are compared.
+    """Returns the order in which bounds of one type and values of another are compared.
 
     None where it might not be the order of the bounds.
     """
@@ -298,7 +298,7 @@ def replace_by_rows(
 
 
 def new_prefix() -> str:
-    """Return a name prefix for one attempt's data files."""
+    """Returns a name prefix for one attempt's data files."""
     return f"part-{uuid.uuid4().hex}-"
 
 
@@ -316,7 +316,7 @@ def discard(table: DeltaTarget, prefix: str, kept: Collection[str] = ()) -> None
 
 
 def recurring_columns(sample: pa.Table) -> list[str]:
-    """Return the columns whose values repeat, judged by a sample.
+    """Returns the columns whose values repeat, judged by a sample.
 
     For other columns, Arrow would fill a dictionary only to throw it away.
     """
@@ -354,7 +354,7 @@ class FileStatistics:
                     self._most[name] = max(most, self._most.get(name, most))
 
     def text(self) -> str:
-        """Return the statistics as the text in an ``add`` action."""
+        """Returns the statistics as the text in an ``add`` action."""
         told = {
             name: order
             for name, order in self._orders.items()
@@ -372,7 +372,7 @@ class FileStatistics:
 
 
 def bounded_columns(schema: pa.Schema) -> list[str]:
-    """Return the columns that get statistics: of Spark's first ones, those with single values."""
+    """Returns the columns that get statistics: of Spark's first ones, those with single values."""
     return [
         field.name for field in list(schema)[:MOST_COLUMNS] if not pa.types.is_nested(field.type)
     ]

@@ -151,7 +151,7 @@ class DeltaLog:
         return self._table.files
 
     def read(self, version: int) -> Commit | None:
-        """Return one commit; None when it was never made, or log retention removed its entry.
+        """Returns one commit; None when it was never made, or log retention removed its entry.
 
         Raises StateError as check_entry() does.
         """
@@ -176,17 +176,17 @@ class DeltaLog:
             raise irregular(self.uri, entry.name)
 
     def behind(self, version: int) -> Iterator[Commit]:
-        """Yield the commits after a version, in order."""
+        """Yields the commits after a version, in order."""
         while (commit := self.read(version := version + 1)) is not None:
             yield commit
 
     def before(self, version: int) -> Iterator[Commit]:
-        """Yield the commits before a version, newest first, as far back as the log has them."""
+        """Yields the commits before a version, newest first, as far back as the log has them."""
         while version > 0 and (commit := self.read(version := version - 1)) is not None:
             yield commit
 
     def same_rows_as(self, version: int) -> int:
-        """Return the newest version up to which no commit changed any data since ``version``."""
+        """Returns the newest version up to which no commit changed any data since ``version``."""
         for commit in self.behind(version):
             if commit.changes_data:
                 break
@@ -194,7 +194,7 @@ class DeltaLog:
         return version
 
     def can_be_read_at(self, version: int) -> bool:
-        """Return whether all files of a version still exist, without listing the table's folder.
+        """Returns whether all files of a version still exist, without listing the table's folder.
 
         The newest version's files are assumed to exist: nothing may delete them.
         """
@@ -214,7 +214,7 @@ class DeltaLog:
 
 
 def read_metadata(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what waldelta wrote into one of its commits; empty for an external commit."""
+    """Returns what waldelta wrote into one of its commits; empty for an external commit."""
     try:
         found = parse_json(entry.get("userMetadata") or "{}").get("waldelta", {})
     except (ValueError, AttributeError):
@@ -223,7 +223,7 @@ def read_metadata(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _paths(action: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the files of an action in the table's own folder; a clone's files are another
+    """Yields the files of an action in the table's own folder; a clone's files are another
     table's.
     """
     return filter(is_within, _named(action))

@@ -57,7 +57,7 @@ _FILE_HOURS, _LOG_HOURS = 7 * 24, 30 * 24  # Delta's own
 
 
 def needs_mapping(columns: Iterable[str]) -> bool:
-    """Return whether Parquet can't use a column's name, so that columns have other names in
+    """Returns whether Parquet can't use a column's name, so that columns have other names in
     files.
     """
     return any(_UNMAPPABLE.search(column) for column in columns)
@@ -138,7 +138,7 @@ def _listed(properties: Mapping[str, str]) -> str:
 def find_commit(
     spark: SparkSession, target: DeltaTarget, user_metadata: str
 ) -> tuple[int, Mapping[str, str]] | None:
-    """Return the newest commit with this userMetadata, as its version and its metrics.
+    """Returns the newest commit with this userMetadata, as its version and its metrics.
 
     None when there is none among the last commits.
     """
@@ -152,12 +152,12 @@ def find_commit(
 
 
 def is_absent(err: Exception) -> bool:
-    """Return whether an error of Spark's says that there is no table."""
+    """Returns whether an error of Spark's says that there is no table."""
     return texts.TABLE_ABSENT.search(str(err)) is not None
 
 
 def schema_option(existing: StructType | None, wanted: StructType) -> str | None:
-    """Return the option by which DeltaTarget.write() changes the target's schema, if it must.
+    """Returns the option by which DeltaTarget.write() changes the target's schema, if it must.
 
     Merging keeps its NOT NULL columns, overwriting makes all nullable. Tried on Delta 4.4:
     overwriteSchema, createOrReplace and CREATE OR REPLACE … AS SELECT all do; SET NOT NULL is

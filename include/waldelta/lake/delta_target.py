@@ -231,7 +231,7 @@ class DeltaTarget:
             return None
 
     def committed(self, app_id: str) -> tuple[int, int] | None:
-        """Return the newest version, and the number of a transaction id's last commit then.
+        """Returns the newest version, and the number of a transaction id's last commit then.
 
         None when there is no table. A table that this process has read at that version isn't opened
         again.
@@ -262,7 +262,7 @@ class DeltaTarget:
         return self.open_from_log()
 
     def frame(self, spark: SparkSession, version: int | None = None) -> DataFrame:
-        """Return the rows of a version (None: the newest) for Spark, which reads them later."""
+        """Returns the rows of a version (None: the newest) for Spark, which reads them later."""
         reader = spark.read.format("delta")
         if version is not None:
             reader = reader.option("versionAsOf", version)
@@ -324,7 +324,7 @@ class TargetVersion:
         return self.is_at_most(driver_limits.MOST_DRIVER_ROWS, driver_limits.MOST_FILE_BYTES)
 
     def is_at_most(self, rows: int, size: int) -> bool:
-        """Return whether this process reads a table with so many rows and bytes of files, and this
+        """Returns whether this process reads a table with so many rows and bytes of files, and this
         one has no more.
         """
         return not self.place.lake.on_spark and driver_limits.is_at_most(self.files, rows, size)
@@ -335,7 +335,7 @@ class TargetVersion:
         return pa.schema(self.table.schema().to_arrow())
 
     def can_store(self, columns: pa.Schema) -> bool:
-        """Return whether the table has these columns and their types, and no others.
+        """Returns whether the table has these columns and their types, and no others.
 
         It may have fewer NOT NULL constraints, not more.
         """
@@ -421,22 +421,22 @@ class TargetVersion:
         return self.table.to_pyarrow_dataset(parquet_read_options=INT96_AS_MICROSECONDS)
 
     def read_column(self, name: str) -> Iterator[pa.Array]:
-        """Yield the values of a column, a batch at a time, whatever features the table has."""
+        """Yields the values of a column, a batch at a time, whatever features the table has."""
         query = sql.SQL("select {} from target").format(sql.Identifier(name)).as_string()
         rows = QueryBuilder().register("target", self.table).execute(query)
         for batch in pa.RecordBatchReader.from_stream(rows):
             yield batch.column(0)
 
     def committed(self, app_id: str) -> int:
-        """Return the number of a transaction id's last commit; 0 without any."""
+        """Returns the number of a transaction id's last commit; 0 without any."""
         return self.read_once(app_id, lambda: self.table.transaction_version(app_id) or 0)
 
     def read_once(self, name: str, read: Callable[[], T]) -> T:
-        """Return what ``read`` reads of this version; it is kept by name for the next caller."""
+        """Returns what ``read`` reads of this version; it is kept by name for the next caller."""
         return self.place.lake.cache.read_once(self.table, self.place.uri, name, read)
 
     def commits(self, limit: int | None = None) -> Iterator[dict[str, Any]]:
-        """Yield the commits, newest first, as delta-rs reads them from the table's log.
+        """Yields the commits, newest first, as delta-rs reads them from the table's log.
 
         Under "waldelta", each has what waldelta wrote into it; empty for an external commit. In an
         object store, each is read when it is needed.

@@ -21,7 +21,7 @@ MOST_DRIVER_MESSAGE_BYTES = 32 << 20
 
 
 def is_at_most(files: pa.Table, most_rows: int, most_bytes: int) -> bool:
-    """Return whether these files have at most this many rows and bytes.
+    """Returns whether these files have at most this many rows and bytes.
 
     False where their rows aren't counted.
     """

@@ -65,7 +65,7 @@ class TableCache:
         return partial(TableCache, copies_logs=False), ()  # Another process opens its own.
 
     def log(self, lake: Lake, uri: str) -> StoredLog | None:
-        """Return what is known of a table's log; None where delta-rs alone reads it."""
+        """Returns what is known of a table's log; None where delta-rs alone reads it."""
         if not self._copies_logs or lake.storage_options is None:
             return None
         with self._lock:
@@ -74,7 +74,7 @@ class TableCache:
         return self._logs.log(uri.removeprefix(f"{lake.root}/"))
 
     def new_requests(self) -> int:
-        """Return how many requests this process has made to object stores since the last call.
+        """Returns how many requests this process has made to object stores since the last call.
 
         Those of delta-rs itself, and of Spark's JVM and tasks, aren't included.
         """
@@ -113,7 +113,7 @@ class TableCache:
         return table if entry_identity(uri, table.version()) == entry else None
 
     def read_once(self, table: DeltaTable, uri: str, name: str, read: Callable[[], T]) -> T:
-        """Return what ``read`` returns of a table's version; the last version's is kept by name."""
+        """Returns what ``read`` returns of a table's version; keeps the last version's by name."""
         version, entry = table.version(), entry_identity(uri, table.version())
         known = self._read.get((uri, name))
         if known is None or known[:2] != (version, entry):
@@ -122,7 +122,7 @@ class TableCache:
         return value
 
     def unchanged(self, lake: Lake, uri: str, name: str) -> tuple[int, Any] | None:
-        """Return a version and what was read of it by this name while it is the newest, else None.
+        """Returns a version and what was read of it by this name while it is the newest, else None.
 
         On a disk this opens no table. In an object store it is always None.
         """
@@ -135,7 +135,7 @@ class TableCache:
         return (version, value) if is_newest else None
 
     def root_files(self, lake: Lake) -> FileSystem:
-        """Return the lake's root as a file system, always the same: it keeps its connections."""
+        """Returns the lake's root as a file system, always the same: it keeps its connections."""
         if self._root is None:
             self._root = lake.files(lake.root)
         return self._root
@@ -183,15 +183,15 @@ class Lake:
         *,
         on_spark: bool = False,
     ) -> Lake:
-        """Return the lake with its store's options; see read_store_options(), also for errors."""
+        """Returns the lake with its store's options; see read_store_options(), also for errors."""
         return cls(root, read_store_options(root, conn_id, environment) or None, on_spark)
 
     def target(self, table_name: str) -> DeltaTarget:
-        """Return the target of a table, by its name with the schema."""
+        """Returns the target of a table, by its name with the schema."""
         return DeltaTarget(self, target_uri(self.root, *split_table_name(table_name)))
 
     def bookkeeping(self, name: str) -> DeltaTarget:
-        """Return one of the pipeline's own tables (see bookkeeping_uri)."""
+        """Returns one of the pipeline's own tables (see bookkeeping_uri)."""
         return DeltaTarget(self, bookkeeping_uri(self.root, name))
 
     def leave_known(self) -> None:
@@ -199,7 +199,7 @@ class Lake:
         self.cache.leave_known(self)
 
     def has(self, uri: str) -> bool:
-        """Return whether there is such a file in the lake, by one request to an object store."""
+        """Returns whether there is such a file in the lake, by one request to an object store."""
         if (path := local_path(uri)) is not None:
             return path.is_file()
         try:
@@ -209,11 +209,11 @@ class Lake:
         return True
 
     def files(self, uri: str) -> FileSystem:
-        """Return a folder of the lake as a file system of its own."""
+        """Returns a folder of the lake as a file system of its own."""
         return open_folder(uri, self.storage_options)
 
     def unchanging_files(self, uri: str) -> FileSystem:
-        """Return a folder, to read files of it that never change.
+        """Returns a folder, to read files of it that never change.
 
         These are a table's data files, and the changes that tasks have staged.
         """

@@ -89,7 +89,7 @@ class StoredLog:
     _lock: RLock = field(default_factory=RLock, repr=False)
 
     def read(self, version: int) -> bytes | None:
-        """Return a version's entry, by one request unless it is known; None without an entry."""
+        """Returns a version's entry, by one request unless it is known; None without an entry."""
         if not (self.is_seen or self.is_missing):
             with suppress(TableNotFoundError, NotCopied):
                 self.read_newest()
@@ -168,7 +168,7 @@ class StoredLog:
         self.is_seen = True
 
     def _tags(self, since: int) -> dict[str, str | None]:
-        """Return the tags of the log's objects from a version on (-1: of all), by name."""
+        """Returns the tags of the log's objects from a version on (-1: of all), by name."""
         log = f"{self.path}/{_LOG}"
         listed = self.store.objects(log, None if since < 0 else f"{log}/{since:020d}")
         return {one["path"].rpartition("/")[2]: one["e_tag"] for one in listed}
@@ -193,7 +193,7 @@ class StoredLog:
                 self.known.entries[version] = made
 
     def parts(self, path: str) -> dict[str, Tagged]:
-        """Return what is known, by names that begin with a path; nothing of a large log."""
+        """Returns what is known, by names that begin with a path; nothing of a large log."""
         known = self.known
         entries = {entry_name(v): entry for v, entry in dict(known.entries).items()}
         if known.content is not None:
@@ -230,19 +230,19 @@ class StoredLog:
 
 
 def entry_name(version: int) -> str:
-    """Return the name of a version's entry in a Delta log."""
+    """Returns the name of a version's entry in a Delta log."""
     return f"{version:020d}.json"
 
 
 def checkpoint_name(version: int) -> str:
-    """Return the name of a version's checkpoint, if it is one file."""
+    """Returns the name of a version's checkpoint, if it is one file."""
     return f"{version:020d}{_CHECKPOINT}"
 
 
 def _chosen(
     parts: Sequence[tuple[int, str]], hinted: int, known: KnownLog
 ) -> tuple[int, list[int]]:
-    """Return a checkpoint (-1: none) of a log's parts, and the versions behind it.
+    """Returns a checkpoint (-1: none) of a log's parts, and the versions behind it.
 
     It is the one that is known, or else the newest. delta-rs commits only behind a version whose
     entry is there, so that without later ones it is the checkpoint's own. Raises NotCopied for a
@@ -351,12 +351,12 @@ class CopiedTable(DeltaTable):
         self.log.write_checkpoint(self.folder, self.version())
 
     def to_pyarrow_dataset(self, *given: Any, **named: Any) -> ds.Dataset:
-        """Return the rows as a dataset that reads the store's files."""
+        """Returns the rows as a dataset that reads the store's files."""
         named.setdefault("filesystem", store_folder(self.uri, self._options, unchanging=True))
         return super().to_pyarrow_dataset(*given, **named)
 
     def stored(self) -> DeltaTable:
-        """Return the same version as delta-rs opens it in the store itself."""
+        """Returns the same version as delta-rs opens it in the store itself."""
         return DeltaTable(self.uri, version=self.version(), storage_options=self._options)
 
 
@@ -376,7 +376,7 @@ class KnownLogs:
         self._lock = RLock()
 
     def log(self, path: str) -> StoredLog | None:
-        """Return the log of a table by its path in the lake; None where delta-rs alone reads it."""
+        """Returns a table's log by its path in the lake; None where delta-rs alone reads it."""
         if self._store is None:
             return None
         with self._lock:
@@ -428,7 +428,7 @@ class KnownLogs:
 
 
 def _known(parts: Mapping[str, Tagged]) -> KnownLog:
-    """Return what the parts of a log show; nothing where they aren't a whole one."""
+    """Returns what the parts of a log show; nothing where they aren't a whole one."""
     found = {(int(m[1]), m[2]): one for n, one in parts.items() if (m := _ENTRY.match(n))}
     try:
         at, later = _chosen(list(found), -1, KnownLog())
@@ -438,7 +438,7 @@ def _known(parts: Mapping[str, Tagged]) -> KnownLog:
 
 
 def _up_to_limit(parts: Mapping[str, Tagged]) -> dict[str, Tagged]:
-    """Return the smallest parts that are within the limit together; the next run reads the rest."""
+    """Returns the smallest parts that are together within the limit; the next run reads more."""
     kept, size = {}, 0
     for name, part in sorted(parts.items(), key=lambda named: len(named[1].content)):
         size += len(part.content)
@@ -469,7 +469,7 @@ def _unpacked(content: bytes) -> tuple[dict[str, Tagged], dict[str, int]]:
 
 
 def file_paths(table: DeltaTable) -> list[str]:
-    """Return the paths of a table's data files in its folder."""
+    """Returns the paths of a table's data files in its folder."""
     paths: list[str] = pa.table(table.get_add_actions(flatten=True))["path"].to_pylist()
     return paths
 

@@ -79,7 +79,7 @@ _requests = _Requests()
 
 
 def requests_made() -> int:
-    """Return how many requests this module has made in this process.
+    """Returns how many requests this module has made in this process.
 
     Repeated requests, delta-rs's own, and those of Spark aren't included.
     """
@@ -108,7 +108,7 @@ class ObjectPart:
         return len(self.content) == self.size
 
     def read(self, start: int, end: int) -> bytes | None:
-        """Return the object's bytes from ``start`` to ``end``; None unless this part has all of
+        """Returns the object's bytes from ``start`` to ``end``; None unless this part has all of
         them.
         """
         first, last = start - self.start, end - self.start
@@ -116,7 +116,7 @@ class ObjectPart:
 
     @property
     def footer(self) -> ObjectPart:
-        """Return the last part of an end: Parquet's footer, and at least what Arrow reads of it."""
+        """Returns the last part of an end: Parquet's footer, at least what Arrow reads of it."""
         length, _ = _PARQUETS_TAIL.unpack(self.content[-_PARQUETS_TAIL.size :])
         last = max(length + _PARQUETS_TAIL.size, _LEAST_END_BYTES)
         content = self.content[-last:]
@@ -160,7 +160,7 @@ class ObjectStore:
         self._small, self._ends = _Cache(_MOST_KEPT_BYTES), _Cache(_MOST_ENDS_BYTES)
 
     def kept(self, path: str) -> bytes | None:
-        """Return a small file that was read before, and never changes."""
+        """Returns a small file that was read before, and never changes."""
         part = self._small.get(path)
         return None if part is None else part.content
 
@@ -169,7 +169,7 @@ class ObjectStore:
         self._small.put(path, ObjectPart(0, content, len(content)))
 
     def read_end_once(self, path: str) -> ObjectPart:
-        """Return a small file, or the last part of another one; it never changes."""
+        """Returns a small file, or the last part of another one; it never changes."""
         if (part := self._small.get(path) or self._ends.get(path)) is not None:
             return part
         part = self.read_part(path, {"suffix": _WHOLE_BYTES})
@@ -180,26 +180,26 @@ class ObjectStore:
         return part
 
     def read_tagged(self, path: str) -> Tagged:
-        """Return an object with its tag."""
+        """Returns an object with its tag."""
         with _named():
             found = obstore.get(self._store, path)
             return Tagged(bytes(found.bytes()), found.meta["e_tag"])
 
     def read_all(self, paths: Sequence[str]) -> list[Tagged]:
-        """Return several objects, in order; a few are read at the same time."""
+        """Returns several objects, in order; a few are read at the same time."""
         if len(paths) < _TO_READ_TOGETHER:
             return [self.read_tagged(path) for path in paths]
         with ThreadPoolExecutor(min(_PARALLEL, len(paths))) as pool:
             return list(pool.map(self.read_tagged, paths))
 
     def read_part(self, path: str, range_: Any) -> ObjectPart:
-        """Return a part of an object, by a range as of obstore: from the beginning, or its end."""
+        """Returns a part of an object, by a range as of obstore: from the beginning, or its end."""
         with _named():
             found = obstore.get(self._store, path, options={"range": range_})
             return ObjectPart(found.range[0], bytes(found.bytes()), found.meta["size"])
 
     def read_range(self, path: str, start: int, size: int) -> bytes:
-        """Return a part of an object."""
+        """Returns a part of an object."""
         with _named():
             return bytes(obstore.get_range(self._store, path, start=start, length=size))
 
@@ -223,13 +223,13 @@ class ObjectStore:
         return Tagged(content, made["e_tag"])
 
     def opened(self, path: str) -> Any:
-        """Return a writer of an object, which doesn't exist before the writer is closed."""
+        """Returns a writer of an object, which doesn't exist before the writer is closed."""
         self._forget(path)
         with _named():
             return obstore.open_writer(self._store, path, buffer_size=_PART_BYTES)
 
     def find(self, path: str) -> Listed | None:
-        """Return what is known of an object; None without one."""
+        """Returns what is known of an object; None without one."""
         try:
             with _named():
                 return obstore.head(self._store, path)
@@ -237,13 +237,13 @@ class ObjectStore:
             return None
 
     def objects(self, prefix: str, after: str | None = None) -> list[Listed]:
-        """Return the objects of a folder and its folders, by path, or those behind a path."""
+        """Returns the objects of a folder and its folders, by path, or those behind a path."""
         with _named():
             found = obstore.list(self._store, prefix, offset=after).collect()
         return sorted(found, key=lambda listed: listed["path"])
 
     def entries(self, prefix: str) -> tuple[Sequence[str], Sequence[Listed]]:
-        """Return the folders and the objects directly in a folder."""
+        """Returns the folders and the objects directly in a folder."""
         with _named():
             found = obstore.list_with_delimiter(self._store, prefix)
         return found["common_prefixes"], found["objects"]
@@ -280,7 +280,7 @@ def _answer(err: Exception) -> str:
 
 
 def open_store(uri: str, options: Mapping[str, str]) -> tuple[ObjectStore, str] | None:
-    """Return the bucket of a URI, and the path in it; None where only delta-rs opens the store.
+    """Returns the bucket of a URI, and the path in it; None where only delta-rs opens the store.
 
     ``options`` are delta-rs's. That a bucket is opened says nothing of whether it exists.
     """
@@ -311,7 +311,7 @@ def _bucket(name: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
 def store_folder(
     uri: str, options: Mapping[str, str], *, unchanging: bool = False
 ) -> FileSystem | None:
-    """Return a folder of an object store as Arrow's file system; None as open_store() does.
+    """Returns a folder of an object store as Arrow's file system; None as open_store() does.
 
     Of files that never change (``unchanging``), small ones and the ends of others are read once.
     """

@@ -37,7 +37,7 @@ _REST = re.compile(r"\d+-\d+-[0-9a-f]{12}(-[a-z]+)*")
 
 
 def staging_folder(lake: Lake, table_name: str, generation: int, batch: int, run_id: str) -> str:
-    """Return the URI of a folder for the changes of one target up to one batch, unique for each
+    """Returns the URI of a folder for the changes of one target up to one batch, unique for each
     call.
 
     So an attempt that still runs unnoticed removes its own folder when it ends, not that of the
@@ -49,7 +49,7 @@ def staging_folder(lake: Lake, table_name: str, generation: int, batch: int, run
 
 
 def copy_folder(lake: Lake, table_name: str) -> str:
-    """Return the URI of the folder in which a target's copy records what it has staged.
+    """Returns the URI of the folder in which a target's copy records what it has staged.
 
     take_over() leaves it to the next copy, and find_leftovers() finds it.
     """
@@ -59,7 +59,7 @@ def copy_folder(lake: Lake, table_name: str) -> str:
 def find_leftovers(
     lake: Lake, tables: Iterable[str], before: datetime
 ) -> dict[str, tuple[str, ...]]:
-    """Return folders (URIs) in which nothing was written since ``before``, and the tables for one
+    """Returns folders (URIs) in which nothing was written since ``before``, and the tables for one
     of which each was staged: one table's name may be the beginning of another's.
 
     A caller that removes one must hold its tables' locks: a run that works on one of them may still
@@ -74,7 +74,7 @@ def find_leftovers(
 
 
 def staged_for(lake: Lake, table_name: str) -> list[str]:
-    """Return the folders of changes that are staged for a target."""
+    """Returns the folders of changes that are staged for a target."""
     prefix = _prefix(table_name)
     found = [(uri, uri.rsplit("/", 1)[1]) for uri in folders_in(lake.bookkeeping(STAGING).uri)]
     return [

@@ -68,12 +68,12 @@ MESSAGES = "messages"
 
 
 def target_uri(root: str, schema: str, table: str) -> str:
-    """Return the URI of a target's folder; encoded names can't leave the lake's root."""
+    """Returns the URI of a target's folder; encoded names can't leave the lake's root."""
     return f"{root}/{encode_segment(schema)}/{encode_segment(table)}"
 
 
 def bookkeeping_uri(root: str, name: str) -> str:
-    """Return the URI of one of the pipeline's own tables.
+    """Returns the URI of one of the pipeline's own tables.
 
     These are changes, messages, batches, tables, slot_moves, runs and quarantine.
     """
@@ -82,13 +82,13 @@ def bookkeeping_uri(root: str, name: str) -> str:
 
 @lru_cache(maxsize=4_096)
 def local_path(uri: str) -> Path | None:
-    """Return the folder of a ``file://`` URI without decoding it; None for object stores."""
+    """Returns the folder of a ``file://`` URI without decoding it; None for object stores."""
     parts = urlsplit(uri)
     return Path(parts.path) if parts.scheme == "file" else None
 
 
 def is_local(uri: str) -> bool:
-    """Return whether a folder is on a disk of this machine, not in an object store."""
+    """Returns whether a folder is on a disk of this machine, not in an object store."""
     return local_path(uri) is not None
 
 
@@ -189,12 +189,12 @@ def _sync_files(folder: Path, version: int, fsync: Callable[[Path], None]) -> No
 
 
 def entry_path(version: int) -> str:
-    """Return the path of a version's log entry in its table's folder."""
+    """Returns the path of a version's log entry in its table's folder."""
     return f"_delta_log/{entry_name(version)}"
 
 
 def entry_identity(uri: str, version: int) -> tuple[int, int] | None:
-    """Return the inode and time of a version's log entry on a disk.
+    """Returns the inode and time of a version's log entry on a disk.
 
     They are others when another table has taken its place. None in an object store, or without an
     entry.
@@ -237,7 +237,7 @@ def _is_readable(entry: os.DirEntry[str]) -> bool:
 
 
 def irregular(uri: str, name: str) -> StateError:
-    """Return the error for an entry of a table's log that isn't a regular file."""
+    """Returns the error for an entry of a table's log that isn't a regular file."""
     return StateError(
         f"{uri}: its log entry {name} is not a regular file: find out which program created it, and"
         " remove it"
@@ -283,7 +283,7 @@ def _write_checkpoint(folder: Path, uri: str, version: int) -> None:
 
 
 def _checkpoint_elsewhere(entries: Path, version: int, newest: int, folder: Path) -> Path:
-    """Return a log of the same commits in another folder, with a checkpoint.
+    """Returns a log of the same commits in another folder, with a checkpoint.
 
     delta-rs writes a checkpoint and the pointer to it in one step, so it can't do so in the table
     itself.
@@ -301,7 +301,7 @@ def _checkpoint_elsewhere(entries: Path, version: int, newest: int, folder: Path
 
 
 def _newest_checkpoint(entries: Path) -> int:
-    """Return the version of the checkpoint that readers are pointed to; -1 when there is none."""
+    """Returns the version of the checkpoint that readers are pointed to; -1 when there is none."""
     try:
         return int(parse_json((entries / _HINT).read_bytes())["version"])
     except (OSError, ValueError, KeyError):
@@ -322,7 +322,7 @@ def _put(made: Path, path: Path) -> None:
 
 
 def is_within(path: str) -> bool:
-    """Return whether a path of a table's log stays in the table's folder.
+    """Returns whether a path of a table's log stays in the table's folder.
 
     A clone's path leads to another table by a URI.
 
@@ -336,7 +336,7 @@ def is_within(path: str) -> bool:
 
 
 def deletion_vector_path(vector: dict[str, Any] | None) -> str | None:
-    """Return the file, relative to the table, that marks rows of a data file as deleted.
+    """Returns the file, relative to the table, that marks rows of a data file as deleted.
 
     None for marks within the commit itself. Delta's protocol, "Deletion Vector Descriptor Schema":
     an optional folder, then a UUID in 20 characters of Z85.
@@ -370,7 +370,7 @@ def check_writable(root: str) -> None:
 
 
 def why_not_writable(root: str) -> str | None:
-    """Return why a local folder of the lake can't be written or created; creates nothing.
+    """Returns why a local folder of the lake can't be written or created; creates nothing.
 
     None for object stores, which aren't checked.
     """
@@ -414,19 +414,19 @@ def open_parquet(folder: str) -> ds.Dataset:
 
 
 def parquet_format(uri: str) -> ds.ParquetFileFormat:
-    """Return how Arrow reads the Parquet files below a URI, whether Spark or Arrow wrote them."""
+    """Returns how Arrow reads the Parquet files below a URI, whether Spark or Arrow wrote them."""
     return ds.ParquetFileFormat(
         read_options=INT96_AS_MICROSECONDS, default_fragment_scan_options=scan_options(uri)
     )
 
 
 def scan_options(uri: str) -> ds.ParquetFragmentScanOptions:
-    """Return how Arrow scans the Parquet files below a URI."""
+    """Returns how Arrow scans the Parquet files below a URI."""
     return ds.ParquetFragmentScanOptions() if is_local(uri) else _FROM_STORE
 
 
 def row_group_bytes(dataset: ds.Dataset) -> list[int]:
-    """Return the uncompressed size of each row group of a dataset, from the files' footers.
+    """Returns the uncompressed size of each row group of a dataset, from the files' footers.
 
     Values that a dictionary stores once count once.
     """
@@ -434,7 +434,7 @@ def row_group_bytes(dataset: ds.Dataset) -> list[int]:
 
 
 def by_row_group(dataset: ds.Dataset, chosen: pc.Expression | None = None) -> ds.Dataset:
-    """Return the same rows, or the parts that may have chosen ones, as fragments of one row group
+    """Returns the same rows, or the parts that may have chosen ones, as fragments of one row group
     each.
 
     A scanner reads ahead by fragments, and within one by rows: for a file of large rows, that is
@@ -472,7 +472,7 @@ def remove_folder(uri: str) -> bool:
 
 
 def row_count(files: pa.Table) -> int | None:
-    """Return how many rows the files have, including deleted ones.
+    """Returns how many rows the files have, including deleted ones.
 
     None where a file's statistics don't have the number.
     """
@@ -511,7 +511,7 @@ def remove_empty_log(uri: str) -> None:
 
 
 def list_folders(uri: str) -> dict[str, datetime]:
-    """Return the folders directly below a folder, by URI, with the time of the last write in each.
+    """Returns the folders directly below a folder, by URI, with the time of the last write in each.
 
     Returns none when the folder isn't there.
     """
@@ -529,7 +529,7 @@ def list_folders(uri: str) -> dict[str, datetime]:
 
 
 def folders_in(uri: str) -> list[str]:
-    """Return the URIs of the folders directly below a folder; none when it isn't there.
+    """Returns the URIs of the folders directly below a folder; none when it isn't there.
 
     In an object store, a folder is one that has files: some stores list a folder for a while after
     its last object was deleted.
@@ -543,7 +543,7 @@ def folders_in(uri: str) -> list[str]:
 
 
 def open_folder(uri: str, options: dict[str, str] | None = None) -> FileSystem:
-    """Return a folder as a file system of its own; a store's ``options`` as delta-rs names them.
+    """Returns a folder as a file system of its own; a store's ``options`` as delta-rs names them.
 
     Without ``options``, they are those of the environment.
     """
@@ -555,7 +555,7 @@ def open_folder(uri: str, options: dict[str, str] | None = None) -> FileSystem:
 
 
 def data_paths(files: FileSystem) -> list[str]:
-    """Return the data files directly in a folder, without those that Spark hides.
+    """Returns the data files directly in a folder, without those that Spark hides.
 
     S3A marks a folder by an object without bytes, which is listed as an entry without a name.
     """
@@ -579,7 +579,7 @@ def _fsync_if_there(path: Path) -> None:
 
 
 def encode_segment(name: str) -> str:
-    """Return a name as one path segment: every byte that isn't plainly safe becomes ``~XX``.
+    """Returns a name as one path segment: every byte that isn't plainly safe becomes ``~XX``.
 
     So no name can leave its folder. Percent-encoding doesn't work: Spark uses a percent sign in a
     path as it is, but delta-rs decodes it, so they would use different folders. A leading

@@ -38,7 +38,7 @@ _EXAMPLES = {
 
 
 def store_of(root: str) -> str | None:
-    """Return which store a lake's root is in: ``s3``, ``azure`` or ``google``; None for another
+    """Returns which store a lake's root is in: ``s3``, ``azure`` or ``google``; None for another
     place.
     """
     scheme = urlsplit(root).scheme
@@ -48,7 +48,7 @@ def store_of(root: str) -> str | None:
 def read_store_options(
     root: str, conn_id: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the options of the object store that a lake's root is in; none for a local folder.
+    """Returns the options of the object store that a lake's root is in; none for a local folder.
 
     They are those of the Airflow connection ``conn_id``, in ``AIRFLOW_CONN_<ID>``, else those of
     the environment, and REQUEST_LIMITS. Raises ConfigError for a connection that isn't there, can't
@@ -67,12 +67,12 @@ def read_store_options(
 
 
 def is_store_variable(name: str) -> bool:
-    """Return whether delta-rs, or Spark's JVM, may read an environment variable to open a store."""
+    """Returns whether delta-rs or Spark's JVM may read this variable to open a store."""
     return name.startswith(_PREFIXES)
 
 
 def s3a_settings(options: Mapping[str, str]) -> dict[str, str]:
-    """Return Spark's settings by which Hadoop's S3A finds the same store, free of secrets.
+    """Returns Spark's settings by which Hadoop's S3A finds the same store, free of secrets.
 
     S3A reads keys and a session token from the environment of its process, by the same names.
     """
@@ -95,7 +95,7 @@ def s3a_settings(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def options_of(connection: AirflowConnection, scheme: str) -> dict[str, str]:
-    """Return the options that a connection stands for; raises ConfigError for another store's."""
+    """Returns the options that a connection stands for; raises ConfigError for another store's."""
     kinds: dict[str, tuple[tuple[str, ...], Callable[[AirflowConnection], dict[str, Any]]]] = {
         "aws": (_S3, _of_aws),
         "wasb": (_AZURE, _of_azure_storage),
@@ -177,7 +177,7 @@ def _of_google(connection: AirflowConnection) -> dict[str, Any]:
 
 
 def _part(connection: AirflowConnection, *names: str) -> Mapping[str, Any]:
-    """Return a nested part of the extra, which may be written as JSON text; empty without it."""
+    """Returns a nested part of the extra, which may be written as JSON text; empty without it."""
     found: Any = connection.extra
     for name in names:
         found = found.get(name) or {}

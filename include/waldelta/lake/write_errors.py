@@ -46,7 +46,7 @@ _REMEDIES = {
 def target_not_writable(
     uri: str, err: Exception, who: str = "the job", besides: str = ""
 ) -> TargetNotWritable:
-    """Return the error for a failed write by delta-rs, Arrow or the system, with the fitting
+    """Returns the error for a failed write by delta-rs, Arrow or the system, with the fitting
     remedy.
 
     ``who`` is the writer; ``besides`` is added to the message. It is retryable where an object
@@ -79,7 +79,7 @@ def named_write_errors(
 def not_writable_by_spark(
     place: str, err: BaseException, said: str, refused: str | None = None, besides: str = ""
 ) -> TargetNotWritable:
-    """Return the error for a failed write by Spark.
+    """Returns the error for a failed write by Spark.
 
     ``said`` is the first line of Spark's message. ``refused`` has the words in it that decide on
     the remedy (see storage_refusal()). ``besides`` is added to the message. It is retryable where a
@@ -94,7 +94,7 @@ def not_writable_by_spark(
 
 
 def change_log_write_error(uri: str, err: Exception) -> TargetNotWritable | None:
-    """Return TargetNotWritable when Spark's error means that; else None."""
+    """Returns TargetNotWritable when Spark's error means that; else None."""
     refused = storage_refusal(str(err))
     if refused is None:
         return None
@@ -110,7 +110,7 @@ def not_writable_from_text(said: str) -> TargetNotWritable:
 
 
 def storage_refusal(text: str) -> str | None:
-    """Return the words of a Spark error which say that a place can't be written."""
+    """Returns the words of a Spark error which say that a place can't be written."""
     found = texts.STORAGE_REFUSES.search(text)
     return None if found is None else found[0]
 
@@ -164,19 +164,19 @@ _ANSWERS = (
 
 
 def answer_in(text: str) -> StoreAnswer | None:
-    """Return the store's answer that a message has in it; None without any."""
+    """Returns the store's answer that a message has in it; None without any."""
     return next((answer for answer in _ANSWERS if answer.words.search(text)), None)
 
 
 def store_text(err: BaseException) -> str:
-    """Return an error's message on one line, without signatures."""
+    """Returns an error's message on one line, without signatures."""
     text = texts.SIGNED_DETAILS.sub("", texts.LAYOUT.sub("", str(err)))
     text = VIOLATING_ROW.sub(r"\1 …", text)
     return texts.ADDRESS_QUERY.sub(r"\1?…", " ".join(text.split()))
 
 
 def store_error(err: BaseException) -> LakeError | None:
-    """Return the named error for a failed read by delta-rs or Arrow; None for any other error."""
+    """Returns the named error for a failed read by delta-rs or Arrow; None for any other error."""
     # Loaded only after an error: Airflow parses DAGs without delta-rs.
     from deltalake.exceptions import DeltaError
 

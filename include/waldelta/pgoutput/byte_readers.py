@@ -56,7 +56,7 @@ class Messages:
         return self.bytes[self.start[row] : self.end[row]].tobytes()
 
     def error(self, row: int, field: str, position: int, detail: str) -> DecodeError:
-        """Return the error for one message.
+        """Returns the error for one message.
 
         ``position`` is in the buffer, the error's offset in the message. The error has the
         message's length, but not its bytes, because these may be values of rows.
@@ -146,7 +146,7 @@ class MessageReader:
             raise self.error(field, at + err.start, "not UTF-8") from err
 
     def content(self, field: str) -> bytes:
-        """Return bytes that follow their own length."""
+        """Returns bytes that follow their own length."""
         length = self.integer(4, f"{field}.length", signed=True)
         at, self.position = self.position, self.position + length
         if not 0 <= length <= len(self.data) - at:

@@ -40,7 +40,7 @@ def unix_us(times: Positions) -> Positions:
 
 
 def shown(times: ArrowArray) -> ArrowArray:
-    """Return times of the change log, as timestamps or integers, limited to the displayed
+    """Returns times of the change log, as timestamps or integers, limited to the displayed
     calendar.
     """
     numbers = times.cast(pa.int64())
@@ -53,7 +53,7 @@ def shown(times: ArrowArray) -> ArrowArray:
 
 
 def shown_at(time_us: int) -> datetime:
-    """Return one displayed time.
+    """Returns one displayed time.
 
     >>> shown_at(2**63 - 1).isoformat(), shown_at(0).isoformat()
     ('9999-12-31T00:00:00+00:00', '1970-01-01T00:00:00+00:00')

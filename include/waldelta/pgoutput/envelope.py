@@ -186,7 +186,7 @@ class Envelope:
     def add(
         self, lsn: ArrowArray | ArrayLike, xid: ArrowArray | ArrayLike, data: ArrowArray
     ) -> pa.RecordBatch:
-        """Return one record batch of ENVELOPE_SCHEMA.
+        """Returns one record batch of ENVELOPE_SCHEMA.
 
         ``lsn`` and ``xid`` are those of the slot function, as integers. ``xid8`` is null where the
         server returns none (a message outside any transaction). A Stream Abort of a transaction
@@ -210,7 +210,7 @@ class Envelope:
         return pa.concat_batches([*batches, last])
 
     def _skipped_rows(self, lsns: Positions, xids: Positions, data: ArrowArray) -> list[int]:
-        """Return the rows of the messages that must be skipped."""
+        """Returns the rows of the messages that must be skipped."""
         if not self._skipped_ids:
             return []
         return [
@@ -220,7 +220,7 @@ class Envelope:
         ]
 
     def _unread(self, message: UnreadMessage) -> pa.RecordBatch:
-        """Return the envelope of one message that isn't read.
+        """Returns the envelope of one message that isn't read.
 
         Its content isn't known; only its first letter and the slot function's columns are. It
         begins or ends a transaction as its letter says, unless later messages show otherwise.
@@ -263,7 +263,7 @@ class Envelope:
         return pa.RecordBatch.from_pylist([values], schema=ENVELOPE_SCHEMA)
 
     def _role(self, message: UnreadMessage) -> str:
-        """Return the letter of the message's role: its own, or else one that begins or ends a
+        """Returns the letter of the message's role: its own, or else one that begins or ends a
         transaction.
         """
         letter, scope = message.kind or _EMPTY, self._open
@@ -360,7 +360,7 @@ class Envelope:
         return batch if kept.all() else batch.filter(pa.array(kept))
 
     def _kept(self, part: _Part, kind: Bytes) -> Mask:
-        """Return which messages land: all but Stream Aborts of transactions without a chunk."""
+        """Returns which messages land: all but Stream Aborts of transactions without a chunk."""
         kept = np.ones(len(kind), np.bool_)
         source, start = part.messages.bytes, part.messages.start
         if part.has[_STREAM_START]:
@@ -396,7 +396,7 @@ class Envelope:
         return kind
 
     def _scopes(self, part: _Part, kind: Bytes) -> _Scopes:
-        """Return every row's scope; the last row's scope is kept for the next record batch."""
+        """Returns every row's scope; the last row's scope is kept for the next record batch."""
         source, start = part.messages.bytes, part.messages.start
         openers = np.flatnonzero(_OPENS[kind])
         # The element before the batch's own openers is the scope that the previous batch left open.
@@ -445,12 +445,12 @@ class _Part:
     has: Mask
 
     def message(self, row: int) -> UnreadMessage:
-        """Return one message unchanged."""
+        """Returns one message unchanged."""
         lsn, xid, raw = int(self.lsn[row]), int(self.xid[row]), self.messages.at(row)
         return UnreadMessage.of(lsn, xid, raw, False if self.is_plain else None)
 
     def error(self, row: int, field: str, offset: int, detail: str) -> DecodeError:
-        """Return the error for one message, with its position in the stream."""
+        """Returns the error for one message, with its position in the stream."""
         found = self.messages.error(row, field, int(self.messages.start[row]) + offset, detail)
         unread = self.message(row)
         error = DecodeError(
@@ -509,7 +509,7 @@ def _check_chunked_sizes(part: _Part, kind: Bytes, chunked: Mask, needed: Positi
 
 
 def _commits(part: _Part, kind: Bytes, scopes: _Scopes) -> tuple[Positions, Positions, Mask]:
-    """Return commit position and time of every row, and for which rows they are known."""
+    """Returns commit position and time of every row, and for which rows they are known."""
     lsn, at = scopes.commit_lsn, scopes.commit_ts
     known = scopes.inside & (scopes.kind == _BEGIN) & (lsn != _UNKNOWN)
     for letter, (lsn_at, ts_at) in _DECIDES.items():
@@ -522,7 +522,7 @@ def _commits(part: _Part, kind: Bytes, scopes: _Scopes) -> tuple[Positions, Posi
 
 
 def _ends(part: _Part, kind: Bytes, alone: Positions) -> ArrowArray:
-    """Return where the WAL of each transaction, or of a message outside any, ends."""
+    """Returns where the WAL of each transaction, or of a message outside any, ends."""
     source, start = part.messages.bytes, part.messages.start
     ends, known = np.zeros(len(kind), np.int64), np.zeros(len(kind), np.bool_)
     for letter, offset in _END_AT.items():
@@ -537,7 +537,7 @@ def _ends(part: _Part, kind: Bytes, alone: Positions) -> ArrowArray:
 
 
 def _alone(part: _Part, kind: Bytes, chunked: Mask) -> Positions:
-    """Return logical messages that aren't transactional.
+    """Returns logical messages that aren't transactional.
 
     They count whatever happens to the transaction that wrote them.
     """
@@ -548,7 +548,7 @@ def _alone(part: _Part, kind: Bytes, chunked: Mask) -> Positions:
 
 
 def _top_xids(part: _Part, kind: Bytes, xid: Positions, alone: Positions) -> Positions:
-    """Return the top-level transactions.
+    """Returns the top-level transactions.
 
     The slot function returns a Stream Abort with its subtransaction's xid, but the message has the
     top-level one. A message that isn't transactional gets the xid of the (sub)transaction in which
@@ -571,7 +571,7 @@ def _streamed_xids(messages: Messages, in_front: Mask) -> ArrowArray:
 
 
 def _first(mask: Mask) -> int:
-    """Return the first row where ``mask`` is True; the number of rows when there is none."""
+    """Returns the first row where ``mask`` is True; the number of rows when there is none."""
     return int(np.argmax(mask)) if mask.any() else len(mask)
 
 
@@ -581,7 +581,7 @@ def _last(rows: Positions, mask: NDArray[np.bool_]) -> Positions:
 
 
 def _unix_us(part: _Part, rows: Positions, offset: int) -> Positions:
-    """Return timestamps of the messages ``rows`` as microseconds since 1970.
+    """Returns timestamps of the messages ``rows`` as microseconds since 1970.
 
     No value is refused, because an error would stop the slot.
     """

@@ -75,7 +75,7 @@ def read_control(data: bytes) -> Control:
 
 
 def begun_at(data: bytes) -> int | None:
-    """Return the commit or prepare time from a transaction's first message, in microseconds since
+    """Returns the commit or prepare time from a transaction's first message, in microseconds since
     1970.
 
     None for any other message.
@@ -121,7 +121,7 @@ def _read(data: bytes, kind: str, name: str) -> Control:
 
 
 def _value(reader: MessageReader, field: str) -> Any:
-    """Return a field's value; the end of its name says how it is encoded."""
+    """Returns a field's value; the end of its name says how it is encoded."""
     if field == "gid":
         return reader.text(field)
     if field.endswith("xid"):
@@ -189,7 +189,7 @@ def _read_column(reader: MessageReader, field: str) -> RelationColumn:
 
 
 def read_truncate(data: bytes, *, streamed: bool = False) -> tuple[int, ...]:
-    """Return the relations that a Truncate message names; ``streamed`` as in MessageReader."""
+    """Returns the relations that a Truncate message names; ``streamed`` as in MessageReader."""
     reader = MessageReader(data, "Truncate", "T", streamed=streamed)
     count = reader.integer(4, "relation_count")
     flags = reader.integer(1, "flags")
@@ -312,14 +312,14 @@ class UnreadMessage:
         return self.raw[:1].decode("latin-1")
 
     def landed(self, batch: int, seq: int) -> Self:
-        """Return the message with its position in the change log."""
+        """Returns the message with its position in the change log."""
         return replace(self, batch=batch, seq=seq)
 
     def shortened(self) -> Self:
-        """Return the message with at most the first MOST_MESSAGE_BYTES of its bytes."""
+        """Returns the message with at most the first MOST_MESSAGE_BYTES of its bytes."""
         return replace(self, raw=self.raw[:MOST_MESSAGE_BYTES])
 
 
 def message_id(lsn: int, xid: int, raw: bytes) -> str:
-    """Return the ``id`` of a complete message."""
+    """Returns the ``id`` of a complete message."""
     return hashlib.sha256(b"%d %d " % (lsn, xid) + raw).hexdigest()[:ID_LETTERS]

@@ -110,7 +110,7 @@ class Columns:
         )
 
     def format(self, k: int) -> str | None:
-        """Return ``t`` or ``b``, the format of a column's values; None without any value.
+        """Returns ``t`` or ``b``, the format of a column's values; None without any value.
 
         Mixed formats raise DecodeError.
         """
@@ -122,11 +122,11 @@ class Columns:
         return "b" if binary else "t" if text else None
 
     def unchanged(self, k: int) -> Mask:
-        """Return where the value is TOASTed and unchanged, and therefore was not sent."""
+        """Returns where the value is TOASTed and unchanged, and therefore was not sent."""
         return np.asarray(self._kinds[k] == _UNCHANGED)
 
     def values(self, k: int) -> ArrowArray:
-        """Return a column's bytes, whatever their format."""
+        """Returns a column's bytes, whatever their format."""
         kind = self._kinds[k]
         return self._copied(k, (kind == _TEXT) | (kind == _BINARY))
 

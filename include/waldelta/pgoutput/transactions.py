@@ -28,7 +28,7 @@ _FIRST, _LAST, _BASE, _LSN, _TIME = range(5)
 
 
 def order_of(batch: int, seq: int) -> int:
-    """Return the position of a message in the stream of all batches, as it was landed."""
+    """Returns the position of a message in the stream of all batches, as it was landed."""
     return (batch << SEQ_BITS) | seq
 
 
@@ -104,7 +104,7 @@ class Segments:
         return tuple(s for s in self.parts if s.batch <= self.after)
 
     def places(self, batch: Ints, seq: Ints, streamed_xid: Ints) -> Ints:
-        """Return the place of each message in commit order; -1 for messages that don't count.
+        """Returns the place of each message in commit order; -1 for messages that don't count.
 
         ``streamed_xid`` is -1 outside chunks.
         """
@@ -125,11 +125,11 @@ class Segments:
         return place
 
     def is_voided(self, batch: int, streamed_xid: int) -> bool:
-        """Return whether a subtransaction of a batch was rolled back."""
+        """Returns whether a subtransaction of a batch was rolled back."""
         return (batch << XID_BITS) | streamed_xid in self.voided
 
     def find(self, batch: Ints, seq: Ints, streamed_xid: Ints) -> Ints:
-        """Return the number of each message's segment, or -1.
+        """Returns the number of each message's segment, or -1.
 
         Subtransactions that were rolled back are included.
         """
@@ -147,13 +147,13 @@ class Segments:
         return found
 
     def commit_lsn(self, at: Ints, own: Ints) -> Ints:
-        """Return the commit position of messages in the segments ``at``; ``own`` is each row's
+        """Returns the commit position of messages in the segments ``at``; ``own`` is each row's
         own.
         """
         return self._decided(_LSN, at, own)
 
     def commit_ts_us(self, at: Ints, own: Ints) -> Ints:
-        """Return the commit time in microseconds since 1970, as commit_lsn() does."""
+        """Returns the commit time in microseconds since 1970, as commit_lsn() does."""
         return self._decided(_TIME, at, own)
 
     def _decided(self, column: int, at: Ints, own: Ints) -> Ints:
@@ -184,7 +184,7 @@ class Segments:
 
 
 def resolve(landmarks: Iterable[Landmark], after: int, upto: int) -> Segments:
-    """Return the segments of a range of batches.
+    """Returns the segments of a range of batches.
 
     ``landmarks`` are the control messages of these batches and, if given, of earlier ones, which
     show what was prepared before.
@@ -204,7 +204,7 @@ def resolve(landmarks: Iterable[Landmark], after: int, upto: int) -> Segments:
 
 
 def prepared_transactions(landmarks: Iterable[Landmark]) -> list[Prepared]:
-    """Return every transaction that was prepared, with the batch that decided it.
+    """Returns every transaction that was prepared, with the batch that decided it.
 
     ``landmarks`` are in the log's order.
     """

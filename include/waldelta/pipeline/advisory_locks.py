@@ -168,7 +168,7 @@ class LockSessions(AbstractContextManager["LockSessions"]):
                 connection.close()
 
     def _try(self, name: LockName, application_name: str) -> tuple[Connection, bool]:
-        """Return a session, and whether it got the lock."""
+        """Returns a session, and whether it got the lock."""
         while True:
             try:
                 idle = self._idle.pop()
@@ -256,7 +256,7 @@ _PAUSE_S: Final = 5.0
 def waiting_for_locks(
     seconds: float, attempt: Callable[[], T], note: Callable[[str], None] = lambda _: None
 ) -> T:
-    """Return the result of an attempt, which begins again while only locks of other runs stop it.
+    """Returns the result of an attempt, which begins again while only locks of other runs stop it.
 
     The session of a waiting attempt is closed, so it holds back neither vacuum nor a new slot, and
     it has no lock for which another run may wait. After ``seconds`` the error is raised. ``note``
@@ -280,7 +280,7 @@ def waiting_for_locks(
 
 
 def is_of_locks(err: BaseException) -> bool:
-    """Return whether locks of other runs are the only reason of an error."""
+    """Returns whether locks of other runs are the only reason of an error."""
     if isinstance(err, LockHeld):
         return True
     causes = err.causes if isinstance(err, WaldeltaError) else ()

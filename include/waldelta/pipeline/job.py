@@ -19,7 +19,7 @@ from waldelta.postgres import conninfo_from_environment
 
 
 def lake_of(pipeline: PipelineFile, environment: Mapping[str, str] = os.environ) -> Lake:
-    """Return a pipeline's lake; the environment has what opens its object store.
+    """Returns a pipeline's lake; the environment has what opens its object store.
 
     Raises ConfigError as read_store_options() does, and for another value of WALDELTA_RUNNER than
     those of ``runner``.
@@ -32,7 +32,7 @@ def lake_of(pipeline: PipelineFile, environment: Mapping[str, str] = os.environ)
 
 
 def ledger_of(pipeline: PipelineFile) -> Ledger:
-    """Return a pipeline's ledger, as lake_of() does the lake."""
+    """Returns a pipeline's ledger, as lake_of() does the lake."""
     return Ledger(lake_of(pipeline))
 
 
@@ -78,7 +78,7 @@ class Job:
     def read_landed_sizes(
         self, identity: SlotIdentity, after_batch: int, upto_batch: int
     ) -> dict[int, int]:
-        """Return the number of messages of each batch in a range.
+        """Returns the number of messages of each batch in a range.
 
         Raises SlotGap when the change log lacks batches that the slot was advanced past.
         """
@@ -86,25 +86,25 @@ class Job:
         return self.change_log(identity).whole_sizes(consumed, after_batch, upto_batch)
 
     def read_identity(self) -> SlotIdentity:
-        """Return the slot's identity from the ledger; raises SlotMissing before setup."""
+        """Returns the slot's identity from the ledger; raises SlotMissing before setup."""
         return identity_of(self.pipeline.source.slot, self.ledger.slot_lives())
 
     def read_states(self) -> dict[str, TableState]:
-        """Return the latest state of each target in the current slot incarnation.
+        """Returns the latest state of each target in the current slot incarnation.
 
         Copies of an earlier incarnation are stale.
         """
         return {state.table_name: state for state in self.read_all_states()}
 
     def read_state(self, table_name: str) -> TableState | None:
-        """Return the latest state of one target, as read_states() does.
+        """Returns the latest state of one target, as read_states() does.
 
         With many targets, this reads far less.
         """
         return next(reversed(self.read_all_states(table_name)), None)
 
     def read_all_states(self, table_name: str | None = None) -> list[TableState]:
-        """Return all states of all targets, or of one, in the current slot incarnation, oldest
+        """Returns all states of all targets, or of one, in the current slot incarnation, oldest
         first.
         """
         rows = self.ledger.table_rows(table_name)
@@ -154,7 +154,7 @@ class SlotIdentity:
         return f"waldelta:{self.system_identifier}:{self.slot}:{self.incarnation}"
 
     def states_of(self, rows: Sequence[TableState]) -> list[TableState]:
-        """Return those of the ledger's states that belong to this incarnation.
+        """Returns those of the ledger's states that belong to this incarnation.
 
         Earlier versions wrote rows without the incarnation; only the clock can place them.
         """
@@ -167,7 +167,7 @@ class SlotIdentity:
 
 
 def identity_of(slot: str, moves: list[SlotMove]) -> SlotIdentity:
-    """Return the slot's current incarnation, on the timeline to which it was followed last."""
+    """Returns the slot's current incarnation, on the timeline to which it was followed last."""
     life = incarnation_of(slot, moves)
     followed = [
         m.timeline
@@ -186,7 +186,7 @@ def identity_of(slot: str, moves: list[SlotMove]) -> SlotIdentity:
 
 
 def incarnation_of(slot: str, moves: list[SlotMove]) -> SlotMove:
-    """Return the slot's latest creation or adoption that no drop follows.
+    """Returns the slot's latest creation or adoption that no drop follows.
 
     Raises SlotMissing when there is none.
     """

@@ -15,19 +15,19 @@ CHECKS, RECONCILIATIONS = "checks", "reconciliations"
 
 
 def docs_uri(root: str) -> str:
-    """Return where a lake has its reports, unless the pipeline file names another folder."""
+    """Returns where a lake has its reports, unless the pipeline file names another folder."""
     return bookkeeping_uri(root, "data_docs")
 
 
 def docs_folder(pipeline: PipelineFile) -> Path | None:
-    """Return the local folder of the reports; None where they are in the lake's object store."""
+    """Returns the local folder of the reports; None where they are in the lake's object store."""
     chosen = pipeline.quality.data_docs
     place = chosen if chosen is not None else docs_uri(pipeline.target.root)
     return local_path(place) if "://" in place else Path(place).absolute()
 
 
 def own_docs_folder(pipeline: PipelineFile) -> Path | None:
-    """Return the folder of the reports for writing; None for the lake's object store.
+    """Returns the folder of the reports for writing; None for the lake's object store.
 
     Raises ConfigError when a named folder has other files. Writing reports replaces an
     ``index.html`` and makes the folder readable by its owner alone. A file that isn't a report must
@@ -53,7 +53,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def judge_docs(pipeline: PipelineFile) -> Iterator[Finding]:
-    """Yield a problem where reports can't be written to the named folder."""
+    """Yields a problem where reports can't be written to the named folder."""
     if not pipeline.quality.enabled:
         return
     try:

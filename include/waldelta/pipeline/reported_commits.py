@@ -42,7 +42,8 @@ class ReportedCommits:
         committed_at: datetime,
         copied_at: Callable[[], datetime],
     ) -> bool:
-        """Return whether a run's result contains a version of a target, which ``run_id`` committed.
+        """Returns whether a run's result contains a version of a target, which ``run_id``
+        committed.
 
         ``copied_at`` returns the start of the target's copy, from the ledger. It is called only
         where the run's own result doesn't contain the version, which is rare.

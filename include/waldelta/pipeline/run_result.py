@@ -153,7 +153,7 @@ class LandedChanges:
     slot_critical: list[str] = field(default_factory=list)  # Critical findings about the slot.
 
     def read_upto(self, confirmed: Lsn) -> Lsn:
-        """Return the position up to which the slot was read, of which it may have ``confirmed``
+        """Returns the position up to which the slot was read, of which it may have ``confirmed``
         less.
         """
         return max(confirmed, Lsn.parse(self.end_lsn)) if self.end_lsn else confirmed
@@ -270,7 +270,7 @@ class RunResult:
         return row_of(cls, document | dict.fromkeys(_PARTS, document))
 
     def document(self) -> dict[str, Any]:
-        """Return what the result's JSON has, in the shape that Airflow's operator reads."""
+        """Returns what the result's JSON has, in the shape that Airflow's operator reads."""
         document = asdict(self)
         del document["attempt"]
         for name in _PARTS:
@@ -278,7 +278,7 @@ class RunResult:
         return document
 
     def to_json(self) -> str:
-        """Return the document as JSON."""
+        """Returns the document as JSON."""
         return json.dumps(self.document())
 
     def write(self, path: Path) -> None:

@@ -120,7 +120,7 @@ class SharedConnection(AbstractContextManager["SharedConnection"]):
 
     @contextmanager
     def use(self) -> Iterator[Connection]:
-        """Yield the connection; raises as SourceConnections.connect() does."""
+        """Yields the connection; raises as SourceConnections.connect() does."""
         if self._connection is not None:
             try:
                 self._connection.execute("select 1")
@@ -193,7 +193,7 @@ class SourceBill:
             setattr(self, one.name, round(together, 3))
 
     def describe(self) -> str:
-        """Return one line for people; empty when the source wasn't used."""
+        """Returns one line for people; empty when the source wasn't used."""
         parts = []
         if self.slot_calls:
             parts.append(
@@ -246,13 +246,13 @@ class SlotMeter:
     def timed(
         self, opened: AbstractContextManager[psycopg.Connection[tuple[Any, ...]]]
     ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        """Yield one more session, whose statements are timed, too."""
+        """Yields one more session, whose statements are timed, too."""
         with opened as connection:
             connection.cursor_factory = self._timed_cursor()
             yield connection
 
     def restart(self) -> Lsn:
-        """Return the position from which the next call reads."""
+        """Returns the position from which the next call reads."""
         row = self._connection.execute(_RESTART, (self._slot,)).fetchone()
         return Lsn.parse(row[0] if row and row[0] else "0/0")
 
@@ -274,7 +274,7 @@ class SlotMeter:
         self._server_seconds += timeout_s
 
     def bill(self, seconds: float) -> SourceBill:
-        """Return what was counted, with the server's own counters since the beginning or their
+        """Returns what was counted, with the server's own counters since the beginning or their
         reset.
         """
         bill = self._bill
@@ -322,7 +322,7 @@ class SlotMeter:
 
 
 def peeks(source: Source) -> int:
-    """Return how many times landing a read window goes through its WAL.
+    """Returns how many times landing a read window goes through its WAL.
 
     With streamed logical messages, the window is also read without streaming.
     """
@@ -330,12 +330,12 @@ def peeks(source: Source) -> int:
 
 
 def moves(source: Source) -> int:
-    """Return how many times moving the slot past a read window goes through its WAL."""
+    """Returns how many times moving the slot past a read window goes through its WAL."""
     return 2 if source.options.acknowledge == "peek" else 1
 
 
 def xmin_age(connection: Connection, snapshot: str) -> int:
-    """Return how many transactions began since the oldest one invisible to this snapshot
+    """Returns how many transactions began since the oldest one invisible to this snapshot
     (``xmin:xmax:…``).
     """
     row = connection.execute(_AGE, (snapshot,)).fetchone()

@@ -25,7 +25,7 @@ _JVM_ENDED = (
 
 
 def named_error(err: BaseException) -> errors.WaldeltaError | None:
-    """Return the error that a task raised, if it is one of ours; SparkUnreachable when Spark's JVM
+    """Returns the error that a task raised, if it is one of ours; SparkUnreachable when Spark's JVM
     ended.
 
     The text has no attributes of the instance. ``retryable`` is the class's default, or follows
@@ -49,14 +49,14 @@ def named_error(err: BaseException) -> errors.WaldeltaError | None:
 
 
 def last_error(err: BaseException) -> errors.WaldeltaError | None:
-    """Return the named error for what ends a run: also for a read that the lake's object store
+    """Returns the named error for what ends a run: also for a read that the lake's object store
     refuses or doesn't answer.
     """
     return named_error(err) or store_error(err)
 
 
 def has_lost_jvm(err: BaseException) -> bool:
-    """Return whether the driver's JVM didn't answer: Py4J found its connection closed.
+    """Returns whether the driver's JVM didn't answer: Py4J found its connection closed.
 
     Python calls the JVM through Py4J.
     """
@@ -82,7 +82,7 @@ def with_causes(err: BaseException) -> Iterator[BaseException]:
 
 
 def is_conflict(err: BaseException) -> bool:
-    """Return whether another writer committed to a Delta table at the same time.
+    """Returns whether another writer committed to a Delta table at the same time.
 
     Spark Connect returns only the names of the exceptions' classes.
     """
@@ -90,7 +90,7 @@ def is_conflict(err: BaseException) -> bool:
 
 
 def is_passing(err: BaseException) -> bool:
-    """Return whether the same statement may succeed on the table's current version.
+    """Returns whether the same statement may succeed on the table's current version.
 
     That is so when only rows or files changed, and no fence against older writers stopped us.
     """
@@ -100,7 +100,7 @@ def is_passing(err: BaseException) -> bool:
 
 
 def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:
-    """Return a failure to write a target as a named error."""
+    """Returns a failure to write a target as a named error."""
     if (named := named_error(err)) is not None:
         return named
     if is_conflict(err):
@@ -113,7 +113,7 @@ def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:
 
 
 def unexpected_error(table: str, err: BaseException) -> errors.WaldeltaError:
-    """Return any failure of one table as a named error; a WaldeltaError is returned as it is.
+    """Returns any failure of one table as a named error; a WaldeltaError is returned as it is.
 
     An error without a name of its own counts as retryable, because it may be temporary.
     """
@@ -126,7 +126,7 @@ def unexpected_error(table: str, err: BaseException) -> errors.WaldeltaError:
 
 
 def of_table(err: errors.WaldeltaError, table: str) -> errors.WaldeltaError:
-    """Return the error with the table's name added, for tasks that know only some of its
+    """Returns the error with the table's name added, for tasks that know only some of its
     columns.
     """
     if table in str(err) or isinstance(err, errors.JavaMissing):

@@ -230,7 +230,7 @@ class CatalogRelation:
 def read_partitions(
     conn: Connection, tables: Iterable[TableId], locked: Collection[int] = ()
 ) -> dict[TableId, Partition]:
-    """Return those of these relations that exist, as partitions of the tables above them.
+    """Returns those of these relations that exist, as partitions of the tables above them.
 
     A partition's constraint is read under a lock on the partition and the tables above it.
     Relations that are ``locked`` (oids) are left out.
@@ -246,7 +246,7 @@ def read_partitions(
 
 
 def read_relations(conn: Connection, oids: Sequence[int]) -> list[CatalogRelation]:
-    """Return the relations with these oids; those that don't exist any more are left out."""
+    """Returns the relations with these oids; those that don't exist any more are left out."""
     rows = fetch(conn, _RELATIONS, {"oids": list(oids)})
     columns = _read_columns(conn, oids)
     return [
@@ -270,7 +270,7 @@ def read_relations(conn: Connection, oids: Sequence[int]) -> list[CatalogRelatio
 
 
 def read_table_oids(conn: Connection, tables: Iterable[TableId]) -> dict[TableId, int]:
-    """Return the oids of those of these tables, views and so on that exist."""
+    """Returns the oids of those of these tables, views and so on that exist."""
     wanted = list(tables)
     rows = fetch(
         conn, _OIDS, {"schemas": [t.schema for t in wanted], "names": [t.name for t in wanted]}
@@ -279,7 +279,7 @@ def read_table_oids(conn: Connection, tables: Iterable[TableId]) -> dict[TableId
 
 
 def read_bytes(conn: Connection, tables: Mapping[_Key, Collection[int]]) -> dict[_Key, int]:
-    """Return the size of each group of tables (oids) with TOAST; waits where one is locked."""
+    """Returns the size of each group of tables (oids) with TOAST; waits where one is locked."""
     oids = [oid for own in tables.values() for oid in own]
     sizes = {row.oid: row.bytes for row in fetch(conn, _BYTES, {"oids": oids})}
     return {key: sum(sizes[oid] for oid in own) for key, own in tables.items()}
@@ -288,7 +288,7 @@ def read_bytes(conn: Connection, tables: Mapping[_Key, Collection[int]]) -> dict
 def read_leaves(
     conn: Connection, oids: Sequence[int], *, sizes: bool = True, locked: Collection[int] = ()
 ) -> dict[int, tuple[Leaf, ...]]:
-    """Return the tables that have the rows of each of these tables: itself, or a partition root's
+    """Returns the tables that have the rows of each of these tables: itself, or a partition root's
     leaves.
 
     Without ``sizes``, or where they are ``locked`` (by oid), they count as empty, and this waits
@@ -503,14 +503,14 @@ order by a.attrelid, a.attnum
 
 
 def rows_where(relation: sql.Composable, conditions: Sequence[sql.Composable]) -> sql.Composable:
-    """Return a relation's rows that meet all conditions, as SQL to write after FROM."""
+    """Returns a relation's rows that meet all conditions, as SQL to write after FROM."""
     if not conditions:
         return relation
     return sql.SQL("{} where {}").format(relation, sql.SQL(" and ").join(conditions))
 
 
 def is_superuser(conn: Connection) -> bool:
-    """Return whether the session may do anything, so that it must plan no query for an estimate.
+    """Returns whether the session may do anything, so that it must plan no query for an estimate.
 
     While PostgreSQL plans a query, it calls functions of the table's owner: those in predicates
     and expressions of indexes, in extended statistics, in constraints.
@@ -519,7 +519,7 @@ def is_superuser(conn: Connection) -> bool:
 
 
 def planned_rows(conn: Connection, statement: sql.Composable) -> int:
-    """Return the planner's estimate of the rows that a SELECT returns.
+    """Returns the planner's estimate of the rows that a SELECT returns.
 
     The planner takes a table's present size, even if the table was never analyzed. It needs SELECT
     on the table. A superuser must not have it: see is_superuser().

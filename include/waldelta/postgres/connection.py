@@ -136,7 +136,7 @@ _PROTECTS = ("ssl", "gss", "krb", "require", "channel")
 
 
 def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the libpq connection string of an Airflow connection in ``AIRFLOW_CONN_<ID>`` (URI or
+    """Returns the libpq connection string of an Airflow connection in ``AIRFLOW_CONN_<ID>`` (URI or
     JSON).
 
     Raises ConfigError when the variable is missing, isn't a PostgreSQL connection, or has a
@@ -210,7 +210,7 @@ def named_loss(conninfo: str) -> Iterator[None]:
 
 
 def lacks_room(err: psycopg.Error) -> SourceError | None:
-    """Return the named error of a query for whose result the server has no room, else None."""
+    """Returns the named error of a query for whose result the server has no room, else None."""
     reason = err.diag.message_primary or type(err).__name__
     if isinstance(err, psycopg.errors.ConfigurationLimitExceeded):
         return SourceError(
@@ -274,7 +274,7 @@ def limit_batches(cursor: adbc_driver_postgresql.dbapi.Cursor) -> None:
 
 
 def record_batches(cursor: adbc_driver_postgresql.dbapi.Cursor) -> Iterator[pa.RecordBatch]:
-    """Yield the Arrow batches of a query that the cursor has executed.
+    """Yields the Arrow batches of a query that the cursor has executed.
 
     Raises ADBC's errors, also while rows are fetched; with their SQLSTATE, as long as ADBC has the
     reader that keeps it.
@@ -311,7 +311,7 @@ def allow_views(connection: Connection) -> None:
 
 
 def describe(conninfo: str) -> str:
-    """Return host, port and database for messages and logs."""
+    """Returns host, port and database for messages and logs."""
     fields = conninfo_to_dict(conninfo)
     return (
         f"{fields.get('host', 'localhost')}:{fields.get('port', 5432)}/{fields.get('dbname', '')}"
@@ -319,14 +319,14 @@ def describe(conninfo: str) -> str:
 
 
 def describe_server(connection: psycopg.Connection[Any]) -> str:
-    """Return host and port of an open connection for messages and logs."""
+    """Returns host and port of an open connection for messages and logs."""
     return f"{connection.info.host}:{connection.info.port}"
 
 
 def privilege_missing(
     connection: Connection, err: psycopg.errors.InsufficientPrivilege
 ) -> PrivilegeMissing:
-    """Return the error for a statement that PostgreSQL refused to the connection's role."""
+    """Returns the error for a statement that PostgreSQL refused to the connection's role."""
     role, attribute = connection.info.user, ""
     row = connection.execute(_MAY_REPLICATE).fetchone() if not connection.closed else None
     if row == (False,):
@@ -338,7 +338,7 @@ def privilege_missing(
 
 
 def ended_by_replay(what: str, error: ServerError) -> StandbyAway:
-    """Return the error for a statement that a standby's replay ended."""
+    """Returns the error for a statement that a standby's replay ended."""
     return StandbyAway(
         f"{what} was ended by the standby's replay ({error.shown}): see that the standby has"
         " hot_standby_feedback on and a primary_slot_name; run again"
@@ -444,7 +444,7 @@ def _opened(
 
 
 def _pinned(conninfo: str, application_name: str, defaults: Mapping[str, str]) -> str:
-    """Return the connection string with our settings; the connection's own choices override
+    """Returns the connection string with our settings; the connection's own choices override
     ``defaults``.
     """
     given = conninfo_to_dict(conninfo)
@@ -510,7 +510,7 @@ _CONVERTS = (
 
 
 def name_unreadable(conninfo: str, err: psycopg.errors.UntranslatableCharacter) -> SourceError:
-    """Return the error for a query whose answer has a text that UTF-8 can't represent.
+    """Returns the error for a query whose answer has a text that UTF-8 can't represent.
 
     It names the objects whose names contain the bytes in PostgreSQL's message.
     """
@@ -542,7 +542,7 @@ def name_unreadable(conninfo: str, err: psycopg.errors.UntranslatableCharacter) 
 def _unconverted(
     connection: psycopg.Connection[tuple[object, ...]], names: Sequence[tuple[str, int, bytes]]
 ) -> Iterator[tuple[str, int, bytes]]:
-    """Yield the names that PostgreSQL can't convert.
+    """Yields the names that PostgreSQL can't convert.
 
     It tests halves, since most names can be converted.
     """

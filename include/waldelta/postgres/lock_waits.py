@@ -69,7 +69,7 @@ class LockedTables:
     holders: str = ""
 
     def busy(self, table: str) -> TableBusy:
-        """Return the error for a target that can't be judged without reading one of them."""
+        """Returns the error for a target that can't be judged without reading one of them."""
         return TableBusy(
             f"{table} can't be read, nor its row filter, because another session locks it, or a"
             " table above it; the target is unchanged, and landed changes wait. Blocking"
@@ -83,7 +83,7 @@ def read_around(
     read: Callable[[frozenset[int]], _Found],
     locked: LockedTables | None = None,
 ) -> tuple[_Found, LockedTables]:
-    """Return what ``read`` finds, and which tables it had to skip because they stayed locked too
+    """Returns what ``read`` finds, and which tables it had to skip because they stayed locked too
     long.
 
     ``read`` gets their oids, and must not lock them; those in ``locked`` aren't waited for again.
@@ -106,7 +106,7 @@ def read_around(
 
 
 def read_locked_tables(connection: Connection) -> LockedTables:
-    """Return which tables are locked against readers now."""
+    """Returns which tables are locked against readers now."""
     rows = connection.execute(_LOCKED, (list(EXCLUSIVE_MODES),)).fetchall()
     relations = frozenset(oid for (oid,) in rows)
     return LockedTables(
@@ -115,7 +115,7 @@ def read_locked_tables(connection: Connection) -> LockedTables:
 
 
 def lock_holders(connection: Connection, modes: Sequence[str], *, waiting: bool = False) -> str:
-    """Return a line for each session that holds such locks on tables.
+    """Returns a line for each session that holds such locks on tables.
 
     With ``waiting``, sessions that wait for one are included, because they block readers, too.
     """
@@ -127,7 +127,7 @@ def lock_holders(connection: Connection, modes: Sequence[str], *, waiting: bool 
 def named_holders(
     connection: Connection, modes: Sequence[str], *, waiting: bool = False
 ) -> list[str]:
-    """Return the lines of lock_holders() as a list."""
+    """Returns the lines of lock_holders() as a list."""
     # Within a transaction, the view would show the sessions as of its first read.
     connection.execute("select pg_stat_clear_snapshot()")
     holders = connection.execute(
@@ -139,7 +139,7 @@ def named_holders(
 def open_transactions(
     connection: Connection, xids: Iterable[str] | None = None, older_than_s: float = 0.0
 ) -> list[tuple[str, str]]:
-    """Return who has a transaction with an xid open, prepared ones included, and since when.
+    """Returns who has a transaction with an xid open, prepared ones included, and since when.
 
     The oldest comes first. ``xids``: only those that hold one of these. ``older_than_s``: only
     those open for longer, or for an unknown time, and all prepared ones.

@@ -26,7 +26,7 @@ from waldelta.quantities import MOST_NAMED, first_of
 
 
 def listed(source: Source) -> list[tuple[str, TableId]]:
-    """Return the publications that setup creates, with each table that the pipeline file names for
+    """Returns the publications that setup creates, with each table that the pipeline file names for
     them; for tables of patterns, see waldelta.postgres.publication_checks.
     """
     return [
@@ -52,7 +52,7 @@ class Unpublished:
     marked: tuple[str, ...] = ()
 
     def warnings(self) -> Iterator[str]:
-        """Yield a warning for each absent publication, and one for tables of all others."""
+        """Yields a warning for each absent publication, and one for tables of all others."""
         for name in self.absent:
             way = "no publication has its mark, so it was dropped:"
             if len(self.absent) == len(self.marked) == 1:
@@ -82,7 +82,7 @@ class Unpublished:
 
 
 def unpublished(connection: psycopg.Connection[Any], source: Source) -> Unpublished:
-    """Return listed tables that their publication doesn't include.
+    """Returns listed tables that their publication doesn't include.
 
     A table may be included itself, by a table above it, or by its schema. This is one query,
     without locks, and another one if a publication is absent.
@@ -171,7 +171,7 @@ class MatchedTable:
 def matched_tables(
     connection: psycopg.Connection[Any], source: Source, *, is_new: bool = False
 ) -> list[MatchedTable]:
-    """Return the tables that patterns match, in the order of publications and names.
+    """Returns the tables that patterns match, in the order of publications and names.
 
     Ordinary and partitioned tables match. Partitions don't: they are published with the table above
     them. ``is_new``: only tables that their publication, which must exist, doesn't include. One
@@ -233,7 +233,7 @@ order by n.nspname, c.relname
 def refused_statements(
     connection: psycopg.Connection[Any], publication_names: Sequence[str]
 ) -> list[str]:
-    """Return warnings with the remedy; none without such tables.
+    """Returns warnings with the remedy; none without such tables.
 
     This takes two queries, from PostgreSQL 18 on three.
     """
@@ -403,7 +403,7 @@ order by n.nspname, c.relname
 
 
 def read_unreadable(connection: psycopg.Connection[Any], source: Source) -> list[str]:
-    """Return a warning for each partitioned table with published partitions that the role may not
+    """Returns a warning for each partitioned table with published partitions that the role may not
     read.
 
     This is one query, without locks.
@@ -431,7 +431,7 @@ def read_unreadable(connection: psycopg.Connection[Any], source: Source) -> list
 
 
 def describe_unreadable(role: str, leaves: Sequence[Leaf]) -> str | None:
-    """Return a warning about those ``leaves`` of a table that ``role`` may not read; None without
+    """Returns a warning about those ``leaves`` of a table that ``role`` may not read; None without
     any.
 
     ``role`` is written as in SQL.
@@ -462,7 +462,7 @@ def describe_unreadable(role: str, leaves: Sequence[Leaf]) -> str | None:
 
 
 def needs_of(leaves: Sequence[Leaf]) -> list[Need]:
-    """Return what a role needs to read partitions directly, and future ones of their owners."""
+    """Returns what a role needs to read partitions directly, and future ones of their owners."""
     stored = [leaf for leaf in leaves if leaf.relkind == "r"]
     schemas = dict.fromkeys(sql_name(leaf.id.schema) for leaf in stored)
     return [

@@ -89,7 +89,7 @@ Rules = Mapping[str, frozenset[str | None]]
 
 
 def rules(memberships: Collection[Membership]) -> Rules:
-    """Return the filters by which each operation is published, ORed.
+    """Returns the filters by which each operation is published, ORed.
 
     None admits every row, and is the only element then.
     """
@@ -98,7 +98,7 @@ def rules(memberships: Collection[Membership]) -> Rules:
 
 
 def is_uniform(memberships: Collection[Membership]) -> bool:
-    """Return whether inserts, updates and deletes are all published by the one filter of a copy.
+    """Returns whether inserts, updates and deletes are all published by the one filter of a copy.
 
     Each relation is judged by itself; True also where nothing is known of any.
     """
@@ -110,7 +110,7 @@ def is_uniform(memberships: Collection[Membership]) -> bool:
 
 
 def is_same(then: Collection[Membership], now: Collection[Membership]) -> bool:
-    """Return whether the same rules were in force all the time, for each relation.
+    """Returns whether the same rules were in force all the time, for each relation.
 
     False where the earlier rules aren't known.
     """
@@ -120,7 +120,7 @@ def is_same(then: Collection[Membership], now: Collection[Membership]) -> bool:
 
 
 def was_interrupted(then: Collection[Membership], now: Collection[Membership]) -> bool:
-    """Return whether other rules may have been in force in between than a single change explains.
+    """Returns whether other rules may have been in force in between than a single change explains.
 
     Each relation is judged by itself. Relations that were or are in no publication don't count, nor
     does what isn't known.
@@ -133,7 +133,7 @@ def was_interrupted(then: Collection[Membership], now: Collection[Membership]) -
 
 
 def lost_operations(then: Collection[Membership], now: Collection[Membership]) -> frozenset[str]:
-    """Return operations that some relation isn't published with any more.
+    """Returns operations that some relation isn't published with any more.
 
     Relations in no publication then or now don't count.
     """
@@ -143,7 +143,7 @@ def lost_operations(then: Collection[Membership], now: Collection[Membership]) -
 
 
 def says_alike(then: Collection[Membership], now: Collection[Membership]) -> bool:
-    """Return whether each relation is published by the same rules, whatever was in force in
+    """Returns whether each relation is published by the same rules, whatever was in force in
     between.
     """
     return _each(then) == _each(now)
@@ -205,7 +205,7 @@ def _ored(filters: Iterable[str | None]) -> frozenset[str | None]:
 
 
 def to_texts(memberships: Iterable[Membership]) -> list[str]:
-    """Return memberships as the ledger's texts.
+    """Returns memberships as the ledger's texts.
 
     A publication has one text for all relations with the same rules.
 

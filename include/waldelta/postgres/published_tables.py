@@ -81,7 +81,7 @@ def read_published_tables(
     sizes: bool = True,
     locked: Collection[int] = (),
 ) -> list[PublishedTable]:
-    """Return the tables that a subscriber to these publications would have, sorted by name.
+    """Returns the tables that a subscriber to these publications would have, sorted by name.
 
     With publish_via_partition_root these are partition roots, without it leaves. A partition whose
     ancestor is published via root by any of the publications counts as part of that ancestor, as in
@@ -108,7 +108,7 @@ def read_published_tables(
 def read_published_relations(
     conn: Connection, publication_names: Sequence[str]
 ) -> list[PublishedRelation]:
-    """Return the tables of read_published_tables() in short, with one statement, for every idle
+    """Returns the tables of read_published_tables() in short, with one statement, for every idle
     check.
     """
     rows = fetch(conn, _PUBLISHED, {"publications": list(publication_names)})
@@ -121,7 +121,7 @@ def read_published_relations(
 
 
 def filtered_tables(connection: Connection, publication_names: Sequence[str]) -> list[str]:
-    """Return the tables whose rows these publications filter now."""
+    """Returns the tables whose rows these publications filter now."""
     rows = connection.execute(
         """
         select distinct n.nspname || '.' || c.relname
@@ -155,7 +155,7 @@ def _check_columns(rows: Sequence[Any]) -> None:
 def _published(
     relation: CatalogRelation, rows: Sequence[Any], leaves: tuple[Leaf, ...]
 ) -> PublishedTable:
-    """Return the table that publications publish as ``rows`` of _MEMBERSHIPS say."""
+    """Returns the table that publications publish as ``rows`` of _MEMBERSHIPS say."""
     entries = (
         Membership(
             row.oid, row.publication_oid, frozenset(row.entries), row.version, row.owner,

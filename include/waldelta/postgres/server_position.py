@@ -53,7 +53,7 @@ class ServerPosition:
     primary_lsn: Lsn | None = None
 
     def lag_of(self, read: Lsn) -> int:
-        """Return the bytes of WAL by which a reader at ``read`` is behind, including a standby's
+        """Returns the bytes of WAL by which a reader at ``read`` is behind, including a standby's
         own lag.
         """
         return max(0, (self.primary_lsn or self.flush_lsn) - read)
@@ -64,8 +64,8 @@ class ServerPosition:
         return None if self.primary_lsn is None else max(0, self.primary_lsn - self.flush_lsn)
 
     def must_move(self, confirmed: Lsn, upto: Lsn, restart: Lsn | None = None) -> bool:
-        """Return whether a slot at ``confirmed`` must move past WAL up to ``upto`` that has nothing
-        for us.
+        """Returns whether a slot at ``confirmed`` must move past WAL up to ``upto`` that has
+        nothing for us.
 
         It must when that frees a whole WAL file, since the server keeps and removes nothing
         smaller. It also must when there is more to read after it, since every read begins at the
@@ -83,7 +83,7 @@ class ServerPosition:
 
 
 def read_system_identifier(connection: psycopg.Connection[Any]) -> str:
-    """Return the identifier of the cluster; a standby has its primary's."""
+    """Returns the identifier of the cluster; a standby has its primary's."""
     ((identifier,),) = connection.execute(
         "select system_identifier::text from pg_control_system()"
     ).fetchall()
@@ -91,7 +91,7 @@ def read_system_identifier(connection: psycopg.Connection[Any]) -> str:
 
 
 def read_oldest_xid(connection: psycopg.Connection[Any]) -> int:
-    """Return the oldest transaction (xid8) that is still running.
+    """Returns the oldest transaction (xid8) that is still running.
 
     Those below it have ended, and a reader of the slot sees them. Call this on the server that has
     the slot: on a standby, it is what was running as of its replay.
@@ -126,7 +126,7 @@ def read_standby_position(connection: psycopg.Connection[Any], timeline: int) ->
 
 
 def is_standby(connection: psycopg.Connection[Any]) -> bool:
-    """Return whether the server is in recovery."""
+    """Returns whether the server is in recovery."""
     return connection.execute("select pg_is_in_recovery()").fetchone() == (True,)
 
 

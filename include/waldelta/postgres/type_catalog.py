@@ -101,13 +101,13 @@ class KnownTypes:
 
 
 def fetch(conn: Connection, query: str, params: dict[str, Any]) -> list[Any]:
-    """Return rows as named tuples."""
+    """Returns rows as named tuples."""
     with conn.cursor(row_factory=namedtuple_row) as cursor:
         return cursor.execute(query.encode(), params).fetchall()
 
 
 def _parts(rows: dict[int, Any], pair: tuple[int, int]) -> Iterable[tuple[int, int]]:
-    """Yield the (oid, typmod) of the types of which a type is made."""
+    """Yields the (oid, typmod) of the types of which a type is made."""
     oid, typmod = pair
     row = rows[oid]
     if row.typtype == "d":

@@ -33,7 +33,7 @@ _HISTORY_LINE = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)")
 
 
 def read_timeline_ends(conninfo: str, timeline: int) -> dict[int, Lsn]:
-    """Return where each timeline that ``timeline`` descends from was left.
+    """Returns where each timeline that ``timeline`` descends from was left.
 
     What is before that position is common to both. Raises SourceError when the server doesn't
     return it.
@@ -55,7 +55,7 @@ def parse_timeline_ends(history: str) -> dict[int, Lsn]:
 
 
 def read_timeline(conninfo: str) -> int:
-    """Return the timeline that the server writes or, as a standby, replays now.
+    """Returns the timeline that the server writes or, as a standby, replays now.
 
     Raises SourceError when the server doesn't return it. No SQL function returns a standby's
     timeline, and its control file is as old as its last restartpoint.
@@ -90,14 +90,14 @@ def alter_failover(conninfo: str, slot: str, *, failover: bool) -> None:
 
 
 def alter_failover_command(slot: str, *, failover: bool) -> sql.Composed:
-    """Return the command, for a connection with ``replication=database``."""
+    """Returns the command, for a connection with ``replication=database``."""
     return sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER {})").format(
         sql.Identifier(slot), sql.SQL("true" if failover else "false")
     )
 
 
 def _run(conninfo: str, command: sql.Composed) -> list[str]:
-    """Return the values of a command's first row."""
+    """Returns the values of a command's first row."""
     with connect_walsender(conninfo, "waldelta walsender") as connection:
         # Not through a cursor: the protocol has no parameters and transactions.
         result = connection.pgconn.exec_(command.as_bytes(connection))
@@ -116,7 +116,7 @@ def _run(conninfo: str, command: sql.Composed) -> list[str]:
 def stream_slot(
     conninfo: str, slot: str, options: Sequence[str], seconds: float
 ) -> Iterator[bytes]:
-    """Yield the messages from the slot's position up to an error, or for ``seconds``.
+    """Yields the messages from the slot's position up to an error, or for ``seconds``.
 
     ``options`` has names and values in turn. Nothing is confirmed, so the slot stays where it is.
     Raises SourceError when the server refuses.

@@ -67,7 +67,7 @@ def like_parts(pattern: str, escape: str = "\\") -> list[tuple[str, str]]:
 
 
 def similar_to_regex(pattern: str, escape: str = "\\") -> str:
-    """Return the advanced regular expression that similar_to_escape() makes of a SIMILAR TO
+    """Returns the advanced regular expression that similar_to_escape() makes of a SIMILAR TO
     pattern.
 
     >>> similar_to_regex("(a|b)%_.")
@@ -96,7 +96,7 @@ def similar_to_regex(pattern: str, escape: str = "\\") -> str:
 
 
 def java_regex(pattern: str, *, certain_case: bool) -> str:
-    """Return a Java pattern that finds a match exactly where PostgreSQL's ARE matches.
+    """Returns a Java pattern that finds a match exactly where PostgreSQL's ARE matches.
 
     ``certain_case``: the collation is C, so that classes contain only ASCII characters.
 
@@ -116,7 +116,7 @@ def java_regex(pattern: str, *, certain_case: bool) -> str:
 
 
 def like_regex(parts: Sequence[tuple[str, str]]) -> str:
-    """Return a Java pattern for the parts of a LIKE pattern, without backtracking.
+    """Returns a Java pattern for the parts of a LIKE pattern, without backtracking.
 
     The first place where a text between two ``%`` fits is as good as any later one.
 

@@ -174,7 +174,7 @@ enum        varchar     same
 
 
 def _same_kind() -> Iterator[tuple[str, tuple[str, ...], Signature]]:
-    """Yield the comparisons, which differ only in their types."""
+    """Yields the comparisons, which differ only in their types."""
     kinds = [
         "bool",
         "text",
@@ -199,7 +199,7 @@ def _same_kind() -> Iterator[tuple[str, tuple[str, ...], Signature]]:
 
 
 def _arithmetic() -> Iterator[tuple[str, tuple[str, ...], Signature]]:
-    """Yield arithmetic of integers and floats; mixed sizes have the larger type as result."""
+    """Yields arithmetic of integers and floats; mixed sizes have the larger type as result."""
     words = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
     for family, name in ((INTEGERS, "int"), (FLOATS, "float")):
         for (a, b), (operator, word) in product(product(family, family), words.items()):
@@ -253,13 +253,13 @@ class TooManyDigits(Exception):
 
 
 def common_digits(types: Sequence[Type]) -> Digits:
-    """Return the digits that values of all these types need."""
+    """Returns the digits that values of all these types need."""
     digits = [t.digits or (1, 0) for t in types]
     return max(d[0] for d in digits), max(d[1] for d in digits)
 
 
 def with_digits(typed: Typed) -> Typed:
-    """Return the node with the digits of its result; raises TooManyDigits.
+    """Returns the node with the digits of its result; raises TooManyDigits.
 
     A comparison, or a remainder, uses the digits of both sides together.
     """
@@ -277,7 +277,7 @@ def with_digits(typed: Typed) -> Typed:
 
 
 def _places(typed: Typed) -> int:
-    """Return the second argument of round() and trunc()."""
+    """Returns the second argument of round() and trunc()."""
     given = (
         typed.arguments[1].value
         if len(typed.arguments) > 1 and typed.arguments[1].type.name == "int4"

@@ -70,13 +70,13 @@ class RowFilter:
 
 
 def enums_of(types: Mapping[str, PgType]) -> dict[str, EnumType]:
-    """Return the enums among the types of columns."""
+    """Returns the enums among the types of columns."""
     bases = {name: kind.base or kind for name, kind in types.items()}
     return {name: EnumType(base.name) for name, base in bases.items() if base.kind == "enum"}
 
 
 def published_filter(analysed: str, enums: Mapping[str, EnumType] | None = None) -> RowFilter:
-    """Return the filter of a publication, or a constraint, from the text that the catalogs print.
+    """Returns the filter of a publication, or a constraint, from the text that the catalogs print.
 
     ``enums`` are those of the table's columns; only constraints and own filters can use them.
     Its columns' collations aren't known, but PostgreSQL allows no user-defined ones in a
@@ -117,7 +117,7 @@ def resolve_filter(conn: Connection, table: TableId, text: str) -> RowFilter:
 
 
 def refused_filter(conn: Connection, table: TableId, text: str) -> str | None:
-    """Return why PostgreSQL would refuse a publication's filter, for a role that may not publish
+    """Returns why PostgreSQL would refuse a publication's filter, for a role that may not publish
     the table.
 
     It needs no privilege on the table, only on its schema. The server analyses the filter, and the
@@ -201,7 +201,7 @@ def _run(conn: Connection, before: sql.Composed, text: str, after: sql.SQL) -> N
 
 
 def _collation(locale: Mapping[str, Any], is_utf8: bool) -> Collation:
-    """Return what is certain about a collation, from its provider and locale."""
+    """Returns what is certain about a collation, from its provider and locale."""
     if not locale["deterministic"]:
         return Collation.NONDETERMINISTIC
     collate, ctype = locale["collate"], locale["ctype"]

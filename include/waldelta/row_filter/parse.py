@@ -28,7 +28,7 @@ _NEAR = re.compile(r".{0,20}(?:(?<=\w)\w{1,63})?")
 
 
 def tokenize(text: str) -> list[Token]:
-    """Return the tokens of a filter; raises FilterNotTranslatable where a quote isn't closed."""
+    """Returns the tokens of a filter; raises FilterNotTranslatable where a quote isn't closed."""
     import sqlglot
     from sqlglot.errors import SqlglotError
 
@@ -39,7 +39,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def place(text: str, offset: int) -> str:
-    """Return line and column of an offset, and the text that begins at it.
+    """Returns line and column of an offset, and the text that begins at it.
 
     >>> place("a > 1 and\\n b >>> 2", 11)
     "line 2, column 2 (near 'b >>> 2')"
@@ -121,7 +121,7 @@ _WITHOUT_PARENTHESES = _AS_NOW | {
 
 
 def functions_of(text: str) -> list[str]:
-    """Return the names that a filter calls as functions, and keywords before a parenthesis.
+    """Returns the names that a filter calls as functions, and keywords before a parenthesis.
 
     >>> functions_of("lower(v) = 'x' and at < current_date")
     ['lower', 'now']
@@ -158,7 +158,7 @@ def _refused(text: str, offset: int, reason: str) -> ConfigError:
 
 
 def of_column(expression: str, column: str) -> str:
-    """Return the constraint, as the catalogs print it, with the column in place of VALUE.
+    """Returns the constraint, as the catalogs print it, with the column in place of VALUE.
 
     >>> of_column("((VALUE)::text <> 'VALUE'::text)", "a b")
     '(("a b")::text <> \\'VALUE\\'::text)'
@@ -274,7 +274,7 @@ class Collate(Node):
 def parse_analysed(
     text: str, enums: Collection[str] = (), names: Mapping[str, str] = MappingProxyType({})
 ) -> Node:
-    """Return the tree of an analysed filter.
+    """Returns the tree of an analysed filter.
 
     ``enums`` are the printed names of the types outside pg_catalog that may appear in it. ``names``
     are the names of columns in the tree, where these differ. Raises FilterNotTranslatable with the
@@ -300,19 +300,19 @@ def parse_analysed(
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """Yield a node and all nodes below it, in the order of the text."""
+    """Yields a node and all nodes below it, in the order of the text."""
     yield node
     for child in children(node):
         yield from walk(child)
 
 
 def column_names(node: Node) -> tuple[str, ...]:
-    """Return the columns that are used, in order of appearance."""
+    """Returns the columns that are used, in order of appearance."""
     return tuple(dict.fromkeys(n.name for n in walk(node) if isinstance(n, Column)))
 
 
 def children(node: Node) -> list[Node]:
-    """Return the nodes directly below a node."""
+    """Returns the nodes directly below a node."""
     return list(_nodes(tuple(getattr(node, part.name) for part in fields(node))))
 
 

@@ -77,7 +77,7 @@ _ARE_TEXTS = frozenset({"text", "varchar"})
 
 
 def resolve(row_filter: RowFilter, columns: Mapping[str, Type]) -> Typed:
-    """Return the typed filter.
+    """Returns the typed filter.
 
     Raises FilterNotTranslatable with the position of a part that has no certain translation.
     """
@@ -94,7 +94,7 @@ class _Resolver:
         self.enums = {enum.name: enum for enum in row_filter.enums.values()}
 
     def refused(self, node: Node | Typed, reason: str) -> FilterNotTranslatable:
-        """Return the error for a part that has no certain translation, with its position."""
+        """Returns the error for a part that has no certain translation, with its position."""
         return FilterNotTranslatable(
             self.filter.analysed, place(self.filter.analysed, node.start), reason
         )
@@ -104,11 +104,11 @@ class _Resolver:
             raise self.refused(node, reason)
 
     def node(self, node: Node) -> Typed:
-        """Return the typed form of any node."""
+        """Returns the typed form of any node."""
         return _BY_SYNTAX[type(node)](self, node)
 
     def column(self, node: Column) -> Typed:
-        """Return a column of the target, with what is certain about its collation."""
+        """Returns a column of the target, with what is certain about its collation."""
         if (column := self.columns.get(node.name)) is None:
             raise self.refused(node, f"column {node.name!r} isn't in the target")
         if column.name == "opaque" and (enum := self.filter.enums.get(node.name)) is not None:
@@ -120,7 +120,7 @@ class _Resolver:
         return replace(typed, collation=collation, strength=1)
 
     def literal(self, node: Literal) -> Typed:
-        """Return a constant that is printed without a cast."""
+        """Returns a constant that is printed without a cast."""
         if node.kind in ("true", "false"):
             return Typed("constant", BOOL, value=node.kind, start=node.start)
         if node.kind == "number":
@@ -130,12 +130,12 @@ class _Resolver:
         return self.constant(node, TEXT, None if node.kind == "null" else node.text)
 
     def with_default(self, typed: Typed) -> Typed:
-        """Return the node with the database's collation, if it is a text."""
+        """Returns the node with the database's collation, if it is a text."""
         is_text = typed.type.name in TEXTS
         return replace(typed, collation=self.filter.default_collation) if is_text else typed
 
     def constant(self, node: Node, kind: Type, text: str | None) -> Typed:
-        """Return a constant of a type, after a check of its text."""
+        """Returns a constant of a type, after a check of its text."""
         if text is None:
             if kind.name == "numeric":
                 kind = replace(kind, digits=kind.digits or (1, 0))
@@ -156,7 +156,7 @@ class _Resolver:
         return self.with_default(Typed("constant", kind, value=text, start=node.start))
 
     def cast(self, node: Cast) -> Typed:
-        """Return a cast, or a constant: PostgreSQL prints most constants as casts of strings."""
+        """Returns a cast, or a constant: PostgreSQL prints most constants as casts of strings."""
         name = node.type.name
         self.refuse_if(name not in SHORT_NAMES.keys() | self.enums, node, f"a cast to {name}")
         # Of an array, the type of its elements.
@@ -174,7 +174,7 @@ class _Resolver:
         return self.modified(node, self.scalar_cast(node, operand, target))
 
     def scalar_cast(self, node: Cast, operand: Typed, target: Type) -> Typed:
-        """Return a cast by its row in the table, without the type's modifiers."""
+        """Returns a cast by its row in the table, without the type's modifiers."""
         source, text = operand.type.name, operand.value or ""
         is_number = source in (*INTEGERS, "numeric") and text[-1:].isdigit()
         # The cast of a constant is a constant, where that is simple.
@@ -230,7 +230,7 @@ class _Resolver:
         return self.array(node, elements, element.name)
 
     def array(self, node: Node, elements: list[Typed], element: str | None = None) -> Typed:
-        """Return ``ARRAY[…]`` of typed elements, all of one type."""
+        """Returns ``ARRAY[…]`` of typed elements, all of one type."""
         names = {each.type.name for each in elements} | ({element} if element else set())
         self.refuse_if(len(names) != 1, node, "an array of mixed types")
         collation, strength = self.merged(node, elements)
@@ -238,7 +238,7 @@ class _Resolver:
         return Typed("array", kind, tuple(elements), None, node.start, collation, strength)
 
     def array_cast(self, node: Cast, operand: Typed, element: Type) -> Typed:
-        """Return a cast of a whole array, applied to its elements."""
+        """Returns a cast of a whole array, applied to its elements."""
         if operand.key == "array":
             casts = [self.element_cast(node, each, element) for each in operand.arguments]
             return self.array(node, casts, element.name)
@@ -247,7 +247,7 @@ class _Resolver:
         return replace(operand, type=Type("array", element=element.name))
 
     def element_cast(self, node: Cast, element: Typed, kind: Type) -> Typed:
-        """Return a cast of an array, for one of its elements."""
+        """Returns a cast of an array, for one of its elements."""
         if element.is_null:
             return self.constant(node, kind, None)
         if {element.type.name, kind.name} <= _ARE_TEXTS:
@@ -257,7 +257,7 @@ class _Resolver:
         return element
 
     def merged(self, node: Node, operands: list[Typed]) -> tuple[Collation | None, int]:
-        """Return the collation of a call: an explicit one, else the columns', else the
+        """Returns the collation of a call: an explicit one, else the columns', else the
         database's.
         """
         texts = [o for o in operands if o.collation is not None]
@@ -328,7 +328,7 @@ class _Resolver:
         return self.special(node, typed, collation)
 
     def compared_by_label(self, node: Node, name: str, first: Typed, second: Typed) -> Typed:
-        """Return whether a label is before or after a constant one, as equality with those that
+        """Returns whether a label is before or after a constant one, as equality with those that
         are.
         """
         if first.is_constant:
@@ -416,7 +416,7 @@ class _Resolver:
         return typed
 
     def escaped(self, node: Call, arguments: list[Typed]) -> Typed:
-        """Return the pattern of like_escape() or similar_to_escape() of constants."""
+        """Returns the pattern of like_escape() or similar_to_escape() of constants."""
         are_texts = all(a.is_constant and a.value is not None for a in arguments)
         self.refuse_if(not are_texts, node, "a pattern that isn't a constant")
         _, escape, *_ = *(a.value or "" for a in arguments), "\\"
@@ -464,7 +464,7 @@ class _Resolver:
         return self.alike(node, node.name.lower(), arguments, arguments)
 
     def alike(self, node: Node, key: str, results: list[Typed], arguments: list[Typed]) -> Typed:
-        """Return an expression whose results, all of one type, determine its type."""
+        """Returns an expression whose results, all of one type, determine its type."""
         types = [result.type for result in results]
         are_unlike = len({t.name for t in types}) != 1
         self.refuse_if(
@@ -530,7 +530,7 @@ class _Resolver:
 
 
 def _moment_refusal(typed: Typed) -> str | None:
-    """Return why a call on dates can't be translated; None if it can."""
+    """Returns why a call on dates can't be translated; None if it can."""
     if typed.key in ("extract", "date_part"):
         field, kind = typed.arguments[0].value, typed.arguments[1].type.name
         if field not in PERIODIC | _MONOTONIC or (kind == "date" and field in _TIMES):

@@ -59,7 +59,7 @@ class Pattern:
 
 
 def refused_patterns(conn: Connection, filters: Iterable[str]) -> frozenset[Pattern]:
-    """Return the constant patterns that PostgreSQL accepts in a filter, but refuses for each
+    """Returns the constant patterns that PostgreSQL accepts in a filter, but refuses for each
     row.
     """
     patterns = {pattern for text in filters for pattern in _patterns(text)}
@@ -115,7 +115,7 @@ def raising_parts(
     *,
     is_analysed: bool = True,
 ) -> list[str]:
-    """Return the kinds of operations of a filter that can raise, in the order of the text.
+    """Returns the kinds of operations of a filter that can raise, in the order of the text.
 
     ``types`` are the columns' types, ``refused`` the constant patterns that PostgreSQL refuses. A
     filter that PostgreSQL has analysed, but that can't be read here, may raise. Of a filter as
@@ -165,7 +165,7 @@ def _of_pattern(operator: str, pattern: Node, refused: Collection[Pattern]) -> I
 
 
 def _is_constant(node: Node) -> bool:
-    """Return whether PostgreSQL has already evaluated the node."""
+    """Returns whether PostgreSQL has already evaluated the node."""
     match node:
         case Literal():
             return True
@@ -195,7 +195,7 @@ def _type_of(node: Node, types: Mapping[str, str]) -> str:
 
 
 def _is_float(node: Node, types: Mapping[str, str]) -> bool:
-    """Return whether a part of a calculation is a floating point number; then its result is one,
+    """Returns whether a part of a calculation is a floating point number; then its result is one,
     too.
     """
     if isinstance(node, Call):
@@ -204,7 +204,7 @@ def _is_float(node: Node, types: Mapping[str, str]) -> bool:
 
 
 def _is_other_than_zero(divisor: Node) -> bool:
-    """Return whether a divisor is a constant that isn't zero, or that is null in place of zero.
+    """Returns whether a divisor is a constant that isn't zero, or that is null in place of zero.
 
     -1 doesn't count, because the least integer can't be divided by it.
     """

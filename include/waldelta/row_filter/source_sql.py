@@ -43,7 +43,7 @@ _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 def source_sql(text: str, types: Mapping[str, PgType]) -> str:
-    """Return an analyzed filter as SQL for the source, printed from its syntax tree.
+    """Returns an analyzed filter as SQL for the source, printed from its syntax tree.
 
     ``types`` are those of the table's published columns. The result has the form that PostgreSQL
     prints, so it can be parsed again. Raises FilterNotTranslatable for a text that isn't one
@@ -75,7 +75,7 @@ class _Printer:
     enums: frozenset[str]
 
     def sql(self, node: Node) -> str:
-        """Return a node as SQL."""
+        """Returns a node as SQL."""
         match node:
             case Column(name):
                 text = _quoted(name)

@@ -110,7 +110,7 @@ class Typed:
 
 
 def column_type(printed: str, spark_type: str) -> Type:
-    """Return the type of a column, from its names in PostgreSQL and Spark.
+    """Returns the type of a column, from its names in PostgreSQL and Spark.
 
     >>> column_type("numeric(12,2)", "decimal(12,2)").digits
     (10, 2)
@@ -134,7 +134,7 @@ def column_type(printed: str, spark_type: str) -> Type:
 
 
 def is_representable(text: str) -> bool:
-    """Return whether a date or timestamp is in the years 1 to 9999, which Spark's types cover.
+    """Returns whether a date or timestamp is in the years 1 to 9999, which Spark's types cover.
 
     >>> is_representable("0044-03-15 BC"), is_representable("9999-12-31")
     (False, True)
@@ -143,7 +143,7 @@ def is_representable(text: str) -> bool:
 
 
 def numeric_digits(text: str) -> tuple[int, int]:
-    """Return the number of digits before and after the decimal point.
+    """Returns the number of digits before and after the decimal point.
 
     >>> numeric_digits("-12.50")
     (2, 2)
@@ -153,7 +153,7 @@ def numeric_digits(text: str) -> tuple[int, int]:
 
 
 def interval_parts(text: str) -> tuple[int, int, int] | None:
-    """Return months, days and microseconds of an interval in IntervalStyle postgres.
+    """Returns months, days and microseconds of an interval in IntervalStyle postgres.
 
     None for an interval that isn't certain.
 
@@ -179,7 +179,7 @@ def interval_parts(text: str) -> tuple[int, int, int] | None:
 
 
 def array_elements(text: str) -> list[str | None] | None:
-    """Return the elements of a one-dimensional array with lower bound 1; None for any other.
+    """Returns the elements of a one-dimensional array with lower bound 1; None for any other.
 
     >>> array_elements('{1,NULL,"a,\\\\"b"}')
     ['1', None, 'a,"b']

@@ -220,7 +220,7 @@ def trace_login(conninfo: str, timeout_s: float) -> LoginAnswer:
 def connection_error(
     where: str, given: Mapping[str, Any], refusal: ConnectionRefusal
 ) -> ConnectError:
-    """Return the named error; ``given`` are the fields of the connection to ``where``."""
+    """Returns the named error; ``given`` are the fields of the connection to ``where``."""
     state, reason = refusal.sqlstate, _reason(refusal.text)
     if refusal.is_of_query:
         return _with_retry(
@@ -266,7 +266,7 @@ def _filled(remedy: str, reason: str, given: Mapping[str, Any]) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the reason from a driver's longer message.
+    """Returns the reason from a driver's longer message.
 
     >>> failed = 'connection failed: connection to server at "::1", port 5 failed'
     >>> _reason(f"{failed}: Connection refused\\n\\tIs the server …")

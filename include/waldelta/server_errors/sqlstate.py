@@ -58,7 +58,7 @@ class ServerError:
         return cls(sqlstate, said, context or "", is_of_connection)
 
     def is_one_of(self, *codes: str) -> bool:
-        """Return whether the SQLSTATE is one of these, or of one of these classes."""
+        """Returns whether the SQLSTATE is one of these, or of one of these classes."""
         return self.sqlstate is not None and self.sqlstate.startswith(codes)
 
     @property

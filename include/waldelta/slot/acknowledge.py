@@ -67,7 +67,7 @@ class VerifiedRange:
     transactions: Transactions = field(default_factory=Transactions)
 
     def __add__(self, behind: VerifiedRange) -> VerifiedRange:
-        """Return this range joined with the one that was read after it."""
+        """Returns this range joined with the one that was read after it."""
         return replace(
             self,
             last=behind.last,
@@ -203,7 +203,7 @@ BINARY_COUNT_FROM = 100_000
 
 
 def counted(connection: Connection, verb: str, source: Source, upto: Lsn) -> Transactions:
-    """Return what a call of the slot functions returns up to a position, counted on the server.
+    """Returns what a call of the slot functions returns up to a position, counted on the server.
 
     It reads the ``whole`` source: the counts are the same however the landed messages were
     streamed. Rows of prepared transactions are counted by transaction.
@@ -230,7 +230,7 @@ def counted(connection: Connection, verb: str, source: Source, upto: Lsn) -> Tra
 
 
 def agree(connection: Connection, one: Transactions, other: Transactions) -> bool:
-    """Return whether both are equal, except for prepared transactions that were rolled back."""
+    """Returns whether both are equal, except for prepared transactions that were rolled back."""
     rolled_back = _rolled_back(
         connection, [rows.xid for rows in (*one.in_prepared, *other.in_prepared)]
     )
@@ -238,7 +238,7 @@ def agree(connection: Connection, one: Transactions, other: Transactions) -> boo
 
 
 def _rolled_back(connection: Connection, xids: Sequence[int]) -> set[int]:
-    """Return those of some recent transactions that were rolled back.
+    """Returns those of some recent transactions that were rolled back.
 
     When a prepared transaction is rolled back before, or while, it is decoded, pgoutput may send
     all of its rows, some or none.
@@ -258,7 +258,7 @@ def _rolled_back(connection: Connection, xids: Sequence[int]) -> set[int]:
 
 
 def first_message(connection: Connection, source: Source, upto: Lsn) -> bytes | None:
-    """Return the first message that the slot has for us up to a position; None without any.
+    """Returns the first message that the slot has for us up to a position; None without any.
 
     It reads the ``whole`` source, of which landing discards every Stream Abort (envelope). The
     server's limit counts those, so more messages are requested while nothing else comes.
@@ -283,7 +283,7 @@ def named_use(slot: str) -> AbstractContextManager[None]:
 
 
 def is_plain(connection: psycopg.Connection[Any], publication_names: Sequence[str]) -> bool:
-    """Return whether all published columns have types whose binary form comes from PostgreSQL
+    """Returns whether all published columns have types whose binary form comes from PostgreSQL
     itself.
 
     Printing values takes a tenth of decoding. But a send function may refuse a value that an output
@@ -301,7 +301,7 @@ def is_plain(connection: psycopg.Connection[Any], publication_names: Sequence[st
 
 
 def is_refused(err: psycopg.Error) -> bool:
-    """Return whether an error is about values, for example of a column that was dropped since.
+    """Returns whether an error is about values, for example of a column that was dropped since.
 
     Errors about the server, the slot or privileges aren't.
     """
@@ -381,7 +381,7 @@ def move_idle_slot(connection: Connection, slot: str, ledger: Ledger, move: Slot
 
 
 def confirmed_lsn(connection: Connection, slot: str) -> Lsn:
-    """Return the slot's confirmed_flush_lsn; raises SlotMissing where there is no slot."""
+    """Returns the slot's confirmed_flush_lsn; raises SlotMissing where there is no slot."""
     row = connection.execute(
         "select confirmed_flush_lsn::text from pg_replication_slots where slot_name = %s", (slot,)
     ).fetchone()
@@ -498,7 +498,7 @@ def check_no_mismatch(connection: Connection, slot: str) -> None:
 
 
 def kept_copy(connection: Connection, slot: str) -> str | None:
-    """Return the name of the slot copy that an earlier mismatch left, if there is one."""
+    """Returns the name of the slot copy that an earlier mismatch left, if there is one."""
     kept = name_of_kept(slot)
     found = connection.execute(
         "select 1 from pg_replication_slots where slot_name = %s", (kept,)
@@ -507,7 +507,7 @@ def kept_copy(connection: Connection, slot: str) -> str | None:
 
 
 def name_of_kept(slot: str) -> str:
-    """Return the name of the slot copy that a mismatch leaves."""
+    """Returns the name of the slot copy that a mismatch leaves."""
     return f"{short_name(slot)}_mismatch"
 
 

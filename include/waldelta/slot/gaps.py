@@ -116,7 +116,7 @@ def record_gap(job: Job, err: SlotError) -> Gap | None:
 
 
 def open_gaps(rows: Sequence[Gap]) -> list[Gap]:
-    """Return the gaps whose newest row is open; ``rows`` are oldest first."""
+    """Returns the gaps whose newest row is open; ``rows`` are oldest first."""
     newest = {(row.slot, row.incarnation): row for row in rows}
     return [row for row in newest.values() if row.status == OPEN]
 
@@ -153,7 +153,7 @@ def close_gaps(job: Job) -> list[Gap]:
 
 
 def describe(gap: Gap) -> str:
-    """Return the gap's bounds as text.
+    """Returns the gap's bounds as text.
 
     >>> describe(Gap(now(), "r", OPEN, "s", "1", 1, "0/1", 0x10, None, "SlotMissing", "", ""))
     '0/10..?'
@@ -183,7 +183,7 @@ def _close_false(job: Job) -> None:
 
 
 def _lost(job: Job, identity: SlotIdentity, err: SlotError) -> tuple[int, int | None]:
-    """Return the positions between which the lost changes were committed; the end may not be
+    """Returns the positions between which the lost changes were committed; the end may not be
     known.
     """
     if isinstance(err, SlotGap) and err.lost is not None:
@@ -201,7 +201,7 @@ def _lost(job: Job, identity: SlotIdentity, err: SlotError) -> tuple[int, int | 
 
 
 def _position(job: Job, identity: SlotIdentity, err: SlotError) -> int | None:
-    """Return the slot's position if that is the gap, else the server's flushed position.
+    """Returns the slot's position if that is the gap, else the server's flushed position.
 
     None when it is another server.
     """

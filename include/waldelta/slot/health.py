@@ -56,7 +56,7 @@ class SlotWarning:
 
 
 def reading(slot: SlotState, lag_bytes: int, at: datetime) -> SlotReading:
-    """Return what a run records of the slot."""
+    """Returns what a run records of the slot."""
     return SlotReading(
         at.isoformat(), slot.wal_status, lag_bytes, slot.retained_bytes, slot.safe_wal_size
     )
@@ -78,7 +78,7 @@ class Forecast:
 
 
 def wal_rate(slot: SlotState, last_move: SlotMove | None, at: datetime) -> float | None:
-    """Return bytes of WAL per hour.
+    """Returns bytes of WAL per hour.
 
     It is the larger of the server's average and the rate since the slot's last move.
     """
@@ -112,7 +112,7 @@ def forecast(
 def slot_warnings(
     slot: SlotState, limits: SlotLimits, last_move: SlotMove | None, at: datetime
 ) -> list[SlotWarning]:
-    """Return warnings about the slot before a run; none within the pipeline file's limits."""
+    """Returns warnings about the slot before a run; none within the pipeline file's limits."""
     found = [
         _about_to_go(slot),
         _backlog(slot, limits),
@@ -188,7 +188,7 @@ def log_warnings(found: Iterable[SlotWarning]) -> list[str]:
 
 
 def critical(found: Iterable[SlotWarning]) -> list[str]:
-    """Return the texts of critical warnings, which must be reported however the run ends."""
+    """Returns the texts of critical warnings, which must be reported however the run ends."""
     return [warning.text for warning in found if warning.severity == "critical"]
 
 
@@ -198,7 +198,7 @@ SEARCH_BUDGET_S = 30.0
 
 
 def oldest_unread(connection: psycopg.Connection[Any], job: Job, upto: Lsn) -> datetime | None:
-    """Return the commit time of the first transaction that the slot still has for us up to a
+    """Returns the commit time of the first transaction that the slot still has for us up to a
     position.
 
     Returns None without any. Raises LockHeld and SlotInUse while a run reads the slot, PeekTimeout

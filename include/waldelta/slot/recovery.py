@@ -193,7 +193,7 @@ class _SlotBehind:
                 )
 
     def _compare(self, verified: VerifiedRange, move: SlotMove) -> bool:
-        """Return whether the slot was compared with a range, and holds what has landed of it.
+        """Returns whether the slot was compared with a range, and holds what has landed of it.
 
         Raises ConsumeMismatch when it holds something else.
         """
@@ -218,7 +218,7 @@ class _SlotBehind:
 def _moves_past(
     behind: Sequence[VerifiedRange], whole: SlotMove
 ) -> Iterator[tuple[VerifiedRange, SlotMove]]:
-    """Yield each range with the move past it; the last one's is ``whole``."""
+    """Yields each range with the move past it; the last one's is ``whole``."""
     for verified, following in pairwise(behind):
         end = min(following.begins, whole.lsn)
         # The other batches were counted when the slot was first moved past them.
@@ -263,7 +263,7 @@ def landed_behind(
     max_messages: int,
     max_bytes: int,
 ) -> list[VerifiedRange]:
-    """Return what has landed after the slot's position, by read request.
+    """Returns what has landed after the slot's position, by read request.
 
     That is one batch after a kill, and several after an immediate stop, which had been compared
     before. They are compared again because only the content reveals a server whose files were
@@ -318,7 +318,7 @@ def slot_move(
     messages: int | None = None,
     changes: int | None = None,
 ) -> SlotMove:
-    """Return an intent to move the slot to ``lsn``, past ``batch``, as a row for the ledger."""
+    """Returns an intent to move the slot to ``lsn``, past ``batch``, as a row for the ledger."""
     return SlotMove(
         now(),
         run_id,
@@ -337,7 +337,7 @@ def slot_move(
 def never_compared(
     connection: psycopg.Connection[tuple[Any, ...]], job: Job, identity: SlotIdentity
 ) -> list[str]:
-    """Return a warning when the last consumed batch may not have been compared with what has
+    """Returns a warning when the last consumed batch may not have been compared with what has
     landed.
 
     Call this before recover(), which compares what the slot still holds, or holds again.
@@ -390,7 +390,7 @@ def _no_gap(identity: SlotIdentity, furthest: Lsn, confirmed: Lsn) -> None:
 
 
 def durable_position(job: Job) -> Lsn:
-    """Return the position before which this pipeline's slot never goes back; 0 when not known
+    """Returns the position before which this pipeline's slot never goes back; 0 when not known
     now.
     """
     slot = job.pipeline.source.slot
@@ -408,7 +408,7 @@ def durable_position(job: Job) -> Lsn:
 
 
 def written_down(moves: Sequence[SlotMove], confirmed: Lsn, checkpoint: datetime) -> Lsn:
-    """Return how far a slot at ``confirmed`` had been moved when the last ``checkpoint`` began.
+    """Returns how far a slot at ``confirmed`` had been moved when the last ``checkpoint`` began.
 
     Returns 0 where it may have gone back since.
     """

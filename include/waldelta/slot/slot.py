@@ -101,7 +101,7 @@ class SlotState:
 
 
 def read_slot(conn: Connection, name: str) -> SlotState | None:
-    """Return the slot's current state on the server; None when no slot has this name."""
+    """Returns the slot's current state on the server; None when no slot has this name."""
     rows = fetch(conn, _SLOT, {"name": name})
     if not rows:
         return None
@@ -146,7 +146,7 @@ def read_slot(conn: Connection, name: str) -> SlotState | None:
 def check_health(
     slot: SlotState | None, name: str, *, two_phase: bool | None = None, standby: str | None = None
 ) -> SlotState:
-    """Return the slot when a run can use it.
+    """Returns the slot when a run can use it.
 
     Raises SlotMissing, SlotForeign, SlotLost, SlotInUse, StandbyAway or ConfigError. ``standby``
     names the server that should have the slot, where that is source.read_from's. ``two_phase`` is
@@ -288,7 +288,7 @@ def drop_slot(conn: Connection, name: str) -> bool:
 def _not_created(
     conn: Connection, primary: Connection | None, name: str, timeout_s: float
 ) -> TransactionsStillOpen | StandbyAway:
-    """Return why a slot wasn't created in time."""
+    """Returns why a slot wasn't created in time."""
     rows = open_transactions(primary or conn)
     if primary is None or rows:
         lines = (

@@ -67,7 +67,7 @@ _NUDGE_S = 0.5
 def slot_position(
     connection: Connection, job: Job, primary: Connection | None = None
 ) -> ServerPosition:
-    """Return the position of the server that has the slot, to which ``connection`` leads.
+    """Returns the position of the server that has the slot, to which ``connection`` leads.
 
     A caller that is connected to the primary passes that as ``primary``. Raises NotPrimary. With
     source.read_from, it raises NotStandby when that isn't a standby of conn_id's server,
@@ -92,7 +92,7 @@ def slot_position(
 def committed_upto(
     connection: Connection, server: ServerPosition, requested_at: datetime
 ) -> datetime:
-    """Return a time up to which all commits of the primary can be read through ``connection``.
+    """Returns a time up to which all commits of the primary can be read through ``connection``.
 
     That is ``requested_at``, a time before the position was read. For a standby that was behind
     then, it is the commit time of the last transaction that it has replayed.
@@ -104,7 +104,7 @@ def committed_upto(
 
 
 def check_slot(connection: Connection, job: Job) -> SlotState:
-    """Return the slot on the server to which ``connection`` leads; raises as check_health()
+    """Returns the slot on the server to which ``connection`` leads; raises as check_health()
     does.
     """
     source = job.pipeline.source
@@ -119,7 +119,7 @@ def check_slot(connection: Connection, job: Job) -> SlotState:
 def standby_warnings(
     primary: Connection, connection: Connection, job: Job, server: ServerPosition
 ) -> list[SlotWarning]:
-    """Return warnings, before a run, about the standby that has the slot; none for a primary.
+    """Returns warnings, before a run, about the standby that has the slot; none for a primary.
 
     ``connection`` leads to ``server``, which has the slot, and is ``primary`` where that is the
     primary.
@@ -132,7 +132,7 @@ def standby_warnings(
 
 
 def replay_warnings(server: ServerPosition, limits: SlotLimits) -> list[SlotWarning]:
-    """Return warnings about a standby that is behind its primary; the slot's backlog doesn't show
+    """Returns warnings about a standby that is behind its primary; the slot's backlog doesn't show
     that.
     """
     behind = server.replay_lag or 0
@@ -149,7 +149,7 @@ def replay_warnings(server: ServerPosition, limits: SlotLimits) -> list[SlotWarn
 
 
 def remaining_on_primary(primary: Connection, connection: Connection, name: str) -> list[str]:
-    """Return a warning about the primary's slot of that name, when a standby has the pipeline's.
+    """Returns a warning about the primary's slot of that name, when a standby has the pipeline's.
 
     ``connection`` leads to the server that has the pipeline's slot.
     """
@@ -268,7 +268,8 @@ def find_promotion(
     change_log: ChangeLog,
     server: ServerPosition,
 ) -> Promotion | None:
-    """Return the promotion between lake and server; None when the server is on the lake's timeline.
+    """Returns the promotion between lake and server; None when the server is on the lake's
+    timeline.
 
     Raises SourceChanged unless everything that has landed is shown to belong to the server's
     history, and SourceUnreachable when that history can't be read. Changes nothing.
@@ -304,7 +305,7 @@ def check_system(identity: SlotIdentity, server: ServerPosition) -> None:
 
 
 def check_source(connection: psycopg.Connection[tuple[Any, ...]], job: Job) -> SlotIdentity:
-    """Return the slot's identity when the connection leads to its server and timeline.
+    """Returns the slot's identity when the connection leads to its server and timeline.
 
     Copies need this, because their snapshots are valid only there. Raises SourceChanged, also for a
     promoted standby that no run has followed yet.
@@ -342,7 +343,7 @@ def _read_ends(job: Job, identity: SlotIdentity, server: ServerPosition) -> dict
 
 
 def _landed_upto(job: Job, change_log: ChangeLog, floor: int) -> Lsn:
-    """Return the end of the last transaction landed in the current slot incarnation.
+    """Returns the end of the last transaction landed in the current slot incarnation.
 
     It includes batches that were dropped from the log since.
     """
@@ -358,7 +359,7 @@ def judge_history(
     known: dict[int, Lsn],
     landed_end: Lsn,
 ) -> Lsn:
-    """Return where the server's history left the lake's timeline.
+    """Returns where the server's history left the lake's timeline.
 
     ``ends`` is the server's history (waldelta.postgres.walsender), ``known`` what earlier
     promotions recorded of it. Raises SourceChanged when the lake has changes that the history
@@ -383,7 +384,7 @@ def judge_history(
 
 
 def known_ends(life: SlotMove, moves: Sequence[SlotMove]) -> dict[int, Lsn]:
-    """Return where the slot's earlier timelines ended, as recorded at earlier promotions."""
+    """Returns where the slot's earlier timelines ended, as recorded at earlier promotions."""
     chain = [life, *(move for move in moves if move.event == "promoted")]
     return {older.timeline: Lsn(newer.lsn) for older, newer in pairwise(chain)}
 
@@ -429,7 +430,7 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
 
 
 def _recorded(job: Job, identity: SlotIdentity) -> SlotMove | None:
-    """Return the slot's last event; None when that is this promotion.
+    """Returns the slot's last event; None when that is this promotion.
 
     Recording it twice would say that this timeline was left there, too.
     """
@@ -443,7 +444,7 @@ def _recorded(job: Job, identity: SlotIdentity) -> SlotMove | None:
 
 
 def copies_beyond(states: Sequence[TableState], switchpoint: Lsn) -> list[TableState]:
-    """Return complete copies whose snapshot may include changes from after that position."""
+    """Returns complete copies whose snapshot may include changes from after that position."""
     return [
         state
         for state in states
@@ -454,7 +455,7 @@ def copies_beyond(states: Sequence[TableState], switchpoint: Lsn) -> list[TableS
 def _not_followed(
     identity: SlotIdentity, server: ServerPosition, slot: SlotState | None
 ) -> str | None:
-    """Return why another timeline of the cluster can't be followed at all."""
+    """Returns why another timeline of the cluster can't be followed at all."""
     if server.timeline < identity.timeline:
         return (
             "this is the server from before a failover, and what is written to it is lost: point"

@@ -50,7 +50,7 @@ class Chunk:
 
 
 def bytes_per_task(table_bytes: int) -> int:
-    """Return how many bytes of a table one task reads.
+    """Returns how many bytes of a table one task reads.
 
     Tasks are small enough that no core waits long for another's last task, and large enough for
     files that aren't small.
@@ -77,7 +77,7 @@ def plan_chunks(leaves: Sequence[Leaf], bytes_per_chunk: int) -> list[Chunk]:
 
 
 def _starts(leaves: Sequence[Leaf], bytes_per_chunk: int) -> Iterator[int]:
-    """Yield the first blocks of the chunks of leaves that are read together."""
+    """Yields the first blocks of the chunks of leaves that are read together."""
     at, end = 0, max(leaf.blocks for leaf in leaves)
     yield at
     if not all(leaf.has_ctid for leaf in leaves):

@@ -44,7 +44,7 @@ _ACTIVE_TASKS = """
 
 
 def reader_name(holder_pid: int, task: int, table: object = "") -> str:
-    """Return the application_name of a copy task's session.
+    """Returns the application_name of a copy task's session.
 
     It names the backend that holds the snapshot, the task's number and the table.
     """
@@ -52,7 +52,7 @@ def reader_name(holder_pid: int, task: int, table: object = "") -> str:
 
 
 def not_primary(conninfo: str, use: str = "copy from") -> NotPrimary:
-    """Return the error for a ``use`` of this standby, whose snapshots can't be read exactly."""
+    """Returns the error for a ``use`` of this standby, whose snapshots can't be read exactly."""
     return NotPrimary(
         f"{describe(conninfo)} is a standby, whose snapshots leave running transactions out:"
         f" {use} the primary"
@@ -97,7 +97,7 @@ def wait_until_visible(
 
 
 def read_clock(conn: psycopg.Connection[Any]) -> datetime:
-    """Return the server's clock, which is later than every commit that an earlier snapshot sees."""
+    """Returns the server's clock, later than every commit that an earlier snapshot sees."""
     ((moment,),) = conn.execute("select clock_timestamp()").fetchall()
     return moment  # type: ignore[no-any-return]
 
@@ -155,7 +155,7 @@ class SnapshotHolder:
         return self.connection.info.backend_pid
 
     def relfilenodes(self, oids: Sequence[int]) -> dict[int, int]:
-        """Return each relation's file as of the snapshot.
+        """Returns each relation's file as of the snapshot.
 
         A reader that finds another file would read a rewritten table.
         """
@@ -168,7 +168,7 @@ class SnapshotHolder:
         return dict(rows)
 
     def active_tasks(self) -> dict[int, int]:
-        """Return the rows read so far by each task that is reading now.
+        """Returns the rows read so far by each task that is reading now.
 
         The tasks' sessions are named by reader_name().
         """
@@ -250,7 +250,7 @@ def check_version(holder: SnapshotHolder, drained: PublicationVersion) -> None:
 def read_version_as_of(
     holder: SnapshotHolder, drained: PublicationVersion, oids: Sequence[int] | None = None
 ) -> str:
-    """Return read_version() as the snapshot sees it; raises SnapshotLost when its session has
+    """Returns read_version() as the snapshot sees it; raises SnapshotLost when its session has
     ended.
     """
     try:
@@ -267,7 +267,7 @@ def read_version(
     publications: Sequence[str],
     oids: Sequence[int] | None = None,
 ) -> str:
-    """Return a text that changes with every change of the publications, even after one that was
+    """Returns a text that changes with every change of the publications, even after one that was
     reverted.
 
     With the ``oids`` of tables, it changes only with how these are published; setting publication

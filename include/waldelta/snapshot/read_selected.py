@@ -47,7 +47,7 @@ class Choice:
     root: int | None = None
 
     def statement(self, copy: TableCopy, *further: sql.Composable) -> str:
-        """Return the SELECT, with more conditions."""
+        """Returns the SELECT, with more conditions."""
         # The text was deparsed by PostgreSQL.
         conditions: list[sql.Composable] = [sql.SQL(f"({self.condition})")]
         return select_statement(copy, sql.SQL(self.relation), [*conditions, *further])
@@ -76,7 +76,7 @@ def of_leaves_together(leaves: Sequence[Leaf], condition: str, files: Mapping[in
 def read_choices(
     conninfo: str, copy: TableCopy, choices: Sequence[Choice], application_name: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the selected rows as the target's columns.
+    """Yields the selected rows as the target's columns.
 
     Raises SnapshotLost when a leaf has another file than the snapshot sees.
     """
@@ -93,7 +93,7 @@ def read_keys(
     batches: Iterable[pa.RecordBatch],
     application_name: str,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows with these keys, as read_choices() does.
+    """Yields the rows with these keys, as read_choices() does.
 
     The first columns of each batch are the keys' texts.
     """
@@ -122,7 +122,8 @@ def _read(
 
 
 def other_files(choice: Choice) -> str:
-    """Return a query of how many leaves have another file than the snapshot sees, or were detached.
+    """Returns a query of how many leaves have another file than the snapshot sees, or were
+    detached.
 
     It runs under the locks of the statements that read them.
     """

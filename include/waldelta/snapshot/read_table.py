@@ -138,7 +138,7 @@ def plan_copy(
 
 
 def chunk_query(copy: TableCopy, chunk: Chunk, bounds: str | None = None) -> str:
-    """Return the SELECT of one chunk; ``bounds`` as returned by lock_query().
+    """Returns the SELECT of one chunk; ``bounds`` as returned by lock_query().
 
     It uses ONLY, since a table from which others inherit is published without them. The filter is
     PostgreSQL's own deparsed text, read and evaluated with the same search_path.
@@ -147,14 +147,14 @@ def chunk_query(copy: TableCopy, chunk: Chunk, bounds: str | None = None) -> str
 
 
 def chunk_relation(chunk: Chunk) -> sql.Composable:
-    """Return the relation to write after FROM."""
+    """Returns the relation to write after FROM."""
     return sql.SQL("only {}" if chunk.through is None else "{}").format(chunk.id.identifier)
 
 
 def chunk_conditions(
     copy: TableCopy, chunk: Chunk, bounds: str | None = None
 ) -> list[sql.Composable]:
-    """Return which rows of its leaves belong to the chunk and pass the filter."""
+    """Returns which rows of its leaves belong to the chunk and pass the filter."""
     conditions: list[sql.Composable] = []
     if chunk.through is not None:
         conditions.append(of_leaves([leaf.oid for leaf in chunk.leaves]))
@@ -171,12 +171,12 @@ def chunk_conditions(
 
 
 def of_leaves(oids: Sequence[int]) -> sql.Composable:
-    """Return the condition that rows of a partitioned table belong to these leaves."""
+    """Returns the condition that rows of a partitioned table belong to these leaves."""
     return sql.SQL("tableoid = any ({}::oid[])").format(sql.Literal(list(oids)))
 
 
 def filter_conditions(copy: TableCopy) -> list[sql.Composable]:
-    """Return the publications' filter combined with the target's own, if there is any.
+    """Returns the publications' filter combined with the target's own, if there is any.
 
     The latter is evaluated only for rows that pass the first, as in the stream.
     """
@@ -210,7 +210,7 @@ def read_chunks(
     application_name: str,
     timeouts_ms: Mapping[str, int] = MappingProxyType({}),
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of these chunks as the target's columns.
+    """Yields the rows of these chunks as the target's columns.
 
     This uses one connection, and one short transaction per chunk, with these timeouts. Raises
     SnapshotLost when the snapshot can't be imported any more or a leaf has another file than it
@@ -241,7 +241,7 @@ def _read_chunk(
 
 
 def row_groups(batches: Iterable[pa.RecordBatch], most_rows: int) -> Iterator[pa.Table]:
-    """Yield the batches merged or cut to row groups that fit in memory, of this many rows at
+    """Yields the batches merged or cut to row groups that fit in memory, of this many rows at
     most.
     """
     group: list[pa.RecordBatch] = []
@@ -264,7 +264,7 @@ def row_groups(batches: Iterable[pa.RecordBatch], most_rows: int) -> Iterator[pa
 def fetch_rows(
     connection: adbc.Connection, copy: TableCopy, query: str
 ) -> Iterator[pa.RecordBatch]:
-    """Yield what a select_statement() finds, as the target's columns."""
+    """Yields what a select_statement() finds, as the target's columns."""
     with connection.cursor() as cursor:
         limit_batches(cursor)
         cursor.execute(query)
@@ -294,7 +294,7 @@ def begin_snapshot(
 
 
 def lock_query(copy: TableCopy, chunk: Chunk) -> str:
-    """Return the query that locks a chunk's leaves as reading does, and checks their files.
+    """Returns the query that locks a chunk's leaves as reading does, and checks their files.
 
     It returns whether any leaf differs from what the snapshot sees, and the bounds of the leaves'
     rows. The bounds are for a leaf that is read through a table above it: by them PostgreSQL skips
@@ -367,7 +367,7 @@ def _typed(copy: TableCopy, has_raw: Sequence[bool], batch: pa.RecordBatch) -> p
 
 
 def raw_map(raws: dict[str, ArrowArray], row_count: int) -> ArrowArray:
-    """Return one map per row from column name to PostgreSQL's text, for columns that have one.
+    """Returns one map per row from column name to PostgreSQL's text, for columns that have one.
 
     It is null for rows without any.
     """
@@ -403,7 +403,7 @@ def run_statement(connection: adbc.Connection, statement: str) -> None:
 def snapshot_reader(
     conninfo: str, copy: TableCopy, application_name: str
 ) -> Iterator[adbc.Connection]:
-    """Yield a connection, and raise the driver's errors as named ones, in one line and without
+    """Yields a connection, and raise the driver's errors as named ones, in one line and without
     credentials.
 
     Raises SessionAltered after use, when a function of the database has changed how the session
@@ -449,7 +449,7 @@ def _named(err: adbc.Error, conninfo: str, copy: TableCopy) -> SourceError:
 
 
 def privilege_remedy(conninfo: str, table: TableId | str) -> str:
-    """Return what lets the connection's role read a table that it was refused.
+    """Returns what lets the connection's role read a table that it was refused.
 
     A missing grant and a policy that hides rows have the same SQLSTATE, so the server is asked.
     """
@@ -476,7 +476,7 @@ where n.nspname = %s and c.relname = %s
 
 
 def _holders(conninfo: str) -> str:
-    """Return which sessions keep tables locked against readers, if that can be read, in one
+    """Returns which sessions keep tables locked against readers, if that can be read, in one
     line.
     """
     with (

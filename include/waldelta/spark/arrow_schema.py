@@ -10,13 +10,13 @@ from waldelta.spark_sql import quote
 
 
 def ddl(schema: pa.Schema) -> str:
-    """Return an Arrow schema as DDL text."""
+    """Returns an Arrow schema as DDL text."""
     fields = from_arrow_schema(schema, prefer_timestamp_ntz=True).fields
     return ", ".join(f"{quote(field.name)} {sql_type(field.dataType)}" for field in fields)
 
 
 def sql_type(kind: DataType) -> str:
-    """Return a type as SQL names it, with quoted fields and without the collation of a string.
+    """Returns a type as SQL names it, with quoted fields and without the collation of a string.
 
     >>> from pyspark.sql.types import IntegerType
     >>> sql_type(ArrayType(StructType().add("order no", IntegerType())))

@@ -76,7 +76,7 @@ def check_reachable(remote: str, timeout_s: float = SPARK_CONNECT_TIMEOUT_S) -> 
 
 
 def named_refusal(remote: str, err: Exception) -> SparkUnreachable | None:
-    """Return the error for a token that the server refused; None when ``err`` is about something
+    """Returns the error for a token that the server refused; None when ``err`` is about something
     else.
     """
     if texts.TOKEN_REFUSED.search(str(err)) is None:
@@ -120,7 +120,7 @@ def _refuse_clear_text(server: DefaultChannelBuilder) -> None:
 
 
 def _unreachable(server: DefaultChannelBuilder, timeout_s: float) -> SparkUnreachable:
-    """Return why no connection was made, from what the port itself answers; sends no token."""
+    """Returns why no connection was made, from what the port itself answers; sends no token."""
     host, port = server.host.strip("[]"), int(server.endpoint.rpartition(":")[2])
     where = f"the Spark Connect server {server.endpoint}"
     try:
@@ -174,7 +174,7 @@ def _mismatch(server: DefaultChannelBuilder, host: str, *, tls: bool) -> str:
 
 
 def _speaks_tls(host: str, port: int) -> bool | None:
-    """Return whether the port answers a TLS handshake by TLS; None when it accepts and stays
+    """Returns whether the port answers a TLS handshake by TLS; None when it accepts and stays
     silent.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -260,7 +260,7 @@ class ConnectServer:
         return command, {"SPARK_CONF_DIR": str(conf), "PYSPARK_PYTHON": self.python}
 
     def settings(self) -> dict[str, str]:
-        """Return the server's Spark configuration: the sessions' common settings and the server's
+        """Returns the server's Spark configuration: the sessions' common settings and the server's
         own.
         """
         master = f"local[{os.cpu_count() or 2},{TASK_ATTEMPTS}]"

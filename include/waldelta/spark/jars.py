@@ -50,7 +50,7 @@ class FoundJava:
 
 
 def check_java() -> FoundJava | None:
-    """Return the Java that Spark's launcher starts; raise JavaMissing where there is none, or one
+    """Returns the Java that Spark's launcher starts; raise JavaMissing where there is none, or one
     that is too old for Spark.
 
     This starts no process. None, and nothing is checked, where a spark-env.sh may set JAVA_HOME.
@@ -84,7 +84,7 @@ def check_java() -> FoundJava | None:
 
 
 def _version(home: Path) -> int | None:
-    """Return the major version recorded in a Java's folder; None where there is no record."""
+    """Returns the major version recorded in a Java's folder; None where there is no record."""
     try:
         found = _RELEASE.search((home / "release").read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -134,7 +134,7 @@ def fetch_delta_jars(folder: Path) -> None:
 
 
 def delta_artifact() -> str:
-    """Return the Maven package of Delta for the installed PySpark.
+    """Returns the Maven package of Delta for the installed PySpark.
 
     Its name has the Spark and Scala versions for which it is built. Raises ConfigError where there
     is no such PySpark.
@@ -154,13 +154,13 @@ def delta_artifact() -> str:
 
 
 def _main_jar(artifact: str) -> str:
-    """Return the file name that Ivy gives to a package's jar."""
+    """Returns the file name that Ivy gives to a package's jar."""
     group, name, delta = artifact.split(":")
     return f"{group}_{name}-{delta}.jar"
 
 
 def has_delta_jars(folder: Path, artifact: str) -> bool:
-    """Return whether a folder has the jars of a version of Delta."""
+    """Returns whether a folder has the jars of a version of Delta."""
     return (folder / _main_jar(artifact)).exists() and all(
         any(folder.glob(f"{pattern}.jar")) for pattern in WANTED
     )
@@ -269,7 +269,7 @@ class Store:
 
 
 def stores() -> dict[str, Store]:
-    """Return the known stores by their names."""
+    """Returns the known stores by their names."""
     hadoop = hadoop_version()
     s3 = Store(
         packages=(
@@ -288,7 +288,7 @@ def stores() -> dict[str, Store]:
 
 
 def hadoop_version() -> str:
-    """Return the version of pyspark's Hadoop; its file systems for stores must have the same."""
+    """Returns the version of pyspark's Hadoop; its file systems for stores must have the same."""
     return _hadoop_client_jar().stem.removeprefix("hadoop-client-api-")
 
 
@@ -343,13 +343,13 @@ def _fetch(store: Store, delta_jars: Path, folder: Path) -> None:
 
 
 def has_store_jars(folder: Path, store: Store) -> bool:
-    """Return whether a folder has the jars of a store as this version fetches them."""
+    """Returns whether a folder has the jars of a store as this version fetches them."""
     stamp = folder / _STAMP
     return stamp.exists() and stamp.read_text() == _fingerprint(store)
 
 
 def _fingerprint(store: Store) -> str:
-    """Return a text that changes exactly when the jars must be fetched and compiled again."""
+    """Returns a text that changes exactly when the jars must be fetched and compiled again."""
     made_of = repr((store, delta_artifact().rpartition(":")[2])).encode() + LOG_STORE.read_bytes()
     return hashlib.sha256(made_of).hexdigest()
 
@@ -387,6 +387,6 @@ def compile_log_store(jar: Path, compiler: Path, delta_jars: Path) -> None:
 
 
 def _hadoop_client_jar() -> Path:
-    """Return pyspark's jar of Hadoop's client API."""
+    """Returns pyspark's jar of Hadoop's client API."""
     (jar,) = (pyspark_folder() / "jars").glob("hadoop-client-api-[0-9]*.jar")
     return jar

@@ -453,7 +453,7 @@ _Reader = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def error_text(err: BaseException) -> str:
-    """Return an error as the text that ``named_error`` reads, for a row to the driver."""
+    """Returns an error as the text that ``named_error`` reads, for a row to the driver."""
     return "".join(traceback.format_exception_only(err)).strip()
 
 
@@ -525,7 +525,7 @@ class RunnerPool:
             yield pool
 
     def map(self, work: Callable[[Runner, T], R], items: Sequence[T]) -> list[R]:
-        """Return the results in the items' order.
+        """Returns the results in the items' order.
 
         The first error is raised, and work that hasn't begun by then never does.
         """

@@ -63,8 +63,8 @@ _KEY = "waldelta_key"
 def spark_session(
     master: str = LOCAL_MASTER, *, name: str = "waldelta", session_key: str | None = None
 ) -> SparkSession:
-    """Return a session with Delta: Spark Connect when SPARK_REMOTE is set, spark-submit's own, or a
-    local one.
+    """Returns a session with Delta: Spark Connect when SPARK_REMOTE is set, spark-submit's own, or
+    a local one.
 
     ``session_key`` fixes the Connect session's id. Everything that runs in that session is
     interrupted, so the caller must hold the lock of that key (open_session does).
@@ -121,7 +121,7 @@ def leave_to_application() -> None:
 
 
 def read_log_store(spark: SparkSession, scheme: str) -> str:
-    """Return the configured class by which Spark commits to Delta tables of a scheme.
+    """Returns the configured class by which Spark commits to Delta tables of a scheme.
 
     It is empty where Delta's default applies.
     """
@@ -131,7 +131,7 @@ def read_log_store(spark: SparkSession, scheme: str) -> str:
 
 @contextmanager
 def borrowed_session(spark: SparkSession | None) -> Iterator[SparkSession]:
-    """Yield the given session, or the active one, or else one as a job would have, for the block.
+    """Yields the given session, or the active one, or else one as a job would have, for the block.
 
     Raises the named error when that one can't be opened.
     """
@@ -143,7 +143,7 @@ def borrowed_session(spark: SparkSession | None) -> Iterator[SparkSession]:
 
 
 def _active_session() -> SparkSession | None:
-    """Return the session of this thread or else of this process, and None where there is none.
+    """Returns the session of this thread or else of this process, and None where there is none.
 
     Spark keeps the active session by thread. A job that opens "its own" in another thread would get
     the process's session, and stop it at the end.
@@ -215,7 +215,7 @@ def _connect_session(remote: str, session_key: str | None) -> SparkSession:
 
 
 def _keyed_session(builder: Any, remote: str, session_key: str) -> SparkSession:
-    """Return the first session of this key's sequence that no run has left open.
+    """Returns the first session of this key's sequence that no run has left open.
 
     Everything that runs in an open one is interrupted, and that session is closed for good. The
     server never accepts an id again once its session was closed or has expired, so one fixed id

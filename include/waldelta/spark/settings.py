@@ -100,7 +100,7 @@ JVM_FLAGS = (
 
 
 def driver_settings(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return SETTINGS, the file permissions of the lake, the log stores that its jars have, and
+    """Returns SETTINGS, the file permissions of the lake, the log stores that its jars have, and
     where the environment says the lake's store is.
 
     Raises ConfigError for an invalid WALDELTA_UMASK.
@@ -109,7 +109,7 @@ def driver_settings(environment: Mapping[str, str] = os.environ) -> dict[str, st
 
 
 def log_store_settings() -> dict[str, str]:
-    """Return by which class Spark commits on S3.
+    """Returns by which class Spark commits on S3.
 
     It is empty where `waldelta jars --stores s3` hasn't compiled one, and where the operator's
     spark-defaults.conf names another.
@@ -124,7 +124,7 @@ def log_store_settings() -> dict[str, str]:
 
 
 def authentication(master: str) -> dict[str, str]:
-    """Return the settings by which Spark's ports on this machine refuse strangers.
+    """Returns the settings by which Spark's ports on this machine refuse strangers.
 
     With a local master, Spark makes up a secret that no argument, file or page has. Any other
     master needs one that its operator distributes.
@@ -133,7 +133,7 @@ def authentication(master: str) -> dict[str, str]:
 
 
 def local_settings(master: str = LOCAL_MASTER) -> dict[str, str]:
-    """Return further settings of a driver with its executors in its own process, for one job."""
+    """Returns further settings of a driver with its executors in its own process, for one job."""
     archive = class_archive()
     archived = (
         f" -XX:SharedArchiveFile={archive}" if archive is not None and archive.exists() else ""
@@ -151,7 +151,7 @@ def local_settings(master: str = LOCAL_MASTER) -> dict[str, str]:
 
 
 def log_settings() -> dict[str, str]:
-    """Return how a driver logs: one line per message, and stack traces where WALDELTA_LOG_LEVEL is
+    """Returns how a driver logs: one line per message, and stack traces where WALDELTA_LOG_LEVEL is
     DEBUG.
 
     A log4j2.properties in Spark's own configuration folder takes precedence.
@@ -165,7 +165,7 @@ def log_settings() -> dict[str, str]:
 
 
 def log_level() -> str:
-    """Return WALDELTA_LOG_LEVEL, or INFO; raises ConfigError for a level that logging doesn't
+    """Returns WALDELTA_LOG_LEVEL, or INFO; raises ConfigError for a level that logging doesn't
     know.
     """
     level = os.environ.get(LOG_LEVEL_VARIABLE, "").upper() or "INFO"
@@ -175,7 +175,7 @@ def log_level() -> str:
 
 
 def has_conf_file(pattern: str) -> bool:
-    """Return whether Spark's configuration folder has such a file.
+    """Returns whether Spark's configuration folder has such a file.
 
     That is SPARK_CONF_DIR, or conf in SPARK_HOME.
     """
@@ -189,17 +189,17 @@ def _conf_files(pattern: str) -> list[Path]:
 
 
 def shuffle_partitions() -> int:
-    """Return the number of shuffle partitions for this machine's cores."""
+    """Returns the number of shuffle partitions for this machine's cores."""
     return max(2, os.cpu_count() or 2)
 
 
 def driver_memory() -> str:
-    """Return the heap size of a driver that lives for one job."""
+    """Returns the heap size of a driver that lives for one job."""
     return os.environ.get(DRIVER_MEMORY_VARIABLE, "3g")
 
 
 def jars() -> list[Path]:
-    """Return the jars of Delta and of object stores on this machine.
+    """Returns the jars of Delta and of object stores on this machine.
 
     Raises ConfigError when Delta's are missing.
     """
@@ -214,7 +214,7 @@ def jars() -> list[Path]:
 
 
 def jars_folder() -> Path:
-    """Return the folder of jars: WALDELTA_JARS, or .cache/jars of a checkout, or else a folder of
+    """Returns the folder of jars: WALDELTA_JARS, or .cache/jars of a checkout, or else a folder of
     this Python's environment.
     """
     if folder := os.environ.get(JARS_VARIABLE):
@@ -235,7 +235,7 @@ def check_pyspark(needed: str) -> None:
 
 
 def pyspark_folder() -> Path:
-    """Return the folder of the installed PySpark, which has Spark's programs and jars.
+    """Returns the folder of the installed PySpark, which has Spark's programs and jars.
 
     Raises ConfigError where PySpark isn't installed, or only its client for Spark Connect.
     """
@@ -251,7 +251,7 @@ def _pyspark_folder() -> Path | None:
 
 
 def class_archive() -> Path | None:
-    """Return where `make setup` archives the classes of the installed Spark; None if no JVM could
+    """Returns where `make setup` archives the classes of the installed Spark; None if no JVM could
     use it.
 
     A JVM uses an archive only with the exact jars and flags of which it was made, so its name

@@ -68,7 +68,7 @@ class Array(TargetType):
         return lists, None if held.all() else split_representable(text, held)[1]
 
     def checksum_parts(self, column: sql.Composable, marks: Marks, /) -> Selected:
-        """Return the elements' texts, joined."""
+        """Returns the elements' texts, joined."""
         if self.brackets != "{}":  # The column is a vector, which is always plain.
             column = sql.SQL("{}::pg_catalog.float4[]").format(column)
         value, unheld = self.element.element_parts(sql.SQL("({})[_wd_i]").format(column), marks)
@@ -93,7 +93,7 @@ class Array(TargetType):
         return whole, sql.SQL("({} or {})").format(plain, some)
 
     def checksum_text(self, values: ArrowArray, marks: Marks, /) -> ArrowArray:
-        """Return the elements' texts, joined."""
+        """Returns the elements' texts, joined."""
         elements = self.element.checksum_text(storage(values.flatten()), marks)
         elements = pc.fill_null(elements, marks.null) if elements.null_count else elements
         # The mark follows each element instead of separating them, so an empty element differs from
@@ -102,28 +102,28 @@ class Array(TargetType):
         return pc.binary_join_element_wise("[", joined(values, elements, ""), "]", "")
 
     def pg_text(self, values: ArrowArray) -> ArrowArray:
-        """Return each array as a literal whose elements are all quoted."""
+        """Returns each array as a literal whose elements are all quoted."""
         elements = quoted(self.element.pg_text(storage(values.flatten())))
         return pc.binary_join_element_wise("{", joined(values, elements, ","), "}", "")
 
     def exact_sql(self, value: str) -> str:
-        """Return the array of its elements' exact forms."""
+        """Returns the array of its elements' exact forms."""
         return _transformed(value, self.element.exact_sql("x"))
 
     def equal_sql(self, value: str) -> str:
-        """Return the array of its elements' equal forms."""
+        """Returns the array of its elements' equal forms."""
         return _transformed(value, self.element.equal_sql("x"))
 
     def exact_values(self, values: ArrowArray) -> ArrowArray:
-        """Return the elements' exact forms, packed."""
+        """Returns the elements' exact forms, packed."""
         return lists_as_bytes(values, self.element.exact_values(storage(values.flatten())))
 
     def equal_values(self, values: ArrowArray) -> ArrowArray:
-        """Return the elements' equal forms, packed."""
+        """Returns the elements' equal forms, packed."""
         return lists_as_bytes(values, self.element.equal_values(storage(values.flatten())))
 
     def _is_plain(self, source: Bytes, offsets: Positions) -> Mask:
-        """Return which values have one dimension with lower bound 1.
+        """Returns which values have one dimension with lower bound 1.
 
         An array with other bounds begins with them, one of more dimensions with {{.
         """
@@ -140,7 +140,7 @@ class Array(TargetType):
     def _places(
         self, source: Bytes, offsets: Positions, quotes: Quotes | None
     ) -> tuple[Positions, Positions, Positions]:
-        """Return start and end of every element, and how many there are up to each value."""
+        """Returns start and end of every element, and how many there are up to each value."""
         is_delimiter = source == ord(self.delimiter)
         if quotes is not None:
             is_delimiter &= ~quotes.inside

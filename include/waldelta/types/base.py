@@ -26,12 +26,12 @@ _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 
 
 def numbers(values: NDArray[Any], null: Mask | None = None) -> ArrowArray:
-    """Return offsets or indices for Arrow."""
+    """Returns offsets or indices for Arrow."""
     return pa.array(values.astype(np.int32), mask=null)
 
 
 def packed(text: ArrowArray, null: str | bytes) -> tuple[Bytes, Positions]:
-    """Return the values' bytes without gaps, and their offsets; ``null`` is the text used for
+    """Returns the values' bytes without gaps, and their offsets; ``null`` is the text used for
     nulls.
     """
     text = pc.fill_null(text, null) if text.null_count else text
@@ -56,13 +56,13 @@ class Quotes:
 
 
 def quoted(texts: ArrowArray) -> ArrowArray:
-    """Return texts in quotes as arrays and hstore print them; the word NULL for null."""
+    """Returns texts in quotes as arrays and hstore print them; the word NULL for null."""
     escaped = pc.replace_substring(pc.replace_substring(texts, "\\", "\\\\"), '"', '\\"')
     return pc.fill_null(pc.binary_join_element_wise('"', escaped, '"', ""), "NULL")
 
 
 def joined(lists: ArrowArray, elements: ArrowArray, separator: str) -> ArrowArray:
-    """Return each list's elements, given as texts without gaps, in one text; null for null."""
+    """Returns each list's elements, given as texts without gaps, in one text; null for null."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
     offsets = numbers(np.concatenate([[0], np.cumsum(lengths)]))
     texts = pc.binary_join(pa.ListArray.from_arrays(offsets, elements), separator)
@@ -70,14 +70,14 @@ def joined(lists: ArrowArray, elements: ArrowArray, separator: str) -> ArrowArra
 
 
 def numbered(values: ArrowArray) -> NDArray[np.int64]:
-    """Return integers that are equal exactly where the values are, or where both are null."""
+    """Returns integers that are equal exactly where the values are, or where both are null."""
     encoded: Any = values.dictionary_encode()
     indices = encoded.indices.fill_null(len(encoded.dictionary))
     return np.asarray(indices.to_numpy(zero_copy_only=False)).astype(np.int64)
 
 
 def lists_as_bytes(lists: ArrowArray, *elements: ArrowArray) -> ArrowArray:
-    """Return bytes that are equal exactly where lists of these elements are; null for null.
+    """Returns bytes that are equal exactly where lists of these elements are; null for null.
 
     ``elements`` are columns of values, without gaps. Arrow can't hash lists.
     """
@@ -90,7 +90,7 @@ def lists_as_bytes(lists: ArrowArray, *elements: ArrowArray) -> ArrowArray:
 
 
 def find_quotes(source: Bytes, offsets: Positions) -> Quotes | None:
-    """Return where the quotes are; None when there is none.
+    """Returns where the quotes are; None when there is none.
 
     ``balanced`` says for each value whether its quotes are balanced.
     """
@@ -107,7 +107,7 @@ def find_quotes(source: Bytes, offsets: Positions) -> Quotes | None:
 
 
 def _escaped(backslash: Mask) -> Mask:
-    """Return the bytes after an odd number of backslashes."""
+    """Returns the bytes after an odd number of backslashes."""
     if not backslash.any():
         return np.zeros(len(backslash), np.bool_)
     places = np.arange(len(backslash))
@@ -121,7 +121,7 @@ def _escaped(backslash: Mask) -> Mask:
 def take_bytes(
     source: Bytes, keep: Mask, starts: Positions, ends: Positions, valid: Mask
 ) -> ArrowArray:
-    """Return the kept bytes between ``starts`` and ``ends`` as a string array.
+    """Returns the kept bytes between ``starts`` and ``ends`` as a string array.
 
     Every kept byte must be within one of these ranges.
     """
@@ -237,7 +237,7 @@ class TargetType(ABC):
         """Read as from_text() does, from a string array whose bytes may not be UTF-8."""
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
-        """Return what to select so that a copy has the same values as the stream.
+        """Returns what to select so that a copy has the same values as the stream.
 
         The first expression returns the Arrow type itself, or text for from_text(). The second, if
         any, returns the raw texts.
@@ -245,49 +245,49 @@ class TargetType(ABC):
         return printed(column), None
 
     def pg_text(self, values: ArrowArray) -> ArrowArray:
-        """Return texts that PostgreSQL reads as the same values; for messages about keys and rows,
+        """Returns texts that PostgreSQL reads as the same values; for messages about keys and rows,
         not for data.
         """
         return values.cast(pa.string())
 
     def stored_sql(self, value: str) -> str:
-        """Return Spark SQL for the stored value, from the value as Arrow carries it."""
+        """Returns Spark SQL for the stored value, from the value as Arrow carries it."""
         return value
 
     def exact_sql(self, value: str) -> str:
-        """Return Spark SQL by whose results ``<=>`` and GROUP BY tell all stored values apart."""
+        """Returns Spark SQL by whose results ``<=>`` and GROUP BY tell all stored values apart."""
         return value
 
     def equal_sql(self, value: str) -> str:
-        """Return Spark SQL whose results are equal where the values are equal in PostgreSQL."""
+        """Returns Spark SQL whose results are equal where the values are equal in PostgreSQL."""
         return value
 
     def exact_values(self, values: ArrowArray) -> ArrowArray:
-        """Return values that Arrow can hash, equal within the array where those of exact_sql()
+        """Returns values that Arrow can hash, equal within the array where those of exact_sql()
         are.
         """
         return values
 
     def equal_values(self, values: ArrowArray) -> ArrowArray:
-        """Return values that Arrow can hash, equal within the array where those of equal_sql()
+        """Returns values that Arrow can hash, equal within the array where those of equal_sql()
         are.
         """
         return values
 
     def compared_with(self, referenced: TargetType) -> Comparison | None:
-        """Return how values of a foreign key are compared with the referenced ones, as PostgreSQL
+        """Returns how values of a foreign key are compared with the referenced ones, as PostgreSQL
         does; None where equality is uncertain.
         """
         return "same" if self.has_one_form and self.spark == referenced.spark else None
 
     def equal_texts(self, texts: ArrowArray) -> ArrowArray:
-        """Return binary texts that are the same for printed values that are equal in PostgreSQL."""
+        """Returns binary texts, the same for printed values that are equal in PostgreSQL."""
         return texts
 
     def checksum_sql(
         self, column: sql.Composable, marks: Marks, /, *, keeps_raw: bool
     ) -> sql.Composable:
-        """Return what to select for a value's text in a checksum; null for null.
+        """Returns what to select for a value's text in a checksum; null for null.
 
         A value that the type can't hold is PostgreSQL's text with ``keeps_raw``, else null.
         """
@@ -298,31 +298,31 @@ class TargetType(ABC):
         return sql.SQL("case when {} then {} else {} end").format(unheld, raw, held)
 
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
-        """Return SQL for the text of a value that the type can hold, and the condition that it
+        """Returns SQL for the text of a value that the type can hold, and the condition that it
         can't, if any.
         """
         return printed(column), None
 
     def element_parts(self, column: sql.Composable, marks: Marks, /) -> Selected:
-        """Return checksum_parts() of an array's element: only a whole array can be raw."""
+        """Returns checksum_parts() of an array's element: only a whole array can be raw."""
         return self.checksum_parts(column, marks)
 
     def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
-        """Return the texts of stored values that checksum_sql() selects; null for null."""
+        """Returns the texts of stored values that checksum_sql() selects; null for null."""
         return self.pg_text(values)
 
     def checksum_raw(self, raw: ArrowArray) -> ArrowArray:
-        """Return the texts of raw values that checksum_sql() selects."""
+        """Returns the texts of raw values that checksum_sql() selects."""
         return raw
 
 
 def may_be_text(kind: pa.DataType) -> bool:
-    """Return True for Arrow types that may contain PostgreSQL's text."""
+    """Returns True for Arrow types that may contain PostgreSQL's text."""
     return kind in (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 
 
 def utf8(text: ArrowArray) -> ArrowArray:
-    """Return the same array after a check for UTF-8; raises DecodeError."""
+    """Returns the same array after a check for UTF-8; raises DecodeError."""
     try:
         return text.view(pa.binary()).cast(pa.string())
     except pa.ArrowInvalid:
@@ -331,7 +331,7 @@ def utf8(text: ArrowArray) -> ArrowArray:
 
 
 def printed(column: sql.Composable) -> sql.Composable:
-    """Return SQL for what the type's output function prints, as pgoutput sends it.
+    """Returns SQL for what the type's output function prints, as pgoutput sends it.
 
     It isn't ``::text``, which strips the padding of char(n), adds a mask to inet, keeps the XML
     declaration, and returns true for t. ``is distinct from null`` is false for a composite whose
@@ -343,12 +343,12 @@ def printed(column: sql.Composable) -> sql.Composable:
 
 
 def as_text(column: sql.Composable) -> sql.Composable:
-    """Return SQL for a value's text, for types whose cast to text equals the output function."""
+    """Returns SQL for a value's text, for types whose cast to text equals the output function."""
     return sql.SQL("{}::pg_catalog.text").format(column)
 
 
 def split_representable(text: ArrowArray, held: Mask) -> tuple[ArrowArray, ArrowArray]:
-    """Return the texts to convert (null where not held), and the raw ones (null where held)."""
+    """Returns the texts to convert (null where not held), and the raw ones (null where held)."""
     text, keep, nothing = utf8(text), pa.array(held), pa.scalar(None, pa.string())
     return pc.if_else(keep, text, nothing), pc.if_else(keep, nothing, text)
 

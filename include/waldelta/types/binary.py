@@ -54,15 +54,15 @@ class Bytea(TargetType):
         return strings(data, offsets // 2 - np.arange(len(offsets)), valid, pa.binary()), raw
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
-        """Return the value itself."""
+        """Returns the value itself."""
         return sql.SQL("{}::pg_catalog.bytea").format(column), None
 
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
-        """Return the text in hexadecimal."""
+        """Returns the text in hexadecimal."""
         return as_text(column), None
 
     def pg_text(self, values: ArrowArray) -> ArrowArray:
-        """Return the text in hexadecimal."""
+        """Returns the text in hexadecimal."""
         return pc.binary_join_element_wise("\\x", hex_text(values), "")
 
 

@@ -45,7 +45,7 @@ class Moment(TargetType):
         return cast_or_raw(text, self.arrow, _UNHELD)
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
-        """Return the value itself within Spark's calendar, its text outside."""
+        """Returns the value itself within Spark's calendar, its text outside."""
         zone = "+00" if self.name == "timestamptz" else ""
         parts = {
             "value": sql.SQL("{}::pg_catalog.{}").format(column, sql.Identifier(self.name)),
@@ -62,7 +62,7 @@ class Moment(TargetType):
         return value, raw
 
     def pg_text(self, values: ArrowArray) -> ArrowArray:
-        """Return the ISO form without zeros at the end of the fraction."""
+        """Returns the ISO form without zeros at the end of the fraction."""
         texts = super().pg_text(values)
         if self.name == "date":
             return texts
@@ -70,7 +70,7 @@ class Moment(TargetType):
         return pc.replace_substring(texts, "Z", "+00")
 
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
-        """Return the bytes of the binary format, which is faster than printing."""
+        """Returns the bytes of the binary format, which is faster than printing."""
         outside = self.copy_expressions(column)[1]
         sent = sql.SQL("pg_catalog.{}({}::pg_catalog.{})::text").format(
             sql.Identifier(f"{self.name}_send"), column, sql.Identifier(self.name)
@@ -78,7 +78,7 @@ class Moment(TargetType):
         return sent, sql.SQL("({}) is not null").format(outside)
 
     def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
-        """Return the bytes of the binary format."""
+        """Returns the bytes of the binary format."""
         whole, epoch = (pa.int32(), _DAYS) if self.name == "date" else (pa.int64(), _MICROSECONDS)
         numbers = integers(values.cast(self.arrow).view(whole)) - epoch
         return bytea_text(numbers.astype(f">i{whole.bit_width // 8}"), values)

@@ -71,21 +71,21 @@ class Hstore(TargetType):
         )
 
     def exact_sql(self, value: str) -> str:
-        """Return the map, which has no equality, as an array of entries."""
+        """Returns the map, which has no equality, as an array of entries."""
         return f"array_sort(map_entries({value}))"
 
     # Only maps with the same entries are equal.
     equal_sql = exact_sql
 
     def pg_text(self, values: ArrowArray) -> ArrowArray:
-        """Return each map as hstore prints it."""
+        """Returns each map as hstore prints it."""
         lists = values.cast(_ENTRIES)
         entries = lists.flatten()
         keys, texts = (quoted(storage(entries.field(n)).cast(pa.string())) for n in (0, 1))
         return joined(lists, pc.binary_join_element_wise(keys, texts, "=>"), ", ")
 
     def exact_values(self, values: ArrowArray) -> ArrowArray:
-        """Return the entries in the order of their keys, packed."""
+        """Returns the entries in the order of their keys, packed."""
         lists = values.cast(_ENTRIES)
         entries = lists.flatten()
         keys, texts = (storage(entries.field(n)) for n in (0, 1))

@@ -78,15 +78,16 @@ class Variant(TargetType):
         return (text, None) if held.all() else split_representable(text, held)
 
     def stored_sql(self, value: str) -> str:
-        """Return the variant of a document's text."""
+        """Returns the variant of a document's text."""
         return f"parse_json({value})"
 
     def exact_sql(self, value: str) -> str:
-        """Return the document as text with sorted keys."""
+        """Returns the document as text with sorted keys."""
         return f"to_json({value})"
 
     def exact_values(self, values: ArrowArray) -> ArrowArray:
-        """Return the documents with sorted keys and numbers of one form, also those of exact_sql().
+        """Returns the documents with sorted keys and numbers of one form, also those of
+        exact_sql().
 
         They are read one by one.
         """
@@ -94,7 +95,7 @@ class Variant(TargetType):
         return pa.array(texts, pa.string())
 
     def _judge(self, documents: _Documents) -> tuple[Mask, Mask]:
-        """Return which documents a variant can hold, and which of them need a closer
+        """Returns which documents a variant can hold, and which of them need a closer
         examination.
         """
         outside = documents.outside()
@@ -137,12 +138,12 @@ class _Documents:
         self._levels = np.cumsum(np.where(self._opens, 1, -1))
 
     def outside(self) -> ArrowArray:
-        """Return the texts without their strings."""
+        """Returns the texts without their strings."""
         valid = np.ones(len(self.offsets) - 1, np.bool_)
         return take_bytes(self.source, self._is_outside, self.offsets[:-1], self.offsets[1:], valid)
 
     def are_flat(self) -> Mask:
-        """Return which documents have matching brackets that aren't nested too deeply."""
+        """Returns which documents have matching brackets that aren't nested too deeply."""
         rows = self._rows(self._brackets)
         most, last = (
             np.zeros(len(self.offsets) - 1, np.int64),
@@ -153,7 +154,7 @@ class _Documents:
         return np.asarray((most <= _MAX_LEVELS) & (last == 0))
 
     def keys(self) -> _Keys:
-        """Return the keys: every colon outside strings follows one."""
+        """Returns the keys: every colon outside strings follows one."""
         colons = np.flatnonzero((self.source == ord(":")) & self._is_outside)
         marks = np.flatnonzero(self.quotes.mark)
         opens, closes = marks[0::2], marks[1::2]
@@ -163,7 +164,7 @@ class _Documents:
         return _Keys(opens[which] + 1, closes[which], self._rows(colons), colons)
 
     def rows_that_repeat(self, keys: _Keys) -> Positions:
-        """Return the documents with an object that has two keys of the same bytes."""
+        """Returns the documents with an object that has two keys of the same bytes."""
         level = self._levels[np.searchsorted(self._brackets, keys.colons) - 1]
         # The object of a key is the last one opened on the key's level before it.
         span = len(self.source) + 1
@@ -194,13 +195,13 @@ def _canonical(text: str) -> str:
 
 
 def _number(text: str) -> str:
-    """Return a number as its digits, which no string of a document begins like."""
+    """Returns a number as its digits, which no string of a document begins like."""
     number = Decimal(repr(float(text)) if "e" in text.lower() else text)
     return f"\0{number.normalize(_ALL_DIGITS) if number else 0}"
 
 
 def _is_exact(text: str) -> bool:
-    """Return whether one document survives a conversion to a variant and back."""
+    """Returns whether one document survives a conversion to a variant and back."""
     try:
         found = json.loads(text, object_pairs_hook=_distinct, parse_float=_exact, parse_int=str)
         json.dumps(found, ensure_ascii=False).encode()

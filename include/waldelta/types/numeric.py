@@ -69,11 +69,11 @@ class Boolean(TargetType):
         return pc.if_else(held, true, pa.scalar(None, pa.bool_())), raw
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
-        """Return the value itself."""
+        """Returns the value itself."""
         return sql.SQL("{}::pg_catalog.bool").format(column), None
 
     def pg_text(self, values: ArrowArray) -> ArrowArray:
-        """Return t and f."""
+        """Returns t and f."""
         return pc.if_else(values, "t", "f")
 
 
@@ -111,11 +111,11 @@ class Number(AnyNumber):
         return cast_or_raw(text, self.arrow)
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
-        """Return the value itself."""
+        """Returns the value itself."""
         return sql.SQL("{}::pg_catalog.{}").format(column, sql.Identifier(self.name)), None
 
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
-        """Return the text."""
+        """Returns the text."""
         return as_text(column), None
 
 
@@ -125,27 +125,27 @@ class Fraction(AnyNumber):
     prints_alike: ClassVar[bool] = False
 
     def pg_text(self, values: ArrowArray) -> ArrowArray:
-        """Return the digits, or what PostgreSQL calls them."""
+        """Returns the digits, or what PostgreSQL calls them."""
         printed = super().pg_text(values).to_pylist()
         return pa.array([_NAMES.get(text, text) for text in printed], pa.string())
 
     def equal_texts(self, texts: ArrowArray) -> ArrowArray:
-        """Return the texts of the typed values."""
+        """Returns the texts of the typed values."""
         typed, _ = self.from_text(texts)
         return self.equal_values(typed).cast(pa.string()).cast(pa.binary())
 
     def equal_values(self, values: ArrowArray) -> ArrowArray:
-        """Return the numbers, with one zero."""
+        """Returns the numbers, with one zero."""
         is_floating = pa.types.is_floating(values.type)
         # Adding 0 turns -0 into 0.
         return pc.add(values, pa.scalar(0.0, values.type)) if is_floating else values
 
     def exact_values(self, values: ArrowArray) -> ArrowArray:
-        """Return the texts of floats, which distinguish -0 from 0."""
+        """Returns the texts of floats, which distinguish -0 from 0."""
         return values.cast(pa.string()) if pa.types.is_floating(values.type) else values
 
     def exact_sql(self, value: str) -> str:
-        """Return the text of a float, which distinguishes -0 from 0."""
+        """Returns the text of a float, which distinguishes -0 from 0."""
         return f"cast({value} as string)" if pa.types.is_floating(self.arrow) else value
 
 
@@ -154,7 +154,7 @@ class Float(Fraction, Number):
     """Floats, including NaN, the infinities and negative zero."""
 
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
-        """Return the bits, which is faster than printing; floats have many NaN bit patterns."""
+        """Returns the bits, which is faster than printing; floats have many NaN bit patterns."""
         sent = sql.SQL(
             "pg_catalog.{send}(case when {column} = 'NaN' then 'NaN'::pg_catalog.{name} else"
             " {column} end)::text"
@@ -164,7 +164,7 @@ class Float(Fraction, Number):
         return sent, None
 
     def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
-        """Return the bits."""
+        """Returns the bits."""
         size = self.arrow.bit_width // 8
         whole = pa.uint32() if size == 4 else pa.uint64()
         bits = integers(values.cast(self.arrow).view(whole)).copy()
@@ -185,7 +185,7 @@ class Decimal(Fraction):
         return cast_or_raw(text, self.arrow, self.unheld)
 
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
-        """Return the digits, as many after the point as the type has."""
+        """Returns the digits, as many after the point as the type has."""
         value = sql.SQL("{}::pg_catalog.numeric").format(column)
         scale = sql.SQL(str(self.arrow.scale))
         # NaN is greater than every number.
@@ -196,7 +196,7 @@ class Decimal(Fraction):
         return sql.SQL("pg_catalog.round({}, {})::text").format(value, scale), unheld
 
     def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
-        """Return the digits, as many after the point as the type has."""
+        """Returns the digits, as many after the point as the type has."""
         values, scale = values.cast(self.arrow), self.arrow.scale
         if scale <= _EXACT_DIGITS:
             return values.cast(pa.string())
@@ -245,15 +245,15 @@ class NumericAsDouble(Fraction):
         )
 
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
-        """Return the digits without trailing zeros, whether a double can hold them or not."""
+        """Returns the digits without trailing zeros, whether a double can hold them or not."""
         return sql.SQL("pg_catalog.trim_scale({}::pg_catalog.numeric)::text").format(column), None
 
     def element_parts(self, column: sql.Composable, marks: Marks, /) -> Selected:
-        """Return the digits, and whether a double has others."""
+        """Returns the digits, and whether a double has others."""
         return self.checksum_parts(column, marks)[0], sql.SQL(_ROUNDED).format(column)
 
     def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
-        """Return each double as PostgreSQL's numeric prints it, without trailing zeros."""
+        """Returns each double as PostgreSQL's numeric prints it, without trailing zeros."""
         texts: ArrowArray = values.cast(pa.string())
         odd = pc.match_substring_regex(texts, "[en]")  # The text has an exponent, or is nan or inf.
         if pc.any(odd).as_py():
@@ -265,7 +265,7 @@ class NumericAsDouble(Fraction):
         return self.checksum_raw(texts)
 
     def checksum_raw(self, raw: ArrowArray) -> ArrowArray:
-        """Return the digits without trailing zeros."""
+        """Returns the digits without trailing zeros."""
         texts = _without_zeros(raw)
         return pc.if_else(pc.equal(texts, "-0"), "0", texts)
 
@@ -275,23 +275,23 @@ class NumericAsText(Text):
     """numeric as PostgreSQL prints it, with any number of digits."""
 
     def equal_sql(self, value: str) -> str:
-        """Return the text without the zeros at the end of a fraction."""
+        """Returns the text without the zeros at the end of a fraction."""
         shortest = f"trim(trailing '.' from trim(trailing '0' from {value}))"
         return f"case when instr({value}, '.') > 0 then {shortest} else {value} end"
 
     def equal_values(self, values: ArrowArray) -> ArrowArray:
-        """Return the texts without the zeros at the end of a fraction."""
+        """Returns the texts without the zeros at the end of a fraction."""
         return _without_zeros(values)
 
 
 def _without_zeros(texts: ArrowArray) -> ArrowArray:
-    """Return texts of numbers without the zeros at the end of a fraction."""
+    """Returns texts of numbers without the zeros at the end of a fraction."""
     shortest = pc.utf8_rtrim(pc.utf8_rtrim(texts, "0"), ".")
     return pc.if_else(pc.match_substring(texts, "."), shortest, texts)
 
 
 def _digits(text: ArrowArray) -> ArrowArray:
-    """Return only the significant digits.
+    """Returns only the significant digits.
 
     >>> _digits(pa.array(["-0.0120", "1.2e-05"])).to_pylist()
     ['12', '12']
@@ -300,7 +300,7 @@ def _digits(text: ArrowArray) -> ArrowArray:
 
 
 def scaled_decimal(scale: int) -> Decimal:
-    """Return decimal(38, scale) for a numeric without limits.
+    """Returns decimal(38, scale) for a numeric without limits.
 
     Values with more digits before or after the point are raw.
     """
@@ -312,7 +312,7 @@ def scaled_decimal(scale: int) -> Decimal:
 
 
 def decimal(typmod: int) -> Decimal | None:
-    """Return the decimal for a numeric's typmod; None when it has none, or needs more than 38
+    """Returns the decimal for a numeric's typmod; None when it has none, or needs more than 38
     digits.
 
     >>> decimal(((12 << 16) | 2) + 4).spark
@@ -331,7 +331,7 @@ def decimal(typmod: int) -> Decimal | None:
 
 
 def precision_and_scale(typmod: int) -> tuple[int, int] | None:
-    """Return the precision and the scale of a numeric; None without limits.
+    """Returns the precision and the scale of a numeric; None without limits.
 
     The scale may be negative, or larger than the precision.
 

@@ -41,11 +41,11 @@ class Text(TargetType):
         return utf8(text), None
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
-        """Return the output function's text."""
+        """Returns the output function's text."""
         return (as_text(column), None) if self.is_plain else super().copy_expressions(column)
 
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
-        """Return the same text."""
+        """Returns the same text."""
         return self.copy_expressions(column)
 
     def compared_with(self, referenced: TargetType) -> Comparison | None:

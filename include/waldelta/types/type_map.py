@@ -89,7 +89,7 @@ _FIRST_USER_OID = 16384
 def column_types(
     types: Mapping[str, PgType], key_columns: Collection[str], options: TypeOptions
 ) -> dict[str, TargetType]:
-    """Return the types of a table's columns by name.
+    """Returns the types of a table's columns by name.
 
     All columns of a table without a key identify its rows.
     """
@@ -106,7 +106,7 @@ def column_types(
 
 
 def unheld_key(name: str, kind: TargetType) -> str:
-    """Return the message for a key column's value that its type in the lake can't hold.
+    """Returns the message for a key column's value that its type in the lake can't hold.
 
     Rows are identified by the key.
     """
@@ -120,7 +120,7 @@ def unheld_key(name: str, kind: TargetType) -> str:
 
 @cache
 def target_type(pg_type: PgType, options: TypeOptions = DEFAULT_TYPES) -> TargetType:
-    """Return the type of a column of ``pg_type``; types without a counterpart in the lake stay
+    """Returns the type of a column of ``pg_type``; types without a counterpart in the lake stay
     text.
 
     >>> target_type(PgType(1700, ((12 << 16) | 2) + 4, "numeric(12,2)")).spark
@@ -178,7 +178,7 @@ def _array(element: PgType, options: TypeOptions) -> TargetType:
 
 @cache
 def stored_type(type_name: str, spark_type: str) -> TargetType:
-    """Return a column's type by its names in PostgreSQL and Spark, which the ledger has.
+    """Returns a column's type by its names in PostgreSQL and Spark, which the ledger has.
 
     It is for stored values. Reading texts, and PostgreSQL's equality, need what target_type()
     returns, since a domain's name doesn't say what it is based on. Raises LakeError for a type that
@@ -205,7 +205,7 @@ def stored_type(type_name: str, spark_type: str) -> TargetType:
 
 @cache
 def key_type(base_oid: int, spark_type: str) -> TargetType:
-    """Return the type of a foreign key's column by the oid of its type, of a domain its base type,
+    """Returns the type of a foreign key's column by the oid of its type, of a domain its base type,
     and by its name in Spark.
 
     >>> key_type(23, "int").compared_with(key_type(20, "bigint"))

@@ -267,7 +267,7 @@ class Exact(str):
 
 
 def _shown(value: object) -> str:
-    """Return what a page shows of a value: names from the source with control characters as
+    """Returns what a page shows of a value: names from the source with control characters as
     escapes.
     """
     if isinstance(value, Exact):

@@ -1,13 +1,14 @@
-"""The examples in docstrings give what they say."""
+"""The examples in docstrings give what they say, and docstrings have one form."""
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 
 import pytest
 
-from tests.unit.repository.test_architecture import MODULES
+from tests.unit.repository.test_architecture import MODULES, tree_of
 
 WITH_EXAMPLES = [name for name, path in MODULES.items() if ">>>" in path.read_text()]
 
@@ -17,3 +18,15 @@ def test_examples(module):
     found = doctest.testmod(importlib.import_module(module))
     assert found.attempted > 0
     assert found.failed == 0
+
+
+def test_a_docstring_says_returns_and_yields():
+    """One form for the same thing."""
+    others = [
+        f"{name}.{node.name}"
+        for name, path in MODULES.items()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.FunctionDef)
+        and (ast.get_docstring(node) or "").startswith(("Return ", "Yield "))
+    ]
+    assert others == []

@@ -49,7 +49,7 @@ ACTIONS = (ACTION_UPDATE, ACTION_INSERT, ACTION_UPSERT, ACTION_DELETE, ACTION_PU
 
 
 def net_changes(counts: Mapping[str, int]) -> int:
-    """Return the number of net changes in counts, which have them by action and may have other
+    """Returns the number of net changes in counts, which have them by action and may have other
     counts.
     """
     return sum(counts.get(action, 0) for action in ACTIONS)
@@ -174,7 +174,7 @@ class Chains:
         self.origin: Ints = self.parent[self.root]
 
     def _nowhere(self) -> Ints:
-        """Return the first event of each chain of a missing row that would give the row another
+        """Returns the first event of each chain of a missing row that would give the row another
         key.
 
         Such an event is skipped, so later events at that key find the row that was there before.
@@ -214,13 +214,13 @@ class Chains:
         return parent
 
     def live(self) -> Ints:
-        """Return the events that produced a row which exists at the end."""
+        """Returns the events that produced a row which exists at the end."""
         stays = self.is_last & (self.destination[self.touch_event] == self.touch_key)
         events = self.touch_event[stays]
         return np.sort(events[self.origin[events] != Root.MISSING])
 
     def unclaimed(self) -> Ints:
-        """Return the events that are the first of the batch to arrive at a key.
+        """Returns the events that are the first of the batch to arrive at a key.
 
         A row of the target at that key is in their way.
         """
@@ -266,7 +266,7 @@ def remaining_rows(
     *,
     base: tuple[Ints, str] | None,
 ) -> pa.Table:
-    """Return net changes with the rows that these events produced.
+    """Returns net changes with the rows that these events produced.
 
     ``base`` has the events whose old or new key is the base key.
     """
@@ -285,7 +285,7 @@ def remaining_rows(
 
 
 def newest_known(unchanged: pa.ChunkedArray, chains: Chains, chosen: Ints) -> tuple[Ints, Bools]:
-    """Return for one column each chain's newest event that sent its value, and whether there is
+    """Returns for one column each chain's newest event that sent its value, and whether there is
     none.
     """
     flags = np.asarray(unchanged.fill_null(False))
@@ -299,7 +299,7 @@ def newest_known(unchanged: pa.ChunkedArray, chains: Chains, chosen: Ints) -> tu
 def keys_only(
     events: pa.Table, shape: EventShape, action: str, chosen: Ints, which: str | None
 ) -> pa.Table | None:
-    """Return net changes without values, at the old or new keys of these events; None without
+    """Returns net changes without values, at the old or new keys of these events; None without
     events.
     """
     if not len(chosen):
@@ -329,7 +329,7 @@ def _base_columns(
 
 
 def follow(jump: Ints) -> Ints:
-    """Return the end of each chain of references, by pointer doubling; an end refers to itself."""
+    """Returns the end of each chain of references, by pointer doubling; an end refers to itself."""
     while True:
         further = jump[jump]
         if np.array_equal(further, jump):
@@ -338,7 +338,7 @@ def follow(jump: Ints) -> Ints:
 
 
 def in_order(events: pa.Table, shape: EventShape) -> pa.Table:
-    """Return the events in stream order; columns of more than _MOST_BYTES get wide offsets."""
+    """Returns the events in stream order; columns of more than _MOST_BYTES get wide offsets."""
     twins = {f"c{i}": f"o{k}" for k, i in enumerate(shape.identity)}
     for name in shape.values:
         names = [name, twins[name]] if name in twins else [name]
@@ -353,12 +353,12 @@ def in_order(events: pa.Table, shape: EventShape) -> pa.Table:
 
 
 def in_order_of(events: pa.Table) -> Ints:
-    """Return the events' row numbers in stream order."""
+    """Returns the events' row numbers in stream order."""
     return np.argsort(events["ord"].to_numpy(), kind="stable")
 
 
 def identity_codes(events: pa.Table, shape: EventShape) -> tuple[Ints, Ints]:
-    """Return integers that are equal exactly where the identities of old and new rows are equal."""
+    """Returns integers that are equal where the identities of old and new rows are equal."""
     return codes_of_both(
         [events[f"o{k}"] for k in range(len(shape.identity))],
         [events[f"c{i}"] for i in shape.identity],
@@ -368,7 +368,7 @@ def identity_codes(events: pa.Table, shape: EventShape) -> tuple[Ints, Ints]:
 def codes_of_both(
     columns: Sequence[pa.ChunkedArray], others: Sequence[pa.ChunkedArray]
 ) -> tuple[Ints, Ints]:
-    """Return integers that are equal exactly where the rows of two tables are equal.
+    """Returns integers that are equal exactly where the rows of two tables are equal.
 
     The other table's columns are cast to the types of the first one's.
     """
@@ -383,7 +383,7 @@ def codes_of_both(
 
 
 def codes_of(columns: Sequence[pa.ChunkedArray]) -> Ints:
-    """Return integers that are equal exactly where the rows of these columns are equal."""
+    """Returns integers that are equal exactly where the rows of these columns are equal."""
     found = np.zeros(0, np.int64)
     for k, column in enumerate(columns):
         part, cardinality = _codes(column)
@@ -407,7 +407,7 @@ def _codes(values: pa.ChunkedArray) -> tuple[Ints, int]:
 
 
 def event_schema(shape: EventShape, column_types: Sequence[pa.DataType]) -> pa.Schema:
-    """Return the Arrow schema of events."""
+    """Returns the Arrow schema of events."""
     fields = [("ord", pa.int64()), ("op", pa.int32())]
     fields += [
         (name, column_types[i]) for name, i in zip(shape.old_keys, shape.identity, strict=True)
@@ -416,7 +416,7 @@ def event_schema(shape: EventShape, column_types: Sequence[pa.DataType]) -> pa.S
 
 
 def net_schema(shape: EventShape, column_types: Sequence[pa.DataType]) -> pa.Schema:
-    """Return the Arrow schema of net changes."""
+    """Returns the Arrow schema of net changes."""
     fields = [("action", pa.string())]
     fields += [(name, column_types[i]) for name, i in zip(shape.bases, shape.identity, strict=True)]
     return pa.schema([*fields, *_common(shape, column_types)])
@@ -463,7 +463,7 @@ def _collapse_keyless(
 
 
 def _parents(source: Ints, destination: Ints) -> tuple[Ints, Bools]:
-    """Return each event's parent, or where its chain starts; and which events were consumed.
+    """Returns each event's parent, or where its chain starts; and which events were consumed.
 
     The parent produced the duplicate that the event consumes. For each row, events that produce a
     duplicate and events that consume one match like opening and closing brackets: those at the same
@@ -490,7 +490,7 @@ def _parents(source: Ints, destination: Ints) -> tuple[Ints, Bools]:
 
 
 def _levels(row: Ints, is_opening: Bools) -> Ints:
-    """Return how many duplicates of its row exist in the batch at each event, the event's own
+    """Returns how many duplicates of its row exist in the batch at each event, the event's own
     included.
 
     It is 0 where the event takes a row of the target.
@@ -514,7 +514,7 @@ def _levels(row: Ints, is_opening: Bools) -> Ints:
 def _rows(
     events: pa.Table, shape: EventShape, action: str, base: Ints | None, final: Ints | None
 ) -> pa.Table:
-    """Return net changes from the old rows of the ``base`` events to the new rows of the ``final``
+    """Returns net changes from the old rows of the ``base`` events to the new rows of the ``final``
     ones.
     """
     told = [chosen for chosen in (base, final) if chosen is not None]

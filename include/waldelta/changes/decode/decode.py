@@ -156,7 +156,7 @@ class _Described:
 
 
 def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
-    """Yield the events among ``changes`` (CHANGE_COLUMNS) that the target's copy doesn't contain
+    """Yields the events among ``changes`` (CHANGE_COLUMNS) that the target's copy doesn't contain
     yet.
     """
     batch, seq, streamed_xid = place_columns(changes)
@@ -193,14 +193,14 @@ def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
 
 
 def decode_all(parts: Iterable[pa.RecordBatch], plan: DecodePlan) -> Iterator[pa.RecordBatch]:
-    """Yield the events of all parts, as decode() does."""
+    """Yields the events of all parts, as decode() does."""
     for part in parts:
         for events in decode(part, plan):
             yield from events.to_batches()
 
 
 def _placed(err: DecodeError, changes: pa.RecordBatch) -> DecodeError:
-    """Return the error with its message's position in the change log."""
+    """Returns the error with its message's position in the change log."""
     batches = sorted(changes["batch"].unique().to_pylist())
     where = (
         f"in batches {batches[0]} to {batches[-1]}"
@@ -311,7 +311,7 @@ def _routed(
     routing: Routing,
     described: _Described,
 ) -> dict[str, pa.Array]:
-    """Return the filter's columns of new and old rows, typed.
+    """Returns the filter's columns of new and old rows, typed.
 
     Raises ApplyError for an UPDATE whose old row can't be judged.
     """
@@ -410,7 +410,7 @@ def _check_whole_rows(rows: Rows) -> None:
 
 
 def _new_key(rows: Rows, k: int) -> pa.Array:
-    """Return the key after the change; an unchanged TOASTed key is only in the old tuple."""
+    """Returns the key after the change; an unchanged TOASTed key is only in the old tuple."""
     unchanged = rows.unchanged[k] & rows.old.has_tuple
     return (
         pc.if_else(pa.array(unchanged), rows.old[k], rows.new[k])
@@ -420,7 +420,7 @@ def _new_key(rows: Rows, k: int) -> pa.Array:
 
 
 def _old_key(rows: Rows, k: int) -> pa.Array:
-    """Return the key before the change; none for an insert.
+    """Returns the key before the change; none for an insert.
 
     It is in the old tuple where one was sent, else in the new one.
     """
@@ -432,7 +432,7 @@ def _old_key(rows: Rows, k: int) -> pa.Array:
 
 
 def with_typed_keys(events: pa.Table, plan: DecodePlan) -> pa.Table:
-    """Return the events with the key's columns in the target's types.
+    """Returns the events with the key's columns in the target's types.
 
     Equal keys may have different texts. Raises ApplyError for a key that the target's type can't
     hold.
@@ -469,7 +469,7 @@ def collapse_events(events: pa.Table, plan: DecodePlan) -> pa.Table:
 
 
 def _base_is_empty(events: pa.Table, plan: DecodePlan) -> bool | npt.NDArray[np.bool_]:
-    """Return whether the target's rows were truncated before these events.
+    """Returns whether the target's rows were truncated before these events.
 
     For a target that merges partitions, it is an array with a value for each event.
     """
@@ -495,7 +495,7 @@ def _typed(net: pa.Table, plan: DecodePlan, columns: dict[int, str], raw_name: s
 
 
 def _pieces(column: pa.ChunkedArray) -> list[pa.Array]:
-    """Return the column as arrays small enough to be converted, and sent, at once."""
+    """Returns the column as arrays small enough to be converted, and sent, at once."""
     pieces: list[pa.Array] = []
     waiting = list(reversed(column.chunks))
     while waiting:
@@ -513,7 +513,7 @@ def _pieces(column: pa.ChunkedArray) -> list[pa.Array]:
 def typed_key(
     texts: pa.ChunkedArray, kind: TargetType, name: str, required: npt.NDArray[np.bool_]
 ) -> pa.Array:
-    """Return a key column in its type.
+    """Returns a key column in its type.
 
     Raises ApplyError for a key that the type can't hold, NeedsSync for a missing one where
     ``required``.

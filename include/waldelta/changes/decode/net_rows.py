@@ -26,7 +26,7 @@ from waldelta.types import TargetType
 
 
 def row_keys(rows: pa.Table, plan: DecodePlan, columns: Iterable[str]) -> list[str]:
-    """Return each row's key, from these columns, as a JSON object of PostgreSQL's texts."""
+    """Returns each row's key, from these columns, as a JSON object of PostgreSQL's texts."""
     names = [plan.names[i] for i in plan.shape.key]
     texts = [
         plan.types[i].pg_text(one_array(rows[column])).to_pylist()
@@ -36,7 +36,7 @@ def row_keys(rows: pa.Table, plan: DecodePlan, columns: Iterable[str]) -> list[s
 
 
 def own_keys(keys: Collection[str], plan: DecodePlan) -> set[str]:
-    """Return those of these keys (JSON objects by column) whose columns are the current key's.
+    """Returns those of these keys (JSON objects by column) whose columns are the current key's.
 
     The others were recorded before the table's key columns changed.
     """
@@ -45,7 +45,7 @@ def own_keys(keys: Collection[str], plan: DecodePlan) -> set[str]:
 
 
 def named_keys(keys: Collection[str], columns: Sequence[tuple[str, TargetType]]) -> pa.Table:
-    """Return these keys as texts, ``t<k>``, and in the types of these key columns, ``k<k>``.
+    """Returns these keys as texts, ``t<k>``, and in the types of these key columns, ``k<k>``.
 
     Raises ApplyError for a key that its type can't hold.
     """
@@ -59,7 +59,7 @@ def named_keys(keys: Collection[str], columns: Sequence[tuple[str, TargetType]])
 
 
 def first_values(keys: Collection[str], plan: DecodePlan, kind: pa.DataType) -> pa.Array:
-    """Return the values of these keys' first column, as ``kind``.
+    """Returns the values of these keys' first column, as ``kind``.
 
     Few other rows have one of these values.
     """
@@ -75,12 +75,12 @@ def _typed(texts: Sequence[str], plan: DecodePlan, column: int) -> pa.Array:
 
 
 def typed_columns(keys: pa.Table) -> list[pa.ChunkedArray]:
-    """Return the typed columns ``k<k>`` of keys in the columns of named_keys()."""
+    """Returns the typed columns ``k<k>`` of keys in the columns of named_keys()."""
     return [keys[name] for name in keys.column_names if name.startswith("k")]
 
 
 def key_codes(kinds: Sequence[TargetType], *keys: Sequence[pa.ChunkedArray]) -> list[Ints]:
-    """Return integers for several lists of keys, equal where the keys are equal in PostgreSQL.
+    """Returns integers for several lists of keys, equal where the keys are equal in PostgreSQL.
 
     Each list is given by its columns, which have these types.
     """
@@ -94,7 +94,7 @@ def key_codes(kinds: Sequence[TargetType], *keys: Sequence[pa.ChunkedArray]) -> 
 
 
 def first_of_each(codes: Ints) -> Ints:
-    """Return the positions of the first occurrence of each code, in their order."""
+    """Returns the positions of the first occurrence of each code, in their order."""
     _, first = np.unique(codes, return_index=True)
     return np.asarray(np.sort(first), np.int64)
 
@@ -105,13 +105,13 @@ WRITTEN = (*FRESH, ACTION_UPDATE)
 
 
 def as_net(rows: pa.Table, plan: TargetPlan) -> pa.Table:
-    """Return rows that were read from files in the plan's schema."""
+    """Returns rows that were read from files in the plan's schema."""
     schema = plan.decode.net_schema
     return rows.select(schema.names).cast(schema).combine_chunks()
 
 
 def keys_of(rows: pa.Table, plan: TargetPlan, which: str) -> list[str]:
-    """Return each row's key as JSON: the base key (``b``) or the current one (``c``)."""
+    """Returns each row's key as JSON: the base key (``b``) or the current one (``c``)."""
     shape = plan.decode.shape
     return row_keys(
         rows, plan.decode, shape.bases if which == "b" else [f"c{i}" for i in shape.key]
@@ -119,7 +119,7 @@ def keys_of(rows: pa.Table, plan: TargetPlan, which: str) -> list[str]:
 
 
 def move_keys(rows: pa.Table, plan: TargetPlan) -> Bools:
-    """Return which updates move their row to another key than it has in the target."""
+    """Returns which updates move their row to another key than it has in the target."""
     bases, present = (keys_of(rows, plan, which) for which in "bc")
     others = np.array([base != key for base, key in zip(bases, present, strict=True)], np.bool_)
     return others & np.array(
@@ -128,20 +128,20 @@ def move_keys(rows: pa.Table, plan: TargetPlan) -> Bools:
 
 
 def unsent(rows: pa.Table, plan: TargetPlan) -> list[list[str]]:
-    """Return the columns that arrived without a value, by row."""
+    """Returns the columns that arrived without a value, by row."""
     flags = {plan.decode.names[i]: rows[f"u{i}"].to_pylist() for i in plan.decode.shape.toastable}
     return [[name for name, of_rows in flags.items() if of_rows[n]] for n in range(len(rows))]
 
 
 def sent(rows: pa.Table, plan: TargetPlan, absent: Sequence[Sequence[str]]) -> list[str]:
-    """Return the values of each row that did arrive, as JSON."""
+    """Returns the values of each row that did arrive, as JSON."""
     return values_as_json(rows, plan.decode.columns, absent)
 
 
 def values_as_json(
     rows: pa.Table, columns: Sequence[tuple[str, TargetType]], absent: Sequence[Sequence[str]]
 ) -> list[str]:
-    """Return PostgreSQL's text of each value in the columns ``c<i>`` of these names and types, as
+    """Returns PostgreSQL's text of each value in the columns ``c<i>`` of these names and types, as
     JSON by row.
 
     The columns in ``absent`` are left out, by row.
@@ -162,7 +162,7 @@ def values_as_json(
 
 
 def purges(rows: pa.Table, plan: TargetPlan) -> pa.Table:
-    """Return these rows as purges of the row at their base key."""
+    """Returns these rows as purges of the row at their base key."""
     rows = with_action(rows, ACTION_PURGE)
     for name in [*plan.decode.shape.values, "raw"]:
         rows = with_column(rows, name, pa.nulls(len(rows), rows.schema.field(name).type))
@@ -172,12 +172,12 @@ def purges(rows: pa.Table, plan: TargetPlan) -> pa.Table:
 
 
 def without_base(rows: pa.Table, plan: TargetPlan) -> pa.Table:
-    """Return these rows without a base, as rows that come from none of the target's."""
+    """Returns these rows without a base, as rows that come from none of the target's."""
     for name in plan.decode.shape.bases:
         rows = with_column(rows, name, pa.nulls(len(rows), rows.schema.field(name).type))
     return rows
 
 
 def with_action(rows: pa.Table, action: str) -> pa.Table:
-    """Return these rows with another action."""
+    """Returns these rows with another action."""
     return with_column(rows, "action", pa.array([action] * len(rows), pa.string()))

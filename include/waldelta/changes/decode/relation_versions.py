@@ -43,7 +43,7 @@ class RelationVersion:
     everywhere: bool = False
 
     def describes(self, place: Ints, is_streamed: Bools, xid8: Ints) -> Bools:
-        """Return which messages of the relation this version describes, by their positions as
+        """Returns which messages of the relation this version describes, by their positions as
         landed.
         """
         if self.everywhere:
@@ -69,7 +69,7 @@ class _Sent:
 
 
 def read_versions(stream: Stream, relation_ids: Iterable[int]) -> list[RelationVersion]:
-    """Return all versions of these relations that rows of the stream may need.
+    """Returns all versions of these relations that rows of the stream may need.
 
     Where all versions of a relation are equal, there is only one.
     """
@@ -91,7 +91,7 @@ def read_versions(stream: Stream, relation_ids: Iterable[int]) -> list[RelationV
 
 
 def _sent(stream: Stream, wanted: frozenset[int]) -> Iterator[_Sent]:
-    """Yield a description for each Relation message.
+    """Yields a description for each Relation message.
 
     Yields one more where a Stream Commit makes it known to other transactions.
     """
@@ -123,7 +123,7 @@ def _sent(stream: Stream, wanted: frozenset[int]) -> Iterator[_Sent]:
 def _relations(
     row: Mapping[str, Any], wanted: frozenset[int]
 ) -> Iterator[tuple[int, Relation | None]]:
-    """Yield what a Relation message describes.
+    """Yields what a Relation message describes.
 
     A skipped message that is too short to name its relation may be about any of them.
     """
@@ -137,7 +137,7 @@ def _relations(
 
 
 def _bounded(sent: list[_Sent], *, is_whole: bool) -> Iterator[RelationVersion]:
-    """Yield versions of one relation, each up to the next version of its transaction.
+    """Yields versions of one relation, each up to the next version of its transaction.
 
     Without ``is_whole``, some rows have no version.
     """

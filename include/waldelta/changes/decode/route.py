@@ -70,7 +70,7 @@ class Routing:
     old: str
 
     def fields(self, types: Sequence[TargetType]) -> list[pa.Field]:
-        """Return the Arrow fields that events have in addition to collapse's."""
+        """Returns the Arrow fields that events have in addition to collapse's."""
         found = [pa.field(OLD_ROW, pa.int32())]
         for letter in "np":
             found += [pa.field(f"{letter}{i}", types[i].arrow) for i in self.positions]
@@ -79,7 +79,7 @@ class Routing:
 
 
 def plan_routing(row_filter: RowFilter | None, columns: Sequence[ColumnState]) -> Routing | None:
-    """Return how a target with these columns judges events; None without a filter.
+    """Returns how a target with these columns judges events; None without a filter.
 
     Raises FilterNotTranslatable.
     """
@@ -177,7 +177,7 @@ def _operation(routing: Routing) -> Column:
 
 
 def routed(events: pa.Table, judged: pa.Table) -> pa.Table:
-    """Return the events that concern the target, with the operation that they are for it.
+    """Returns the events that concern the target, with the operation that they are for it.
 
     ``judged`` has each event's ``ord`` and its operation, in any order.
     """
@@ -188,7 +188,7 @@ def routed(events: pa.Table, judged: pa.Table) -> pa.Table:
 
 
 def judgement(routing: Routing) -> Column:
-    """Return the operation that an event is for the target; NULL for none."""
+    """Returns the operation that an event is for the target; NULL for none."""
     # PostgreSQL doesn't evaluate a filter on a row that doesn't exist. A condition that could fail
     # mustn't do so either.
     new = f"(op <> {DELETE} and coalesce({routing.new}, false))"

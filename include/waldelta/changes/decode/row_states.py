@@ -70,7 +70,7 @@ class Unfolding:
 
 
 def row_versions(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Table:
-    """Return the rows for the target, in the columns of net changes and of ``row_version_fields``.
+    """Returns the rows for the target, in the columns of net changes and of ``row_version_fields``.
 
     For states: ``insert`` is a state of a new row. ``update`` is a state of a row that the target
     has at its base key (skipped when it doesn't). ``delete`` ends, at ``to_lsn``, the target's
@@ -85,7 +85,7 @@ def row_versions(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> p
 def row_version_fields(
     shape: EventShape, key_types: list[pa.DataType], fold: Fold
 ) -> list[pa.Field]:
-    """Return the Arrow fields that row versions have in addition to those of net changes."""
+    """Returns the Arrow fields that row versions have in addition to those of net changes."""
     if not fold.has_changes:
         return [pa.field(TO_LSN, pa.int64()), pa.field(TO_TS, UTC_TIME)]
     fields = [
@@ -103,7 +103,7 @@ def row_version_fields(
 def _chains(
     events: pa.Table, shape: EventShape, unfolding: Unfolding
 ) -> tuple[Chains, Ints, tuple[Ints, Ints]]:
-    """Return the chains, the number of TRUNCATEs before each event, and its old and new key
+    """Returns the chains, the number of TRUNCATEs before each event, and its old and new key
     codes.
     """
     op = events["op"].to_numpy().astype(np.int64)
@@ -164,7 +164,7 @@ def _states(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Tab
 
 
 def _times(events: pa.Table, unfolding: Unfolding) -> tuple[Ints, Ints]:
-    """Return the times of events and TRUNCATEs in microseconds, never decreasing in stream order.
+    """Returns the times of events and TRUNCATEs in microseconds, never decreasing in stream order.
 
     Clocks may step back from one commit to the next, but a row's states must follow each other.
     """
@@ -196,7 +196,7 @@ def _ends(chains: Chains, era: Ints, *when: tuple[Ints, Ints]) -> tuple[Ints, ..
 
 
 def _is_last(keys: Ints, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return which of the chosen events are the last of their key."""
+    """Returns which of the chosen events are the last of their key."""
     places = np.flatnonzero(chosen)
     _, first = np.unique(keys[places][::-1], return_index=True)
     last = np.zeros(len(keys), np.bool_)

@@ -203,7 +203,7 @@ def _shape(evolution: Evolution, targets: Mapping[str, TargetType]) -> EventShap
 
 
 def as_merged_partition(relation: Relation, state: TableState) -> Relation:
-    """Return a leaf as a relation of the target that merges it: with its oid as an extra last
+    """Returns a leaf as a relation of the target that merges it: with its oid as an extra last
     column.
     """
     if state.root_id is None:
@@ -215,7 +215,7 @@ def as_merged_partition(relation: Relation, state: TableState) -> Relation:
 def bringing_rows(
     batch_range: BatchRange, snapshot: Snapshot, versions: Sequence[RelationVersion]
 ) -> list[RelationVersion]:
-    """Return the versions that describe rows which the copy doesn't contain, in stream order."""
+    """Returns the versions that describe rows which the copy doesn't contain, in stream order."""
     # When all versions have the same columns, no search is needed.
     if len({frozenset(version.relation.columns) for version in versions}) <= 1:
         return sorted(versions, key=attrgetter("since"))
@@ -320,7 +320,7 @@ def check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> Non
 def read_truncations(
     stream: Stream, state: TableState, snapshot: Snapshot
 ) -> tuple[Truncation, ...]:
-    """Return every TRUNCATE of this target's relation that its copy doesn't reflect, in commit
+    """Returns every TRUNCATE of this target's relation that its copy doesn't reflect, in commit
     order.
     """
     chosen = pc.equal(stream.timeline["kind"], "T")
@@ -381,7 +381,7 @@ _Decode = Callable[[pa.RecordBatch], object]
 def find_unreadable(
     change_log: ChangeLog, state: TableState, batches: BatchNumbers, plan: TargetPlan | None
 ) -> UnreadMessage | None:
-    """Return the first message that prevents applying a batch range to a target; None when all
+    """Returns the first message that prevents applying a batch range to a target; None when all
     decode.
 
     ``plan`` is None when planning itself failed. Then the message describes rows, or decides which
@@ -401,7 +401,7 @@ def find_unreadable(
 
 
 def find_unreadable_logical(change_log: ChangeLog, segments: Segments) -> UnreadMessage | None:
-    """Return the first logical message of a range that can't be decoded."""
+    """Returns the first logical message of a range that can't be decoded."""
     chosen = of_batches(segments.after, segments.upto) & (pc.field("kind") == "M")
     place = _first(
         change_log.scan(chosen, ["batch", "seq", "streamed_xid", "data"]),
@@ -411,7 +411,7 @@ def find_unreadable_logical(change_log: ChangeLog, segments: Segments) -> Unread
 
 
 def _is_read(row: dict[str, Any], state: TableState) -> bool:
-    """Return whether a timeline message can be decoded, or isn't about the target."""
+    """Returns whether a timeline message can be decoded, or isn't about the target."""
     kind, streamed = row["kind"], row["streamed_xid"] is not None
     try:
         if kind in CONTROL_KINDS:
@@ -441,7 +441,7 @@ def _read_logical(part: pa.RecordBatch, segments: Segments) -> None:
 
 
 def _first(parts: Iterable[pa.RecordBatch], read: _Decode) -> tuple[int, int] | None:
-    """Return the position of the first message that can't be decoded."""
+    """Returns the position of the first message that can't be decoded."""
     return next(_failing(parts, read), None)
 
 

@@ -76,7 +76,7 @@ def match(held: pa.Table, net: pa.Table, written: WrittenColumns) -> Ints:
 
 
 def _match_integers(held: pa.ChunkedArray, net: pa.ChunkedArray) -> Ints:
-    """Return what match() does, by a search that is quick where both are nearly in order."""
+    """Returns what match() does, by a search that is quick where both are nearly in order."""
     places = np.flatnonzero(np.asarray(net.is_valid()))
     values = np.asarray(net.drop_null(), np.int64)
     order = np.argsort(values, kind="stable")
@@ -90,7 +90,7 @@ def _match_integers(held: pa.ChunkedArray, net: pa.ChunkedArray) -> Ints:
 
 
 def are_new(net: pa.Table, matched: Bools) -> Bools:
-    """Return which net changes are new rows; only their actions are needed.
+    """Returns which net changes are new rows; only their actions are needed.
 
     ``matched`` has those whose key has a row in the target.
     """
@@ -98,7 +98,7 @@ def are_new(net: pa.Table, matched: Bools) -> Bools:
 
 
 def matched_by(of_row: Ints, changes: int) -> Bools:
-    """Return which of this many net changes have a row in the target."""
+    """Returns which of this many net changes have a row in the target."""
     found = np.zeros(changes, np.bool_)
     found[of_row[of_row >= 0]] = True
     return found
@@ -140,11 +140,11 @@ class MergedRows:
         }
 
     def rows(self) -> pa.Table:
-        """Return the rows after the merge, new ones last."""
+        """Returns the rows after the merge, new ones last."""
         return self._built(~self._deleted)
 
     def new_rows(self) -> pa.Table:
-        """Return only the new rows."""
+        """Returns only the new rows."""
         return self._built(np.zeros(len(self.held), np.bool_))
 
     def _built(self, stay: Bools) -> pa.Table:
@@ -170,7 +170,7 @@ class MergedRows:
     def _chosen(
         self, before: pa.ChunkedArray, after: pa.ChunkedArray, changed: Bools, stay: Bools
     ) -> pa.ChunkedArray:
-        """Return values of the rows that stay, new ones where ``changed``, then those of new
+        """Returns values of the rows that stay, new ones where ``changed``, then those of new
         rows.
         """
         place = np.where(changed, len(before) + self.of_row, np.arange(len(before)))[stay]
@@ -190,7 +190,7 @@ class MergedRows:
 def are_equal(
     rows: pa.Table, changes: pa.Table, written: WrittenColumns, kinds: Mapping[str, TargetType]
 ) -> Bools:
-    """Return which rows of the target are written exactly as the complete change at their place."""
+    """Returns which rows of the target are stored as the complete change at their place."""
     equal = np.ones(len(rows), np.bool_)
     for name, source in written.sources.items():
         if name not in (LSN, COMMIT_TS):
@@ -252,7 +252,7 @@ def _codes(
     *,
     metadata: bool,
 ) -> tuple[Ints, Ints]:
-    """Return integers of the rows and then of the removed ones: the same where they are equal, and
+    """Returns integers of the rows and then of the removed ones: the same where they are equal, and
     where they are also written alike.
     """
     equal: list[pa.Array] = []
@@ -272,7 +272,7 @@ def _codes(
 
 
 def _raw_entries(raws: pa.Array) -> pa.Array:
-    """Return packed raw values as raw_entries() does: null without any."""
+    """Returns packed raw values as raw_entries() does: null without any."""
     is_empty = pc.equal(pc.binary_length(raws), 0)
     return pc.if_else(is_empty, pa.scalar(None, raws.type), raws)
 
@@ -282,12 +282,12 @@ def _both(rows: pa.ChunkedArray, removed: pa.ChunkedArray, kind: pa.DataType) ->
 
 
 def _sought(codes: Ints, rows: pa.Table) -> Ints:
-    """Return how many rows of each code are removed."""
+    """Returns how many rows of each code are removed."""
     return np.bincount(codes[len(rows) :], minlength=int(codes.max(initial=-1)) + 1)
 
 
 def _numbers(codes: Ints, is_late: Bools | None = None) -> Ints:
-    """Return the number of each row among those of its code, those that are late last."""
+    """Returns the number of each row among those of its code, those that are late last."""
     order = np.argsort(codes, kind="stable") if is_late is None else np.lexsort((is_late, codes))
     counts = np.bincount(codes, minlength=1)
     begin = np.cumsum(counts) - counts
@@ -357,7 +357,7 @@ class NetChanges:
         return self.is_truncated or bool(self.truncated_leaves)
 
     def remaining(self, rows: pa.Table) -> pa.Table:
-        """Return the target's rows that aren't of truncated leaves."""
+        """Returns the target's rows that aren't of truncated leaves."""
         if not self.truncated_leaves:
             return rows
         leaves = pa.array(self.truncated_leaves, rows[RELID].type)
@@ -398,17 +398,17 @@ def _merge(
 
 
 def changes_copies(plan: TargetPlan, tag: CommitTag) -> bool:
-    """Return whether the changes update or delete duplicate rows of a table without a key."""
+    """Returns whether the changes update or delete duplicate rows of a table without a key."""
     return not plan.decode.shape.key and bool(tag.counts.keys() & {ACTION_UPDATE, ACTION_DELETE})
 
 
 def has_columns(table: TargetVersion, written: WrittenColumns) -> bool:
-    """Return whether the table has the written columns and requires only implemented features."""
+    """Returns whether the table has the written columns and requires only implemented features."""
     return table.is_writable and set(table.schema.names).issuperset(written.sources)
 
 
 def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:
-    """Return all rows; None when they take more than MOST_DRIVER_BYTES of memory."""
+    """Returns all rows; None when they take more than MOST_DRIVER_BYTES of memory."""
     # A first batch of large rows would be in memory before it could be counted, so the footers are
     # checked first.
     if sum(row_group_bytes(dataset)) > MOST_DRIVER_BYTES:

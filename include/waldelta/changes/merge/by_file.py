@@ -95,14 +95,14 @@ class HeldFile:
 
 
 def held_files(files: pa.Table) -> list[HeldFile]:
-    """Return the files of ``TargetVersion.files``."""
+    """Returns the files of ``TargetVersion.files``."""
     rows = files["num_records"].fill_null(ROWS_PER_FILE)
     columns = (files["path"], files["size_bytes"], rows)
     return [HeldFile(*values) for values in zip(*(c.to_pylist() for c in columns), strict=True)]
 
 
 def readable_files(table: TargetVersion, written: WrittenColumns) -> pa.Table | None:
-    """Return a target's files (``TargetVersion.files``); None when only Spark can read them."""
+    """Returns a target's files (``TargetVersion.files``); None when only Spark can read them."""
     files = table.files
     # A path with a folder is of a partitioned table, or of a clone.
     is_other = any("/" in path or "%" in path for path in files["path"].to_pylist())
@@ -110,7 +110,7 @@ def readable_files(table: TargetVersion, written: WrittenColumns) -> pa.Table | 
 
 
 def open_file(lake: Lake, uri: str, schema: pa.Schema, path: str) -> ds.Dataset:
-    """Return the rows of a file in a folder of the lake."""
+    """Returns the rows of a file in a folder of the lake."""
     files, layout = lake.unchanging_files(uri), parquet_format(uri)
     fragment = layout.make_fragment(path, files)
     return ds.FileSystemDataset([fragment], schema, layout, files)
@@ -128,7 +128,7 @@ class _Target:
     prefix: str
 
     def open(self, file: HeldFile) -> ds.Dataset:
-        """Return the rows of one of its files."""
+        """Returns the rows of one of its files."""
         return open_file(self.table.lake, self.table.uri, self.schema, file.path)
 
 
@@ -211,7 +211,7 @@ def _merged(merge: _Merge, table: TargetVersion, tag: CommitTag, fence: Fence) -
 def _begun(
     runner: Runner, table: TargetVersion, written: WrittenColumns, net: NetFiles, *, truncated: bool
 ) -> _Merge | None:
-    """Return the merge, or None when only Spark can read or write this target."""
+    """Returns the merge, or None when only Spark can read or write this target."""
     if (files := readable_files(table, written)) is None:
         return None
     target = _Target(table.place, table.schema, written, new_prefix())
@@ -282,7 +282,7 @@ class _Merge:
             self.counts[name] += count
 
     def _touched(self) -> list[HeldFile]:
-        """Return the files that may have a row of the net changes."""
+        """Returns the files that may have a row of the net changes."""
         written = self._target.written
         if self._truncated or not written.shape.key:
             return []
@@ -370,7 +370,7 @@ def _rows_of(**what: Any) -> dict[str, Any]:
 
 
 def may_hold(files: pa.Table, names: Sequence[str], keys: Sequence[pa.ChunkedArray]) -> Bools:
-    """Return which files (``TargetVersion.files``) may have a row with one of these keys.
+    """Returns which files (``TargetVersion.files``) may have a row with one of these keys.
 
     ``keys`` has the values of the columns ``names``.
     """
@@ -383,7 +383,7 @@ def may_hold(files: pa.Table, names: Sequence[str], keys: Sequence[pa.ChunkedArr
 
 
 def _span_any(least: pa.ChunkedArray, most: pa.ChunkedArray, values: pa.ChunkedArray) -> Bools:
-    """Return which ranges include one of the values; a range without an end may include any."""
+    """Returns which ranges include one of the values; a range without an end may include any."""
     if (order := shared_order(least.type, values.type)) is None:
         return np.ones(len(least), np.bool_)
     values, least, most = (column.cast(order.kind) for column in (values, least, most))

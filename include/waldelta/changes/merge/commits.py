@@ -47,7 +47,7 @@ _NEWEST = 50
 
 
 def read_untouched(job: Job, state: TableState) -> TargetCut:
-    """Return the target's current version as a cut without changes."""
+    """Returns the target's current version as a cut without changes."""
     version = job.lake.target(state.table_name).version
     return TargetCut(state.table_name, state.generation, version)
 
@@ -136,7 +136,7 @@ def check_alone(job: Job, cut: TargetCut, compared: int) -> None:
 
 
 def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
-    """Return what the commit of ``tag`` did, and make it durable.
+    """Returns what the commit of ``tag`` did, and make it durable.
 
     Raises LateWriter when the commit isn't there.
     """
@@ -155,7 +155,7 @@ def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
 
 
 def committed_verb(job: Job, state: TableState, tag: CommitTag) -> str | None:
-    """Return the command that committed under the identity of ``tag``.
+    """Returns the command that committed under the identity of ``tag``.
 
     None when there is no such commit, "" when the history doesn't reach back that far.
     """
@@ -169,7 +169,7 @@ def committed_verb(job: Job, state: TableState, tag: CommitTag) -> str | None:
 def _commit_of(
     table: TargetVersion, tag: CommitTag, newest: int | None = None
 ) -> dict[str, Any] | None:
-    """Return the commit of ``tag`` among the newest commits (None: among all)."""
+    """Returns the commit of ``tag`` among the newest commits (None: among all)."""
     for entry in table.commits(newest):
         written = entry["waldelta"]
         if (written.get("app_id"), written.get("batch")) == (tag.app_id, tag.batch):
@@ -184,7 +184,7 @@ def read_unreported(
     reported: ReportedCommits,
     in_cut: int | None = None,
 ) -> tuple[TargetCut | None, TargetCut | None]:
-    """Return what was committed to the target but isn't in any run's result.
+    """Returns what was committed to the target but isn't in any run's result.
 
     The first value covers commits up to ``in_cut``, the newest cut's version, the second later
     ones; None where there are none.
@@ -232,7 +232,7 @@ def _cut(state: TableState, entry: Mapping[str, Any]) -> TargetCut:
 
 
 def _ours(table: TargetVersion, app_id: str) -> Iterator[dict[str, Any]]:
-    """Yield this writer's commits, newest first, read on demand.
+    """Yields this writer's commits, newest first, read on demand.
 
     External commits may be in between, but the search ends at a commit of another copy of the
     table. It goes back further than the newest commits only after finding one there: for a large
@@ -252,7 +252,7 @@ def _ours(table: TargetVersion, app_id: str) -> Iterator[dict[str, Any]]:
 
 
 def _effects(metrics: dict[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """Return rows inserted, updated, deleted and skipped, from Delta's metrics and the staged
+    """Returns rows inserted, updated, deleted and skipped, from Delta's metrics and the staged
     ``counts``.
 
     Changes of one row count once: as inserted when it is new, as deleted when it is gone, else as

@@ -67,7 +67,7 @@ class HeldRows:
 
     @classmethod
     def of(cls, table: TargetVersion, written: WrittenColumns) -> HeldRows | None:
-        """Return those of the target's own files; None when only Spark can read them."""
+        """Returns those of the target's own files; None when only Spark can read them."""
         files = readable_files(table, written)
         if files is None:
             return None
@@ -75,7 +75,7 @@ class HeldRows:
 
     @classmethod
     def staged(cls, folder: str, lake: Lake) -> HeldRows:
-        """Return those that are staged in a folder."""
+        """Returns those that are staged in a folder."""
         staged = NetFiles.of(folder, lake)
         columns = {
             "path": pa.array(staged.paths, pa.string()),
@@ -85,7 +85,7 @@ class HeldRows:
         return cls(lake, folder, staged.schema, pa.table(columns))
 
     def open(self, file: HeldFile) -> ds.Dataset:
-        """Return one file."""
+        """Returns one file."""
         return open_file(self.lake, self.uri, self.schema, file.path)
 
 
@@ -163,7 +163,7 @@ class Comparison:
         return pa.table(list(row), schema=_COMPARED)
 
     def _unlike(self, share: Sequence[HeldFile], of_row: Ints, matched: Bools) -> Bools:
-        """Return which of the matched staged rows differ from a row of these files.
+        """Returns which of the matched staged rows differ from a row of these files.
 
         Rows that are too large to compare in memory count as different.
         """
@@ -204,7 +204,7 @@ class Comparison:
 
 
 def _hashable(keys: pa.Table, kinds: Sequence[TargetType]) -> pa.Table:
-    """Return the columns of a key as values that Arrow can match; it can't match lists."""
+    """Returns the columns of a key as values that Arrow can match; it can't match lists."""
     columns = [
         kind.equal_values(one_array(column.cast(kind.arrow)))
         for column, kind in zip(keys.columns, kinds, strict=True)
@@ -215,7 +215,7 @@ def _hashable(keys: pa.Table, kinds: Sequence[TargetType]) -> pa.Table:
 def without_keys(
     file: ds.Dataset, kinds: Mapping[str, TargetType], keys: Sequence[pa.ChunkedArray]
 ) -> Iterator[pa.RecordBatch] | None:
-    """Return a file's rows but those with one of these keys; None when it has none of them.
+    """Returns a file's rows but those with one of these keys; None when it has none of them.
 
     ``kinds`` are the types of the key's columns by name, and ``keys`` has their values.
     """

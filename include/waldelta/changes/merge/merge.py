@@ -62,7 +62,7 @@ class KeylessTarget:
 
     @classmethod
     def of(cls, job: Job, plan: TargetPlan) -> KeylessTarget:
-        """Return the target of a plan, with the columns that only its Delta table has."""
+        """Returns the target of a plan, with the columns that only its Delta table has."""
         columns, metadata = plan.decode.columns, job.pipeline.target.metadata_columns
         ours = {name for name, _ in columns} | ({LSN, COMMIT_TS, RAW} if metadata else set())
         names = job.lake.target(plan.state.table_name).open().schema.names
@@ -91,7 +91,7 @@ class KeylessTarget:
         return [*(f"r.{name}" for name in self._written("c")), *(f"t.{x}" for x in self._others)]
 
     def renamed(self) -> str:
-        """Return the columns under their aliases, as a list of a SELECT."""
+        """Returns the columns under their aliases, as a list of a SELECT."""
         return ", ".join(
             f"{name} as {alias}" for name, alias in zip(self.names, self.aliases, strict=True)
         )
@@ -106,7 +106,7 @@ class KeylessTarget:
 
 
 def count_statement(target: str, source: str, table: KeylessTarget) -> str:
-    """Return the query of how many staged updates and deletes find their row.
+    """Returns the query of how many staged updates and deletes find their row.
 
     It returns a row ``action, rows`` for each action that has any.
     """
@@ -120,7 +120,7 @@ def count_statement(target: str, source: str, table: KeylessTarget) -> str:
 
 
 def rewrite_statement(target: str, source: str, table: KeylessTarget) -> str:
-    """Return the INSERT OVERWRITE that applies net changes (as in collapse() without a key) from
+    """Returns the INSERT OVERWRITE that applies net changes (as in collapse() without a key) from
     ``source``.
     """
     stored = ", ".join(f"t.{alias}" for alias in table.aliases)
@@ -147,7 +147,7 @@ def rewrite_statement(target: str, source: str, table: KeylessTarget) -> str:
 
 
 def _chosen(target: str, source: str, table: KeylessTarget) -> str:
-    """Return CTEs of the staged removals and the matching target rows, numbered within equal rows.
+    """Returns CTEs of the staged removals and the matching target rows, numbered within equal rows.
 
     Comparing structs, nulls are equal and floats compare by value; ``exact`` distinguishes equal
     values that are written differently.
@@ -171,7 +171,7 @@ def _chosen(target: str, source: str, table: KeylessTarget) -> str:
 
 
 def _forms(prefix: str, columns: Sequence[tuple[str, TargetType]], raw: str | None) -> str:
-    """Return the LATERAL VIEW that adds ``alike`` and ``exact`` to rows with these columns."""
+    """Returns the LATERAL VIEW that adds ``alike`` and ``exact`` to rows with these columns."""
     values = [f"{prefix}{i}" for i in range(len(columns))]
     alike = [kind.equal_sql(value) for value, (_, kind) in zip(values, columns, strict=True)]
     exact = [kind.exact_sql(value) for value, (_, kind) in zip(values, columns, strict=True)]

@@ -136,7 +136,7 @@ def merge_statement(
     metadata_columns: bool,
     truncated: Sequence[int] = (),
 ) -> str:
-    """Return the MERGE of net changes (columns as in collapse) from ``source`` into the target.
+    """Returns the MERGE of net changes (columns as in collapse) from ``source`` into the target.
 
     Both are relations of Spark SQL, as in the other statements. ``truncated`` are the oids of
     leaves whose rows are removed, except for those in the changes.
@@ -170,14 +170,14 @@ def merge_statement(
 
 
 def of_leaves(alias: str, oids: Sequence[int]) -> str:
-    """Return the condition that a row of merged partitions belongs to one of these leaves."""
+    """Returns the condition that a row of merged partitions belongs to one of these leaves."""
     return f"{alias}.{RELID} in ({', '.join(f'{oid:d}' for oid in oids)})"
 
 
 def insert_statement(
     target: str, source: str, names: Sequence[str], *, metadata_columns: bool, overwrite: bool
 ) -> str:
-    """Return an INSERT of the new rows only.
+    """Returns an INSERT of the new rows only.
 
     It is used for a table without a key, or, overwriting, for one that was truncated.
     """
@@ -192,7 +192,7 @@ def insert_statement(
 
 
 def as_stored(source: str, types: Sequence[TargetType]) -> str:
-    """Return the relation ``source`` with columns ``c<i>`` of these types as the target stores
+    """Returns the relation ``source`` with columns ``c<i>`` of these types as the target stores
     them.
     """
     forms = {f"c{i}": kind.stored_sql(f"c{i}") for i, kind in enumerate(types)}
@@ -204,7 +204,7 @@ def as_stored(source: str, types: Sequence[TargetType]) -> str:
 
 
 def void_statement(target: str, column: str) -> str:
-    """Return an UPDATE of no row, which still is a commit: any other with its transaction id is
+    """Returns an UPDATE of no row, which still is a commit: any other with its transaction id is
     late.
     """
     return f"update {target} set {quote(column)} = {quote(column)} where false"
@@ -232,19 +232,19 @@ def commit_statement(runner: Runner, tag: CommitTag, statement: str) -> CommitTa
 
 
 def new_value(i: int, name: str, toastable: Collection[int]) -> str:
-    """Return a column's new value: what was sent, or the current value."""
+    """Returns a column's new value: what was sent, or the current value."""
     if i in toastable:
         return f"case when s.u{i} then t.{quote(name)} else s.c{i} end"
     return f"s.c{i}"
 
 
 def raw_entries(raw: str) -> str:
-    """Return a row's raw values as an array, which has an equality; null when there are none."""
+    """Returns a row's raw values as an array, which has an equality; null when there are none."""
     return f"case when size({raw}) > 0 then array_sort(map_entries({raw})) end"
 
 
 def merged_raw(names: Sequence[str], toastable: Collection[int]) -> str:
-    """Return the row's raw values: those sent now, and those of unchanged columns."""
+    """Returns the row's raw values: those sent now, and those of unchanged columns."""
     if not toastable:
         return "s.raw"
     kept = " or ".join(f"(k = {string(names[i])} and s.u{i})" for i in toastable)
@@ -257,13 +257,13 @@ def merged_raw(names: Sequence[str], toastable: Collection[int]) -> str:
 
 
 def staged_names(copy: TableCopy) -> list[str]:
-    """Return the names of a copy's staged columns: by position, like collapse's net changes."""
+    """Returns the names of a copy's staged columns: by position, like collapse's net changes."""
     metadata = ["lsn", "commit_ts", "raw"] if copy.lsn is not None else []
     return [*(f"c{i}" for i in range(len(copy.columns))), *metadata]
 
 
 def staged_shape(copy: TableCopy, key: Iterable[str]) -> EventShape:
-    """Return the positions of the key columns among a copy's staged columns."""
+    """Returns the positions of the key columns among a copy's staged columns."""
     names = [name for name, _ in copy.columns]
     return EventShape(len(names), tuple(names.index(column) for column in key))
 
@@ -331,7 +331,7 @@ class Kept:
 
 
 def kept_of(plan: TargetPlan) -> Kept:
-    """Return the target of a plan."""
+    """Returns the target of a plan."""
     decode = plan.decode
     return Kept(plan.state.kept_as, decode.names, decode.shape.key, decode.shape.toastable)
 
@@ -365,13 +365,13 @@ def complete_states(
 
 
 def count_actions(runner: Runner, folder: str) -> dict[str, int]:
-    """Return how many staged rows have each action."""
+    """Returns how many staged rows have each action."""
     rows = runner.spark().read.parquet(folder).groupBy("action").count().collect()
     return {row["action"]: row["count"] for row in rows}
 
 
 def metric_counts(counts: Counter[str]) -> dict[str, int]:
-    """Return counts that match Delta's metrics of the commit.
+    """Returns counts that match Delta's metrics of the commit.
 
     Inserted rows are states, updated rows are ended states.
     """
@@ -383,7 +383,7 @@ def metric_counts(counts: Counter[str]) -> dict[str, int]:
 
 
 def completed_query(kept: Kept, source: str, base: str) -> str:
-    """Return the staged rows, completed with the values that only the target has."""
+    """Returns the staged rows, completed with the values that only the target has."""
     on = " and ".join(f"t.{quote(kept.names[i])} = s.b{k}" for k, i in enumerate(kept.key))
     is_log = kept.mode.fold.has_changes
     wanted = "true" if is_log else f"s.action = '{ACTION_UPDATE}'"
@@ -418,7 +418,7 @@ def completed_query(kept: Kept, source: str, base: str) -> str:
 
 
 def differences_query(kept: Kept, source: str, lsn: str, at: str) -> str:
-    """Return differences from a snapshot as the rows that row_versions would make of changes.
+    """Returns differences from a snapshot as the rows that row_versions would make of changes.
 
     ``lsn`` and ``at`` are its position and time, as Spark SQL.
     """
@@ -478,7 +478,7 @@ def merge_states(
 
 
 def _with_truncates(kept: Kept, source: str, folder: str) -> str:
-    """Return the changes, and a row without values for each TRUNCATE."""
+    """Returns the changes, and a row without values for each TRUNCATE."""
     names = (
         [f"c{i}" for i in range(len(kept.names))]
         + [f"o{k}" for k in range(len(kept.key))]

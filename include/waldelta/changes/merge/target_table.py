@@ -90,7 +90,7 @@ class CommitResult:
 def target_columns(
     table: PublishedTable, options: TypeOptions, metadata_columns: bool
 ) -> list[TargetColumn]:
-    """Return the columns of a table's target: the published ones in attnum order, then waldelta's
+    """Returns the columns of a table's target: the published ones in attnum order, then waldelta's
     own.
 
     Raises ConfigError for names that Delta, which ignores case, can't distinguish.
@@ -111,14 +111,14 @@ def target_columns(
 
 
 def target_schema(columns: Sequence[TargetColumn]) -> str:
-    """Return the columns as the DDL of a DataFrame's schema."""
+    """Returns the columns as the DDL of a DataFrame's schema."""
     fields = [pa.field(c.name, c.arrow, c.nullable) for c in columns]
     return ddl(pa.schema(fields))
 
 
 def stored_frame(frame: DataFrame, columns: Iterable[tuple[str, TargetType]]) -> DataFrame:
-    """Return the frame, with columns as Arrow carries them, with these columns as the target stores
-    them.
+    """Returns the frame, with columns as Arrow carries them, with these columns as the target
+    stores them.
     """
     forms = {name: kind.stored_sql(quote(name)) for name, kind in columns}
     return frame.select(
@@ -181,7 +181,7 @@ def replace_target(
 
 
 def plainly_typed(frame: DataFrame) -> DataFrame:
-    """Return the same columns with types as SQL names them.
+    """Returns the same columns with types as SQL names them.
 
     A Connect client sends strings with an explicit collation, which would become part of the
     table's schema; delta-rs can't open such a table.
@@ -200,7 +200,7 @@ def writing_target(target: DeltaTarget) -> AbstractContextManager[None]:
 
 
 def target_write_error(target: DeltaTarget, err: Exception) -> WaldeltaError:
-    """Return a failure to write a target as a named error: a task's, another writer's, the lake's,
+    """Returns a failure to write a target as a named error: a task's, another writer's, the lake's,
     or one of the target's definition.
     """
     uri = target.uri
@@ -308,7 +308,7 @@ def _target_columns(evolution: Evolution, types: dict[str, TargetType]) -> list[
 
 
 def _is_done(target: DeltaTarget, state: TableState, metadata: dict[str, Any]) -> bool:
-    """Return whether a killed run has committed this change already, and only the ledger lacks it.
+    """Returns whether a killed run has committed this change already, and only the ledger lacks it.
 
     Raises NeedsSync when the columns have changed further since.
     """
@@ -352,7 +352,7 @@ def _reshaped(
     mode: TargetMode | None,
     foreign: Sequence[str],
 ) -> DataFrame:
-    """Return the target's rows with the new columns, and the ``foreign`` ones as they are.
+    """Returns the target's rows with the new columns, and the ``foreign`` ones as they are.
 
     Columns with a value for existing rows get that value. ``mode`` is None for a target without
     metadata columns.
@@ -405,7 +405,7 @@ def _expression(
 
 
 def _raw(evolution: Evolution, types: dict[str, TargetType], fills: dict[str, str]) -> Column:
-    """Return the raw values of kept columns, under the columns' new names, and those of new
+    """Returns the raw values of kept columns, under the columns' new names, and those of new
     columns.
     """
     kept = {

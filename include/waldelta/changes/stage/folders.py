@@ -36,7 +36,7 @@ def staged_in(runner: Runner, *folders: str) -> Iterator[None]:
 
 
 def _may_go_on(err: BaseException) -> bool:
-    """Return whether it isn't known how the statement ended.
+    """Returns whether it isn't known how the statement ended.
 
     Its own error, or one of the client's, shows that it has ended.
     """

@@ -41,7 +41,7 @@ class NetFiles:
 
     @classmethod
     def of(cls, folder: str, lake: Lake, names: Container[str] | None = None) -> NetFiles:
-        """Return the files of a folder, or those with these names, whether Spark or Arrow wrote
+        """Returns the files of a folder, or those with these names, whether Spark or Arrow wrote
         them.
         """
         files = lake.unchanging_files(folder)
@@ -58,11 +58,11 @@ class NetFiles:
         return self._opened(self.paths).schema
 
     def read(self, columns: Sequence[str]) -> pa.Table:
-        """Return some columns of all files."""
+        """Returns some columns of all files."""
         return self._opened(self.paths).to_table(columns=list(columns))
 
     def take(self, chosen: Bools, most_bytes: int) -> pa.Table | None:
-        """Return the chosen rows of all files; None when they take more than ``most_bytes``."""
+        """Returns the chosen rows of all files; None when they take more than ``most_bytes``."""
         return table_of(self._chosen(chosen), self.schema, most_bytes)
 
     def at(self, numbers: Ints) -> pa.Table:
@@ -76,7 +76,7 @@ class NetFiles:
         return chosen
 
     def parts_of(self, number: int, chosen: Bools) -> Iterator[pa.Table]:
-        """Return the chosen rows of one file, in parts of limited memory."""
+        """Returns the chosen rows of one file, in parts of limited memory."""
         return parts_at_once(chosen_rows(self._opened([self.paths[number]]), chosen))
 
     def columns_of(self, number: int, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -115,7 +115,7 @@ class NetFiles:
 
 
 def packed(chosen: Bools) -> bytes:
-    """Return which rows are chosen, as bits or as numbers, whichever takes fewer bytes (see
+    """Returns which rows are chosen, as bits or as numbers, whichever takes fewer bytes (see
     unpacked()).
     """
     places, bits = np.flatnonzero(chosen).astype("<u4"), np.packbits(chosen)
@@ -123,20 +123,20 @@ def packed(chosen: Bools) -> bytes:
 
 
 def unpacked(chosen: bytes, count: int) -> Ints:
-    """Return the positions of the chosen rows among ``count``."""
+    """Returns the positions of the chosen rows among ``count``."""
     if len(chosen) < -(-count // 8):
         return np.frombuffer(chosen, "<u4").astype(np.int64)
     return np.flatnonzero(np.unpackbits(np.frombuffer(chosen, np.uint8), count=count))
 
 
 def rows_at_once(rows: pa.Table) -> int:
-    """Return how many of these rows are processed at once."""
+    """Returns how many of these rows are processed at once."""
     bytes_ = max(int(rows.nbytes), 1)
     return max(1, min(ROWS_PER_PART, PART_BYTES * len(rows) // bytes_))
 
 
 def at_places(rows: pa.Table, places: Ints) -> pa.Table:
-    """Return the rows at these positions, in any order; long runs of neighbours aren't copied.
+    """Returns the rows at these positions, in any order; long runs of neighbours aren't copied.
 
     ``Table.take`` would first copy the whole table into one piece, for every few rows.
     """
@@ -159,7 +159,7 @@ def at_places(rows: pa.Table, places: Ints) -> pa.Table:
 def batches(
     dataset: ds.Dataset, columns: dict[str, pc.Expression] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Return rows in their order, a few at a time.
+    """Returns rows in their order, a few at a time.
 
     ``columns`` selects and names the columns, instead of all.
     """
@@ -170,12 +170,12 @@ def batches(
 
 
 def parts_at_once(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield record batches as tables of the size that is processed at once."""
+    """Yields record batches as tables of the size that is processed at once."""
     return grouped(rows, PART_BYTES, ROWS_PER_PART)
 
 
 def chosen_rows(dataset: ds.Dataset, chosen: Bools) -> Iterator[pa.RecordBatch]:
-    """Return the chosen rows of a dataset, a few at a time."""
+    """Returns the chosen rows of a dataset, a few at a time."""
     begin = 0
     for part in batches(dataset):
         here = chosen[begin : begin + len(part)]

@@ -81,7 +81,7 @@ class Split(RowMessages):
     paths: Sequence[str] = field(repr=False)
 
     def dataset(self) -> ds.Dataset | None:
-        """Return all files as a dataset; None when there are no messages."""
+        """Returns all files as a dataset; None when there are no messages."""
         return self._dataset
 
     @cached_property
@@ -94,7 +94,7 @@ class Split(RowMessages):
         return ds.FileSystemDataset(fragments, ROW_SCHEMA, layout, files)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the opened dataset: tasks read only the files that they are
+        """Returns the state without the opened dataset: tasks read only the files that they are
         given.
         """
         return {name: value for name, value in self.__dict__.items() if name != "_dataset"}
@@ -107,7 +107,7 @@ def splitting(
     change_log: ChangeLog,
     waiting: Callable[[Stream], Collection[int]],
 ) -> Iterator[Callable[[Stream], Split | None]]:
-    """Yield a function that splits a range, where that pays for the relations that wait for it.
+    """Yields a function that splits a range, where that pays for the relations that wait for it.
 
     A range's files are removed when the next range is split. The function raises TargetNotWritable
     when they can't be written.
@@ -136,7 +136,7 @@ def _remove(folders: list[str]) -> None:
 
 
 def is_worth_it(change_log: ChangeLog, stream: Stream, relation_ids: Collection[int]) -> bool:
-    """Return whether enough of these relations have messages in the same row groups, by
+    """Returns whether enough of these relations have messages in the same row groups, by
     statistics.
     """
     ids = np.sort(np.fromiter(relation_ids, np.int64))
@@ -184,7 +184,7 @@ def split(runner: Runner, change_log: ChangeLog, stream: Stream, folder: str) ->
 
 
 def _groups(rows: pa.Table) -> Iterator[pa.Table]:
-    """Yield the rows by relation, a row group at a time.
+    """Yields the rows by relation, a row group at a time.
 
     A row group has one relation's rows, or those of several relations with few.
     """
@@ -198,7 +198,7 @@ def _groups(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def _cuts(relation_id: Ints, most: int) -> Iterator[tuple[int, int]]:
-    """Yield where row groups of sorted relations begin and end."""
+    """Yields where row groups of sorted relations begin and end."""
     if not len(relation_id):
         return
     starts = np.flatnonzero(relation_id[1:] != relation_id[:-1]) + 1
@@ -282,7 +282,7 @@ def _require(staged: Staged, rows: int) -> None:
 def _staged(
     folder: str, counts: Sequence[Mapping[str, Any]], net: pa.Table | None = None
 ) -> Staged:
-    """Return the staged changes by the counts of their parts (COUNTS)."""
+    """Returns the staged changes by the counts of their parts (COUNTS)."""
     added = {RAW_ROWS: sum(part["raw_rows"] for part in counts)}
     for part in counts:
         added[part["action"]] = added.get(part["action"], 0) + part["rows"]
@@ -290,12 +290,12 @@ def _staged(
 
 
 def tasks_for(volume: Volume) -> int:
-    """Return how many tasks this volume needs."""
+    """Returns how many tasks this volume needs."""
     return max(1, -(-volume.rows // ROWS_PER_COLLAPSE), -(-volume.bytes // BYTES_PER_COLLAPSE))
 
 
 def buckets_for(plan: TargetPlan) -> int:
-    """Return into how many buckets by key the events are divided: one if rows may change keys."""
+    """Returns into how many buckets by key the events are divided: one if rows may change keys."""
     return 1 if plan.volume.moves or plan.may_move else tasks_for(plan.volume)
 
 
@@ -385,7 +385,7 @@ class _Staging:
         return pa.table([[name], [rows.tolist()]], schema=DIVIDED)
 
     def read(self, bucket: int, names: Sequence[str], rows: Ints) -> Iterator[pa.RecordBatch]:
-        """Yield the events of a bucket, routed, from files with these numbers of rows.
+        """Yields the events of a bucket, routed, from files with these numbers of rows.
 
         Raises StagedLost unless all rows are there.
         """
@@ -424,7 +424,7 @@ class _Staging:
         return _counts(net, self.plan)
 
     def _files(self) -> tuple[FileSystem, str]:
-        """Return the file system of all these folders, and the name of the net changes' folder."""
+        """Returns the file system of all these folders, and the name of the net changes' folder."""
         base, _, net = self.folder.rpartition("/")
         return self.lake.files(base), net
 
@@ -445,7 +445,7 @@ class _Staging:
 
 
 def _identities(events: pa.Table, plan: DecodePlan) -> list[pa.ChunkedArray]:
-    """Return texts of the columns that identify rows, the same for equal values."""
+    """Returns texts of the columns that identify rows, the same for equal values."""
     texts = [
         pc.coalesce(events[f"o{k}"], events[f"c{i}"]) for k, i in enumerate(plan.shape.identity)
     ]
@@ -515,7 +515,7 @@ _MIX = np.uint64(0xFF51AFD7ED558CCD)
 
 
 def buckets_of(keys: Sequence[pa.ChunkedArray], count: int) -> Ints:
-    """Return the bucket, from 0 to ``count`` - 1, of each row of a key's binary columns.
+    """Returns the bucket, from 0 to ``count`` - 1, of each row of a key's binary columns.
 
     Nulls are equal to each other.
     """
@@ -526,7 +526,7 @@ def buckets_of(keys: Sequence[pa.ChunkedArray], count: int) -> Ints:
 
 
 def _hashes(column: pa.ChunkedArray) -> _Hashes:
-    """Return sums of each byte times its position's number, modulo 2**64."""
+    """Returns sums of each byte times its position's number, modulo 2**64."""
     values = one_array(column).cast(pa.large_binary()).fill_null(b"")
     _, offsets, data = values.buffers()
     ends: Ints = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]

@@ -82,7 +82,7 @@ class Transactions:
         return self.inserts + self.updates + self.deletes + self.truncates + prepared
 
     def without(self, xids: Container[int]) -> Transactions:
-        """Return the counts without the rows of some prepared transactions."""
+        """Returns the counts without the rows of some prepared transactions."""
         return replace(self, in_prepared=tuple(p for p in self.in_prepared if p.xid not in xids))
 
 
@@ -201,7 +201,7 @@ class TransactionCounts:
             self._commit_us = latest if self._commit_us is None else max(self._commit_us, latest)
 
     def landed(self) -> Landed:
-        """Return the sums."""
+        """Returns the sums."""
         kinds = self._kinds
         # PostgreSQL streams a large transaction even if nothing of it is published, but doesn't
         # send such a transaction otherwise.

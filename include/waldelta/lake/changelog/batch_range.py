@@ -87,12 +87,12 @@ class BatchRange:
         return 0 if self.change_log.lake.on_spark else MOST_DRIVER_ROWS
 
     def volume(self, state: TableState) -> Volume:
-        """Return how much of the range waits for one target."""
+        """Returns how much of the range waits for one target."""
         rows = self.rows_of(state)
         return Volume(*self._waiting(state), self._bytes_of(state) if rows is None else rows.nbytes)
 
     def count(self, state: TableState) -> int:
-        """Return how many of its row messages wait for one target."""
+        """Returns how many of its row messages wait for one target."""
         return self._waiting(state)[0]
 
     def _waiting(self, state: TableState) -> tuple[int, bool]:
@@ -120,7 +120,7 @@ class BatchRange:
         return self.change_log.bytes_by_relation(self.stream)
 
     def rows_of(self, state: TableState) -> pa.Table | None:
-        """Return one target's row messages, when they are few enough to be read in the driver."""
+        """Returns one target's row messages, when they are few enough to be read in the driver."""
         if self._rows is None:
             if self.split is None:
                 return None
@@ -146,7 +146,7 @@ class BatchRange:
 
 
 def split_by_relation(rows: pa.Table) -> dict[int, pa.Table]:
-    """Return row messages by relation, each in the order of the log.
+    """Returns row messages by relation, each in the order of the log.
 
     They are sorted once, so that many relations cost no more than one.
     """
@@ -172,7 +172,7 @@ class BatchRanges:
         self._read: dict[BatchNumbers, BatchRange] = {}
 
     def of(self, batches: BatchNumbers) -> BatchRange:
-        """Return the range of these batches."""
+        """Returns the range of these batches."""
         after, upto = batches
         if (batch_range := self._read.get(batches)) is None:
             messages = sum(size for batch, size in self._sizes.items() if after < batch <= upto)

@@ -111,20 +111,20 @@ class ChangeLog(RowMessages, BatchFiles):
         self.uri = self.place.uri
 
     def last_batch(self) -> int | None:
-        """Return the last batch landed by this slot incarnation, from the log's own transaction
+        """Returns the last batch landed by this slot incarnation, from the log's own transaction
         id.
         """
         table = self.place.find()
         return (table.committed(self.app_id) or None) if table is not None else None
 
     def highest_batch(self) -> int:
-        """Return the highest batch number in the log, of any incarnation; 0 when the log is
+        """Returns the highest batch number in the log, of any incarnation; 0 when the log is
         empty.
         """
         return max(self._batches(), default=0)
 
     def lowest_batch(self) -> int | None:
-        """Return the lowest batch number still in the log, of any incarnation; None when it is
+        """Returns the lowest batch number still in the log, of any incarnation; None when it is
         empty.
         """
         return min(self._batches(), default=None)
@@ -138,14 +138,14 @@ class ChangeLog(RowMessages, BatchFiles):
         )
 
     def sizes(self, after_batch: int, upto_batch: int) -> dict[int, int]:
-        """Return the number of messages of each batch in a range, from file statistics."""
+        """Returns the number of messages of each batch in a range, from file statistics."""
         table = self.place.find()
         return {} if table is None else _sizes(table, after_batch, upto_batch)
 
     def whole_sizes(
         self, consumed: Mapping[int, ConsumedBatch], after_batch: int, upto_batch: int
     ) -> dict[int, int]:
-        """Return sizes(), after a check that no messages are missing.
+        """Returns sizes(), after a check that no messages are missing.
 
         Raises SlotGap when a batch has another number of messages than when the slot was advanced
         past it. Batches that maintenance has dropped don't count as missing. The log is read again,
@@ -208,7 +208,7 @@ class ChangeLog(RowMessages, BatchFiles):
         table.drop_old_entries()
 
     def bytes_of_batches(self, after_batch: int, upto_batch: int) -> dict[int, int]:
-        """Return the bytes of each batch in a range, before compression, from the files'
+        """Returns the bytes of each batch in a range, before compression, from the files'
         footers.
         """
         found: dict[int, int] = {}
@@ -218,7 +218,7 @@ class ChangeLog(RowMessages, BatchFiles):
         return found
 
     def visible_upto(self, snapshot: Snapshot, after_batch: int) -> int:
-        """Return the last batch up to which a snapshot sees every transaction after
+        """Returns the last batch up to which a snapshot sees every transaction after
         ``after_batch``.
 
         This reads file statistics alone. A copy from that snapshot has all of these transactions,
@@ -244,7 +244,7 @@ class ChangeLog(RowMessages, BatchFiles):
         return held
 
     def landed_end(self, batch: int) -> int:
-        """Return the end of a batch's last transaction, from file statistics alone; 0 for an empty
+        """Returns the end of a batch's last transaction, from file statistics alone; 0 for an empty
         batch.
         """
         actions = self.place.open().files
@@ -253,8 +253,8 @@ class ChangeLog(RowMessages, BatchFiles):
         return max(ends) if ends else self.landed(batch).end_lsn
 
     def commit_infos(self, batches: Collection[int]) -> dict[int, dict[str, Any]]:
-        """Return the metadata of recent batches' commits, by batch, as far as Delta's log still has
-        it.
+        """Returns the metadata of recent batches' commits, by batch, as far as Delta's log still
+        has it.
         """
         infos: dict[int, dict[str, Any]] = {}
         for commit in self.place.log.before(self.place.version + 1):
@@ -266,13 +266,13 @@ class ChangeLog(RowMessages, BatchFiles):
         return infos
 
     def end_after(self, first_batch: int) -> int:
-        """Return the end of the last transaction after ``first_batch``, ignoring empty batches; 0:
+        """Returns the end of the last transaction after ``first_batch``, ignoring empty batches; 0:
         none.
         """
         return max(self.reach(first_batch).ends.values(), default=0)
 
     def reach(self, first_batch: int) -> Reach:
-        """Return what the log still has of the batches after ``first_batch``, from file statistics
+        """Returns what the log still has of the batches after ``first_batch``, from file statistics
         alone.
         """
         table = self.place.find()
@@ -308,18 +308,18 @@ class ChangeLog(RowMessages, BatchFiles):
         return tally.landed()
 
     def timeline(self, after_batch: int, upto_batch: int) -> pa.Table:
-        """Return relation, type, truncate and control messages of a batch range, in the order of
+        """Returns relation, type, truncate and control messages of a batch range, in the order of
         the log.
         """
         return self._timeline(of_batches(after_batch, upto_batch))
 
     def controls(self, upto_batch: int | None = None) -> pa.Table:
-        """Return the control messages of all batches, or of those up to one."""
+        """Returns the control messages of all batches, or of those up to one."""
         chosen = pc.field("kind").isin(_CONTROLS)
         return self._timeline(chosen if upto_batch is None else of_batches(0, upto_batch) & chosen)
 
     def stream(self, after_batch: int, upto_batch: int) -> Stream:
-        """Return a range of batches in commit order, without skipped messages."""
+        """Returns a range of batches in commit order, without skipped messages."""
         timeline = self.timeline(after_batch, upto_batch)
         left_out = _undecided(timeline)
         segments = resolve(landmarks(timeline, left_out), after_batch, upto_batch)
@@ -349,7 +349,7 @@ class ChangeLog(RowMessages, BatchFiles):
         )
 
     def _ranges(self, transactions: frozenset[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the ranges of positions of these transactions' changes.
+        """Returns the ranges of positions of these transactions' changes.
 
         They weren't streamed, so each transaction's changes are contiguous.
         """
@@ -363,7 +363,7 @@ class ChangeLog(RowMessages, BatchFiles):
         return found
 
     def _relations_at(self, places: Collection[int]) -> set[tuple[int, int]]:
-        """Return batch and relation of the row messages at these positions."""
+        """Returns batch and relation of the row messages at these positions."""
         batches = sorted({place >> SEQ_BITS for place in places})
         chosen = pc.field("batch").isin(batches) & pc.field("seq").isin(
             [place & LAST_SEQ for place in sorted(places)]
@@ -381,8 +381,8 @@ class ChangeLog(RowMessages, BatchFiles):
     def first_truncate(
         self, after_batch: int, upto_batch: int, relation_ids: Collection[int]
     ) -> int | None:
-        """Return the first batch of a range with a TRUNCATE of one of these relations; None without
-        any.
+        """Returns the first batch of a range with a TRUNCATE of one of these relations; None
+        without any.
 
         This reads only TRUNCATEs.
         """
@@ -400,7 +400,7 @@ class ChangeLog(RowMessages, BatchFiles):
         return min(found, default=None)
 
     def prepared(self) -> list[Prepared]:
-        """Return every prepared transaction in the log, with the batch that decided it."""
+        """Returns every prepared transaction in the log, with the batch that decided it."""
         timeline = self.controls()
         return prepared_transactions(landmarks(timeline, _undecided(timeline)))
 
@@ -420,7 +420,7 @@ class ChangeLog(RowMessages, BatchFiles):
         return with_column(timeline, "kind", marked)
 
     def dataset(self) -> ds.Dataset | None:
-        """Return all files of the log as a dataset; None before anything has landed."""
+        """Returns all files of the log as a dataset; None before anything has landed."""
         table = self.place.find()
         return None if table is None else table.table.to_pyarrow_dataset()
 
@@ -437,7 +437,7 @@ def _sizes(table: TargetVersion, after_batch: int, upto_batch: int) -> dict[int,
 def landmarks(
     timeline: pa.Table, excluded: frozenset[tuple[int, int]] = frozenset()
 ) -> list[Landmark]:
-    """Return the decoded control messages of a timeline, without those of ``excluded``
+    """Returns the decoded control messages of a timeline, without those of ``excluded``
     transactions.
 
     For an unread Stream Abort or Stream Stop, the slot function's own columns are enough.
@@ -474,7 +474,7 @@ def _control_message(row: dict[str, Any]) -> Control:
 
 
 def _undecided(timeline: pa.Table) -> frozenset[tuple[int, int]]:
-    """Return batch and xid8 of transactions whose deciding message wasn't read.
+    """Returns batch and xid8 of transactions whose deciding message wasn't read.
 
     That message decides whether and where their changes count.
     """
@@ -486,7 +486,7 @@ def _undecided(timeline: pa.Table) -> frozenset[tuple[int, int]]:
 
 
 def _undescribed(timeline: pa.Table) -> frozenset[tuple[int, int | None]]:
-    """Return batch and relation of Relation messages that weren't read.
+    """Returns batch and relation of Relation messages that weren't read.
 
     The relation is None when the message is too short to name one.
     """

@@ -51,13 +51,13 @@ class Stream:
         return self.segments.places(*place_columns(self.timeline))
 
     def of_kind(self, kind: str) -> list[tuple[dict[str, Any], int]]:
-        """Return the messages of one kind, each with its position in commit order."""
+        """Returns the messages of one kind, each with its position in commit order."""
         chosen = pc.equal(self.timeline["kind"], kind)
         rows = self.timeline.filter(chosen).to_pylist()
         return list(zip(rows, self.places[chosen.to_numpy()].tolist(), strict=True))
 
     def has_truncates(self) -> bool:
-        """Return whether any TRUNCATE in the range counts."""
+        """Returns whether any TRUNCATE in the range counts."""
         return any(place >= 0 for _, place in self.of_kind("T"))
 
     @cached_property
@@ -77,7 +77,7 @@ class Stream:
 
 
 def place_columns(rows: pa.Table | pa.RecordBatch) -> tuple[Ints, Ints, Ints]:
-    """Return batch, number and stream xid (-1: none) of messages."""
+    """Returns batch, number and stream xid (-1: none) of messages."""
     batch, seq = (
         np.asarray(rows[name].to_numpy(zero_copy_only=False), np.int64) for name in ("batch", "seq")
     )
@@ -86,7 +86,7 @@ def place_columns(rows: pa.Table | pa.RecordBatch) -> tuple[Ints, Ints, Ints]:
 
 
 def commits(changes: pa.RecordBatch, segments: Segments) -> tuple[pa.Array, pa.Array]:
-    """Return the commit position and the displayed commit time of changes.
+    """Returns the commit position and the displayed commit time of changes.
 
     For streamed and prepared transactions, both arrive later than the rows.
     """
@@ -105,7 +105,7 @@ def commits(changes: pa.RecordBatch, segments: Segments) -> tuple[pa.Array, pa.A
 def last_truncates(
     stream: Stream, state: TableState, snapshot: Snapshot, since_xid: int = 0
 ) -> dict[int, int]:
-    """Return the position of the last TRUNCATE of each relation that the target's copy doesn't
+    """Returns the position of the last TRUNCATE of each relation that the target's copy doesn't
     reflect.
 
     Only transactions (xid8) from ``since_xid`` on are included. TRUNCATEs that don't count are left
@@ -141,7 +141,7 @@ class Snapshot:
         return cls(int(xmin), int(xmax), tuple(int(xid) for xid in running.split(",") if xid))
 
     def sees(self, xid8: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return whether each transaction id is visible, as ``pg_visible_in_snapshot`` does."""
+        """Returns whether each transaction id is visible, as ``pg_visible_in_snapshot`` does."""
         visible: NDArray[np.bool_] = xid8 < self.xmax
         if self.running:
             visible &= ~np.isin(xid8, np.array(self.running, np.int64))
@@ -207,12 +207,12 @@ class RowMessages(ABC):
 
     @abstractmethod
     def dataset(self) -> ds.Dataset | None:
-        """Return all files as a dataset; None for a log that doesn't exist yet."""
+        """Returns all files as a dataset; None for a log that doesn't exist yet."""
 
     def unseen(
         self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot
     ) -> tuple[int, bool]:
-        """Return how many row messages of these relations the snapshot doesn't see, in a batch
+        """Returns how many row messages of these relations the snapshot doesn't see, in a batch
         range.
 
         Also returns whether one of them moves a key.
@@ -225,7 +225,7 @@ class RowMessages(ABC):
         return rows, moves
 
     def bytes_by_relation(self, stream: Stream) -> dict[int, int]:
-        """Return the bytes of a range's row messages by relation; reads them all, a few at a
+        """Returns the bytes of a range's row messages by relation; reads them all, a few at a
         time.
         """
         found: dict[int, int] = {}
@@ -240,7 +240,7 @@ class RowMessages(ABC):
     def rows(
         self, stream: Stream, most_bytes: int, relation_ids: Sequence[int] | None = None
     ) -> pa.Table | None:
-        """Return a range's row messages that count, of all or of some relations.
+        """Returns a range's row messages that count, of all or of some relations.
 
         Returns None when they take more than ``most_bytes`` of memory.
         """
@@ -253,7 +253,7 @@ class RowMessages(ABC):
         return rows.filter(pa.array(stream.segments.places(*place_columns(rows)) >= 0))
 
     def pieces(self, chosen: pc.Expression) -> list[Piece]:
-        """Return the row groups that may have rows of ``chosen`` (row_messages()), by file
+        """Returns the row groups that may have rows of ``chosen`` (row_messages()), by file
         statistics.
         """
         found: list[Piece] = []
@@ -265,14 +265,14 @@ class RowMessages(ABC):
         return found
 
     def groups(self, chosen: pc.Expression) -> Iterator[ds.ParquetFileFragment]:
-        """Return the same as fragments of one row group each."""
+        """Returns the same as fragments of one row group each."""
         dataset = self.dataset()
         return iter(()) if dataset is None else iter(by_row_group(dataset, chosen).get_fragments())
 
     def read(
         self, pieces: Sequence[Piece], chosen: pc.Expression, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        """Return the rows of ``chosen`` in some pieces.
+        """Returns the rows of ``chosen`` in some pieces.
 
         It opens only their files, so tasks can use it.
         """
@@ -296,7 +296,7 @@ class RowMessages(ABC):
         snapshot: Snapshot,
         chosen: Chooser | None = None,
     ) -> bool:
-        """Return whether a batch range has row messages of these relations that the snapshot
+        """Returns whether a batch range has row messages of these relations that the snapshot
         doesn't see.
 
         ``chosen`` limits them by position as landed, by whether they were streamed, and by xid8.
@@ -315,7 +315,7 @@ class RowMessages(ABC):
     def oldest_commit(
         self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot
     ) -> datetime | None:
-        """Return when the first of such row messages was committed."""
+        """Returns when the first of such row messages was committed."""
         found = []
         for part in self.rows_of(
             stream.segments, relation_ids, snapshot, ["xid8", *_COMMIT, *_PLACE]
@@ -328,7 +328,7 @@ class RowMessages(ABC):
         return min(filter(None, found), default=None)
 
     def xids(self, segments: Segments, relation_ids: Sequence[int], snapshot: Snapshot) -> set[int]:
-        """Return the top-level transactions of these relations' row messages."""
+        """Returns the top-level transactions of these relations' row messages."""
         parts = self.rows_of(segments, relation_ids, snapshot, ["xid8"])
         return {xid for part in parts for xid in part["xid8"].unique().to_pylist()}
 
@@ -339,7 +339,7 @@ class RowMessages(ABC):
         snapshot: Snapshot,
         columns: list[str],
     ) -> Iterator[pa.RecordBatch]:
-        """Yield these relations' row messages that count.
+        """Yields these relations' row messages that count.
 
         Messages of transactions that the snapshot certainly sees are left out.
         """
@@ -351,7 +351,7 @@ class RowMessages(ABC):
             yield part.filter(pa.array(segments.places(*place_columns(part)) >= 0))
 
     def scan(self, chosen: pc.Expression, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of the rows that ``chosen`` selects, reading little ahead."""
+        """Yields some columns of the rows that ``chosen`` selects, reading little ahead."""
         dataset = self.dataset()
         if dataset is None:
             return iter(())
@@ -360,7 +360,7 @@ class RowMessages(ABC):
     def _scanned(
         self, dataset: ds.Dataset, chosen: pc.Expression, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows, reading little ahead, so that memory doesn't grow with the log."""
+        """Yields rows, reading little ahead, so that memory doesn't grow with the log."""
         scanner: ds.Scanner = dataset.scanner(
             columns=list(columns),
             filter=chosen,

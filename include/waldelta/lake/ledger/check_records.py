@@ -79,13 +79,13 @@ class ExpectationResult(LedgerRow):
 
 
 def recorded_unknown(rows: int) -> str:
-    """Return the observed value for rows that wait for a value."""
+    """Returns the observed value for rows that wait for a value."""
     return counted(rows, "row in quarantine lacks values", "rows in quarantine lack values")
 
 
 def last_recorded_unknown(ledger: Ledger, tables: Collection[str]) -> dict[str, str | None]:
-    """Return the last observed value of ALL_VALUES_KNOWN, by table; tables without results are left
-    out.
+    """Returns the last observed value of ALL_VALUES_KNOWN, by table; tables without results are
+    left out.
     """
     chosen = (pc.field("expectation") == ALL_VALUES_KNOWN) & of_tables(tables)
     rows = ledger.table(ExpectationResult).scan(["table_name", "observed"], chosen=chosen)
@@ -95,7 +95,7 @@ def last_recorded_unknown(ledger: Ledger, tables: Collection[str]) -> dict[str, 
 def newest_versions(
     ledger: Ledger, since: datetime, tables: Collection[str]
 ) -> tuple[dict[str, int], Newest]:
-    """Return the latest version of each target with results since then, and the last such row."""
+    """Returns the latest version of each target with results since then, and the last such row."""
     named = of_tables(tables)
     rows = ledger.table(ExpectationResult).scan(["at", "table_name", "version"], since, named)
     at = rows["at"][-1].as_py() if rows.num_rows else None
@@ -147,7 +147,7 @@ class PassedSuite(LedgerRow):
 
 
 def latest_suites(ledger: Ledger, tables: Collection[str]) -> dict[str, list[PassedSuite]]:
-    """Return each table's latest row of a whole target, followed by its latest row."""
+    """Returns each table's latest row of a whole target, followed by its latest row."""
     rows = ledger.table(PassedSuite).read(of_tables(tables))
     newest = {(row.table_name, part): row for row in rows for part in _parts(row)}
     return {
@@ -157,7 +157,7 @@ def latest_suites(ledger: Ledger, tables: Collection[str]) -> dict[str, list[Pas
 
 
 def _parts(row: PassedSuite) -> tuple[bool, ...]:
-    """Return the categories whose latest row this may be: whole targets, and any."""
+    """Returns the categories whose latest row this may be: whole targets, and any."""
     return (True, False) if row.whole else (False,)
 
 
@@ -202,7 +202,7 @@ class Profile(LedgerRow):
 def latest_profiles(
     ledger: Ledger, tables: Collection[str], most: int, but: str | None = None
 ) -> dict[str, list[Profile]]:
-    """Return the latest profiles of each of these tables, oldest first, without those of one run.
+    """Returns the latest profiles of each of these tables, oldest first, without those of one run.
 
     A retry has the same run id.
     """
@@ -238,7 +238,7 @@ ANSWERS = (EQUAL, DIFFERENT, REPAIRED)
 
 
 def kept_out(rows: int) -> str:
-    """Return in words how many rows a comparison left out, because its target lacked them on
+    """Returns in words how many rows a comparison left out, because its target lacked them on
     purpose.
 
     The quarantine alone doesn't count them: discarded rows have left it, and others may since.
@@ -346,7 +346,7 @@ class Reconciliations:
             self._table.extend(in_order(rows), after)
 
     def in_full(self, answers: Mapping[str, Reconciliation]) -> dict[str, Reconciliation]:
-        """Return rows of the history, by table, with the differing rows."""
+        """Returns rows of the history, by table, with the differing rows."""
         wanted = {name: (row.at, row.run_id) for name, row in answers.items()}
         if not wanted:
             return {}
@@ -360,7 +360,7 @@ class Reconciliations:
         }
 
     def history(self, since: datetime | None = None) -> list[Reconciliation]:
-        """Return all results without the differing rows, oldest first."""
+        """Returns all results without the differing rows, oldest first."""
         names = [name for name in self._table.schema.names if name != "differences"]
         return self._table.read(since=since, columns=names)
 
@@ -373,7 +373,7 @@ class Reconciliations:
 
 
 def _is_behind(row: Reconciliation, other: Reconciliation) -> bool:
-    """Return whether a result is about an older version than another one."""
+    """Returns whether a result is about an older version than another one."""
     if other.table_name != row.table_name or other.status not in ANSWERS:
         return False
     if row.version is None or other.version is None:

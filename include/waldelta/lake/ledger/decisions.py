@@ -161,7 +161,7 @@ class Decision(LedgerRow):
     def decided(
         self, status: str, run_id: str, at: datetime, by: str | None, why: str | None
     ) -> Decision:
-        """Return the row that records an operator's decision on this one."""
+        """Returns the row that records an operator's decision on this one."""
         return replace(self, at=at, run_id=run_id, status=status, by=by, why=why, decided_at=at)
 
 
@@ -198,7 +198,7 @@ class Decisions:
     def rows(
         self, table_name: str, generation: int, keys: Collection[str] | None = None
     ) -> list[Decision]:
-        """Return the rows of one copy of a table, or those of these keys, oldest first."""
+        """Returns the rows of one copy of a table, or those of these keys, oldest first."""
         chosen = (pc.field("table_name") == table_name) & (pc.field("generation") == generation)
         chosen &= _OF_ROWS
         if keys is None:
@@ -215,7 +215,7 @@ class Decisions:
         return self._table.read(pc.field("kind") == EXTERNAL_COMMIT)
 
     def outlines(self, table_name: str, generation: int) -> list[Outline]:
-        """Return the rows of one copy of a table in short, oldest first.
+        """Returns the rows of one copy of a table in short, oldest first.
 
         The messages, which are most of a row, aren't read. The result for all tables is cached
         until another commit to the quarantine.
@@ -235,7 +235,7 @@ class Decisions:
         return [Outline(**values) for values in rows.filter(own).select(_OUTLINE).to_pylist()]
 
     def open_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
-        """Return how many rows each table lacks in the given generation; tables without any are
+        """Returns how many rows each table lacks in the given generation; tables without any are
         left out.
         """
         return _counts(self.scan_open(generations))
@@ -243,14 +243,14 @@ class Decisions:
     def missing_counts(
         self, generations: Mapping[str, int]
     ) -> tuple[dict[str, int], dict[str, int]]:
-        """Return how many quarantined rows each table lacks in the given generation, and how many
+        """Returns how many quarantined rows each table lacks in the given generation, and how many
         discarded ones it lacks or has outdated.
         """
         rows = self._table.scan(_OF_KEY, chosen=_OF_ROWS & of_tables(generations))
         return _counts(_open(rows, generations)), _counts(_open(rows, generations, DISCARDED))
 
     def open_rows(self, generations: Mapping[str, int]) -> list[Decision]:
-        """Return the latest row for each key that these tables lack in the given generation.
+        """Returns the latest row for each key that these tables lack in the given generation.
 
         The rows are sorted by table and time.
         """
@@ -263,13 +263,13 @@ class Decisions:
         *,
         kept: bool = True,
     ) -> pa.Table:
-        """Return the same rows, with their keys and these columns; ``kept``: see read_sorted()."""
+        """Returns the same rows, with their keys and these columns; ``kept``: see read_sorted()."""
         names = list(dict.fromkeys((*_OF_KEY, *columns)))
         rows = self._table.scan(names, chosen=_OF_ROWS & of_tables(generations), kept=kept)
         return _open(rows, generations)
 
     def unknown_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
-        """Return how many rows each table lacks because they arrived without a value.
+        """Returns how many rows each table lacks because they arrived without a value.
 
         This reads once for all tables. An update that a gate set aside may have arrived without a
         value, too, but isn't counted.
@@ -282,7 +282,7 @@ class Decisions:
     def gate_reasons(
         self, tables: Collection[str], generations: Mapping[str, int]
     ) -> list[tuple[Decision, bool]]:
-        """Return the rows of these tables that gates have ever quarantined, and whether each still
+        """Returns the rows of these tables that gates have ever quarantined, and whether each still
         waits.
 
         Rows that are missing from the given generation of the target do.
@@ -298,7 +298,7 @@ class Decisions:
         ]
 
     def causes(self, run_id: str, tables: Collection[str]) -> dict[str, frozenset[bool]]:
-        """Return by table whether rows that a run quarantined fail a gate: yes, no, or both."""
+        """Returns by table whether rows that a run quarantined fail a gate: yes, no, or both."""
         chosen = _OF_ROWS & of_tables(tables) & (pc.field("run_id") == run_id)
         rows = self._table.scan(("table_name", "status", "reason"), chosen=chosen, kept=False)
         found: dict[str, set[bool]] = {}
@@ -309,7 +309,7 @@ class Decisions:
         return {name: frozenset(of) for name, of in found.items()}
 
     def ids_decided(self, run_id: str, status: str) -> set[str]:
-        """Return the ids of the quarantined rows on which a run has recorded this decision.
+        """Returns the ids of the quarantined rows on which a run has recorded this decision.
 
         The decision may be in the row's generation or the next.
         """
@@ -326,7 +326,7 @@ class Decisions:
     def lacking(
         self, table_name: str, generation: int, upto: int | None = None
     ) -> dict[str, Outline]:
-        """Return the latest outline of each key that a copy lacks, or has as it was before
+        """Returns the latest outline of each key that a copy lacks, or has as it was before
         (outdated).
 
         These are quarantined or discarded rows, as of batch ``upto`` when given.
@@ -377,7 +377,7 @@ class Decisions:
     def messages(
         self, table_name: str | None = None, generation: int | None = None
     ) -> list[Decision]:
-        """Return all rows about messages that can't be decoded, or those of one copy of a table,
+        """Returns all rows about messages that can't be decoded, or those of one copy of a table,
         oldest first, including resolved ones.
         """
         chosen = pc.field("kind") == MESSAGE
@@ -387,7 +387,7 @@ class Decisions:
         return self._table.read(chosen)
 
     def releases(self) -> list[Decision]:
-        """Return the releases of stopped tables, oldest first."""
+        """Returns the releases of stopped tables, oldest first."""
         return self._table.read(pc.field("kind") == TABLE)
 
     def prune(self, oldest: datetime) -> int:
@@ -400,7 +400,7 @@ class Decisions:
 
 
 def _open(rows: pa.Table, generations: Mapping[str, int], status: str = WAITING) -> pa.Table:
-    """Return the last row of each key of these generations, where it has this status.
+    """Returns the last row of each key of these generations, where it has this status.
 
     They are sorted by table and time.
     """
@@ -415,7 +415,7 @@ def _open(rows: pa.Table, generations: Mapping[str, int], status: str = WAITING)
 
 
 def _counts(rows: pa.Table) -> dict[str, int]:
-    """Return the number of rows by table."""
+    """Returns the number of rows by table."""
     counts = rows["table_name"].value_counts().to_pylist()
     return {item["values"]: item["counts"] for item in counts}
 
@@ -432,7 +432,7 @@ def _keep(rows: Sequence[Decision], oldest: datetime) -> list[bool]:
 
 
 def watched_rows(rows: Iterable[R]) -> dict[str, R]:
-    """Return the latest row of each key that the target lacks or has outdated, from one copy's
+    """Returns the latest row of each key that the target lacks or has outdated, from one copy's
     rows.
 
     Discarded rows are included only where the target has them as they were before: later changes
@@ -446,8 +446,8 @@ def watched_rows(rows: Iterable[R]) -> dict[str, R]:
 
 
 def discarded_rows(rows: Iterable[R]) -> dict[str, R]:
-    """Return the latest row of each key that was discarded and isn't in the target, from one copy's
-    rows.
+    """Returns the latest row of each key that was discarded and isn't in the target, from one
+    copy's rows.
     """
     return {
         key: row
@@ -457,5 +457,5 @@ def discarded_rows(rows: Iterable[R]) -> dict[str, R]:
 
 
 def latest_rows(rows: Iterable[R]) -> dict[str, R]:
-    """Return the latest row of each key; the rows are of one copy, in their order."""
+    """Returns the latest row of each key; the rows are of one copy, in their order."""
     return {row.key: row for row in rows}

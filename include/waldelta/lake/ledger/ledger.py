@@ -60,7 +60,7 @@ class Ledger:
         self.lake = lake
 
     def table(self, kind: type[R]) -> LedgerTable[R]:
-        """Return the table of one kind of rows."""
+        """Returns the table of one kind of rows."""
         return LedgerTable(kind, self.lake)
 
     def append(self, row: LedgerRow) -> None:
@@ -107,7 +107,7 @@ class Ledger:
         self._append_behind(row, after, _of_life(row.slot, row.incarnation))
 
     def begin_run(self, run_id: str, verb: str) -> datetime:
-        """Return the beginning of an attempt at a run: now, but later than all rows of that run.
+        """Returns the beginning of an attempt at a run: now, but later than all rows of that run.
 
         This doesn't depend on the clocks of the machines.
         """
@@ -145,19 +145,19 @@ class Ledger:
                 return
 
     def gaps(self, slot: str) -> list[Gap]:
-        """Return all rows about gaps of a slot, oldest first."""
+        """Returns all rows about gaps of a slot, oldest first."""
         return self.table(Gap).read(pc.field("slot") == slot)
 
     def slot_moves(self) -> list[SlotMove]:
-        """Return all moves, oldest first."""
+        """Returns all moves, oldest first."""
         return self.table(SlotMove).read()
 
     def last_move(self) -> SlotMove | None:
-        """Return the newest row of any move."""
+        """Returns the newest row of any move."""
         return self.table(SlotMove).newest()
 
     def slot_lives(self, slot: str | None = None) -> list[SlotMove]:
-        """Return the events of slots as a whole, or of one slot, oldest first.
+        """Returns the events of slots as a whole, or of one slot, oldest first.
 
         These are all events but ``intent`` and ``compared``. Raises StateError for a lake that an
         earlier or later waldelta wrote in another format.
@@ -174,7 +174,7 @@ class Ledger:
         return rows_of(SlotMove, rows)
 
     def furthest_lsn(self, slot: str, incarnation: str, last_batch: int | None = None) -> int:
-        """Return the furthest position that this slot incarnation was ever meant to move to; 0
+        """Returns the furthest position that this slot incarnation was ever meant to move to; 0
         without any.
 
         Moves on a timeline that the server has left count only up to where the current timeline
@@ -198,7 +198,7 @@ class Ledger:
         )
 
     def consumed_batches(self, slot: str, incarnation: str) -> dict[int, ConsumedBatch]:
-        """Return the batches past which this slot incarnation was ever meant to move, by number.
+        """Returns the batches past which this slot incarnation was ever meant to move, by number.
 
         They were durable by then. A slot that its server's restart set back is moved past the same
         batch again. So the first row with a number of messages says how many had landed.
@@ -214,7 +214,7 @@ class Ledger:
         return found
 
     def landed_by(self, slot: str, incarnation: str, run_id: str) -> RunLanding | None:
-        """Return what a run's attempts landed from this slot incarnation; None if they landed
+        """Returns what a run's attempts landed from this slot incarnation; None if they landed
         nothing.
 
         The first run that moved the slot past a batch has landed it, or continued an attempt of its
@@ -234,7 +234,7 @@ class Ledger:
         return None if start is None else RunLanding(start, end, changes)
 
     def uncompared(self, slot: str, incarnation: str) -> SlotMove | None:
-        """Return the last move past a batch of this slot incarnation, unless that batch was
+        """Returns the last move past a batch of this slot incarnation, unless that batch was
         compared.
 
         The comparison is with what had landed.
@@ -246,23 +246,23 @@ class Ledger:
         return of_last[-1] if of_last and all(move.compared_after for move in of_last) else None
 
     def table_states(self) -> dict[str, TableState]:
-        """Return the latest state of each target, by table name."""
+        """Returns the latest state of each target, by table name."""
         return {state.table_name: state for state in self.table_rows()}
 
     def table_rows(self, table_name: str | None = None) -> list[TableState]:
-        """Return all states of all targets, or of one, oldest first."""
+        """Returns all states of all targets, or of one, oldest first."""
         return self.table(TableState).read(
             None if table_name is None else pc.field("table_name") == table_name
         )
 
     def complete_states(self, table_name: str) -> list[TableState]:
-        """Return the states in which a target was complete, in any slot incarnation, oldest
+        """Returns the states in which a target was complete, in any slot incarnation, oldest
         first.
         """
         return [state for state in self.table_rows(table_name) if state.status == SYNCED]
 
     def generations(self) -> list[tuple[str, int, str]]:
-        """Return table, generation and status of all states of all targets, oldest first.
+        """Returns table, generation and status of all states of all targets, oldest first.
 
         The other columns, which are most of the data, aren't read.
         """
@@ -270,15 +270,15 @@ class Ledger:
         return [(row["table_name"], row["generation"], row["status"]) for row in rows.to_pylist()]
 
     def batches(self) -> list[BatchCut]:
-        """Return all cuts, oldest first."""
+        """Returns all cuts, oldest first."""
         return self.table(BatchCut).read()
 
     def last_cut(self) -> BatchCut | None:
-        """Return the newest cut."""
+        """Returns the newest cut."""
         return self.table(BatchCut).newest()
 
     def cut_ends(self, after_batch: int) -> list[tuple[str, int]]:
-        """Return run and end position of each cut after a batch, newest first.
+        """Returns run and end position of each cut after a batch, newest first.
 
         The cuts' targets, which are most of the data, aren't read.
         """
@@ -288,7 +288,7 @@ class Ledger:
         return [(row["run_id"], row["end_lsn"]) for row in reversed(rows.to_pylist())]
 
     def is_reported(self, cut: BatchCut) -> bool:
-        """Return whether a run result contains what was applied since the first cut of that batch.
+        """Returns whether a run result contains what was applied since the first cut of that batch.
 
         It may be the result of a later run, or of the run that made the cut.
         """
@@ -311,15 +311,15 @@ class Ledger:
         )
 
     def runs(self, since: datetime | None = None) -> list[Run]:
-        """Return all rows of runs from a moment on, oldest first."""
+        """Returns all rows of runs from a moment on, oldest first."""
         return self.table(Run).read(since=since)
 
     def last_run(self) -> Run | None:
-        """Return the newest row of any run."""
+        """Returns the newest row of any run."""
         return self.table(Run).newest()
 
     def run_result(self, run_id: str, verb: str = "consume") -> Run | None:
-        """Return the latest row of a run."""
+        """Returns the latest row of a run."""
         found = self.table(Run).read(of_run(run_id, verb))
         return found[-1] if found else None
 
@@ -351,7 +351,7 @@ def _of_life(slot: str, incarnation: str) -> pc.Expression:
 
 
 def next_generation(rows: Iterable[TableState]) -> int:
-    """Return the number of a target's next copy or repair, higher than in all of its states.
+    """Returns the number of a target's next copy or repair, higher than in all of its states.
 
     This includes the states of copies that were undone.
     """

@@ -61,12 +61,12 @@ T = TypeVar("T")
 
 @cache
 def schema_of(kind: type[LedgerRow]) -> pa.Schema:
-    """Return the schema of a kind's table: a nullable column for each field, in their order."""
+    """Returns the schema of a kind's table: a nullable column for each field, in their order."""
     return pa.schema([(name, _arrow_type(of)) for name, of in _types_of(kind).items()])
 
 
 def row_of(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
-    """Return a row from a table's values; a null, or a column that is left out, is the default.
+    """Returns a row from a table's values; a null, or a column that is left out, is the default.
 
     The columns of a later version's table, and fields of its structs, are ignored. Raises TypeError
     when a column without a default is left out.
@@ -88,13 +88,13 @@ def row_of(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
 
 
 def rows_of(kind: Callable[..., T], rows: pa.Table) -> list[T]:
-    """Return the rows of an Arrow table, as row_of() does."""
+    """Returns the rows of an Arrow table, as row_of() does."""
     return [row_of(kind, values) for values in rows.to_pylist()]
 
 
 @cache
 def _structure_of(kind: Any) -> tuple[frozenset[str], frozenset[str], dict[str, Any]]:
-    """Return a class's fields, those of them without a default, and the classes of its structs."""
+    """Returns a class's fields, those of them without a default, and the classes of its structs."""
     types = _types_of(kind)
     required = (f.name for f in fields(kind) if f.default is f.default_factory is MISSING)
     structs = {name: _item_of(of) or of for name, of in types.items()}
@@ -103,14 +103,14 @@ def _structure_of(kind: Any) -> tuple[frozenset[str], frozenset[str], dict[str, 
 
 
 def _types_of(kind: Any) -> dict[str, Any]:
-    """Return each field's type, without None: every column may have nulls."""
+    """Returns each field's type, without None: every column may have nulls."""
     hints = get_type_hints(kind)
     types = {field.name: hints[field.name] for field in fields(kind)}
     return {n: get_args(of)[0] if isinstance(of, UnionType) else of for n, of in types.items()}
 
 
 def _item_of(of: Any) -> Any:
-    """Return the type of a list's items; None for other types."""
+    """Returns the type of a list's items; None for other types."""
     return get_args(of)[0] if get_origin(of) is list else None
 
 
@@ -123,7 +123,7 @@ def _arrow_type(of: Any) -> pa.DataType:
 
 
 def now() -> datetime:
-    """Return the current time, as all ledger rows record it."""
+    """Returns the current time, as all ledger rows record it."""
     return datetime.now(UTC)
 
 
@@ -365,7 +365,7 @@ class RowCounts:
         return any(getattr(self, count.name) for count in fields(RowCounts))
 
     def plus(self, other: RowCounts) -> Self:
-        """Return this with the sum of both counts."""
+        """Returns this with the sum of both counts."""
         sums = {}
         for count in fields(RowCounts):
             ours, theirs = getattr(self, count.name), getattr(other, count.name)
@@ -396,7 +396,7 @@ class TargetCut(RowCounts, _NamedVersion):
     commit_ts: datetime | None = None
 
     def __add__(self, other: TargetCut) -> TargetCut:
-        """Return both effects on one target, at the later version."""
+        """Returns both effects on one target, at the later version."""
         times = (at for at in (self.commit_ts, other.commit_ts) if at is not None)
         return replace(
             self.plus(other),
@@ -422,7 +422,7 @@ class BatchCut(LedgerRow):
     table: ClassVar[str] = "batches"
 
     def of(self, state: TableState) -> TargetCut | None:
-        """Return this copy of a target in the cut; None when it has none, or another copy's."""
+        """Returns this copy of a target in the cut; None when it has none, or another copy's."""
         return next(
             (
                 target

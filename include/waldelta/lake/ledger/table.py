@@ -92,7 +92,7 @@ def of_tables(names: Iterable[str]) -> pc.Expression:
 
 
 def in_order(rows: Sequence[R]) -> list[R]:
-    """Return rows of one moment, each a microsecond later than the one before.
+    """Returns rows of one moment, each a microsecond later than the one before.
 
     Rows are read back in the order of ``at``.
     """
@@ -100,7 +100,7 @@ def in_order(rows: Sequence[R]) -> list[R]:
 
 
 def last_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """Return the last row of each group, in the rows' order."""
+    """Returns the last row of each group, in the rows' order."""
     numbered = rows.select(list(keys)).append_column("n", pa.array(np.arange(rows.num_rows)))
     return rows.take(
         numbered.group_by(list(keys)).aggregate([("n", "max")])["n_max"].combine_chunks().sort()
@@ -176,7 +176,7 @@ class LedgerTable(Generic[R]):
         *,
         kept: bool = True,
     ) -> list[R]:
-        """Return the rows from ``since`` on that a filter selects, oldest first.
+        """Returns the rows from ``since`` on that a filter selects, oldest first.
 
         Fields that aren't among ``columns`` (None: all) have their defaults. ``kept``: see
         read_sorted().
@@ -192,7 +192,7 @@ class LedgerTable(Generic[R]):
         *,
         kept: bool = True,
     ) -> pa.Table:
-        """Return some columns of the rows from ``since`` on that a filter selects, oldest first.
+        """Returns some columns of the rows from ``since`` on that a filter selects, oldest first.
 
         This reads little of a long history. It returns no rows when there is no table. A column
         that the table doesn't have yet is null. ``kept``: see read_sorted().
@@ -208,12 +208,12 @@ class LedgerTable(Generic[R]):
         return rows.select(list(columns))
 
     def version(self) -> int:
-        """Return the table's Delta version; -1 when there is no table."""
+        """Returns the table's Delta version; -1 when there is no table."""
         table = self.place.find()
         return -1 if table is None else table.version
 
     def newest(self) -> R | None:
-        """Return the row that was appended last."""
+        """Returns the row that was appended last."""
         table = self.place.find()
         at = self._newest_at(table) if table is not None else None
         if table is None or at is None:
@@ -336,7 +336,7 @@ class LedgerTable(Generic[R]):
         replace_by_rows(table, chosen, rows, tag, self._kind.rows_per_group)
 
     def _schema_mode(self, table: TargetVersion) -> Literal["merge"] | None:
-        """Return the mode that adds columns, and fields of structs, which an earlier version's
+        """Returns the mode that adds columns, and fields of structs, which an earlier version's
         table lacks.
         """
         held: pa.Schema = table.schema
@@ -352,7 +352,7 @@ class LedgerTable(Generic[R]):
         return rows[-1] if rows else None
 
     def _behind(self, table: TargetVersion, rows: Sequence[R]) -> list[R]:
-        """Return the rows, moved to times after the newest row where the clock is behind."""
+        """Returns the rows, moved to times after the newest row where the clock is behind."""
         newest = self._newest_at(table)
         early = newest + STATISTIC - rows[0].at if rows and newest is not None else timedelta(0)
         return (
@@ -380,7 +380,8 @@ def read_sorted(
     *,
     kept: bool = True,
 ) -> pa.Table:
-    """Return columns (None: all) of the rows from ``since`` on that a filter selects, oldest first.
+    """Returns columns (None: all) of the rows from ``since`` on that a filter selects, oldest
+    first.
 
     Columns that a file lacks, because it is older than the column, are null; the same is true for
     tables. Files whose rows are all older aren't opened. Of large files, only the needed row groups
@@ -417,18 +418,18 @@ def read_sorted(
 
 
 def _names(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
-    """Return those of the columns, and ``at``, that a table has."""
+    """Returns those of the columns, and ``at``, that a table has."""
     return [name for name in dict.fromkeys((*columns, "at")) if name in schema.names]
 
 
 def _read_few(table: TargetVersion) -> pa.Table | None:
-    """Return all rows, oldest first; None where they are many."""
+    """Returns all rows, oldest first; None where they are many."""
     many = (pc.sum(table.files["num_records"]).as_py() or 0) > _SMALL_ROWS
     return None if many else read_files(table, table.sized_files)
 
 
 def _may_have(actions: pa.Table, schema: pa.Schema, chosen: pc.Expression) -> pa.Table:
-    """Return the files that may have rows of a filter, by the bounds of their texts."""
+    """Returns the files that may have rows of a filter, by the bounds of their texts."""
     texts = [
         field.name
         for field in schema
@@ -446,7 +447,7 @@ def _may_have(actions: pa.Table, schema: pa.Schema, chosen: pc.Expression) -> pa
 
 
 def _within(texts: Sequence[str], bounds: Mapping[str, str | None]) -> pc.Expression:
-    """Return what is true of all rows of a file with these bounds."""
+    """Returns what is true of all rows of a file with these bounds."""
     sure = pc.scalar(True)
     for name in texts:
         column, least, most = pc.field(name), bounds[f"min.{name}"], bounds[f"max.{name}"]
@@ -456,7 +457,7 @@ def _within(texts: Sequence[str], bounds: Mapping[str, str | None]) -> pc.Expres
 
 
 def read_files(table: TargetVersion, files: Sequence[tuple[str, int]]) -> pa.Table:
-    """Return all rows of some files (path, bytes), oldest first, by the table's current schema."""
+    """Returns all rows of some files (path, bytes), oldest first, by the table's current schema."""
     place, schema = _place_of(table), table.schema
     parts = [_read_whole(place, *file, schema) for file in files]
     return pa.concat_tables([schema.empty_table(), *parts]).sort_by("at")
@@ -468,7 +469,7 @@ def _place_of(table: TargetVersion) -> _Place:
 
 @lru_cache(maxsize=_MOST_CACHED)
 def _read_whole(place: _Place, path: str, size: int, schema: pa.Schema) -> pa.Table:
-    """Return all rows of a file with a table's current schema.
+    """Returns all rows of a file with a table's current schema.
 
     Columns, and fields of structs, are added over time.
     """

@@ -62,7 +62,7 @@ class CatalogTable:
 def read_catalog_tables(
     connection: psycopg.Connection[Any], relation_ids: Iterable[int]
 ) -> dict[int, CatalogTable]:
-    """Return those of these relations that exist, by oid.
+    """Returns those of these relations that exist, by oid.
 
     The columns of a partitioned table include what old rows of its leaves show. One statement reads
     everything, because files and columns that are compared with earlier ones must be of the same
@@ -75,7 +75,7 @@ def read_catalog_tables(
 def read_catalog_state(
     connection: psycopg.Connection[Any], states: Sequence[TableState]
 ) -> dict[str, CatalogTable]:
-    """Return the current catalog state of each target's table, by the target's name.
+    """Returns the current catalog state of each target's table, by the target's name.
 
     One read of the catalogs serves all targets, and is later than everything that was landed.
     """
@@ -123,7 +123,7 @@ def _catalog_tables(state: TableState, found: Mapping[int, CatalogTable]) -> Cat
 def stored(
     table: CatalogTable | None, leaves: Collection[int] | None = None
 ) -> StorageState | None:
-    """Return how a table's rows are stored; of a partitioned table, only the files of these
+    """Returns how a table's rows are stored; of a partitioned table, only the files of these
     leaves.
     """
     if table is None or table.storage is None or leaves is None:

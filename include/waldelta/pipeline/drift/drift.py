@@ -100,7 +100,7 @@ def find_drift(
 def source_as_copied(
     pipeline: PipelineFile, state: TableState, catalog: CatalogTable, target: ReplicatedTarget
 ) -> Repair:
-    """Return what is needed to read rows of a target again when it holds what a new copy would
+    """Returns what is needed to read rows of a target again when it holds what a new copy would
     hold.
 
     Raises NeedsSync for a target that has drifted.
@@ -127,7 +127,7 @@ def source_as_copied(
 def _with_made_leaves(
     state: TableState, catalog: CatalogTable, late: Collection[int]
 ) -> TableState:
-    """Return the state with the leaves that were created as partitions since the copy.
+    """Returns the state with the leaves that were created as partitions since the copy.
 
     Such a leaf was empty when it was created, so every row of it was sent. Leaves that were
     published ``late`` may have had rows before, and are left out.
@@ -154,7 +154,7 @@ def _own_filter(state: TableState, wanted: str | None) -> Iterator[str]:
 
 
 def _filters(state: TableState) -> list[str]:
-    """Return the publications' filters known to have been in force since the copy, the copy's
+    """Returns the publications' filters known to have been in force since the copy, the copy's
     first.
     """
     return [state.row_filter or EVERYTHING, *state.later_filters]
@@ -185,12 +185,12 @@ def _is_away_recorded(state: TableState) -> bool:
 
 
 def _lacking(state: TableState, table: PublishedTable) -> frozenset[str]:
-    """Return the operations that were published at the copy and aren't now."""
+    """Returns the operations that were published at the copy and aren't now."""
     return frozenset(state.publishes) - table.publishes
 
 
 def _was_lost_unseen(state: TableState, table: PublishedTable) -> bool:
-    """Return whether a merged leaf has lost an operation that other leaves still publish.
+    """Returns whether a merged leaf has lost an operation that other leaves still publish.
 
     The sum of all leaves' operations doesn't show such a loss.
     """
@@ -244,7 +244,7 @@ def _recorded_before(state: TableState, moved: Collection[int]) -> Iterator[str]
 
 
 def unpublished_columns(table: PublishedTable, storage: StorageState | None) -> list[int]:
-    """Return the numbers of the table's columns that aren't published; none where they aren't
+    """Returns the numbers of the table's columns that aren't published; none where they aren't
     known.
     """
     published = {column.attnum for column in table.columns}
@@ -262,7 +262,7 @@ def as_published(
     target_filter: str | None,
     types: TypeOptions,
 ) -> TableState:
-    """Return a target's state with all that is published of its table, as of a snapshot whose rows
+    """Returns a target's state with all that is published of its table, as of a snapshot whose rows
     it holds.
 
     Drift that was recorded since an earlier snapshot is over.
@@ -306,7 +306,7 @@ def _record(
 
 
 def _renamed_filter(state: TableState, table: PublishedTable) -> str | None:
-    """Return the publication's current filter when only names of columns in it have changed."""
+    """Returns the publication's current filter when only names of columns in it have changed."""
     if state.row_filter is None or table.row_filter is None or state.row_filter == table.row_filter:
         return None
     today = {column.attnum: column.name for column in table.columns}

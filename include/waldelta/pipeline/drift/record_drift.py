@@ -56,7 +56,7 @@ def read_published_now(
     states: Sequence[TableState],
     locked: Collection[int] = (),
 ) -> dict[str, ReplicatedTarget]:
-    """Return the targets with their current sources, by name.
+    """Returns the targets with their current sources, by name.
 
     Returns nothing, without a query, when no target was copied. ``locked``: see read_targets().
     """
@@ -73,7 +73,7 @@ def check_drift(
     target: ReplicatedTarget | None,
     drifted: dict[str, Repair],
 ) -> list[str]:
-    """Return the warnings about a target's drift.
+    """Returns the warnings about a target's drift.
 
     A drift that must be repaired raises NeedsSync. Before that, the target is marked and
     ``drifted`` gets what the repair needs.
@@ -145,7 +145,8 @@ def _continue_without_copy(job: Job, state: TableState, drift: PublicationDrift)
 
 
 def _is_truncated(job: Job, state: TableState) -> bool:
-    """Return whether a TRUNCATE of the whole table explains the truncated leaves; that one is sent.
+    """Returns whether a TRUNCATE of the whole table explains the truncated leaves; that one is
+    sent.
 
     The target may not reflect that TRUNCATE yet. Or it reflects it since the leaves' files were
     recorded, at a time when it wasn't known yet what had landed.
@@ -260,7 +261,7 @@ def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[st
 
 
 def with_leaves(state: TableState, mappings: Mapping[str, TargetSource]) -> TableState:
-    """Return a target's state with all leaves that are its sources now.
+    """Returns a target's state with all leaves that are its sources now.
 
     Leaves that were detached stay until another target takes them.
     """
@@ -319,7 +320,7 @@ def read_own_tables(
 
 
 def _without_returned(state: TableState, mapping: TargetSource) -> TableState:
-    """Return the state without recorded leaves that were in no publication then.
+    """Returns the state without recorded leaves that were in no publication then.
 
     A run that was killed may have left them. Without them, they count as new when they return.
     """

@@ -138,7 +138,7 @@ class FilterRule:
 
 
 def moved_leaves(state: TableState, table: PublishedTable) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the oids of leaves that came and of those that went since the files were last
+    """Returns the oids of leaves that came and of those that went since the files were last
     recorded.
     """
     if table.relkind != "p" or state.storage is None or not state.storage.files:
@@ -151,7 +151,7 @@ def moved_leaves(state: TableState, table: PublishedTable) -> tuple[frozenset[in
 
 
 def reattached(state: TableState, now: StorageState | None) -> frozenset[int]:
-    """Return the oids of leaves detached and attached again since the files were last recorded."""
+    """Returns the oids of leaves detached and attached again since the files were last recorded."""
     if state.storage is None or now is None:
         return frozenset()
     then = {file.oid: file.inherits for file in state.storage.files if file.inherits is not None}
@@ -161,7 +161,7 @@ def reattached(state: TableState, now: StorageState | None) -> frozenset[int]:
 
 
 def entered_columns(state: TableState, table: PublishedTable) -> list[str]:
-    """Return the names of published columns that were unpublished at the copy or at a later check.
+    """Returns the names of published columns that were unpublished at the copy or at a later check.
 
     Other new columns were added to the table; schema evolution handles them.
     """
@@ -174,7 +174,7 @@ def merges_partitions(repair: Repair) -> bool:
 
 
 def why_other_rows(state: TableState) -> str | None:
-    """Return why a target differs from its source on purpose, or None."""
+    """Returns why a target differs from its source on purpose, or None."""
     if state.copy_skipped:
         return "its existing rows were not copied (copy: false), so it lacks rows by design"
     if not state.kept_as.supports(Feature.MEND):
@@ -183,7 +183,7 @@ def why_other_rows(state: TableState) -> str | None:
 
 
 def obstacle(repair: Repair) -> str | None:
-    """Return why only a whole copy is exact; None when the rows that enter and leave are known."""
+    """Returns why only a whole copy is exact; None when the rows that enter and leave are known."""
     state, table = repair.state, repair.table
     held = {(c.attnum, c.name, c.type_oid, c.typmod) for c in state.columns}
     present = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in table.columns}
@@ -245,7 +245,7 @@ def _is_known_uniform(repair: Repair) -> bool:
 
 
 def is_dear(entering: float, rows: float) -> bool:
-    """Return whether so many rows enter that a copy of the whole table costs no more.
+    """Returns whether so many rows enter that a copy of the whole table costs no more.
 
     >>> is_dear(9_000, 10_000), is_dear(500_000, 1_000_000), is_dear(200_000, 1_000_000)
     (False, True, False)
@@ -254,7 +254,7 @@ def is_dear(entering: float, rows: float) -> bool:
 
 
 def entering(before: FilterRule, after: FilterRule, nullable: Iterable[str]) -> tuple[str, ...]:
-    """Return SQL conditions for the rows that ``after`` admits and ``before`` didn't; no row
+    """Returns SQL conditions for the rows that ``after`` admits and ``before`` didn't; no row
     matches two.
 
     PostgreSQL finds no index range in ``(…) is not true``, but does in ``not (…)``. The two differ
@@ -293,7 +293,7 @@ def _all(parts: Iterable[str]) -> str:
 
 
 def _null_only_with_columns(filters: Iterable[str]) -> frozenset[str] | None:
-    """Return the columns of filters that can be NULL only where one of these columns is NULL.
+    """Returns the columns of filters that can be NULL only where one of these columns is NULL.
 
     Returns None when that isn't certain.
     """
@@ -358,7 +358,7 @@ class MovingRows:
 def moving_rows(
     drifted: Repair, own: RowFilter | None, files: Mapping[int, int] = MappingProxyType({})
 ) -> MovingRows:
-    """Return the rows that this drift moves in and out of the target; pure.
+    """Returns the rows that this drift moves in and out of the target; pure.
 
     ``own`` is the pipeline file's current filter for the target. Entering rows are read leaf by
     leaf. ``files`` are the leaves' files as a snapshot sees them. Raises FilterNotTranslatable for
@@ -393,7 +393,7 @@ def moving_rows(
 
 
 def _as_source_sql(stored: str | None, current: str | None, table: PublishedTable) -> str | None:
-    """Return a filter that the ledger stores as SQL for the source.
+    """Returns a filter that the ledger stores as SQL for the source.
 
     A text that the server has just printed itself is used as it is.
     """
@@ -434,7 +434,7 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
 def _count(
     connection: psycopg.Connection[Any], wanted: Sequence[Sequence[sql.Composable]]
 ) -> list[int] | None:
-    """Return the number of rows of each side; None when counting takes too long."""
+    """Returns the number of rows of each side; None when counting takes too long."""
     counted = sql.SQL("(select count(*) from ({}) as r)")
     sides = [
         sql.SQL(" + ").join([sql.SQL("0"), *map(counted.format, statements)])

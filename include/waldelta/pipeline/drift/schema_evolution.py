@@ -158,7 +158,7 @@ def keep_dropped(state: TableState, evolution: Evolution, names: Sequence[str]) 
 
 
 def unchanged(state: TableState) -> Evolution:
-    """Return an evolution that keeps the target's columns, for a range without rows."""
+    """Returns an evolution that keeps the target's columns, for a range without rows."""
     return Evolution(
         tuple(NewColumn(c, c.name) for c in state.columns), tuple(state.key_columns), (), ()
     )
@@ -192,7 +192,7 @@ def plan_ignoring(state: TableState, relations: Sequence[Relation]) -> Evolution
 
 
 def _attnums(state: TableState, catalog: CatalogTable, relation: Relation) -> list[int]:
-    """Return the columns' attribute numbers, which alone distinguish a renamed column from a new
+    """Returns the columns' attribute numbers, which alone distinguish a renamed column from a new
     one.
     """
     copied = {column.name: column.attnum for column in state.columns}
@@ -293,7 +293,7 @@ def other_type(column: str, held: str, chosen: str) -> str:
 
 
 def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
-    """Return whether ALTER TYPE from one (oid, typmod) to another changes no value and writes no
+    """Returns whether ALTER TYPE from one (oid, typmod) to another changes no value and writes no
     row.
 
     Follows PostgreSQL's ATColumnChangeRequiresRewrite: limits that grow, and text types that share

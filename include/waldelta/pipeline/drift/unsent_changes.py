@@ -56,7 +56,7 @@ _XIDS = 1 << 32
 
 
 def rewritten(then: StorageState | None, now: StorageState | None) -> frozenset[int]:
-    """Return the numbers of columns, new ones included, whose values may have changed unsent since
+    """Returns the numbers of columns, new ones included, whose values may have changed unsent since
     ``then``.
 
     There are none when no leaf has another file; leaves that came or went don't count. There are
@@ -72,7 +72,7 @@ def rewritten(then: StorageState | None, now: StorageState | None) -> frozenset[
 
 
 def relabelled(then: StorageState | None, now: StorageState | None) -> dict[int, set[str]]:
-    """Return the labels of ``then`` that the catalogs have otherwise now, by column number.
+    """Returns the labels of ``then`` that the catalogs have otherwise now, by column number.
 
     The column's type was altered, or an object that its values may name was renamed or dropped.
     """
@@ -123,7 +123,7 @@ def to_record(
     *,
     renew: bool = False,
 ) -> TableState | None:
-    """Return the state with the current files and columns, when they differ and need no new copy;
+    """Returns the state with the current files and columns, when they differ and need no new copy;
     else None.
 
     While columns that the target doesn't have yet may have come with values, the old files and
@@ -163,7 +163,7 @@ def with_truncated(
     catalog_tables: Mapping[str, CatalogTable],
     landed_as_of: int | None = None,
 ) -> dict[str, CatalogTable]:
-    """Return the same tables with their truncated leaves; queries the source only for leaves with
+    """Returns the same tables with their truncated leaves; queries the source only for leaves with
     another file.
 
     A leaf that can't be judged now keeps the recorded file, so that it is checked again.
@@ -221,7 +221,7 @@ def _judged(
 
 
 def replaced_files(state: TableState, now: StorageState | None) -> list[int]:
-    """Return the oids of leaves, of a table published via its root, that have another file than
+    """Returns the oids of leaves, of a table published via its root, that have another file than
     recorded; pure.
 
     Returns none where an ALTER explains it, where TRUNCATE isn't published, or where the time of
@@ -249,7 +249,7 @@ def replaced_files(state: TableState, now: StorageState | None) -> list[int]:
 def _is_truncated(
     connection: psycopg.Connection[Any], leaf: Any, as_of: int, landed_as_of: int | None
 ) -> bool | None:
-    """Return whether no row of the leaf is from a transaction below ``as_of``; None when unknown.
+    """Returns whether no row of the leaf is from a transaction below ``as_of``; None when unknown.
 
     ``leaf`` is its row of _WRITTEN, None without one.
     Frozen rows keep their transaction's number.
@@ -311,7 +311,7 @@ _COMPOUND = re.compile(r"[{(\[,=]")
 
 
 def outdated_columns(job: Job, state: TableState, now: StorageState | None) -> frozenset[int]:
-    """Return the numbers of the columns that may hold a label that was changed since the ledger
+    """Returns the numbers of the columns that may hold a label that was changed since the ledger
     recorded it.
 
     Columns that the target doesn't have yet are among them. Everything that landed must have landed
@@ -327,7 +327,7 @@ def outdated_columns(job: Job, state: TableState, now: StorageState | None) -> f
 
 
 def is_in(text: str, label: str) -> bool:
-    """Return whether a value that prints this text may contain the label.
+    """Returns whether a value that prints this text may contain the label.
 
     >>> is_in("app.orders", "app.orders"), is_in("app.orders_2", "app.orders")
     (True, False)
@@ -353,14 +353,14 @@ def _may_hold(job: Job, state: TableState, column: str, labels: Collection[str])
 
 
 def _texts(table: TargetVersion, column: str) -> Iterator[list[str]]:
-    """Yield the distinct texts in each part of a column."""
+    """Yields the distinct texts in each part of a column."""
     for values in table.read_column(column):
         for leaf in _leaves(values):
             yield pc.unique(leaf).drop_null().to_pylist()
 
 
 def _leaves(values: pa.Array) -> Iterator[pa.Array]:
-    """Yield the texts of an array or a struct; of another type, what Arrow prints."""
+    """Yields the texts of an array or a struct; of another type, what Arrow prints."""
     kind = values.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_list_view(kind):
         yield from _leaves(pc.list_flatten(values))
@@ -372,7 +372,7 @@ def _leaves(values: pa.Array) -> Iterator[pa.Array]:
 
 
 def _may_wait(job: Job, state: TableState, labels: Collection[str]) -> bool:
-    """Return whether a change that is to be applied may bring one of these labels.
+    """Returns whether a change that is to be applied may bring one of these labels.
 
     It was decoded before the catalogs changed. In binary format it has no names.
     """
@@ -392,7 +392,7 @@ def _may_wait(job: Job, state: TableState, labels: Collection[str]) -> bool:
 
 
 def _sought(label: str) -> str:
-    """Return the longest part of a label without quotes, which other texts print otherwise."""
+    """Returns the longest part of a label without quotes, which other texts print otherwise."""
     if _ANY.fullmatch(label):
         return ""
     schema = _OF_SCHEMA.fullmatch(label)

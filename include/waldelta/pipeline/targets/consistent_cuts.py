@@ -21,7 +21,7 @@ _AT_ONCE = 16
 
 
 def _at_versions(cut: BatchCut, readable: Callable[[str, int], int | None]) -> BatchCut | None:
-    """Return the cut at readable versions with the same rows; None when a target has none any
+    """Returns the cut at readable versions with the same rows; None when a target has none any
     more.
     """
     with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(cut.targets)))) as pool:
@@ -35,7 +35,7 @@ def _at_versions(cut: BatchCut, readable: Callable[[str, int], int | None]) -> B
 
 
 def readable_cut(job: Job) -> BatchCut | None:
-    """Return the newest cut that can be read; None before the first cut.
+    """Returns the newest cut that can be read; None before the first cut.
 
     A target may have been compacted since, so that a VACUUM could delete the files of its version.
     Such a target is returned at a later version with the same rows. Raises StateError when no cut

@@ -71,7 +71,7 @@ class Watch:
     _checked: dict[str, int] = field(default_factory=dict)
 
     def checked_upto(self, state: TableState) -> int | None:
-        """Return the target's version up to which everything was reported; None when nothing was
+        """Returns the target's version up to which everything was reported; None when nothing was
         checked yet.
         """
         return self._checked.get(state.table_name, checked_upto(self.cut, state))
@@ -139,7 +139,7 @@ def expire_vacuumed(job: Job, table_name: str, seen: Seen, *, only_new: bool = T
 
 
 def checked_upto(cut: BatchCut | None, state: TableState) -> int | None:
-    """Return the target's version up to which runs have reported commits.
+    """Returns the target's version up to which runs have reported commits.
 
     That is the version of its copy, or of a later cut.
     """
@@ -149,7 +149,7 @@ def checked_upto(cut: BatchCut | None, state: TableState) -> int | None:
 
 
 def mirrored_at(state: TableState, version: int) -> TableState:
-    """Return the state of a target that mirrors its source again, after any commits up to this
+    """Returns the state of a target that mirrors its source again, after any commits up to this
     version.
     """
     later = [commit for commit in state.external_commits if commit.version > version]
@@ -157,7 +157,7 @@ def mirrored_at(state: TableState, version: int) -> TableState:
 
 
 def repaired_commits(job: Job, state: TableState, version: int) -> list[str]:
-    """Return messages about external commits up to this version, which a repair is about to
+    """Returns messages about external commits up to this version, which a repair is about to
     correct.
     """
     after = checked_upto(job.ledger.last_cut(), state)
@@ -208,7 +208,7 @@ def check_durably(target: DeltaTarget, after: int, upto: int) -> Seen:
 
 
 def check_log(table: DeltaLog, after: int, upto: int) -> Seen:
-    """Return what a table's log shows of the versions after ``after``, up to ``upto``.
+    """Returns what a table's log shows of the versions after ``after``, up to ``upto``.
 
     The search begins at the end, because our own commits record how far it went before. Raises
     StateError for an external commit whose files aren't safe to read.
@@ -269,7 +269,7 @@ def _listed(commits: Sequence[ExternalCommit]) -> str:
 
 
 def _vacuumed_upto(commit: Commit) -> datetime:
-    """Return the moment before which unused files may have been deleted.
+    """Returns the moment before which unused files may have been deleted.
 
     A VACUUM that doesn't say what it kept counts as having kept nothing.
     """

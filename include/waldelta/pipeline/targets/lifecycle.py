@@ -127,7 +127,7 @@ def lifecycle_of(
     policy: SchemaPolicy = "evolve",
     at: datetime | None = None,
 ) -> TableLifecycle:
-    """Return a table's lifecycle at a moment (None: now); otherwise pure.
+    """Returns a table's lifecycle at a moment (None: now); otherwise pure.
 
     ``published`` has each target's current source. ``running`` is True when a run works on the
     table's copy. ``policy`` decides whether a copy may start without an operator when only waldelta
@@ -265,7 +265,7 @@ def _pause(attempts: int) -> timedelta:
 
 
 def lives(rows: Iterable[TableState]) -> dict[str, LatestState]:
-    """Return each table's latest state from the ledger's rows, oldest first."""
+    """Returns each table's latest state from the ledger's rows, oldest first."""
     found: dict[str, LatestState] = {}
     for row in rows:
         before = found.get(row.table_name)
@@ -278,7 +278,7 @@ def lives(rows: Iterable[TableState]) -> dict[str, LatestState]:
 
 
 def target_generations(ledger: Ledger) -> dict[str, int]:
-    """Return the copy generation of each target's data.
+    """Returns the copy generation of each target's data.
 
     A copy that is running or has failed already has its number in the ledger, but isn't the
     target's data yet.
@@ -293,7 +293,7 @@ def read_published(
     job: Job,
     locked: Collection[int] | None = None,
 ) -> dict[str, TargetSource]:
-    """Return each target's current source among the pipeline's publications, by the target's name.
+    """Returns each target's current source among the pipeline's publications, by the target's name.
 
     ``locked``: see read_target_sources(). None: currently locked tables are read, so that this
     waits for no session that keeps one locked.
@@ -306,7 +306,7 @@ def read_published(
 
 
 def read_lifecycles(job: Job, published: Mapping[str, TargetSource]) -> list[TableLifecycle]:
-    """Return every table that is published or was copied in the current slot incarnation, by
+    """Returns every table that is published or was copied in the current slot incarnation, by
     name.
     """
     rows = job.ledger.table_rows()
@@ -396,7 +396,7 @@ def record_killed(job: Job, standings: Iterable[TableLifecycle]) -> bool:
 
 
 def never_copied(job: Job, standings: Iterable[TableLifecycle]) -> str | None:
-    """Return a message about published tables without a target, and what to do; None without
+    """Returns a message about published tables without a target, and what to do; None without
     any.
     """
     found = requiring(standings, RequiredAction.FIRST)
@@ -413,7 +413,7 @@ def never_copied(job: Job, standings: Iterable[TableLifecycle]) -> str | None:
 def copied_by_runs(
     job: Job, published: Mapping[str, TargetSource], standings: Iterable[TableLifecycle]
 ) -> list[TableLifecycle]:
-    """Return the tables without a copy that runs copy, or leave to a sync, by themselves.
+    """Returns the tables without a copy that runs copy, or leave to a sync, by themselves.
 
     These are tables of patterns with ``new_tables: adopt``; others wait for the operator's sync.
     """
@@ -427,12 +427,12 @@ def copied_by_runs(
 
 
 def requiring(standings: Iterable[TableLifecycle], *kinds: RequiredAction) -> list[TableLifecycle]:
-    """Return the tables that require one of these actions."""
+    """Returns the tables that require one of these actions."""
     return [found for found in standings if found.action in kinds]
 
 
 def states(standings: Iterable[TableLifecycle], *kinds: RequiredAction) -> list[TableState]:
-    """Return the states, as far as the ledger has them, of tables that require one of these
+    """Returns the states, as far as the ledger has them, of tables that require one of these
     actions.
     """
     return [found.state for found in requiring(standings, *kinds) if found.state is not None]
@@ -454,7 +454,7 @@ def _read(
 
 
 def copies_under_way(job: Job) -> list[str]:
-    """Return the names of tables that a run is copying or repairing right now.
+    """Returns the names of tables that a run is copying or repairing right now.
 
     Changes that landed since their snapshots wait for them.
     """
@@ -488,7 +488,7 @@ def mark_same_copy(job: Job, state: TableState, reason: str) -> None:
 
 
 def read_table_bytes(job: Job) -> tuple[dict[str, int], dict[str, TableBusy]]:
-    """Return the size of each target's source tables with TOAST, by the target's name.
+    """Returns the size of each target's source tables with TOAST, by the target's name.
 
     Also returns the error of each target whose tables stay locked too long to be read.
     """
@@ -502,7 +502,7 @@ def read_table_bytes(job: Job) -> tuple[dict[str, int], dict[str, TableBusy]]:
 def _table_bytes(
     connection: psycopg.Connection[Any], job: Job, locked: Collection[int]
 ) -> tuple[dict[str, int], set[str]]:
-    """Return the sizes, and the names of targets left out because their tables (oids) are
+    """Returns the sizes, and the names of targets left out because their tables (oids) are
     ``locked``.
     """
     targets = read_targets(connection, job.pipeline, sizes=False, locked=locked)

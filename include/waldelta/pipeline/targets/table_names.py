@@ -24,7 +24,7 @@ def check_names(job: Job, names: Iterable[str]) -> None:
 
 
 def unknown_tables(unknown: Collection[str], known: Collection[str]) -> ConfigError:
-    """Return the error of names that none of the known tables has."""
+    """Returns the error of names that none of the known tables has."""
     near = {name: found for name in unknown if (found := _nearest(name, known))}
     hint = (
         f"did you mean {', '.join(near.values())}?"
@@ -35,7 +35,7 @@ def unknown_tables(unknown: Collection[str], known: Collection[str]) -> ConfigEr
 
 
 def _nearest(name: str, known: Collection[str]) -> str | None:
-    """Return the known table whose name is most like another.
+    """Returns the known table whose name is most like another.
 
     >>> _nearest("public.ordrs", ["public.orders", "public.lines"])
     'public.orders'

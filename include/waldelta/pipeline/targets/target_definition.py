@@ -70,7 +70,7 @@ def check_columns(job: Job, state: TableState) -> None:
 
 
 def foreign_columns(job: Job, state: TableState) -> list[str]:
-    """Return the columns of a target that neither its source nor waldelta has."""
+    """Returns the columns of a target that neither its source nor waldelta has."""
     own = {column.name for column in state.columns} | METADATA_TYPES.keys() | _of_mode(state).keys()
     types = job.lake.target(state.table_name).open().spark_types
     return [name for name in types if name not in own]
@@ -114,7 +114,7 @@ def _check_unrecorded(state: TableState, origins: Iterable[Commit | None]) -> No
 def refusal(
     target: DeltaTarget, label: str, err: BaseException, key: Collection[str] = ()
 ) -> TargetAltered | None:
-    """Return a commit that a target's definition doesn't allow as a named error; else None.
+    """Returns a commit that a target's definition doesn't allow as a named error; else None.
 
     The error names all constraints that the changes may have violated, because Spark's own error
     has values of the row. Columns of the ``key`` are NOT NULL in each target.
@@ -135,7 +135,7 @@ def refusal(
 def upgrade(
     target: DeltaTarget, label: str, after: int, err: BaseException
 ) -> TargetAltered | None:
-    """Return why a target can't be opened as a named error, when a commit after a version changed
+    """Returns why a target can't be opened as a named error, when a commit after a version changed
     its protocol; else None.
     """
     upgrades = [commit for commit in target.log.behind(after) if commit.protocol]
@@ -153,7 +153,7 @@ def upgrade(
 
 
 def merge_error(job: Job, state: TableState, err: BaseException) -> WaldeltaError:
-    """Return a failure to merge into a target as refusal() does, or else as writing_error()."""
+    """Returns a failure to merge into a target as refusal() does, or else as writing_error()."""
     target = job.lake.target(state.table_name)
     return refusal(target, state.table_name, err, state.key_columns) or writing_error(
         state.table_name, err
@@ -161,7 +161,7 @@ def merge_error(job: Job, state: TableState, err: BaseException) -> WaldeltaErro
 
 
 def external_commit(commit: Commit) -> ExternalCommit:
-    """Return what the log says of an external commit."""
+    """Returns what the log says of an external commit."""
     info = commit.info
     by = (
         ", ".join(str(info[name]) for name in ("userName", "engineInfo") if info.get(name))
@@ -270,7 +270,7 @@ def _described(
 
 
 def _origins(table: TargetVersion, alterations: Sequence[_Alteration]) -> list[Commit | None]:
-    """Return for each alteration the commit that made it; None when the log lacks that commit.
+    """Returns for each alteration the commit that made it; None when the log lacks that commit.
 
     The log is read once, because it may have thousands of commits in an object store.
     """

@@ -113,7 +113,7 @@ class ReplicatedTarget:
 def read_target_sources(
     conn: Connection, pipeline: PipelineFile, locked: Collection[int] = ()
 ) -> dict[str, TargetSource]:
-    """Return each target's current source, by the target's name.
+    """Returns each target's current source, by the target's name.
 
     This needs one statement when every target is a table of its own. It locks nothing but the
     partitions whose rows a target takes (see read_partitions()).
@@ -137,7 +137,7 @@ def read_targets(
     sizes: bool = True,
     locked: Collection[int] = (),
 ) -> list[ReplicatedTarget]:
-    """Return the targets of a subscriber with this pipeline file, by name; raises as
+    """Returns the targets of a subscriber with this pipeline file, by name; raises as
     read_published_tables().
 
     ``mappings`` is a recent result of read_target_sources() (None: it is read). ``sizes``: see
@@ -170,7 +170,7 @@ def read_targets(
 def read_unlocked_sources(
     conn: Connection, pipeline: PipelineFile, *, sizes: bool = True
 ) -> tuple[dict[str, TargetSource], list[ReplicatedTarget], LockedTables]:
-    """Return the target sources, the targets, and which tables are locked.
+    """Returns the target sources, the targets, and which tables are locked.
 
     It waits for no session that already keeps a table locked. Raises TableBusy when new locks keep
     appearing; the caller's transaction and its snapshot stay valid.
@@ -187,7 +187,7 @@ def read_unlocked_sources(
 def read_target(
     conn: Connection, pipeline: PipelineFile, table_id: TableId, *, catalogs: bool = False
 ) -> ReplicatedTarget | None:
-    """Return one target, or None; waits for no session that keeps another target's tables locked.
+    """Returns one target, or None; waits for no session that keeps another target's tables locked.
 
     Raises TableBusy when its own tables stay locked; the caller's transaction and its snapshot stay
     valid. With ``catalogs``, what only a lock can show (which rows it takes) may be left out, and
@@ -234,7 +234,7 @@ def target_sources(
     roots: Mapping[TableId, int],
     partitions: Mapping[TableId, Partition],
 ) -> dict[str, TargetSource]:
-    """Return each target's source; pure.
+    """Returns each target's source; pure.
 
     ``roots`` are oids of tables whose partitions are merged, ``partitions`` the partitions with the
     name of a target. A merged leaf isn't a target itself. Neither is a table that ``from`` names,
@@ -257,26 +257,26 @@ def target_sources(
 
 
 def merged_roots(entries: Mapping[str, TargetTable]) -> list[str]:
-    """Return the names of the targets that merge partitions."""
+    """Returns the names of the targets that merge partitions."""
     return [name for name, entry in entries.items() if entry.partition_root]
 
 
 def sources(entries: Mapping[str, TargetTable]) -> dict[str, str]:
-    """Return the targets whose source is another table, with that table's name."""
+    """Returns the targets whose source is another table, with that table's name."""
     return {
         name: e.source for name, e in entries.items() if e.source is not None and e.source != name
     }
 
 
 def differing(leaves: Sequence[PublishedTable]) -> str | None:
-    """Return what differs between leaves that must be merged into one target; None when they
+    """Returns what differs between leaves that must be merged into one target; None when they
     fit.
     """
     return next((what for what, of in COMMON.items() if len(set(map(of, leaves))) > 1), None)
 
 
 def merge_partitions(root: CatalogRelation, leaves: Sequence[PublishedTable]) -> PublishedTable:
-    """Return the leaves as one table: the row's leaf, then the root's columns that all leaves
+    """Returns the leaves as one table: the row's leaf, then the root's columns that all leaves
     publish.
 
     The key is the root's primary key when the leaves identify rows by it, else the leaf plus the
@@ -392,7 +392,7 @@ def _target(
 def read_target_filter(
     conn: Connection, target: str, where: str | None, table: PublishedTable
 ) -> RowFilter | None:
-    """Return a target's filter over its source table, as the server understands it now; None
+    """Returns a target's filter over its source table, as the server understands it now; None
     without one.
 
     Raises ConfigError for a filter that the server refuses, or that uses unpublished columns.
@@ -427,7 +427,7 @@ def unpublished(table: str, columns: Sequence[str]) -> str:
 def column_states(
     columns: Sequence[TableColumn], key_columns: Sequence[str], options: TypeOptions
 ) -> list[ColumnState]:
-    """Return published columns as the ledger records them."""
+    """Returns published columns as the ledger records them."""
     types = column_types({c.name: c.type for c in columns}, tuple(key_columns), options)
     return [
         ColumnState(
@@ -444,7 +444,7 @@ def column_states(
 
 
 def to_text(row_filter: RowFilter | None) -> str | None:
-    """Return a filter in the ledger's form.
+    """Returns a filter in the ledger's form.
 
     >>> from_text(to_text(RowFilter("a > 5", "(a > 5)", ("a",)))).analysed
     '(a > 5)'
@@ -486,5 +486,5 @@ def from_text(text: str) -> RowFilter:
 
 
 def filter_of(state: TableState) -> RowFilter | None:
-    """Return the filter of a target's copy, by which its changes are routed, too."""
+    """Returns the filter of a target's copy, by which its changes are routed, too."""
     return None if state.target_filter is None else from_text(state.target_filter)

@@ -122,7 +122,7 @@ class OpenMessage:
 
 
 def skip_command(message: str) -> str:
-    """Return the command by which an operator lets runs go on without a message."""
+    """Returns the command by which an operator lets runs go on without a message."""
     return f"waldelta decide FILE skip --ids {message} --reason … (or skip in the _decide DAG)"
 
 
@@ -179,7 +179,7 @@ def _record(job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[
 
 
 def tables_of(job: Job, unread: UnreadMessage) -> tuple[str, ...]:
-    """Return the targets that a message is about, by the relations in it; ANY_TABLE where none is
+    """Returns the targets that a message is about, by the relations in it; ANY_TABLE where none is
     known.
     """
     if unread.kind == "M":
@@ -192,7 +192,7 @@ def tables_of(job: Job, unread: UnreadMessage) -> tuple[str, ...]:
 
 
 def _relations(unread: UnreadMessage) -> Iterator[int]:
-    """Yield the oids of the relations that a message names.
+    """Yields the oids of the relations that a message names.
 
     Where it isn't known whether the message was streamed, it is read in both ways.
     """
@@ -208,8 +208,8 @@ def _relations(unread: UnreadMessage) -> Iterator[int]:
 
 
 def open_messages(ledger: Ledger, slot: str) -> list[OpenMessage]:
-    """Return messages that wait for a decision, and skipped ones that tables may still lack; oldest
-    first.
+    """Returns messages that wait for a decision, and skipped ones that tables may still lack;
+    oldest first.
 
     A table lacks a message's change until it is copied again, or a repair has compared all of it.
     Where the table isn't known, that lasts until the next slot incarnation.
@@ -240,7 +240,7 @@ def _is_current(row: Decision, generations: dict[str, int], life: str) -> bool:
 
 
 def skipped_messages(job: Job) -> frozenset[tuple[int, str]]:
-    """Return the messages that landing must not read, by position and id."""
+    """Returns the messages that landing must not read, by position and id."""
     rows = Decisions(job.lake).messages()
     return frozenset((row.lsn or 0, row.id) for row in rows if row.status == SKIPPED)
 
@@ -262,7 +262,7 @@ def skip_messages(job: Job, messages: Collection[str], *, by: str, reason: str |
 
 
 def messages_to_acknowledge(job: Job, messages: Collection[str]) -> list[OpenMessage]:
-    """Return the skipped messages of these ids, ignoring all other ids.
+    """Returns the skipped messages of these ids, ignoring all other ids.
 
     Raises ConfigError for a message that isn't skipped.
     """
@@ -301,7 +301,7 @@ def _decide(
 def decided(
     job: Job, messages: Iterable[OpenMessage], status: str, by: str | None, reason: str | None
 ) -> list[Decision]:
-    """Return the quarantine rows that record a decision on messages, one for each affected
+    """Returns the quarantine rows that record a decision on messages, one for each affected
     table.
     """
     generations, at = target_generations(job.ledger), now()
@@ -317,12 +317,12 @@ def decided(
 
 
 def notices(job: Job) -> list[str]:
-    """Return every run's warnings about messages that can't be decoded."""
+    """Returns every run's warnings about messages that can't be decoded."""
     return [message.describe() for message in open_messages(job.ledger, job.pipeline.source.slot)]
 
 
 def as_json(message: OpenMessage) -> dict[str, Any]:
-    """Return a message as JSON-ready values: the fields of a quarantine row, and why it can't be
+    """Returns a message as JSON-ready values: the fields of a quarantine row, and why it can't be
     decoded.
     """
     row, sent = message.row, message.sent

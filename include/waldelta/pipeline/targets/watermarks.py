@@ -25,7 +25,7 @@ def sync_app_id(identity: SlotIdentity, table_name: str) -> str:
 
 
 def synced_states(job: Job) -> list[TableState]:
-    """Return the targets with a complete copy, by name; they may be no longer published."""
+    """Returns the targets with a complete copy, by name; they may be no longer published."""
     states = job.read_states()
     return [states[name] for name in sorted(states) if states[name].status == SYNCED]
 
@@ -75,7 +75,7 @@ class Watermarks:
         self.versions: dict[str, int] = {}  # Each target table's version when it was read last.
 
     def of(self, state: TableState) -> int:
-        """Return one target's last batch, from its own Delta log as it is now.
+        """Returns one target's last batch, from its own Delta log as it is now.
 
         Raises StateError when the target is gone or can't be read, and TargetAltered when an
         external writer made it unreadable.
@@ -105,7 +105,7 @@ class Watermarks:
         return self.change_log.visible_upto(Snapshot.parse(state.snapshot), floor)
 
     def _last_version(self, state: TableState) -> int:
-        """Return the newest version of a target that the ledger knows."""
+        """Returns the newest version of a target that the ledger knows."""
         target = self.cut.of(state) if self.cut is not None else None
         return target.version if target is not None else state.version or 0
 
@@ -124,7 +124,7 @@ class TargetFence:
     caller: Fence = UNFENCED
 
     def verify(self) -> int:
-        """Return the target's last batch.
+        """Returns the target's last batch.
 
         Raises LockHeld without the lock, and LateWriter when another run has applied more.
         """
@@ -147,6 +147,6 @@ def messages_app_id(identity: SlotIdentity) -> str:
 
 
 def messages_applied(job: Job, identity: SlotIdentity) -> int:
-    """Return the last batch whose logical messages are in their table."""
+    """Returns the last batch whose logical messages are in their table."""
     newest = job.lake.bookkeeping(MESSAGES).committed(messages_app_id(identity))
     return max(identity.floor, newest[1] if newest is not None else 0)

@@ -48,7 +48,7 @@ _MAX_LENGTH = 100_000
 def spark_condition(
     row_filter: RowFilter, columns: Sequence[ColumnState], names: Mapping[str, str] | None = None
 ) -> str:
-    """Return Spark SQL that is true exactly for rows that the filter admits, and false or NULL for
+    """Returns Spark SQL that is true exactly for rows that the filter admits, and false or NULL for
     others.
 
     ``columns`` are the table's columns as their target stores them. ``names`` maps a column's name
@@ -225,7 +225,7 @@ class _Translation:
         return _choose(list(zip(conditions, results, strict=False)), results[-1])
 
     def result(self, typed: Typed, node: Typed) -> Sql:
-        """Return one of several results, converted to the type of them all."""
+        """Returns one of several results, converted to the type of them all."""
         found = self.sql(node)
         if typed.type.name == "numeric" and typed.type.digits != node.type.digits:
             return replace(found, value=f"cast({found.value} as {spark_type(typed.type)})")
@@ -320,7 +320,7 @@ class _Translation:
 
 
 def _after(computed_first: Sequence[Sql], result: Sql) -> Sql:
-    """Return the result after all of these parts that may fail have been computed."""
+    """Returns the result after all of these parts that may fail have been computed."""
     parts = [
         part
         for each in computed_first

@@ -50,7 +50,7 @@ class Sql:
         )
 
     def judged(self) -> Sql:
-        """Return the value alone; evaluation fails where the value is raw."""
+        """Returns the value alone; evaluation fails where the value is raw."""
         if self.raw is None:
             return self
         if self.unheld:
@@ -71,7 +71,7 @@ class UnheldConstant(Exception):
 
 
 def computed(*parts: str) -> str:
-    """Return a condition that is always true, but that Spark must compute, so that the parts can
+    """Returns a condition that is always true, but that Spark must compute, so that the parts can
     fail.
 
     Spark removes what can't change a result, like the operand of IS NULL when it is never NULL,
@@ -81,12 +81,12 @@ def computed(*parts: str) -> str:
 
 
 def fail(message: str) -> str:
-    """Return SQL that raises an error."""
+    """Returns SQL that raises an error."""
     return f"raise_error({string(message)})"
 
 
 def spark_type(kind: Type) -> str:
-    """Return the Spark type of values of a PostgreSQL type."""
+    """Returns the Spark type of values of a PostgreSQL type."""
     if kind.name == "numeric":
         whole, scale = kind.digits or (1, 0)
         return f"decimal({whole + scale},{scale})"
@@ -96,7 +96,7 @@ def spark_type(kind: Type) -> str:
 
 
 def literal(typed: Typed) -> Sql:
-    """Return a constant as SQL."""
+    """Returns a constant as SQL."""
     kind, text = typed.type, typed.value
     null = "null" if kind.name == "interval" else f"cast(null as {spark_type(kind)})"
     if text is None:
@@ -119,7 +119,7 @@ def literal(typed: Typed) -> Sql:
 
 
 def compare(key: str, kinds: Sequence[Type], left: Sql, right: Sql) -> Sql:
-    """Return a comparison by PostgreSQL's order of the type; NULL where a side is NULL."""
+    """Returns a comparison by PostgreSQL's order of the type; NULL where a side is NULL."""
     operator, raises = OPERATORS[key], left.raises or right.raises
     if kinds[0].name == "bpchar":
         # Trailing blanks of character(n) don't count.
@@ -164,7 +164,7 @@ def _outside_years(operator: str, plain: str, left: Sql, right: Sql) -> str:
 
 
 def _order_key(kind: Type, side: Sql) -> str:
-    """Return a number that grows with the date or timestamp, raw or not."""
+    """Returns a number that grows with the date or timestamp, raw or not."""
     held = _key_of_value(kind, side.value)
     if side.raw is None:
         return held
@@ -209,12 +209,12 @@ def _key(*fields: str) -> str:
 
 
 def stays_in_years(typed: Typed, arguments: Sequence[Sql]) -> bool:
-    """Return whether a call returns dates of the years 1 to 9999 when its argument is one."""
+    """Returns whether a call returns dates of the years 1 to 9999 when its argument is one."""
     return typed.key in ("timestamp_to_date", "date_to_timestamp", "same") and arguments[0].in_years
 
 
 def as_timestamp(date: Sql) -> Sql:
-    """Return a date at midnight, including raw ones."""
+    """Returns a date at midnight, including raw ones."""
     raw = (
         None
         if date.raw is None
@@ -237,7 +237,7 @@ def _to_date(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
 
 
 def only(values: Sequence[Sql], kept: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """Return the constants that no type holds, when they are among those that are kept.
+    """Returns the constants that no type holds, when they are among those that are kept.
 
     Raises UnheldConstant for any other.
     """
@@ -263,7 +263,7 @@ def keep_infinite(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
 
 
 def _nan(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
-    """Return NaN for NaN with anything but NULL; an infinity can't be judged."""
+    """Returns NaN for NaN with anything but NULL; an infinity can't be judged."""
     known = " and ".join(f"not {a.is_null}" for a in arguments)
     raws = [a.raw for a in arguments if a.raw is not None]
     is_nan = " or ".join(f"coalesce({raw} = 'NaN', false)" for raw in raws)

@@ -70,7 +70,7 @@ class Refusal:
 
 
 def position(text: str) -> Lsn | None:
-    """Return the position of the change that an error was about, from PostgreSQL's context text.
+    """Returns the position of the change that an error was about, from PostgreSQL's context text.
 
     The text has slot, plugin, callback and position in any language.
 
@@ -97,7 +97,7 @@ ReadWhole = Callable[[int], Answer | Refusal]
 
 
 def last_readable(ask: ReadWhole, first: Answer) -> tuple[Answer, Refusal | None]:
-    """Return the answer up to the transaction that can't be read, and that transaction's refusal.
+    """Returns the answer up to the transaction that can't be read, and that transaction's refusal.
 
     ``first`` is the first transaction's answer. ``ask`` is called with numbers of messages that
     double until it is refused, and then between the last two. When a call returns fewer messages
@@ -135,7 +135,7 @@ class Reading:
         self.source = self.job.pipeline.source
 
     def within(self, bound: PeekBound) -> PeekBound:
-        """Return the bound of the next call."""
+        """Returns the bound of the next call."""
         if self._upto is not None:
             bound = replace(bound, upto_lsn=min(bound.upto_lsn, self._upto))
         if self._most is not None:
@@ -147,7 +147,7 @@ class Reading:
         self._upto, self._most, self._in_vain = None, None, 0
 
     def refused(self, err: SourceError, bound: PeekBound) -> SlotUnreadable | None:
-        """Return the error for what can't be read next, or None when something readable comes
+        """Returns the error for what can't be read next, or None when something readable comes
         before it.
 
         In the latter case the next call is limited to what is readable. Raises ``err`` when it is
@@ -200,7 +200,7 @@ def check_next(job: Job, err: psycopg.Error, bound: PeekBound) -> None:
 
 
 def _read_whole(job: Job, source: Source, bound: PeekBound, most: int) -> Answer | Refusal:
-    """Return the answer for complete transactions with at least ``most`` messages.
+    """Returns the answer for complete transactions with at least ``most`` messages.
 
     It uses a new session, since an error ends decoding in a session.
     """
@@ -245,7 +245,7 @@ def _unreadable(job: Job, source: Source, refusal: Refusal) -> SlotUnreadable:
 
 
 def _identify(job: Job, source: Source) -> list[str]:
-    """Return the transaction, and the table if it was sent last before the error, as far as known.
+    """Returns the transaction, and the table if it was sent last before the error, as far as known.
 
     The replication protocol sends what was decoded before an error, but a function's whole answer
     is lost.
@@ -276,7 +276,7 @@ def _identify(job: Job, source: Source) -> list[str]:
 
 
 def _suspects(job: Job, refusal: Refusal) -> list[str]:
-    """Return tables that an error about a value may concern: those that have a row filter now."""
+    """Returns tables that an error about a value may concern: those that have a row filter now."""
     if not refusal.sqlstate.startswith("22") or refusal.sqlstate in _UNCONVERTED:
         return []
     with job.source.connect("probe") as connection:

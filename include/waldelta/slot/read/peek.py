@@ -152,7 +152,7 @@ class PeekTimes:
 
 
 def protocol_version(options: Options) -> int:
-    """Return the lowest protocol version that supports the options."""
+    """Returns the lowest protocol version that supports the options."""
     if options.streaming == "parallel":
         return 4
     if options.two_phase:
@@ -161,7 +161,7 @@ def protocol_version(options: Options) -> int:
 
 
 def most_messages(source: Source, max_changes: int) -> int | None:
-    """Return how many messages one call may return; no limit while open transactions are streamed.
+    """Returns how many messages one call may return; no limit while open transactions are streamed.
 
     A call that ends within a streamed transaction would end at the same place each time. The server
     also counts Begin, Commit and Relation. Without extra room for them, a backlog of one full batch
@@ -171,7 +171,7 @@ def most_messages(source: Source, max_changes: int) -> int | None:
 
 
 def plugin_options(source: Source) -> list[str]:
-    """Return pgoutput's options as the SQL functions take them: name, value, name, value …
+    """Returns pgoutput's options as the SQL functions take them: name, value, name, value …
 
     Source: the chapter on logical streaming replication parameters.
     """
@@ -192,14 +192,14 @@ def plugin_options(source: Source) -> list[str]:
 
 
 def reader_name(slot: str) -> str:
-    """Return the application_name of the backend that reads a slot for us."""
+    """Returns the application_name of the backend that reads a slot for us."""
     # Slots with a long common prefix need a hash to differ.
     name = f"waldelta read {slot}"
     return name if len(name) <= NAME_BYTES else f"{name[: NAME_BYTES - 9]}_{_hash_of(slot)}"
 
 
 def short_name(slot: str) -> str:
-    """Return the slot's name; for a long one, its beginning and a hash that makes it unique."""
+    """Returns the slot's name; for a long one, its beginning and a hash that makes it unique."""
     return slot if len(slot) <= 50 else f"{slot[:41]}_{_hash_of(slot)}"
 
 
@@ -208,7 +208,7 @@ def _hash_of(slot: str) -> str:
 
 
 def name_of_copy(slot: str) -> str:
-    """Return the name of the temporary slot copy that keeps a way back while the slot is
+    """Returns the name of the temporary slot copy that keeps a way back while the slot is
     consumed.
     """
     return f"{short_name(slot)}_before_get"
@@ -260,7 +260,7 @@ def peek(
 
 
 def _statement(source: Source, bound: PeekBound) -> str:
-    """Return the query of a peek; with streaming, it leaves out messages that don't count."""
+    """Returns the query of a peek; with streaming, it leaves out messages that don't count."""
     columns = "lsn, xid, data"
     changes = call("peek", source, bound.upto_lsn, bound.upto_nchanges, columns)
     if source.options.streaming == "off":
@@ -272,7 +272,7 @@ def _statement(source: Source, bound: PeekBound) -> str:
 
 
 def call(verb: str, source: Source, upto_lsn: Lsn, upto_nchanges: int | None, select: str) -> str:
-    """Return a call of ``pg_logical_slot_{peek,get}_binary_changes`` as SQL; values are quoted
+    """Returns a call of ``pg_logical_slot_{peek,get}_binary_changes`` as SQL; values are quoted
     literals.
 
     ``whole(source)`` instead of a source keeps open transactions out of the answer.
@@ -291,14 +291,14 @@ def call(verb: str, source: Source, upto_lsn: Lsn, upto_nchanges: int | None, se
 
 
 def whole(source: Source) -> Source:
-    """Return the source without streaming: each transaction comes once, in one piece, when
+    """Returns the source without streaming: each transaction comes once, in one piece, when
     complete.
     """
     return with_options(source, streaming="off")
 
 
 def with_options(source: Source, **options: object) -> Source:
-    """Return the source with these options of pgoutput."""
+    """Returns the source with these options of pgoutput."""
     return source.model_copy(update={"options": source.options.model_copy(update=options)})
 
 
@@ -395,7 +395,7 @@ NO_ROOM = (
 
 
 def _lost(slot: str, error: ServerError) -> SourceUnreachable | StandbyAway | None:
-    """Return the error for a reader that was ended from outside; the next one may succeed."""
+    """Returns the error for a reader that was ended from outside; the next one may succeed."""
     if error.is_one_of(codes.SERIALIZATION_FAILURE):
         return ended_by_replay(f"reading slot {slot!r}", error)
     if error.is_one_of(codes.LOCK_NOT_AVAILABLE, codes.QUERY_CANCELED):
@@ -411,7 +411,7 @@ def _lost(slot: str, error: ServerError) -> SourceUnreachable | StandbyAway | No
 
 
 def _lacks_room(slot: str, error: ServerError) -> PeekTooLarge | SourceDiskFull | None:
-    """Return the error for an answer for which there is no room.
+    """Returns the error for an answer for which there is no room.
 
     A single message that is too large, whatever memory the server has, has another code.
     """
@@ -446,7 +446,7 @@ def _read_error(slot: str, error: ServerError, timed_out: bool) -> SourceError:
 
 
 def peek_error(slot: str, error: ServerError, *, timed_out: bool = True) -> SourceError:
-    """Return the named error for an error of either driver about a read of the slot.
+    """Returns the named error for an error of either driver about a read of the slot.
 
     ``timed_out``: the statement timeout has passed, so it is the reason if the server canceled the
     statement; a cancellation by a person has the same SQLSTATE.
@@ -505,7 +505,7 @@ class ReadRequest:
         return cls(tuple(info["publication_names"]), info["messages"], info["origin"])
 
     def put_to(self, source: Source) -> Source:
-        """Return the source with these options."""
+        """Returns the source with these options."""
         names = self.publication_names
         publications = tuple(Publication(name=name, manage=False) for name in names)
         return with_options(source, messages=self.messages, origin=self.origin).model_copy(

@@ -35,13 +35,13 @@ class ReadWindow:
     timeout_s: int
 
     def narrower(self) -> ReadWindow | None:
-        """Return half of the window; None when it is the smallest."""
+        """Returns half of the window; None when it is the smallest."""
         if self.window_bytes <= SMALLEST_WINDOW_BYTES:
             return None
         return replace(self, window_bytes=max(self.window_bytes // 2, SMALLEST_WINDOW_BYTES))
 
     def after_timeout(self) -> ReadWindow | None:
-        """Return the next window after a statement timeout; None when none is left to try."""
+        """Returns the next window after a statement timeout; None when none is left to try."""
         if (narrower := self.narrower()) is not None:
             return narrower
         if self.timeout_s >= LONGEST_TIMEOUT_S:
@@ -49,7 +49,7 @@ class ReadWindow:
         return replace(self, timeout_s=min(2 * self.timeout_s, LONGEST_TIMEOUT_S))
 
     def after_answer(self, seconds: float, widest: ReadWindow, *, is_whole: bool) -> ReadWindow:
-        """Return the next window after an answer.
+        """Returns the next window after an answer.
 
         ``is_whole``: the window was read to its end, not only up to the end of the available WAL.
         """
@@ -62,7 +62,7 @@ class ReadWindow:
         return self
 
     def within(self, widest: ReadWindow) -> ReadWindow:
-        """Return an earlier run's window, limited by the current pipeline file.
+        """Returns an earlier run's window, limited by the current pipeline file.
 
         Only the smallest window has a raised timeout.
         """
@@ -168,7 +168,7 @@ class ReadWindows:
         self._kept = kept
 
     def _suspect(self) -> str:
-        """Return a sentence on the transaction that likely determines the slot's restart_lsn.
+        """Returns a sentence on the transaction that likely determines the slot's restart_lsn.
 
         A standby's transactions are its primary's.
         """

@@ -149,7 +149,7 @@ def read_messages(changes: pa.RecordBatch, segments: Segments) -> Iterator[pa.Re
 
 
 def _read_changes(runner: Runner, change_log: ChangeLog, segments: Segments) -> DataFrame:
-    """Return messages of the range and of the earlier parts that it commits.
+    """Returns messages of the range and of the earlier parts that it commits.
 
     Those parts are transactions that were prepared earlier. Their positions show which of them
     count.

@@ -143,7 +143,7 @@ def plan_rows(
 def estimate_rows(
     connection: Connection, target: DeltaTarget, statements: Sequence[sql.Composable]
 ) -> list[int]:
-    """Return the estimated rows of a table's SELECTs, of which the first reads the whole table.
+    """Returns the estimated rows of a table's SELECTs, of which the first reads the whole table.
 
     A superuser has no query planned for an estimate: the whole table is as large as its target, and
     nothing is known of the others.

@@ -362,7 +362,7 @@ class _Counted:
         """Do nothing."""
 
     def open_output_stream(self, _: str) -> Any:
-        """Return a file that only counts."""
+        """Returns a file that only counts."""
         return pa.MockOutputStream()
 
 

@@ -60,7 +60,7 @@ def _timestamp(values: Messages, valid: Mask, *, zone: str) -> ArrowArray:
 def _with_odd_ones(
     plain: ArrowArray, valid: Mask, held: Mask, numbers: Positions, odd: Callable[[int], str]
 ) -> ArrowArray:
-    """Return the texts, where the few outside the years 1 to 9999 are printed one by one."""
+    """Returns the texts, where the few outside the years 1 to 9999 are printed one by one."""
     plain = masked(plain, valid)
     outside = np.flatnonzero(valid & ~held)
     if not len(outside):
@@ -95,14 +95,14 @@ def _exact_timestamp(values: Messages, valid: Mask, *, zone: str) -> ArrowArray:
 
 
 def _seconds(us: Positions) -> ArrowArray:
-    """Return microseconds below a minute as SS and a fraction without trailing zeros."""
+    """Returns microseconds below a minute as SS and a fraction without trailing zeros."""
     fraction = pc.utf8_rtrim(digits(us % _SECOND_US, 6), "0")
     fraction = pc.if_else(pc.equal(fraction, ""), "", joined(".", fraction))
     return joined(digits(us // _SECOND_US, 2), fraction)
 
 
 def _clock(us: Positions) -> ArrowArray:
-    """Return microseconds of a day as HH:MM:SS."""
+    """Returns microseconds of a day as HH:MM:SS."""
     minutes = us // (60 * _SECOND_US)
     return joined(
         digits(minutes // 60, 2),

@@ -28,7 +28,7 @@ _NULL = -1
 
 
 def array_text(values: Messages, valid: Mask, read: ElementReader, delimiter: str) -> ArrowArray:
-    """Return the texts of arrays.
+    """Returns the texts of arrays.
 
     One-dimensional arrays with lower bound 1 are joined at once; each other one is printed by
     itself.
@@ -78,7 +78,7 @@ def _printed(texts: list[str], shape: list[tuple[Any, ...]], delimiter: str) -> 
 
 
 def vector_text(values: Messages, valid: Mask, read: ElementReader) -> ArrowArray:
-    """Return the texts of int2vector and oidvector: arrays with lower bound 0, printed without
+    """Returns the texts of int2vector and oidvector: arrays with lower bound 0, printed without
     braces.
     """
     text = array_text(values, valid, read, " ")
@@ -119,7 +119,7 @@ def _copied(values: Messages, starts: Positions, ends: Positions) -> ArrowArray:
 def _walk(
     values: Messages, valid: Mask, first: Positions, count: Positions
 ) -> tuple[Positions, Positions]:
-    """Return where the inner values begin and end, in the order of the outer values.
+    """Returns where the inner values begin and end, in the order of the outer values.
 
     A null ends before it begins.
     """
@@ -175,7 +175,7 @@ def _refuse_nulls(
 
 
 def range_text(values: Messages, valid: Mask, read: ElementReader) -> ArrowArray:
-    """Return the texts of ranges: a byte of flags, then the existing bounds."""
+    """Returns the texts of ranges: a byte of flags, then the existing bounds."""
     flags = np.where(valid, u1(values.bytes, values.start), _EMPTY).astype(np.int64)
     refuse(values, valid & (values.end == values.start), "no range")
     has_lower, has_upper = flags & (_EMPTY | _NO_LOWER) == 0, flags & (_EMPTY | _NO_UPPER) == 0
@@ -194,7 +194,7 @@ def range_text(values: Messages, valid: Mask, read: ElementReader) -> ArrowArray
 
 
 def multirange_text(values: Messages, valid: Mask, read: ElementReader) -> ArrowArray:
-    """Return the texts of multiranges: their number, then ranges that follow their lengths."""
+    """Returns the texts of multiranges: their number, then ranges that follow their lengths."""
     size = values.end - values.start
     count = np.where(valid, i4(values.bytes, values.start), 0)
     refuse(values, valid & ((size < 4) | (count < 0) | (count > size)), "no multirange")

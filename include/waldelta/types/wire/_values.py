@@ -21,7 +21,7 @@ HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 
 
 def read_with(convert: Converter, values: ArrowArray, type_name: str) -> ArrowArray:
-    """Return the texts of an array of binary values, as binary."""
+    """Returns the texts of an array of binary values, as binary."""
     valid = values.is_valid().to_numpy(zero_copy_only=False)
     filled = pc.fill_null(values, b"") if values.null_count else values
     return convert(Messages(filled, type_name), valid).cast(pa.binary())
@@ -35,13 +35,13 @@ def refuse(values: Messages, wrong: Mask, detail: str) -> None:
 
 
 def sized(values: Messages, valid: Mask, size: int) -> Positions:
-    """Return where the values begin, after checking that each has this many bytes."""
+    """Returns where the values begin, after checking that each has this many bytes."""
     refuse(values, valid & (values.end - values.start != size), f"{size} bytes wanted")
     return values.start
 
 
 def cut(values: Messages, valid: Mask, skipped: int) -> ArrowArray:
-    """Return each value's bytes after the first few, as binary."""
+    """Returns each value's bytes after the first few, as binary."""
     start = np.where(valid, values.start + skipped, values.start)
     size = np.where(valid, values.end - start, 0)
     offsets = np.concatenate([[0], np.cumsum(size)])
@@ -50,13 +50,13 @@ def cut(values: Messages, valid: Mask, skipped: int) -> ArrowArray:
 
 
 def fixed(characters: np.ndarray) -> ArrowArray:
-    """Return rows of characters of one width as strings."""
+    """Returns rows of characters of one width as strings."""
     count, width = characters.shape
     return strings(characters.reshape(-1), np.arange(count + 1) * width)
 
 
 def digits(numbers: Positions, width: int) -> ArrowArray:
-    """Return nonnegative numbers with leading zeros, ``width`` characters each."""
+    """Returns nonnegative numbers with leading zeros, ``width`` characters each."""
     powers = 10 ** np.arange(width - 1, -1, -1)
     return fixed((numbers[:, None] // powers % 10 + ord("0")).astype(np.uint8))
 

@@ -48,7 +48,7 @@ _ARRAY = "[]"
 
 
 def wire_name(pg_type: PgType) -> str:
-    """Return the name by which text_of() knows a type.
+    """Returns the name by which text_of() knows a type.
 
     It is a domain's base type, ``enum`` for every enum, ``int4[]`` for an array.
     """
@@ -65,12 +65,12 @@ def wire_name(pg_type: PgType) -> str:
 
 
 def has_wire_format(pg_type: PgType) -> bool:
-    """Return whether values of this type can be read in binary format."""
+    """Returns whether values of this type can be read in binary format."""
     return _converter(wire_name(pg_type), is_exact=False) is not None
 
 
 def text_of(values: ArrowArray, type_name: str, *, is_exact: bool = False) -> ArrowArray:
-    """Return the texts of binary values, as binary; nulls stay null.
+    """Returns the texts of binary values, as binary; nulls stay null.
 
     ``type_name`` is from wire_name(). ``is_exact``: PostgreSQL's exact text, for columns that stay
     text in the lake. Raises DecodeError for a type without a reader and for values that don't have

@@ -371,7 +371,7 @@ order by n.nspname, c.relname
 
 
 def read_foreign_functions(conn: Connection, oids: Collection[int]) -> dict[int, tuple[str, ...]]:
-    """Return by table its objects that use functions of neither the current role nor a superuser.
+    """Returns by table its objects that use functions of neither the current role nor a superuser.
 
     Those of a table's partitions count as its own. This reads catalogs only, and no definition, so
     it plans nothing of these tables.

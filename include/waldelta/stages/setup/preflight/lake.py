@@ -75,7 +75,7 @@ def judge_store(target: Target) -> Iterable[Finding]:
 
 
 def judge_altered(job: Job) -> Iterator[Finding]:
-    """Yield a warning for each copied target whose columns an external writer altered.
+    """Yields a warning for each copied target whose columns an external writer altered.
 
     Other damage to a target is an error of its next run.
     """
@@ -219,7 +219,7 @@ def probe_commits(target: Target, lake: Lake) -> Iterator[DeltaTarget]:
 
 
 def _is_exclusive(probe: DeltaTarget) -> bool:
-    """Return whether only the first of two writers who have read the same version commits."""
+    """Returns whether only the first of two writers who have read the same version commits."""
     probe.create(_ROW.schema)
     first, second = probe.open(), probe.open()
     replace_by_rows(first, [], _ROW, Tag("probe", 0, "first"))
