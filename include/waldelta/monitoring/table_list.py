@@ -246,14 +246,19 @@ def read_tables(
     states = list(latest_states(ledger) if latest is None else latest)
     lacking = Decisions(ledger.lake).open_counts(target_generations(ledger))
     # A run that failed before it applied anything shows neither that a table is behind nor that it
-    # is complete.
+    # is complete. One that landed a part, up to a message that can't be read, has no ``as_of``.
     landing = [
-        run for run in runs if run.verb in LANDING and run.as_of is not None and run.came_to_apply
+        run
+        for run in runs
+        if run.verb in LANDING
+        and run.came_to_apply
+        and (run.as_of is not None or run.end_lsn is not None)
     ]
     behind = _behind(ledger, landing)
     upto = complete_upto(runs, idle_checked_at)
     if behind:  # The other tables have all changes that landed.
-        upto = max(run.as_of for run in landing if run.as_of and run.status != "running")
+        times = (run.as_of for run in landing if run.as_of and run.status != "running")
+        upto = max(times, default=None)
     lines = []
     for state in states:
         status = "behind" if state.status == SYNCED and state.table_name in behind else state.status

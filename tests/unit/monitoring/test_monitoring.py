@@ -228,6 +228,15 @@ def test_tables_say_up_to_when_they_are_complete(book):
     ]  # fmt: skip
 
 
+def test_a_run_that_landed_a_part_leaves_tables_behind(book):
+    """It has no time up to which all landed: a message can't be read, or the slot ended."""
+    book.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
+    stuck = json.dumps({"not_applied": ["public.a"]})
+    book.append(run("part", minutes(2), "failed", as_of=None, end_lsn=7, result=stuck))
+    (line,) = read_tables(book, read_runs(book), {}, {})
+    assert (line.status, line.complete_upto) == ("behind", None)
+
+
 def test_a_runs_page_adds_up_its_attempts(book):
     """A repeated landing's result has only its own tables; the ledger has each attempt's."""
     first = run("r", minutes(1), "failed", targets=did(1, a=(100, 5, 0), b=(7, 0, 0)))
