@@ -47,6 +47,11 @@ class RunLine(Run):
 
     came_to_apply: bool = True
 
+    @property
+    def has_landed(self) -> bool:
+        """Whether the run landed anything; one that landed only a part has no ``as_of``."""
+        return self.as_of is not None or self.end_lsn is not None
+
 
 @dataclass(frozen=True, slots=True)
 class LagPoint:

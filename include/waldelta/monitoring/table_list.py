@@ -246,14 +246,8 @@ def read_tables(
     states = list(latest_states(ledger) if latest is None else latest)
     lacking = Decisions(ledger.lake).open_counts(target_generations(ledger))
     # A run that failed before it applied anything shows neither that a table is behind nor that it
-    # is complete. One that landed a part, up to a message that can't be read, has no ``as_of``.
-    landing = [
-        run
-        for run in runs
-        if run.verb in LANDING
-        and run.came_to_apply
-        and (run.as_of is not None or run.end_lsn is not None)
-    ]
+    # is complete.
+    landing = [run for run in runs if run.verb in LANDING and run.has_landed and run.came_to_apply]
     behind = _behind(ledger, landing)
     upto = complete_upto(runs, idle_checked_at)
     if behind:  # The other tables have all changes that landed.
