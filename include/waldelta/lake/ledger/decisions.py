@@ -205,10 +205,11 @@ class Decisions:
             return self._table.read(chosen)
         return self._table.read(chosen & pc.field("key").isin(list(keys)), kept=False)
 
-    def questions(self, table_name: str) -> dict[str, Decision]:
-        """Returns the latest row of each change of a source table, by its key."""
-        chosen = (pc.field("table_name") == table_name) & (pc.field("kind") == SOURCE_CHANGE)
-        return {row.key: row for row in self._table.read(chosen)}
+    def questions(self, tables: Collection[str] | None = None) -> list[Decision]:
+        """Returns the latest row of each change of all source tables, or of these."""
+        chosen = pc.field("kind") == SOURCE_CHANGE
+        rows = self._table.read(chosen if tables is None else chosen & of_tables(tables))
+        return list({(row.table_name, row.key): row for row in rows}.values())
 
     def accepted_commits(self) -> list[Decision]:
         """Returns the external commits that operators agreed to."""

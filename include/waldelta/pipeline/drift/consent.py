@@ -34,19 +34,16 @@ def schema_rules(job: Job, state: TableState) -> SchemaRules:
     rules = job.pipeline.target.schema_rules_of(state.table_name)
     if rules.policy != "ask":
         return rules
-    questions = _questions_of(Decisions(job.lake), state)
-    return replace(rules, answers={key: row.status for key, row in questions.items()})
+    questions = Decisions(job.lake).questions([state.table_name])
+    answers = {row.key: row.status for row in questions if _concerns(row, state)}
+    return replace(rules, answers=answers)
 
 
-def _questions_of(decisions: Decisions, state: TableState) -> dict[str, Decision]:
-    """Returns the questions on this copy and the columns that it still has."""
-    questions = decisions.questions(state.table_name)
-    columns = {_dropped(state, column) for column in state.columns}
-    return {
-        key: row
-        for key, row in questions.items()
-        if key in columns or (row.generation == state.generation and "copy" in json.loads(key))
-    }
+def _concerns(question: Decision, state: TableState) -> bool:
+    """Returns whether a question is on this copy, or on a column that it still has."""
+    if "copy" in json.loads(question.key):
+        return question.generation == state.generation
+    return question.key in {_dropped(state, column) for column in state.columns}
 
 
 def _dropped(state: TableState, column: ColumnState) -> str:
@@ -106,12 +103,15 @@ def open_questions(ledger: Ledger) -> list[Decision]:
     """Returns the changes that wait for a decision, and those agreed to that no run has followed
     yet; by table.
     """
-    decisions = Decisions(ledger.lake)
-    questions: list[Decision] = []
-    for _, state in sorted(ledger.table_states().items()):
-        rows = _questions_of(decisions, state).values()
-        questions += [row for row in rows if row.status in (WAITING, AGREED)]
-    return questions
+    questions = [
+        row for row in Decisions(ledger.lake).questions() if row.status in (WAITING, AGREED)
+    ]
+    states = ledger.table_states() if questions else {}
+    return [
+        row
+        for row in sorted(questions, key=lambda row: row.table_name)
+        if (state := states.get(row.table_name)) is not None and _concerns(row, state)
+    ]
 
 
 def answer_questions(
@@ -158,7 +158,7 @@ def record_questions(job: Job, state: TableState, questions: Sequence[Question])
     """Record which changes wait for a decision, each once; an error of the lake is logged."""
     decisions = Decisions(job.lake)
     try:
-        known = decisions.questions(state.table_name)
+        known = {row.key for row in decisions.questions([state.table_name])}
         rows = [
             Decision(
                 now(),
