@@ -44,6 +44,15 @@ def decide(runner, job, action):
     return [row.reason for row in waiting]
 
 
+def refuse_to_lose_a_column(runner, database, job):
+    """The source drops w; the target keeps it."""
+    database.execute("alter table t drop column w; update t set v = 'first' where id = 1")
+    with pytest.raises(RunFailed, match="until an operator decides"):
+        consume(runner, job)
+    decide(runner, job, "refuse")
+    consume(runner, job)
+
+
 def rows(job, *columns):
     return sorted(map(tuple, read_target(job.lake.target("public.t").uri, *columns)))
 
@@ -119,10 +128,7 @@ def test_a_refused_column_keeps_its_last_values(runner, database, job):
     """Through random changes in several runs; new rows have none, and the next drop asks again."""
     chance = chosen_random()
     last = {key: f"w{key}" for key in range(1, 7)}
-    database.execute("alter table t drop column w; update t set v = 'first' where id = 1")
-    with pytest.raises(RunFailed, match="until an operator decides"):
-        consume(runner, job)
-    decide(runner, job, "refuse")
+    refuse_to_lose_a_column(runner, database, job)
     for _ in range(4):
         for _ in range(chance.randint(1, 12)):
             key, other = chance.randint(1, 12), chance.randint(1, 12)
@@ -151,11 +157,7 @@ def test_a_refused_column_keeps_its_last_values(runner, database, job):
 
 def test_a_refused_column_is_lost_only_by_a_copy_that_is_agreed_to(runner, database, job):
     """What else needs a new copy doesn't take the column along: it waits."""
-    database.execute("alter table t drop column w; update t set v = 'first' where id = 1")
-    with pytest.raises(RunFailed, match="until an operator decides"):
-        consume(runner, job)
-    decide(runner, job, "refuse")
-    consume(runner, job)
+    refuse_to_lose_a_column(runner, database, job)
     database.execute("alter table t alter column n type text using 'n' || n")
     database.execute("insert into t values (7, 'a', 'b')")
     with pytest.raises(RunFailed, match="until an operator decides"):
@@ -169,11 +171,7 @@ def test_a_refused_column_is_lost_only_by_a_copy_that_is_agreed_to(runner, datab
 
 def test_a_decision_on_a_column_counts_after_a_repair(runner, database, job):
     """Which begins another generation of the target."""
-    database.execute("alter table t drop column w; update t set v = 'first' where id = 1")
-    with pytest.raises(RunFailed, match="until an operator decides"):
-        consume(runner, job)
-    decide(runner, job, "refuse")
-    consume(runner, job)
+    refuse_to_lose_a_column(runner, database, job)
     state = job.read_states()["public.t"]
     later = replace(state, generation=state.generation + 1)
     assert kept_columns(schema_rules(job, later), later, ["w"]) == ["w"]
@@ -184,11 +182,7 @@ def test_a_decision_on_a_column_counts_after_a_repair(runner, database, job):
 
 def test_a_copy_that_nobody_was_asked_for_leaves_a_refused_column(runner, database, job):
     """Another filter of the target would need one."""
-    database.execute("alter table t drop column w; update t set v = 'first' where id = 1")
-    with pytest.raises(RunFailed, match="until an operator decides"):
-        consume(runner, job)
-    decide(runner, job, "refuse")
-    consume(runner, job)
+    refuse_to_lose_a_column(runner, database, job)
     tables = {"public.t": {"where": "id > 2"}}
     target = job.pipeline.target.model_validate(
         job.pipeline.target.model_dump(exclude_unset=True) | {"tables": tables}
