@@ -1,7 +1,5 @@
 """Fixtures shared by all layers; each family of fixtures has a module of its own."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 

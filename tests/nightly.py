@@ -7,8 +7,6 @@ names each test, mutation, cell and combination of versions that failed; the exi
 then.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import subprocess

@@ -8,8 +8,6 @@ name, and so is what wasn't reached, which counts as neither passed nor failed. 
 leaves a quarter of its minutes to cells of the fault matrix and to random kills.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -9,8 +9,6 @@ Every session of pytest records the seconds of its tests. ``make test-profile`` 
 tests.tiers``) writes tests/profile.md of it.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Tables of cases."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

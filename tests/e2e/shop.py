@@ -1,7 +1,5 @@
 """A small pipeline on the running stack, for the tests of its DAGs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where a secret must not be: arguments, Airflow's pages, Spark's configuration, files."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """Killed tasks, a killed scheduler, runs at once, success marked by hand."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The pages in Airflow's UI with a real Chromium and a real Airflow."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The DAGs under real Airflow: set up, copy, apply, be idle, refuse, keep secrets."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

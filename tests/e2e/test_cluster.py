@@ -1,7 +1,5 @@
 """A standalone Spark cluster, by the Airflow connection alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The demo in small, through real Airflow."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The demo in small with its lake, and its reports, in an S3 server."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The stack comes up healthy, lets nobody in without its secrets, leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """The wheel in an environment without this repository, as another team installs it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

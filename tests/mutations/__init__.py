@@ -4,8 +4,6 @@
 that each text still occurs exactly once.
 """
 
-from __future__ import annotations
-
 from tests.mutations import collapse, consume, decode, merge, recovery, row_filters, stage, targets
 from tests.mutations.mutation import Mutation
 

@@ -7,8 +7,6 @@ caught.json records the code of each module whose mutations were all caught; ``-
 those of the modules of the core that have other code by now.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import hashlib

@@ -1,7 +1,5 @@
 """Collapse: what many changes of a row amount to."""
 
-from __future__ import annotations
-
 from tests.mutations.mutation import Mutation
 
 _COLLAPSE = "unit/changes/decode/test_collapse.py"

@@ -1,7 +1,5 @@
 """Land and consume: what is read from the slot is durable and verified before the slot moves."""
 
-from __future__ import annotations
-
 from tests.mutations.mutation import Mutation
 
 _DECODE = "unit/changes/decode/test_decode.py"

@@ -1,7 +1,5 @@
 """Decode: which messages count, in which order, and which values they bring."""
 
-from __future__ import annotations
-
 from tests.mutations.mutation import Mutation
 
 _DECODE = "unit/changes/decode/test_decode.py"

@@ -1,7 +1,5 @@
 """Merge: net changes become one commit of the target."""
 
-from __future__ import annotations
-
 from tests.mutations.mutation import Mutation
 
 _STATEMENTS = "unit/changes/merge/test_statements.py"

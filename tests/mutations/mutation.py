@@ -1,7 +1,5 @@
 """One mutation: a defect that an engineer could write, and the tests that catch it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """After a kill, a restored or promoted server, or a lost slot nothing is lost."""
 
-from __future__ import annotations
-
 from tests.mutations.mutation import Mutation
 
 _RECOVERY = "unit/slot/test_recovery.py"

@@ -1,7 +1,5 @@
 """Row filters: which rows a target has, and what an UPDATE across a filter becomes."""
 
-from __future__ import annotations
-
 from tests.mutations.mutation import Mutation
 
 _DECODE = "unit/changes/decode/test_decode.py"

@@ -1,7 +1,5 @@
 """Stage: tasks write net changes, and the merge reads all of them."""
 
-from __future__ import annotations
-
 from tests.mutations.mutation import Mutation
 
 _TASKS = "unit/changes/stage/test_stage.py"

@@ -1,7 +1,5 @@
 """Targets: which relations a target gets its changes from, and which copy of it is current."""
 
-from __future__ import annotations
-
 from tests.mutations.mutation import Mutation
 
 _SOURCES = "unit/pipeline/targets/test_target_sources.py"

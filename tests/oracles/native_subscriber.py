@@ -1,7 +1,5 @@
 """PostgreSQL's own subscription as an oracle: a second database with the same publications."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 

@@ -6,8 +6,6 @@ themselves, through the root) x column list. All have the columns id, part, v, w
 4 through.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product

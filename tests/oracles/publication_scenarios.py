@@ -9,8 +9,6 @@ holds. Such rows are left where an operation isn't published or a filter is alte
 have no key, or never use one again.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Random transactions of DML and DDL on a few tables; the same seed writes the same statements."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from contextlib import suppress

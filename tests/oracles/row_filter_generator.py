@@ -1,7 +1,5 @@
 """Random typed filters and random rows with the values that systems disagree on."""
 
-from __future__ import annotations
-
 import random
 import re
 

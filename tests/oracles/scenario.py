@@ -6,8 +6,6 @@ sync point after each. The native subscriber copies and streams from the publica
 the pipeline has the same ones, or others whose filters stand in its own ``where``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

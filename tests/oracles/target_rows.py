@@ -3,8 +3,6 @@
 Tests that are about what Spark reads, or about Delta features that delta-rs can't read, use Spark.
 """
 
-from __future__ import annotations
-
 from datetime import datetime
 from typing import Any
 

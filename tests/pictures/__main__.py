@@ -1,7 +1,5 @@
 """``python -m tests.pictures docs/images``: the pictures of docs/reference/ui.md."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

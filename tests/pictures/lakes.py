@@ -1,7 +1,5 @@
 """The lakes of the story, written by the ledger's own writers as runs leave them."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ written to one of its targets.
 Plays the demo first, which takes minutes, and deletes an earlier one's data in ``--folder``.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

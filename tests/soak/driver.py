@@ -8,8 +8,6 @@ it is ready, and of each run what it ended with. A scene's own runs are the comm
 (Scene.start); these share a session's start, which would be most of what a matrix of kills costs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

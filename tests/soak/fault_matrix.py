@@ -11,8 +11,6 @@ With ``--s3`` the lake is in an S3 server behind a proxy, which delays each requ
 some; the server may be killed, and a PUT may arrive after its client was killed.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import os

@@ -1,7 +1,5 @@
 """The lake of a soak: in a folder, or in a bucket behind a proxy that disturbs requests."""
 
-from __future__ import annotations
-
 import random
 import tempfile
 import threading

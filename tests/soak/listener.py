@@ -1,7 +1,5 @@
 """Answers the fault points (waldelta.failpoints), and breaks something at the armed one."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

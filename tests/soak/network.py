@@ -1,7 +1,5 @@
 """A TCP proxy in front of PostgreSQL: a network that can be cut, or stall."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading

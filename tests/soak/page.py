@@ -5,8 +5,6 @@
 The text is in guarantees_page.md beside this file; tables and figures come from the results.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections.abc import Mapping, Sequence

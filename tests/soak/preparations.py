@@ -1,7 +1,5 @@
 """What is done before a run, so that it comes by a step of the fault matrix."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -16,8 +16,6 @@ each request and refuses some; a PUT may arrive after its client was killed, and
 killed, too. WALDELTA_POSTGRES_VERSION chooses the server: 15, 16 or 18.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os

@@ -1,7 +1,5 @@
 """What came of the soak so far, kept in the repository."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One server, one lake, one pipeline, run after run, for faults and random kills."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """What the fault matrix consists of: the steps of runs, the faults, and which of them meet."""
 
-from __future__ import annotations
-
 import os
 import resource
 import time

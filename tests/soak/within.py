@@ -1,7 +1,5 @@
 """A fault that meets the server in the middle of a statement."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import suppress

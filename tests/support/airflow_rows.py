@@ -1,7 +1,5 @@
 """Rows of Airflow's own database: DAGs, and their runs an hour apart."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

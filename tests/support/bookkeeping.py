@@ -1,7 +1,5 @@
 """Rows of a lake's bookkeeping, for tests of what people are told of it."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta

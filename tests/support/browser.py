@@ -1,7 +1,5 @@
 """A real Chromium for the tests of the UI, without a window."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What happens while a run works: during its copy, in a Connect server, or a kill."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager

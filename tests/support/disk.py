@@ -1,7 +1,5 @@
 """What a disk has: whom its files are for, and what is left of them after a power cut."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

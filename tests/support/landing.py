@@ -1,7 +1,5 @@
 """What has landed, without the rest of a run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from waldelta.lake.changelog import ChangeLog

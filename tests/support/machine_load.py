@@ -1,7 +1,5 @@
 """How much longer work takes here and now than on the machine that the tests' limits are for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from functools import cache

@@ -1,7 +1,5 @@
 """Pythons that don't see this checkout: an executor's, and one with the wheel installed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Writes pgoutput messages, as PostgreSQL's proto.c does; the tests' counterpart of the decoder."""
 
-from __future__ import annotations
-
 import struct
 
 import pyarrow as pa

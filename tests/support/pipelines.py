@@ -1,7 +1,5 @@
 """Pipelines for integration tests, with publication and slot on a test's database."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterable
 from typing import Any

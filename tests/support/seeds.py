@@ -1,7 +1,5 @@
 """Seeds of the random tests: always the same in `make test`, new in every soak."""
 
-from __future__ import annotations
-
 import os
 import random
 

@@ -1,7 +1,5 @@
 """A slot as the server shows it, with nothing remarkable; tests replace what they are about."""
 
-from __future__ import annotations
-
 from waldelta.lsn import Lsn
 from waldelta.slot import SlotState
 

@@ -1,7 +1,5 @@
 """The syntax trees of the repository's files, parsed once in a process."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Waiting for what a test's other processes and threads do."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What holds for all unit tests."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What an error says is shown without values of rows."""
 
-from __future__ import annotations
-
 import io
 import logging
 

@@ -1,7 +1,5 @@
 """Fault points: nothing outside of tests; in tests each one is known to the matrix."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files are their owner's, or as WALDELTA_UMASK says, in a process of any umask."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

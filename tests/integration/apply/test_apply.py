@@ -1,7 +1,5 @@
 """After every kind of change the target equals the source's published rows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

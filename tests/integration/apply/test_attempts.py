@@ -1,7 +1,5 @@
 """On a master that repeats failed tasks: a dead process is replaced, an error reported once."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """Rows that arrive without all values are completed from the source, or quarantined."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """A backlog of several steps, applied while it lands: each change once, reported once."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """With ``schema_changes: ask`` an operator decides before a target loses data or is copied."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

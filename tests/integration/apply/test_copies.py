@@ -1,7 +1,5 @@
 """Tables without a key: each change concerns exactly one of several equal rows."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

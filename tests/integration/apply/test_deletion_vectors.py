@@ -1,7 +1,5 @@
 """Targets with deletion vectors: the same rows, files that stay, and the way back."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """External writers commit to targets, between runs and during a merge."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """Keys whose columns have another order than the table's, in every mode."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Leaves merged into one target, and one table split into several."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """After every ALTER the target has the source's columns and rows."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Changes of many tables that lie mixed in the change log: read once, applied to each."""
 
-from __future__ import annotations
-
 import pytest
 
 import waldelta.changes.stage.stage as split_module

@@ -1,7 +1,5 @@
 """Targets that keep more than a mirror: what the source has now, and what it had."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from threading import current_thread

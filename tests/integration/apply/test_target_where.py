@@ -1,7 +1,5 @@
 """A target's own filter (target.tables.<table>.where) works as a publication's would."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

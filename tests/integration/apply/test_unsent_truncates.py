@@ -1,7 +1,5 @@
 """Whether a partition of a published root was truncated, by its file and its rows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

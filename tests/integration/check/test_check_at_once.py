@@ -1,7 +1,5 @@
 """Several targets checked at once: each on its own session, each judged by its own version."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

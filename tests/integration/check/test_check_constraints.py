@@ -1,7 +1,5 @@
 """CHECK constraints of the source, and the labels of its enums, are expected of its target."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Domains, lengths and precisions of the source are expected of its target."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

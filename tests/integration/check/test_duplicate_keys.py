@@ -1,7 +1,5 @@
 """Duplicate keys of Spark's rows, and which rows are compared."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.bookkeeping import table_at

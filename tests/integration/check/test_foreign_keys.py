@@ -1,7 +1,5 @@
 """Foreign keys between targets: rows that refer to none are told, as of one cut, and no others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

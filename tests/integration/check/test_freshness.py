@@ -1,7 +1,5 @@
 """Freshness as the check stage finds it: quiet while nothing is behind, told when something is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Expectations before the merge: a table that stops, rows set aside, and how both go on."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Data Docs whose names and values are markup, in Chromium: from the disk and by the plugin."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from datetime import timedelta

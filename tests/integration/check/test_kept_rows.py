@@ -1,7 +1,5 @@
 """Kept rows: rows that contradict a target's mode are found, whichever of them are live."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.stages.check.suite.kinds import find_broken_rows

@@ -1,7 +1,5 @@
 """Great Expectations without what a check doesn't use: others find all of it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

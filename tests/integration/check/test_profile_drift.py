@@ -1,7 +1,5 @@
 """Drift against earlier runs: nothing is said while all is as it was; then a warning."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

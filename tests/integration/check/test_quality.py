@@ -1,7 +1,5 @@
 """The check stage on real Spark, Delta and Great Expectations."""
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
 from html import unescape

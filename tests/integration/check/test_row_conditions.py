@@ -1,7 +1,5 @@
 """Rows that don't meet an expectation are those that Great Expectations counts, for any value."""
 
-from __future__ import annotations
-
 import json
 from datetime import date
 from decimal import Decimal

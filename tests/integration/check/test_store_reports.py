@@ -1,7 +1,5 @@
 """Data Docs of a lake in S3: written, pruned, and shown by Airflow's pages with permissions."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """What checks after few changes leave to maintenance: rows that no change touched."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Each command of the how-tos, in their order, does what the pages say."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap

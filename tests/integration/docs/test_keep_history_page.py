@@ -1,7 +1,5 @@
 """docs/how-to/keep-history.md: its example is run, and its queries give what the page shows."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The pages' pictures can be taken: the ledger's own writers write the lakes that they show."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.pictures.__main__ import write_story

@@ -1,7 +1,5 @@
 """dbt reads what ``dbt-sources`` writes: its tests pass on the targets, and fail on bad rows."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What README and make up show of reading the lake is the same, and runs as it is printed."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """docs/how-to/failover.md's runbooks for a restore and a major upgrade end exact."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

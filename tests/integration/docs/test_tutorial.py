@@ -1,7 +1,5 @@
 """docs/tutorial.md: its statements and commands run in the page's order, and give what it shows."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

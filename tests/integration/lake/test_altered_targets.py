@@ -1,7 +1,5 @@
 """An external writer alters targets: the run names the commit, and other tables go on."""
 
-from __future__ import annotations
-
 import re
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """An external writer alters targets: runs name what it did, and the way out works."""
 
-from __future__ import annotations
-
 import re
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """A whole pipeline whose lake is in an object store, and the name of each failure."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.fixtures.stores import ON_EACH_STORE

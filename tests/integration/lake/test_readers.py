@@ -1,7 +1,5 @@
 """Targets as others read them: extreme values, on each Delta feature, by each recipe."""
 
-from __future__ import annotations
-
 import json
 import math
 from datetime import UTC, date, datetime

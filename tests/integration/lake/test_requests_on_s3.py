@@ -1,7 +1,5 @@
 """How many requests a pipeline makes to its object store, and that they don't grow with its age."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.pipelines import pipeline_file

@@ -1,7 +1,5 @@
 """Commits of Spark and of delta-rs to one table on S3: none is lost, none counts twice."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The S3 servers of the tests do what S3 does, as far as tests rely on it."""
 
-from __future__ import annotations
-
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 

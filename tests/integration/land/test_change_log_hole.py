@@ -1,7 +1,5 @@
 """A change log that lost a batch: nothing is applied past it, and a resync ends the gap."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Any commit time that a replication origin sets lands, is applied and is shown."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 

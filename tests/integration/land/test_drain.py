@@ -1,7 +1,5 @@
 """Landing and consuming: what is durable when, and what a run does after a dead one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from contextlib import contextmanager

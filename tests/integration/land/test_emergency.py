@@ -1,7 +1,5 @@
 """docs/how-to/emergency.md: its statements free the WAL, and the pipeline comes back."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An idle slot is moved when that frees WAL; the ledger, lag and summary meanwhile."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """A table that somebody keeps locked: the others go on, and it catches up by itself."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a real server sends: every message of protocol version 1, read to its last byte."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest

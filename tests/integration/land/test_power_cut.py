@@ -1,7 +1,5 @@
 """Effects that build on files wait until os.fsync forced these onto the disk."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

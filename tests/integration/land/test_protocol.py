@@ -1,7 +1,5 @@
 """Protocol versions 2 to 4 end to end: streamed, aborted and prepared transactions."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

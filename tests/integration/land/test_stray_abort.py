@@ -1,7 +1,5 @@
 """PostgreSQL 18's Stream Abort of what was never streamed stops and counts nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.oracles.compare import differing

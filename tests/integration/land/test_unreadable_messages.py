@@ -1,7 +1,5 @@
 """Messages that can't be read, sent by a real server: what each stops, and the way past it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.oracles.compare import differing

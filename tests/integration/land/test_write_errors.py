@@ -1,7 +1,5 @@
 """A lake that can't be written is named before the slot gives anything away."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from urllib.parse import urlsplit
 

@@ -1,7 +1,5 @@
 """The same landed changes, applied in this process and on Spark: byte for byte the same targets."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

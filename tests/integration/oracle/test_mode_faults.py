@@ -5,8 +5,6 @@ Several pipelines share a driver, so that one kill -9 meets each of them at its 
 what comes in production: the ordinary next run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

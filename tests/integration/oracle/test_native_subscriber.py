@@ -1,7 +1,5 @@
 """The pipeline against PostgreSQL's own subscription: the same changes, the same rows."""
 
-from __future__ import annotations
-
 import os
 import random
 from dataclasses import replace

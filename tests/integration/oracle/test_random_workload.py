@@ -1,7 +1,5 @@
 """Random DDL and DML: after every run each target equals its source's rows."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

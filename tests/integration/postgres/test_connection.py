@@ -1,7 +1,5 @@
 """Each cause of a failed connection has its error and remedy, by both drivers."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from contextlib import closing, nullcontext, suppress

@@ -1,7 +1,5 @@
 """What PostgreSQL says about a value is shown without it."""
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 

@@ -1,7 +1,5 @@
 """Errors of a server whose messages aren't English have the same names and remedies."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Our sessions' settings, whatever role, database, login trigger and functions set."""
 
-from __future__ import annotations
-
 from contextlib import closing
 
 import pytest

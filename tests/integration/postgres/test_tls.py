@@ -1,7 +1,5 @@
 """TLS through the Airflow connection's extra: verify-full and a client certificate."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """What may go wrong while a target is mended: it is named, and the next run continues."""
 
-from __future__ import annotations
-
 import itertools
 import resource
 from contextlib import ExitStack, contextmanager

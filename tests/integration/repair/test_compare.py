@@ -1,7 +1,5 @@
 """The comparison of a target with its source finds every difference, and nothing else."""
 
-from __future__ import annotations
-
 from datetime import date
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Drift of filters, column lists and partitions: the next run notices, and mends or tells."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.oracles.target_rows import read_target

@@ -1,7 +1,5 @@
 """A writer of the lake forges rows of the ledger: none of their texts becomes SQL on the source."""
 
-from __future__ import annotations
-
 import json
 from contextlib import contextmanager, suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Maintenance: old rows of the ledger go, nothing that is needed; tables in use are left."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

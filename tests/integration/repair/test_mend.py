@@ -1,7 +1,5 @@
 """A target is compared with the rows that are expected: of its keys, or of all keys."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake

@@ -1,7 +1,5 @@
 """Reconciliation: every difference is found, and nothing else; repair mends exactly that."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import threading

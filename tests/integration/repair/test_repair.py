@@ -1,7 +1,5 @@
 """Repair: after a filter changed, the target equals the source's filtered rows."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import random

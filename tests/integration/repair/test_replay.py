@@ -1,7 +1,5 @@
 """Replay: rows damaged in the lake are as the source has them, where an interval's runs wrote."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """Replay of targets that gather leaves: damaged rows, and the leaf that each is in."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """What the catalogs say of partitions: which targets it is about, and that nobody waits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

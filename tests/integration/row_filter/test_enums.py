@@ -1,7 +1,5 @@
 """Enums in CHECK constraints and in a target's filter: PostgreSQL and the lake judge alike."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pyarrow as pa

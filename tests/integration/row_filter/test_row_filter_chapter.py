@@ -1,7 +1,5 @@
 """The worked examples of PostgreSQL's chapter on row filters, by setup, sync and consume."""
 
-from __future__ import annotations
-
 import pytest
 from deltalake import DeltaTable
 

@@ -1,7 +1,5 @@
 """Row filters: PostgreSQL and Spark must agree row by row, errors included."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections import Counter

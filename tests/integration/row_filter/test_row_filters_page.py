@@ -1,7 +1,5 @@
 """The examples of docs/explanation/row-filters.md are what PostgreSQL, Spark and setup do."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

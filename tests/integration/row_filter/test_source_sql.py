@@ -1,7 +1,5 @@
 """A stored filter that is printed again means what PostgreSQL printed."""
 
-from __future__ import annotations
-
 import random
 import re
 

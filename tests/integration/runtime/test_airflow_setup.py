@@ -1,7 +1,5 @@
 """``waldelta airflow setup`` in a real metadata database: makes pools, lists connections."""
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Alerts under real Airflow, with the real slot and real servers that receive them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

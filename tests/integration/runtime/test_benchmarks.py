@@ -1,7 +1,5 @@
 """`make bench` compares the rows in the lake, at sizes that say nothing about speed."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

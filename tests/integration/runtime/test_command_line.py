@@ -1,7 +1,5 @@
 """The process around the verbs: its exit code and last words, whatever threads do."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

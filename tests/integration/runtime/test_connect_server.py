@@ -1,7 +1,5 @@
 """Each cause why a Spark Connect server can't be reached has its remedy, without the token."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import time

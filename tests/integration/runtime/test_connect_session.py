@@ -1,7 +1,5 @@
 """Sessions of a real Spark Connect server: one healthy run, and a dead one's work."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

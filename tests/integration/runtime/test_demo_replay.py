@@ -1,7 +1,5 @@
 """The demo's source after load and replay."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

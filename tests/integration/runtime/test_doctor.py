@@ -1,7 +1,5 @@
 """``doctor`` and ``check --json`` on a real server: what is fine, missing or wrong."""
 
-from __future__ import annotations
-
 import json
 import platform
 from importlib.metadata import version

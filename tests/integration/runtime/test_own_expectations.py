@@ -1,7 +1,5 @@
 """Check and setup refuse own expectations that can't be evaluated, by file and number."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

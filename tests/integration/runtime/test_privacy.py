@@ -1,7 +1,5 @@
 """A lake is its owner's alone on the machine, whichever process writes it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

@@ -1,7 +1,5 @@
 """The session that a check borrows, and the Python that Spark's tasks run in."""
 
-from __future__ import annotations
-
 import os
 from concurrent.futures import ThreadPoolExecutor
 

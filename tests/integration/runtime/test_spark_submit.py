@@ -1,7 +1,5 @@
 """The job operator with the real spark-submit and the application's own error."""
 
-from __future__ import annotations
-
 import json
 import threading
 

@@ -1,7 +1,5 @@
 """What executors on other machines are sent can do without the checkout."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

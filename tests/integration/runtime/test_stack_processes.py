@@ -1,7 +1,5 @@
 """The stack's processes end completely: children, orphans, and those that ignore SIGTERM."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

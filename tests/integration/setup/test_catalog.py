@@ -1,7 +1,5 @@
 """What catalog.py reads from a real server."""
 
-from __future__ import annotations
-
 import pytest
 from psycopg.errors import LockNotAvailable
 

@@ -1,7 +1,5 @@
 """Names and values that are SQL, shell, HTML or paths stay what they are in every verb."""
 
-from __future__ import annotations
-
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path

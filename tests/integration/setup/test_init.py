@@ -1,7 +1,5 @@
 """waldelta init: what it writes loads, passes check, and gives a role what it needs to run."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

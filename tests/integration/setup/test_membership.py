@@ -1,7 +1,5 @@
 """Whether a table was out of its publications between two looks at the catalogs."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.postgres import connect

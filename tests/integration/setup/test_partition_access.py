@@ -1,7 +1,5 @@
 """SELECT on a partitioned table alone: every verb reads rows through it."""
 
-from __future__ import annotations
-
 import pytest
 from deltalake import DeltaTable
 

@@ -1,7 +1,5 @@
 """Bad sources: a named error each, nothing changed; PostgreSQL is the oracle."""
 
-from __future__ import annotations
-
 import uuid
 from dataclasses import replace
 

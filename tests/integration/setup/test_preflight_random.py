@@ -1,7 +1,5 @@
 """Preflight refuses those random publications, and only those, that break statements."""
 
-from __future__ import annotations
-
 import os
 import random
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """docs/reference/privileges.md: roles with what the page grants run a whole pipeline."""
 
-from __future__ import annotations
-
 import re
 from contextlib import contextmanager
 from datetime import UTC, datetime

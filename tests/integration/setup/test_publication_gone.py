@@ -1,7 +1,5 @@
 """Publications that are dropped or made behind our back while changes wait in the slot."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.pipelines import job_for

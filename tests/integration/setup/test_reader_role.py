@@ -1,7 +1,5 @@
 """What check says to a role that only reads: one finding with statements to paste."""
 
-from __future__ import annotations
-
 import subprocess
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the source refuses a reader is named with the remedy that helps."""
 
-from __future__ import annotations
-
 import logging
 
 import psycopg

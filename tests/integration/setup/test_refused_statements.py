@@ -1,7 +1,5 @@
 """Tables whose own UPDATEs and DELETEs PostgreSQL refuses after a later change."""
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 

@@ -1,7 +1,5 @@
 """Setup and teardown: idempotent by difference; only what the pipeline made is removed."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import subprocess

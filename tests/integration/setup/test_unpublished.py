@@ -1,7 +1,5 @@
 """Tables that the file lists and no publication has: each run says so until they are back."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.pipelines import job_for

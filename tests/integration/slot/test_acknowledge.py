@@ -1,7 +1,5 @@
 """What the slot gives away is what has landed; and what happens where it isn't."""
 
-from __future__ import annotations
-
 import re
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What PostgreSQL can't decode: earlier changes arrive, the error names it, a resync helps."""
 
-from __future__ import annotations
-
 import re
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A standby becomes the primary: the pipeline goes on where that is exact."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

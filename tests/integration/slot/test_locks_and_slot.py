@@ -1,7 +1,5 @@
 """Locks exclude other runs and end with their holder; the slot's state and health."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

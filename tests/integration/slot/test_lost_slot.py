@@ -1,7 +1,5 @@
 """After a slot is gone: a recorded gap, and a resync of the rows that differ."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import replace

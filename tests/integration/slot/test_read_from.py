@@ -1,7 +1,5 @@
 """The slot on a standby (source.read_from), while copies come from the primary."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

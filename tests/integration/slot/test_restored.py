@@ -1,7 +1,5 @@
 """A server restored to an earlier day: positions of its lost future are refused."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """slot_limits: much WAL held back is a warning with figures."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

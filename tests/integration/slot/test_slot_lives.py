@@ -1,7 +1,5 @@
 """A slot's lives: a copy made under an earlier one doesn't count for the present one."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Another program at the slot: moves, readers in between, and dead runs' backends."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.pipelines import bare_job, bare_slot, pipeline_file

@@ -1,7 +1,5 @@
 """Slots that no pipeline file names: listed by what made them, dropped only by name."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

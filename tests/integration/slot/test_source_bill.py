@@ -1,7 +1,5 @@
 """What the slot's counters and snapshots tell of one run, and of no other work."""
 
-from __future__ import annotations
-
 import psutil
 import pytest
 

@@ -1,7 +1,5 @@
 """The planned switchover of docs/how-to/failover.md: its commands lose nothing."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap

@@ -1,7 +1,5 @@
 """A copy that was killed continues: what its tasks have written stays valid."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """The estimate of check: close to what a copy has, only where one is due, never an error."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.pipelines import job_of, pipeline_file

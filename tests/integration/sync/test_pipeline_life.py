@@ -1,7 +1,5 @@
 """A pipeline's life through the public surface: tables added later, teardown and a second life."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.oracles.compare import compare_target

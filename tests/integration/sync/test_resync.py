@@ -1,7 +1,5 @@
 """A table copied again reads the change log from where its snapshot needs it."""
 
-from __future__ import annotations
-
 import pytest
 from deltalake import DeltaTable
 

@@ -1,7 +1,5 @@
 """Tables that need a new copy: marked, left out, and copied by a run or a sync."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Where a run's work is done: in its own process while it is small, by Spark when there is more."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

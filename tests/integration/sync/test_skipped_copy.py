@@ -1,7 +1,5 @@
 """Tables with copy: false: as PostgreSQL's subscriber without copy_data, from the slot's start."""
 
-from __future__ import annotations
-
 import shutil
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Copies while somebody else alters the publication: no row falls between snapshot and stream."""
 
-from __future__ import annotations
-
 import pytest
 
 import waldelta.stages.sync.sync as sync_module

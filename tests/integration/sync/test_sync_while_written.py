@@ -1,7 +1,5 @@
 """Copies under writers at full speed: two at once, one anew, while runs land and apply."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack

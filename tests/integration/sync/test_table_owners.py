@@ -1,7 +1,5 @@
 """A table's owner writes functions that PostgreSQL calls as whoever plans a query of the table."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import psycopg

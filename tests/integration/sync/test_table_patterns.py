@@ -1,7 +1,5 @@
 """Patterns of tables: setup writes out what they stand for; runs adopt or report new ones."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Values that print the name of a catalog object: a rename changes them, and sends nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.oracles.compare import differing

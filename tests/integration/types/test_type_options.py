@@ -1,7 +1,5 @@
 """Types by choice: initial sync and stream hold the same values; later choices count."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from decimal import Decimal
 

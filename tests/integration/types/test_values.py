@@ -1,7 +1,5 @@
 """Values of every type, with PostgreSQL as the oracle: the stream, the copy and the table agree."""
 
-from __future__ import annotations
-
 import math
 
 import pyarrow as pa

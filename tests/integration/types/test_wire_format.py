@@ -1,7 +1,5 @@
 """Binary values against the text that the same server prints, for every type."""
 
-from __future__ import annotations
-
 import psycopg
 import pyarrow as pa
 import pytest

@@ -4,8 +4,6 @@ It serves no Data Lake endpoint, so Hadoop's ABFS reaches it as an account witho
 namespace.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """As which roles a function of a table's owner is called."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

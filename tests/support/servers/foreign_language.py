@@ -4,8 +4,6 @@ place.
 Codes, names within a context, and values stay as they are, as in a translation.
 """
 
-from __future__ import annotations
-
 import re
 import socket
 import threading

@@ -1,7 +1,5 @@
 """A mail server for tests: takes what it is sent and keeps it."""
 
-from __future__ import annotations
-
 import socketserver
 from email import message_from_bytes, policy
 from email.message import EmailMessage

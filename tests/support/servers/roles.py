@@ -1,7 +1,5 @@
 """Roles of a test's database that may do no more than they need."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager

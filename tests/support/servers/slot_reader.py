@@ -1,7 +1,5 @@
 """A real program that reads a slot: pg_recvlogical."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager

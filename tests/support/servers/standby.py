@@ -1,7 +1,5 @@
 """Standbys that keep the primary's slots, and restored and upgraded servers."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile

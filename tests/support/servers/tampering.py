@@ -1,7 +1,5 @@
 """A server whose slot functions send wrong messages, in one test's database."""
 
-from __future__ import annotations
-
 CHANGES = {
     "unknown kind": "set_byte(data, 0, 122)", "kind of a Stream Stop": "set_byte(data, 0, 69)",
     "empty": "substr(data, 1, 0)", "cut to 6 bytes": "substr(data, 1, 6)",

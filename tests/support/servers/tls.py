@@ -1,7 +1,5 @@
 """TLS for tests: an authority, and a server's end of TLS before a PostgreSQL."""
 
-from __future__ import annotations
-
 import datetime
 import select
 import socket

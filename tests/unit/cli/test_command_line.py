@@ -1,7 +1,5 @@
 """What the command line does before it starts a verb."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

@@ -1,7 +1,5 @@
 """``doctor`` shows every finding with its remedy, in bounded time and without a stack trace."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

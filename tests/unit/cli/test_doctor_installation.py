@@ -1,7 +1,5 @@
 """What ``doctor`` finds in an installation: packages, Java, jars, variables."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 
 import pytest

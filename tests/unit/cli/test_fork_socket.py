@@ -1,7 +1,5 @@
 """A request to the fork server is bounded in length and time, and delays no other."""
 
-from __future__ import annotations
-
 import os
 import socket
 import struct

@@ -1,7 +1,5 @@
 """What a user may answer to choose tables: numbers, ranges, tables, schemas."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit.stages.setup.test_draft import table

@@ -1,7 +1,5 @@
 """The command line's grammar: what each verb takes, and what it refuses instead of ignoring it."""
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 

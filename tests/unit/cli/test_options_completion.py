@@ -1,7 +1,5 @@
 """The scripts that complete in shells; bash runs its own."""
 
-from __future__ import annotations
-
 import builtins
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What verbs print: JSON as one document, text for terminals, plain text elsewhere."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """The table that ``status`` prints, and the slots for which it fails."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.cli._output import rendered

@@ -1,7 +1,5 @@
 """``list`` shows every file of a folder: its last run, a lake that can't be read, a refusal."""
 
-from __future__ import annotations
-
 import json
 import threading
 

@@ -1,7 +1,5 @@
 """The engineer's expectation files: what is refused, and which table a file belongs to."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

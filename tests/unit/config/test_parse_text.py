@@ -1,7 +1,5 @@
 """Texts of other programs and people are parsed in bounded time and memory, or refused."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Options in the pipeline file: what they come to, and which can't be honoured and are refused."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

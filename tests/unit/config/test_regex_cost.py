@@ -1,7 +1,5 @@
 """Which regular expressions Java may need exponential time for."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.config.regex_cost import why_slow

@@ -1,7 +1,5 @@
 """Which stages run after a failure, in one process and in several, and how a run ends."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The Python API: what is refused before the source is asked."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.pipelines import pipeline_file

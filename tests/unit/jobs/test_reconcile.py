@@ -1,7 +1,5 @@
 """Which tables share a snapshot of a reconciliation."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.jobs.reconcile import BYTES_PER_SNAPSHOT, in_groups

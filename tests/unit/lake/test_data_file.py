@@ -1,7 +1,5 @@
 """A data file under way: what is left of it when it ends, and when it can't."""
 
-from __future__ import annotations
-
 import resource
 
 import pyarrow as pa

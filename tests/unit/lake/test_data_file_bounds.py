@@ -1,7 +1,5 @@
 """Which types have bounds in files' statistics; by_file has how they are read."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

@@ -1,7 +1,5 @@
 """Statistics of a data file: what readers skip it by, and what has no bounds."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """The protocol of commits to a Delta table: a compare-and-swap, its lost answer is found again."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

@@ -1,7 +1,5 @@
 """An object store asked directly: which ones are, and a folder as Arrow sees it."""
 
-from __future__ import annotations
-
 import os
 
 import pyarrow as pa

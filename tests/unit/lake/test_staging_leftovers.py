@@ -1,7 +1,5 @@
 """What killed runs leave: found by age, with the tables whose locks say whether it is in use."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 from pathlib import Path

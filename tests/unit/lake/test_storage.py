@@ -1,7 +1,5 @@
 """Reading Parquet files of a lake so that memory holds a row group, not a file."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds

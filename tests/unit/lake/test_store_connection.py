@@ -1,7 +1,5 @@
 """Which options open a lake's store: from the environment, or from an Airflow connection."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

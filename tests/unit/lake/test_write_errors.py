@@ -1,7 +1,5 @@
 """What couldn't be written says why, and what helps: by delta-rs, Arrow and stores."""
 
-from __future__ import annotations
-
 import errno
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 

@@ -1,7 +1,5 @@
 """What deserves attention in a lake's bookkeeping, and how the lake compares with its source."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """What a lake's bookkeeping tells people, from small tables written by the ledger itself."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import groupby

@@ -1,7 +1,5 @@
 """What pages may say of a slot that they don't read themselves."""
 
-from __future__ import annotations
-
 from tests.cases import cases
 from tests.support.bookkeeping import minutes, pipeline, run
 from waldelta.lake import Lake

@@ -1,7 +1,5 @@
 """Tables that a gate stopped, as the pages know them from a lake's bookkeeping alone."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """What a target may claim to hold of its source, by what the ledger knows of its copy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tests.cases import cases

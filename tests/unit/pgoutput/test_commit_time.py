@@ -1,7 +1,5 @@
 """Commit times as integers, whichever message brings them, and the moment that is shown of each."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 

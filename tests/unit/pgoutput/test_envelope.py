@@ -1,7 +1,5 @@
 """The envelope: sequence, kind, relation, transaction, position, time; chunks and decisions."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Messages that open, pause and end streamed and prepared transactions, read to their last byte."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support import pgoutput_encoder as enc

@@ -1,7 +1,5 @@
 """Logical messages, many at once: the same as one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

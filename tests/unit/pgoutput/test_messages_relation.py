@@ -1,7 +1,5 @@
 """Relation, Truncate and Message messages."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support import pgoutput_encoder as enc

@@ -1,7 +1,5 @@
 """Row messages: every kind and shape, and what happens to bytes that aren't one."""
 
-from __future__ import annotations
-
 import random
 import struct
 

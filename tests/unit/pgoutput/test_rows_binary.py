@@ -1,7 +1,5 @@
 """Damaged row messages with binary values: a named error, or what each says alone."""
 
-from __future__ import annotations
-
 import struct
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Which messages count, and in which order: tables of control messages in, places out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Waiting for locks of other runs: for which errors, how long, and that it is visible."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cases import cases

@@ -1,7 +1,5 @@
 """What the ledger says of a slot's current incarnation, and which states belong to it."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

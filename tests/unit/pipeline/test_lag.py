@@ -1,7 +1,5 @@
 """How far behind is too far."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest

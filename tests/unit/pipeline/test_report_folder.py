@@ -1,7 +1,5 @@
 """Where Data Docs are: in the lake, also in an object store, or in a folder of this machine."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

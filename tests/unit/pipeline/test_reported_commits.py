@@ -1,7 +1,5 @@
 """Which commits of a target no run has reported: the next run does."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """What people read at the end of a run: columns of the verb, the stage's own outcome, warnings."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The source's bill: parts of a run add up, and are said in one line."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.config import Source

@@ -1,7 +1,5 @@
 """Errors that tasks raised, found again in Spark's account of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.changes.merge import target_table as target

@@ -1,7 +1,5 @@
 """An Airflow connection for libpq: what is passed on, left to Airflow, or refused."""
 
-from __future__ import annotations
-
 import json
 from urllib.parse import quote, urlencode
 

@@ -1,7 +1,5 @@
 """The limit of a statement's time, when it can't be put back."""
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 

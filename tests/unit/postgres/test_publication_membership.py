@@ -1,7 +1,5 @@
 """What the catalogs' entries say of the time between two checks, without a server."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.postgres.publication_membership import (

@@ -1,7 +1,5 @@
 """A type is asked for once by whoever asks for many tables' types."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import pytest

@@ -1,7 +1,5 @@
 """Packages are layers, folders stay small, job code runs over Spark Connect."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

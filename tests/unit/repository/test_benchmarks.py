@@ -1,7 +1,5 @@
 """What `make bench` computes: ratios, targets, the check against the reference."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import replace
 

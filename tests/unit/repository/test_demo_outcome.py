@@ -1,7 +1,5 @@
 """What the demo prints at its end, and when it calls that a success."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections import Counter

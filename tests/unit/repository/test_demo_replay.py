@@ -1,7 +1,5 @@
 """The replay's slices, without a database."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """What the demo's stack needs for a lake in its S3 server, without starting it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

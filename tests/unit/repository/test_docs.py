@@ -1,7 +1,5 @@
 """What the pages name exists: files, anchors, targets, verbs, errors, keys."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import fields

@@ -1,7 +1,5 @@
 """The examples in docstrings give what they say, and docstrings have one form."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import importlib

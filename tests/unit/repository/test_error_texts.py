@@ -1,7 +1,5 @@
 """Errors are recognised by codes; texts are in one file, with their version."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Messages that the code raises, logs or shows are in the words of CONTRIBUTING.md's "Writing"."""
 
-from __future__ import annotations
-
 import ast
 import re
 

@@ -1,7 +1,5 @@
 """The table of mutations fits the code: a text that was changed would be a mutation of nothing."""
 
-from __future__ import annotations
-
 from tests.mutations import MUTATIONS
 from tests.support.source_code import ROOT
 

@@ -1,7 +1,5 @@
 """docs/explanation/performance.md has the reference's figures, or says when they were taken."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A number and what it counts agree: "1 row", "2 rows"."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable, Iterator

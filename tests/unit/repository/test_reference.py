@@ -1,7 +1,5 @@
 """The reference pages follow the code, and examples of errors are its messages."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

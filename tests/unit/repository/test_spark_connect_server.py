@@ -1,7 +1,5 @@
 """The demo's Spark Connect server alone has its port, on both loopback addresses."""
 
-from __future__ import annotations
-
 import os
 import socket
 

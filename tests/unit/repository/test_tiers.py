@@ -1,7 +1,5 @@
 """The tiers of the tests, CI's share of them, and a night's report."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Filters: the columns they use, and what is refused with its place."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.errors import ConfigError

@@ -1,7 +1,5 @@
 """Filters that preflight warns of, as PostgreSQL prints them."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.row_filter.runtime_errors import Pattern, raising_parts

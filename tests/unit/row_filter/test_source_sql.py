@@ -1,7 +1,5 @@
 """Texts that anyone could have written into the lake don't become SQL."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.errors import FilterNotTranslatable

@@ -1,7 +1,5 @@
 """What an error of either driver is taken for."""
 
-from __future__ import annotations
-
 import adbc_driver_manager
 import adbc_driver_postgresql.dbapi as adbc
 import psycopg

@@ -1,7 +1,5 @@
 """The slot's health: forecasts and warnings from what the server says of the slot."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """When the oldest commit was made that a target lacks, by the change log's rows."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa

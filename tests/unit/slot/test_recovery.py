@@ -1,7 +1,5 @@
 """What has landed behind a slot that went back: from the change log's files alone."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 

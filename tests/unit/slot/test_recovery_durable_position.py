@@ -1,7 +1,5 @@
 """How far a slot stays moved whatever becomes of its server."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """Reading from a standby: its lag, what costs its slot, and the pipeline file."""
 
-from __future__ import annotations
-
 import re
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Failovers: what of a lake's history the promoted server shares, judged on plain facts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 

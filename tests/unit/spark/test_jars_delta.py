@@ -1,7 +1,5 @@
 """Delta's jars are downloaded once, for the PySpark that is installed."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from contextlib import contextmanager

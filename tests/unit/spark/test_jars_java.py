@@ -1,7 +1,5 @@
 """Java is asked for before Spark's launcher runs, and Spark's driver logs without stack traces."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.errors import ConfigError

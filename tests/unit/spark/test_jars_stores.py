@@ -1,7 +1,5 @@
 """The jars of object stores are downloaded once, into a folder of each store."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from contextlib import contextmanager

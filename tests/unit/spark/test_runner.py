@@ -1,7 +1,5 @@
 """Where work runs: in this process while there is little of it, on a session from then on."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import ExitStack
 from types import SimpleNamespace

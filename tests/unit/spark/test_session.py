@@ -1,7 +1,5 @@
 """The end of a session: nothing of PySpark's own holds up the process."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

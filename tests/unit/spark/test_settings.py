@@ -1,7 +1,5 @@
 """Which jars and log stores a session has, by what `waldelta jars` has put into its folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Column names that Delta can't keep apart from others, or has itself."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.target_modes.column_names import clashes

@@ -1,7 +1,5 @@
 """Target modes: what the pipeline file and preflight say of them before anything is changed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

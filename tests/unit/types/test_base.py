@@ -1,7 +1,5 @@
 """A type needs to say only how its texts are read; all else has a default."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which type a PostgreSQL type has in the lake, and reading its texts; test_values asks servers."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from datetime import UTC, date, datetime

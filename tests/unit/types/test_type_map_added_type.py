@@ -1,7 +1,5 @@
 """A type is added by its class and its entry alone: all stages go by these."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, time
 from typing import Any

@@ -1,7 +1,5 @@
 """What each type of the lake answers besides its values: none lacks an answer."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit.types.test_type_map import (

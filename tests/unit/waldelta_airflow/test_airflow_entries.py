@@ -1,7 +1,5 @@
 """What pipelines lack in Airflow's database, with the command that adds it."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

@@ -1,7 +1,5 @@
 """``waldelta airflow setup`` reads a file or a folder; a database: tests/integration/runtime."""
 
-from __future__ import annotations
-
 import pytest
 from airflow.models.connection import Connection
 from airflow.models.pool import Pool

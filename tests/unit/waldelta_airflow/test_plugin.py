@@ -1,7 +1,5 @@
 """Airflow loads the plugin once: by an installation's entry point, or by the repository's file."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

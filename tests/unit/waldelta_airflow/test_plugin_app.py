@@ -1,7 +1,5 @@
 """Data Docs: for users who may read the DAG, reports only, below their folder."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta
 

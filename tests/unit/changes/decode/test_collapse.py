@@ -1,7 +1,5 @@
 """Collapse: tables of cases, and random batches against a plain simulation of a table."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Collapse of tables without a key: cases, and random batches against a plain multiset."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

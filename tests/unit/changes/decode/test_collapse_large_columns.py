@@ -1,7 +1,5 @@
 """Columns of more bytes than one Arrow array's offsets can count give the same result."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

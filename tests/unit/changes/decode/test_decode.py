@@ -1,7 +1,5 @@
 """From messages to events in commit order: streamed, prepared, and by which Relation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Any single message that is skipped, while landing or later: the others count as ever."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from shutil import copytree
 

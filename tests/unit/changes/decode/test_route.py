@@ -1,7 +1,5 @@
 """What a target's filter has judged comes back to the events that it is about."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 
 from waldelta.changes.decode.collapse import DELETE, INSERT, UPDATE

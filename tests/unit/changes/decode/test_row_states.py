@@ -1,7 +1,5 @@
 """Unfold: of any changes each state and each change is a row, however they were cut into ranges."""
 
-from __future__ import annotations
-
 import random
 from operator import itemgetter
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Merging without Spark: the target's rows, the commit, and what is left to Spark."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Which keyless rows the net changes take, by Arrow: cases, and a plain simulation."""
 
-from __future__ import annotations
-
 import random
 
 import pyarrow as pa

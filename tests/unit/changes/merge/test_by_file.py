@@ -1,7 +1,5 @@
 """Merging file by file in tasks changes only the files that are concerned."""
 
-from __future__ import annotations
-
 import json
 import random
 from contextlib import nullcontext

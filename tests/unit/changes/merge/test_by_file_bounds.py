@@ -1,7 +1,5 @@
 """Which files may hold changed keys by the Delta log: none that does is left out."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal

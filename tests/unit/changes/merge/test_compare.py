@@ -1,7 +1,5 @@
 """Complete rows are compared with a target's files: what each would change, and what is extra."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

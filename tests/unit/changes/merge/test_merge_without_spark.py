@@ -1,7 +1,5 @@
 """What merging in the driver and by file have in common: rows, commit, what Spark does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The statements of the merge, as text: every name quoted, every column set."""
 
-from __future__ import annotations
-
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.merge.merge import KeylessTarget, rewrite_statement
 from waldelta.changes.merge.statements import insert_statement, merge_statement

@@ -1,7 +1,5 @@
 """Staged changes are gone once the statement that reads them is over."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Net files: what is read of them, and how much memory that takes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

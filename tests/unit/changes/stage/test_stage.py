@@ -1,7 +1,5 @@
 """How many tasks stage a range, and what is counted of the rows that they staged or found gone."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Which task a row belongs to: the same for equal keys, wherever they stand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

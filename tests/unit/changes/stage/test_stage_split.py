@@ -1,7 +1,5 @@
 """Messages of many tables, written by table: in the log's order, by few reads."""
 
-from __future__ import annotations
-
 import pickle
 import random
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A batch's file of the change log and its commit, whatever comes between."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

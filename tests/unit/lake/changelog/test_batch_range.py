@@ -1,7 +1,5 @@
 """Splitting what the driver read of the change log."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pyarrow as pa

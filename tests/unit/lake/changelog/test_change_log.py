@@ -1,7 +1,5 @@
 """What the change log knows of batches without reading rows, and how it forgets them."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """Which TRUNCATEs of a range count for a target."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support import pgoutput_encoder as enc

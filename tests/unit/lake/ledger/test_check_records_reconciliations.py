@@ -1,7 +1,5 @@
 """What a reconciliation found, in the lake and as a page."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 

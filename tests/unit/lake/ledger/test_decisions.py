@@ -1,7 +1,5 @@
 """Rows that came incomplete: which are open, and that a run that is done again writes them once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace

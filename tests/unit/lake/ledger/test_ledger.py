@@ -1,7 +1,5 @@
 """The ledger on a local disk: total order, reads of few files, and what pruning keeps."""
 
-from __future__ import annotations
-
 import json
 import resource
 import threading

@@ -1,7 +1,5 @@
 """The tables of the ledger as lakes have them: no change of a class changes them."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest

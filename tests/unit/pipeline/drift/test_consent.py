@@ -1,7 +1,5 @@
 """Questions on changes of source tables: which are open, and that they are read at once."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

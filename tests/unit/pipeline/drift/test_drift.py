@@ -1,7 +1,5 @@
 """What counts as drift, and what becomes of it."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Which rows enter a drifted target, and when only a whole copy is exact."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

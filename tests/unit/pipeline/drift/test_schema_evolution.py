@@ -1,7 +1,5 @@
 """Planning what becomes of a target's columns, as tables of cases."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

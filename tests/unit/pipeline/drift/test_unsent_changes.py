@@ -1,7 +1,5 @@
 """What the catalogs say of rewrites: a column's row and the table's file, as cases."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

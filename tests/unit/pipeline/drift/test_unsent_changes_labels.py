@@ -1,7 +1,5 @@
 """Which printed values may contain a label that the catalogs have otherwise now."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.pipeline.drift.unsent_changes import is_in

@@ -1,7 +1,5 @@
 """Cuts that are handed out can be read, whatever was compacted, vacuumed or deleted."""
 
-from __future__ import annotations
-
 import shutil
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Which targets failed their last check by own expectations that were edited since."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a Delta log says: external commits, readable versions, how far runs have looked."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """A table's standing: every state of its life against what is published, as one table of cases."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any

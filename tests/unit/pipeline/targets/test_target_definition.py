@@ -1,7 +1,5 @@
 """What external writers change in a target's definition is named with the commit that did it."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What feeds each target, by publications and pipeline file, as a table of cases."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest

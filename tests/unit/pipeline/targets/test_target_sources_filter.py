@@ -1,7 +1,5 @@
 """A target's filter in the ledger."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.errors import StateError

@@ -1,7 +1,5 @@
 """Up to which batch a copy of a target has its changes, by its own Delta log and the newest cut."""
 
-from __future__ import annotations
-
 import json
 from contextlib import contextmanager
 from dataclasses import replace

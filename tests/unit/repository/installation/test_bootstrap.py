@@ -1,7 +1,5 @@
 """make setup does each step once, and says in one line what is missing."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess

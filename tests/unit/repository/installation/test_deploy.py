@@ -1,7 +1,5 @@
 """The files of include/deploy agree with each other, with the pins and with what Airflow offers."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What make release builds, two packages and no more, and the licences of what these need."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tarfile

@@ -1,7 +1,5 @@
 """requirements.txt is complete and exact: imports are pinned, and pins are versions."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """The versions that are tried are those that the wheel's metadata allow and the page lists."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from itertools import combinations

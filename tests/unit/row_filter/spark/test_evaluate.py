@@ -1,7 +1,5 @@
 """Conditions that Arrow evaluates as Spark does, and those that it leaves to Spark."""
 
-from __future__ import annotations
-
 from datetime import date
 from decimal import Decimal
 

@@ -1,7 +1,5 @@
 """A row filter in Spark SQL: faithful, or refused with place and reason."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

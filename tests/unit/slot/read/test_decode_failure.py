@@ -1,7 +1,5 @@
 """Which errors mean that PostgreSQL can't decode, and how what precedes is found."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.lsn import Lsn

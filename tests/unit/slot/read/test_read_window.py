@@ -1,7 +1,5 @@
 """Bites follow what the server manages, down and up again, and from run to run."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

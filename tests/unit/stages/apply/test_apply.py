@@ -1,7 +1,5 @@
 """What apply decides without Spark: cuts worth publishing, and what may be merged."""
 
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Reread: what becomes of discarded rows by later changes; the rest needs a source."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pyarrow as pa

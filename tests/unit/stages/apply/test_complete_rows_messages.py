@@ -1,7 +1,5 @@
 """The messages that rows came from, found by their keys, with the bytes that landed."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from deltalake import write_deltalake

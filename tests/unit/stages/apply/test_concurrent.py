@@ -1,7 +1,5 @@
 """Landing and applying at once: what is applied, what is left, and failures."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 

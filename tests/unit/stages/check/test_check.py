@@ -1,7 +1,5 @@
 """What a check enters into the lake's bookkeeping."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """What earlier checks know: from where rows are to be judged, and which targets stayed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What a suite's evaluation finds by Arrow, and what it leaves to Spark."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """How preflight learns which expectations Spark can't evaluate."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a repair and a reconciliation report of a table that fails."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Keys of quarantined rows as a repair reads them again: texts and typed values."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Names and texts of a proposed file, without a database."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """An estimate's lines and its warning, from the numbers that it has."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.quantities import duration

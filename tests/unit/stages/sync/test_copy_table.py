@@ -1,7 +1,5 @@
 """What the ledger says of a target once its copy is complete."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """Which tables a sync leaves, as another run has copied them, and what it reports of failures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

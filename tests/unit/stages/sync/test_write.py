@@ -1,7 +1,5 @@
 """When a snapshot is compared with a target row by row, and when only a whole copy is exact."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest

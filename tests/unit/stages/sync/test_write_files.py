@@ -1,7 +1,5 @@
 """Writing a copy's rows by tasks: what the target holds, what is told, what Spark does."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Arrays and ranges in binary format, from bytes that are made here."""
 
-from __future__ import annotations
-
 import struct
 
 import pyarrow as pa

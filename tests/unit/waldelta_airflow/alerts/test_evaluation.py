@@ -1,7 +1,5 @@
 """An evaluation when a file, a lake, a source or Airflow doesn't answer."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any

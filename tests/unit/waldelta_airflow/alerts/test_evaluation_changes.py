@@ -1,7 +1,5 @@
 """Which alerts a channel gets: begun, still there after a day, worse, or ended."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """What is sent, how it reaches real servers, and what happens when a channel refuses it."""
 
-from __future__ import annotations
-
 import json
 import logging
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The DAGs of a folder of pipeline files, and what a wrong file does to others."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a job is given, what its end means to Airflow, and that secrets stay hidden."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Lineage: what OpenLineage's provider gets of a run, by its own classes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

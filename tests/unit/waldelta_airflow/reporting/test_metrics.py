@@ -1,7 +1,5 @@
 """What a result says arrives through Airflow's channel, by the documented names."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who is told of a failure, by its class, and what templates see of it."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The pipelines' pages: what they show, to whom, and that nothing is markup."""
 
-from __future__ import annotations
-
 import asyncio
 import html
 import json

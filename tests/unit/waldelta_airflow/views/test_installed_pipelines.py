@@ -1,7 +1,5 @@
 """What Airflow's database says of a pipeline's runs, and what it doesn't."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """A pipeline's DAGs on its pages: runs, links, and what a reader may start."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

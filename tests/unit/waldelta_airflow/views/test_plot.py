@@ -1,7 +1,5 @@
 """Histories as pictures: what stands at their axes."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """Gate: what no gate can judge is refused before anything is merged."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Which rows of a target an operator let in although they fail its gates."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.bookkeeping import minutes, release_of

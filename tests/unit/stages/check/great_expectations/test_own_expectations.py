@@ -1,7 +1,5 @@
 """Own expectations that can't be evaluated, by the errors that Spark raises."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

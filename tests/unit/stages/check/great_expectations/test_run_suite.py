@@ -1,7 +1,5 @@
 """Great Expectations' own that ours correct."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

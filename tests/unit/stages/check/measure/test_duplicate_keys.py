@@ -1,7 +1,5 @@
 """Duplicate keys without Spark: marks tell what a set would, and leave the rest to Spark."""
 
-from __future__ import annotations
-
 import json
 import random
 

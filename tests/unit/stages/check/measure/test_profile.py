@@ -1,7 +1,5 @@
 """When a profile isn't as earlier ones: by median and MAD, with a floor for the unchanged."""
 
-from __future__ import annotations
-
 import random
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """Which foreign keys are judged between targets, why others aren't, what Arrow finds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, date, datetime
 

@@ -1,7 +1,5 @@
 """Data Docs: what a check puts on the list of reports."""
 
-from __future__ import annotations
-
 import re
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """The list of reports: what it keeps, in which order, and an index that needs only itself."""
 
-from __future__ import annotations
-
 import re
 import stat
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What Great Expectations' renderers give becomes HTML in which every text is escaped."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Where a check's error leads: to the pages of the tables that it is about."""
 
-from __future__ import annotations
-
 import pytest
 
 from waldelta.errors import QualityFailed

@@ -1,7 +1,5 @@
 """Kinds of expectations: what each depends on, and a kind that the product lacks."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """Which expectations are planned for a target."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path

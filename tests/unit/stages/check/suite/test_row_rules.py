@@ -1,7 +1,5 @@
 """What lengths, precisions and domains of the source's types become."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

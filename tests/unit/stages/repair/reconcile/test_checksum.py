@@ -1,7 +1,5 @@
 """Hashes and sums: what is added can be taken out, and nothing else gives the same sum."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

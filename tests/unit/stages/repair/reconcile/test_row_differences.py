@@ -1,7 +1,5 @@
 """Rows of buckets that differ: each kind of difference, by key or as a multiset."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

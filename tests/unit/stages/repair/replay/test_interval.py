@@ -1,7 +1,5 @@
 """What a replay takes of ledger and change log: which runs, which WAL, which batches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 

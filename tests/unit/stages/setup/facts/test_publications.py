@@ -1,7 +1,5 @@
 """The plan between wanted and existing publications, as a table of cases."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tests.cases import cases

@@ -1,7 +1,5 @@
 """A lake on S3 is refused where Spark's commits may replace others unnoticed."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.support.pipelines import pipeline_file
