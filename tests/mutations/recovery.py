@@ -3,8 +3,8 @@
 from tests.mutations.mutation import Mutation
 
 _RECOVERY = "unit/slot/test_recovery.py"
-_DURABLE = "unit/slot/test_recovery_durable_position.py"
-_FAILOVER = "unit/slot/test_standby_failover.py"
+_DURABLE = "unit/slot/test_recovery.py"
+_FAILOVER = "unit/slot/test_standby.py"
 _INTERVAL = "unit/stages/repair/replay/test_interval.py"
 _LEDGER = "unit/lake/ledger/test_ledger.py"
 _RESTORED = "integration/slot/test_restored.py"

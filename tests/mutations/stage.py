@@ -3,7 +3,6 @@
 from tests.mutations.mutation import Mutation
 
 _TASKS = "unit/changes/stage/test_stage.py"
-_SPLIT = "unit/changes/stage/test_stage_split.py"
 _COMPLETE_ROWS = "unit/stages/apply/test_complete_rows.py"
 
 MUTATIONS = (
@@ -18,7 +17,7 @@ MUTATIONS = (
              "A new row at a freed key isn't completed with its large values.", (_TASKS,)),
     Mutation("changes/stage/stage.py", "yield first, min(first + most, end)",
              "yield first, min(first + most, end - 1)",
-             "The last message of each relation is lost when a range is split.", (_SPLIT,)),
+             "The last message of each relation is lost when a range is split.", (_TASKS,)),
     Mutation("lake/storage.py", 'not in ("", ".", "_")]', 'not in ("", ".")]',
              "Spark's marker file is read as net changes.",
              ("unit/changes/stage/test_net_files.py",)),

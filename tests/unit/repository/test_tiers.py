@@ -1,11 +1,13 @@
-"""The tiers of the tests, CI's share of them, and a night's report."""
+"""The tiers of the tests, CI's share of them, a night's report, and the mutations' texts."""
 
 import json
 
 import pytest
 
 from tests import share, tiers
+from tests.mutations import MUTATIONS
 from tests.nightly import _FAILURE
+from tests.support.source_code import ROOT
 
 
 @pytest.mark.parametrize(
@@ -64,3 +66,16 @@ def test_a_mark_without_a_reason_is_found(tmp_path):
         "C = pytest.mark.soak('a reason of five words')\n"
     )
     assert tiers.bare_marks(file) == ["test_x.py:2", "test_x.py:3"]
+
+
+def test_each_text_is_there_once_and_its_tests_exist():
+    """The mutated file still is a Python module."""
+    for number, mutation in enumerate(MUTATIONS, 1):
+        source = mutation.path(ROOT).read_text()
+        mutated = mutation.mutated(source)
+        assert mutated != source, number
+        compile(mutated, mutation.file, "exec")
+        for test in mutation.tests:
+            file, _, name = test.partition("::")
+            assert (ROOT / "tests" / file).is_file(), (number, test)
+            assert f"def {name}" in (ROOT / "tests" / file).read_text(), (number, test)

@@ -1,7 +1,8 @@
-"""What has landed behind a slot that went back: from the change log's files alone."""
+"""What has landed behind a slot that went back, and the positions that are certainly saved."""
 
 import json
 from dataclasses import asdict
+from datetime import timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -9,13 +10,15 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.support import pgoutput_encoder as enc
+from tests.unit.lake.ledger.test_ledger import NOON
 from waldelta.lake import Lake
 from waldelta.lake.changelog import BatchNumbers, ChangeLog
+from waldelta.lake.ledger import SlotMove
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.slot.read import ReadRequest
 from waldelta.slot.read.peek import LANDING_SCHEMA, _landing_batch
-from waldelta.slot.recovery import landed_behind
+from waldelta.slot.recovery import MOVING, landed_behind, written_down
 
 ONE, BOTH = (ReadRequest(names, messages=False, origin="any") for names in (("p",), ("p", "q")))
 LARGE = {"max_messages": 1000, "max_bytes": 1000}
@@ -123,3 +126,29 @@ def test_no_more_is_compared_together_than_one_bite_holds(log, most, expected):
         )
     found = landed_behind(log, BatchNumbers(0, 5), Lsn(50), max_messages=most[0], max_bytes=most[1])
     assert [(stretch.begins, (stretch.first, stretch.last)) for stretch in found] == expected
+
+
+def move(minutes: int, lsn: int, event: str = "intent") -> SlotMove:
+    """One of so many minutes before the last checkpoint began."""
+    return SlotMove(NOON - timedelta(minutes=minutes), "r", event, "s", "1", 1, "0/1", lsn)
+
+
+CREATED = move(9000, 1, "created")
+
+
+@pytest.mark.parametrize(
+    ("moves", "confirmed", "saved"),
+    [
+        pytest.param([], 0, 0, id="nothing is known"),
+        pytest.param([CREATED], 1, 1, id="as it was made"),
+        pytest.param([CREATED, move(61, 50)], 50, 50, id="moved before"),
+        pytest.param([CREATED, move(59, 50)], 50, 1, id="it may have been about to move"),
+        pytest.param([CREATED, move(300, 50), move(-5, 70)], 70, 50, id="moved since, further"),
+        pytest.param([CREATED, move(300, 50)], 49, 0, id="it went back"),
+        pytest.param([CREATED, move(300, 50), move(-5, 50)], 50, 0, id="it had gone back"),
+        pytest.param([CREATED, move(300, 50), move(120, 40)], 50, 50, id="the furthest counts"),
+    ],
+)
+def test_what_a_checkpoint_has_written_down(moves, confirmed, saved):
+    assert written_down(moves, Lsn(confirmed), NOON) == Lsn(saved)
+    assert timedelta(hours=1) == MOVING

@@ -1,5 +1,6 @@
-"""Merging without Spark: the target's rows, the commit, and what is left to Spark."""
+"""Merging without Spark: rows, duplicates without a key, the commit, what is left to Spark."""
 
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -8,16 +9,19 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.unit.changes.decode.test_collapse import SHAPE, events_table
+from tests.unit.types.test_type_map import ANY_NUMERIC, FLOAT8, INT4, array_of
 from waldelta.changes.decode.collapse import EventShape, collapse, net_schema
 from waldelta.changes.merge import by_driver as module
-from waldelta.changes.merge.by_driver import merge_in_driver
+from waldelta.changes.merge.by_driver import match_duplicates, merge_in_driver
 from waldelta.changes.merge.commits import read_commit
 from waldelta.changes.merge.statements import CommitTag
+from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.lake import UNFENCED, DeltaTarget, Lake, local_path
 from waldelta.lake.ledger import TableState
 from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.types.numeric import Number
 from waldelta.types.text import Characters
+from waldelta.types.type_map import target_type
 
 NAMES = ("Id", "the `v`", "it's.big")
 SCHEMA = pa.schema(
@@ -181,3 +185,132 @@ def test_duplicate_rows_of_merged_partitions(job):
     assert sorted(tuple(row.values()) for row in rows) == expected
     cut = read_commit(job, leaf.state, done)
     assert (cut.inserted, cut.updated, cut.deleted, cut.skipped) == (1, 1, 1, 1)
+
+
+KINDS = [target_type(t, DEFAULT_TYPES) for t in (ANY_NUMERIC, FLOAT8, array_of(FLOAT8), INT4)]
+COLUMNS = [(f"column {i}", kind) for i, kind in enumerate(KINDS)]
+
+
+def matched(rows, changes, columns=COLUMNS, *, metadata=True) -> list[int]:
+    """``rows`` are (values, raw), ``changes`` are (action, values, raw, place)."""
+    names = [name for name, _ in columns]
+    held = {
+        name: pa.array([values[i] for values, _ in rows], columns[i][1].arrow)
+        for i, name in enumerate(names)
+    }
+    net = {"action": pa.array([change[0] for change in changes], pa.string())}
+    net |= {
+        f"b{i}": pa.array([change[1][i] for change in changes], kind.arrow)
+        for i, (_, kind) in enumerate(columns)
+    }
+    net["place"] = pa.array([change[3] for change in changes], pa.int64())
+    if metadata:
+        held["_wd_raw"] = pa.array([raw for _, raw in rows], RAW_TYPE)
+        net["base_raw"] = pa.array([change[2] for change in changes], RAW_TYPE)
+    return match_duplicates(pa.table(held), pa.table(net), columns, metadata=metadata).tolist()
+
+
+def row(numeric=None, number=None, numbers=None, whole=None):
+    return (numeric, number, numbers, whole)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "expected"),
+    [
+        pytest.param([row("x"), row("x")], [row("x")], [0, -1], id="one of two"),
+        pytest.param([row(), row(whole=0)], [row()], [0, -1], id="null is equal, and no 0"),
+        pytest.param([row("1.00"), row("1.0")], [row("1.0")], [-1, 0], id="written alike first"),
+        pytest.param([row("1.00")], [row("1.0")], [0], id="equal, if none is written alike"),
+        pytest.param([row("1.00"), row("1.0")], [row("1.0"), row("1.0")], [1, 0], id="both"),
+        pytest.param([row("10"), row("100")], [row("100")], [-1, 0], id="zeros that count"),
+        pytest.param([row(None, 0.0), row(None, -0.0)], [row(None, -0.0)], [-1, 0], id="-0"),
+        pytest.param([row(None, NAN)], [row(None, NAN)], [0], id="NaN"),
+        pytest.param(
+            [row(numbers=[0.0, None]), row(numbers=[0.0]), row(numbers=None), row(numbers=[])],
+            [row(numbers=[-0.0, None]), row(numbers=[])],
+            [0, -1, -1, 1],
+            id="arrays",
+        ),
+    ],
+)
+def test_which_row_is_taken(rows, changes, expected):
+    given = [("delete", values, None, place) for place, values in enumerate(changes)]
+    assert matched([(values, None) for values in rows], given) == expected
+
+
+def test_raw_values_are_compared_in_any_order():
+    rows = [(row(), {"a": "1", "b": "2"}), (row(), {}), (row(), {"a": "1"})]
+    changes = [
+        ("delete", row(), {"b": "2", "a": "1"}, 0),
+        ("insert", row(), {"a": "1"}, 1),
+        ("update", row(), None, 2),
+    ]
+    assert matched(rows, changes) == [0, 2, -1]
+
+
+def test_the_earlier_change_takes_the_only_row():
+    changes = [("delete", row("x"), None, 7), ("update", row("x"), None, 3)]
+    assert matched([(row("x"), None)], changes) == [1]
+
+
+def test_rows_without_columns_are_equal():
+    changes = [("delete", (), None, 0)]
+    assert matched([((), None), ((), None)], changes, []) == [0, -1]
+
+
+def test_a_target_without_metadata_columns():
+    changes = [("delete", row("1.0"), None, 0)]
+    assert matched([(row("1.00"), None), (row(), None)], changes, metadata=False) == [0, -1]
+
+
+VALUES = [[None, "1.0", "1.00", "10"], [None, 0.0, -0.0], [None, [0.0], [-0.0], []], [None, 1]]
+RAWS = [None, {}, {"a": "1"}]
+
+
+def equal_to(values, raw):
+    numeric, number, numbers, whole = values
+    shortest = numeric.rstrip("0").rstrip(".") if numeric and "." in numeric else numeric
+    return (shortest, number, tuple(numbers) if numbers is not None else None, whole, bool(raw))
+
+
+def written_as(values, raw):
+    return repr((values, bool(raw)))
+
+
+def test_random_changes_take_what_a_plain_simulation_takes():
+    """One row for each change while there is one, preferring rows that are written alike."""
+    seed = random.randrange(1 << 32)
+    rng = random.Random(seed)
+
+    def some(most):
+        return [
+            (tuple(rng.choice(of) for of in VALUES), rng.choice(RAWS))
+            for _ in range(rng.randrange(most))
+        ]
+
+    for _ in range(200):
+        rows, olds = some(60), some(30)
+        changes = [
+            (rng.choice(["update", "delete", "insert"]), *old, place)
+            for place, old in enumerate(olds)
+        ]
+        rng.shuffle(changes)
+        taken = matched(rows, changes)
+        removals = sorted((c for c in changes if c[0] != "insert"), key=lambda change: change[3])
+        left = [equal_to(*held) for held in rows]
+        expected = []
+        for change in removals:
+            if (equal := equal_to(*change[1:3])) in left:
+                left.remove(equal)
+                expected.append(change)
+        assert sorted(changes[i][3] for i in taken if i >= 0) == [c[3] for c in expected], seed
+        for i, held in zip(taken, rows, strict=True):
+            assert i < 0 or equal_to(*held) == equal_to(*changes[i][1:3]), seed
+        texts = {written_as(*held) for held in rows}
+        for text in texts:
+            of = [i for i, held in zip(taken, rows, strict=True) if written_as(*held) == text]
+            sought = sum(written_as(*c[1:3]) == text for c in removals)
+            assert sum(i >= 0 for i in of) >= min(sought, len(of)), seed

@@ -1,4 +1,4 @@
-"""What the catalogs say of rewrites: a column's row and the table's file, as cases."""
+"""What the catalogs say of rewrites and labels: a column's row, the table's file, as cases."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from waldelta.lake.ledger import ColumnState, StorageState, TableState, now
 from waldelta.lake.ledger.records import AttributeState, FileState, LabelState
 from waldelta.pipeline.drift import unsent_changes
-from waldelta.pipeline.drift.unsent_changes import relabelled, rewritten, to_record
+from waldelta.pipeline.drift.unsent_changes import is_in, relabelled, rewritten, to_record
 
 
 def stored(files, *attributes):
@@ -114,3 +114,28 @@ def test_which_columns_print_otherwise(case):
     assert (to_record(state(then), present, outdated) is None) is (
         bool(expected) or present == then
     )
+
+
+DIGEST = "0123456789abcdef" * 2
+TEXTS = [
+    ("app.orders", "app.orders", True),
+    ("app.orders_2", "app.orders", False),
+    ("16999", "app.orders", False),
+    ("{app.orders,app.items}", "app.items", True),
+    ('{"app.\\"Big One\\""}', 'app."Big One"', True),
+    ('(1,"app.f(integer)")', "app.f(integer)", True),
+    ("crm=r/postgres", "crm", True),
+    ("[sad,ok]", "sad", True),
+    ("blue", "sad", False),
+    # The attributes of a composite type; digests of all objects, or of those in a schema.
+    ("(1,x)", "1 2", True),
+    ("anything", f"* {DIGEST}", True),
+    ("app.orders", f"app.* {DIGEST}", True),
+    ("app.orders", f"staging.* {DIGEST}", False),
+    ('"My App".orders', f'"My App".* {DIGEST}', True),
+]
+
+
+@pytest.mark.parametrize("text, label, expected", TEXTS)
+def test_a_label_in_a_text(text, label, expected):
+    assert is_in(text, label) is expected

@@ -1,17 +1,25 @@
-"""What feeds each target, by publications and pipeline file, as a table of cases."""
+"""What feeds each target, by publications and pipeline file, and its filter."""
 
 from datetime import UTC, datetime
 
 import pytest
 
 from waldelta.config.pipeline_file import TargetTable
+from waldelta.errors import StateError
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline.drift import with_leaves
 from waldelta.pipeline.targets import TargetSource
-from waldelta.pipeline.targets.target_sources import differing, merge_partitions, target_sources
+from waldelta.pipeline.targets.target_sources import (
+    differing,
+    from_text,
+    merge_partitions,
+    target_sources,
+    to_text,
+)
 from waldelta.postgres import CatalogRelation, Leaf, PgType, PublishedTable, TableColumn, TableId
 from waldelta.postgres.catalog import Partition, PublishedRelation
+from waldelta.row_filter import Collation, RowFilter
 
 
 def name(table: str) -> TableId:
@@ -184,3 +192,21 @@ def test_leaves_that_join(case):
     joined = with_leaves(state, now)
     assert joined.relation_ids == expected
     assert (joined is state) == (held == expected)
+
+
+def test_a_filter_comes_back_as_it_was():
+    row_filter = RowFilter(
+        "c > 'x'", "(c > 'x'::text)", ("c",), {"c": Collation.CODE_POINT}, Collation.DETERMINISTIC,
+        True,
+    )  # fmt: skip
+    assert from_text(to_text(row_filter)) == row_filter
+    assert to_text(None) is None
+
+
+NO_MAPPING = '{"text": "a", "analysed": "a", "columns": [], "collations": []}'
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"text": 1}', "null", NO_MAPPING])
+def test_what_is_no_filter_is_refused(text):
+    with pytest.raises(StateError, match="sync the table again"):
+        from_text(text)

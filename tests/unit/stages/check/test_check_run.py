@@ -8,7 +8,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from tests.support.bookkeeping import table_at
-from tests.unit.stages.check.suite.test_kinds_plan import state
+from tests.unit.stages.check.suite.test_kinds import state
 from waldelta.errors import ConfigError
 from waldelta.lake import Lake
 from waldelta.lake.ledger import BatchCut, Ledger, TargetCut, now

@@ -10,7 +10,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.support.bookkeeping import table_at
-from tests.unit.stages.check.suite.test_kinds_plan import HELD, state
+from tests.unit.stages.check.suite.test_kinds import HELD, state
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
 from waldelta.errors import SparkUnreachable
 from waldelta.lake import Lake

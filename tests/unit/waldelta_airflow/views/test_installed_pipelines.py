@@ -1,5 +1,6 @@
-"""What Airflow's database says of a pipeline's runs, and what it doesn't."""
+"""A pipeline's DAGs and runs in Airflow's database and on its pages, and their buttons."""
 
+import re
 from contextlib import nullcontext
 from datetime import timedelta
 
@@ -7,18 +8,35 @@ import pytest
 from airflow.models.connection import Connection
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
+from airflow.models.log import Log
 from airflow.models.pool import Pool
+from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
 from airflow.utils.state import DagRunState
 from airflow.utils.types import DagRunType
-from sqlalchemy import create_engine, insert
+from fastapi import HTTPException
+from sqlalchemy import create_engine, insert, select
 from sqlalchemy.orm import Session
 
 from tests.support.airflow_rows import add_dag, add_run
-from tests.support.bookkeeping import NOON
+from tests.support.bookkeeping import NOON, run
 from waldelta.config import load_pipeline_file
+from waldelta.lake import Lake
+from waldelta.lake.ledger import Ledger, now
 from waldelta_airflow.reporting.notify import IDLE_CHECK
-from waldelta_airflow.views._installed_pipelines import _schedule, read_schedules
+from waldelta_airflow.views._installed_pipelines import (
+    ActionDag,
+    DagRunTasks,
+    DagState,
+    Schedule,
+    _schedule,
+    read_action_dag,
+    read_dag_run,
+    read_dags,
+    read_schedules,
+    unpause,
+)
+from waldelta_airflow.views._render import airflow_url
 
 WELL, BAD, BUSY = DagRunState.SUCCESS, DagRunState.FAILED, DagRunState.RUNNING
 NOTHING, CHANGES, SILENT = False, True, None
@@ -79,3 +97,178 @@ def test_what_airflow_lacks(write_pipeline, monkeypatch, airflow_tables):
         assert read_schedules([shop])["shop"].lacks == (pool,)
         session.execute(insert(Pool).values(pool=shop.pool, slots=1, include_deferred=False))
         assert read_schedules([shop])["shop"].lacks == ()
+
+
+pytestmark = pytest.mark.airflow
+
+OWN = {"sec-fetch-site": "same-origin"}
+REFRESH = '<meta http-equiv="refresh"'
+
+
+@pytest.fixture
+def airflow_db(airflow_tables):
+    """Airflow's tables of DAGs and runs, empty."""
+    engine = airflow_tables(DagModel, DagRun, TaskInstance, Log)
+    with Session(engine) as session:
+        yield session
+
+
+LATEST = {
+    "none": ([], (None, None)),
+    "the latest": (["success", "failed"], ("run-1", "failed")),
+    "one under way before a queued one": (["success", "running", "queued"], ("run-1", "running")),
+    "the first of several that are queued": (["success", "queued", "queued"], ("run-1", "queued")),
+}
+
+
+@pytest.mark.parametrize("states, expected", LATEST.values(), ids=LATEST)
+def test_which_run_of_a_dag_is_shown(airflow_db, states, expected):
+    """One under way, else the latest; not of forgotten DAGs or other pipelines."""
+    add_dag(airflow_db, "shop_cdc")
+    add_dag(airflow_db, "shop_resync", stale=True)
+    for n, state in enumerate(states):
+        add_run(airflow_db, "shop_cdc", n, state)
+        add_run(airflow_db, "other_cdc", n + 10, "running")
+    (found,) = read_dags(airflow_db, ["shop"])["shop"]
+    assert (found.dag_id, found.schedule) == ("shop_cdc", "Every 5 minutes")
+    assert (found.run_id, found.run_state) == expected
+
+
+def test_a_queued_run_of_a_paused_dag_is_not_under_way():
+    assert DagState("cdc", "d", False, "r", "queued").is_under_way
+    assert not DagState("cdc", "d", True, "r", "queued").is_under_way
+    assert DagState("cdc", "d", True, "r", "running").is_under_way
+
+
+def test_what_airflow_knows_of_one_run(airflow_db):
+    add_run(airflow_db, "shop_cdc", 1, "running")
+    assert read_dag_run("shop_cdc", "run-1") == DagRunTasks("running", frozenset())
+    assert read_dag_run("shop_cdc", "run-2") is None
+
+
+def test_what_a_button_needs_to_know(airflow_db):
+    """Whether its DAG is paused, its runs and who asked for them, and how one ended."""
+    add_dag(airflow_db, "shop_decide", paused=True)
+    asked = {"triggering_user_name": "ann", "conf": {"action": "retry"}}
+    for n, state in enumerate(("success", "failed", "queued")):
+        add_run(airflow_db, "shop_decide", n, state, **asked)
+    found = read_action_dag("shop_decide", "run-1")
+    expected = (True, False, False, "failed")
+    assert (found.is_paused, found.is_ready, found.is_under_way, found.requested) == expected
+    assert [(one.run_id, one.state, one.by, one.conf) for one in found.under_way] == [
+        ("run-2", "queued", "ann", {"action": "retry"})
+    ]
+    add_run(airflow_db, "shop_decide", 3, "running", **asked)
+    assert read_action_dag("shop_decide").is_under_way
+    assert read_action_dag("shop_reconcile") == ActionDag("shop_reconcile")
+    assert ActionDag("shop_reconcile").is_ready
+
+
+def test_unpausing_is_entered_into_airflows_audit_log(airflow_db):
+    add_dag(airflow_db, "shop_cdc", paused=True)
+    airflow_db.commit()
+    unpause("shop_cdc", "ann")
+    airflow_db.expire_all()
+    assert airflow_db.get(DagModel, "shop_cdc").is_paused is False
+    assert airflow_db.execute(select(Log.dag_id, Log.owner, Log.event)).all() == [
+        ("shop_cdc", "ann", "patch_dag")
+    ]
+    with pytest.raises(HTTPException, match="doesn't know"):
+        unpause("gone_cdc", "ann")
+
+
+def test_airflows_own_pages_are_where_the_application_is_mounted():
+    assert airflow_url("/waldelta", "dags", "a b") == "/dags/a%20b"
+    assert (
+        airflow_url("/behind/waldelta", "dags", "d", "runs", "r/1") == "/behind/dags/d/runs/r%2F1"
+    )
+
+
+@pytest.fixture
+def shop(write_pipeline, monkeypatch):
+    """A pipeline with a paused DAG and a running one; what was asked of Airflow."""
+    loaded = load_pipeline_file(write_pipeline("shop"))
+    Ledger(Lake(loaded.target.root)).append(run("manual__9", now()))
+    states = (
+        DagState("cdc", "shop_cdc", True, "manual__9", "success", now()),
+        DagState("reconcile", "shop_reconcile", False, "night", "running", now()),
+        DagState("maintenance", "shop_maintenance", False),
+        DagState("resync", "shop_resync", False),
+    )
+    pages, app = "waldelta_airflow.views._pages", "waldelta_airflow.views.app"
+    monkeypatch.setattr(
+        f"{pages}.read_schedules", lambda names, **_: {"shop": Schedule(dags=states)}
+    )
+    monkeypatch.setattr(
+        f"{pages}.read_dag_run", lambda dag_id, run_id: DagRunTasks("running", frozenset({"land"}))
+    )
+    asked = []
+    monkeypatch.setattr(
+        f"{app}.trigger_run",
+        lambda dag_id, prefix, conf, user: asked.append((dag_id, prefix, conf)),
+    )
+    monkeypatch.setattr(f"{app}.unpause", lambda dag_id, name: asked.append((dag_id, name)))
+    return asked
+
+
+BUTTONS = {
+    "viewer": set(),
+    "user": {"Unpause shop_cdc", "Run now shop_maintenance"},
+    "op": {"Unpause shop_cdc", "Run now shop_maintenance"},
+}
+
+
+@pytest.mark.parametrize("role", BUTTONS)
+def test_buttons_are_there_for_whom_airflow_lets_do_it(shop, open_pages, role):
+    """None beside a running DAG, and none for a resync, which only a lost slot needs."""
+    text = open_pages(role).get("/p/shop").text
+    found = re.findall(
+        r"<button type=\"submit\">(.*?)<span class=\"visually-hidden\">(.*?)</span>", text
+    )
+    assert {f"{label}{dag_id}" for label, dag_id in found} == BUTTONS[role]
+
+
+POSTS = {
+    "a run": ("p/shop/dags/cdc/run", "user", OWN, 200, [("shop_cdc", "manual", {})]),
+    "unpause": ("p/shop/dags/cdc/unpause", "user", OWN, 200, [("shop_cdc", "somebody")]),
+    "a run by a viewer": ("p/shop/dags/cdc/run", "viewer", OWN, 403, []),
+    "unpause by a viewer": ("p/shop/dags/cdc/unpause", "viewer", OWN, 403, []),
+    "by nobody": ("p/shop/dags/cdc/run", None, OWN, 404, []),
+    "from another site": ("p/shop/dags/cdc/run", "op", {"sec-fetch-site": "cross-site"}, 403, []),
+    "unpause from another site": ("p/shop/dags/cdc/unpause", "op", {"origin": "http://elsewhere"},
+     403, []),
+    "a resync": ("p/shop/dags/resync/run", "op", OWN, 403, []),
+    "no DAG of a pipeline": ("p/shop/dags/other/run", "op", OWN, 422, []),
+    "another pipeline": ("p/none/dags/cdc/run", "op", OWN, 404, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path, role, headers, status, expected", POSTS.values(), ids=POSTS)
+def test_what_the_buttons_do(shop, open_pages, path, role, headers, status, expected):
+    assert open_pages(role).post(f"/{path}", headers=headers).status_code == status
+    assert shop == expected
+
+
+def test_what_runs_is_shown_and_the_page_asks_again(shop, open_pages, monkeypatch):
+    """Without a script; once nothing runs the page stays as it is."""
+    client = open_pages("viewer")
+    for page in ("/", "/p/shop", "/p/shop/runs", "/p/shop/run/consume/manual__9"):
+        answer = client.get(page)
+        assert REFRESH in answer.text, page
+        assert "script-src" not in answer.headers["content-security-policy"]
+    assert "reconcile running" in client.get("/").text
+    monkeypatch.setattr(
+        "waldelta_airflow.views._pages.read_schedules", lambda names, **_: {"shop": Schedule()}
+    )
+    assert REFRESH not in client.get("/p/shop").text
+
+
+def test_a_run_leads_to_airflow_and_its_logs(shop, open_pages):
+    """By links that leave the frame; also a run that the ledger hasn't got."""
+    client = open_pages("viewer")
+    book = client.get("/p/shop/run/consume/manual__9").text
+    assert '<a target="_top" href="/dags/shop_cdc/runs/manual__9">' in book
+    unknown = client.get("/p/shop/run/consume/manual__10")
+    assert unknown.status_code == 404
+    assert '<a target="_top" href="/dags/shop_cdc/runs/manual__10">' in unknown.text
+    assert '<a target="_top" href="/dags/shop_reconcile/runs/night">' in client.get("/p/shop").text

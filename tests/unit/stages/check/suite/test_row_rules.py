@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.unit.stages.check.suite.test_kinds_plan import HELD, ID, state
+from tests.unit.stages.check.suite.test_kinds import HELD, ID, state
 from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.suite._row_rules import ROWS_SATISFY, limit_of, printed_numeric
 from waldelta.stages.check.suite.kinds import plan_suite
