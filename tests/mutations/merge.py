@@ -146,9 +146,9 @@ MUTATIONS = (
         ),
     ),
     Mutation(
-        "lake/delta_target.py",
-        "tag.metadata}, max_commit_retries=0,",
-        "tag.metadata}, max_commit_retries=15,",
+        "lake/commit_files.py",
+        "os.link(draft, path)",
+        "os.replace(draft, path)",
         "A commit is no compare-and-swap: it lands on a version that nobody read.",
         (_BOTH, _DRIVER, _FILE),
     ),

@@ -6,15 +6,13 @@ from waldelta.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from waldelta.lake.data_file import DataFile, replace_by_rows
-    from waldelta.lake.delta_log import DeltaLog
+    from waldelta.lake.delta_log import DeltaLog, Overtaken, Tag
     from waldelta.lake.delta_target import (
         READ_FAILURES,
         WRITE_FAILURES,
         CommitConflict,
         DeltaTarget,
-        Overtaken,
         TableError,
-        Tag,
         TargetVersion,
     )
     from waldelta.lake.driver_limits import MOST_DRIVER_BYTES
@@ -76,10 +74,9 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     data_file="DataFile replace_by_rows",
-    delta_log="DeltaLog",
+    delta_log="DeltaLog Overtaken Tag",
     delta_target=(
-        "CommitConflict DeltaTarget Overtaken READ_FAILURES TableError Tag TargetVersion "
-        "WRITE_FAILURES"
+        "CommitConflict DeltaTarget READ_FAILURES TableError TargetVersion WRITE_FAILURES"
     ),
     driver_limits="MOST_DRIVER_BYTES",
     fence="Fence UNFENCED",

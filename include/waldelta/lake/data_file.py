@@ -27,7 +27,9 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSelector, FileSystem
 
-from waldelta.lake.delta_target import DeltaTarget, Overtaken, Tag, TargetVersion
+from waldelta.lake.commit_files import CHANGE_FOLDER, change_schema
+from waldelta.lake.delta_log import Overtaken, Tag
+from waldelta.lake.delta_target import DeltaTarget, TargetVersion
 from waldelta.pgoutput.commit_time import UNIX_EPOCH
 
 _LONGEST_TEXT = 32
@@ -270,7 +272,12 @@ class DataFile(AbstractContextManager["DataFile"]):
                 self._files.delete_file(self._path)
 
 
-def replace_by_rows(
+def change_file(files: FileSystem, schema: pa.Schema, prefix: str = "part-") -> DataFile:
+    """Returns a file for changed rows of a table with this schema, for its change data feed."""
+    return DataFile(files, change_schema(schema), f"{CHANGE_FOLDER}/{prefix}", bounded=())
+
+
+def replace_by_rows(  # noqa: PLR0913 - a target, what is written to it, and how it is committed
     table: TargetVersion,
     removed: Sequence[tuple[str, int]],
     rows: pa.Table,
@@ -278,20 +285,26 @@ def replace_by_rows(
     rows_per_group: int | None = None,
     *,
     changes_data: bool = True,
+    changes: pa.Table | None = None,
 ) -> int:
     """Replace files (path, bytes) of a table by one with these rows, as replace_files() does.
 
-    Without rows there is no new file. The file is removed when it will never be read.
+    Without rows there is no new file. ``changes`` are rows of the change data feed. The files are
+    removed when they will never be read.
     """
-    with DataFile(table.place.files, table.schema) as file:
+    files, schema = table.place.files, table.schema
+    with DataFile(files, schema) as file, change_file(files, schema) as shown_file:
         for start in range(0, len(rows), rows_per_group or max(1, len(rows))):
             file.write(rows.slice(start, rows_per_group))
-        new = file.close()
+        if changes is not None:
+            shown_file.write(changes)
+        new, shown = file.close(), shown_file.close()
     added = [(new["path"], new["size"], new["stats"])] if new else []
+    named = [(shown["path"], shown["size"])] if shown else []
     try:
-        return table.replace_files(removed, added, tag, changes_data=changes_data)
+        return table.replace_files(removed, added, tag, changes_data=changes_data, changes=named)
     except Overtaken:
-        for path, *_ in added:
+        for path, *_ in (*added, *named):
             with suppress(OSError):
                 table.place.files.delete_file(path)
         raise
@@ -309,7 +322,12 @@ def discard(table: DeltaTarget, prefix: str, kept: Collection[str] = ()) -> None
     """
     with suppress(OSError, DeltaError):
         files = table.files
-        for found in files.get_file_info(FileSelector("", allow_not_found=True)):
+        listed = [
+            one
+            for folder in ("", CHANGE_FOLDER)
+            for one in files.get_file_info(FileSelector(folder, allow_not_found=True))
+        ]
+        for found in listed:
             if found.base_name.startswith(prefix) and found.path not in kept:
                 with suppress(OSError):
                     files.delete_file(found.path)

@@ -1,5 +1,5 @@
 """Reads a Delta table's log commit by commit: the writer, whether data changed, files added and
-removed.
+removed; the identity of commits.
 
 It reads the log's files directly. Neither delta-rs's nor Spark's history says whether a commit
 changes data, and both read more commits than needed.
@@ -7,14 +7,15 @@ changes data, and both read more commits than needed.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import unquote
 
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from pyarrow.fs import FileSystem, FileType
 
 from waldelta.config.parse_text import parse_json
@@ -135,6 +136,28 @@ class Commit:
     def _actions(self, kind: str) -> list[dict[str, Any]]:
         name = f'"{kind}"'.encode()
         return [parse_json(line)[kind] for line in self.lines if name in line[: len(name) + 4]]
+
+
+class Overtaken(CommitFailedError):
+    """Other commits took the version that a commit was for: it doesn't exist, and never will."""
+
+    def __init__(self, commits: list[Commit]) -> None:
+        super().__init__(f"version {commits[0].version} was committed by another writer")
+        self.commits = commits
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """The identity of a commit: Delta's transaction id and number, and its userMetadata."""
+
+    app_id: str
+    number: int
+    metadata: str
+
+    @classmethod
+    def of(cls, app_id: str, number: int, entries: Mapping[str, Any]) -> Self:
+        """Returns the tag whose userMetadata has these entries, as all commits of this project."""
+        return cls(app_id, number, json.dumps({"waldelta": dict(entries)}, sort_keys=True))
 
 
 class DeltaLog:

@@ -6,13 +6,11 @@ reads, writes or names one for Spark, or commits to one.
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,16 +21,21 @@ from deltalake import (
     QueryBuilder,
     Schema,
     TableFeatures,
-    Transaction,
     write_deltalake,
 )
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, VariantType
-from deltalake.transaction import AddAction, RemoveAction
 from psycopg import sql
 
 from waldelta.lake import driver_limits
-from waldelta.lake.delta_log import Commit, Definition, DeltaLog
+from waldelta.lake.commit_files import (
+    CHANGE_DATA_FEED,
+    FileChange,
+    commit_files,
+    creates_entries,
+    transaction,
+)
+from waldelta.lake.delta_log import Definition, DeltaLog, Overtaken, Tag
 from waldelta.lake.log_copy import CopiedTable, NotCopied, StoredLog
 from waldelta.lake.storage import (
     INT96_AS_MICROSECONDS,
@@ -67,37 +70,16 @@ READ_FAILURES = (TableError, OSError, pa.ArrowException)
 WRITE_FAILURES = (TableError, OSError)
 # Delta writer features implemented without Spark, by Delta's names. A table that requires any other
 # feature is written by Spark.
-_LEGACY_WRITER = 2
+# Version 4 adds the change data feed, and CHECK constraints and generated columns, which aren't.
+_LEGACY_WRITER = 4
 _NOT_NULL = "invariants"
-_KNOWN = frozenset({"appendOnly", _NOT_NULL, "timestampNtz"})
+_KNOWN = frozenset({"appendOnly", _NOT_NULL, "timestampNtz", "changeDataFeed"})
 # Spark writes checkpoints of targets at the same interval, in versions.
 CHECKPOINT_INTERVAL = 10
 _ONE_COMMIT: dict[str, Any] = {
     "commit_properties": CommitProperties(max_commit_retries=0),
     "post_commithook_properties": NO_HOOKS,
 }
-
-
-class Overtaken(CommitFailedError):
-    """Other commits took the version that a commit was for: it doesn't exist, and never will."""
-
-    def __init__(self, commits: list[Commit]) -> None:
-        super().__init__(f"version {commits[0].version} was committed by another writer")
-        self.commits = commits
-
-
-@dataclass(frozen=True, slots=True)
-class Tag:
-    """The identity of a commit: Delta's transaction id and number, and its userMetadata."""
-
-    app_id: str
-    number: int
-    metadata: str
-
-    @classmethod
-    def of(cls, app_id: str, number: int, entries: Mapping[str, Any]) -> Self:
-        """Returns the tag whose userMetadata has these entries, as all commits of this project."""
-        return cls(app_id, number, json.dumps({"waldelta": dict(entries)}, sort_keys=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,9 +378,14 @@ class TargetVersion:
         return "clustering" in features or bool(self.table.metadata().partition_columns)
 
     @property
+    def shows_changes(self) -> bool:
+        """Whether commits must show the rows that they change."""
+        return self.properties.get(CHANGE_DATA_FEED, "false").lower() == "true"
+
+    @property
     def is_writable(self) -> bool:
         """Whether all writer features that the table requires are implemented without Spark."""
-        protocol = self.table.protocol()
+        protocol, definition = self.table.protocol(), self.definition
         required = {*(protocol.writer_features or ()), *(protocol.reader_features or ())}
         version_is_known = (
             protocol.min_writer_version <= _LEGACY_WRITER or protocol.writer_features is not None
@@ -406,7 +393,9 @@ class TargetVersion:
         return (
             version_is_known
             and required <= _KNOWN
-            and not self.definition.is_append_only
+            and not definition.is_append_only
+            and not (definition.constraints or definition.generated)
+            and (not self.shows_changes or creates_entries(self.table, self.place.uri))
             and not any("delta.invariants" in f.metadata for f in self.table.schema().fields)
             and not self.table.metadata().partition_columns
         )
@@ -472,7 +461,7 @@ class TargetVersion:
 
         These are whole files where it names partitions alone. The commit isn't durable yet.
         """
-        properties = CommitProperties(app_transactions=[_transaction(app_id, number)])
+        properties = CommitProperties(app_transactions=[transaction(app_id, number)])
         self._stored.delete(
             predicate, commit_properties=properties, post_commithook_properties=NO_HOOKS
         )
@@ -513,31 +502,20 @@ class TargetVersion:
         partition: Mapping[str, str] | None = None,
         *,
         changes_data: bool = True,
+        changes: Sequence[tuple[str, int]] = (),
     ) -> int:
         """Replace files (path, bytes) by others (path, bytes, statistics); returns the version.
 
         The new files are of this ``partition``; without ``changes_data`` they have the same rows.
-        The commit is a compare-and-swap on this version, and durable on return. When only its
+        ``changes`` are files (path, bytes) of the change data feed, where it needs any. The commit
+        is a compare-and-swap on this version, and durable on return. When only its
         answer was lost, it is found by its userMetadata. Raises Overtaken, or CommitFailedError
         when it isn't known whether the commit exists.
         """
-        at, values, made = int(time.time() * 1000), dict(partition or {}), self.version + 1
-        transactions = [_transaction(tag.app_id, tag.number)]
-        properties = CommitProperties(
-            {"userMetadata": tag.metadata}, max_commit_retries=0, app_transactions=transactions
-        )
+        files = FileChange([*removed], [*added], changes, partition or {}, changes_data)
+        made = self.version + 1
         try:
-            self.table.create_write_transaction(
-                [
-                    *(RemoveAction(path, changes_data, at, size, {}) for path, size in removed),
-                    *(AddAction(p, n, values, at, changes_data, s) for p, n, s in added),
-                ],
-                mode="append",
-                schema=self.table.schema(),
-                partition_by=[*values] or None,
-                commit_properties=properties,
-                post_commithook_properties=NO_HOOKS,
-            )
+            commit_files(self.table, self.place.uri, files, tag)
         except CommitFailedError as err:
             later = list(self.place.log.behind(self.version))
             own = [one.version for one in later if one.info.get("userMetadata") == tag.metadata]
@@ -581,10 +559,6 @@ class TargetVersion:
         """Write a checkpoint, and drop the log's old entries, which it replaces."""
         if write_checkpoint(self.table):
             self._stored.cleanup_metadata()
-
-
-def _transaction(app_id: str, number: int) -> Transaction:
-    return Transaction(app_id, number, int(time.time() * 1000))
 
 
 def _spark_type(kind: PrimitiveType | ArrayType | MapType | StructType | VariantType) -> str:

@@ -306,14 +306,13 @@ class CopiedTable(DeltaTable):
         for version, entry in entries.items():
             (self.folder / _LOG / entry_name(version)).write_bytes(entry.content)
 
-    def create_write_transaction(self, *given: Any, **named: Any) -> None:
-        """Commit changes of files that are in the store; raises CommitFailedError."""
-        before = self.version()
-        super().create_write_transaction(*given, **named)
+    def create_entry(self, version: int, entry: bytes) -> None:
+        """Commit an entry in the store; raises CommitFailedError."""
         try:
-            self.push(before)
+            self.log.create(version, entry)
         except OSError as err:  # The commit may exist: its answer may be lost.
             raise CommitFailedError(str(err)) from None
+        self.update_known()
 
     def push(self, before: int) -> None:
         """Commit in the store what was committed to the copy after the version ``before``.

@@ -168,7 +168,10 @@ def _sync_files(folder: Path, version: int, fsync: Callable[[Path], None]) -> No
     """
     entry = _entry(folder, version)
     added = [
-        parse_json(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line[:8]
+        parse_json(line)[kind]
+        for line in entry.read_text().splitlines()
+        for kind in ("add", "cdc")
+        if f'"{kind}"' in line[:8]
     ]
     names = [unquote(add["path"]) for add in added]
     names += [

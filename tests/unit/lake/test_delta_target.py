@@ -69,7 +69,7 @@ def test_a_commit_that_may_exist_is_neither_found_nor_overtaken(target, monkeypa
     def fail(*_, **__):
         raise CommitFailedError("no answer")
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", fail)
+    monkeypatch.setattr(module, "commit_files", fail)
     with pytest.raises(CommitFailedError, match="no answer") as failed:
         rows(target.open())
     assert not isinstance(failed.value, Overtaken)

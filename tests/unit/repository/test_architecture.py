@@ -422,6 +422,8 @@ KEPT = {
     # PostgreSQL's function left(), and the left margin of a picture.
     "_left_text",
     "_LEFT",
+    # Delta's change data feed.
+    "CHANGE_DATA_FEED",
 }
 
 

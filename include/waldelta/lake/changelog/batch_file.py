@@ -22,7 +22,8 @@ from pyarrow.fs import FileSelector
 from waldelta.arrow import grouped, with_column
 from waldelta.errors import LateWriter
 from waldelta.lake.data_file import DataFile
-from waldelta.lake.delta_target import CHECKPOINT_INTERVAL, DeltaTarget, Tag
+from waldelta.lake.delta_log import Tag
+from waldelta.lake.delta_target import CHECKPOINT_INTERVAL, DeltaTarget
 from waldelta.lake.storage import remove_empty_log
 from waldelta.lake.write_errors import named_write_errors
 from waldelta.pgoutput.messages import MARK

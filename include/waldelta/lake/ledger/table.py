@@ -29,7 +29,8 @@ from pyarrow.fs import FileSystem, LocalFileSystem, PyFileSystem
 from waldelta.errors import LateWriter
 from waldelta.failpoints import fault_point
 from waldelta.lake.data_file import replace_by_rows
-from waldelta.lake.delta_target import Tag, TargetVersion
+from waldelta.lake.delta_log import Tag
+from waldelta.lake.delta_target import TargetVersion
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger.records import R, rows_of, schema_of

@@ -12,7 +12,7 @@ from tests.support.bookkeeping import table_at
 from tests.unit.changes.merge.test_by_file import one_by_one
 from waldelta.changes.merge.target_table import TargetColumn
 from waldelta.errors import LateWriter, SnapshotLost, TargetNotWritable
-from waldelta.lake import Tag, local_path
+from waldelta.lake import Tag, delta_target, local_path
 from waldelta.lake.data_file import recurring_columns
 from waldelta.snapshot.read_table import METADATA_COLUMNS, RAW_TYPE
 from waldelta.stages.sync import _write_files as module
@@ -167,14 +167,14 @@ def test_what_others_commit_meanwhile_is_replaced_as_what_they_did_before(uri):
 
 def test_a_commit_whose_answer_was_lost_counts(uri, monkeypatch):
     target = open_target(table_at(uri), COLUMNS)
-    real = DeltaTable.create_write_transaction
+    real = delta_target.commit_files
 
-    def lose(self, *given, **options):
-        real(DeltaTable(uri), *given, **options)
+    def lose(table, *given):
+        real(DeltaTable(uri), *given)
         monkeypatch.undo()
-        return real(self, *given, **options)
+        return real(table, *given)
 
-    monkeypatch.setattr(DeltaTable, "create_write_transaction", lose)
+    monkeypatch.setattr(delta_target, "commit_files", lose)
     done = copied(uri, [part(1)], target=target)
     assert (ids(uri), done.written.version) == ([1], DeltaTable(uri).version())
 
