@@ -42,6 +42,13 @@ from waldelta.changes.merge.statements import (
 )
 from waldelta.changes.stage.net_files import batches
 from waldelta.lake import MOST_DRIVER_BYTES, READ_FAILURES, Fence, TargetVersion, replace_by_rows
+from waldelta.lake.commit_files import (
+    POSTIMAGE,
+    PREIMAGE,
+    SHOWN_DELETE,
+    SHOWN_INSERT,
+    changed_rows,
+)
 from waldelta.lake.storage import row_group_bytes
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
 from waldelta.pipeline import Job
@@ -146,6 +153,20 @@ class MergedRows:
     def new_rows(self) -> pa.Table:
         """Returns only the new rows."""
         return self._built(np.zeros(len(self.held), np.bool_))
+
+    def changed_rows(self) -> pa.Table:
+        """Returns the rows of the change data feed: each updated row before and after it, whether
+        or not its values differ, deleted rows and new ones.
+        """
+        after, updates = self._built(self._updated), int(self._updated.sum())
+        return changed_rows(
+            {
+                PREIMAGE: self.held.filter(pa.array(self._updated)),
+                POSTIMAGE: after.slice(0, updates),
+                SHOWN_DELETE: self.held.filter(pa.array(self._deleted)),
+                SHOWN_INSERT: after.slice(updates),
+            }
+        )
 
     def _built(self, stay: Bools) -> pa.Table:
         schema, sources = self.held.schema, self.written.sources
@@ -356,12 +377,12 @@ class NetChanges:
         """Whether rows are gone that no change names."""
         return self.is_truncated or bool(self.truncated_leaves)
 
-    def remaining(self, rows: pa.Table) -> pa.Table:
-        """Returns the target's rows that aren't of truncated leaves."""
+    def are_truncated(self, rows: pa.Table) -> pa.Array:
+        """Returns which of the target's rows are of truncated leaves."""
         if not self.truncated_leaves:
-            return rows
+            return pa.repeat(False, len(rows))
         leaves = pa.array(self.truncated_leaves, rows[RELID].type)
-        return rows.filter(pc.invert(pc.is_in(rows[RELID], value_set=leaves)))
+        return pc.is_in(rows[RELID], value_set=leaves)
 
     def match(self, rows: pa.Table) -> Ints:
         """Return, for each row of the target, the net change that takes it; -1 for none."""
@@ -380,7 +401,8 @@ def _merge(
     held = schema.empty_table() if changes.is_truncated else read_within(table.dataset(), schema)
     if held is None:
         return None
-    held = changes.remaining(held)
+    truncated = changes.are_truncated(held)
+    gone, held = held.filter(truncated), held.filter(pc.invert(truncated))
     of_row = changes.match(held)
     new = np.flatnonzero(are_new(net, matched_by(of_row, len(net))))
     merge = MergedRows(held, net, of_row, new, written)
@@ -390,10 +412,14 @@ def _merge(
     adds_only = not (
         changes.truncates or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES]
     )
-    appends = adds_only and len(table.files) < _MOST_FILES
+    appends = adds_only and (len(table.files) < _MOST_FILES or not len(new))
     fence.verify()
-    rows = merge.new_rows() if appends else merge.rows()
-    replace_by_rows(table, [] if appends else table.sized_files, rows, tag.delta)
+    rows, shown = merge.new_rows() if appends else merge.rows(), None
+    # Rows of removed and added files have nothing in common after a TRUNCATE.
+    if table.shows_changes and not (appends or changes.is_truncated):
+        shown = pa.concat_tables([merge.changed_rows(), changed_rows({SHOWN_DELETE: gone})])
+    removed = [] if appends else table.sized_files
+    replace_by_rows(table, removed, rows, tag.delta, changes=shown)
     return tag
 
 

@@ -59,7 +59,7 @@ from waldelta.lake import (
     TargetVersion,
     parquet_format,
 )
-from waldelta.lake.data_file import discard, new_prefix, shared_order
+from waldelta.lake.data_file import change_file, discard, new_prefix, shared_order
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
@@ -81,6 +81,8 @@ MERGED = pa.schema(
         ("inserted", pa.int64()),
         ("matched", pa.binary()),
         ("is_possible", pa.bool_()),
+        ("changes", pa.string()),
+        ("changes_size", pa.int64()),
     ]
 )
 
@@ -126,10 +128,16 @@ class _Target:
     schema: pa.Schema
     written: WrittenColumns
     prefix: str
+    # Whether rewritten files need files of their changed rows, for the change data feed.
+    shows_changes: bool
 
     def open(self, file: HeldFile) -> ds.Dataset:
         """Returns the rows of one of its files."""
         return open_file(self.table.lake, self.table.uri, self.schema, file.path)
+
+    def change_file(self) -> DataFile:
+        """Returns a file for changed rows; it doesn't exist before there are any."""
+        return change_file(self.table.files, self.schema, self.prefix)
 
 
 def merge_files(
@@ -201,7 +209,7 @@ def _merged(merge: _Merge, table: TargetVersion, tag: CommitTag, fence: Fence) -
         merge.discard()
         raise
     try:
-        table.replace_files(merge.removed, merge.added, tag.delta)
+        table.replace_files(merge.removed, merge.added, tag.delta, changes=merge.changes)
     except Overtaken:  # After any other error, the commit may exist.
         merge.discard()
         raise
@@ -214,7 +222,9 @@ def _begun(
     """Returns the merge, or None when only Spark can read or write this target."""
     if (files := readable_files(table, written)) is None:
         return None
-    target = _Target(table.place, table.schema, written, new_prefix())
+    # Rows of removed and added files have nothing in common after a TRUNCATE.
+    shows_changes = table.shows_changes and not truncated
+    target = _Target(table.place, table.schema, written, new_prefix(), shows_changes)
     return _Merge(runner, target, net, files, truncated=truncated)
 
 
@@ -235,6 +245,7 @@ class _Merge:
         self._keys = net.read(["action", *target.written.bases])
         self._matched = np.zeros(len(self._keys), np.bool_)
         self.added: list[Any] = []
+        self.changes: list[tuple[str, int]] = []
         self.removed: list[tuple[str, int]] = (
             [(file.path, file.bytes) for file in self._held] if truncated else []
         )
@@ -261,7 +272,9 @@ class _Merge:
 
     def insert(self) -> None:
         """Write the net changes that are new rows as files of their own."""
-        target, net = self._target, self._net
+        # A commit that only adds files shows their rows without others.
+        is_shown = self._target.shows_changes and bool(self.removed)
+        target, net = replace(self._target, shows_changes=is_shown), self._net
         parts = np.split(are_new(self._keys, self._matched), np.cumsum(net.rows)[:-1])
         chosen = [(number, np.packbits(part)) for number, part in enumerate(parts) if part.any()]
         for row in self._runner.run(
@@ -276,6 +289,8 @@ class _Merge:
     def _add(self, row: Any) -> None:
         if row["path"] is not None:
             self.added.append((row["path"], row["size"], row["stats"]))
+        if row["changes"] is not None:
+            self.changes.append((row["changes"], row["changes_size"]))
         for name, count in zip(
             self.counts, (row["inserted"], row["updated"], row["deleted"]), strict=True
         ):
@@ -321,10 +336,11 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[HeldFil
 def _rewrite_file(
     target: _Target, file: HeldFile, changes: pa.Table, of_row: Ints
 ) -> dict[str, Any]:
-    with DataFile(target.table.files, target.schema, target.prefix) as new:
+    files, schema = target.table.files, target.schema
+    with DataFile(files, schema, target.prefix) as new, target.change_file() as shown:
         updated = deleted = begin = 0
         for part in parts_at_once(batches(target.open(file))):
-            held = part.cast(target.schema)
+            held = part.cast(schema)
             of_part = of_row[begin : begin + len(held)]
             begin += len(held)
             chosen = np.unique(of_part[of_part >= 0])
@@ -335,6 +351,8 @@ def _rewrite_file(
             if not merged.is_possible:
                 return _rows_of(is_possible=False)
             new.write(merged.rows())
+            if target.shows_changes:
+                shown.write(merged.changed_rows())
             counts = merged.counts
             updated, deleted = updated + counts[MERGED_UPDATES], deleted + counts[MERGED_DELETES]
         return _rows_of(
@@ -343,6 +361,7 @@ def _rewrite_file(
             updated=updated,
             deleted=deleted,
             **new.close(),
+            **_as_changes(shown),
         )
 
 
@@ -353,16 +372,20 @@ def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Tabl
     nothing, nowhere = target.schema.empty_table(), np.zeros(0, np.int64)
     part = next(parts, None)
     while part is not None:
-        with DataFile(files, target.schema, target.prefix) as new:
+        with DataFile(files, target.schema, target.prefix) as new, target.change_file() as shown:
             while part is not None and new.rows < ROWS_PER_FILE:
-                new.write(
-                    MergedRows(
-                        nothing, part, nowhere, np.arange(len(part)), target.written
-                    ).new_rows()
-                )
+                merged = MergedRows(nothing, part, nowhere, np.arange(len(part)), target.written)
+                new.write(merged.new_rows())
+                if target.shows_changes:
+                    shown.write(merged.changed_rows())
                 part = next(parts, None)
-            told.append(_rows_of(inserted=new.rows, **new.close()))
+            told.append(_rows_of(inserted=new.rows, **new.close(), **_as_changes(shown)))
     return pa.Table.from_pylist(told, MERGED)
+
+
+def _as_changes(shown: DataFile) -> dict[str, Any]:
+    file = shown.close()
+    return {"changes": file["path"], "changes_size": file["size"]} if file else {}
 
 
 def _rows_of(**what: Any) -> dict[str, Any]:
