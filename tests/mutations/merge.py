@@ -7,6 +7,7 @@ _DRIVER = "unit/changes/merge/test_by_driver.py"
 _FILE = "unit/changes/merge/test_by_file.py"
 _BOTH = "unit/changes/merge/test_merge_without_spark.py"
 _BOUNDS = "unit/changes/merge/test_by_file_bounds.py"
+_FEED = "unit/changes/merge/test_merge_change_data.py"
 _APPLY = "unit/stages/apply/test_apply.py"
 
 MUTATIONS = (
@@ -82,8 +83,8 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/merge/by_driver.py",
-        "    fence.verify()\n    rows = merge.new_rows()",
-        "    rows = merge.new_rows()",
+        "    fence.verify()\n    rows, shown = merge.new_rows()",
+        "    rows, shown = merge.new_rows()",
         "A run commits to a target that another run has taken over.",
         (_BOTH, _DRIVER),
     ),
@@ -151,5 +152,19 @@ MUTATIONS = (
         "os.replace(draft, path)",
         "A commit is no compare-and-swap: it lands on a version that nobody read.",
         (_BOTH, _DRIVER, _FILE),
+    ),
+    Mutation(
+        "changes/merge/by_file.py",
+        "shows_changes = table.shows_changes and not truncated",
+        "shows_changes = False",
+        "The change data feed shows all rows of rewritten files as deleted and inserted again.",
+        (_FEED,),
+    ),
+    Mutation(
+        "changes/merge/by_driver.py",
+        "if table.shows_changes and not (appends or changes.is_truncated):",
+        "if table.shows_changes and not appends:",
+        "The change data feed doesn't show the rows that a TRUNCATE removed.",
+        (_FEED,),
     ),
 )

@@ -101,6 +101,10 @@ class TargetTable(StrictModel):
         None,
         description="overrides target.deletion_vectors",
     )
+    change_data_feed: bool | None = Field(
+        None,
+        description="overrides target.change_data_feed",
+    )
     where: str | None = Field(
         None,
         min_length=1,
@@ -202,6 +206,13 @@ class Target(StrictModel):
         False,
         description=("true: a commit marks changed rows instead of rewriting their files"),
     )
+    change_data_feed: bool | None = Field(
+        None,
+        description=(
+            "true: each commit shows the rows that it inserts, updates and deletes; false: none"
+            " does; by default as the table's own properties say"
+        ),
+    )
 
     _written_root: str = ""
 
@@ -263,6 +274,11 @@ class Target(StrictModel):
         """Returns whether this table's commits write deletion vectors."""
         own = self.tables.get(table, _DEFAULTS).deletion_vectors
         return self.deletion_vectors if own is None else own
+
+    def change_data_feed_of(self, table: str) -> bool | None:
+        """Returns whether this table's commits show their changes; None: as its properties say."""
+        own = self.tables.get(table, _DEFAULTS).change_data_feed
+        return self.change_data_feed if own is None else own
 
     def mode_of(self, table: str) -> TargetMode:
         """Returns the mode of this table's target."""

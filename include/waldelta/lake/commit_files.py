@@ -73,7 +73,11 @@ class FileChange:
         is_data = {"dataChange": self.changes_data}
         actions: list[dict[str, Any]] = [{"commitInfo": info}, {"txn": transaction}]
         actions += [
-            {"remove": {"path": path, "size": size, "deletionTimestamp": at, **is_data}}
+            # Without extended metadata, Spark doesn't read the changes of this version.
+            {
+                "remove": {"path": path, "size": size, "partitionValues": {}}
+                | {"deletionTimestamp": at, "extendedFileMetadata": True, **is_data}
+            }
             for path, size in self.removed
         ]
         actions += [

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import tenacity
 
+from waldelta.lake.commit_files import CHANGE_DATA_FEED
 from waldelta.lake.delta_target import (
     COLUMN_MAPPING,
     DELETION_VECTORS,
@@ -63,10 +64,18 @@ def needs_mapping(columns: Iterable[str]) -> bool:
     return any(_UNMAPPABLE.search(column) for column in columns)
 
 
-def create_table(spark: SparkSession, target: DeltaTarget, columns: str, *, mapped: bool) -> None:
+def create_table(
+    spark: SparkSession,
+    target: DeltaTarget,
+    columns: str,
+    properties: Mapping[str, str],
+    *,
+    mapped: bool,
+) -> None:
     """Create the empty table with these columns (as DDL), perhaps with column mapping."""
-    properties = f" tblproperties ({_listed(_MAPPING)})" if mapped else ""
-    spark.sql(f"create table {target.relation} ({columns}) using delta{properties}")
+    listed = _listed({**(_MAPPING if mapped else {}), **properties})
+    options = f" tblproperties ({listed})" if listed else ""
+    spark.sql(f"create table {target.relation} ({columns}) using delta{options}")
 
 
 def map_columns(spark: SparkSession, target: DeltaTarget) -> None:
@@ -77,6 +86,17 @@ def map_columns(spark: SparkSession, target: DeltaTarget) -> None:
 def set_deletion_vectors(spark: SparkSession, target: DeltaTarget, wanted: bool) -> None:
     """Set whether later commits mark rows as deleted; existing marks stay readable either way."""
     _set_properties(spark, target, {DELETION_VECTORS: str(wanted).lower()})
+
+
+def set_change_data_feed(
+    spark: Callable[[], SparkSession], table: TargetVersion, wanted: bool | None
+) -> None:
+    """Set whether later commits show the rows that they change; None leaves it as it is.
+
+    ``spark`` is as in set_retention().
+    """
+    if wanted not in (None, table.shows_changes):
+        _commit_properties(spark, table, {CHANGE_DATA_FEED: str(wanted).lower()})
 
 
 def set_retention(spark: Callable[[], SparkSession], table: TargetVersion, hours: int) -> None:

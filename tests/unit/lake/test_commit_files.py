@@ -112,3 +112,14 @@ def test_only_tables_whose_features_are_implemented_are_written(target):
     """Delta's writer version of the change data feed allows CHECK constraints, too."""
     DeltaTable(target.uri).alter.add_constraint({"few": "id < 3"})
     assert not target.open().is_writable
+
+
+def test_removed_files_have_what_spark_needs_to_read_changes(target):
+    """Else it refuses a version without files of changed rows (extended file metadata)."""
+    table = target.open()
+    (size,) = (size for _, size in table.sized_files)
+    table.replace_files(table.sized_files, [], TAG)
+    lines = map(json.loads, target.log.read(2).lines)
+    (removed,) = (line["remove"] for line in lines if "remove" in line)
+    assert (removed["extendedFileMetadata"], removed["size"]) == (True, size)
+    assert removed["partitionValues"] == {}

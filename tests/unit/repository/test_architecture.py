@@ -424,6 +424,10 @@ KEPT = {
     "_LEFT",
     # Delta's change data feed.
     "CHANGE_DATA_FEED",
+    "Target.change_data_feed",
+    "TargetTable.change_data_feed",
+    "change_data_feed_of",
+    "set_change_data_feed",
 }
 
 

@@ -7,7 +7,7 @@ changes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -126,8 +126,13 @@ def stored_frame(frame: DataFrame, columns: Iterable[tuple[str, TargetType]]) ->
     )
 
 
-def prepare_target(runner: Runner, target: DeltaTarget, columns: Sequence[TargetColumn]) -> None:
-    """Create the empty target when there is none; raises TargetNotWritable.
+def prepare_target(
+    runner: Runner,
+    target: DeltaTarget,
+    columns: Sequence[TargetColumn],
+    properties: Mapping[str, str] | None = None,
+) -> None:
+    """Create the empty target, with these properties, when there is none; raises TargetNotWritable.
 
     Only CREATE TABLE gives Delta NOT NULL columns: those of a DataFrame are all nullable once
     written.
@@ -148,7 +153,7 @@ def prepare_target(runner: Runner, target: DeltaTarget, columns: Sequence[Target
                 f"{quote(c.name)} {c.spark_type}{'' if c.nullable else ' not null'}"
                 for c in columns
             )
-            create_table(runner.spark(), target, listed, mapped=mapped)
+            create_table(runner.spark(), target, listed, properties or {}, mapped=mapped)
         elif mapped and not needs_mapping(existing.names):
             map_columns(runner.spark(), target)
 

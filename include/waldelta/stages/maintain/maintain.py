@@ -29,6 +29,7 @@ from waldelta.lake.delta_statements import (
     SMALLEST_FILE,
     optimize,
     purge_deleted_rows,
+    set_change_data_feed,
     set_deletion_vectors,
     set_retention,
     vacuum,
@@ -96,6 +97,7 @@ def _compact_as_chosen(
 
     def compact() -> None:
         _keep_as_chosen(runner, table, chosen.deletion_vectors_of(name))
+        set_change_data_feed(runner.spark, table, chosen.change_data_feed_of(name))
         set_retention(runner.spark, table, job.pipeline.maintenance.keep_versions_hours)
         _compact(runner, table)
 

@@ -10,7 +10,7 @@ commits first, this copy raises LateWriter.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,7 +101,11 @@ class WrittenCopy:
     whole: str | None = None
 
 
-def open_target(place: DeltaTarget, columns: Sequence[TargetColumn]) -> TargetVersion | None:
+def open_target(
+    place: DeltaTarget,
+    columns: Sequence[TargetColumn],
+    properties: Mapping[str, str] | None = None,
+) -> TargetVersion | None:
     """Returns the target with these columns, created if missing; None when Spark must write it.
 
     Spark must write tables with column mapping, variants, deletion vectors or other features,
@@ -111,7 +115,7 @@ def open_target(place: DeltaTarget, columns: Sequence[TargetColumn]) -> TargetVe
     if mapped or any(column.spark_type == Variant.spark for column in columns):
         return None
     try:
-        table = _opened(place, columns)
+        table = _opened(place, columns, properties or {})
         if not _fits(table, _wanted(columns)):
             return None
         with private_files():
@@ -126,13 +130,15 @@ def _wanted(columns: Sequence[TargetColumn]) -> pa.Schema:
     return pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns])
 
 
-def _opened(place: DeltaTarget, columns: Sequence[TargetColumn]) -> TargetVersion:
+def _opened(
+    place: DeltaTarget, columns: Sequence[TargetColumn], properties: Mapping[str, str]
+) -> TargetVersion:
     """Returns the table, created if missing; raises OSError for a folder with other files in it."""
     if (table := place.find()) is not None:
         return table
     if place.files.get_file_info(FileSelector("", allow_not_found=True)):
         raise FileExistsError(f"{place.uri} has files and no Delta log")
-    return place.create(_wanted(columns))
+    return place.create(_wanted(columns), configuration={**properties})
 
 
 def _fits(table: TargetVersion, wanted: pa.Schema) -> bool:
