@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from waldelta.postgres import Leaf, TableId, Through
 
 MOST_BYTES_PER_TASK, LEAST_BYTES_PER_TASK = 64 << 20, 8 << 20
-_TASKS = 6
+_TASKS = 10
 # Tables that are copied at once, and how much memory buffers of each until it is a row group.
 COPIED_AT_ONCE = 4
 COPY_ROW_GROUP_BYTES = 32 << 20

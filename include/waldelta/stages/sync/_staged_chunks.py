@@ -20,6 +20,7 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -53,7 +54,7 @@ from waldelta.snapshot.source_columns import key_columns
 from waldelta.spark import Runner
 from waldelta.spark.runner import Answer
 from waldelta.stages.land.drain import land_through
-from waldelta.stages.repair.mend.mend import STAGED_ROWS, ExpectedRows
+from waldelta.stages.repair.mend.mend import ExpectedRows
 from waldelta.stages.repair.mend.touched_keys import changed_keys
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ _KEYS_PER_TASK = 50_000
 Origin = Mapping[str, Any]
 # What tasks wrote: paths, sizes and rows.
 Files = list[dict[str, Any]]
+# Writes rows as files, in whose names there may be this text.
+WriteRows = Callable[[str, Iterator[pa.RecordBatch]], Files]
 
 
 def why_not_recorded(job: Job, table: PublishedTable) -> str | None:
@@ -195,25 +198,60 @@ class CopySource:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkFolder:
+    """Where tasks write a copy's rows: the columns of its files, and how.
+
+    ``rewrite`` writes rows of its files; None: as others. ``key`` are the names that the key's
+    columns have there, where those are others.
+    """
+
+    uri: str
+    schema: pa.Schema
+    write: WriteRows
+    rewrite: WriteRows | None = None
+    key: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TakenRows:
-    """The rows that a copy takes over: files, the keys to leave out of them, and the rows to read
-    instead.
+    """The rows that a copy takes over: files by task, the keys to leave out of them, and the rows
+    to read instead.
 
     ``touched`` has the columns of touched_schema(), or none when no key was touched. ``ranges`` is
     the SQL condition that a row is in a chunk of these files. It is sent to tasks.
     """
 
-    files: tuple[dict[str, Any], ...]
+    files: tuple[tuple[dict[str, Any], ...], ...]
     touched: pa.Table
     ranges: str
     source: CopySource
 
-    @property
-    def shares(self) -> int:
-        """Returns in how many tasks the touched keys are read."""
-        return -(-len(self.touched) // _KEYS_PER_TASK)
+    def bring_up_to_date(
+        self, runner: Runner, schema: pa.Schema, lake: Lake, folder: ChunkFolder
+    ) -> list[Answer]:
+        """Returns the files, of ``schema``, with the present rows of touched keys.
 
-    def read(self, number: int) -> Iterator[pa.RecordBatch]:
+        New ones aren't recorded: the next attempt reads these rows again, too.
+        """
+        if not (shares := -(-len(self.touched) // _KEYS_PER_TASK)):
+            return [file for of_task in self.files for file in of_task]
+
+        key, rewrite = folder.key or self.source.copy.key_columns, folder.rewrite or folder.write
+
+        def write(number: int) -> pa.Table:
+            if number < shares:
+                rows = self._read(number)
+                return pa.Table.from_pylist(folder.write(f"again-{number}", rows), schema)
+            files: Files = []
+            for place, file in enumerate(self.files[number - shares]):
+                before = open_file(lake, folder.uri, folder.schema, file["path"])
+                rest = self._rest(before, key)
+                files += [file] if rest is None else rewrite(f"rest-{number}-{place}", rest)
+            return pa.Table.from_pylist(files, schema)
+
+        return runner.run(shares + len(self.files), schema, write, stops=True)
+
+    def _read(self, number: int) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a share of the touched keys that are in the recorded chunks now."""
         copy, table = self.source.copy, self.source.table
         admitted = [part.as_string(None) for part in filter_conditions(copy)]
@@ -226,51 +264,12 @@ class TakenRows:
         parts = texts.to_batches(KEYS_PER_READ)
         return read_keys(self.source.conninfo, copy, choice, key, parts, name)
 
-    def rest(self, file: ds.Dataset, key: Sequence[str]) -> Iterator[pa.RecordBatch] | None:
-        """Returns a file's rows without those of touched keys; None when it has none of them.
-
-        ``key`` are the names of the key's columns in the file.
-        """
+    def _rest(self, file: ds.Dataset, key: Sequence[str]) -> Iterator[pa.RecordBatch] | None:
+        """Returns a file's rows without those of touched keys; None when it has none of them."""
         types = dict(self.source.copy.columns)
         kinds = [types[name] for name in self.source.copy.key_columns]
         keys = [self.touched[f"k{k}"] for k in range(len(kinds))]
         return without_keys(file, dict(zip(key, kinds, strict=True)), keys)
-
-    def take_over(
-        self,
-        runner: Runner,
-        schema: pa.Schema,
-        again: Callable[[int, Iterator[pa.RecordBatch]], Files],
-        without: Callable[[int, str], Files | None],
-    ) -> list[Answer]:
-        """Returns the files, of ``schema``, with the present rows of touched keys.
-
-        ``again`` writes such rows, and ``without`` a file without touched keys, or returns None
-        when it has none. They aren't recorded: the next attempt reads these rows again, too.
-        """
-        if not self.shares:
-            return list(self.files)
-
-        def write(number: int) -> pa.Table:
-            if number < self.shares:
-                return pa.Table.from_pylist(again(number, self.read(number)), schema)
-            file = self.files[number - self.shares]
-            rest = without(number, file["path"])
-            return pa.Table.from_pylist([file] if rest is None else rest, schema)
-
-        return runner.run(self.shares + len(self.files), schema, write, stops=True)
-
-
-@dataclass(frozen=True, slots=True)
-class StagedCopy:
-    """A copy whose tasks record what they wrote, and what it takes over from earlier attempts.
-
-    ``taken`` waits until the touched keys are known, which are searched while tasks read.
-    """
-
-    records: ChunkLog
-    tasks: Sequence[Sequence[Chunk]]
-    taken: Callable[[], TakenRows] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,18 +281,21 @@ class ContinuedCopy:
     job: Job
     records: ChunkLog
     state: TableState
+    source: CopySource
     found: Sequence[ChunkFiles]
     chunks: Sequence[Chunk]
 
-    def take(self, runner: Runner, source: CopySource) -> TakenRows:
-        """Find the keys that changes touched since; raises SnapshotLost when the copy must start
-        again, and what a later attempt may not meet.
+    def take(self, runner: Runner, schema: pa.Schema, folder: ChunkFolder) -> list[Answer]:
+        """Returns the recorded files, of ``schema``, brought up to date with the keys that changes
+        touched since.
+
+        Raises SnapshotLost when the copy must start again, and what a later attempt may not meet.
         """
         name = self.state.table_name
         try:
             with (
                 raised_as(partial(unexpected_error, name), psycopg.Error),
-                named_loss(source.conninfo),
+                named_loss(self.source.conninfo),
             ):
                 touched = _touched(runner, self.job, self.state, self.found, Lsn(self.records.lsn))
         except WaldeltaError as err:
@@ -306,8 +308,47 @@ class ContinuedCopy:
             name, counted(sum(one.rows for one in self.found), "row"),
             counted(len(self.found), "task"), counted(len(touched), "key"),
         )  # fmt: skip
-        files = tuple(file for one in self.found for file in one.files)
-        return TakenRows(files, touched, _ranges(self.found), source)
+        files = tuple(one.files for one in self.found)
+        rows = TakenRows(files, touched, _ranges(self.found), self.source)
+        return rows.bring_up_to_date(runner, schema, self.job.lake, folder)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedCopy:
+    """A copy whose tasks record what they wrote, and what it continues of earlier attempts."""
+
+    records: ChunkLog
+    tasks: Sequence[Sequence[Chunk]]
+    earlier: ContinuedCopy | None = None
+
+
+def write_chunks(
+    runner: Runner,
+    tasks: int,
+    reader: Callable[[int], Iterator[pa.RecordBatch]],
+    folder: ChunkFolder,
+    schema: pa.Schema,
+    staged: StagedCopy | None,
+) -> list[Answer]:
+    """Have tasks write a copy's rows; returns the files, of ``schema``, with those of earlier
+    attempts.
+
+    The log is landed, and those files are brought up to date, while tasks read what is missing.
+    """
+    records, chunks = (staged.records, staged.tasks) if staged is not None else (None, ())
+
+    def write(number: int) -> pa.Table:
+        files = folder.write(str(number), reader(number))
+        # A copy without chunks has one task with nothing to read.
+        if records is not None and number < len(chunks):
+            records.record(folder.uri, chunks[number], files)
+        return pa.Table.from_pylist(files, schema)
+
+    if staged is None or staged.earlier is None:
+        return runner.run(tasks, schema, write, stops=True)
+    with ThreadPoolExecutor(1, "earlier chunks") as pool:
+        taken = pool.submit(staged.earlier.take, runner, schema, folder)
+        return [*runner.run(tasks, schema, write, stops=True), *taken.result()]
 
 
 def stage_copy(
@@ -321,43 +362,28 @@ def stage_copy(
 
     Returns where they are, and their number.
     """
-    if staged is None:
-        written = runner.run(
-            tasks, STAGED_ROWS, lambda task: expected.write(task, reader(task)), stops=True
-        )
-        return expected, sum(row["rows"] for row in written)
-    records, chunks, attempt = staged.records, staged.tasks, uuid.uuid4().hex
-    expected = replace(expected, kept=records.rows)
+    schema, key, attempt = expected.schema, expected.shape.bases, uuid.uuid4().hex
+    if staged is not None:
+        expected = replace(expected, kept=staged.records.rows)
 
-    def write(task: int) -> pa.Table:
-        files = expected.stage(f"{attempt}-{task}.parquet", reader(task))
-        if task < len(chunks):
-            records.record(records.rows, chunks[task], files)
-        return pa.Table.from_pylist(files, _STAGED)
+    def write(name: str, rows: Iterator[pa.RecordBatch]) -> Files:
+        return expected.stage(f"{attempt}-{name}.parquet", rows)
 
-    files = runner.run(tasks, _STAGED, write, stops=True)
-    if staged.taken is not None:
-        taken, schema, bases = staged.taken(), expected.schema, expected.shape.bases
+    def rewrite(name: str, rows: Iterator[pa.RecordBatch]) -> Files:
+        path = f"{attempt}-{name}.parquet"
+        return expected.divide_rows("expected", schema, path, parts_at_once(rows), key)
 
-        def again(number: int, rows: Iterator[pa.RecordBatch]) -> Files:
-            return expected.stage(f"{attempt}-again-{number}.parquet", rows)
-
-        def without(number: int, path: str) -> Files | None:
-            rest = taken.rest(open_file(expected.lake, records.rows, schema, path), bases)
-            if rest is None:
-                return None
-            name = f"{attempt}-rest-{number}.parquet"
-            return expected.divide_rows("expected", schema, name, parts_at_once(rest), bases)
-
-        files += taken.take_over(runner, _STAGED, again, without)
-    paths = frozenset(file["path"] for file in files)
-    return replace(expected, files=paths), sum(file["rows"] for file in files)
+    folder = ChunkFolder(expected.kept or expected.folder, schema, write, rewrite, key)
+    files = write_chunks(runner, tasks, reader, folder, _STAGED, staged)
+    if staged is not None:
+        expected = replace(expected, files=frozenset(file["path"] for file in files))
+    return expected, sum(file["rows"] for file in files)
 
 
 def continued(
     job: Job,
     records: ChunkLog,
-    leaves: Sequence[Leaf],
+    source: CopySource,
     state: TableState,
     chunk_bytes: int,
 ) -> ContinuedCopy | None:
@@ -366,12 +392,12 @@ def continued(
     try:
         target = job.lake.target(name).find()
         found = records.read(target) if target is not None else []
-        chunks = _missing(leaves, found, chunk_bytes)
+        chunks = _missing(source.table.stored_leaves, found, chunk_bytes)
     except WaldeltaError as err:
         log.warning("table=%s its copy starts again: %s", name, without_values(err))
         records.remove()
         return None
-    return ContinuedCopy(job, records, state, found, chunks) if found else None
+    return ContinuedCopy(job, records, state, source, found, chunks) if found else None
 
 
 def _missing(leaves: Sequence[Leaf], found: Sequence[ChunkFiles], chunk_bytes: int) -> list[Chunk]:

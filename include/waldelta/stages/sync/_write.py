@@ -151,7 +151,7 @@ def write_copy(
             return replace(copied, whole=whole)
     if rows.staged is not None:
         rows.staged.records.remove()
-        if rows.staged.taken is not None:
+        if rows.staged.earlier is not None:
             raise SnapshotLost(f"{name}: Spark must write its target: its copy starts again")
     runner.spark(_why_by_spark(rows, mode, marks=marks))
     prepare_states(runner, job, name, rows.columns, rows.copy.key_columns, properties)
@@ -181,7 +181,7 @@ def _without_staged(rows: CopyRows, diff: RowDiff | str) -> CopyRows:
     if rows.staged is None:
         return rows
     rows.staged.records.remove()
-    if isinstance(diff, str) and rows.staged.taken is not None:
+    if isinstance(diff, str) and rows.staged.earlier is not None:
         raise SnapshotLost(f"{rows.target}: {diff}: its copy starts again")
     return replace(rows, staged=None)
 

@@ -12,12 +12,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyarrow.fs import FileSelector
 
-from waldelta.changes.merge.by_file import open_file
 from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.changes.merge.target_table import (
     CommitResult,
@@ -40,8 +38,13 @@ from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
 from waldelta.snapshot.read_table import row_groups
 from waldelta.spark import Runner
-from waldelta.spark.runner import Answer
-from waldelta.stages.sync._staged_chunks import Files, StagedCopy
+from waldelta.stages.sync._staged_chunks import (
+    ChunkFolder,
+    Files,
+    StagedCopy,
+    WriteRows,
+    write_chunks,
+)
 from waldelta.types.json import Variant
 
 log = logging.getLogger(__name__)
@@ -166,12 +169,13 @@ def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and
     TargetNotWritable.
     """
     place, prefix = target.place, new_prefix()
+    folder = ChunkFolder(place.uri, target.schema, _writer(place, target.schema, prefix))
 
     def discard_files() -> None:
         discard(place, prefix, staged.records.paths() if staged is not None else ())
 
     try:
-        told = _written(runner, target, prefix, tasks, reader, staged)
+        told = write_chunks(runner, tasks, reader, folder, _WRITTEN, staged)
         all_read()
     except Exception as err:
         discard_files()
@@ -194,61 +198,25 @@ def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and
     return WrittenCopy(CommitResult(version, rows, size), raw_rows)
 
 
-def _written(
-    runner: Runner,
-    target: TargetVersion,
-    prefix: str,
-    tasks: int,
-    reader: ChunkReader,
-    staged: StagedCopy | None,
-) -> list[Answer]:
-    """Returns the files that tasks have written, and those of earlier attempts."""
-    place, schema = target.place, target.schema
-    records, chunks = (staged.records, staged.tasks) if staged is not None else (None, ())
+def _writer(place: DeltaTarget, schema: pa.Schema, prefix: str) -> WriteRows:
+    """Returns what writes a task's rows as files of the target; it returns a row for each."""
 
-    def write(number: int) -> pa.Table:
-        files = _write(place, schema, prefix, reader(number))
-        # A copy without chunks has one task with nothing to read.
-        if records is not None and number < len(chunks):
-            records.record(place.uri, chunks[number], files)
-        return pa.Table.from_pylist(files, _WRITTEN)
+    def write(_: str, rows: Iterable[pa.RecordBatch]) -> Files:
+        files, told = place.files, []
+        with named_write_errors(place.uri, "Spark's tasks", kinds=OSError):
+            groups = row_groups(rows, ROWS_PER_FILE)
+            group = next(groups, None)
+            while group is not None:
+                with DataFile(files, schema, prefix) as file:
+                    raw_rows = 0
+                    while group is not None and file.rows + len(group) <= ROWS_PER_FILE:
+                        file.write(group.select(schema.names).cast(schema))
+                        raw_rows += _raw_rows(group)
+                        group = next(groups, None)
+                    told.append({"rows": file.rows, "raw_rows": raw_rows, **file.close()})
+        return told
 
-    files = runner.run(tasks, _WRITTEN, write, stops=True)
-    if staged is not None and staged.taken is not None:
-        taken = staged.taken()
-
-        def again(_: int, rows: Iterator[pa.RecordBatch]) -> Files:
-            return _write(place, schema, prefix, rows)
-
-        def without(_: int, path: str) -> Files | None:
-            dataset = open_file(place.lake, place.uri, schema, path)
-            rest = taken.rest(dataset, taken.source.copy.key_columns)
-            return None if rest is None else _write(place, schema, prefix, rest)
-
-        files += taken.take_over(runner, _WRITTEN, again, without)
-    return files
-
-
-def _write(
-    place: DeltaTarget,
-    schema: pa.Schema,
-    prefix: str,
-    parts: Iterable[pa.RecordBatch],
-) -> list[dict[str, Any]]:
-    """Run one task: write what it reads as files, and return a row for each."""
-    files, told = place.files, []
-    with named_write_errors(place.uri, "Spark's tasks", kinds=OSError):
-        groups = row_groups(parts, ROWS_PER_FILE)
-        group = next(groups, None)
-        while group is not None:
-            with DataFile(files, schema, prefix) as file:
-                raw_rows = 0
-                while group is not None and file.rows + len(group) <= ROWS_PER_FILE:
-                    file.write(group.select(schema.names).cast(schema))
-                    raw_rows += _raw_rows(group)
-                    group = next(groups, None)
-                told.append({"rows": file.rows, "raw_rows": raw_rows, **file.close()})
-    return told
+    return write
 
 
 def _raw_rows(rows: pa.Table) -> int:

@@ -8,7 +8,6 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -247,7 +246,7 @@ def _copy_as_of(
     begun = TableState(now(), job.run_id, str(table_id), attempt.generation, COPYING)
     state = _as_published(begun, replicated, storage, to_text(where), job.pipeline)
     source = _source(held, replicated, where)
-    rows = _copy_rows(runner, held, source, state, attempt, records)
+    rows = _copy_rows(held, source, state, attempt, records)
     fault_point("sync.planned")
     copy = _write(runner, job, rows, attempt.generation, former, skipped)
     held.end()
@@ -317,7 +316,6 @@ def _records(
 
 
 def _plan_tasks(
-    runner: Runner,
     held: CopySnapshot,
     source: CopySource,
     state: TableState,
@@ -328,16 +326,10 @@ def _plan_tasks(
     if not job.pipeline.target.copies(state.table_name):
         return [], None
     size = bytes_per_task(table.size_bytes)
-    earlier = None if records is None else continued(job, records, table.stored_leaves, state, size)
+    earlier = None if records is None else continued(job, records, source, state, size)
     chunks = plan_chunks(table.stored_leaves, size) if earlier is None else earlier.chunks
     tasks = plan_tasks(chunks, size)
-    if records is None:
-        return tasks, None
-    if earlier is None:
-        return tasks, StagedCopy(records, tasks)
-    # The log is landed, and searched for touched keys, while tasks read what is missing.
-    pool = held.resources.enter_context(ThreadPoolExecutor(1, "touched keys"))
-    return tasks, StagedCopy(records, tasks, pool.submit(earlier.take, runner, source).result)
+    return tasks, None if records is None else StagedCopy(records, tasks, earlier)
 
 
 def _write(
@@ -367,7 +359,6 @@ def _source(
 
 
 def _copy_rows(
-    runner: Runner,
     held: CopySnapshot,
     source: CopySource,
     state: TableState,
@@ -379,7 +370,7 @@ def _copy_rows(
     """
     job, holder, table, name = held.job, held.holder, source.table, state.table_name
     target = job.pipeline.target
-    tasks, staged = _plan_tasks(runner, held, source, state, records)
+    tasks, staged = _plan_tasks(held, source, state, records)
     log.info(
         "table=%s generation=%d snapshot=%s lsn=%s chunks=%d bytes=%d",
         name, attempt.generation, holder.snapshot, holder.lsn, sum(map(len, tasks)),
