@@ -296,6 +296,35 @@ ERROR_CATALOG: Final = MappingProxyType(
             "nothing",
             "public.orders: another run applied changes to it at the same time: run again",
         ),
+        "CatalogUnreachable": ErrorEntry(
+            "The catalog can't be reached, or doesn't answer in time.",
+            "Tables stay as they were registered.",
+            "nothing; the next run tries again",
+            "the Hive metastore at metastore.example:9083 can't be reached (Could not connect to"
+            " any of [('10.0.0.7', 9083)])",
+        ),
+        "CatalogRefused": ErrorEntry(
+            "The catalog refuses the credentials or a request, or they lack a permission, or it has"
+            " no such catalog.",
+            "Tables stay as they were registered.",
+            "correct the connection of target.catalog.conn_id, or its permissions"
+            " (docs/how-to/register-tables.md)",
+            "the Hive metastore at metastore.example:9083 refuses public.orders: …",
+        ),
+        "CatalogNameRefused": ErrorEntry(
+            "The catalog can't have a target's name, or can't distinguish two targets' names.",
+            "The target isn't registered; the others are.",
+            "give the target another name (target.tables, from), or read it by its path",
+            "the Hive metastore can't have the name 'order items': it has other characters than"
+            " letters without accents, digits and underscores: …",
+        ),
+        "CatalogTableForeign": ErrorEntry(
+            "The catalog has an entry of a target's name that this pipeline didn't make.",
+            "The entry stays as it is, and the target isn't registered.",
+            "drop or rename the entry, or set target.catalog.schema",
+            "the catalog has another public.orders (waldelta didn't make it, at"
+            " s3://lake/other/orders): …",
+        ),
         "ApplyError": ErrorEntry(
             "Changes can't be merged, a key value doesn't fit its type in the lake, or a table"
             " failed otherwise.",

@@ -44,6 +44,11 @@
      |    +-- StoreMissing               no such bucket
      |    +-- StoreUnreachable           (retryable) the store doesn't answer
      |    +-- LateWriter                 (retryable) a newer run has already committed
+     +-- CatalogError                the catalog that tables are registered in; no run fails by it
+     |    +-- CatalogUnreachable         (retryable) the catalog doesn't answer
+     |    +-- CatalogRefused             credentials, permissions, or what it can't do
+     |    +-- CatalogNameRefused         a name that the catalog can't have
+     |    +-- CatalogTableForeign        an entry of that name that the pipeline didn't make
      +-- ApplyError                  changes that can't be merged, or a table's unforeseen failure
      |    +-- StagedLost                 (retryable) staged files are gone or cut short
      |    +-- SchemaChanged
@@ -367,6 +372,28 @@ class LateWriter(LakeError):
     """A newer run has already committed, or other writers keep committing to a target."""
 
     retryable = True
+
+
+class CatalogError(WaldeltaError):
+    """Something about the catalog that the targets are registered in; data never waits for it."""
+
+
+class CatalogUnreachable(CatalogError):
+    """The catalog can't be reached or doesn't answer in time; the next run tries again."""
+
+    retryable = True
+
+
+class CatalogRefused(CatalogError):
+    """The catalog refuses the credentials or a request, or they lack a permission."""
+
+
+class CatalogNameRefused(CatalogError):
+    """A target's name is none that the catalog can have, or two targets have the same one there."""
+
+
+class CatalogTableForeign(CatalogError):
+    """The catalog has an entry of that name that this pipeline didn't make; it was left alone."""
 
 
 class ApplyError(WaldeltaError):

@@ -59,22 +59,35 @@ def store_environment(root: str, conn_id: str | None) -> dict[str, str]:
 
     Raises ConfigError when Airflow doesn't have it, or when it opens another kind of store.
     """
+    given = _given(conn_id, "target.conn_id")
+    if conn_id is None:
+        return given
+    options = read_store_options(root, conn_id, given)
+    for name, value in options.items():
+        if name.endswith(("_KEY", "_SECRET", "_TOKEN")):
+            _mask(value)
+    return given | {k: v for k, v in options.items() if k not in REQUEST_LIMITS}
+
+
+def catalog_environment(conn_id: str | None) -> dict[str, str]:
+    """Returns the connection of the catalog as the environment variable that a job reads.
+
+    Raises ConfigError when Airflow doesn't have it.
+    """
+    return _given(conn_id, "target.catalog.conn_id")
+
+
+def _given(conn_id: str | None, key: str) -> dict[str, str]:
     if conn_id is None:
         return {}
     try:
         connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
         raise ConfigError(
-            f"Airflow has no connection {conn_id!r}, which target.conn_id names: add it, or correct"
-            " target.conn_id"
+            f"Airflow has no connection {conn_id!r} for {key}: add it, or correct that key"
         ) from None
     _mask(connection.password)
-    given = {variable_of(conn_id): connection.as_json()}
-    options = read_store_options(root, conn_id, given)
-    for name, value in options.items():
-        if name.endswith(("_KEY", "_SECRET", "_TOKEN")):
-            _mask(value)
-    return given | {k: v for k, v in options.items() if k not in REQUEST_LIMITS}
+    return {variable_of(conn_id): connection.as_json()}
 
 
 def pipeline_lake(pipeline: PipelineFile) -> Lake:

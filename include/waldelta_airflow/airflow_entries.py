@@ -77,6 +77,7 @@ class ConnectionEntry:
 
 # The usual type of a connection to a store.
 _TYPES = {"azure": "wasb", "google": "google_cloud_platform"}
+_CATALOG_TYPES = {"hive": "hive_metastore", "glue": "aws", "unity": "databricks"}
 # What the command's user fills in.
 _FIELDS = {
     "postgres": "--conn-host HOST --conn-port 5432 --conn-schema DATABASE --conn-login ROLE",
@@ -127,6 +128,8 @@ def _needed(pipeline: PipelineFile) -> Iterator[tuple[str, str, str]]:
     yield pipeline.spark_conn_id, "Spark", "spark_connect"
     if (store := pipeline.target.conn_id) is not None:
         yield store, "lake", _TYPES.get(store_of(pipeline.target.root) or "", "aws")
+    if (catalog := pipeline.target.catalog) is not None and catalog.conn_id is not None:
+        yield catalog.conn_id, "catalog", _CATALOG_TYPES[catalog.type]
 
 
 def find_connection(session: Session, conn_id: str) -> Connection | None:

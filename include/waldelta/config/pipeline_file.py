@@ -24,6 +24,7 @@ from pydantic import (
     model_validator,
 )
 
+from waldelta.config.catalog import CatalogSettings
 from waldelta.config.parse_text import StrictModel, one_of, problems, read_yaml_file, refuse_if
 from waldelta.config.quality import Quality, Schedule, check_folder_uri
 from waldelta.config.source import Source, TableName, split_table_name
@@ -212,6 +213,9 @@ class Target(StrictModel):
             "true: each commit shows the rows that it inserts, updates and deletes; false: none"
             " does; by default as the table's own properties say"
         ),
+    )
+    catalog: CatalogSettings | None = Field(
+        None, description="catalog in which the targets are registered by name"
     )
 
     _written_root: str = ""
@@ -468,11 +472,12 @@ class PipelineFile(StrictModel):
 
     @property
     def conn_ids(self) -> list[str]:
-        """Returns the ids of the connections to the source and the store, of which a job reads the
-        environment variables.
+        """Returns the ids of the connections to the source, the store and the catalog, of which a
+        job reads the environment variables.
         """
-        store = self.target.conn_id
-        return self.source.conn_ids + ([] if store is None else [store])
+        catalog = self.target.catalog
+        others = (self.target.conn_id, None if catalog is None else catalog.conn_id)
+        return [*self.source.conn_ids, *(conn_id for conn_id in others if conn_id is not None)]
 
 
 def load_pipeline_file(path: str | Path) -> PipelineFile:

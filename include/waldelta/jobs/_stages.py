@@ -46,9 +46,8 @@ def run_stages(
 ) -> RunResult:
     """Run stages in order, or some of them, and record the result in the ledger.
 
-    A failure raises RunFailed afterwards. After a failure, stages that don't depend on the failed
-    one still run, so that the run's changes are checked and reported. A run stays failed whatever
-    succeeds after a failed stage, also in another process.
+    A failure raises RunFailed after stages that don't depend on the failed one have run, to check
+    and report the run's changes. A run stays failed whatever succeeds later in another process.
     """
     if unknown := sorted(set(only or ()) - set(stages)):
         raise StateError(
@@ -69,6 +68,7 @@ def run_stages(
     result.status = "succeeded" if is_complete else "failed"
     if result.error is None and chosen[-1:] != list(stages)[-1:]:
         result.status = "running"
+    _follow_commits(job, result)
     result.store_requests += job.lake.cache.new_requests()
     fault_point("run.ended")
     try:
@@ -82,6 +82,14 @@ def run_stages(
     if failures:
         raise RunFailed(result) from next(iter(failures.values()))
     return result
+
+
+def _follow_commits(job: Job, result: RunResult) -> None:
+    """Register in a catalog what the run committed; asset events and lineage are Airflow's side."""
+    if result.status != "running" and job.pipeline.target.catalog is not None:
+        from waldelta.catalogs.register import register_targets
+
+        register_targets(job, result)
 
 
 @contextmanager

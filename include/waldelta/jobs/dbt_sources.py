@@ -6,7 +6,7 @@ expectations that dbt has a test of. See https://docs.getdbt.com/reference/sourc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from waldelta.errors import StateError
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import COMMIT_TS
 from waldelta.pipeline import Job
+from waldelta.postgres.comments import Comments, read_comments
 
 # dbt's generic tests, by the expectation that means the same.
 _TESTS = {
@@ -26,15 +27,6 @@ _TESTS = {
     "expect_column_values_to_be_unique": "unique",
     "expect_column_values_to_be_in_set": "accepted_values",
 }
-_COMMENTS = """
-select t.name, a.attname, pg_catalog.col_description(c.oid, a.attnum),
-       pg_catalog.obj_description(c.oid, 'pg_class')
-from unnest(%(targets)s::text[], %(schemas)s::text[], %(tables)s::text[]) as t (name, schema, rel)
-join pg_catalog.pg_namespace n on n.nspname = t.schema
-join pg_catalog.pg_class c on c.relnamespace = n.oid and c.relname = t.rel
-join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-"""
-Comments = Mapping[tuple[str, str | None], str]
 
 
 def dbt_sources(job: Job) -> str:
@@ -48,7 +40,9 @@ def dbt_sources(job: Job) -> str:
     pipeline = job.pipeline
     folder = pipeline.quality.suites
     own = read_own_suites(Path(folder) if folder else None, states).by_table
-    comments = _read_comments(job, states.values())
+    tables = {name: state.source_table or name for name, state in states.items()}
+    with job.source.connect("dbt-sources") as connection:
+        comments = read_comments(connection, tables)
     schemas: dict[str, list[dict[str, Any]]] = {}
     for name, state in sorted(states.items()):
         expectations = own[name].suite.expectations if name in own else ()
@@ -129,19 +123,3 @@ def _freshness(limits: Freshness, has_commit_time: bool) -> dict[str, Any]:
         if seconds
     }
     return {"config": {"loaded_at_field": COMMIT_TS, "freshness": periods}}
-
-
-def _read_comments(job: Job, states: Iterable[TableState]) -> Comments:
-    """Returns the source's comments, by target and column; a table's own by the column None."""
-    sources = [
-        (state.table_name, *split_table_name(state.source_table or state.table_name))
-        for state in states
-    ]
-    targets, schemas, tables = (list(part) for part in zip(*sources, strict=True))
-    asked = {"targets": targets, "schemas": schemas, "tables": tables}
-    found: dict[tuple[str, str | None], str] = {}
-    with job.source.connect("dbt-sources") as connection:
-        for name, column, comment, of_table in connection.execute(_COMMENTS.encode(), asked):
-            found |= {(name, column): comment} if comment else {}
-            found |= {(name, None): of_table} if of_table else {}
-    return found

@@ -50,11 +50,18 @@ SMALLEST_FILE, LARGEST_FILE = (
     "spark.databricks.delta.optimize.minFileSize",
     "spark.databricks.delta.optimize.maxFileSize",
 )
+# By this provider, the readers of a catalog take a table for one of Delta, and read its log.
+CATALOG_PROVIDER = "delta"
 _GENERATION = "waldelta.generation"
 # How often properties are committed in all, when other writers commit first.
 _ATTEMPTS = 3
 _FILE_RETENTION, _LOG_RETENTION = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
 _FILE_HOURS, _LOG_HOURS = 7 * 24, 30 * 24  # Delta's own
+
+
+def query_at(target: DeltaTarget, version: int) -> str:
+    """Returns the query of all rows of a version, for a view."""
+    return f"SELECT * FROM {target.relation} VERSION AS OF {version}"  # noqa: S608 - quoted
 
 
 def needs_mapping(columns: Iterable[str]) -> bool:

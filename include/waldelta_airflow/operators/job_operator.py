@@ -167,6 +167,8 @@ class WaldeltaJobOperator(BaseOperator):
         source = connections.source_environment(*self.pipeline.source.conn_ids)
         target = self.pipeline.target
         source |= connections.store_environment(target.root, target.conn_id)
+        if target.catalog is not None:
+            source |= connections.catalog_environment(target.catalog.conn_id)
         if self.verb in WITHOUT_SPARK and not self._preflight_needs_spark():
             return self._run_child(context, source)
         spark = connections.spark_connection(self.pipeline.spark_conn_id)

@@ -21,7 +21,7 @@ ELSEWHERE = {
     "SlotCritical": "waldelta/slot/health.py",
     "TargetDiffers": "waldelta/jobs/reconcile.py",
 }
-BASES = {"WaldeltaError", "SourceError", "SlotError", "LakeError"}
+BASES = {"WaldeltaError", "SourceError", "SlotError", "LakeError", "CatalogError"}
 
 
 def test_the_reference_pages_are_as_the_code_has_them():

@@ -281,6 +281,7 @@ def _plan_setup(
         findings += [*targets.findings, *judge_wheres(conn, job.pipeline, targets)]
         if not renew:  # A lost slot is recreated whatever the expectations are.
             findings += judge_suites(job.pipeline, targets, states, judge_suite)
+    findings += _judge_catalog(job, targets)
     findings += _forgotten(job, facts.actual)
     findings += judge_replaced(conn, states.values(), facts)
     scripted = _is_scripted(slot_conn, job, facts)
@@ -297,6 +298,14 @@ def _plan_setup(
         targets=targets,
         server=facts.slot_server,
     )
+
+
+def _judge_catalog(job: Job, targets: PlannedTargets) -> Sequence[Finding]:
+    if job.pipeline.target.catalog is None:
+        return ()
+    from waldelta.catalogs.register import judge_catalog
+
+    return judge_catalog(job, targets.sources)
 
 
 def _read_facts(conn: Connection, slot_conn: Connection, job: Job, *, renew: bool) -> Facts:

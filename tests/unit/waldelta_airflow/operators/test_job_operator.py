@@ -253,7 +253,7 @@ def test_the_store_s_connection_travels_in_the_environment_only(
 
 
 def test_a_missing_connection_of_the_store_is_named(write_pipeline, make_context, job):
-    with pytest.raises(TaskFailedForGood, match="no connection 'shop_lake', which target"):
+    with pytest.raises(TaskFailedForGood, match="no connection 'shop_lake' for target"):
         on_s3(write_pipeline, "check", "conn_id: shop_lake").execute(make_context())
 
 

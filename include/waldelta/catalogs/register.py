@@ -1,0 +1,397 @@
+"""Keeps a catalog's entries equal to the lake's targets: what follows a run's commits.
+
+Each entry holds a digest of what it was made from, so a run compares all targets by a request for
+each schema, and changes only what differs. Whatever a killed run, or a catalog that was away, left
+undone is therefore done by the next run. Entries that this pipeline didn't make are left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from waldelta.catalogs.catalog import (
+    DEFINITION,
+    LOCATION,
+    PIPELINE,
+    TARGET,
+    Catalog,
+    EntryColumn,
+    Registered,
+    Registration,
+    is_same_location,
+    is_within,
+)
+from waldelta.catalogs.connect import open_catalog
+from waldelta.config import split_table_name
+from waldelta.config.catalog import CatalogSettings
+from waldelta.errors import (
+    CatalogError,
+    CatalogNameRefused,
+    CatalogRefused,
+    CatalogTableForeign,
+    CatalogUnreachable,
+    ConfigError,
+    WaldeltaError,
+)
+from waldelta.findings import Finding, problem, warning
+from waldelta.lake import READ_FAILURES, DeltaTarget, TargetVersion
+from waldelta.lake.delta_statements import query_at
+from waldelta.lake.ledger import REMOVED, SYNCED, TableState
+from waldelta.pipeline import Job, RunResult, unexpected_error
+from waldelta.pipeline.after_commit import commits_of
+from waldelta.postgres.comments import Comments, read_comments
+from waldelta.quantities import first_of
+
+log = logging.getLogger(__name__)
+
+# After these a catalog is compared even if nothing was committed: an earlier run may have left
+# something undone.
+_COMPARING_VERBS = frozenset({"consume", "sync", "resync", "maintain"})
+# What an entry is made from, besides what its digest has; a change of it renews all entries.
+_FORM = 1
+_MOST_LISTED = 3
+Place = tuple[str, str]
+
+
+def register_targets(job: Job, result: RunResult) -> None:
+    """Register the targets after a run that committed, or may have something left to do.
+
+    Whatever fails is a warning of the run: its data is in the lake.
+    """
+    settings = job.pipeline.target.catalog
+    if settings is None or not (result.verb in _COMPARING_VERBS or commits_of(result.document())):
+        return
+    try:
+        failures = _Registrar(job, settings, open_catalog(settings)).run()
+    except Exception as err:
+        named = unexpected_error("the catalog", err)
+        log.warning("catalog=%s not compared: %s", settings.type, named, exc_info=named is not err)
+        result.warn(
+            [f"tables aren't registered until a run reaches the {settings.type} catalog: {named}"]
+        )
+        return
+    for name, failure in failures.items():
+        log.warning("table=%s not registered: %s", name, failure)
+    result.warn(
+        f"{name} isn't registered in the {settings.type} catalog: {failure}"
+        for name, failure in failures.items()
+    )
+
+
+@dataclass
+class Places:
+    """Where a catalog has the targets: schema and name, by target; errors of the others."""
+
+    of: dict[str, Place] = field(default_factory=dict)
+    refused: dict[str, CatalogNameRefused] = field(default_factory=dict)
+
+    @classmethod
+    def find(cls, catalog: Catalog, settings: CatalogSettings, tables: Iterable[str]) -> Places:
+        """Returns the places; of two targets that would have one, the first by name gets it."""
+        places, taken = cls(), dict[Place, str]()
+        for table in sorted(tables):
+            try:
+                place = place_of(catalog, settings, table)
+                if (other := taken.setdefault(place, table)) != table:
+                    raise CatalogNameRefused(
+                        f"the catalog can't distinguish its name from that of {other}"
+                        f" ({'.'.join(place)}): give one of them another name (target.tables,"
+                        " from), or add {schema} to target.catalog.schema"
+                    )
+            except CatalogNameRefused as err:
+                places.refused[table] = err
+            else:
+                places.of[table] = place
+        return places
+
+
+def place_of(catalog: Catalog, settings: CatalogSettings, table: str) -> Place:
+    """Returns a target's schema and name in the catalog; raises CatalogNameRefused."""
+    schema, name = split_table_name(table)
+    return catalog.name_of(settings.schema_of(schema)), catalog.name_of(name)
+
+
+def former_names(states: Iterable[TableState]) -> set[str]:
+    """Returns the targets of tables that were renamed since, and copied under their new names."""
+    newest: dict[int, TableState] = {}
+    plain = [
+        state
+        for state in states
+        if state.status == SYNCED and state.source_table is None and state.root_id is None
+    ]
+    for state in sorted(plain, key=lambda state: state.snapshot_lsn):
+        newest |= dict.fromkeys(state.relation_ids, state)
+    return {
+        state.table_name
+        for state in plain
+        if any(newest[oid] is not state for oid in state.relation_ids)
+    }
+
+
+def read_entries(catalog: Catalog, places: Collection[Place]) -> dict[Place, Registered]:
+    """Returns what the catalog has in these places."""
+    names: dict[str, list[str]] = {}
+    for schema, name in places:
+        names.setdefault(schema, []).append(name)
+    return {
+        (schema, name): entry
+        for schema, of in names.items()
+        for name, entry in catalog.tables(schema, of).items()
+    }
+
+
+@dataclass
+class _Registrar:
+    job: Job
+    settings: CatalogSettings
+    catalog: Catalog
+    failures: dict[str, WaldeltaError] = field(default_factory=dict)
+    _schemas: set[str] = field(default_factory=set)
+
+    def run(self) -> dict[str, WaldeltaError]:
+        """Returns the targets that aren't registered as they are; raises what stops all."""
+        latest = {state.table_name: state for state in self.job.ledger.table_rows()}
+        gone = {name for name, state in latest.items() if state.status == REMOVED}
+        gone |= former_names(latest.values())
+        synced = {
+            name: state
+            for name, state in latest.items()
+            if state.status == SYNCED and name not in gone
+        }
+        places = Places.find(self.catalog, self.settings, synced)
+        self.failures |= places.refused
+        left = Places.find(self.catalog, self.settings, gone).of
+        entries = read_entries(self.catalog, {*places.of.values(), *left.values()})
+        self._each(left, lambda name: self._drop(name, entries.get(left[name])))
+        comments = _comments(self.job, synced.values())
+        self._each(
+            places.of,
+            lambda name: self._register(
+                synced[name], places.of[name], entries.get(places.of[name]), comments
+            ),
+        )
+        if self.settings.cut_views:
+            self._make_views(places.of, left)
+        return self.failures
+
+    def _each(self, names: Iterable[str], act: Callable[[str], None]) -> None:
+        for name in names:
+            try:
+                act(name)
+            except CatalogUnreachable:
+                raise
+            except Exception as err:
+                self.failures[name] = unexpected_error(name, err)
+
+    def _register(
+        self, state: TableState, place: Place, current: Registered | None, comments: Comments
+    ) -> None:
+        target = self.job.lake.target(state.table_name)
+        digest = _digest(self.job, state, target.uri, comments)
+        if current is not None:
+            check_own(self.job, current, state.table_name)
+            is_there = is_same_location(current.location, target.uri)
+            if is_there and current.properties.get(DEFINITION) == digest:
+                return
+        properties = _marks(self.job, state, target, digest)
+        self._put(
+            Registration(
+                *place,
+                target.uri,
+                columns_of(target.open(), state.table_name, comments),
+                comments.get((state.table_name, None)),
+                properties,
+            ),
+            current,
+        )
+        log.info("table=%s registered as %s", state.table_name, ".".join(place))
+
+    def _put(self, entry: Registration, current: Registered | None) -> None:
+        if current is not None:
+            self.catalog.alter(entry, current)
+            return
+        if entry.schema not in self._schemas:
+            self.catalog.create_schema(entry.schema, {PIPELINE: self.job.pipeline.pipeline})
+            self._schemas.add(entry.schema)
+        self.catalog.create(entry)
+
+    def _drop(self, table: str, current: Registered | None) -> None:
+        if (
+            current is not None
+            and is_own(self.job, current)
+            and current.properties.get(TARGET) == table
+        ):
+            self.catalog.drop(current)
+            log.info("table=%s removed from the catalog: it isn't published", table)
+
+    def _make_views(self, places: Mapping[str, Place], gone: Mapping[str, Place]) -> None:
+        """Let each view read its target as of the newest consistent cut."""
+        cut = self.job.ledger.last_cut()
+        versions = {of.table_name: of.version for of in cut.targets} if cut is not None else {}
+        views = {name: _view_of(self.catalog, place) for name, place in {**gone, **places}.items()}
+        entries = read_entries(self.catalog, views.values())
+
+        def make(name: str) -> None:
+            current = entries.get(views[name])
+            if name not in places:
+                self._drop(name, current)
+            elif (version := versions.get(name)) is not None:
+                self._make_view(name, views[name], version, current)
+
+        self._each(views, make)
+
+    def _make_view(
+        self, table: str, place: Place, version: int, current: Registered | None
+    ) -> None:
+        target = self.job.lake.target(table)
+        query = query_at(target, version)
+        digest = _hash([_FORM, query])
+        if current is not None:
+            check_own(self.job, current, table)
+            if current.properties.get(DEFINITION) == digest:
+                return
+        marks = {
+            PIPELINE: self.job.pipeline.pipeline,
+            TARGET: table,
+            LOCATION: target.uri,
+            DEFINITION: digest,
+        }
+        columns = columns_of(target.open(version), table, {})
+        self._put(Registration(*place, target.uri, columns, None, marks, query), current)
+
+
+def _view_of(catalog: Catalog, place: Place) -> Place:
+    return catalog.name_of(f"{place[0]}_cut"), place[1]
+
+
+def is_own(job: Job, entry: Registered) -> bool:
+    """Returns whether this pipeline made an entry, for a folder of its lake."""
+    is_marked = entry.properties.get(PIPELINE) == job.pipeline.pipeline
+    return is_marked and is_within(entry.location, job.pipeline.target.root)
+
+
+def check_own(job: Job, entry: Registered, table: str) -> None:
+    """Raise CatalogTableForeign for an entry that this pipeline didn't make."""
+    if not is_own(job, entry):
+        maker = entry.properties.get(PIPELINE)
+        whose = f"pipeline {maker} made it" if maker else "waldelta didn't make it"
+        raise CatalogTableForeign(
+            f"the catalog has another {entry.label} ({whose}, at"
+            f" {entry.location or 'no location'}): drop or rename it there, or set"
+            f" target.catalog.schema, and the next run registers {table}"
+        )
+
+
+def columns_of(table: TargetVersion, name: str, comments: Comments) -> tuple[EntryColumn, ...]:
+    """Returns the columns of a version as Delta's log has them, with the source's comments."""
+    fields, types = table.definition.columns, table.spark_types
+    return tuple(
+        EntryColumn(
+            column,
+            types[column],
+            of["type"],
+            bool(of.get("nullable", True)),
+            comments.get((name, column)),
+        )
+        for column, of in fields.items()
+    )
+
+
+def _marks(job: Job, state: TableState, target: DeltaTarget, digest: str) -> dict[str, str]:
+    return {
+        PIPELINE: job.pipeline.pipeline,
+        TARGET: state.table_name,
+        LOCATION: target.uri,
+        DEFINITION: digest,
+        "waldelta.mode": state.mode or "mirror",
+        "waldelta.key": ",".join(state.key_columns),
+    }
+
+
+def _digest(job: Job, state: TableState, uri: str, comments: Comments) -> str:
+    """Returns what an entry is made from, by the ledger, which needs no look at the Delta log."""
+    name = state.table_name
+    columns = [[c.name, c.spark_type, comments.get((name, c.name))] for c in state.columns]
+    own = [job.pipeline.target.metadata_columns, state.mode, state.key_columns, state.root_id]
+    return _hash([_FORM, uri, columns, comments.get((name, None)), own])
+
+
+def _hash(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def _comments(job: Job, states: Iterable[TableState]) -> Comments:
+    tables = {state.table_name: state.source_table or state.table_name for state in states}
+    if not tables:
+        return {}
+    with job.source.connect("catalog") as connection:
+        return read_comments(connection, tables)
+
+
+# --- what `check` says about the catalog
+
+
+def judge_catalog(job: Job, planned: Iterable[str]) -> list[Finding]:
+    """Returns what keeps the targets that are planned from being registered, and where the catalog
+    and the lake differ.
+    """
+    settings = job.pipeline.target.catalog
+    if settings is None:
+        return []
+    latest = {state.table_name: state for state in job.ledger.table_rows()}
+    synced = {name for name, state in latest.items() if state.status == SYNCED}
+    synced -= former_names(latest.values())
+    try:
+        catalog = open_catalog(settings)
+        places = Places.find(catalog, settings, synced.union(planned))
+        entries = read_entries(catalog, set(places.of.values()))
+    except CatalogUnreachable as err:
+        return [warning(f"target.catalog: {err}: tables are registered once it answers")]
+    except (CatalogRefused, ConfigError) as err:
+        return [problem(f"target.catalog: {err}")]
+    findings = [problem(f"{name}: {err}") for name, err in places.refused.items()]
+    for name, place in places.of.items():
+        findings += _differences(job, name, place, entries.get(place), name in synced)
+    return findings
+
+
+def _differences(
+    job: Job, name: str, place: Place, entry: Registered | None, is_synced: bool
+) -> Iterator[Finding]:
+    if entry is None:
+        if is_synced:
+            yield warning(
+                f"{name} isn't in the catalog as {'.'.join(place)}: the next run registers it"
+            )
+        return
+    try:
+        check_own(job, entry, name)
+    except CatalogError as err:
+        yield problem(f"{name}: {err}")
+        return
+    target = job.lake.target(name)
+    if not is_same_location(entry.location, target.uri):
+        yield warning(
+            f"{name}: the catalog has {entry.location}, and the target is {target.uri}: the next"
+            " run corrects it"
+        )
+    elif is_synced:
+        yield from _column_differences(name, entry, target)
+
+
+def _column_differences(name: str, entry: Registered, target: DeltaTarget) -> Iterator[Finding]:
+    try:
+        columns = {column.lower() for column in target.open().spark_types}
+    except READ_FAILURES:  # Its next run names it.
+        return
+    if differing := sorted(columns ^ set(entry.columns)):
+        yield warning(
+            f"{name}: {entry.label} in the catalog has other columns than the target"
+            f" ({first_of(differing, _MOST_LISTED, ', ')}): a reader by name may lack them; drop"
+            " the entry, and the next run registers it again"
+        )

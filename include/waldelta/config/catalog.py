@@ -1,0 +1,91 @@
+"""``target.catalog``: where readers find the targets by name."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from waldelta.config.parse_text import StrictModel, refuse_if
+
+CatalogType = Literal["hive", "glue", "unity"]
+SOURCE_SCHEMA = "{schema}"
+# Catalogs have their own views in these.
+_RESERVED_SCHEMAS = frozenset({"information_schema", "sys"})
+
+
+class CatalogSettings(StrictModel):
+    """Catalog that every target is registered in by its name, after its first commit."""
+
+    type: CatalogType = Field(
+        description="Hive metastore (Thrift), AWS Glue, or Unity Catalog (REST API)"
+    )
+    name: str | None = Field(
+        None,
+        min_length=1,
+        description=(
+            "name of the catalog: Unity's, required there; Glue's catalog id, by default the"
+            " account's; the metastore's catalog (Hive 3 and later), by default its own"
+        ),
+    )
+    schema_name: str = Field(
+        SOURCE_SCHEMA,
+        alias="schema",
+        min_length=1,
+        description=(
+            "schema (database) of the tables; {schema} stands for the source table's schema, as in"
+            " raw_{schema}"
+        ),
+    )
+    conn_id: str | None = Field(
+        None,
+        min_length=1,
+        description=(
+            "Airflow connection that opens the catalog (types hive_metastore; aws; databricks,"
+            " http); outside Airflow, the environment variable AIRFLOW_CONN_<CONN_ID>; for Glue, by"
+            " default the machine's own identity"
+        ),
+    )
+    cut_views: bool = Field(
+        False,
+        description=(
+            "true: the schema <schema>_cut has a view of each target as of the newest consistent"
+            " cut (Hive metastore only)"
+        ),
+    )
+
+    @field_validator("schema_name")
+    @classmethod
+    def _template(cls, value: str) -> str:
+        plain = value.replace(SOURCE_SCHEMA, "s")
+        refuse_if(
+            not re.fullmatch(r"\w+", plain, re.ASCII),
+            f"schema has letters, digits, underscores and {SOURCE_SCHEMA}",
+        )
+        refuse_if(
+            value.lower() in _RESERVED_SCHEMAS,
+            f"{value} is the catalog's own schema: choose another",
+        )
+        return value
+
+    @model_validator(mode="after")
+    def _fits_type(self) -> Self:
+        refuse_if(
+            self.conn_id is None and self.type != "glue",
+            f"type {self.type} needs conn_id: name the Airflow connection that opens the catalog",
+        )
+        refuse_if(
+            self.name is None and self.type == "unity",
+            "type unity needs name: the catalog in which the tables are registered",
+        )
+        refuse_if(
+            self.cut_views and self.type != "hive",
+            f"cut_views needs type hive: views of another catalog can't be made for type"
+            f" {self.type}",
+        )
+        return self
+
+    def schema_of(self, source_schema: str) -> str:
+        """Returns the catalog's schema for a target of this schema."""
+        return self.schema_name.replace(SOURCE_SCHEMA, source_schema)
