@@ -41,7 +41,8 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
         ),
         "agree": Action("follow changes of source tables that wait (schema_changes: ask)"),
         "refuse": Action(
-            "keep dropped columns with their last values, or a table as it is instead of a new copy"
+            "keep dropped or retyped columns with their last values, or a table as it is instead of"
+            " a new copy"
         ),
         "skip": Action("let runs go on without messages that can't be read", ("ids",)),
     }

@@ -419,12 +419,19 @@ class SchemaChanged(ApplyError):
 class Question:
     """A change of a source table that an operator decides on; ``key`` identifies it.
 
-    ``effect`` is what a run does to the target once the operator agrees.
+    ``agreed`` is what a run does to the target once the operator agrees, ``refused`` what happens
+    otherwise.
     """
 
+    kind: str
     key: str
     text: str
-    effect: str
+    agreed: str
+    refused: str
+
+    def describe(self) -> str:
+        """Returns the change, and what each answer does."""
+        return f"{self.text} (if you agree, {self.agreed}; if you refuse, {self.refused})"
 
 
 class ConsentNeeded(SchemaChanged):
@@ -433,7 +440,7 @@ class ConsentNeeded(SchemaChanged):
     """
 
     def __init__(self, table: str, questions: Sequence[Question]) -> None:
-        listed = "; ".join(f"{of.text} (if you agree, {of.effect})" for of in questions)
+        listed = "; ".join(question.describe() for question in questions)
         super().__init__(
             f"{table}: {listed}; its changes wait in the change log until an operator decides:"
             " waldelta decide FILE list"

@@ -47,12 +47,14 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 class SchemaRules:
     """How a table's columns become its target's: whether changes are followed, and the types.
 
-    ``answers`` are an operator's decisions on changes of this copy, where the policy is to ask.
+    Where the policy is to ask, ``answers`` are an operator's decisions on changes of this copy, by
+    their keys, and ``may_copy`` is whether the operator agreed to a new one.
     """
 
     policy: SchemaPolicy
     types: TypeOptions
     answers: dict[str, str] = field(default_factory=dict)
+    may_copy: bool = False
 
 
 def _known_mode(name: Any) -> Any:

@@ -36,7 +36,7 @@ from waldelta.lake.ledger.decisions import (
     OF_ID,
     REFUSED,
     ROW,
-    SOURCE_CHANGE,
+    SOURCE_CHANGES,
     TABLE,
 )
 from waldelta.lake.ledger.records import schema_of
@@ -60,7 +60,7 @@ _WHAT = {
     REFUSED: "refused",
     WAITING: "retried, still fails",
 }
-_OF_ONE = ("run_id", "table_name", "kind", "status", "by", "why", "lsn", "upto_lsn")
+_OF_ONE = ("run_id", "table_name", "kind", "status", "by", "why", "upto_lsn")
 
 
 def read_open(ledger: Ledger, keys: pa.Table) -> list[Decision]:
@@ -137,22 +137,15 @@ def read_decided(ledger: Ledger) -> list[Decided]:
     # Rows without ``by`` were resolved, or moved to another key, by a later change. Rows that a
     # repair carried over repeat an earlier decision.
     chosen = pc.field("status").isin(list(_WHAT)) & pc.field("by").is_valid()
-    rows = ledger.table(Decision).scan((*_OF_ONE, "at", "key"), None, chosen)
-    # The positions of rows differ, those of one release and of one message don't.
-    of_rows = pc.equal(rows["kind"], ROW)
-    lsn = pc.if_else(of_rows, pa.scalar(None, pa.int64()), rows["lsn"])
-    rows = rows.set_column(rows.column_names.index("lsn"), "lsn", lsn)
-    found = rows.group_by(list(_OF_ONE), use_threads=False).aggregate(
-        [("at", "first"), ("key", "first"), ("key", "count_distinct")]
+    rows = ledger.table(Decision).scan((*_OF_ONE, "at", "key", "reason"), None, chosen)
+    # Rows that were decided on together are one decision; other keys are decisions of their own.
+    of_rows, none = pc.equal(rows["kind"], ROW), pa.scalar(None, pa.string())
+    rows = rows.append_column("of", pc.if_else(of_rows, none, rows["key"]))
+    found = rows.group_by([*_OF_ONE, "of"], use_threads=False).aggregate(
+        [("at", "first"), ("reason", "first"), ("key", "first"), ("key", "count_distinct")]
     )
     decided = [_decided(row) for row in found.to_pylist()]
     return sorted(decided, key=lambda one: one.at, reverse=True)
-
-
-def _change(key: dict[str, Any]) -> str:
-    if "commit" in key:
-        return str(key["commit"])
-    return f"dropped column {key['dropped']}" if "dropped" in key else str(key.get("copy"))
 
 
 def _decided(row: dict[str, Any]) -> Decided:
@@ -169,7 +162,7 @@ def _decided(row: dict[str, Any]) -> Decided:
         key=key if kind == ROW else None,
         upto_lsn=row["upto_lsn"] if kind == TABLE else None,
         message=key if kind == MESSAGE else None,
-        change=_change(json.loads(key)) if kind in (SOURCE_CHANGE, EXTERNAL_COMMIT) else None,
+        change=row["reason_first"] if kind in (*SOURCE_CHANGES, EXTERNAL_COMMIT) else None,
     )
 
 

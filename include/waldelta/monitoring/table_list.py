@@ -361,12 +361,17 @@ def _limits(state: TableState) -> Iterator[str]:
     if state.unrepaired_leaves:
         yield f"{counted(len(state.unrepaired_leaves), 'partition')} added, removed or truncated"
     yield from (_NOT_PUBLISHED[operation] for operation in _missing(state))
-    columns = {column.attnum for column in state.columns}
-    unpublished = set(state.unpublished) - columns
+    yield from _hidden_columns(state)
+
+
+def _hidden_columns(state: TableState) -> Iterator[str]:
+    if stopped := [column.name for column in state.columns if column.stopped]:
+        yield f"last values only of {', '.join(stopped)}: an operator refused the source's change"
+    unpublished = set(state.unpublished).difference(column.attnum for column in state.columns)
     if state.storage is not None:
         unpublished &= {attribute.attnum for attribute in state.storage.attributes}
-    if hidden := len(unpublished):
-        yield f"{counted(hidden, 'column')} of the source not published"
+    if unpublished:
+        yield f"{counted(len(unpublished), 'column')} of the source not published"
 
 
 def _missing(state: TableState) -> list[str]:

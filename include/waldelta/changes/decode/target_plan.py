@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -49,11 +50,12 @@ from waldelta.pgoutput.messages import (
 from waldelta.pipeline.drift import (
     CatalogTable,
     Evolution,
+    changed_columns,
     check_key,
     check_may_copy,
-    keep_dropped,
-    kept_columns,
+    columns_to_stop,
     other_type,
+    plan_empty,
     plan_evolution,
     plan_ignoring,
     refusal,
@@ -61,7 +63,7 @@ from waldelta.pipeline.drift import (
 )
 from waldelta.pipeline.targets import filter_of
 from waldelta.postgres import INT8, PgType, TableId
-from waldelta.types import TargetType, column_types
+from waldelta.types import TargetType, column_types, stored_type
 from waldelta.types.wire.wire_format import wire_name
 
 # Describes types, given as (oid, typmod), as type_catalog.read_types does.
@@ -160,9 +162,7 @@ def plan_decode(
     """
     columns = [column.state for column in evolution.columns]
     names = tuple(column.name for column in columns)
-    types = _types(read_types, state, {(column.type_oid, column.typmod) for column in columns})
-    named = {column.name: types[(column.type_oid, column.typmod)] for column in columns}
-    targets = column_types(named, evolution.key_columns, rules.types)
+    targets, wire = _types_of_columns(read_types, state, evolution, rules)
     _check_chosen_types(state, evolution, targets, rules.policy)
     row_filter, follows = filter_of(state), rules.policy != "ignore"
     check_columns(state.table_name, row_filter, evolution, follows=follows)
@@ -181,10 +181,31 @@ def plan_decode(
         ),
         Snapshot.parse(state.snapshot),
         batch_range.stream.segments,
-        wire_names=tuple(map(wire_name, named.values())),
+        wire_names=wire,
         routing=plan_routing(row_filter, columns),
         relid=relid,
         undescribed=batch_range.stream.undescribed,
+    )
+
+
+def _types_of_columns(
+    read_types: ReadTypes, state: TableState, evolution: Evolution, rules: SchemaRules
+) -> tuple[dict[str, TargetType], tuple[str, ...]]:
+    """Returns the columns' types in the lake, and how they are named in binary format."""
+    columns = [column.state for column in evolution.columns]
+    pairs = {c.name: (c.type_oid, c.typmod) for c in columns if not c.stopped}
+    types = _types(read_types, state, set(pairs.values()))
+    named = {name: types[pair] for name, pair in pairs.items()}
+    targets = column_types(named, evolution.key_columns, rules.types)
+    for column in (column for column in columns if column.stopped):
+        targets[column.name] = stored_type(column.type_name, column.spark_type)
+        with suppress(KeyError):  # The source has dropped its type.
+            pair = column.type_oid, column.typmod
+            named[column.name] = read_types({pair})[pair]
+    wire = {name: wire_name(kind) for name, kind in named.items()}
+    return (
+        {column.name: targets[column.name] for column in columns},
+        tuple(wire.get(column.name, column.type_name) for column in columns),
     )
 
 
@@ -246,9 +267,16 @@ def _evolution(
         check_key(state, catalog)
         return plan_ignoring(state, relations)
     types = _types(read_types, state, {(c.type_oid, c.typmod) for c in relations[-1].columns})
+    given = (state, relations, catalog, types, rules.types)
     try:
         check_key(state, catalog)
-        evolution = plan_evolution(state, relations, catalog, types, rules.types, is_empty=is_empty)
+        if is_empty:
+            evolution = plan_empty(*given)
+        elif rules.policy == "ask":
+            changed = changed_columns(state, relations, catalog)
+            evolution = plan_evolution(*given, columns_to_stop(rules, state, *changed))
+        else:
+            evolution = plan_evolution(*given)
     except NeedsSync as err:
         what = str(err).removeprefix(f"{state.table_name}: ")
         if rules.policy == "fail":
@@ -256,8 +284,6 @@ def _evolution(
         if rules.policy == "ask":
             check_may_copy(rules, state, what)
         raise
-    if rules.policy == "ask":
-        return keep_dropped(state, evolution, kept_columns(rules, state, evolution.dropped))
     if rules.policy == "fail" and evolution.changes(state):
         raise refusal(state, f"its columns changed ({evolution.describe()})")
     return evolution

@@ -337,6 +337,8 @@ def _add_columns(
     tag: Tag,
 ) -> None:
     added = [column for column in evolution.columns if column.source is None]
+    if not added:
+        return
     prepare_target(runner, target, _target_columns(evolution, types))
     last = [c.state.name for c in evolution.columns if c.source is not None][-1]
     listed = []

@@ -37,9 +37,12 @@ from waldelta.lake.ledger.records import LedgerRow, rows_of
 from waldelta.lake.ledger.table import LedgerTable, in_order, last_rows, of_tables
 from waldelta.pgoutput.messages import ID_LETTERS
 
-# What waits: a row of a table, a replication protocol message, a table that a gate stops, a change
-# of a table's columns.
-ROW, MESSAGE, TABLE, SOURCE_CHANGE = "row", "message", "table", "source_change"
+# What waits: a row of a table, a replication protocol message, a table that a gate stops.
+ROW, MESSAGE, TABLE = "row", "message", "table"
+# Changes of a source table: a column that it has dropped, one of another type, and any other change
+# that only a new copy follows.
+DROPPED_COLUMN, RETYPED_COLUMN, COPY = "dropped_column", "retyped_column", "copy"
+SOURCE_CHANGES = (DROPPED_COLUMN, RETYPED_COLUMN, COPY)
 # A commit of another program to a target, to which an operator agreed; the table's state has those
 # that wait.
 EXTERNAL_COMMIT = "external_commit"
@@ -54,7 +57,7 @@ _MAY = {
     (ROW, WAITING): ("retry", "accept", "discard"),
     (MESSAGE, WAITING): ("skip",),
     (MESSAGE, SKIPPED): ("discard",),
-    (SOURCE_CHANGE, WAITING): ("agree", "refuse"),
+    **{(kind, WAITING): ("agree", "refuse") for kind in SOURCE_CHANGES},
     (EXTERNAL_COMMIT, WAITING): ("accept",),
 }
 
@@ -206,10 +209,11 @@ class Decisions:
         return self._table.read(chosen & pc.field("key").isin(list(keys)), kept=False)
 
     def questions(self, tables: Collection[str] | None = None) -> list[Decision]:
-        """Returns the latest row of each change of all source tables, or of these."""
-        chosen = pc.field("kind") == SOURCE_CHANGE
+        """Returns the latest row of each change of all source tables, or of these, by time."""
+        chosen = pc.field("kind").isin(SOURCE_CHANGES)
         rows = self._table.read(chosen if tables is None else chosen & of_tables(tables))
-        return list({(row.table_name, row.key): row for row in rows}.values())
+        latest = {(row.table_name, row.key): row for row in rows}
+        return sorted(latest.values(), key=lambda row: row.at)
 
     def accepted_commits(self) -> list[Decision]:
         """Returns the external commits that operators agreed to."""

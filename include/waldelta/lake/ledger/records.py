@@ -198,6 +198,8 @@ class ColumnState:
     not_null: bool
     # Names change, but attribute numbers don't.
     attnum: int = 0
+    # Whether it stays with its last values, because an operator refused a change of it.
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ class CatalogColumn:
     unsure: bool
     # The highest number, below this column's, of a dropped column.
     last_dropped: int = 0
+    # The oid of its type, and its modifier.
+    type: tuple[int, int] = (0, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,7 @@ def _table(row: Any) -> CatalogTable:
             if c["missing"] is not None
             else bool(c["has_default"] or c["not_null"] or c["is_generated"]),
             c["last_dropped"] or 0,
+            (c["type_oid"], c["typmod"]),
         )
         for c in row.columns
     }
@@ -247,6 +250,8 @@ attribute as (
     select leaf.root,
            a.attname as name,
            min(a.attnum)::int as attnum,
+           min(a.atttypid::oid::bigint) as type_oid,
+           min(a.atttypmod) as typmod,
            min(a.xmin::text::bigint) as xmin,
            bool_or(a.atthasmissing) as has_missing,
            min(d.oid::bigint) as default_oid,

@@ -22,7 +22,13 @@ from waldelta.lake.ledger import (
     TableState,
     now,
 )
-from waldelta.lake.ledger.decisions import AGREED, REFUSED, SOURCE_CHANGE
+from waldelta.lake.ledger.decisions import (
+    AGREED,
+    COPY,
+    DROPPED_COLUMN,
+    REFUSED,
+    RETYPED_COLUMN,
+)
 from waldelta.pipeline.job import Job
 from waldelta.quantities import counted
 
@@ -34,16 +40,22 @@ def schema_rules(job: Job, state: TableState) -> SchemaRules:
     rules = job.pipeline.target.schema_rules_of(state.table_name)
     if rules.policy != "ask":
         return rules
-    questions = Decisions(job.lake).questions([state.table_name])
-    answers = {row.key: row.status for row in questions if _concerns(row, state)}
-    return replace(rules, answers=answers)
+    rows = _answered(job, state)
+    may_copy = any(row.status == AGREED and row.kind != DROPPED_COLUMN for row in rows)
+    return replace(rules, answers={row.key: row.status for row in rows}, may_copy=may_copy)
+
+
+def _answered(job: Job, state: TableState) -> list[Decision]:
+    """Returns the questions that an operator has answered, by time of the answer."""
+    rows = Decisions(job.lake).questions([state.table_name])
+    return [row for row in rows if row.status != WAITING and _concerns(row, state)]
 
 
 def _concerns(question: Decision, state: TableState) -> bool:
     """Returns whether a question is on this copy, or on a column that it still has."""
-    if "copy" in json.loads(question.key):
-        return question.generation == state.generation
-    return question.key in {_dropped(state, column) for column in state.columns}
+    if question.kind == DROPPED_COLUMN:
+        return question.key in {_dropped(state, column) for column in state.columns}
+    return question.generation == state.generation
 
 
 def _dropped(state: TableState, column: ColumnState) -> str:
@@ -55,22 +67,58 @@ def _dropped(state: TableState, column: ColumnState) -> str:
     return json.dumps({"dropped": column.name, "attnum": column.attnum, "relation": relation})
 
 
-def kept_columns(rules: SchemaRules, state: TableState, dropped: Sequence[str]) -> list[str]:
-    """Returns which of the columns that the source has dropped stay in the target.
+def columns_to_stop(
+    rules: SchemaRules,
+    state: TableState,
+    dropped: Collection[str] = (),
+    retyped: Collection[str] = (),
+) -> frozenset[str]:
+    """Returns the columns of a target that stay with their last values.
 
-    Raises ConsentNeeded where an operator hasn't decided on one of them.
+    Those are columns that are stopped already, and those of the ``dropped`` and ``retyped`` ones
+    that an operator refused to let go. Raises ConsentNeeded where an operator hasn't decided on one
+    of them, and SchemaChanged where the table can't be without a dropped column's values.
     """
-    questions = {
-        column.name: Question(
-            _dropped(state, column),
-            f"the source has dropped column {column.name}",
-            f"the target loses its values in all rows, {state.rows:,} at the last copy",
-        )
-        for column in state.columns
-        if column.name in dropped
-    }
+    questions = {}
+    for column in state.columns:
+        stays = f"{column.name} stays with its last values, and new rows have none"
+        if column.stopped:
+            continue
+        if column.name in dropped:
+            questions[column.name] = Question(
+                DROPPED_COLUMN,
+                _dropped(state, column),
+                f"the source has dropped column {column.name}",
+                f"the target loses its values in all rows, {state.rows:,} at the last copy",
+                stays if state.key_columns else f"{_WAITS}, since all columns identify its rows",
+            )
+        elif column.name in retyped:
+            key = {"retyped": column.name, "attnum": column.attnum, "generation": state.generation}
+            questions[column.name] = Question(
+                RETYPED_COLUMN,
+                json.dumps(key),
+                f"the source has changed the type of column {column.name}, and doesn't send the"
+                " changed values",
+                _copies(state),
+                stays,
+            )
     answers = _answers(rules, state, list(questions.values()))
-    return [name for name, of in questions.items() if answers[of.key] == REFUSED]
+    refused = [name for name, of in questions.items() if answers[of.key] == REFUSED]
+    if refused and not state.key_columns:
+        raise SchemaChanged(
+            f"{state.table_name}: {', '.join(refused)} can't stay in the target, because"
+            " the table has no key and its rows are identified by all columns: sync it again"
+        )
+    return frozenset(refused).union(column.name for column in state.columns if column.stopped)
+
+
+_WAITS = "its changes wait until it is synced"
+
+
+def _copies(state: TableState) -> str:
+    stopped = [column.name for column in state.columns if column.stopped]
+    without = f", without {', '.join(stopped)}" if stopped else ""
+    return f"a new copy of {counted(state.rows, 'row')} replaces the target's rows{without}"
 
 
 def check_may_copy(rules: SchemaRules, state: TableState, change: str) -> None:
@@ -78,22 +126,23 @@ def check_may_copy(rules: SchemaRules, state: TableState, change: str) -> None:
 
     Raises ConsentNeeded without a decision, SchemaChanged when the copy was refused.
     """
-    effect = f"a new copy of {counted(state.rows, 'row')} replaces the target's rows"
+    if rules.may_copy:
+        return
     # After a copy the same change is another question.
     key = json.dumps({"copy": change, "generation": state.generation})
-    question = Question(key, change, effect)
-    if _answers(rules, state, [question])[question.key] == REFUSED:
-        raise SchemaChanged(
-            f"{state.table_name}: {change}; an operator refused a new copy, and only that would be"
-            " exact, so its changes wait in the change log: sync it when it may be copied (initial"
-            f" sync with tables={state.table_name})"
-        )
+    question = Question(COPY, key, change, _copies(state), _WAITS)
+    _answers(rules, state, [question])
+    raise SchemaChanged(
+        f"{state.table_name}: {change}; an operator refused a new copy, and only that would be"
+        " exact, so its changes wait in the change log: sync it when it may be copied (initial"
+        f" sync with tables={state.table_name})"
+    )
 
 
 def _answers(
     rules: SchemaRules, state: TableState, questions: Sequence[Question]
 ) -> Mapping[str, str]:
-    unanswered = [of for of in questions if rules.answers.get(of.key, WAITING) == WAITING]
+    unanswered = [of for of in questions if of.key not in rules.answers]
     if unanswered:
         raise ConsentNeeded(state.table_name, unanswered)
     return rules.answers
@@ -144,14 +193,19 @@ def answer_questions(
 def may_resync(job: Job, state: TableState) -> bool:
     """Returns whether a run copies this table again by itself where only a copy is exact.
 
-    A copy would drop the columns that an operator decided to keep, so that takes a decision of its
-    own.
+    A copy would drop the columns that stay with their last values, so that takes a later decision.
     """
-    if not job.pipeline.target.recopies(state.table_name):
+    target = job.pipeline.target
+    if not target.recopies(state.table_name):
         return False
-    answers = schema_rules(job, state).answers
-    by_kind = {(next(iter(json.loads(key))), answer) for key, answer in answers.items()}
-    return ("dropped", REFUSED) not in by_kind or ("copy", AGREED) in by_kind
+    if target.schema_rules_of(state.table_name).policy != "ask":
+        return True
+    for row in reversed(_answered(job, state)):
+        if row.kind != COPY and row.status == REFUSED:
+            return False
+        if row.kind != DROPPED_COLUMN and row.status == AGREED:
+            return True
+    return not any(column.stopped for column in state.columns)
 
 
 def record_questions(job: Job, state: TableState, questions: Sequence[Question]) -> None:
@@ -168,8 +222,8 @@ def record_questions(job: Job, state: TableState, questions: Sequence[Question])
                 state.generation,
                 0,  # A run that applies a batch again doesn't replace it.
                 question.key,
-                reason=f"{question.text}: {question.effect}",
-                kind=SOURCE_CHANGE,
+                reason=question.describe(),
+                kind=question.kind,
             )
             for question in questions
             if question.key not in known

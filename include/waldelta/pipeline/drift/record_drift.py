@@ -19,14 +19,21 @@ from waldelta.failpoints import fault_point
 from waldelta.lake.changelog import Snapshot, last_truncates
 from waldelta.lake.ledger import TableState, now
 from waldelta.pipeline.drift.catalog_state import CatalogTable, read_catalog_state, stored
-from waldelta.pipeline.drift.consent import check_may_copy, may_resync, schema_rules
+from waldelta.pipeline.drift.consent import (
+    check_may_copy,
+    columns_to_stop,
+    may_resync,
+    schema_rules,
+)
 from waldelta.pipeline.drift.drift import PublicationDrift, find_drift
 from waldelta.pipeline.drift.repair_plan import Repair, describe_moving
-from waldelta.pipeline.drift.schema_evolution import refusal
+from waldelta.pipeline.drift.schema_evolution import refusal, retyped_columns
 from waldelta.pipeline.drift.unsent_changes import (
     outdated_columns,
+    rewritten,
     to_record,
     unsent_changes,
+    with_stopped,
     with_truncated,
 )
 from waldelta.pipeline.job import Job
@@ -222,9 +229,14 @@ def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[st
     When rows may have got other values that weren't sent, the policy decides: NeedsSync is raised
     (and the target marked), or SchemaChanged.
     """
-    outdated = outdated_columns(job, state, catalog.storage)
-    what = "; ".join(unsent_changes(state, catalog.storage, outdated))
-    recorded, storage = state.storage, catalog.storage
+    rules, storage = schema_rules(job, state), catalog.storage
+    stopped: frozenset[str] = frozenset()
+    if rules.policy == "ask" and rewritten(state.storage, storage):
+        stopped = columns_to_stop(rules, state, retyped=retyped_columns(state, catalog))
+    seen = with_stopped(state, storage, stopped)
+    outdated = outdated_columns(job, seen, storage)
+    what = "; ".join(unsent_changes(seen, storage, outdated))
+    recorded = state.storage
     renew = (
         recorded is not None
         and storage is not None
@@ -232,10 +244,9 @@ def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[st
         and recorded.as_of < storage.as_of
         and state.at < now() - RENEW_AFTER
     )
-    if not what and to_record(state, catalog.storage, outdated, renew=renew) is None:
+    if not what and to_record(seen, storage, outdated, renew=renew) is None:
         return []
     copies = job.pipeline.target.copies(state.table_name)
-    rules = schema_rules(job, state)
     policy = rules.policy if copies else "ignore"
     if what and policy == "fail":
         raise refusal(state, what)
@@ -248,7 +259,8 @@ def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[st
     def with_storage(latest: TableState) -> TableState:
         if what:
             return replace(latest, storage=catalog.storage)
-        return to_record(latest, catalog.storage, outdated, renew=renew) or latest
+        latest_seen = with_stopped(latest, storage, stopped)
+        return to_record(latest_seen, storage, outdated, renew=renew) or latest
 
     if record_state(job, state, with_storage).storage != state.storage:
         fault_point("rewrite.recorded")

@@ -185,7 +185,7 @@ def why_other_rows(state: TableState) -> str | None:
 def obstacle(repair: Repair) -> str | None:
     """Returns why only a whole copy is exact; None when the rows that enter and leave are known."""
     state, table = repair.state, repair.table
-    held = {(c.attnum, c.name, c.type_oid, c.typmod) for c in state.columns}
+    held = {(c.attnum, c.name, c.type_oid, c.typmod) for c in state.columns if not c.stopped}
     present = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in table.columns}
     checks = [
         (
@@ -200,6 +200,7 @@ def obstacle(repair: Repair) -> str | None:
             not table.key_columns or state.key_columns != list(table.key_columns),
             "it has no key, or another key than its copy",
         ),
+        (any(c.stopped for c in state.columns), "some of its columns stay with their last values"),
         (held != present, "its columns differ from its copy's"),
         (
             bool(entered_columns(state, table)),

@@ -9,7 +9,7 @@ but expensive.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -47,15 +47,19 @@ class NewColumn:
 class Evolution:
     """A target's columns after an evolution, and each relation's position of every column.
 
-    A position is None where the relation's rows don't have the column. The ``stopped`` columns are
-    gone from the source, and keep their last values in the target.
+    A position is None where the relation's rows don't have the column, or not with the type that a
+    stopped column had.
     """
 
     columns: tuple[NewColumn, ...]
     key_columns: tuple[str, ...]
     dropped: tuple[str, ...]
     positions: tuple[tuple[int | None, ...], ...]
-    stopped: frozenset[str] = frozenset()
+
+    @property
+    def stopped(self) -> frozenset[str]:
+        """The columns that stay with their last values."""
+        return frozenset(column.state.name for column in self.columns if column.state.stopped)
 
     def changes(self, state: TableState) -> bool:
         """Whether the target has to change at all."""
@@ -85,6 +89,7 @@ class Evolution:
         parts = [
             ("added", added),
             ("dropped", list(self.dropped)),
+            ("stopped", sorted(self.stopped)),
             ("renamed", renamed),
             ("widened", widened),
         ]
@@ -97,64 +102,116 @@ def plan_evolution(
     catalog: CatalogTable,
     types: dict[tuple[int, int], PgType],
     options: TypeOptions = DEFAULT_TYPES,
-    *,
-    is_empty: bool = False,
+    stopped: Collection[str] = (),
 ) -> Evolution:
     """Plan what is needed to apply rows of these relations, which are in stream order.
 
     ``types`` describes the types of the last relation's columns, ``options`` chooses their types in
-    the lake. A target that ``is_empty`` may have columns that the source added after its first rows
-    were sent. These are dropped, and added again when rows have them. Raises NeedsSync when only a
-    new copy is exact.
+    the lake. The ``stopped`` columns stay with their last values. Raises NeedsSync when only a new
+    copy is exact.
     """
-    if is_empty:
-        first = set(_attnums(state, catalog, relations[0]))
-        later = [column.name for column in state.columns if column.attnum not in first]
-        known = replace(
-            state, columns=[column for column in state.columns if column.name not in later]
-        )
-        evolution = plan_evolution(known, relations, catalog, types, options)
-        return replace(evolution, dropped=(*evolution.dropped, *later))
-    last = relations[-1]
-    numbers = [_attnums(state, catalog, relation) for relation in relations]
+    every = [_attnums(state, catalog, relation) for relation in relations]
+    alone = [column for column in state.columns if column.name in stopped]
+    last_values = [_places(column, relations, every) for column in alone]
+    hidden = {column.attnum for column in alone}
+    places = [{n: k for k, n in enumerate(there) if n not in hidden} for there in every]
+    relations = [
+        replace(relation, columns=tuple(relation.columns[k] for k in there.values()))
+        for relation, there in zip(relations, places, strict=True)
+    ]
+    numbers, last = [list(there) for there in places], relations[-1]
     _check_continuous(state, numbers)
     _check_types(state, relations, numbers)
-    held = {column.attnum: column for column in state.columns}
+    held = {column.attnum: column for column in state.columns if column not in alone}
     key = _key(state, relations, numbers)
     named = {column.name: types[(column.type_oid, column.typmod)] for column in last.columns}
     targets = column_types(named, key, options)
-    columns = tuple(
+    columns = [
         _new_column(
             state, held.get(number), column, catalog, named[column.name], targets[column.name]
         )
         for number, column in zip(numbers[-1], last.columns, strict=True)
-    )
+    ]
+    # New rows have no value in a stopped column.
+    columns += [NewColumn(replace(c, stopped=True, not_null=False), c.name) for c in alone]
     dropped = tuple(column.name for number, column in held.items() if number not in numbers[-1])
-    places = tuple(
-        tuple(there.index(number) if number in there else None for number in numbers[-1])
-        for there in numbers
+    positions = tuple(
+        (*map(there.get, numbers[-1]), *(of_column[n] for of_column in last_values))
+        for n, there in enumerate(places)
     )
-    return Evolution(columns, key, dropped, places)
+    return Evolution(tuple(columns), key, dropped, positions)
 
 
-def keep_dropped(state: TableState, evolution: Evolution, names: Sequence[str]) -> Evolution:
-    """Returns the evolution without dropping these columns: they keep their last values.
+def plan_empty(
+    state: TableState,
+    relations: Sequence[Relation],
+    catalog: CatalogTable,
+    types: dict[tuple[int, int], PgType],
+    options: TypeOptions = DEFAULT_TYPES,
+) -> Evolution:
+    """Plan the same for a target without rows.
 
-    Raises SchemaChanged for a table without a key, whose rows are identified by all columns.
+    It may have columns that the source added after its first rows were sent. These are dropped, and
+    added again when rows have them.
     """
-    if names and not state.key_columns:
-        raise SchemaChanged(
-            f"{state.table_name}: {', '.join(names)} can't stay in the target, because"
-            " the table has no key and its rows are identified by all columns: sync it again"
-        )
-    columns = [column for column in state.columns if column.name in names]
-    return replace(
-        evolution,
-        columns=(*evolution.columns, *(NewColumn(column, column.name) for column in columns)),
-        dropped=tuple(name for name in evolution.dropped if name not in names),
-        positions=tuple((*places, *[None] * len(columns)) for places in evolution.positions),
-        stopped=frozenset(names),
+    first = set(_attnums(state, catalog, relations[0]))
+    known = [column for column in state.columns if column.attnum in first]
+    later = tuple(column.name for column in state.columns if column.attnum not in first)
+    evolution = plan_evolution(replace(state, columns=known), relations, catalog, types, options)
+    return replace(evolution, dropped=evolution.dropped + later)
+
+
+def changed_columns(
+    state: TableState, relations: Sequence[Relation], catalog: CatalogTable
+) -> tuple[list[str], list[str]]:
+    """Returns the columns that the last relation lacks, and those whose type changed in a way that
+    rewrote the rows; without columns that identify rows, where a target can do without them.
+    """
+    numbers = [_attnums(state, catalog, relation) for relation in relations]
+    rewrote, others = _retyped(state, relations, numbers), _other_columns(state)
+    dropped = [column.name for column in state.columns if column.attnum not in numbers[-1]]
+    retyped = [column.name for column in others if column.attnum in rewrote]
+    return (
+        [name for name in dropped if name not in state.key_columns],
+        [name for name in retyped if name not in dropped],
     )
+
+
+def retyped_columns(state: TableState, catalog: CatalogTable) -> list[str]:
+    """Returns the columns outside a target's key that have another type in the catalogs now, for
+    which PostgreSQL rewrote the rows.
+    """
+    types = {column.attnum: column.type for column in catalog.columns.values()}
+    return [
+        column.name
+        for column in _other_columns(state)
+        if not keeps_values(_type(column), types.get(column.attnum, _type(column)))
+    ]
+
+
+def _other_columns(state: TableState) -> list[ColumnState]:
+    """Returns the columns that don't identify a target's rows; without a key all columns do."""
+    if not state.key_columns:
+        return []
+    return [column for column in state.columns if column.name not in state.key_columns]
+
+
+def _type(column: ColumnState | RelationColumn) -> tuple[int, int]:
+    return column.type_oid, column.typmod
+
+
+def _places(
+    column: ColumnState, relations: Sequence[Relation], numbers: Sequence[list[int]]
+) -> list[int | None]:
+    """Returns a column's position in each relation; None from its drop or change of type on."""
+    places: list[int | None] = []
+    had = None if column.stopped else _type(column)
+    for relation, there in zip(relations, numbers, strict=True):
+        at = there.index(column.attnum) if column.attnum in there else None
+        now = None if at is None else _type(relation.columns[at])
+        had = now if had and now and keeps_values(had, now) else None
+        places.append(at if had else None)
+    return places
 
 
 def unchanged(state: TableState) -> Evolution:
@@ -180,9 +237,7 @@ def plan_ignoring(state: TableState, relations: Sequence[Relation]) -> Evolution
             )
         for column in state.columns:
             now = relation.columns[there[column.name]] if column.name in there else None
-            if now and not keeps_values(
-                (column.type_oid, column.typmod), (now.type_oid, now.typmod)
-            ):
+            if now and not keeps_values(_type(column), _type(now)):
                 raise SchemaChanged(
                     f"{state.table_name}: column {column.name!r} changed its type: sync this table"
                     " again"
@@ -317,18 +372,28 @@ def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
 def _check_types(
     state: TableState, relations: Sequence[Relation], numbers: Sequence[list[int]]
 ) -> None:
-    """Check that all types that a column had in this range hold the same values."""
-    types = {column.attnum: [(column.type_oid, column.typmod)] for column in state.columns}
+    for name in _retyped(state, relations, numbers).values():
+        raise NeedsSync(
+            f"{state.table_name}: column {name!r} changed its type, which rewrote the rows, and"
+            " PostgreSQL doesn't replicate rewrites"
+        )
+
+
+def _retyped(
+    state: TableState, relations: Sequence[Relation], numbers: Sequence[list[int]]
+) -> dict[int, str]:
+    """Returns the columns, by number, whose types in this range don't all hold the same values."""
+    types = {column.attnum: [_type(column)] for column in state.columns}
+    names = {}
     for relation, there in zip(relations, numbers, strict=True):
         for number, column in zip(there, relation.columns, strict=True):
-            had = types.setdefault(number, [])
-            pair = (column.type_oid, column.typmod)
-            if had and not keeps_values(had[-1], pair):
-                raise NeedsSync(
-                    f"{state.table_name}: column {column.name!r} changed its type, which rewrote"
-                    " the rows, and PostgreSQL doesn't replicate rewrites"
-                )
-            had.append(pair)
+            types.setdefault(number, []).append(_type(column))
+            names[number] = column.name
+    return {
+        number: names[number]
+        for number, had in types.items()
+        if not all(keeps_values(*pair) for pair in pairwise(had))
+    }
 
 
 def _key(

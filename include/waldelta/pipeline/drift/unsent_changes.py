@@ -116,6 +116,24 @@ def _columns(names: Sequence[str]) -> str:
     return f"column{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
+def with_stopped(
+    state: TableState, now: StorageState | None, stopped: Collection[str]
+) -> TableState:
+    """Returns the state as if the source had stopped columns then as it has them now."""
+    then, own = state.storage, {c.attnum for c in state.columns if c.name in stopped}
+    if then is None or now is None or not own:
+        return state
+    attributes = [
+        *(one for one in then.attributes if one.attnum not in own),
+        *(one for one in now.attributes if one.attnum in own),
+    ]
+    labels = [
+        *(one for one in then.labels if one.attnum not in own),
+        *(one for one in now.labels if one.attnum in own),
+    ]
+    return replace(state, storage=replace(then, attributes=attributes, labels=labels))
+
+
 def to_record(
     state: TableState,
     now: StorageState | None,

@@ -12,9 +12,8 @@ COLUMN = ColumnState("w", 25, -1, "text", "string", False, 3)
 
 
 def question(table, key, status="waiting", generation=1):
-    return Decision(
-        now(), "r", status, table, generation, 0, json.dumps(key), kind="source_change"
-    )  # fmt: skip
+    kind = "copy" if "copy" in key else "dropped_column"
+    return Decision(now(), "r", status, table, generation, 0, json.dumps(key), kind=kind)
 
 
 def test_open_questions(tmp_path, monkeypatch):

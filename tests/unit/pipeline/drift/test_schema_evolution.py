@@ -13,6 +13,7 @@ from waldelta.pipeline.drift.catalog_state import CatalogColumn
 from waldelta.pipeline.drift.schema_evolution import (
     check_key,
     keeps_values,
+    plan_empty,
     plan_evolution,
     plan_ignoring,
     unchanged,
@@ -123,7 +124,7 @@ def test_a_target_without_rows_may_have_columns_too_early(case):
     held, relations, now_there, columns, added = BEGUN_EMPTY[case]
     before = state(*held)
     came = [relation(*names) for names in relations]
-    evolution = plan_evolution(before, came, present(**now_there), TYPES, is_empty=True)
+    evolution = plan_empty(before, came, present(**now_there), TYPES)
     assert [c.state.name for c in evolution.columns] == columns
     assert {c.state.name: c.fill for c in evolution.columns if c.source is None} == added
     assert evolution.changes(before) is (list(held) != columns)

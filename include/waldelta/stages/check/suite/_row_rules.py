@@ -200,7 +200,7 @@ def _translated(facts: TargetFacts, what: str, read: Callable[[], RowFilter]) ->
 
     Returns None, and adds to ``omitted``, where there is no certain equivalent.
     """
-    columns = facts.state.columns
+    columns = [column for column in facts.state.columns if not column.stopped]
     try:
         # Without metadata columns there is no map of values that are stored raw.
         names: dict[str, str] | None = None if RAW in facts.columns else {}
@@ -208,7 +208,7 @@ def _translated(facts: TargetFacts, what: str, read: Callable[[], RowFilter]) ->
         if absent := set(row_filter.columns) - {column.name for column in columns}:
             facts.omitted.append(
                 f"{what}: not checked, because the target has no column"
-                f" {', '.join(sorted(absent))} yet"
+                f" {', '.join(sorted(absent))} yet, or only its last values"
             )
             return None
         condition = spark_condition(row_filter, columns, names)

@@ -259,7 +259,7 @@ def _uncompared_columns(state: TableState, copy: TableCopy) -> list[str]:
     """Returns columns that only one side has, whose types differ, or that have no canonical
     text.
     """
-    held = {column.name: column.spark_type for column in state.columns}
+    held = {column.name: column.spark_type for column in state.columns if not column.stopped}
     same = {
         name for name, kind in copy.columns if held.get(name) == kind.spark and kind.has_checksum
     }
