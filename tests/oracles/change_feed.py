@@ -40,9 +40,8 @@ def changes_by_delta_rs(uri: str, first: int, last: int) -> list[dict]:
 
 def changes_by_spark(spark, uri: str, first: int, last: int) -> list[dict]:
     """The changes of versions as Spark reads them."""
-    reader = spark.read.format("delta").option("readChangeFeed", True)
-    read = reader.option("startingVersion", first).option("endingVersion", last).load(uri)
-    return read.toArrow().to_pylist()
+    query = f"select * from table_changes_by_path('{uri}', {first}, {last})"
+    return spark.sql(query).toArrow().to_pylist()
 
 
 def compare_change_feed(uri: str, first: int = 1, replaced: Iterable[int] = ()) -> list[str]:

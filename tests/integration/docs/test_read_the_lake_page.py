@@ -98,7 +98,8 @@ def job(runner, database, lake, tmp_path):
     (suites := tmp_path / "suites").mkdir()
     (suites / "orders.yml").write_text(OWN)
     tables = ["public.orders", "public.customers"]
-    file = pipeline_file(lake, f"s_{database.name}", tables, quality={"suites": str(suites)})
+    quality, target = {"suites": str(suites)}, {"root": lake, "change_data_feed": True}
+    file = pipeline_file(lake, f"s_{database.name}", tables, quality=quality, target=target)
     job = bare_slot(database, file)
     with pytest.raises(StateError, match="run sync"):
         dbt_sources(job)
@@ -119,8 +120,8 @@ def test_the_page_shows_how_to_read(job):
     counts = []
     for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         exec(code.replace("> 10", "> 1"), names)
-        counts.append(len(names["orders"]))
-    assert counts == [1, 2, 1]
+        counts.append(len(names["changes" if "changes" in names else "orders"]))
+    assert counts == [1, 2, 1, 2]
 
 
 @pytest.fixture(scope="session")
