@@ -1,0 +1,89 @@
+"""Targets with a change data feed: on and off, and what copies, repairs and mends show."""
+
+from __future__ import annotations
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.oracles.change_feed import TYPE, changes_by_delta_rs, compare_change_feed
+from tests.support.pipelines import copied_pipeline, new_pipeline
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+
+@pytest.fixture
+def shop(runner, database, lake):
+    """Makes the pipeline of table t anew with a setting of the change data feed."""
+    database.execute("create table t(id int primary key, v text)")
+    database.execute("insert into t select g, 'v' || g from generate_series(1, 5) g")
+
+    def made(shows: bool | None):
+        target = {"root": lake} | ({} if shows is None else {"change_data_feed": shows})
+        return new_pipeline(database, lake, ["public.t"], target=target)
+
+    return made
+
+
+def shown(pipeline, since: int) -> list[tuple]:
+    """The changes after a version."""
+    uri = pipeline.target_path("public.t")
+    rows = changes_by_delta_rs(uri, since + 1, DeltaTable(uri).version())
+    return sorted((row[TYPE].removeprefix("update_"), row["id"], row["v"]) for row in rows)
+
+
+def version(pipeline) -> int:
+    return DeltaTable(pipeline.target_path("public.t")).version()
+
+
+def property_of(pipeline) -> str | None:
+    table = DeltaTable(pipeline.target_path("public.t"))
+    return table.metadata().configuration.get("delta.enableChangeDataFeed")
+
+
+def test_it_is_switched_on_and_off(runner, database, shop):
+    pipeline = copied_pipeline(runner, shop(None))
+    assert property_of(pipeline) is None
+    shop(True).maintain(runner)
+    for pipeline, changes in ((shop(True), 1), (shop(None), 2)):
+        since = version(pipeline)
+        database.execute("update t set v = 'new' where id = 1")
+        pipeline.consume(runner)
+        assert (changes, shown(pipeline, since)[0][:2]) == (changes, ("postimage", 1))
+        pipeline.maintain(runner)
+    shop(False).maintain(runner)
+    assert property_of(pipeline) == "false"
+
+
+def alter_target(pipeline) -> None:
+    """What only an external writer does: a row changes, one goes, one comes."""
+    table = DeltaTable(pipeline.target_path("public.t"))
+    table.update({"v": "'theirs'"}, predicate="id = 1")
+    table.delete("id = 2")
+    table.update({"id": "77"}, predicate="id = 3")
+
+
+DIFFERENCE = [
+    ("delete", 77, "v3"),
+    ("insert", 2, "v2"),
+    ("insert", 3, "v3"),
+    ("postimage", 1, "v1"),
+    ("preimage", 1, "theirs"),
+]
+
+
+@pytest.mark.parametrize("how", ["resync", "reconcile"])
+def test_a_repair_shows_only_the_rows_that_differed(runner, shop, how):
+    pipeline = copied_pipeline(runner, shop(True))
+    alter_target(pipeline)
+    since = version(pipeline)
+    if how == "resync":
+        pipeline.resync(runner, ["public.t"])
+    else:
+        pipeline.reconcile(runner, repair=True)
+    assert shown(pipeline, since) == DIFFERENCE
+    assert compare_change_feed(pipeline.target_path("public.t")) == []
+
+
+def test_the_first_copy_shows_inserts(runner, shop):
+    pipeline = copied_pipeline(runner, shop(True))
+    assert shown(pipeline, 0) == [("insert", n, f"v{n}") for n in range(1, 6)]
