@@ -15,7 +15,8 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from obstore.store import MemoryStore
 
 from waldelta.lake import log_copy
-from waldelta.lake.delta_log import DeltaLog
+from waldelta.lake.commit_files import FileChange, commit_files
+from waldelta.lake.delta_log import DeltaLog, Tag
 from waldelta.lake.log_copy import CopiedTable, KnownLogs, NotCopied, StoredLog
 from waldelta.lake.object_store import ObjectStore, requests_made
 from waldelta.lake.storage import NO_HOOKS
@@ -399,3 +400,24 @@ def test_a_copy_is_removed_with_its_table(log):
     kept = opened(log)
     log_copy.remove_copies()
     assert not kept.folder.exists()
+
+
+def test_a_commit_of_files_is_one_request(log):
+    """It names files that are in the store already, also those of changed rows."""
+    table, late = opened(log), opened(another(log))
+    removed = [(path, 1) for path in log_copy.file_paths(table)[:1]]
+    files = FileChange(removed, [], changes=[("_change_data/part-1.parquet", 1)])
+    with Counted() as commit:
+        commit_files(table, "s3://bucket/lake/t", files, Tag("app", 1, "{}"))
+    assert (commit.requests, table.version(), len(log_copy.file_paths(table))) == (1, 3, 2)
+    assert b'"cdc": {"path": "_change_data/part-1.parquet"' in log.read(3)
+    with pytest.raises(CommitFailedError, match="version 3 was committed by another writer"):
+        commit_files(late, "s3://bucket/lake/t", files, Tag("app", 2, "{}"))
+
+
+def test_a_store_without_an_answer_fails_the_commit(log, monkeypatch):
+    table = opened(log)
+    monkeypatch.setattr(ObjectStore, "create", lambda *_: (_ for _ in ()).throw(OSError("away")))
+    with pytest.raises(CommitFailedError, match="away"):
+        commit_files(table, "s3://bucket/lake/t", FileChange([], []), Tag("app", 1, "{}"))
+    assert table.version() == 2
