@@ -9,6 +9,8 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from waldelta.lake import DeltaTarget
+
 TYPE, VERSION = "_change_type", "_commit_version"
 _ADDED = ("insert", "update_postimage")
 _GONE = ("delete", "update_preimage")
@@ -44,12 +46,28 @@ def changes_by_spark(spark, uri: str, first: int, last: int) -> list[dict]:
     return spark.sql(query).toArrow().to_pylist()
 
 
+def since_schema_change(target: DeltaTarget) -> tuple[int, list[int]]:
+    """The version after the last change of columns, and those that replace all rows since then."""
+    table = target.open()
+    schema, changed, replaced = table.definition.schema, 0, []
+    for commit in target.log.before(table.version + 1):
+        if commit.definition is not None:
+            if commit.definition.schema != schema:
+                break
+            changed = commit.version
+        if commit.metadata.get("verb") == "sync" or commit.metadata.get("truncated"):
+            replaced.append(commit.version)
+    return changed + 1, replaced
+
+
 def compare_change_feed(uri: str, first: int = 1, replaced: Iterable[int] = ()) -> list[str]:
     """How the feed differs from the versions' own rows, since a version; nothing where it is right.
 
     In versions that are ``replaced`` as a whole, rows may go and come as they are.
     """
     last, differences = DeltaTable(uri).version(), []
+    if first > last:
+        return []
     names = [f.name for f in DeltaTable(uri).schema().fields]
     feed = changes_by_delta_rs(uri, first, last)
     before = as_rows(rows_of(uri, first - 1), names)

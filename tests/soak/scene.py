@@ -22,6 +22,7 @@ from deltalake.exceptions import DeltaProtocolError
 from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack.processes import stop
 from demo.stack.spark_connect_server import SparkConnectServer
+from tests.oracles.change_feed import compare_change_feed, since_schema_change
 from tests.oracles.random_workload import Workload
 from tests.soak.lakes import SoakLake, Store
 from tests.soak.listener import Listener
@@ -29,7 +30,7 @@ from tests.soak.network import Network
 from tests.support.fixtures.postgres import chosen_version, new_postgres
 from waldelta.errors import WaldeltaError
 from waldelta.jobs import Pipeline
-from waldelta.lake import MESSAGES, bookkeeping_uri
+from waldelta.lake import MESSAGES, Lake, bookkeeping_uri
 
 KEYED = ["w1", "w2"]
 COPIES = "copies"
@@ -340,6 +341,10 @@ class Scene:
                 found.append(f"{table}: {lost} rows lost")
             if doubled := (in_target - in_source).total():
                 found.append(f"{table}: {doubled} rows too many")
+            if self.seed % 2 == 1 and self.store is None:
+                target = Lake.of(self.root).target(f"public.{table}")
+                shown = compare_change_feed(target.uri, *since_schema_change(target))
+                found += [f"{table}: its change data feed: {difference}" for difference in shown]
         return found + self.lake.landed_twice() + self._messages()
 
     def stale_cut(self) -> list[str]:
@@ -403,7 +408,8 @@ class Scene:
                        "options": {"messages": True, "streaming": self.streaming},
                        "publications": [{"name": f"{self.name}_pub", "tables": tables}],
                        **({"failover": True} if self.server.version >= KEEPS_SLOTS else {})},
-            "target": {"root": self.root},
+            # Of half of the scenes, so that commits without the files of a feed stay tried, too.
+            "target": {"root": self.root, "change_data_feed": self.seed % 2 == 1},
             "quality": {"enabled": checked},
             **({"batch": {"max_changes": max_changes}} if max_changes is not None else {}),
         }  # fmt: skip

@@ -37,7 +37,7 @@ def never(*_: object, **__: object) -> None:
 # What is switched off, and the targets.
 MERGES = {
     "driver": ([], [*KEYED, "keyless"]),
-    "tasks": (["merge_in_driver"], KEYED),
+    "tasks": (["merge_in_driver"], [*KEYED, "keyless"]),
     "Spark": (["merge_in_driver", "merge_files"], [*KEYED, *MODES]),
 }
 

@@ -250,23 +250,36 @@ def match_duplicates(
     are written exactly like the old rows are taken first. ``columns`` are the published columns;
     ``metadata``: the target has raw values.
     """
-    removals = np.flatnonzero(np.asarray(pc.is_in(net["action"], value_set=_REMOVALS)))
-    removals = removals[np.argsort(np.asarray(net[PLACE])[removals], kind="stable")]
+    removals = removals_of(net["action"], net[PLACE])
     removed = net.take(pa.array(removals))
-    equal, exact = _codes(rows, removed, columns, metadata=metadata)
-    is_exact = _numbers(exact[: len(rows)]) < _sought(exact, rows)[exact[: len(rows)]]
-    equal_rows, sought = equal[: len(rows)], _sought(equal, rows)
+    codes = codes_of_duplicates(rows, removed, columns, metadata=metadata)
+    return np.append(removals, -1)[match_codes(*codes, len(rows))]
+
+
+def removals_of(actions: pa.ChunkedArray, places: pa.ChunkedArray) -> Ints:
+    """Returns the positions of the updates and deletes, in the order of the changes."""
+    removals = np.flatnonzero(np.asarray(pc.is_in(actions, value_set=_REMOVALS)))
+    return removals[np.argsort(np.asarray(places)[removals], kind="stable")]
+
+
+def match_codes(equal: Ints, exact: Ints, count: int) -> Ints:
+    """Returns, for each of ``count`` rows, the removed row that takes it; -1 for none.
+
+    The codes are those of codes_of_duplicates(), of the rows and then of the removed ones.
+    """
+    is_exact = _numbers(exact[:count]) < _sought(exact, count)[exact[:count]]
+    equal_rows, sought = equal[:count], _sought(equal, count)
     number = _numbers(equal_rows, ~is_exact)
     is_taken = number < sought[equal_rows]
     # Changes that take equal rows are next to each other, in their order.
-    grouped = removals[np.argsort(equal[len(rows) :], kind="stable")]
+    of_code = np.argsort(equal[count:], kind="stable")
     begin = np.cumsum(sought) - sought
-    of_row = np.full(len(rows), -1, np.int64)
-    of_row[is_taken] = grouped[(begin[equal_rows] + number)[is_taken]]
+    of_row = np.full(count, -1, np.int64)
+    of_row[is_taken] = of_code[(begin[equal_rows] + number)[is_taken]]
     return of_row
 
 
-def _codes(
+def codes_of_duplicates(
     rows: pa.Table,
     removed: pa.Table,
     columns: Sequence[tuple[str, TargetType]],
@@ -302,9 +315,9 @@ def _both(rows: pa.ChunkedArray, removed: pa.ChunkedArray, kind: pa.DataType) ->
     return one_array(pa.chunked_array([*rows.cast(kind).chunks, *removed.cast(kind).chunks], kind))
 
 
-def _sought(codes: Ints, rows: pa.Table) -> Ints:
+def _sought(codes: Ints, count: int) -> Ints:
     """Returns how many rows of each code are removed."""
-    return np.bincount(codes[len(rows) :], minlength=int(codes.max(initial=-1)) + 1)
+    return np.bincount(codes[count:], minlength=int(codes.max(initial=-1)) + 1)
 
 
 def _numbers(codes: Ints, is_late: Bools | None = None) -> Ints:

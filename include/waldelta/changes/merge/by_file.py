@@ -12,7 +12,7 @@ was read (as merge_in_driver's).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
@@ -23,15 +23,18 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from waldelta.arrow import Bools, Ints
-from waldelta.changes.decode.collapse import net_changes
+from waldelta.changes.decode.collapse import PLACE, net_changes
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge.by_driver import (
     MergedRows,
     are_new,
     changes_copies,
+    codes_of_duplicates,
     has_columns,
     match,
+    match_codes,
     matched_by,
+    removals_of,
 )
 from waldelta.changes.merge.statements import (
     MERGED_DELETES,
@@ -60,9 +63,11 @@ from waldelta.lake import (
     parquet_format,
 )
 from waldelta.lake.data_file import change_file, discard, new_prefix, shared_order
+from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
+from waldelta.types import TargetType
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +90,9 @@ MERGED = pa.schema(
         ("changes_size", pa.int64()),
     ]
 )
+_FOUND = pa.schema([("number", pa.int64()), ("found", pa.binary()), ("removed", pa.binary())])
+# The columns of a table without a key whose rows net changes update or delete.
+Duplicates = Sequence[tuple[str, TargetType]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,17 +158,19 @@ def merge_files(
 ) -> CommitTag | None:
     """Commit the net changes staged in ``folder`` under ``tag``; returns the tag with counts.
 
-    ``fence`` is verified, and None returned, as in merge_in_driver(); None also for updates and
-    deletes of duplicate rows, and truncated leaves.
+    ``fence`` is verified, and None returned, as in merge_in_driver(); None also for truncated
+    leaves.
     """
-    if changes_copies(plan, tag) or plan.truncated_leaves:
+    if plan.truncated_leaves:
         return None
     decode = plan.decode
     written = WrittenColumns(decode.names, decode.shape, job.pipeline.target.metadata_columns)
     name, truncated = plan.state.table_name, plan.is_truncated
+    duplicates = decode.columns if changes_copies(plan, tag) and not truncated else None
     return merge_written(
-        runner, job, name, written, folder, tag=tag, fence=fence, truncated=truncated
-    )
+        runner, job, name, written, folder, tag=tag, fence=fence, truncated=truncated,
+        duplicates=duplicates,
+    )  # fmt: skip
 
 
 def merge_written(  # noqa: PLR0913 - a target, what is written to it, and how it is committed
@@ -173,15 +183,21 @@ def merge_written(  # noqa: PLR0913 - a target, what is written to it, and how i
     tag: CommitTag,
     fence: Fence,
     truncated: bool = False,
+    duplicates: Duplicates | None = None,
 ) -> CommitTag | None:
-    """Commit as merge_files() does, by the columns that the net changes write."""
+    """Commit as merge_files() does, by the columns that the net changes write.
+
+    ``duplicates`` are as in NetChanges.
+    """
     table = job.lake.target(table_name).open()
     if table.committed(tag.app_id) >= tag.batch:
         return tag  # Delta skips a repeated MERGE in the same way.
     try:
         net = NetFiles.of(folder, job.lake)
         is_whole = sum(net.rows) == net_changes(tag.counts)
-        merge = _begun(runner, table, written, net, truncated=truncated) if is_whole else None
+        if not is_whole:
+            return None
+        merge = _begun(runner, table, written, net, truncated=truncated, duplicates=duplicates)
         return None if merge is None else _merged(merge, table, tag, fence)
     except WaldeltaError:
         raise
@@ -217,7 +233,13 @@ def _merged(merge: _Merge, table: TargetVersion, tag: CommitTag, fence: Fence) -
 
 
 def _begun(
-    runner: Runner, table: TargetVersion, written: WrittenColumns, net: NetFiles, *, truncated: bool
+    runner: Runner,
+    table: TargetVersion,
+    written: WrittenColumns,
+    net: NetFiles,
+    *,
+    truncated: bool,
+    duplicates: Duplicates | None,
 ) -> _Merge | None:
     """Returns the merge, or None when only Spark can read or write this target."""
     if (files := readable_files(table, written)) is None:
@@ -225,6 +247,8 @@ def _begun(
     # Rows of removed and added files have nothing in common after a TRUNCATE.
     shows_changes = table.shows_changes and not truncated
     target = _Target(table.place, table.schema, written, new_prefix(), shows_changes)
+    if duplicates is not None:
+        return _DuplicatesMerge(runner, target, net, files, duplicates)
     return _Merge(runner, target, net, files, truncated=truncated)
 
 
@@ -262,13 +286,16 @@ class _Merge:
         told = self._runner.run(
             len(parts), MERGED, lambda number: _rewrite(target, net, count, parts[number])
         )
-        for row in told:
+        return self._are_rewritten(told)
+
+    def _are_rewritten(self, answers: Sequence[Any]) -> bool:
+        for row in answers:
             if row["matched"] is not None:
-                self._matched[unpacked(row["matched"], count)] = True
+                self._matched[unpacked(row["matched"], len(self._keys))] = True
             if row["removed"] is not None:
                 self.removed.append((row["removed"], row["removed_size"]))
             self._add(row)
-        return all(row["is_possible"] for row in told)
+        return all(row["is_possible"] for row in answers)
 
     def insert(self) -> None:
         """Write the net changes that are new rows as files of their own."""
@@ -307,6 +334,138 @@ class _Merge:
         return list(compress(self._held, chosen))
 
 
+class _DuplicatesMerge(_Merge):
+    """A merge of updates and deletes of a table without a key.
+
+    Each takes one of the rows that equal its old row. Tasks search the files for such rows, and
+    return no more of them than changes need. Those that are taken are chosen among all of these, as
+    match_duplicates() does in a small target. Then only their files are rewritten.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        target: _Target,
+        net: NetFiles,
+        files: pa.Table,
+        columns: Duplicates,
+    ) -> None:
+        super().__init__(runner, target, net, files, truncated=False)
+        self._columns = columns
+
+    def rewrite(self) -> bool:
+        """Rewrite the files with rows that the net changes take; returns False as of _Merge."""
+        target, net, count, columns = self._target, self._net, len(self._keys), self._columns
+        parts = shares(self._touched(), count // 2)
+        told = self._runner.run(
+            len(parts), _FOUND, lambda number: _find(target, net, columns, number, parts[number])
+        )
+        if any(row["found"] is None for row in told):
+            return False
+        if not told:
+            return True
+        files = [file for part in parts for file in part]
+        begin = np.cumsum([0, *map(len, parts)]).tolist()
+        found = np.concatenate([_numbers_of(row, begin[row["number"]]) for row in told], axis=1)
+        of_row = _match_found(found, np.frombuffer(told[0]["removed"], np.int64).reshape(2, -1))
+        order = net.read(["action", PLACE])
+        changes = np.append(removals_of(order["action"], order[PLACE]), -1)[of_row]
+        taken = [
+            (file, found[1][here], changes[here])
+            for number, file in enumerate(files)
+            if (here := (found[0] == number) & (of_row >= 0)).any()
+        ]
+        of_file = {file.path: (rows, numbers) for file, rows, numbers in taken}
+        rewritten = shares([file for file, *_ in taken])
+        return self._are_rewritten(
+            self._runner.run(
+                len(rewritten),
+                MERGED,
+                lambda number: _rewrite_taken(target, net, count, rewritten[number], of_file),
+            )
+        )
+
+    def _touched(self) -> list[HeldFile]:
+        """Returns the files that may have a row that equals an old one.
+
+        Bounds of a column tell where equal values are always written alike.
+        """
+        exact = [
+            (f"b{i}", name)
+            for i, (name, kind) in enumerate(self._columns)
+            if kind.is_fixed_size and _is_written_alike(kind)
+        ]
+        old = self._net.read(["action", PLACE, *(base for base, _ in exact)])
+        old = old.take(pa.array(removals_of(old["action"], old[PLACE])))
+        # A null is in any file.
+        known = [(name, old[base]) for base, name in exact if not old[base].null_count]
+        if not known:
+            return self._held
+        names, keys = zip(*known, strict=True)
+        return list(compress(self._held, may_hold(self._files, names, keys)))
+
+
+def _find(
+    target: _Target, net: NetFiles, columns: Duplicates, number: int, share: Sequence[HeldFile]
+) -> pa.Table:
+    """Search files for rows that equal removed ones (run as a task).
+
+    Returns four numbers of each: its file in the share, its place in the file, and the first
+    removed row that it equals, and that is also written alike. Of the removed rows it returns the
+    last two.
+    """
+    order = net.read(["action", PLACE])
+    numbers = removals_of(order["action"], order[PLACE])
+    rows = net.take(net.are_in(numbers), MOST_NET_BYTES)
+    if rows is None:
+        return pa.Table.from_pylist([{"number": number}], _FOUND)
+    removed = rows.take(pa.array(np.argsort(np.argsort(numbers))))
+    metadata, found = target.written.metadata, [np.zeros((4, 0), np.int64)]
+    for at, file in enumerate(share):
+        begin = 0
+        names = [*(name for name, _ in columns), *([RAW] if metadata else [])]
+        for part in parts_at_once(batches(target.open(file), {n: pc.field(n) for n in names})):
+            codes = codes_of_duplicates(part, removed, columns, metadata=metadata)
+            equal, exact = (_first_like(of_both, len(part)) for of_both in codes)
+            here = np.flatnonzero(equal >= 0)
+            of_file = np.full(len(here), at)
+            found.append(np.stack([of_file, begin + here, equal[here], exact[here]]))
+            begin += len(part)
+    nothing = target.schema.empty_table()
+    codes = codes_of_duplicates(nothing, removed, columns, metadata=metadata)
+    alike = np.stack([_first_like(np.concatenate([c, c]), len(removed)) for c in codes])
+    rows_found = np.concatenate(found, axis=1)
+    needed = rows_found[:, _match_found(rows_found, alike) >= 0]
+    answer = {"number": number, "found": needed.tobytes(), "removed": alike.tobytes()}
+    return pa.Table.from_pylist([answer], _FOUND)
+
+
+def _numbers_of(answer: Any, first: int) -> Ints:
+    """Returns what a task found, with the numbers of files among all; its own begin with 0."""
+    found = np.frombuffer(answer["found"], np.int64).reshape(4, -1)
+    moved: Ints = found + np.array([[first], [0], [0], [0]])
+    return moved
+
+
+def _is_written_alike(kind: TargetType) -> bool:
+    none = pa.array([], kind.arrow)
+    return kind.equal_values(none) is none
+
+
+def _first_like(codes: Ints, count: int) -> Ints:
+    """Returns, for each of ``count`` rows, the first removed row with its code; -1 for none."""
+    removed = codes[count:]
+    first = np.full(int(codes.max(initial=-1)) + 1, -1, np.int64)
+    first[removed[::-1]] = np.arange(len(removed))[::-1]
+    return first[codes[:count]]
+
+
+def _match_found(found: Ints, removed: Ints) -> Ints:
+    """Returns, for each row that was found, the removed row that takes it; -1 for none."""
+    equal, exact = (np.concatenate([found[k + 2], removed[k]]) for k in (0, 1))
+    return match_codes(equal, exact + 1, found.shape[1])
+
+
 def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[HeldFile]) -> pa.Table:
     """Rewrite those of these files that have a row of the net changes (run as a task).
 
@@ -330,6 +489,29 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[HeldFil
     ):
         if (of_file >= 0).any():
             told.append(_rewrite_file(target, file, changes, of_file))
+    return pa.Table.from_pylist(told, MERGED)
+
+
+def _rewrite_taken(
+    target: _Target,
+    net: NetFiles,
+    count: int,
+    share: Sequence[HeldFile],
+    taken: Mapping[str, tuple[Ints, Ints]],
+) -> pa.Table:
+    """Rewrite these files (run as a task): their rows at places are taken by net changes."""
+    matched = np.zeros(count, np.bool_)
+    for file in share:
+        matched[taken[file.path][1]] = True
+    changes, wanted = net.take(matched, MOST_NET_BYTES), np.flatnonzero(matched)
+    if changes is None:
+        return pa.Table.from_pylist([_rows_of(is_possible=False)], MERGED)
+    told = [_rows_of(matched=packed(matched))]
+    for file in share:
+        rows, numbers = taken[file.path]
+        of_file = np.full(target.open(file).count_rows(), -1, np.int64)
+        of_file[rows] = np.searchsorted(wanted, numbers)
+        told.append(_rewrite_file(target, file, changes, of_file))
     return pa.Table.from_pylist(told, MERGED)
 
 

@@ -1,7 +1,7 @@
 """Commits a target's staged net changes: in the driver, file by file in tasks, or by Spark.
 
 Changes of tables without a key remove or change duplicate rows, in one commit. A MERGE can't take
-one of two equal rows, so the target is rewritten. Rows are equal where every published column is,
+one of two equal rows, so Spark rewrites the target. Rows are equal where every published column is,
 as a PostgreSQL subscriber compares them: nulls are equal, so are -0 and 0, all NaN, and 1.0 and
 1.00. Among equal rows, those written exactly like the source's are removed first, so that the
 target keeps what the source keeps.

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -25,14 +26,21 @@ from tests.unit.changes.merge.test_by_driver import (
     tag,
     write,
 )
-from waldelta.changes.decode.collapse import EventShape
+from tests.unit.types.test_type_map import ANY_NUMERIC
+from waldelta.changes.decode.collapse import EventShape, net_schema
 from waldelta.changes.merge import by_file as module
+from waldelta.changes.merge.by_driver import merge_in_driver
 from waldelta.changes.merge.by_file import merge_files
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.stage import net_files
 from waldelta.changes.stage.net_files import packed, unpacked
+from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.errors import StagedLost
 from waldelta.lake import UNFENCED, local_path, write_parquet
+from waldelta.snapshot.read_table import RAW_TYPE
+from waldelta.types.numeric import Number
+from waldelta.types.text import Characters
+from waldelta.types.type_map import target_type
 
 __all__ = ["job"]
 
@@ -275,8 +283,116 @@ def test_files_carry_statistics(job):
         assert pq.read_metadata(local_path(table_uri(job)) / add["path"]).num_rows == 1
 
 
-def test_duplicate_rows_are_left_to_spark(job):
-    """Which of them a change takes isn't seen file by file."""
-    deleted = [("D", 4, None, None, None)]
-    assert merged(job, deleted, shape=EventShape(3, ())) is None
-    assert table(job).version() == 0
+V_KINDS = (
+    Characters(),
+    Number("bigint", pa.int64(), "int8"),
+    target_type(ANY_NUMERIC, DEFAULT_TYPES),
+)
+DUPLICATES = pa.schema(
+    [("v", pa.string()), ("n", pa.int64()), ("d", pa.string()), *list(SCHEMA)[3:]]
+)
+
+
+def keyless(job) -> SimpleNamespace:
+    """A plan of a table without a key, whose target is empty."""
+    write(job, DUPLICATES.empty_table(), schema_mode="overwrite")
+    made = plan(shape=EventShape(3, ()))
+    made.decode.names = ("v", "n", "d")
+    made.decode.columns = list(zip(made.decode.names, V_KINDS, strict=True))
+    return made
+
+
+def net_of_duplicates(changes) -> pa.Table:
+    """Of (action, old row, new row)."""
+    net = net_schema(EventShape(3, ()), [pa.string(), pa.int64(), pa.string()])
+    net = net.append(pa.field("place", pa.int64()))
+    for name in ("base_raw", "raw"):
+        net = net.append(pa.field(name, RAW_TYPE))
+    listed = [
+        {"action": action, "lsn": 9, "place": place}
+        | {f"b{i}": value for i, value in enumerate(old or ())}
+        | {f"c{i}": value for i, value in enumerate(new or ())}
+        for place, (action, old, new) in enumerate(changes)
+    ]
+    return pa.Table.from_pylist(listed, net)
+
+
+def merged_duplicates(job, made, changes, batch=1) -> CommitTag | None:
+    net = net_of_duplicates(changes)
+    counts = Counter(action for action, *_ in changes)
+    planned = replace(tag(batch), counts=dict(counts))
+    return merge_files(
+        SimpleNamespace(run=one_by_one), job, made, staged(job, net), planned, UNFENCED
+    )
+
+
+def stored(job) -> list[tuple]:
+    found = table(job).to_pyarrow_table().select(["v", "n", "d"]).to_pylist()
+    return sorted((tuple(row.values()) for row in found), key=repr)
+
+
+def write_duplicates(job, *files) -> None:
+    for file in files:
+        rows = [dict(zip(("v", "n", "d", "gone"), (*row, 0.5), strict=True)) for row in file]
+        write_deltalake(table_uri(job), pa.Table.from_pylist(rows, DUPLICATES), mode="append")
+
+
+A1, A2, B1 = ("a", 1, "1.0"), ("a", 1, "1.00"), ("b", 1, "1.0")
+
+
+def test_changes_of_duplicate_rows_rewrite_the_files_with_rows_they_take(job, monkeypatch):
+    """Rows that are written alike first, wherever they are; bounds exclude a file of others."""
+    made = keyless(job)
+    write_duplicates(job, [A1, A1], [A2, B1], [("a", 7, "1.0")])
+    before, opened, of = names_of(job), [], module.open_file
+    monkeypatch.setattr(module, "open_file", lambda *args: opened.append(args[-1]) or of(*args))
+    done = merged_duplicates(
+        job,
+        made,
+        [("delete", A2, None), ("update", B1, ("b", 2, "2")), ("insert", None, A1)],
+    )
+    assert stored(job) == sorted([A1, A1, ("b", 2, "2"), ("a", 7, "1.0"), A1], key=repr)
+    assert (len(names_of(job) & before), len({*opened})) == (2, 2)
+    assert [done.counts[f"merged_{kind}"] for kind in ("inserts", "updates", "deletes")] == [
+        1,
+        1,
+        1,
+    ]
+    gone = [row["gone"] for row in table(job).to_pyarrow_table().to_pylist()]
+    assert sorted(gone, key=str) == [0.5] * 4 + [None]
+
+
+def test_a_change_of_no_duplicate_row_is_skipped(job):
+    made = keyless(job)
+    write_duplicates(job, [A1], [A1])
+    files = names_of(job)
+    deletes = [("delete", A1, None)] * 3 + [("delete", ("z", 1, None), None)]
+    assert merged_duplicates(job, made, deletes).counts["merged_deletes"] == 2
+    assert (stored(job), names_of(job) & files) == ([], set())
+    merged_duplicates(job, made, [("delete", B1, None)], batch=2)
+    assert table(job).version() == 5
+
+
+def test_random_duplicates_are_merged_as_in_a_small_target(job, tmp_path):
+    """Equal rows remain in both, and as many that are written alike."""
+    rng = random.Random(46)
+
+    def row():
+        return rng.choice("ab"), rng.choice([1, 2, None]), rng.choice(["1.0", "1.00", None])
+
+    for attempt in range(12):
+        made = keyless(job)
+        write_duplicates(job, *([row() for _ in range(rng.randrange(1, 9))] for _ in range(4)))
+        changes = [
+            rng.choice([("delete", row(), None), ("update", row(), row()), ("insert", None, row())])
+            for _ in range(rng.randrange(1, 12))
+        ]
+        version, batch = table(job).version(), 2 * attempt + 1
+        assert merged_duplicates(job, made, changes, batch) is not None
+        by_tasks = stored(job)
+        table(job).restore(version)
+        counts = dict(Counter(action for action, *_ in changes))
+        planned = replace(tag(batch + 1), counts=counts)
+        net = net_of_duplicates(changes)
+        assert merge_in_driver(job, made, net, planned, UNFENCED) is not None
+        assert (attempt, by_tasks) == (attempt, stored(job))
