@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from waldelta.changes.merge.statements import raw_entries
 from waldelta.changes.merge.target_table import stored_frame
-from waldelta.config import PipelineFile
+from waldelta.config import PipelineFile, split_table_name
 from waldelta.errors import SchemaChanged, StateError
 from waldelta.lake import target_uri
 from waldelta.lake.ledger import TableState
@@ -103,7 +103,8 @@ def compare_target(
         names = [name for name, _ in copy.columns]
         if with_metadata:
             names.append(RAW)
-        uri = target_uri(pipeline.target.root, table_id.schema, table_id.name)
+        name = split_table_name(pipeline.target.target_names.of(state.table_name))
+        uri = target_uri(pipeline.target.root, *name)
         compared = (names, state.key_columns, state.table_name)
         held = None if runner.is_started else _read_here(uri, state, copy, version)
         if held is not None:

@@ -4,13 +4,14 @@ import tempfile
 from pathlib import Path
 
 import pyarrow as pa
+import yaml
 
 from demo.embedded_postgres import EmbeddedPostgres
 from tests.oracles.random_workload import BIG
 from tests.soak.scene import COPIES, KEYED, PLAIN, Scene, kill_driver
 from tests.support.servers.standby import ask, catch_up, follow, keep_slot, promote
 from waldelta.jobs import Pipeline
-from waldelta.lake import Lake, staging_folder, target_uri, write_parquet
+from waldelta.lake import Lake, staging_folder, write_parquet
 from waldelta.lake.ledger import now
 
 
@@ -49,6 +50,17 @@ def copy_killed(scene: Scene) -> None:
 def refiltered(scene: Scene) -> None:
     """Another row filter."""
     scene.refilter()
+
+
+def renamed(scene: Scene) -> None:
+    """The pipeline files give a target another name, or take it back."""
+    for path in scene.files.values():
+        document = yaml.safe_load(path.read_text())
+        own = document["target"].setdefault("tables", {}).setdefault(f"public.{COPIES}", {})
+        if own.pop("name", None) is None:
+            own["name"] = "moved.{schema}_{table}"
+        path.write_text(yaml.safe_dump(document))
+    scene.write()
 
 
 def returned(scene: Scene) -> None:
@@ -180,6 +192,5 @@ def failed_over(scene: Scene) -> None:
 
 def _execute(scene: Scene, table: str, statement: str) -> None:
     """SQL of somebody else's on a target."""
-    scene.spark.sql(
-        statement.format(f"delta.`{target_uri(scene.root, 'public', table)}`")
-    ).collect()
+    uri = Pipeline.load(scene.files[PLAIN]).target_path(f"public.{table}")
+    scene.spark.sql(statement.format(f"delta.`{uri}`")).collect()

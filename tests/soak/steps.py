@@ -94,6 +94,10 @@ STEPS: tuple[Step, ...] = (
             "apply.cut",
         )
     ),
+    *(
+        Step(point, prepare=prepared.renamed)
+        for point in ("move.begun", "move.renamed", "move.recorded")
+    ),
     Step("complete.recorded", prepare=prepared.incomplete),
     Step("external.recorded", prepare=prepared.written_by_others),
     *(

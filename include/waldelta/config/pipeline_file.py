@@ -28,6 +28,7 @@ from waldelta.config.catalog import CatalogSettings
 from waldelta.config.parse_text import StrictModel, one_of, problems, read_yaml_file, refuse_if
 from waldelta.config.quality import Quality, Schedule, check_folder_uri
 from waldelta.config.source import Source, TableName, split_table_name
+from waldelta.config.target_names import DEFAULT_TEMPLATE, TargetNames, check_template
 from waldelta.config.type_options import TableTypeOptions, TypeOptions
 from waldelta.error_catalog import ANY_ERROR, ERRORS
 from waldelta.errors import ConfigError
@@ -83,6 +84,13 @@ class TargetTable(StrictModel):
         alias="from",
         description=("published table whose changes this target gets, if its name differs"),
     )
+    name: str | None = Field(
+        None,
+        description=(
+            "name of this target in the lake, instead of the one by target.names, which may use"
+            " {schema} and {table}, too"
+        ),
+    )
     partition_root: bool = Field(
         False,
         description="true: merge the published partitions of this table into one target",
@@ -120,6 +128,11 @@ class TargetTable(StrictModel):
         if value is not None:
             split_table_name(value)
         return value
+
+    @field_validator("name")
+    @classmethod
+    def _named(cls, value: str | None) -> str | None:
+        return None if value is None else check_template(value, needs_table=False)
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -171,6 +184,13 @@ class Target(StrictModel):
         ),
     )
     tables: dict[str, TargetTable] = Field({}, description="settings of single targets, by name")
+    names: str = Field(
+        DEFAULT_TEMPLATE,
+        description=(
+            "template of the targets' names in the lake, of {schema}, {table} and a dot between"
+            " schema and table; without a dot the schema stays"
+        ),
+    )
     schema_changes: SchemaPolicy = Field(
         "evolve",
         description=(
@@ -249,6 +269,11 @@ class Target(StrictModel):
         )
         return value.rstrip("/")
 
+    @field_validator("names")
+    @classmethod
+    def _template(cls, value: str) -> str:
+        return check_template(value, needs_table=True)
+
     @model_validator(mode="after")
     def _tables_fit(self) -> Self:
         options = [self.types, *(table.types.over(self.types) for table in self.tables.values())]
@@ -268,9 +293,15 @@ class Target(StrictModel):
             f" {', '.join(versioned)}",
         )
         for name, table in self.tables.items():
-            if table.source is not None or table.partition_root:
+            if table.source is not None or table.partition_root or table.name is not None:
                 split_table_name(name)
         return self
+
+    @property
+    def target_names(self) -> TargetNames:
+        """Returns the targets' names in the lake."""
+        own = {key: table.name for key, table in self.tables.items() if table.name is not None}
+        return TargetNames(self.names, own)
 
     def types_of(self, table_name: str) -> TypeOptions:
         """Returns the type options of one table, named as PostgreSQL prints it."""

@@ -46,7 +46,7 @@ def dbt_sources(job: Job) -> str:
     schemas: dict[str, list[dict[str, Any]]] = {}
     for name, state in sorted(states.items()):
         expectations = own[name].suite.expectations if name in own else ()
-        schemas.setdefault(split_table_name(name)[0], []).append(
+        schemas.setdefault(split_table_name(job.lake.stored_name(name))[0], []).append(
             _table(job, state, comments, expectations)
         )
     document = {
@@ -70,7 +70,7 @@ def _table(
 ) -> dict[str, Any]:
     tests = _tests(state, own)
     table: dict[str, Any] = {
-        "name": split_table_name(state.table_name)[1],
+        "name": split_table_name(job.lake.stored_name(state.table_name))[1],
         "description": comments.get((state.table_name, None), ""),
         "config": {"meta": job.lake.target(state.table_name).dbt_properties},
         "columns": [

@@ -314,8 +314,9 @@ class Pipeline:
             return [orphan.describe() for orphan in found]
 
     def target_path(self, table: str) -> str:
-        """Returns the URI of a table's Delta target."""
-        return target_uri(self.file.target.root, *split_table_name(table))
+        """Returns the URI of a table's Delta target, by its name in the pipeline file."""
+        target = self.file.target
+        return target_uri(target.root, *split_table_name(target.target_names.of(table)))
 
 
 def _check_readable(job: Job) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         by_row_group,
         check_writable,
         local_path,
+        move_folder,
         open_parquet,
         parquet_format,
         remove_folder,
@@ -58,6 +59,7 @@ __all__ = [
     "check_writable",
     "is_store_variable",
     "local_path",
+    "move_folder",
     "named_write_errors",
     "not_writable_by_spark",
     "open_parquet",
@@ -83,7 +85,7 @@ __getattr__ = lazy_exports(
     lake="Lake",
     staging_leftovers="staging_folder",
     storage=(
-        "MESSAGES bookkeeping_uri by_row_group check_writable local_path open_parquet "
+        "MESSAGES bookkeeping_uri by_row_group check_writable local_path move_folder open_parquet "
         "parquet_format remove_folder row_count target_uri why_not_writable write_parquet"
     ),
     store_connection="REQUEST_LIMITS is_store_variable read_store_options",

@@ -16,6 +16,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSystem
 
 from waldelta.config import split_table_name
+from waldelta.config.target_names import TargetNames
 from waldelta.lake.delta_target import DeltaTarget
 from waldelta.lake.log_copy import CopiedTable, KnownLogs, StoredLog, file_paths
 from waldelta.lake.object_store import requests_made, store_folder
@@ -57,6 +58,8 @@ class TableCache:
         self._root: FileSystem | None = None
         # By table and name: a version, the identity of its log entry, and what was read of it.
         self._read: dict[tuple[str, str], tuple[int, tuple[int, int] | None, Any]] = {}
+        # By target: its name in the lake, where it isn't the target's own.
+        self.stored_names: dict[str, str] = {}
         self._idle_files = 0
         self._logs: KnownLogs | None = None
         self._requests = requests_made()
@@ -172,6 +175,8 @@ class Lake:
     storage_options: dict[str, str] | None = field(default=None, repr=False, compare=False)
     # Whether Spark does all work, however small it is.
     on_spark: bool = False
+    # The names that the pipeline file gives targets.
+    names: TargetNames = field(default_factory=TargetNames, repr=False, compare=False)
     cache: TableCache = field(default_factory=TableCache, init=False, repr=False, compare=False)
 
     @classmethod
@@ -182,13 +187,27 @@ class Lake:
         environment: Mapping[str, str] = os.environ,
         *,
         on_spark: bool = False,
+        names: TargetNames | None = None,
     ) -> Lake:
         """Returns the lake with its store's options; see read_store_options(), also for errors."""
-        return cls(root, read_store_options(root, conn_id, environment) or None, on_spark)
+        options = read_store_options(root, conn_id, environment) or None
+        return cls(root, options, on_spark, names or TargetNames())
 
     def target(self, table_name: str) -> DeltaTarget:
-        """Returns the target of a table, by its name with the schema."""
-        return DeltaTarget(self, target_uri(self.root, *split_table_name(table_name)))
+        """Returns the target of a table, by its name with the schema, where it is stored."""
+        return self.target_named(self.stored_name(table_name))
+
+    def target_named(self, name: str) -> DeltaTarget:
+        """Returns the target that has, or would have, this name in the lake."""
+        return DeltaTarget(self, target_uri(self.root, *split_table_name(name)))
+
+    def stored_name(self, table_name: str) -> str:
+        """Returns a target's name in the lake: the one that the ledger was last read to have.
+
+        A target that the ledger lacks gets the pipeline file's name. Another name in the file moves
+        the target only when a run has recorded it.
+        """
+        return self.cache.stored_names.get(table_name) or self.names.of(table_name)
 
     def bookkeeping(self, name: str) -> DeltaTarget:
         """Returns one of the pipeline's own tables (see bookkeeping_uri)."""

@@ -128,6 +128,20 @@ def sync_commit(uri: str, version: int) -> None:
     _synced[uri] = forced
 
 
+def move_folder(uri: str, to: str) -> None:
+    """Rename a table's folder on a disk, durably; raises OSError where another one is in the way.
+
+    The folder above it, where it was, is removed when it has nothing else.
+    """
+    old, new = Path(urlsplit(uri).path), Path(urlsplit(to).path)
+    new.parent.mkdir(parents=True, exist_ok=True)
+    old.rename(new)
+    for path in (new.parent, new.parent.parent, old.parent):
+        _fsync(path)
+    with suppress(OSError):
+        old.parent.rmdir()
+
+
 def sync_files(uri: str, names: Iterable[str]) -> None:
     """Force files of a folder to disk, as sync_commit() does a commit's."""
     if (folder := local_path(uri)) is not None:

@@ -456,6 +456,7 @@ def read_table_details(
     table that the ledger doesn't know, or an invalid table name.
     """
     states = ledger.table_rows(table_name) if states is None else states
+    ledger.note_names(states)
     try:
         target = ledger.lake.target(table_name)
     except ValueError:

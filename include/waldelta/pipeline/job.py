@@ -28,7 +28,13 @@ def lake_of(pipeline: PipelineFile, environment: Mapping[str, str] = os.environ)
     if runner not in get_args(RunnerName):
         raise ConfigError(f"{RUNNER_VARIABLE} is {runner!r}: set it to auto or spark, or unset it")
     target = pipeline.target
-    return Lake.of(target.root, target.conn_id, environment, on_spark=runner == "spark")
+    return Lake.of(
+        target.root,
+        target.conn_id,
+        environment,
+        on_spark=runner == "spark",
+        names=target.target_names,
+    )
 
 
 def ledger_of(pipeline: PipelineFile) -> Ledger:

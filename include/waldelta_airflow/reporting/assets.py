@@ -20,7 +20,7 @@ def target_asset(pipeline: PipelineFile, table: str) -> Asset:
     """
     from waldelta.lake import target_uri
 
-    schema, name = split_table_name(table)
+    schema, name = split_table_name(pipeline.target.target_names.of(table))
     return Asset(
         name=f"{pipeline.pipeline}/{table}", uri=target_uri(pipeline.target.root, schema, name)
     )

@@ -72,7 +72,8 @@ def _source(pipeline: PipelineFile, table: str) -> tuple[str, str]:
 
 
 def _output(pipeline: PipelineFile, commit: TargetCommit) -> OutputDataset:
-    place = urlsplit(target_uri(pipeline.target.root, *split_table_name(commit.table)))
+    name = pipeline.target.target_names.of(commit.table)
+    place = urlsplit(target_uri(pipeline.target.root, *split_table_name(name)))
     namespace = f"{place.scheme}://{place.netloc}" if place.netloc else place.scheme
     statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
         rowCount=commit.rows

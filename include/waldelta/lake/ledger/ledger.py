@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import takewhile
 from typing import Any
@@ -79,9 +80,15 @@ class Ledger:
         """Add a target's row after the row that it replaces (None: the target has none yet).
 
         Returns the row as it was written. Raises LateWriter, and adds nothing, when another run has
-        written a row of this target since.
+        written a row of this target since. Without a name of its own in the lake, the row has that
+        of the row before it, and a target's first one that of the pipeline file.
         """
-        return self._append_behind(row, after, pc.field("table_name") == row.table_name)
+        name = self.lake.names.of(row.table_name) if after is None else after.stored_name
+        if row.stored_name is None and name != row.table_name:
+            row = replace(row, stored_name=name)
+        written = self._append_behind(row, after, pc.field("table_name") == row.table_name)
+        self.note_names([written])
+        return written
 
     def append_life(self, row: SlotMove, after: SlotMove | None) -> SlotMove:
         """Add an event of a slot as a whole after the slot's last such event (None: it is the
@@ -251,9 +258,17 @@ class Ledger:
 
     def table_rows(self, table_name: str | None = None) -> list[TableState]:
         """Returns all states of all targets, or of one, oldest first."""
-        return self.table(TableState).read(
+        rows = self.table(TableState).read(
             None if table_name is None else pc.field("table_name") == table_name
         )
+        self.note_names(rows)
+        return rows
+
+    def note_names(self, rows: Iterable[TableState]) -> None:
+        """Have the lake open targets where these states, oldest first, say that they are stored."""
+        names = {row.table_name: row.stored_name or row.table_name for row in rows}
+        # At once: another thread may be opening one of them.
+        self.lake.cache.stored_names.update(names)
 
     def complete_states(self, table_name: str) -> list[TableState]:
         """Returns the states in which a target was complete, in any slot incarnation, oldest

@@ -323,6 +323,8 @@ class TableState(LedgerRow):
     mode: str | None = None
     # Whether the target lacks rows on purpose (see waldelta.stages.sync.skipped_copy); None: no.
     copy_skipped: bool | None = None
+    # The target's name in the lake, when that isn't its own name.
+    stored_name: str | None = None
 
     table: ClassVar[str] = "tables"
 

@@ -44,6 +44,7 @@ from waldelta.pipeline.targets import (
 )
 from waldelta.pipeline.targets.external_commits import Watch
 from waldelta.pipeline.targets.lifecycle import states as due_states
+from waldelta.pipeline.targets.move_target import move_targets
 from waldelta.postgres import LOCK_TIMEOUT_S, LockedTables, read_around
 from waldelta.postgres.publication_checks import refused_statements, unpublished
 from waldelta.spark import Runner
@@ -247,6 +248,7 @@ def _reported_commits(job: Job) -> ReportedCommits:
 
 def _select_targets(runner: Runner, applied: Applied, landed_as_of: int | None) -> _Selected:
     job = applied.job
+    applied.warnings += move_targets(job)
     with job.source.connect("apply") as connection:
         applied.published, locked = read_around(
             connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)

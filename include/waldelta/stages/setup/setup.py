@@ -72,6 +72,7 @@ from waldelta.stages.setup.preflight.source import (
 from waldelta.stages.setup.preflight.targets import (
     JudgeSuite,
     PlannedTargets,
+    judge_names,
     judge_replaced,
     judge_suites,
     judge_wheres,
@@ -279,6 +280,7 @@ def _plan_setup(
     if _can_be_queried(facts):
         targets = plan_targets(conn, job.pipeline, in_force, facts)
         findings += [*targets.findings, *judge_wheres(conn, job.pipeline, targets)]
+        findings += judge_names(job, targets, states)
         if not renew:  # A lost slot is recreated whatever the expectations are.
             findings += judge_suites(job.pipeline, targets, states, judge_suite)
     findings += _judge_catalog(job, targets)

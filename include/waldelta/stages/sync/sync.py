@@ -39,6 +39,7 @@ from waldelta.pipeline.targets import (
     unknown_tables,
 )
 from waldelta.pipeline.targets.lifecycle import NOT_PUBLISHED, lives
+from waldelta.pipeline.targets.move_target import move_targets, name_problems
 from waldelta.postgres import TableId
 from waldelta.quantities import counted
 from waldelta.slot.gaps import close_gaps
@@ -108,24 +109,24 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
 
     ``only_waiting``: copies only tables that get no changes until they are copied, and that no
     other run is copying. ``by_diff``: tables with a copy from any slot incarnation are compared
-    with the snapshot, and only rows that differ are written, where that is exact (mend_target).
-    The same applies to a table whose copy in the current incarnation was begun and didn't end, if
-    an earlier incarnation has one: a killed resync is continued this way. Raises SyncFailed with
-    all failures when the other tables are copied. Raises ConfigError for a table that isn't
-    published and ModeRefused for a named table whose mode doesn't allow it. Raises
-    TransactionsStillOpen, NotPrimary or SlotMissing before anything is copied.
+    with the snapshot, and only rows that differ are written, where that is exact (mend_target). So
+    are tables whose copy in the current incarnation was begun and didn't end, if an earlier one has
+    a copy: this continues a killed resync. Raises SyncFailed with all failures when the other
+    tables are copied; ConfigError for a table that isn't published; ModeRefused for a named table
+    whose mode doesn't allow it; TransactionsStillOpen, NotPrimary or SlotMissing before that.
     """
     with job.source.connect("sync") as connection:
         check_source(connection, job)
-        known, insists = job.ledger.table_states(), tables is not None and not only_waiting
         check_primary(connection, job)
+        move_targets(job)
+        known, insists = job.ledger.table_states(), tables is not None and not only_waiting
         # Tables whose size can't be read now come last.
         _, targets, _ = read_unlocked_sources(connection, job.pipeline)
         wanted = _choose(runner, targets, job, tables, known, insists=insists)
         if not wanted:
             close_gaps(job)
             return []
-        refused = _refused(job, wanted)
+        refused = _refused(job, wanted, known)
         if insists and refused:  # Raised before anything is changed.
             raise next(iter(refused.values()))
         check_writable(job.pipeline.target.root)
@@ -218,9 +219,17 @@ def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Form
     return {name: Former(earlier[name]) for name in names if name in begun and name in earlier}
 
 
-def _refused(job: Job, wanted: Sequence[ReplicatedTarget]) -> dict[str, WaldeltaError]:
-    """Returns by name why targets can't be synced as the pipeline file requires."""
-    found: dict[str, WaldeltaError] = {}
+def _refused(
+    job: Job, wanted: Sequence[ReplicatedTarget], known: Iterable[str]
+) -> dict[str, WaldeltaError]:
+    """Returns by name why targets can't be synced as the pipeline file requires.
+
+    ``known`` are the targets that the ledger has.
+    """
+    taken = {name: job.lake.stored_name(name) for name in known}
+    new = {str(target.id) for target in wanted} - taken.keys()
+    problems = name_problems(job.lake.names, new, taken)
+    found: dict[str, WaldeltaError] = {name: ConfigError(why) for name, why in problems.items()}
     for target in wanted:
         try:
             keeps_earlier_rows(job, str(target.id), target.table.key_columns)

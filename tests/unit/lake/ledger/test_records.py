@@ -57,7 +57,7 @@ TABLES = {
         list<item: int64>, source_table: string, root_id: int64, unrepaired_leaves: list<item:
         int64>, entries: list<item: string>, version: int64, external_commits: list<item:
         struct<version: int64, operation: string, by: string, at: TIME>>, mode: string,
-        copy_skipped: bool""",
+        copy_skipped: bool, stored_name: string""",
     BatchCut: """batches
         batch: int64, end_lsn: int64, commit_ts: TIME, targets: TARGETS, expired: bool""",
     Run: """runs

@@ -22,7 +22,9 @@ from waldelta.errors import ConfigError, ModeRefused, PrivilegeMissing
 from waldelta.findings import Finding, Grant, lacking, problem, problem_if, sql_name, warning
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import METADATA_TYPES, RELID
+from waldelta.pipeline import Job
 from waldelta.pipeline.targets import TargetSource, column_states
+from waldelta.pipeline.targets.move_target import name_problems, plan_moves
 from waldelta.pipeline.targets.target_sources import (
     COMMON,
     merge_partitions,
@@ -141,6 +143,20 @@ def judge_modes(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> 
                 named_mode(entries[name].mode).check_key(name, table.key_columns)
         except ModeRefused as err:
             yield problem(f"target.tables.{name}.mode: {err}")
+
+
+def judge_names(
+    job: Job, planned: PlannedTargets, states: Mapping[str, TableState]
+) -> Iterator[Finding]:
+    """Yields findings about the targets' names in the lake, and which targets will be moved."""
+    problems = name_problems(job.lake.names, planned.sources, {})
+    yield from map(problem, problems.values())
+    for name, why in plan_moves(job, states).items():
+        stored, wanted = job.lake.stored_name(name), job.lake.names.of(name)
+        if why is not None and name not in problems:
+            yield warning(f"{name} stays {stored} in the lake: {why}")
+        elif why is None:
+            yield warning(f"{name} is {stored} in the lake: the next run moves it to {wanted}")
 
 
 def judge_replaced(
