@@ -138,7 +138,9 @@ def _values(annotation: Any) -> list[str]:
 def _keys(model: type[BaseModel]) -> str:
     """A line for each key; those that a section of their own explains stand in the last one."""
     lines, sections = [], []
-    for name, field in model.model_fields.items():
+    own = model.__annotations__
+    fields = sorted(model.model_fields.items(), key=lambda field: field[0] not in own)
+    for name, field in fields:
         key = f"`{field.alias or name}`"
         default = _default(field)
         if next(_models(field.annotation), None) is not None:

@@ -83,8 +83,8 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/merge/by_driver.py",
-        "    fence.verify()\n    rows, shown = merge.new_rows()",
-        "    rows, shown = merge.new_rows()",
+        "    fence.verify()\n    replace_by_rows",
+        "    replace_by_rows",
         "A run commits to a target that another run has taken over.",
         (_BOTH, _DRIVER),
     ),
@@ -104,7 +104,7 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/merge/by_file.py",
-        'self.removed.append((row["removed"], row["removed_size"]))',
+        'self.removed.append(held[row["removed"]])',
         "pass",
         "A rewritten file stays beside its replacement, and its rows are doubled.",
         (_FILE,),

@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from waldelta.config.catalog import CatalogSettings
+from waldelta.config.layout_options import LayoutOptions
 from waldelta.config.parse_text import StrictModel, one_of, problems, read_yaml_file, refuse_if
 from waldelta.config.quality import Quality, Schedule, check_folder_uri
 from waldelta.config.source import Source, TableName, split_table_name
@@ -76,8 +77,8 @@ _UNFIT_IN_ROOT = frozenset(" %#?\\|[]{}*^")
 LONGEST_TIMEOUT_S = 3 * 3600
 
 
-class TargetTable(StrictModel):
-    """The source mapping of one target, and its mode and types."""
+class TargetTable(LayoutOptions):
+    """The source mapping of one target, its mode, types and layout."""
 
     source: TableName | None = Field(
         None,
@@ -158,7 +159,7 @@ class TargetTable(StrictModel):
 _DEFAULTS = TargetTable.model_validate({})
 
 
-class Target(StrictModel):
+class Target(LayoutOptions):
     """The lake."""
 
     root: str = Field(
@@ -316,6 +317,10 @@ class Target(StrictModel):
         """Returns whether this table's commits show their changes; None: as its properties say."""
         own = self.tables.get(table, _DEFAULTS).change_data_feed
         return self.change_data_feed if own is None else own
+
+    def layout_of(self, table: str) -> LayoutOptions:
+        """Returns how this table's target is laid out."""
+        return self.tables.get(table, _DEFAULTS).over(self)
 
     def mode_of(self, table: str) -> TargetMode:
         """Returns the mode of this table's target."""

@@ -12,8 +12,9 @@ import os
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
@@ -21,19 +22,12 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from waldelta.lake.delta_log import Tag
+from waldelta.lake.layout import CHANGE_TYPE, HeldFile, NewFile, log_path
 from waldelta.lake.log_copy import CopiedTable
 from waldelta.lake.storage import NO_HOOKS, entry_path, is_local, local_path
 
-# The property of a table whose commits show what they change.
-CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
-CHANGE_FOLDER, CHANGE_TYPE = "_change_data", "_change_type"
 SHOWN_INSERT, SHOWN_DELETE = "insert", "delete"
 PREIMAGE, POSTIMAGE = "update_preimage", "update_postimage"
-
-
-def change_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns the columns of the files with changed rows of a table with these columns."""
-    return schema.append(pa.field(CHANGE_TYPE, pa.string()))
 
 
 def changed_rows(rows: Mapping[str, pa.Table]) -> pa.Table:
@@ -47,16 +41,14 @@ def changed_rows(rows: Mapping[str, pa.Table]) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """Files that a commit removes (path, bytes), those that it adds (path, bytes, statistics) to
-    one partition, and files of changed rows (path, bytes).
+    """Files that a commit removes, those that it adds, and files of changed rows.
 
     Without ``changes_data`` the added files have the rows of the removed ones.
     """
 
-    removed: Sequence[tuple[str, int]]
-    added: Sequence[tuple[str, int, str]]
-    changes: Sequence[tuple[str, int]] = ()
-    partition: Mapping[str, str] = field(default_factory=dict)
+    removed: Sequence[HeldFile]
+    added: Sequence[NewFile]
+    changes: Sequence[NewFile] = ()
     changes_data: bool = True
 
     def log_entry(self, tag: Tag) -> bytes:
@@ -65,7 +57,7 @@ class FileChange:
         info = {
             "timestamp": at,
             "operation": "WRITE",
-            "operationParameters": {"mode": "Append", "partitionBy": json.dumps([*self.partition])},
+            "operationParameters": {"mode": "Append"},
             "userMetadata": tag.metadata,
             "engineInfo": "waldelta",
         }
@@ -75,23 +67,25 @@ class FileChange:
         actions += [
             # Without extended metadata, Spark doesn't read the changes of this version.
             {
-                "remove": {"path": path, "size": size, "partitionValues": {}}
-                | {"deletionTimestamp": at, "extendedFileMetadata": True, **is_data}
+                "remove": {"path": file.path, "size": file.bytes}
+                | {"partitionValues": {**file.partition}, "extendedFileMetadata": True}
+                | {"deletionTimestamp": at, **is_data}
             }
-            for path, size in self.removed
+            for file in self.removed
         ]
         actions += [
-            {"add": self._file(path, size) | {"modificationTime": at, "stats": stats, **is_data}}
-            for path, size, stats in self.added
+            {"add": _entry(file) | {"modificationTime": at, "stats": file.stats, **is_data}}
+            for file in self.added
         ]
-        actions += [
-            {"cdc": self._file(path, size) | {"dataChange": False}} for path, size in self.changes
-        ]
+        actions += [{"cdc": _entry(file) | {"dataChange": False}} for file in self.changes]
         # delta-rs (arrow-json) loses half of an escaped character beyond 16 bits.
         return "\n".join(json.dumps(action, ensure_ascii=False) for action in actions).encode()
 
-    def _file(self, path: str, size: int) -> dict[str, Any]:
-        return {"path": path, "size": size, "partitionValues": {**self.partition}}
+
+def _entry(file: NewFile) -> dict[str, Any]:
+    return {
+        "path": log_path(file.path), "size": file.size, "partitionValues": {**file.partition},
+    }  # fmt: skip
 
 
 def creates_entries(table: DeltaTable, uri: str) -> bool:
@@ -125,15 +119,18 @@ def _commit_by_delta_rs(table: DeltaTable, files: FileChange, tag: Tag) -> None:
     at, is_data = int(time.time() * 1000), files.changes_data
     table.create_write_transaction(
         [
-            *(RemoveAction(path, is_data, at, size, {}) for path, size in files.removed),
             *(
-                AddAction(path, size, files.partition, at, is_data, stats)
-                for path, size, stats in files.added
+                RemoveAction(unquote(old.path), is_data, at, old.bytes, {**old.partition})
+                for old in files.removed
+            ),
+            *(
+                AddAction(new.path, new.size, new.partition, at, is_data, new.stats)
+                for new in files.added
             ),
         ],
         mode="append",
         schema=table.schema(),
-        partition_by=[*files.partition] or None,
+        partition_by=table.metadata().partition_columns,
         commit_properties=CommitProperties(
             {"userMetadata": tag.metadata},
             max_commit_retries=0,

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,9 +28,17 @@ import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSelector, FileSystem
 
-from waldelta.lake.commit_files import CHANGE_FOLDER, change_schema
 from waldelta.lake.delta_log import Overtaken, Tag
 from waldelta.lake.delta_target import DeltaTarget, TargetVersion
+from waldelta.lake.layout import (
+    CHANGE_FOLDER,
+    HeldFile,
+    Layout,
+    NewFile,
+    Partition,
+    bounded_columns,
+    folder_of,
+)
 from waldelta.pgoutput.commit_time import UNIX_EPOCH
 
 _LONGEST_TEXT = 32
@@ -185,8 +194,10 @@ _COMPRESSION, _LEVEL = "zstd", 1
 # A dictionary pays when, of this many rows at the beginning, at most half of a column's values are
 # distinct.
 _SAMPLED_ROWS = 10_000
-# The number of columns with bounds that is Spark's default.
-MOST_COLUMNS = 32
+# Rows of a table with partitions are divided so many bytes at once, so that row groups aren't tiny.
+_DIVIDED_BYTES = 64 << 20
+# How many partitions' files are open at once.
+_MOST_OPEN = 64
 
 
 class DataFile(AbstractContextManager["DataFile"]):
@@ -194,7 +205,7 @@ class DataFile(AbstractContextManager["DataFile"]):
     rows.
 
     Unless it is closed, it is deleted again at the end of the ``with`` block. Its path begins with
-    ``prefix``. ``layout`` are options of Arrow's writer, and ``bounded`` the columns with bounds in
+    ``prefix``. ``options`` are those of Arrow's writer, and ``bounded`` the columns with bounds in
     the commit; without them, both follow from the values and the schema.
     """
 
@@ -203,11 +214,11 @@ class DataFile(AbstractContextManager["DataFile"]):
         files: FileSystem,
         schema: pa.Schema,
         prefix: str = "part-",
-        layout: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
         bounded: Sequence[str] | None = None,
     ) -> None:
-        self._files, self._schema, self._layout = files, schema, layout
-        compression = layout["compression"] if layout is not None else _COMPRESSION
+        self._files, self._schema, self._options = files, schema, options
+        compression = options["compression"] if options is not None else _COMPRESSION
         self._path = f"{prefix}{uuid.uuid4()}.{compression}.parquet"
         self._statistics = FileStatistics(bounded_columns(schema) if bounded is None else bounded)
         self._writer: pq.ParquetWriter | None = None
@@ -218,6 +229,11 @@ class DataFile(AbstractContextManager["DataFile"]):
     def rows(self) -> int:
         """How many rows were written."""
         return self._statistics.rows
+
+    @property
+    def size(self) -> int:
+        """How many bytes were written."""
+        return int(self._sink.tell()) if self._sink is not None else 0
 
     def write(self, rows: pa.Table) -> None:
         """Add rows as a row group."""
@@ -232,7 +248,7 @@ class DataFile(AbstractContextManager["DataFile"]):
         folder, _, _ = self._path.rpartition("/")
         if folder:
             self._files.create_dir(folder)
-        layout = self._layout or {
+        options = self._options or {
             "compression": _COMPRESSION,
             "compression_level": _LEVEL,
             "use_dictionary": recurring_columns(first.slice(0, _SAMPLED_ROWS)) or False,
@@ -245,7 +261,7 @@ class DataFile(AbstractContextManager["DataFile"]):
             ],
         }
         self._sink = self._files.open_output_stream(self._path)
-        return pq.ParquetWriter(self._sink, self._schema, **layout)
+        return pq.ParquetWriter(self._sink, self._schema, **options)
 
     def close(self) -> dict[str, Any]:
         """Finish the file; returns its ``path``, ``size`` and ``stats``, or nothing when there is
@@ -272,14 +288,77 @@ class DataFile(AbstractContextManager["DataFile"]):
                 self._files.delete_file(self._path)
 
 
-def change_file(files: FileSystem, schema: pa.Schema, prefix: str = "part-") -> DataFile:
-    """Returns a file for changed rows of a table with this schema, for its change data feed."""
-    return DataFile(files, change_schema(schema), f"{CHANGE_FOLDER}/{prefix}", bounded=())
+class DataFiles(AbstractContextManager["DataFiles"]):
+    """Files being written as a table's layout divides its rows; no file without rows.
+
+    Unless they are closed, all are deleted again at the end of the ``with`` block. ``files`` is
+    rooted at the table's folder, and their names begin with ``prefix``.
+    """
+
+    def __init__(self, files: FileSystem, layout: Layout, prefix: str = "part-") -> None:
+        self._files, self._layout, self._prefix = files, layout, prefix
+        self._schema = layout.stored
+        self._open: OrderedDict[tuple[str | None, ...], tuple[Partition, DataFile]] = OrderedDict()
+        self._written: list[dict[str, Any]] = []
+        self._waiting: list[pa.Table] = []
+        self._is_closed = False
+
+    def write(self, rows: pa.Table) -> None:
+        """Add rows, which go to the files of their partitions."""
+        if not self._layout.partition_by:
+            self._add({}, rows)
+            return
+        self._waiting.append(rows)
+        if sum(part.nbytes for part in self._waiting) >= _DIVIDED_BYTES:
+            self._divide()
+
+    def close(self) -> list[dict[str, Any]]:
+        """Finish the files; returns for each its ``path``, ``size``, ``stats``, ``rows`` and
+        ``partition`` (as JSON).
+        """
+        self._divide()
+        while self._open:
+            self._end(*self._open.popitem()[1])
+        self._is_closed = True
+        return self._written
+
+    def __exit__(self, *error: object) -> None:
+        while self._open:
+            self._open.popitem()[1][1].__exit__(*error)
+        if not self._is_closed:
+            remove_files(self._files, (file["path"] for file in self._written))
+
+    def _divide(self) -> None:
+        rows = pa.concat_tables([self._layout.schema.empty_table(), *self._waiting])
+        self._waiting.clear()
+        for partition, places in self._layout.divide(rows):
+            here = rows if len(places) == len(rows) else rows.take(pa.array(places))
+            self._add(partition, here.select(self._schema.names))
+
+    def _add(self, partition: Partition, rows: pa.Table) -> None:
+        key, layout = tuple(partition.values()), self._layout
+        for part in layout.slices(rows):
+            _, file = self._open.pop(key, (partition, None))
+            if file is not None and layout.is_full(file.size, file.rows, len(part)):
+                self._end(partition, file)
+                file = None
+            if file is None:
+                prefix = f"{layout.folder}{folder_of(partition)}{self._prefix}"
+                file = DataFile(self._files, self._schema, prefix, bounded=layout.bounded)
+            self._open[key] = partition, file
+            file.write(part)
+        if len(self._open) > _MOST_OPEN:
+            self._end(*self._open.popitem(last=False)[1])
+
+    def _end(self, partition: Partition, file: DataFile) -> None:
+        with file:
+            written = {"rows": file.rows, "partition": json.dumps(partition), **file.close()}
+        self._written.append(written)
 
 
 def replace_by_rows(  # noqa: PLR0913 - a target, what is written to it, and how it is committed
     table: TargetVersion,
-    removed: Sequence[tuple[str, int]],
+    removed: Sequence[HeldFile],
     rows: pa.Table,
     tag: Tag,
     rows_per_group: int | None = None,
@@ -287,27 +366,30 @@ def replace_by_rows(  # noqa: PLR0913 - a target, what is written to it, and how
     changes_data: bool = True,
     changes: pa.Table | None = None,
 ) -> int:
-    """Replace files (path, bytes) of a table by one with these rows, as replace_files() does.
+    """Replace files of a table by new ones with these rows, as replace_files() does.
 
     Without rows there is no new file. ``changes`` are rows of the change data feed. The files are
     removed when they will never be read.
     """
-    files, schema = table.place.files, table.schema
-    with DataFile(files, schema) as file, change_file(files, schema) as shown_file:
+    place, layout = table.place.files, table.layout
+    with DataFiles(place, layout) as files, DataFiles(place, layout.of_changes) as shown:
         for start in range(0, len(rows), rows_per_group or max(1, len(rows))):
-            file.write(rows.slice(start, rows_per_group))
+            files.write(rows.slice(start, rows_per_group))
         if changes is not None:
-            shown_file.write(changes)
-        new, shown = file.close(), shown_file.close()
-    added = [(new["path"], new["size"], new["stats"])] if new else []
-    named = [(shown["path"], shown["size"])] if shown else []
+            shown.write(changes)
+        added, named = (list(map(NewFile.of, written.close())) for written in (files, shown))
     try:
         return table.replace_files(removed, added, tag, changes_data=changes_data, changes=named)
     except Overtaken:
-        for path, *_ in (*added, *named):
-            with suppress(OSError):
-                table.place.files.delete_file(path)
+        remove_files(place, (file.path for file in (*added, *named)))
         raise
+
+
+def remove_files(files: FileSystem, paths: Iterable[str]) -> None:
+    """Remove files that were written and that no commit names, as far as that is possible."""
+    for path in paths:
+        with suppress(OSError):
+            files.delete_file(path)
 
 
 def new_prefix() -> str:
@@ -321,16 +403,14 @@ def discard(table: DeltaTarget, prefix: str, kept: Collection[str] = ()) -> None
     This includes files of tasks that returned no result. Otherwise VACUUM would remove them.
     """
     with suppress(OSError, DeltaError):
-        files = table.files
-        listed = [
-            one
-            for folder in ("", CHANGE_FOLDER)
-            for one in files.get_file_info(FileSelector(folder, allow_not_found=True))
+        files, divided = table.files, bool(table.open_known().layout.partition_by)
+        folders = [
+            FileSelector(name, allow_not_found=True, recursive=divided)
+            for name in ("", *(() if divided else (CHANGE_FOLDER,)))
         ]
-        for found in listed:
-            if found.base_name.startswith(prefix) and found.path not in kept:
-                with suppress(OSError):
-                    files.delete_file(found.path)
+        listed = (one for folder in folders for one in files.get_file_info(folder))
+        own = [one.path for one in listed if one.base_name.startswith(prefix)]
+        remove_files(files, (path for path in own if path not in kept))
 
 
 def recurring_columns(sample: pa.Table) -> list[str]:
@@ -387,10 +467,3 @@ class FileStatistics:
         # delta-rs (arrow-json) loses half of an escaped character beyond 16 bits, and then skips
         # files that contain the value it searches.
         return json.dumps(statistics, ensure_ascii=False)
-
-
-def bounded_columns(schema: pa.Schema) -> list[str]:
-    """Returns the columns that get statistics: of Spark's first ones, those with single values."""
-    return [
-        field.name for field in list(schema)[:MOST_COLUMNS] if not pa.types.is_nested(field.type)
-    ]

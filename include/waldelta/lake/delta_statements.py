@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import tenacity
 
-from waldelta.lake.commit_files import CHANGE_DATA_FEED
 from waldelta.lake.delta_target import (
     COLUMN_MAPPING,
     DELETION_VECTORS,
     WRITE_FAILURES,
     CommitConflict,
 )
+from waldelta.lake.layout import CHANGE_DATA_FEED
 from waldelta.server_errors import texts
 
 if TYPE_CHECKING:

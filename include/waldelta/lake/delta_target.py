@@ -28,14 +28,9 @@ from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, Vari
 from psycopg import sql
 
 from waldelta.lake import driver_limits
-from waldelta.lake.commit_files import (
-    CHANGE_DATA_FEED,
-    FileChange,
-    commit_files,
-    creates_entries,
-    transaction,
-)
+from waldelta.lake.commit_files import FileChange, commit_files, creates_entries, transaction
 from waldelta.lake.delta_log import Definition, DeltaLog, Overtaken, Tag
+from waldelta.lake.layout import CHANGE_DATA_FEED, HeldFile, Layout, NewFile, held_files
 from waldelta.lake.log_copy import CopiedTable, NotCopied, StoredLog
 from waldelta.lake.storage import (
     INT96_AS_MICROSECONDS,
@@ -351,10 +346,15 @@ class TargetVersion:
         return pa.table(self.table.get_add_actions(flatten=True))
 
     @property
-    def sized_files(self) -> list[tuple[str, int]]:
-        """The path and the bytes of each file."""
-        held = self.files
-        return list(zip(held["path"].to_pylist(), held["size_bytes"].to_pylist(), strict=True))
+    def held_files(self) -> list[HeldFile]:
+        """The files."""
+        return held_files(self.files)
+
+    @property
+    def layout(self) -> Layout:
+        """How rows are divided into files."""
+        metadata = self.table.metadata()
+        return Layout.of(self.schema, metadata.partition_columns, metadata.configuration)
 
     @property
     def has_deletion_vectors(self) -> bool:
@@ -397,7 +397,7 @@ class TargetVersion:
             and not (definition.constraints or definition.generated)
             and (not self.shows_changes or creates_entries(self.table, self.place.uri))
             and not any("delta.invariants" in f.metadata for f in self.table.schema().fields)
-            and not self.table.metadata().partition_columns
+            and self.layout.is_known
         )
 
     def dataset(self) -> ds.Dataset:
@@ -496,24 +496,21 @@ class TargetVersion:
 
     def replace_files(
         self,
-        removed: Iterable[tuple[str, int]],
-        added: Iterable[tuple[str, int, str]],
+        removed: Iterable[HeldFile],
+        added: Iterable[NewFile],
         tag: Tag,
-        partition: Mapping[str, str] | None = None,
         *,
         changes_data: bool = True,
-        changes: Sequence[tuple[str, int]] = (),
+        changes: Sequence[NewFile] = (),
     ) -> int:
-        """Replace files (path, bytes) by others (path, bytes, statistics); returns the version.
+        """Replace files by others; returns the version.
 
-        The new files are of this ``partition``; without ``changes_data`` they have the same rows.
-        ``changes`` are files (path, bytes) of the change data feed, where it needs any. The commit
-        is a compare-and-swap on this version, and durable on return. When only its
-        answer was lost, it is found by its userMetadata. Raises Overtaken, or CommitFailedError
-        when it isn't known whether the commit exists.
+        Without ``changes_data`` they have the same rows. ``changes`` are files of the change data
+        feed, where it needs any. The commit is a compare-and-swap on this version, and durable on
+        return. When only its answer was lost, it is found by its userMetadata. Raises Overtaken, or
+        CommitFailedError when it isn't known whether the commit exists.
         """
-        files = FileChange([*removed], [*added], changes, partition or {}, changes_data)
-        made = self.version + 1
+        files, made = FileChange([*removed], [*added], changes, changes_data), self.version + 1
         try:
             commit_files(self.table, self.place.uri, files, tag)
         except CommitFailedError as err:

@@ -13,8 +13,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from waldelta.lake import Lake, Overtaken, Tag, local_path, replace_by_rows
-from waldelta.lake.commit_files import CHANGE_DATA_FEED, CHANGE_FOLDER, changed_rows
+from waldelta.lake.commit_files import changed_rows
 from waldelta.lake.data_file import discard
+from waldelta.lake.layout import CHANGE_DATA_FEED, CHANGE_FOLDER
 
 TAG = Tag("app", 7, '{"waldelta": {"batch": 7}}')
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.string())])
@@ -42,7 +43,7 @@ def update(table, tag=TAG) -> int:
     """Changes the row 2 to "😀", whose half delta-rs would lose of an escaped one."""
     parts = {"update_preimage": rows({2: "b"}), "update_postimage": rows({2: "😀"})}
     after = rows({1: "a", 2: "😀"})
-    return replace_by_rows(table, table.sized_files, after, tag, changes=changed_rows(parts))
+    return replace_by_rows(table, table.held_files, after, tag, changes=changed_rows(parts))
 
 
 def test_a_commit_shows_its_changed_rows_alone(target):
@@ -104,7 +105,7 @@ def test_a_file_is_removed_by_its_path_in_the_log(target):
     (folder / "_delta_log" / f"{2:020d}.json").write_text(json.dumps({"add": add}))
     table = target.open()
     assert len(table.dataset().to_table()) == 3
-    replace_by_rows(table, table.sized_files, rows({5: "e"}), TAG)
+    replace_by_rows(table, table.held_files, rows({5: "e"}), TAG)
     assert target.open().dataset().to_table()["id"].to_pylist() == [5]
 
 
@@ -117,8 +118,8 @@ def test_only_tables_whose_features_are_implemented_are_written(target):
 def test_removed_files_have_what_spark_needs_to_read_changes(target):
     """Else it refuses a version without files of changed rows (extended file metadata)."""
     table = target.open()
-    (size,) = (size for _, size in table.sized_files)
-    table.replace_files(table.sized_files, [], TAG)
+    (size,) = (file.bytes for file in table.held_files)
+    table.replace_files(table.held_files, [], TAG)
     lines = map(json.loads, target.log.read(2).lines)
     (removed,) = (line["remove"] for line in lines if "remove" in line)
     assert (removed["extendedFileMetadata"], removed["size"]) == (True, size)

@@ -55,7 +55,9 @@ def test_the_schema_for_editors_is_as_the_code_has_it():
 def described(schema: object) -> Iterator[tuple[str, bool]]:
     """Each key of a schema, and whether it has a description."""
     if isinstance(schema, dict):
-        for name, key in (schema.get("properties") or {}).items():
+        # A key may be called "properties", too.
+        keys = schema.get("properties", {}) if schema.get("type") == "object" else {}
+        for name, key in keys.items():
             yield name, "description" in key
         for part in schema.values():
             yield from described(part)

@@ -49,6 +49,7 @@ from waldelta.lake.commit_files import (
     SHOWN_INSERT,
     changed_rows,
 )
+from waldelta.lake.layout import Layout, Partition
 from waldelta.lake.storage import row_group_bytes
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
 from waldelta.pipeline import Job
@@ -149,6 +150,14 @@ class MergedRows:
     def rows(self) -> pa.Table:
         """Returns the rows after the merge, new ones last."""
         return self._built(~self._deleted)
+
+    def touched_partitions(self, layout: Layout) -> list[Partition]:
+        """Returns the partitions that have changed rows before the merge or after it."""
+        before = self.held.filter(pa.array(self.of_row >= 0))
+        is_new = np.append(self._updated[~self._deleted], np.ones(len(self.new), np.bool_))
+        after = self.rows().filter(pa.array(is_new))
+        found = [part for rows in (before, after) for part, _ in layout.divide(rows)]
+        return [part for number, part in enumerate(found) if part not in found[:number]]
 
     def new_rows(self) -> pa.Table:
         """Returns only the new rows."""
@@ -426,12 +435,19 @@ def _merge(
         changes.truncates or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES]
     )
     appends = adds_only and (len(table.files) < _MOST_FILES or not len(new))
-    fence.verify()
-    rows, shown = merge.new_rows() if appends else merge.rows(), None
+    files, layout, shown = table.held_files, table.layout, None
+    if appends:
+        removed, rows = [], merge.new_rows()
+    elif changes.truncates:
+        removed, rows = files, merge.rows()
+    else:
+        touched = merge.touched_partitions(layout)
+        removed = [file for file in files if file.partition in touched]
+        rows = layout.of_partitions(merge.rows(), touched)
     # Rows of removed and added files have nothing in common after a TRUNCATE.
     if table.shows_changes and not (appends or changes.is_truncated):
         shown = pa.concat_tables([merge.changed_rows(), changed_rows({SHOWN_DELETE: gone})])
-    removed = [] if appends else table.sized_files
+    fence.verify()
     replace_by_rows(table, removed, rows, tag.delta, changes=shown)
     return tag
 

@@ -40,7 +40,6 @@ from waldelta.changes.merge.statements import (
     MERGED_DELETES,
     MERGED_INSERTS,
     MERGED_UPDATES,
-    ROWS_PER_FILE,
     CommitTag,
     WrittenColumns,
 )
@@ -53,16 +52,10 @@ from waldelta.changes.stage.net_files import (
     unpacked,
 )
 from waldelta.errors import WaldeltaError, without_values
-from waldelta.lake import (
-    DataFile,
-    DeltaTarget,
-    Fence,
-    Lake,
-    Overtaken,
-    TargetVersion,
-    parquet_format,
-)
-from waldelta.lake.data_file import change_file, discard, new_prefix, shared_order
+from waldelta.lake import DeltaTarget, Fence, Overtaken, TargetVersion
+from waldelta.lake.data_file import DataFiles, discard, new_prefix, shared_order
+from waldelta.lake.layout import HeldFile, Layout, NewFile, held_files
+from waldelta.lake.storage import is_within
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
 from waldelta.spark import Runner
@@ -77,17 +70,16 @@ MOST_NET_BYTES = 512 << 20
 MERGED = pa.schema(
     [
         ("removed", pa.string()),
-        ("removed_size", pa.int64()),
         ("path", pa.string()),
         ("size", pa.int64()),
         ("stats", pa.string()),
+        ("partition", pa.string()),
         ("updated", pa.int64()),
         ("deleted", pa.int64()),
         ("inserted", pa.int64()),
         ("matched", pa.binary()),
         ("is_possible", pa.bool_()),
-        ("changes", pa.string()),
-        ("changes_size", pa.int64()),
+        ("shows_changes", pa.bool_()),
     ]
 )
 _FOUND = pa.schema([("number", pa.int64()), ("found", pa.binary()), ("removed", pa.binary())])
@@ -95,35 +87,11 @@ _FOUND = pa.schema([("number", pa.int64()), ("found", pa.binary()), ("removed", 
 Duplicates = Sequence[tuple[str, TargetType]]
 
 
-@dataclass(frozen=True, slots=True)
-class HeldFile:
-    """A data file of a target."""
-
-    path: str
-    bytes: int
-    rows: int
-
-
-def held_files(files: pa.Table) -> list[HeldFile]:
-    """Returns the files of ``TargetVersion.files``."""
-    rows = files["num_records"].fill_null(ROWS_PER_FILE)
-    columns = (files["path"], files["size_bytes"], rows)
-    return [HeldFile(*values) for values in zip(*(c.to_pylist() for c in columns), strict=True)]
-
-
 def readable_files(table: TargetVersion, written: WrittenColumns) -> pa.Table | None:
     """Returns a target's files (``TargetVersion.files``); None when only Spark can read them."""
     files = table.files
-    # A path with a folder is of a partitioned table, or of a clone.
-    is_other = any("/" in path or "%" in path for path in files["path"].to_pylist())
-    return None if is_other or not has_columns(table, written) else files
-
-
-def open_file(lake: Lake, uri: str, schema: pa.Schema, path: str) -> ds.Dataset:
-    """Returns the rows of a file in a folder of the lake."""
-    files, layout = lake.unchanging_files(uri), parquet_format(uri)
-    fragment = layout.make_fragment(path, files)
-    return ds.FileSystemDataset([fragment], schema, layout, files)
+    is_own = all(is_within(path) for path in files["path"].to_pylist())
+    return files if is_own and has_columns(table, written) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +101,28 @@ class _Target:
     """
 
     table: DeltaTarget
-    schema: pa.Schema
+    layout: Layout
     written: WrittenColumns
     prefix: str
     # Whether rewritten files need files of their changed rows, for the change data feed.
     shows_changes: bool
 
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns."""
+        return self.layout.schema
+
     def open(self, file: HeldFile) -> ds.Dataset:
         """Returns the rows of one of its files."""
-        return open_file(self.table.lake, self.table.uri, self.schema, file.path)
+        return file.open(self.table.lake, self.table.uri, self.schema)
 
-    def change_file(self) -> DataFile:
-        """Returns a file for changed rows; it doesn't exist before there are any."""
-        return change_file(self.table.files, self.schema, self.prefix)
+    def write(self) -> DataFiles:
+        """Returns new files, to be written."""
+        return DataFiles(self.table.files, self.layout, self.prefix)
+
+    def write_changes(self) -> DataFiles:
+        """Returns files for changed rows."""
+        return DataFiles(self.table.files, self.layout.of_changes, self.prefix)
 
 
 def merge_files(
@@ -246,7 +223,7 @@ def _begun(
         return None
     # Rows of removed and added files have nothing in common after a TRUNCATE.
     shows_changes = table.shows_changes and not truncated
-    target = _Target(table.place, table.schema, written, new_prefix(), shows_changes)
+    target = _Target(table.place, table.layout, written, new_prefix(), shows_changes)
     if duplicates is not None:
         return _DuplicatesMerge(runner, target, net, files, duplicates)
     return _Merge(runner, target, net, files, truncated=truncated)
@@ -268,11 +245,9 @@ class _Merge:
         self._held = held_files(files)
         self._keys = net.read(["action", *target.written.bases])
         self._matched = np.zeros(len(self._keys), np.bool_)
-        self.added: list[Any] = []
-        self.changes: list[tuple[str, int]] = []
-        self.removed: list[tuple[str, int]] = (
-            [(file.path, file.bytes) for file in self._held] if truncated else []
-        )
+        self.added: list[NewFile] = []
+        self.changes: list[NewFile] = []
+        self.removed: list[HeldFile] = [*self._held] if truncated else []
         self.counts = {MERGED_INSERTS: 0, MERGED_UPDATES: 0, MERGED_DELETES: 0}
 
     def rewrite(self) -> bool:
@@ -289,11 +264,12 @@ class _Merge:
         return self._are_rewritten(told)
 
     def _are_rewritten(self, answers: Sequence[Any]) -> bool:
+        held = {file.path: file for file in self._held}
         for row in answers:
             if row["matched"] is not None:
                 self._matched[unpacked(row["matched"], len(self._keys))] = True
             if row["removed"] is not None:
-                self.removed.append((row["removed"], row["removed_size"]))
+                self.removed.append(held[row["removed"]])
             self._add(row)
         return all(row["is_possible"] for row in answers)
 
@@ -315,9 +291,7 @@ class _Merge:
 
     def _add(self, row: Any) -> None:
         if row["path"] is not None:
-            self.added.append((row["path"], row["size"], row["stats"]))
-        if row["changes"] is not None:
-            self.changes.append((row["changes"], row["changes_size"]))
+            (self.changes if row["shows_changes"] else self.added).append(NewFile.of(row))
         for name, count in zip(
             self.counts, (row["inserted"], row["updated"], row["deleted"]), strict=True
         ):
@@ -488,7 +462,7 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[HeldFil
         share, np.split(of_row, np.cumsum([len(part) for part in keys])[:-1]), strict=True
     ):
         if (of_file >= 0).any():
-            told.append(_rewrite_file(target, file, changes, of_file))
+            told += _rewrite_file(target, file, changes, of_file)
     return pa.Table.from_pylist(told, MERGED)
 
 
@@ -511,18 +485,17 @@ def _rewrite_taken(
         rows, numbers = taken[file.path]
         of_file = np.full(target.open(file).count_rows(), -1, np.int64)
         of_file[rows] = np.searchsorted(wanted, numbers)
-        told.append(_rewrite_file(target, file, changes, of_file))
+        told += _rewrite_file(target, file, changes, of_file)
     return pa.Table.from_pylist(told, MERGED)
 
 
 def _rewrite_file(
     target: _Target, file: HeldFile, changes: pa.Table, of_row: Ints
-) -> dict[str, Any]:
-    files, schema = target.table.files, target.schema
-    with DataFile(files, schema, target.prefix) as new, target.change_file() as shown:
+) -> list[dict[str, Any]]:
+    with target.write() as new, target.write_changes() as shown:
         updated = deleted = begin = 0
         for part in parts_at_once(batches(target.open(file))):
-            held = part.cast(schema)
+            held = part.cast(target.schema)
             of_part = of_row[begin : begin + len(held)]
             begin += len(held)
             chosen = np.unique(of_part[of_part >= 0])
@@ -531,43 +504,37 @@ def _rewrite_file(
                 held, at_places(changes, chosen), place, np.zeros(0, np.int64), target.written
             )
             if not merged.is_possible:
-                return _rows_of(is_possible=False)
+                return [_rows_of(is_possible=False)]
             new.write(merged.rows())
             if target.shows_changes:
                 shown.write(merged.changed_rows())
             counts = merged.counts
             updated, deleted = updated + counts[MERGED_UPDATES], deleted + counts[MERGED_DELETES]
-        return _rows_of(
-            removed=file.path,
-            removed_size=file.bytes,
-            updated=updated,
-            deleted=deleted,
-            **new.close(),
-            **_as_changes(shown),
-        )
+        removed = _rows_of(removed=file.path, updated=updated, deleted=deleted)
+        return [removed, *_as_rows(new, shown)]
 
 
 def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Table:
     """Write the chosen rows of one of the net changes' files as new rows (run as a task)."""
-    files, told = target.table.files, []
     parts = net.parts_of(number, np.unpackbits(chosen, count=net.rows[number]).astype(np.bool_))
     nothing, nowhere = target.schema.empty_table(), np.zeros(0, np.int64)
-    part = next(parts, None)
-    while part is not None:
-        with DataFile(files, target.schema, target.prefix) as new, target.change_file() as shown:
-            while part is not None and new.rows < ROWS_PER_FILE:
-                merged = MergedRows(nothing, part, nowhere, np.arange(len(part)), target.written)
-                new.write(merged.new_rows())
-                if target.shows_changes:
-                    shown.write(merged.changed_rows())
-                part = next(parts, None)
-            told.append(_rows_of(inserted=new.rows, **new.close(), **_as_changes(shown)))
+    with target.write() as new, target.write_changes() as shown:
+        for part in parts:
+            merged = MergedRows(nothing, part, nowhere, np.arange(len(part)), target.written)
+            new.write(merged.new_rows())
+            if target.shows_changes:
+                shown.write(merged.changed_rows())
+        told = _as_rows(new, shown)
+    told.append(_rows_of(inserted=int(np.unpackbits(chosen, count=net.rows[number]).sum())))
     return pa.Table.from_pylist(told, MERGED)
 
 
-def _as_changes(shown: DataFile) -> dict[str, Any]:
-    file = shown.close()
-    return {"changes": file["path"], "changes_size": file["size"]} if file else {}
+def _as_rows(new: DataFiles, shown: DataFiles) -> list[dict[str, Any]]:
+    return [
+        _rows_of(**file, shows_changes=files is shown)
+        for files in (new, shown)
+        for file in files.close()
+    ]
 
 
 def _rows_of(**what: Any) -> dict[str, Any]:
@@ -581,7 +548,10 @@ def may_hold(files: pa.Table, names: Sequence[str], keys: Sequence[pa.ChunkedArr
     """
     found = np.ones(len(files), np.bool_)
     for name, column in zip(names, keys, strict=True):
-        least, most = (files.schema.get_field_index(f"{side}.{name}") for side in ("min", "max"))
+        sides = [f"partition.{name}"] * 2
+        if sides[0] not in files.column_names:
+            sides = [f"min.{name}", f"max.{name}"]
+        least, most = map(files.schema.get_field_index, sides)
         if least >= 0 and most >= 0:
             found &= _span_any(files.column(least), files.column(most), column.drop_null())
     return found

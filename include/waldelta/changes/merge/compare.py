@@ -23,14 +23,7 @@ from waldelta.changes.decode.collapse import (
     EventShape,
 )
 from waldelta.changes.merge.by_driver import are_equal, match
-from waldelta.changes.merge.by_file import (
-    MOST_NET_BYTES,
-    HeldFile,
-    held_files,
-    may_hold,
-    open_file,
-    readable_files,
-)
+from waldelta.changes.merge.by_file import MOST_NET_BYTES, may_hold, readable_files
 from waldelta.changes.merge.statements import WrittenColumns
 from waldelta.changes.stage.net_files import (
     NetFiles,
@@ -42,6 +35,7 @@ from waldelta.changes.stage.net_files import (
     unpacked,
 )
 from waldelta.lake import Lake, TargetVersion
+from waldelta.lake.layout import HeldFile, held_files
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
 from waldelta.types import TargetType
@@ -86,7 +80,7 @@ class HeldRows:
 
     def open(self, file: HeldFile) -> ds.Dataset:
         """Returns one file."""
-        return open_file(self.lake, self.uri, self.schema, file.path)
+        return file.open(self.lake, self.uri, self.schema)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ from waldelta.lake.delta_statements import (
     TXN_VERSION,
     USER_METADATA,
 )
+from waldelta.lake.layout import ROWS_PER_FILE
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
@@ -63,9 +64,6 @@ MERGED_INSERTS, MERGED_UPDATES, MERGED_DELETES = (
     "merged_deletes",
 )
 
-# A merge rewrites every file that it touches. With smaller files, changes of neighbouring rows
-# rewrite less.
-ROWS_PER_FILE = 250_000
 _ROWS_PER_FILE = "spark.sql.files.maxRecordsPerFile"
 # A source file that is missing was removed by another run: a part of the source must never pass for
 # all of it.

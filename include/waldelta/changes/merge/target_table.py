@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from waldelta.changes.merge.statements import ROWS_PER_FILE, CommitTag
+from waldelta.changes.merge.statements import CommitTag
 from waldelta.config import TypeOptions
 from waldelta.errors import (
     ConfigError,
@@ -48,6 +48,7 @@ from waldelta.lake.delta_statements import (
     needs_mapping,
     schema_option,
 )
+from waldelta.lake.layout import ROWS_PER_FILE
 from waldelta.lake.ledger import TableState, now
 from waldelta.lake.storage import remove_empty_log
 from waldelta.metadata_columns import COMMIT_TS, LSN, METADATA_TYPES, RAW

@@ -24,6 +24,7 @@ from waldelta.errors import LateWriter
 from waldelta.lake.data_file import DataFile
 from waldelta.lake.delta_log import Tag
 from waldelta.lake.delta_target import CHECKPOINT_INTERVAL, DeltaTarget
+from waldelta.lake.layout import NewFile
 from waldelta.lake.storage import remove_empty_log
 from waldelta.lake.write_errors import named_write_errors
 from waldelta.pgoutput.messages import MARK
@@ -340,9 +341,9 @@ class BatchFiles:
         """
         table = self.place.open_known()
         if table.committed(self.app_id) < batch:
-            added = [] if file is None else [(file.path, file.size, file.stats)]
-            tag = Tag(self.app_id, batch, metadata)
-            table.replace_files([], added, tag, {"batch": str(batch)})
+            partition = {"batch": str(batch)}
+            added = [] if file is None else [NewFile(file.path, file.size, file.stats, partition)]
+            table.replace_files([], added, Tag(self.app_id, batch, metadata))
             return
         newest = table.commits(_NEWEST)
         own = (entry["version"] for entry in newest if entry.get("userMetadata") == metadata)

@@ -33,6 +33,7 @@ from waldelta.lake.delta_log import Tag
 from waldelta.lake.delta_target import TargetVersion
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
+from waldelta.lake.layout import HeldFile
 from waldelta.lake.ledger.records import R, rows_of, schema_of
 from waldelta.lake.object_store import store_folder
 from waldelta.lake.storage import is_local
@@ -285,7 +286,7 @@ class LedgerTable(Generic[R]):
         rows = read_sorted(table)
         kept = rows.filter(pa.array(keep(rows_of(self._kind, rows)), pa.bool_()))
         dropped = int(rows.num_rows - kept.num_rows)
-        if dropped or len(table.sized_files) > 1:
+        if dropped or len(table.files) > 1:
             table.overwrite(kept, writer_properties=self._groups)
             fault_point("maintain.pruned")
         table.vacuum(_KEEP_FILES_HOURS)
@@ -315,8 +316,8 @@ class LedgerTable(Generic[R]):
         The rows of the append are durable already, so a failure is only logged; a later append
         compacts.
         """
-        files = table.sized_files
-        small = [(path, size) for path, size in files if size < _SMALL_BYTES]
+        files = table.held_files
+        small = [file for file in files if file.bytes < _SMALL_BYTES]
         chosen = files if len(files) > _MOST_FILES else small
         if len(chosen) <= (self._kind.most_files if is_local(self.uri) else _MOST_IN_STORE):
             return
@@ -325,8 +326,8 @@ class LedgerTable(Generic[R]):
         except (DeltaError, OSError, pa.ArrowException) as err:
             log.info("%s not compacted: %s", self.uri, err)
 
-    def _compact(self, table: TargetVersion, chosen: Sequence[tuple[str, int]]) -> None:
-        """Write files (path, bytes) as one; raises Overtaken when another run commits at the same
+    def _compact(self, table: TargetVersion, chosen: Sequence[HeldFile]) -> None:
+        """Write files as one; raises Overtaken when another run commits at the same
         time.
 
         delta-rs's OPTIMIZE commits although another one has replaced the same files since, and
@@ -426,7 +427,7 @@ def _names(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
 def _read_few(table: TargetVersion) -> pa.Table | None:
     """Returns all rows, oldest first; None where they are many."""
     many = (pc.sum(table.files["num_records"]).as_py() or 0) > _SMALL_ROWS
-    return None if many else read_files(table, table.sized_files)
+    return None if many else read_files(table, table.held_files)
 
 
 def _may_have(actions: pa.Table, schema: pa.Schema, chosen: pc.Expression) -> pa.Table:
@@ -457,10 +458,10 @@ def _within(texts: Sequence[str], bounds: Mapping[str, str | None]) -> pc.Expres
     return sure
 
 
-def read_files(table: TargetVersion, files: Sequence[tuple[str, int]]) -> pa.Table:
-    """Returns all rows of some files (path, bytes), oldest first, by the table's current schema."""
+def read_files(table: TargetVersion, files: Sequence[HeldFile]) -> pa.Table:
+    """Returns all rows of some files, oldest first, by the table's current schema."""
     place, schema = _place_of(table), table.schema
-    parts = [_read_whole(place, *file, schema) for file in files]
+    parts = [_read_whole(place, file.path, file.bytes, schema) for file in files]
     return pa.concat_tables([schema.empty_table(), *parts]).sort_by("at")
 
 

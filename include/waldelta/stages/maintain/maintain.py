@@ -183,7 +183,7 @@ def _compact_small(table: TargetVersion) -> bool:
         return False
     entries = {"verb": "maintain", "attempt": uuid.uuid4().hex}
     tag = Tag.of(_COMPACTION, table.version, entries)
-    replace_by_rows(table, table.sized_files, rows, tag, changes_data=False)
+    replace_by_rows(table, table.held_files, rows, tag, changes_data=False)
     return True
 
 

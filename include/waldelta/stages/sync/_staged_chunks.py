@@ -31,13 +31,13 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 from pyarrow.fs import FileSelector, FileSystem
 
-from waldelta.changes.merge.by_file import open_file
 from waldelta.changes.merge.compare import without_keys
 from waldelta.changes.stage.net_files import parts_at_once
 from waldelta.errors import NeedsSync, SnapshotLost, WaldeltaError, raised_as, without_values
 from waldelta.failpoints import fault_point
 from waldelta.lake import Lake, TargetVersion, remove_folder, staging_folder
 from waldelta.lake.changelog import BatchNumbers, Snapshot
+from waldelta.lake.layout import HeldFile, log_path
 from waldelta.lake.ledger import TableState
 from waldelta.lake.storage import sync_files
 from waldelta.lsn import Lsn
@@ -149,8 +149,8 @@ class ChunkLog:
             chunks = tuple((leaf, first, last) for leaf, first, last in entry["chunks"])
             found.append(ChunkFiles(entry["snapshot"], entry["lsn"], chunks, tuple(entry["files"])))
         place = self.lake.files(self.rows) if self.buckets else table.place.files
-        held = {path for path, _ in table.sized_files}
-        if any(file["path"] in held for one in found for file in one.files):
+        held = {file.path for file in table.held_files}
+        if any(log_path(file["path"]) in held for one in found for file in one.files):
             raise NeedsSync("an earlier attempt was committed")
         return [one for one in found if _are_there(place, one.files)]
 
@@ -244,7 +244,7 @@ class TakenRows:
                 return pa.Table.from_pylist(folder.write(f"again-{number}", rows), schema)
             files: Files = []
             for place, file in enumerate(self.files[number - shares]):
-                before = open_file(lake, folder.uri, folder.schema, file["path"])
+                before = HeldFile.of(file).open(lake, folder.uri, folder.schema)
                 rest = self._rest(before, key)
                 files += [file] if rest is None else rewrite(f"rest-{number}-{place}", rest)
             return pa.Table.from_pylist(files, schema)

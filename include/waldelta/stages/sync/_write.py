@@ -41,12 +41,12 @@ from waldelta.changes.stage.folders import staged_in
 from waldelta.errors import ModeRefused, NeedsSync, SnapshotLost, StateError
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaTarget, Fence, Tag, TargetVersion, staging_folder
-from waldelta.lake.commit_files import CHANGE_DATA_FEED
 from waldelta.lake.delta_statements import (
     needs_mapping,
     set_change_data_feed,
     set_deletion_vectors,
 )
+from waldelta.lake.layout import CHANGE_DATA_FEED
 from waldelta.lake.ledger import COPYING, TableState, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job

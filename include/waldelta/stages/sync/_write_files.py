@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyarrow.fs import FileSelector
 
-from waldelta.changes.merge.statements import ROWS_PER_FILE
 from waldelta.changes.merge.target_table import (
     CommitResult,
     TargetColumn,
@@ -25,15 +24,16 @@ from waldelta.changes.merge.target_table import (
 from waldelta.errors import LateWriter, WaldeltaError, without_values
 from waldelta.lake import (
     WRITE_FAILURES,
-    DataFile,
     DeltaTarget,
     Overtaken,
     Tag,
     TargetVersion,
     named_write_errors,
 )
-from waldelta.lake.data_file import discard, new_prefix
+from waldelta.lake.data_file import DataFiles, discard, new_prefix
 from waldelta.lake.delta_statements import needs_mapping
+from waldelta.lake.layout import Layout, NewFile
+from waldelta.lake.storage import is_within
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
 from waldelta.snapshot.read_table import row_groups
@@ -54,6 +54,7 @@ _WRITTEN = pa.schema(
         ("path", pa.string()),
         ("size", pa.int64()),
         ("stats", pa.string()),
+        ("partition", pa.string()),
         ("rows", pa.int64()),
         ("raw_rows", pa.int64()),
     ]
@@ -148,8 +149,7 @@ def _fits(table: TargetVersion, wanted: pa.Schema) -> bool:
     """Returns whether the table has the wanted columns, and no feature that requires Spark."""
     if not (table.is_writable and table.can_store(wanted)):
         return False
-    # A path with more than a file name belongs to a clone, or to a table that was partitioned.
-    return not any(mark in path for path, _ in table.sized_files for mark in "/%:")
+    return all(is_within(file.path) for file in table.held_files)
 
 
 def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and how
@@ -169,7 +169,7 @@ def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and
     TargetNotWritable.
     """
     place, prefix = target.place, new_prefix()
-    folder = ChunkFolder(place.uri, target.schema, _writer(place, target.schema, prefix))
+    folder = ChunkFolder(place.uri, target.schema, _writer(place, target.layout, prefix))
 
     def discard_files() -> None:
         discard(place, prefix, staged.records.paths() if staged is not None else ())
@@ -182,7 +182,7 @@ def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and
         if isinstance(err, WaldeltaError):
             raise
         raise target_write_error(place, err) from None
-    files = [(row["path"], row["size"], row["stats"]) for row in told if row["path"] is not None]
+    files = [NewFile.of(row) for row in told if row["path"] is not None]
     try:
         with named_write_errors(place.uri), private_files():
             version = _commit(target, files, tag)
@@ -198,23 +198,20 @@ def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and
     return WrittenCopy(CommitResult(version, rows, size), raw_rows)
 
 
-def _writer(place: DeltaTarget, schema: pa.Schema, prefix: str) -> WriteRows:
+def _writer(place: DeltaTarget, layout: Layout, prefix: str) -> WriteRows:
     """Returns what writes a task's rows as files of the target; it returns a row for each."""
 
     def write(_: str, rows: Iterable[pa.RecordBatch]) -> Files:
-        files, told = place.files, []
-        with named_write_errors(place.uri, "Spark's tasks", kinds=OSError):
-            groups = row_groups(rows, ROWS_PER_FILE)
-            group = next(groups, None)
-            while group is not None:
-                with DataFile(files, schema, prefix) as file:
-                    raw_rows = 0
-                    while group is not None and file.rows + len(group) <= ROWS_PER_FILE:
-                        file.write(group.select(schema.names).cast(schema))
-                        raw_rows += _raw_rows(group)
-                        group = next(groups, None)
-                    told.append({"rows": file.rows, "raw_rows": raw_rows, **file.close()})
-        return told
+        schema, raw_rows = layout.schema, 0
+        with (
+            named_write_errors(place.uri, "Spark's tasks", kinds=OSError),
+            DataFiles(place.files, layout, prefix) as files,
+        ):
+            for group in row_groups(rows, layout.file_rows):
+                files.write(group.select(schema.names).cast(schema))
+                raw_rows += _raw_rows(group)
+            told = files.close()
+        return [{**file, "raw_rows": raw_rows * (not number)} for number, file in enumerate(told)]
 
     return write
 
@@ -223,7 +220,7 @@ def _raw_rows(rows: pa.Table) -> int:
     return len(rows) - rows[RAW].null_count if RAW in rows.column_names else 0
 
 
-def _commit(table: TargetVersion, files: Sequence[tuple[str, int, str]], tag: Tag) -> int:
+def _commit(table: TargetVersion, files: Sequence[NewFile], tag: Tag) -> int:
     """Replace the old files with the new ones; returns the version that has them, or raises
     LateWriter.
     """
@@ -235,7 +232,7 @@ def _commit(table: TargetVersion, files: Sequence[tuple[str, int, str]], tag: Ta
         if table.committed(tag.app_id) >= tag.number:
             break
         try:
-            return table.replace_files(table.sized_files, files, tag)
+            return table.replace_files(table.held_files, files, tag)
         except Overtaken as err:
             if (ours := next((one for one in err.commits if one.metadata), None)) is not None:
                 raise LateWriter(

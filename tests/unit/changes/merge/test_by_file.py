@@ -37,6 +37,7 @@ from waldelta.changes.stage.net_files import packed, unpacked
 from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.errors import StagedLost
 from waldelta.lake import UNFENCED, local_path, write_parquet
+from waldelta.lake.layout import HeldFile
 from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.types.numeric import Number
 from waldelta.types.text import Characters
@@ -98,8 +99,10 @@ def test_only_files_that_hold_a_changed_row_are_written_anew(job, monkeypatch):
     write_files(
         job, [(1, "a", "A"), (9, "i", "I")], [(10, "j", "J"), (19, "s", "S")], [(20, "t", "T")]
     )
-    (before, opened), of = (names_of(job), []), module.open_file
-    monkeypatch.setattr(module, "open_file", lambda *args: opened.append(args[-1]) or of(*args))
+    before, opened, of = names_of(job), [], HeldFile.open
+    monkeypatch.setattr(
+        HeldFile, "open", lambda file, *to: opened.append(file.path) or of(file, *to)
+    )
     assert merged(job, [("U", 10, 10, "j2", "J2"), ("U", 5, 5, "lacking", "x")]) is not None
     kept = names_of(job) & before
     assert (len(kept), len(names_of(job))) == (2, 3)
@@ -156,7 +159,7 @@ def test_a_file_whose_rows_are_all_gone_has_no_successor(job):
 
 
 def files_of(job) -> set:
-    return set(local_path(table_uri(job)).glob("*.parquet"))
+    return set(local_path(table_uri(job)).rglob("*.parquet"))
 
 
 def test_more_net_changes_than_memory_is_meant_for_are_left_to_spark(job, monkeypatch):
@@ -344,8 +347,10 @@ def test_changes_of_duplicate_rows_rewrite_the_files_with_rows_they_take(job, mo
     """Rows that are written alike first, wherever they are; bounds exclude a file of others."""
     made = keyless(job)
     write_duplicates(job, [A1, A1], [A2, B1], [("a", 7, "1.0")])
-    before, opened, of = names_of(job), [], module.open_file
-    monkeypatch.setattr(module, "open_file", lambda *args: opened.append(args[-1]) or of(*args))
+    before, opened, of = names_of(job), [], HeldFile.open
+    monkeypatch.setattr(
+        HeldFile, "open", lambda file, *to: opened.append(file.path) or of(file, *to)
+    )
     done = merged_duplicates(
         job,
         made,

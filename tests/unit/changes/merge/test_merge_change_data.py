@@ -14,7 +14,7 @@ from tests.unit.changes.merge.test_by_driver import held, rows, table, table_uri
 from tests.unit.changes.merge.test_by_file import _small, job
 from waldelta.changes.merge import by_driver as driver_module
 from waldelta.lake import local_path
-from waldelta.lake.commit_files import CHANGE_DATA_FEED, CHANGE_FOLDER
+from waldelta.lake.layout import CHANGE_DATA_FEED, CHANGE_FOLDER
 
 __all__ = ["_small", "job"]
 

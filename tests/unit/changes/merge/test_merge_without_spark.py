@@ -26,6 +26,7 @@ from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.merge.commits import read_commit
 from waldelta.errors import LockHeld
 from waldelta.lake import Lake
+from waldelta.lake.layout import STATISTICS_COLUMNS, TARGET_FILE_SIZE
 from waldelta.snapshot.read_table import RAW_TYPE
 
 __all__ = ["_small", "job"]
@@ -37,8 +38,18 @@ def merged(request):
     return request.param
 
 
-def test_random_batches_equal_a_plain_simulation(job, merged):
+LAYOUTS = {
+    "one folder": {},
+    "partitions of the key": {"partition_by": ["Id"]},
+    "partitions that rows leave": {"partition_by": ["it's.big", "the `v`"]},
+    "small files": {"configuration": {TARGET_FILE_SIZE: "1", STATISTICS_COLUMNS: "Id"}},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_random_batches_equal_a_plain_simulation(job, merged, layout):
     """Batch after batch the target holds what applying every change alone leaves."""
+    create(job, **LAYOUTS[layout])
     rng = chosen_random()
     expected, last = {key: (f"b{key}", f"bt{key}") for key in range(6)}, 0
     write_files(job, *([(key, *values)] for key, values in expected.items()))
@@ -97,10 +108,26 @@ def test_new_rows_without_a_key(job, merged):
     assert table(job).to_pyarrow_table()["Id"].to_pylist() == [1, 1]
 
 
-def _partitioned(job):
+def create(job, **options) -> None:
+    """Another target, in place of the one that is there."""
     root = job.pipeline.target.root
     job.pipeline.target.root, job.lake = f"{root}/other", Lake(f"{root}/other")
-    write_deltalake(f"{root}/other/s/t", SCHEMA.empty_table(), partition_by=["the `v`"])
+    write_deltalake(f"{root}/other/s/t", SCHEMA.empty_table(), **options)
+
+
+@pytest.mark.parametrize("value", ["a/b c%é:=?", "x" * 300, None], ids=ascii)
+def test_values_of_partitions_are_read_as_they_were(job, merged, value):
+    """Whatever a folder's name can hold. Files of other partitions stay."""
+    create(job, partition_by=["it's.big"])
+    assert merged(job, [("I", None, 2, "b", value), ("I", None, 3, "c", "C")]) is not None
+    before = files_of(job)
+    assert merged(job, [("U", 2, 2, "b2", "~"), ("I", None, 1, "a", value)], 2) is not None
+    assert held(job) == {1: ("a", value), 2: ("b2", value), 3: ("c", "C")}
+    kept = {file.name for file in before if file.parent.name == "it%27s.big=C"}
+    # A task that runs twice leaves a file that no commit names.
+    assert len(kept & {uri.rpartition("/")[2] for uri in table(job).file_uris()}) == 1
+    assert merged(job, [("D", 1, None, None, None), ("D", 2, None, None, None)], 3) is not None
+    assert held(job) == {3: ("c", "C")}
 
 
 UNKNOWN = {
@@ -108,7 +135,10 @@ UNKNOWN = {
     "another feature": (lambda job: table(job).alter.add_constraint({"c": '"Id" > 0'}), {}),
     "append only": (lambda job: table(job).alter.set_table_properties({"delta.appendOnly": "true"}),
                     {}),
-    "partitioned": (_partitioned, {}),
+    "partitions of a type with other equal values": (
+        lambda job: create(job, partition_by=["gone"]),
+        {},
+    ),
     "without our columns":
      (lambda job: write(job, SCHEMA.empty_table().select(NAMES), schema_mode="overwrite"), {}),
 }  # fmt: skip

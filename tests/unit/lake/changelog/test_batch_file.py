@@ -168,7 +168,7 @@ def test_somebody_elses_commit_comes_between(log, monkeypatch):
             DeltaTable(log.uri).alter.set_table_properties({"delta.appendOnly": "false"})
         elif not table.committed("slot"):
             theirs = Tag("slot", 1, "theirs")
-            opened(log.place).replace_files([], [], theirs, {"batch": "1"})
+            opened(log.place).replace_files([], [], theirs)
         return table
 
     monkeypatch.setattr(DeltaTarget, "open", late)

@@ -146,11 +146,11 @@ def test_of_two_compactions_at_once_one_is_given_up(ledger):
         ledger.append(run(f"r{number}", NOON))
     table = ledger.table(Run)
     one, other = table.place.open(), table.place.open()
-    table._compact(one, one.sized_files)
+    table._compact(one, one.held_files)
     with pytest.raises(Overtaken):
-        table._compact(other, other.sized_files)
+        table._compact(other, other.held_files)
     assert [r.run_id for r in ledger.runs()] == ["r0", "r1", "r2"]
-    assert len(table.place.open().sized_files) == 1
+    assert len(table.place.open().held_files) == 1
     assert len(list(local_path(table.uri).glob("*.parquet"))) == 4
 
 
@@ -171,10 +171,10 @@ def test_large_files_are_not_written_again(ledger, monkeypatch):
     monkeypatch.setattr(ledger_table, "_SMALL_BYTES", 1)
     for number in range(12):
         ledger.append(run(f"r{number}", NOON))
-    assert len(ledger.table(Run).place.open().sized_files) == 12
+    assert len(ledger.table(Run).place.open().held_files) == 12
     monkeypatch.setattr(ledger_table, "_MOST_FILES", 12)
     ledger.append(run("r12", NOON))
-    assert len(ledger.table(Run).place.open().sized_files) == 1
+    assert len(ledger.table(Run).place.open().held_files) == 1
     assert len(ledger.runs()) == 13
 
 

@@ -15,7 +15,6 @@ from waldelta.errors import LateWriter, SnapshotLost, TargetNotWritable
 from waldelta.lake import Tag, delta_target, local_path
 from waldelta.lake.data_file import recurring_columns
 from waldelta.snapshot.read_table import METADATA_COLUMNS, RAW_TYPE
-from waldelta.stages.sync import _write_files as module
 from waldelta.stages.sync._write_files import copy_files, open_target
 
 COLUMNS = [
@@ -121,7 +120,7 @@ def test_an_empty_copy_empties_the_target(uri):
 
 def test_files_and_row_groups_have_bounds(uri, monkeypatch):
     """However large or small what is read at once may be."""
-    monkeypatch.setattr(module, "ROWS_PER_FILE", 5)
+    monkeypatch.setattr("waldelta.lake.layout.ROWS_PER_FILE", 5)
     copied(uri, [part(*range(3)), part(*range(3, 16)), part(16), part(17)])
     assert ids(uri) == list(range(18))
     counts = [pq.read_metadata(path).num_rows for path in local_path(uri).glob("*.parquet")]

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 from waldelta.arrow import Bools, Ints, one_array
 from waldelta.changes.decode.collapse import ACTION_UPSERT, EventShape
 from waldelta.changes.decode.net_rows import first_of_each, key_codes
-from waldelta.changes.merge.by_file import HeldFile, held_files, merge_written
+from waldelta.changes.merge.by_file import merge_written
 from waldelta.changes.merge.compare import Comparison, HeldRows
 from waldelta.changes.merge.statements import (
     CommitTag,
@@ -47,6 +47,7 @@ from waldelta.lake import (
     row_count,
     write_parquet,
 )
+from waldelta.lake.layout import HeldFile, held_files
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
 from waldelta.quantities import counted

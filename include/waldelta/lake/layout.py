@@ -1,0 +1,294 @@
+"""How a Delta table's rows are divided into data files: by partition, and up to a size.
+
+A partition's folder is named as Spark names it. Delta itself reads the values from the log.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from waldelta.arrow import Ints
+from waldelta.config.layout_options import LayoutOptions
+from waldelta.errors import ConfigError
+from waldelta.lake.storage import parquet_format
+from waldelta.spark_sql import quote as quoted
+
+if TYPE_CHECKING:
+    from waldelta.lake.lake import Lake
+
+# A merge rewrites every file that it touches. With smaller files, changes of neighbouring rows
+# rewrite less.
+ROWS_PER_FILE = 250_000
+# The number of columns with bounds that is Spark's default.
+MOST_COLUMNS = 32
+# The property of a table whose commits show what they change.
+CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
+CHANGE_FOLDER, CHANGE_TYPE = "_change_data", "_change_type"
+TARGET_FILE_SIZE, STATISTICS_COLUMNS = "delta.targetFileSize", "delta.dataSkippingStatsColumns"
+_NO_FEATURE = "leave it out: waldelta doesn't write tables that require this feature"
+# Delta properties that waldelta depends on, by how their names begin, and what to write instead.
+_REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        TARGET_FILE_SIZE: "write file_size",
+        STATISTICS_COLUMNS: "write statistics",
+        "delta.enabledeletionvectors": "write deletion_vectors",
+        "delta.enablechangedatafeed": "write change_data_feed",
+        "delta.deletedfileretentionduration": "write maintenance.keep_versions_hours",
+        "delta.logretentionduration": "write maintenance.keep_versions_hours",
+        "delta.enableexpiredlogcleanup": "leave it out: maintenance needs it",
+        "delta.appendonly": "leave it out: waldelta updates and deletes rows",
+        "delta.constraints.": "write an expectation with a gate",
+        "delta.columnmapping.": "leave it out: waldelta maps columns whose names need it",
+        "delta.checkpoint": "leave it out: waldelta writes checkpoints",
+        "delta.minreaderversion": "leave it out: Delta raises it",
+        "delta.minwriterversion": "leave it out: Delta raises it",
+        "delta.feature.": _NO_FEATURE,
+        "delta.enable": _NO_FEATURE,
+        "delta.universalformat.": _NO_FEATURE,
+        "delta.coordinatedcommits.": _NO_FEATURE,
+        "delta.rowtracking.": _NO_FEATURE,
+        "delta.isolationlevel": "leave it out: each commit of waldelta is a compare-and-swap",
+        "delta.randomizefileprefixes": "leave it out: waldelta names files",
+        "waldelta.": "leave it out: it is waldelta's own",
+    }
+)
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+# What Spark escapes in the name of a partition's folder (ExternalCatalogUtils.escapePathName).
+_ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f") | {chr(code) for code in range(1, 32)}
+# File systems take names of up to 255 bytes.
+_LONGEST_NAME = 200
+
+# The values of a table's partition columns as Delta's log writes them; empty without such columns.
+Partition = Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A data file that was written, as a commit adds it."""
+
+    path: str
+    size: int
+    stats: str
+    partition: Partition = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, written: Mapping[str, Any]) -> NewFile:
+        """Returns a file as a task describes it, or DataFiles.close()."""
+        partition = json.loads(written["partition"])
+        return cls(written["path"], written["size"], written["stats"], partition)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFile:
+    """A data file of a table; ``path`` is percent-encoded, as the log has it."""
+
+    path: str
+    bytes: int
+    rows: int = ROWS_PER_FILE
+    partition: Partition = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, written: Mapping[str, Any]) -> HeldFile:
+        """Returns a file that no commit has added yet, as a task describes it."""
+        partition = json.loads(written.get("partition") or "{}")
+        return cls(log_path(written["path"]), written["size"], written["rows"], partition)
+
+    def open(self, lake: Lake, uri: str, schema: pa.Schema) -> ds.Dataset:
+        """Returns its rows, with the values of its partition; ``uri`` is the table's folder."""
+        files, layout, path = lake.unchanging_files(uri), parquet_format(uri), unquote(self.path)
+        values = pc.scalar(True)
+        for name, text in self.partition.items():
+            value = pa.scalar(text).cast(schema.field(name).type)
+            is_value = pc.field(name).is_null() if text is None else pc.field(name) == value
+            values &= is_value
+        fragment = layout.make_fragment(path, files, partition_expression=values)
+        return ds.FileSystemDataset([fragment], schema, layout, files)
+
+
+def log_path(path: str) -> str:
+    """Returns a path as Delta's log has it."""
+    return quote(path, safe="/=")
+
+
+def held_files(files: pa.Table) -> list[HeldFile]:
+    """Returns the files of ``TargetVersion.files``."""
+    prefix = "partition."
+    names = [name for name in files.column_names if name.startswith(prefix)]
+    texts = [files[name].cast(pa.string()).to_pylist() for name in names]
+    keys = [name.removeprefix(prefix) for name in names]
+    partitions = (
+        [dict(zip(keys, values, strict=True)) for values in zip(*texts, strict=True)]
+        if names
+        else [{}] * len(files)
+    )
+    rows = files["num_records"].fill_null(ROWS_PER_FILE)
+    columns = (files["path"], files["size_bytes"], rows)
+    values = zip(*(column.to_pylist() for column in columns), partitions, strict=True)
+    return [HeldFile(*of_file) for of_file in values]
+
+
+def divides(kind: pa.DataType) -> bool:
+    """Returns whether columns of a type divide rows into partitions here.
+
+    Floats don't: NaN, and zero with two signs, are no values of the log. Moments don't, because
+    writers print them in several ways.
+    """
+    is_type = pa.types
+    return bool(
+        is_type.is_integer(kind)
+        or is_type.is_boolean(kind)
+        or is_type.is_string(kind)
+        or is_type.is_date32(kind)
+        or is_type.is_decimal(kind)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A table's columns, those that divide its rows, the size of its files, and those with bounds.
+
+    A file that has ``file_bytes``, or ``file_rows`` where no bytes are set, gets no further rows.
+    ``folder`` has the files, with a slash at its end.
+    """
+
+    schema: pa.Schema
+    partition_by: Sequence[str] = ()
+    file_bytes: int | None = None
+    bounded: Sequence[str] = ()
+    file_rows: int = ROWS_PER_FILE
+    folder: str = ""
+
+    @classmethod
+    def of(
+        cls, schema: pa.Schema, partition_by: Sequence[str], properties: Mapping[str, str]
+    ) -> Layout:
+        """Returns the layout of a table by its log."""
+        size = properties.get(TARGET_FILE_SIZE, "")
+        listed = properties.get(STATISTICS_COLUMNS)
+        bounded = bounded_columns(schema) if listed is None else _listed(listed)
+        return cls(
+            schema,
+            tuple(partition_by),
+            int(size) if size.isdecimal() else None,
+            [name for name in bounded if name in schema.names and name not in partition_by],
+            ROWS_PER_FILE,
+        )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether these files can be written and read here."""
+        return all(divides(self.schema.field(name).type) for name in self.partition_by)
+
+    @property
+    def of_changes(self) -> Layout:
+        """The layout of the files with changed rows, for the table's change data feed."""
+        schema = self.schema.append(pa.field(CHANGE_TYPE, pa.string()))
+        return replace(self, schema=schema, bounded=(), folder=f"{CHANGE_FOLDER}/")
+
+    @property
+    def stored(self) -> pa.Schema:
+        """The columns that the files have."""
+        return pa.schema([f for f in self.schema if f.name not in self.partition_by])
+
+    def is_full(self, size: int, rows: int, further: int) -> bool:
+        """Returns whether a file of this size and rows gets no ``further`` rows."""
+        if self.file_bytes is not None:
+            return size >= self.file_bytes
+        return rows + further > self.file_rows
+
+    def slices(self, rows: pa.Table) -> Iterator[pa.Table]:
+        """Yields rows in parts, none larger than a file."""
+        step = self.file_rows
+        if self.file_bytes is not None:
+            step = max(1, len(rows) * self.file_bytes // max(1, rows.nbytes))
+        for start in range(0, len(rows), step):
+            yield rows.slice(start, step)
+
+    def divide(self, rows: pa.Table) -> Iterator[tuple[Partition, Ints]]:
+        """Yields the partitions of rows, each with the positions of its rows, in their order."""
+        if not self.partition_by:
+            yield {}, np.arange(len(rows))
+            return
+        codes = np.zeros(len(rows), np.int64)
+        for name in self.partition_by:
+            column = pa.chunked_array(rows[name]).combine_chunks()
+            encoded: Any = column.dictionary_encode("encode")
+            codes = codes * max(1, len(encoded.dictionary)) + np.asarray(encoded.indices)
+            codes = np.unique(codes, return_inverse=True)[1]
+        order = np.argsort(codes, kind="stable")
+        for places in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
+            if len(places):
+                first = rows.select(self.partition_by).slice(int(places[0]), 1)
+                texts = (column.cast(pa.string())[0].as_py() for column in first.columns)
+                yield dict(zip(self.partition_by, texts, strict=True)), places
+
+    def of_partitions(self, rows: pa.Table, chosen: Sequence[Partition]) -> pa.Table:
+        """Returns the rows of some partitions, in their order."""
+        places = [places for partition, places in self.divide(rows) if partition in chosen]
+        if sum(map(len, places)) == len(rows):
+            return rows
+        return rows.take(pa.array(np.sort(np.concatenate(places or [np.zeros(0, np.int64)]))))
+
+
+def bounded_columns(schema: pa.Schema) -> list[str]:
+    """Returns the columns that get statistics: of Spark's first ones, those with single values."""
+    return [
+        field.name for field in list(schema)[:MOST_COLUMNS] if not pa.types.is_nested(field.type)
+    ]
+
+
+def layout_properties(options: LayoutOptions) -> dict[str, str]:
+    """Returns the properties of a table that is laid out by the pipeline file.
+
+    Raises ConfigError for one that waldelta depends on.
+
+    >>> layout_properties(LayoutOptions(file_size="1mb", statistics=["id", "at `x`"]))
+    {'delta.targetFileSize': '1048576', 'delta.dataSkippingStatsColumns': 'id,`at ``x```'}
+    """
+    for name in options.properties:
+        for prefix, remedy in _REFUSED.items():
+            if name.lower().startswith(prefix.lower()):
+                raise ConfigError(f"property {name} can't be set: {remedy}")
+    found = dict(options.properties)
+    if options.file_bytes is not None:
+        found[TARGET_FILE_SIZE] = str(options.file_bytes)
+    if options.statistics is not None:
+        plain = re.compile(r"\A[A-Za-z_]\w*\Z")
+        names = (name if plain.match(name) else quoted(name) for name in options.statistics)
+        found[STATISTICS_COLUMNS] = ",".join(names)
+    return found
+
+
+def _listed(columns: str) -> list[str]:
+    """Returns the names in a list of columns, as Spark writes one."""
+    found = re.findall(r"`((?:[^`]|``)*)`|([^,`\s]+)", columns)
+    return [quoted.replace("``", "`") or plain for quoted, plain in found]
+
+
+def folder_of(partition: Partition) -> str:
+    """Returns the folder of a partition's files, with a slash at its end; empty for none.
+
+    >>> folder_of({"day": "2026-01-31", "place": "a/b", "who": None})
+    'day=2026-01-31/place=a%2Fb/who=__HIVE_DEFAULT_PARTITION__/'
+    """
+    return "".join(f"{_name(name, value)}/" for name, value in partition.items())
+
+
+def _name(name: str, value: str | None) -> str:
+    text = f"{_escaped(name)}={_NULL if value is None else _escaped(value)}"
+    return text.encode()[:_LONGEST_NAME].decode(errors="ignore")
+
+
+def _escaped(text: str) -> str:
+    return "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in text)
