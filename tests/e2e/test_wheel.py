@@ -5,11 +5,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable
 
 from tests.support.other_python import build_distributions, install_wheel, make_team
 from waldelta.spark.settings import JARS_VARIABLE, jars_folder
-from waldelta_airflow.launchers.job_process import JobResult
 
 pytestmark = [
     pytest.mark.e2e,
@@ -103,20 +101,3 @@ def test_the_command_sets_up_a_pipeline(python, team, orders):
     assert "create_logical_replication_slot('wheel_cdc'" in said
     assert "public.orders" in run(team, command, "status", file)
     run(team, command, "teardown", file)
-
-
-@pytest.mark.soak("a second environment with its Spark")
-@pytest.mark.spark
-def test_the_command_replicates_a_table(python, team, orders, database, lake):
-    """With a Spark of its own."""
-    command, (folder, _) = python.with_name("waldelta"), team
-    file, result = folder / "pipelines" / "shop.yml", folder / "result.json"
-    run(team, command, "setup", file)
-    run(team, command, "sync", file)
-    database.execute("update orders set amount = 11 where id = 1")
-    database.execute("insert into orders values (3, 30)")
-    run(team, command, "consume", file, f"--result={result}")
-    JobResult.read(result, 0).require()
-    run(team, command, "teardown", file)
-    rows = DeltaTable(f"{lake}/public/orders").to_pyarrow_table(columns=["id", "amount"])
-    assert rows.sort_by("id").to_pydict() == {"id": [1, 2, 3], "amount": [11, 20, 30]}

@@ -41,10 +41,6 @@ def append(_, uri):
     )
 
 
-def sql(statement):
-    return lambda runner, uri: runner.spark().sql(statement.format(f"delta.`{uri}`")).collect()
-
-
 def update(_, uri):
     DeltaTable(uri).update({"v": "'foreign'"}, predicate="id = 1")
 
@@ -74,23 +70,6 @@ BESIDE = {
     "t_restore": Foreign(restore, "RESTORE"),
     "t_compact": Foreign(compact),
     "t_other": Foreign(optimize),
-}
-BETWEEN = {
-    "t_append": Foreign(append, "WRITE"),
-    "t_update": Foreign(sql("update {} set v = 'foreign' where id = 1"), "UPDATE"),
-    "t_restore": Foreign(
-        lambda runner, uri: (
-            runner.spark()
-            .sql(f"restore delta.`{uri}` to version as of {DeltaTable(uri).version() - 1}")
-            .collect()
-        ),
-        "RESTORE",
-    ),
-    "t_compact": Foreign(compact),
-    "t_other": Foreign(
-        sql("create or replace table {} using delta as select 1 as id, 'foreign' as v"),
-        "CREATE OR REPLACE",
-    ),
 }
 
 
@@ -221,44 +200,6 @@ def test_what_others_commit_beside_a_merge_is_neither_lost_nor_undone(
     assert {name: rows_of(pipeline, name) for name in TABLES} == {
         n: sorted(e.items()) for n, e in expected.items()
     }
-    assert pipeline.consume(runner).warnings == []
-
-
-@pytest.mark.soak("a second record of the same commits")
-def test_what_others_write_between_runs_is_told_once_and_stays_on_record(
-    runner, database, pipeline, add, change
-):
-    """Until the table is copied again, or compared with its source."""
-    add(30)
-    pipeline.consume(runner)
-    before = {name: DeltaTable(target_uri_of(pipeline, name)).version() for name in TABLES}
-    for name, foreign in BETWEEN.items():
-        foreign.act(runner, target_uri_of(pipeline, name))
-    database.execute("insert into t_compact values (31, 'source')")
-    result = pipeline.consume(runner)
-    assert sorted(told_by(result)) == names(BETWEEN)
-    assert result.targets.external_commits == [f"public.{name}" for name in names(BETWEEN)]
-    for name in names(BETWEEN):
-        told = told_by(result)[name]
-        assert re.search(
-            rf"version {before[name] + 1} \({BETWEEN[name].told}.*_reconcile with tables", told
-        ), told
-    recorded = {
-        name: len(pipeline.status()["targets"][f"public.{name}"]["external_commits"])
-        for name in TABLES
-    }
-    assert sorted(name for name, count in recorded.items() if count) == names(BETWEEN)
-
-    change(32)
-    assert pipeline.consume(runner).warnings == []
-    pipeline.resync(runner, ["public.t_append"])
-    pipeline.sync(runner, ["public.t_other"], "mended")
-    targets = pipeline.status()["targets"]
-    for name in ("t_append", "t_other"):
-        assert rows_of(pipeline, name) == database.execute(f"select * from {name} order by id")
-        assert targets[f"public.{name}"]["external_commits"] == []
-    assert len(targets["public.t_update"]["external_commits"]) == recorded["t_update"]
-    change(33)
     assert pipeline.consume(runner).warnings == []
 
 

@@ -9,19 +9,14 @@ from deltalake import DeltaTable
 
 from tests.oracles.compare import differing
 from tests.oracles.random_workload import Workload
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job, pipeline_file
 from tests.support.seeds import chosen_seed
-from waldelta.config.pipeline_file import TargetTable
 from waldelta.errors import ModeRefused, SyncFailed
 from waldelta.jobs.consume import consume
 from waldelta.lsn import Lsn
-from waldelta.spark_sql import insert_clause
-from waldelta.stages.check.check import check
 from waldelta.stages.repair.replay_runs import replay
 from waldelta.stages.sync import _write as copy_states
 from waldelta.stages.sync.sync import sync
-from waldelta.target_modes import Fold, TargetMode, modes
-from waldelta.target_modes.target_mode import Invariant
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -39,10 +34,7 @@ def target(lake, modes=MODES):
 
 def job_of(database, lake, modes=MODES):
     """A pipeline with a table of each mode."""
-    pipeline = pipeline_file(
-        lake, f"s_{database.name}", [f"public.{t}" for t in modes], target=target(lake, modes)
-    )
-    return bare_slot(database, pipeline)
+    return bare_job(database, lake, [f"public.{t}" for t in modes], target=target(lake, modes))
 
 
 def held(job, name):
@@ -174,78 +166,6 @@ def test_a_copy_of_a_target_that_keeps_more(runner, database, lake, workload, mo
         name: sorted(map(repr, rows)) for name, rows in before.items()
     }
     assert as_of(held(job, "w1"), Lsn.parse(lsn).value) == then
-
-
-class Archive(TargetMode):
-    """A fifth mode: a key's last state, with the time at which the source deleted the row."""
-
-    def statement(self, target, kept, source, truncates=()):
-        """Return the MERGE."""
-        on = " and ".join(
-            f"t.`{kept.names[i]}` = case when {kept.ended} then s.b{k} else s.c{i} end"
-            for k, i in enumerate(kept.key)
-        )
-        values = [*kept.values, ("_wd_gone", "s.to_ts")]
-        sets = ", ".join(f"t.{name} = {value}" for name, value in values)
-        gone = "".join(
-            " when not matched by source and t._wd_gone is null then update set"
-            f" t._wd_gone = timestamp_micros({truncate.at_us})"
-            for truncate in truncates[:1]
-        )
-        return (
-            f"merge into {target} t using (select * from {source} s where {kept.ended} or"
-            f" {kept.begun}) s on {on} when matched and {kept.ended} then update set"
-            f" t._wd_gone = coalesce(t._wd_gone, s.to_ts) when matched then update set {sets}"
-            f" when not matched and {kept.begun} then {insert_clause(values)}{gone}"
-        )
-
-
-ARCHIVE = Archive(
-    name="archive", summary="deleted rows in an archive", fold=Fold.LAST_STATES,
-    own_columns={"_wd_gone": "timestamp"}, live="_wd_gone is null",
-    invariants=(Invariant("archive", "keys are unique", "archive: keys are unique",
-                          "count(*) over (partition by {key}) > 1"),),
-)  # fmt: skip
-
-
-def in_mode(job, mode):
-    """The job with its table's target in this mode."""
-    tables = {"public.a": TargetTable(mode=mode)}
-    wanted = job.pipeline.target.model_copy(update={"tables": tables})
-    return replace(job, pipeline=job.pipeline.model_copy(update={"target": wanted}))
-
-
-@pytest.mark.nightly("a made-up mode beside those of the first test")
-def test_a_mode_needs_nothing_but_its_class(runner, database, lake, monkeypatch):
-    """It is copied, applied, checked and compared; nothing of the product knows its name."""
-    monkeypatch.setitem(modes.MODES, "archive", ARCHIVE)
-    database.execute("create table a (id int primary key, v text, big text)")
-    database.execute("alter table a alter big set storage external")
-    big = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
-    database.execute(f"insert into a select g, 'x', {big} from generate_series(1, 4) g")
-    job = in_mode(job_of(database, lake, {"a": "mirror"}), "archive")
-    sync(runner, job)
-    database.execute("update a set v = 'y' where id = 1; delete from a where id = 2")
-    database.execute("update a set id = 9 where id = 3; insert into a values (5, 'n', 's')")
-    assert consume(runner, job).warnings == []
-    rows = {row["id"]: (row["v"], row["_wd_gone"] is None) for row in held(job, "a")}
-    assert rows == {
-        1: ("y", True), 2: ("x", False), 3: ("x", False), 4: ("x", True), 5: ("n", True),
-        9: ("x", True),
-    }  # fmt: skip
-    (state,) = job.read_states().values()
-    assert (state.mode, state.kept_as) == ("archive", ARCHIVE)
-    assert differing(runner, job) == {}
-    (verdict,) = check(runner, job.pipeline, job.ledger, "check").tables
-    found = {outcome.planned.meaning: outcome.success for outcome in verdict.outcomes}
-    assert found["archive: keys are unique"] is True
-    database.execute("truncate a; insert into a values (4, 'z', 's')")
-    sync(runner, job, ["public.a"])
-    consume(runner, job)
-    assert differing(runner, job) == {}
-    assert [row["id"] for row in held(job, "a") if row["_wd_gone"] is None] == [4]
-    with pytest.raises(ModeRefused, match="has mode archive in the lake"):
-        sync(runner, in_mode(job, "history"), ["public.a"])
 
 
 @pytest.mark.nightly("further moments of the modes that the first test walks")

@@ -9,7 +9,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.support.bookkeeping import read_expectation_results, table_at
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.jobs.validate import run_validate
@@ -54,10 +54,7 @@ def results(lake, run_id):
 
 
 def job_of(database, lake, tables=TABLES, **overrides):
-    return bare_slot(
-        database,
-        pipeline_file(lake, f"s_{database.name}", tables, quality={"enabled": True}, **overrides),
-    )
+    return bare_job(database, lake, tables, quality={"enabled": True}, **overrides)
 
 
 HELD = (True, 0, "warning")
@@ -118,28 +115,6 @@ def test_orphans_are_told_of_once_they_are_there(runner, database, lake):
         if r.run_id == "all" and r.expectation == KIND
     ]
     assert "1 row has no parent row" in shown
-
-
-@pytest.mark.soak("a second direction of a reference")
-def test_a_table_that_loses_rows_tells_of_those_that_refer_to_it(runner, database, lake):
-    """The rows that refer to it are no part of the run, so its own page tells."""
-    database.execute(SCHEMA)
-    job = job_of(database, lake)
-    sync(runner, job)
-    database.execute("insert into person values (5, 2, 'cd', 1)")
-    consume(runner, replace(job, run_id="first"))
-    database.execute("delete from person where id = 5")
-    consume(runner, replace(job, run_id="second"))
-    person = job.lake.target("public.person").uri
-    runner.spark().sql(
-        f"insert into delta.`{person}` select 6, 2, 'cd', null, 0, null, null"
-    ).collect()
-    database.execute("delete from city where id = 2")
-    consume(runner, replace(job, run_id="third"))
-    assert results(lake, "third") == {
-        ("public.city", "person_city_fkey"): (False, 1, "warning"),
-        ("public.city", "person_code_fkey"): (False, 1, "warning"),
-    }
 
 
 @pytest.mark.soak("references between partitions")

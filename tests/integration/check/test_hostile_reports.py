@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -18,11 +17,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
 
 import waldelta.stages.check.great_expectations.run_suite  # noqa: F401 - it registers ours
-from tests.support.bookkeeping import add_reports
 from tests.support.browser import open_browser
 from tests.support.pipelines import pipeline_file
 from tests.support.plugin_app import plugin_app, serve
-from waldelta.config import PipelineFile, load_pipeline_file, split_table_name
+from waldelta.config import PipelineFile, split_table_name
 from waldelta.lake import Lake, target_uri
 from waldelta.lake.ledger import ColumnState, Ledger, Reconciliation, RowDifference, TableState, now
 from waldelta.lake.ledger.check_records import ColumnDifference
@@ -31,7 +29,6 @@ from waldelta.stages.check.check import check
 from waldelta.stages.check.great_expectations.run_suite import _open_context
 from waldelta.stages.check.reports._result_view import check_page
 from waldelta.stages.check.reports.data_docs import list_reconciliation
-from waldelta.stages.check.reports.page import ReportEntry
 from waldelta.stages.check.suite.expectation import QualityReport
 
 pytestmark = [pytest.mark.spark, pytest.mark.airflow]
@@ -274,7 +271,6 @@ def test_nor_of_the_lists_and_of_a_comparison(browser, report, pipeline):
 def test_through_the_plugin_nothing_comes_alive_either(
     browser, report, pipeline, tmp_path, monkeypatch
 ):
-    """Nor of a page that Great Expectations' own view has written, as an earlier version did."""
     monkeypatch.setenv("WALDELTA_PIPELINES", str(tmp_path))
     # A copy of the lake, because the lists of the others must not have what is added here.
     lake = tmp_path / "lake"
@@ -285,23 +281,9 @@ def test_through_the_plugin_nothing_comes_alive_either(
     (tmp_path / "shop.yml").write_text(yaml.safe_dump(document))
     page = lake / page_of(report).relative_to(whole)
     folder = lake / "_waldelta" / "data_docs"
-    alive = (
-        f"<html><head>{REFRESH}</head><body><img"
-        f" src=http://127.0.0.1:9/x>{SCRIPT}{CLOSING}</body></html>"
-    )
-    at = now() - timedelta(days=1)
-    (entry,) = add_reports(
-        load_pipeline_file(tmp_path / "shop.yml"),
-        ReportEntry(at, "shop", "r", TABLE, 1, 1, (), (), "old.html"),
-        name="old",
-        text=alive,
-    )
-    old = folder / entry.page
     with serve(plugin_app("viewer")) as base:
-        for path in (page, old):
-            address = f"{base}/docs/shop/{quote(path.relative_to(folder).as_posix())}"
-            alive = seen(browser, address)
-            assert alive == DEAD if path is page else alive[0] == "", path
+        address = f"{base}/docs/shop/{quote(page.relative_to(folder).as_posix())}"
+        assert seen(browser, address) == DEAD
         browser.get(f"{base}/docs/")
         assert browser.execute_script("return document.documentElement.className") == ""
         assert SCRIPT in browser.find_element(By.TAG_NAME, "body").text

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from demo.flights import load
-from demo.replay import plan_slices, prepare, replay
+from demo.replay import prepare
 from waldelta.config import load_pipeline_file
 
 pytestmark = pytest.mark.pg
@@ -26,20 +26,6 @@ def test_flights_enter_leave_and_move_within_the_filter(database):
     }
     assert sum(count for _, _, _, count, _ in ways) > 10
     assert sum(count for _, _, _, _, count in ways) > 10
-
-
-@pytest.mark.soak("a second size of the demo's data")
-def test_a_small_demo_covers_the_whole_year_and_repeats_itself(database):
-    """All twelve partitions, and the same operations by the same seed."""
-    outcomes = []
-    for _ in range(2):
-        loaded = load(database.conninfo, 3000)
-        assert 2900 < loaded.rows["flights"] < 3100
-        assert database.execute("select count(distinct tableoid) from flights") == [(12,)]
-        prepare(database.conninfo)
-        outcomes.append([replay(database.conninfo, part).operations for part in plan_slices(2)])
-    assert outcomes[0] == outcomes[1]
-    assert outcomes[0][0]["flights", "delete"] > 0
 
 
 def test_pipeline_file_takes_its_lake_from_the_environment(monkeypatch, lake):

@@ -173,16 +173,6 @@ def test_key_outside_the_column_list_is_no_key(database, conn):
     assert published(conn, "p")["public.t"].key_columns == ()
 
 
-def test_different_column_lists_are_refused(database, conn):
-    """Decoding such a slot would fail for good."""
-    database.execute(
-        "create table t (id int primary key, v int);"
-        "create publication p for table t (id); create publication q for table t"
-    )
-    with pytest.raises(SourceError, match=r"p and q give public.t different column lists"):
-        published(conn, "p", "q")
-
-
 def test_generated_columns_are_published_only_where_the_server_sends_them(any_database):
     """15's view lists them, but they are never sent before 18, and then only by choice."""
     any_database.execute(

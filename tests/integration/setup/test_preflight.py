@@ -288,13 +288,6 @@ def test_different_column_lists_of_one_table(database, conn, lake):
     apply_setup(conn, job_for(database, lake, p, q))
 
 
-def test_column_is_found_in_filter_though_it_is_in_the_list_too(database, conn, lake):
-    """The list's and the filter's dependencies are told apart."""
-    database.execute(PLAIN)
-    entry = {"name": "p", "tables": [T | {"columns": ["id", "v"], "where": "id > 1"}]}
-    apply_setup(conn, job_for(database, lake, entry))
-
-
 # --- slots
 
 

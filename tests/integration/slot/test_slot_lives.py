@@ -78,12 +78,3 @@ def test_a_clock_set_back_between_two_lives_revives_no_copy(conn, job):
     assert job.read_states() == {}
     copied(job)
     assert list(job.read_states()) == ["public.t"]
-
-
-def test_a_copy_recorded_by_an_earlier_version_counts_by_the_clock(conn, job):
-    apply_setup(conn, job)
-    job.ledger.append(TableState(now(), "r", "public.t", 1, "synced"))
-    assert list(job.read_states()) == ["public.t"]
-    teardown(conn, job)
-    apply_setup(conn, job)
-    assert job.read_states() == {}

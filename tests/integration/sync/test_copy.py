@@ -9,7 +9,6 @@ import pytest
 from waldelta.errors import (
     PrivilegeMissing,
     SnapshotLost,
-    SourceError,
     SourceUnreachable,
     TableBusy,
 )
@@ -104,55 +103,6 @@ class TestRows:
         chunks = plan_chunks(shorter, 8192)
         assert len(chunks) == 2
         assert len(table.rows(chunks)) == 100
-
-    def test_inheritance_children_are_not_read(self, copying):
-        """A plain table is published without the tables that inherit from it."""
-        table = copying(
-            "create table parent (id int primary key)",
-            "create table child () inherits (parent)",
-            "insert into parent values (1)",
-            "insert into child values (2)",
-            "create publication p for table only parent",
-        )
-        assert table.rows() == [(1,)]
-
-    def test_partition_root_reads_its_leaves(self, copying):
-        """All levels' leaves, each by its own chunks, under the root's filter and columns."""
-        table = copying(
-            "create table m (k int, v text, hidden text, primary key (k)) partition by range (k)",
-            "create table m1 partition of m for values from (0) to (10)",
-            "create table m2 partition of m for values from (10) to (30) partition by range (k)",
-            "create table m2a (hidden text, v text, k int not null)",
-            "alter table m2 attach partition m2a for values from (10) to (20)",
-            "create table m3 partition of m default",
-            "insert into m values (1, 'a', 'h'), (11, 'b', 'h'), (12, 'no', 'h'), (99, 'c', 'h')",
-            "create publication p for table m (k, v) where (k <> 12) with"
-            " (publish_via_partition_root)",
-        )
-        assert table.rows() == [(1, "a"), (11, "b"), (99, "c")]
-
-    def test_filters_are_ored_whatever_is_published(self, database):
-        """publish = 'update' copies all the same, and so does a second publication's filter."""
-        database.execute("create table t (id int primary key, v int)")
-        database.execute("insert into t values (1, 1), (2, 2), (3, 3), (4, null)")
-        database.execute(
-            "create publication p for table t where (id = 1) with (publish = 'update')"
-        )
-        database.execute(
-            "create publication p2 for table t where (id = 3) with (publish = 'delete')"
-        )
-        with SnapshotHolder(database.conninfo) as holder:
-            (table,) = read_published_tables(holder.connection, ["p", "p2"])
-            copy = plan_copy(table, holder.snapshot_id, holder.relfilenodes([table.oid]), None)
-            batches = list(
-                read_chunks(database.conninfo, copy, plan_chunks(table.leaves, 1 << 30), "test")
-            )
-        assert pa.Table.from_batches(batches).to_pydict() == {"id": [1, 3], "v": [1, 3]}
-
-    def test_empty_table(self, copying):
-        """Nothing to read is no error."""
-        table = copying("create table t (id int primary key)", "create publication p for table t")
-        assert table.rows() == []
 
     def test_odd_identifiers(self, copying):
         """Quotes, dots, spaces, percent and braces in names are names."""
@@ -470,18 +420,6 @@ class TestRefused:
             table.read(conninfo=conninfo)
         database.execute(f"grant select (id, v) on t to r_{database.name}")
         assert table.read(conninfo=conninfo).num_rows == 1
-
-    def test_filter_that_fails_is_named_in_one_line(self, copying):
-        """An error of the filter reaches the driver whole, without credentials."""
-        table = copying(
-            "create table t (id int primary key, v int)",
-            "insert into t values (1, 0)",
-            "create publication p for table t where (1 / v > 0)",
-        )
-        with pytest.raises(SourceError, match="SQLSTATE 22012") as caught:
-            table.read()
-        assert "\n" not in str(caught.value)
-        assert not caught.value.retryable
 
 
 def test_chunk_query_text(database):

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
+from tests.oracles.target_rows import read_target
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.jobs import Pipeline
@@ -77,8 +78,7 @@ def change(database) -> None:
 
 def held(lake: str, name: str) -> list[tuple]:
     """The target's rows, without the large values."""
-    rows = DeltaTable(f"{lake}/public/{name}").to_pyarrow_table(columns=["id", "a", "n"])
-    return sorted(map(tuple, (row.values() for row in rows.to_pylist())))
+    return sorted(map(tuple, read_target(f"{lake}/public/{name}", "id", "a", "n")))
 
 
 def source(database, name: str) -> list[tuple]:
@@ -155,26 +155,6 @@ def test_own_expectations_and_gates_need_no_session(commands, database, lake, mo
         assert runners(result) == {"this process"}
         assert [row["key"] for row in pipeline.waiting(["public.u"])] == [{"id": "502"}]
         assert [len(held(lake, name)) for name in TABLES] == [501, 501, 500]
-
-
-@pytest.mark.nightly("four further processes; test_gate decides in its own")
-def test_a_decision_starts_spark_where_rows_are_judged_again(commands, database, lake):
-    """In a process in which nothing else has started a session: one of two rows is accepted."""
-    suites = commands.file.parent / "suites"
-    suites.mkdir()
-    condition = {"condition": "n > 0", "meaning": "n is positive"}
-    gate = {"type": "expect_target_rows_to_satisfy", "kwargs": condition, "gate": "quarantine"}
-    (suites / "public.t.yml").write_text(yaml.safe_dump({"expectations": [gate]}))
-    document = yaml.safe_load(commands.file.read_text())
-    document["quality"] = document.get("quality", {}) | {"suites": str(suites)}
-    commands.file.write_text(yaml.safe_dump(document))
-    commands.run("sync")
-    database.execute("insert into t (id, n) values (2001, -1), (2002, -2)")
-    commands.run("consume")
-    row, _ = Pipeline.load(commands.file).waiting()
-    commands.run("decide", "accept", "--ids", row["id"], "--reason", "known")
-    assert len(Pipeline.load(commands.file).waiting()) == 1
-    assert len(held(lake, "t")) == 501
 
 
 @pytest.mark.nightly("four further processes; small runs without Java are ordinary")

@@ -1,11 +1,11 @@
 """When a snapshot may be taken and what keeps it alive; traps of real servers, harmless."""
 
 import threading
-import time
 
 import psycopg
 import pytest
 
+from tests.support.waiting import wait_until
 from waldelta.errors import NotPrimary, SnapshotLost, SourceUnreachable, TransactionsStillOpen
 from waldelta.lsn import Lsn
 from waldelta.postgres import connect
@@ -14,14 +14,6 @@ from waldelta.snapshot import SnapshotHolder, reader_name
 from waldelta.snapshot.exported_snapshot import wait_for_old_transactions
 
 pytestmark = pytest.mark.pg
-
-
-def until(condition, timeout_s=30):
-    """Wait for a condition."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition was never met"
-        threading.Event().wait(0.01)
 
 
 def visible(holder, query):
@@ -46,11 +38,6 @@ def decoded_inserts(execute, slot, publication):
 
 
 class TestOldTransactions:
-    @pytest.fixture
-    def conn(self, database):
-        with connect(database.conninfo, "waldelta sync") as connection:
-            yield connection
-
     def test_nothing_open_returns_at_once(self, database, conn):
         """Transactions without an xid of their own (readers) don't count."""
         with database.connect() as reader:
@@ -97,28 +84,6 @@ class TestOldTransactions:
             session.rollback()
         wait_for_old_transactions(conn, 0)
 
-    def test_table_added_while_a_transaction_has_written_to_it(self, database, conn):
-        """Its row from before ADD TABLE is in no stream or early snapshot; after the wait it is."""
-        database.execute("create table b (id int primary key, v text)")
-        database.execute("create publication pb")
-        database.execute(
-            "select pg_create_logical_replication_slot('added_late', 'pgoutput')".replace(
-                "added_late", f"s_{database.name}"
-            )
-        )
-        writer = database.connect()
-        writer.execute("insert into b values (1, 'before add')")
-        database.execute("alter publication pb add table b")
-        with SnapshotHolder(database.conninfo) as early:
-            assert visible(early, "select id from public.b") == []
-        with pytest.raises(TransactionsStillOpen):
-            wait_for_old_transactions(conn, 0)
-        writer.execute("insert into b values (2, 'after add')")
-        wait_for_old_transactions(conn, 60, sleep=lambda _: writer.commit())
-        with SnapshotHolder(database.conninfo) as holder:
-            assert visible(holder, "select id from public.b order by id") == [1, 2]
-        writer.close()
-
 
 def test_commit_that_waits_for_a_synchronous_standby(new_server):
     """It is decoded already, but no snapshot sees it: the snapshot waits until it does."""
@@ -131,7 +96,9 @@ def test_commit_that_waits_for_a_synchronous_standby(new_server):
             conn.execute("select pg_create_logical_replication_slot('ra', 'pgoutput')")
             conn.execute("alter system set synchronous_standby_names = 'nobody'")
             conn.execute("select pg_reload_conf()")
-            until(lambda: conn.execute("show synchronous_standby_names").fetchone() == ("nobody",))
+            wait_until(
+                lambda: conn.execute("show synchronous_standby_names").fetchone() == ("nobody",)
+            )
             waiting = connect(conninfo, "waiting writer")
             thread = threading.Thread(
                 target=lambda: waiting.execute("insert into public.a values (1)")
@@ -139,7 +106,7 @@ def test_commit_that_waits_for_a_synchronous_standby(new_server):
             thread.start()
             pid = waiting.info.backend_pid
             event = "select wait_event from pg_stat_activity where pid = %s"
-            until(lambda: conn.execute(event, (pid,)).fetchone() == ("SyncRep",))
+            wait_until(lambda: conn.execute(event, (pid,)).fetchone() == ("SyncRep",))
 
             def execute(query):
                 return conn.execute(query).fetchall()
@@ -197,7 +164,7 @@ class TestHolder:
             other = database.connect()
             other.execute("select 1")  # opens a transaction and idles in it
             gone = "select count(*) from pg_stat_activity where pid = %s"
-            until(lambda: database.execute(gone, (other.info.backend_pid,)) == [(0,)])
+            wait_until(lambda: database.execute(gone, (other.info.backend_pid,)) == [(0,)])
             assert is_alive(holder)
             other.close()
 
@@ -228,7 +195,7 @@ class TestHolder:
                 database.connect(application_name=reader_name(holder.pid + 1, 4, "public.t")),
             ):
                 assert holder.active_tasks() == {3: 0}
-            until(lambda: holder.active_tasks() == {})
+            wait_until(lambda: holder.active_tasks() == {})
 
     def test_refused_on_a_standby(self, new_server):
         """A standby's snapshots leave running transactions out."""

@@ -144,21 +144,6 @@ def test_status_fails_for_a_slot_that_is_missing_or_lost(slot, kind, shown):
     assert f"shop_cdc: {shown}" in rendered(status_table(status(slot=slot)), 120)
 
 
-PREVENTIONS = {
-    "wal_removed": "raise max_slot_wal_keep_size or run more often",
-    "idle_timeout": "raise idle_replication_slot_timeout or run more often",
-    "wal_level_insufficient": "keep the primary's wal_level logical",
-}
-
-
-@pytest.mark.parametrize("reason, remedy", PREVENTIONS.items())
-def test_a_lost_slot_says_what_prevents_the_loss(reason, remedy):
-    """The server's reason decides, not the usual one."""
-    slot = SLOT | {"wal_status": "lost", "invalidation_reason": reason}
-    assert f"is lost ({reason})" in str(slot_error(status(slot=slot)))
-    assert str(slot_error(status(slot=slot))).endswith(remedy)
-
-
 @pytest.fixture
 def listed(capsys):
     """Lists a folder, or WALDELTA_PIPELINES: the exit code and the JSON."""
