@@ -18,7 +18,8 @@ def pipeline_file(
     lake: str, slot: str, tables: list[str] | None = None, options: dict | None = None, **overrides
 ) -> PipelineFile:
     """A pipeline; ``options`` are the source's, ``overrides`` replace top-level keys."""
-    publication = {"name": f"{slot}_pub", "tables": [{"name": t} for t in tables or ["public.t"]]}
+    entries = [{"name": t} if isinstance(t, str) else t for t in tables or ["public.t"]]
+    publication = {"name": f"{slot}_pub", "tables": entries}
     document = {
         "pipeline": slot,
         "source": {"conn_id": "test_source", "slot": slot, "publications": [publication],
@@ -104,6 +105,15 @@ def bare_job(
     """The same of a pipeline of these tables whose slot has the database's name."""
     slot = f"s_{database.name}"
     return bare_slot(database, pipeline_file(lake, slot, tables, options, **overrides))
+
+
+def pipeline_on(database, lake: str, *publications: dict, **overrides) -> Pipeline:
+    """A pipeline of these publications whose slot has the database's name; nothing is set up."""
+    slot = f"s_{database.name}"
+    source = {"conn_id": "test_source", "slot": slot, "publications": list(publications)}
+    document = {"pipeline": slot, "source": source, "target": {"root": lake}}
+    document |= {"quality": {"enabled": False}}
+    return Pipeline(PipelineFile.model_validate(document | overrides))
 
 
 def new_pipeline(

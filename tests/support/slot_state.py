@@ -10,3 +10,17 @@ SLOT = SlotState(
     invalidation_reason=None, inactive_since=None, retained_bytes=0, system_identifier="1",
     timeline=1,
 )  # fmt: skip
+
+
+def lose(database) -> None:
+    """Let the server take away the WAL that its slots hold back."""
+    database.execute("alter system set max_slot_wal_keep_size = '1MB'")
+    try:
+        database.execute("select pg_reload_conf()")
+        for _ in range(3):
+            database.execute("select pg_logical_emit_message(false, 'x', repeat('x', 8000000))")
+            database.execute("select pg_switch_wal()")
+        database.execute("checkpoint")
+    finally:
+        database.execute("alter system reset max_slot_wal_keep_size")
+        database.execute("select pg_reload_conf()")

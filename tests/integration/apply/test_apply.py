@@ -7,7 +7,7 @@ from deltalake import DeltaTable
 
 import waldelta.changes.merge.merge as merge_module
 import waldelta.stages.apply.apply as apply_module
-from tests.oracles.target_rows import read_target
+from tests.oracles.target_rows import source_rows, target_rows
 from tests.support.concurrent_work import killed_in
 from tests.support.pipelines import bare_job, bare_slot, pipeline_file
 from waldelta.errors import LateWriter, LockHeld, StateError
@@ -24,6 +24,7 @@ from waldelta.stages.sync.sync import sync
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
+COLUMNS = ("id", "v", "big", "n", "ts", "d", "b", "a", "f", "ok")
 DDL = """
 create table t(
     id int primary key, v text, big text, n numeric(10,2), ts timestamptz, d date, b bytea,
@@ -31,22 +32,6 @@ create table t(
 )
 """
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 400) i)"
-
-
-def target_rows(
-    job, table="public.t", columns=("id", "v", "big", "n", "ts", "d", "b", "a", "f", "ok")
-):
-    return sorted(map(tuple, read_target(job.lake.target(table).uri, *columns)), key=repr)
-
-
-def source_rows(database, table="t", where="true"):
-    database.execute("set timezone = 'UTC'")
-    rows = database.execute(f"select * from {table} where {where}")
-    return sorted((tuple(_plain(value) for value in row) for row in rows), key=repr)
-
-
-def _plain(value):
-    return value.replace(tzinfo=None) if hasattr(value, "tzinfo") else value
 
 
 def run(runner, job):
@@ -88,7 +73,7 @@ def test_every_kind_of_change_in_one_run(runner, database, job, decoded_by_tasks
     for statement in STATEMENTS:
         database.execute(statement)
     applied = run(runner, job)
-    assert target_rows(job) == source_rows(database)
+    assert target_rows(job, "t", *COLUMNS) == source_rows(database, "t")
     (step,) = applied.steps
     assert step.targets[0].truncated
     version = job.ledger.last_cut().targets[0].version
@@ -108,7 +93,7 @@ def test_changes_before_the_copy_are_not_applied_twice(runner, database, job):
     sync(runner, job)
     database.execute("update t set v = 'z' where id = 2")
     run(runner, job)
-    assert target_rows(job) == source_rows(database)
+    assert target_rows(job, "t", *COLUMNS) == source_rows(database, "t")
 
 
 def test_an_update_of_a_row_the_target_lacks_is_skipped_and_counted(runner, database, job):
@@ -118,7 +103,7 @@ def test_an_update_of_a_row_the_target_lacks_is_skipped_and_counted(runner, data
     DeltaTable(job.lake.target("public.t").uri).delete("id = 1")
     database.execute("update t set v = 'x'")
     applied = run(runner, job)
-    assert [row[:2] for row in target_rows(job)] == [(2, "x")]
+    assert target_rows(job, "t", "id", "v") == [(2, "x")]
     assert (applied.steps[0].targets[0].updated, applied.steps[0].targets[0].skipped) == (1, 1)
 
 
@@ -156,9 +141,9 @@ def test_a_run_that_lost_its_target_while_it_merged_adds_nothing_twice(
 
     monkeypatch.setattr(merge_module, moment, taken_over)
     assert isinstance(apply(runner, job).failures["public.t"], LockHeld)
-    assert target_rows(job, columns=("id",)) == [(0,), (1,)]
+    assert target_rows(job, "t", "id") == [(0,), (1,)]
     run(runner, job)
-    assert target_rows(job, columns=("id",)) == source_rows(database)
+    assert target_rows(job, "t", "id") == source_rows(database, "t")
 
 
 def test_values_that_the_type_cant_hold_are_counted(runner, database, job):
@@ -218,10 +203,10 @@ def test_a_copy_made_anew_while_apply_waited_is_not_mixed_with_old_changes(
 
     monkeypatch.setattr(inspection, "end_killed_repairs", synced_again)
     assert isinstance(apply(runner, job).failures["public.t"], LateWriter)
-    assert [row[:2] for row in target_rows(job)] == [(1, "c")]
+    assert target_rows(job, "t", "id", "v") == [(1, "c")]
     monkeypatch.undo()
     run(runner, job)
-    assert target_rows(job) == source_rows(database)
+    assert target_rows(job, "t", *COLUMNS) == source_rows(database, "t")
 
 
 @pytest.mark.parametrize("policy", ["fail", "ignore"])

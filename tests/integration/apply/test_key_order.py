@@ -1,16 +1,13 @@
 """Keys whose columns have another order than the table's, in every mode."""
 
-from datetime import UTC, datetime, timedelta
-
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from tests.oracles.compare import differing
 from tests.oracles.target_rows import read_target
-from waldelta.config import PipelineFile
+from tests.support.pipelines import new_pipeline
 from waldelta.jobs.pipeline import Pipeline
-from waldelta.spark_sql import quote
 from waldelta.stages.check.check import check
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -49,19 +46,11 @@ def pipeline(database, lake, tables, column=COLUMN, *, checked=True) -> Pipeline
     for name in tables:
         database.execute(TABLES[name].format(name, column))
     write(database, tables, ROWS)
-    slot = f"s_{database.name}"
-    entries = [{"name": f"public.{name}"} for name in tables]
-    publication = {"name": f"{slot}_pub", "tables": entries, "publish_via_partition_root": False}
     targets = {f"public.{name}": {"mode": MODES[name]} for name in tables if name in MODES}
     if "parts" in tables:
         targets["public.parts"] = {"partition_root": True}
-    document = {
-        "pipeline": slot,
-        "source": {"conn_id": "test_source", "slot": slot, "publications": [publication]},
-        "target": {"root": lake, "tables": targets},
-        "quality": {"enabled": checked},
-    }
-    made = Pipeline(PipelineFile.model_validate(document))
+    names, target = [f"public.{name}" for name in tables], {"root": lake, "tables": targets}
+    made = new_pipeline(database, lake, names, target=target, quality={"enabled": checked})
     made.setup()
     return made
 
@@ -119,23 +108,3 @@ def test_the_driver_merges_mirrors(runner, database, lake):
     for name in MIRRORS:
         rows = read_target(made.target_path(f"public.{name}"), "a", "b", "v")
         assert set(map(tuple, rows)) == {(1, 100, "w"), (200, 1, "y"), (7, 8, "n")}, name
-
-
-@pytest.mark.soak("mirrors of other keys than the ordinary test's")
-def test_mirrors(runner, database, lake):
-    """By a primary key, an index, complete old rows, without a key, and merged from partitions."""
-    made = pipeline(database, lake, MIRRORS)
-    made.sync(runner, run_id="sync")
-    begun = datetime.now(UTC)
-    write(database, MIRRORS, *CHANGES)
-    assert made.consume(runner, run_id="consume").warnings == []
-    check_targets(runner, made)
-    span = (begun, datetime.now(UTC) + timedelta(minutes=1))
-    assert made.replay(runner, *span, run_id="replay").warnings == []
-    bad = made.target_path("public.mirror")
-    runner.spark().sql(f"update delta.{quote(bad)} set v = 'bad' where b = 100")
-    made.reconcile(runner, repair=True, run_id="reconcile")
-    write(database, MIRRORS, 'update {} set "order no" = 3 where b = 8')
-    made.sync(runner, ["public.mirror", "public.parts"], run_id="again")
-    made.consume(runner, run_id="caught up")
-    check_targets(runner, made)

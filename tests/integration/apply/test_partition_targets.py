@@ -5,9 +5,8 @@ import re
 import pytest
 
 from tests.oracles.compare import differing
-from tests.oracles.target_rows import read_target
-from tests.support.pipelines import copied_pipeline
-from waldelta.config import PipelineFile
+from tests.oracles.target_rows import assert_equal, source_rows, target_rows
+from tests.support.pipelines import copied_pipeline, pipeline_on
 from waldelta.errors import PreflightFailed
 from waldelta.jobs import Pipeline
 from waldelta.stages.land.idle_check import check_idle
@@ -21,43 +20,17 @@ def pipeline(
     database, lake, tables, targets, *, via_root=False, listed=None, checked=True
 ) -> Pipeline:
     """A pipeline that publishes these tables in one publication."""
-    slot = f"s_{database.name}"
     entries = listed or [{"name": f"public.{name}"} for name in tables]
-    publication = {"name": f"{slot}_pub", "tables": entries, "publish_via_partition_root": via_root}
-    source = {"conn_id": "test_source", "slot": slot, "publications": [publication]}
+    publication = {"name": "p", "tables": entries, "publish_via_partition_root": via_root}
     own = {f"public.{name}": entry for name, entry in targets.items()}
-    document = {"pipeline": slot, "source": source, "target": {"root": lake, "tables": own},
-                "quality": {"enabled": checked}}  # fmt: skip
-    return Pipeline(PipelineFile.model_validate(document))
+    target = {"root": lake, "tables": own}
+    return pipeline_on(database, lake, publication, target=target, quality={"enabled": checked})
 
 
 def mending(made) -> Pipeline:
     """The same with ``drift: repair``."""
     target = made.file.target.model_copy(update={"drift": "repair"})
     return Pipeline(made.file.model_copy(update={"target": target}))
-
-
-def target_rows(made, table, *columns):
-    rows = read_target(made.target_path(f"public.{table}"), *columns)
-    return sorted(map(tuple, rows), key=repr)
-
-
-def source_rows(database, table, *columns, where="true"):
-    return sorted(
-        database.execute(f"select {', '.join(columns)} from {table} where {where}"), key=repr
-    )
-
-
-def minus(left, right):
-    rest = list(right)
-    return [row for row in left if not (row in rest and (rest.remove(row) or True))]
-
-
-def assert_equal(ours, theirs, *what):
-    assert ours == theirs, (
-        what,
-        {"only ours": minus(ours, theirs), "only theirs": minus(theirs, ours)},
-    )
 
 
 # --- leaves gathered in one target
@@ -216,7 +189,7 @@ def test_gathered_leaves(runner, database, lake, monkeypatch, roots):
     def compare(*what):
         for root in roots:
             theirs = source_rows(database, root, *["tableoid::bigint", *columns[1:]])
-            assert_equal(target_rows(made, root, *columns), theirs, root, what)
+            assert_equal(target_rows(made.job(), root, *columns), theirs, root, what)
 
     compare("copied")
     keys = {name: state.key_columns for name, state in made.job().read_states().items()}
@@ -330,7 +303,7 @@ def test_one_table_in_several_targets(runner, database, lake):
             state = made.job().read_states()[f"public.{table}"]
             names = [c.name for c in state.columns if c.name != "at"]
             assert_equal(
-                target_rows(made, table, *names),
+                target_rows(made.job(), table, *names),
                 source_rows(database, source, *names, where=where),
                 what,
             )
@@ -359,11 +332,11 @@ def test_one_table_in_several_targets(runner, database, lake):
     ]
     assert [text.split(":")[0] for text in told] == ["public.f_big", "public.r_2"]
     assert all("it was repaired" in text for text in told), told
-    assert target_rows(fewer, "f_big", "id") == source_rows(database, "f", "id", where="id > 200")
+    job = fewer.job()
+    assert target_rows(job, "f_big", "id") == source_rows(database, "f", "id", where="id > 200")
     for table in ("r_1", "r_2"):
-        assert_equal(
-            target_rows(fewer, table, "id", "v"), source_rows(database, table, "id", "v"), table
-        )
+        ours = target_rows(job, table, "id", "v")
+        assert_equal(ours, source_rows(database, table, "id", "v"), table)
     assert fewer.status()["targets"]["public.l_2"]["action"] == "removed"
 
 
@@ -386,13 +359,13 @@ def test_a_leaf_that_is_published_later(runner, database, lake):
     assert any(
         "partition public.p_2 was added" in text for text in both.consume(runner, "one").warnings
     )
-    assert set(target_rows(both, "p", "id")) == {(8,), (9,), (12,)}
+    assert set(target_rows(both.job(), "p", "id")) == {(8,), (9,), (12,)}
     assert both.consume(runner, "two").warnings == []
     database.execute("create table p_3 partition of p for values from (20) to (30)")
     three = pipeline(database, lake, ["p_1", "p_2", "p_3"], gathered, checked=False)
     three.setup()
     three.sync(runner, ["public.p"])
-    assert target_rows(three, "p", "id") == source_rows(database, "p", "id")
+    assert target_rows(three.job(), "p", "id") == source_rows(database, "p", "id")
 
 
 # --- setup

@@ -7,17 +7,15 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.integration.apply.test_apply import BIG, source_rows
 from tests.oracles.compare import differing
-from tests.oracles.target_rows import read_target
+from tests.oracles.random_workload import BIG
+from tests.oracles.target_rows import read_target, source_rows, target_rows
 from tests.support.concurrent_work import killed_in
 from tests.support.pipelines import (
     bare_job,
-    bare_slot,
     beside_superuser,
     copied_pipeline,
     new_pipeline,
-    pipeline_file,
 )
 from waldelta.errors import ConfigError
 from waldelta.jobs.consume import consume
@@ -65,7 +63,7 @@ def write(database, first, table="t"):
     key = "id" if "id" in columns else "key"
     listed = ", ".join([key, *names, "big"])
     values = {"v": "null", "s": "'s'", "n": "g"}
-    chosen = ", ".join(["g", *(values[n] for n in names), BIG])
+    chosen = ", ".join(["g", *(values[n] for n in names), BIG.format("g")])
     database.execute(
         f"insert into {table}({listed}) select {chosen} from generate_series({first},"
         f" {first + 4}) g"
@@ -479,8 +477,7 @@ def test_a_rewrite_keeps_an_external_writers_column(runner, database, job):
         (key, 7, 1, None if key > 10 else f"of {key}")
         for (key,) in database.execute("select id from t order by id")
     ]
-    found = sorted(tuple(row) for row in read_target(uri, "id", "f0", "x", "extra"))
-    assert found == expected
+    assert target_rows(job, "t", "id", "f0", "x", "extra") == sorted(expected, key=repr)
     database.execute("alter table t rename column w to extra")
     write(database, 21)
     with pytest.raises(RunFailed, match=r"column `extra` was added, and the source has a new"):
@@ -491,8 +488,7 @@ def with_policies(database, lake):
     """Two tables: changes of one stop it, those of the other are ignored."""
     own = {"public.f": {"schema_changes": "fail"}, "public.i": {"schema_changes": "ignore"}}
     target = {"root": lake, "tables": own}
-    file = pipeline_file(lake, f"s_{database.name}", ["public.f", "public.i"], target=target)
-    return bare_slot(database, file)
+    return bare_job(database, lake, ["public.f", "public.i"], target=target)
 
 
 def test_the_policies_on_other_columns(runner, database, lake):
@@ -507,12 +503,10 @@ def test_the_policies_on_other_columns(runner, database, lake):
         database.execute(f"insert into {table} values (2, 'c', 3)")
     with pytest.raises(RunFailed, match=r"public\.f: its columns changed \(added: x; dropped: w\)"):
         consume(runner, job)
-    rows = read_target(job.lake.target("public.i").uri, "id", "v", "w")
-    assert sorted(map(tuple, rows)) == [(1, "a", "b"), (2, "c", None)]
+    assert target_rows(job, "i", "id", "v", "w") == [(1, "a", "b"), (2, "c", None)]
     sync(runner, job, ["public.f"])
     consume(runner, job)
-    rows = read_target(job.lake.target("public.f").uri, "id", "v", "x")
-    assert sorted(map(tuple, rows)) == source_rows(database, "f")
+    assert target_rows(job, "f", "id", "v", "x") == source_rows(database, "f")
 
 
 def test_a_renamed_table_is_named(runner, database, job):
@@ -575,6 +569,6 @@ def test_the_last_column_goes_away(runner, database, lake):
     database.execute("delete from t; insert into t default values; insert into u values (2)")
     assert consume(runner, replace(job, run_id="goes on")).warnings == []
     assert_equal(database, job, "u")
-    assert [row["v"] for row in read_target(job.lake.target("public.t").uri, "v")] == ["a"]
+    assert target_rows(job, "t", "v") == [("a",)]
     with pytest.raises(ConfigError, match=r"public\.t .* has no published column"):
         sync(runner, replace(job, run_id="too early"), ["public.t"])

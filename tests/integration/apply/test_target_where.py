@@ -4,13 +4,11 @@ import re
 from dataclasses import replace
 
 import pytest
-from deltalake import DeltaTable
 
 from tests.oracles.compare import differing
-from tests.support.pipelines import bare_slot, pipeline_file
-from waldelta.config import PipelineFile
+from tests.oracles.target_rows import source_rows, target_rows
+from tests.support.pipelines import bare_slot, pipeline_file, pipeline_on
 from waldelta.errors import ApplyError, PreflightFailed, SchemaChanged
-from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Decisions
@@ -74,19 +72,6 @@ def made(database, lake, tables, wheres, publication=""):
 
 def one(database, lake, name, where=WHERE, publication=""):
     return made(database, lake, {name: IDENTITIES[name]}, {name: where}, publication)
-
-
-def rows(runner, job, table, *columns):
-    held = DeltaTable(job.lake.target(f"public.{table}").uri).to_pyarrow_table(
-        columns=list(columns)
-    )
-    return sorted(zip(*(column.to_pylist() for column in held.columns), strict=True), key=repr)
-
-
-def wanted(database, table, where, *columns):
-    return sorted(
-        database.execute(f"select {', '.join(columns)} from {table} where {where}"), key=repr
-    )
 
 
 STATEMENTS = [
@@ -157,10 +142,8 @@ def test_it_holds_the_rows_that_match(runner, database, lake, decoded_by_tasks, 
                 database.execute(of(table, statement))
         consume(runner, replace(job, run_id=f"run {number}"))
         for table in tables:
-            assert rows(runner, job, table, *names) == wanted(database, table, WHERE, *names), (
-                table,
-                statements,
-            )
+            expected = source_rows(database, table, *names, where=WHERE)
+            assert target_rows(job, table, *names) == expected, (table, statements)
         if number == 0:
             assert differing(runner, job) == {}
 
@@ -178,8 +161,8 @@ def test_several_tasks_route_and_collapse(runner, database, lake, monkeypatch):
     database.execute("update by_default set b = 10 - b where a % 4 = 0")
     database.execute("delete from by_default where a % 7 = 0")
     consume(runner, job)
-    expected = wanted(database, "by_default", "a % 3 = 0", "a", "b", "c")
-    assert rows(runner, job, "by_default", "a", "b", "c") == expected
+    expected = source_rows(database, "by_default", "a", "b", "c", where="a % 3 = 0")
+    assert target_rows(job, "by_default", "a", "b", "c") == expected
     assert expected
 
 
@@ -203,7 +186,7 @@ def test_the_chapters_table(runner, database, lake):
         database.execute(f"update by_full set (a, c) = ({new}) where b = {number}")
     done = consume(runner, job).tables["public.by_full"]
     assert (done.inserted, done.deleted, done.updated, done.skipped) == (2, 3, 1, 0)
-    assert rows(runner, job, "by_full", "b") == [(1,), (2,), (6,)]
+    assert target_rows(job, "by_full", "b") == [(1,), (2,), (6,)]
 
 
 def test_an_entering_row_without_its_large_value_is_read_again(
@@ -217,9 +200,8 @@ def test_an_entering_row_without_its_large_value_is_read_again(
     done = consume(runner, job).tables["public.by_default"]
     assert (done.inserted, done.completed) == (1, 1)
     assert [row.status for row in Decisions(Lake(lake)).rows("public.by_default", 1)] == [COMPLETED]
-    assert rows(runner, job, "by_default", "a", "big") == wanted(
-        database, "by_default", "true", "a", "big"
-    )
+    expected = source_rows(database, "by_default", "a", "big")
+    assert target_rows(job, "by_default", "a", "big") == expected
 
 
 def test_beside_the_publications_filter(runner, database, lake):
@@ -232,7 +214,7 @@ def test_beside_the_publications_filter(runner, database, lake):
         " 'z' where a = 6"
     )
     consume(runner, job)
-    assert rows(runner, job, "by_default", "a", "b") == [(7, 5)]
+    assert target_rows(job, "by_default", "a", "b") == [(7, 5)]
 
 
 def test_a_filter_stays_as_the_copy_had_it(runner, database, lake):
@@ -245,7 +227,7 @@ def test_a_filter_stays_as_the_copy_had_it(runner, database, lake):
     )
     database.execute("insert into by_full values (7, 3)")
     assert any("copied again" in text for text in consume(runner, job).warnings)
-    assert rows(runner, job, "by_full", "a") == [(6,), (7,)]
+    assert target_rows(job, "by_full", "a") == [(6,), (7,)]
     database.execute("alter table by_full rename a to aa; insert into by_full values (8, 4)")
     with pytest.raises(RunFailed) as caught:
         consume(runner, replace(job, run_id="second"))
@@ -262,7 +244,7 @@ def test_an_identity_that_no_longer_tells(runner, database, lake, decoded_by_tas
     )
     database.execute("insert into by_full values (7, 2, 'NSW'); delete from by_full where b = 2")
     consume(runner, job)
-    assert rows(runner, job, "by_full", "b") == [(1,)]
+    assert target_rows(job, "by_full", "b") == [(1,)]
     database.execute("update by_full set a = 1")
     with pytest.raises(RunFailed) as caught:
         consume(runner, replace(job, run_id="second"))
@@ -304,7 +286,6 @@ ALLOWED = {
 
 
 def pipeline_with(database, lake, table, where, options):
-    slot = f"s_{database.name}"
     publication = {
         "name": "p",
         "tables": [{"name": "public.t",
@@ -313,11 +294,8 @@ def pipeline_with(database, lake, table, where, options):
         "publish_via_partition_root": options.get("via", False),
         "publish": options.get("publish", ["insert", "update", "delete", "truncate"]),
     }  # fmt: skip
-    source = {"conn_id": "test_source", "slot": slot, "publications": [publication]}
     target = {"root": lake, "tables": {table: {"where": where}}}
-    return Pipeline(
-        PipelineFile.model_validate({"pipeline": slot, "source": source, "target": target})
-    )
+    return pipeline_on(database, lake, publication, target=target)
 
 
 def test_setup_refuses_by_name(database, lake):

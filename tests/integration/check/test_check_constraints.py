@@ -6,7 +6,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.support.bookkeeping import read_expectation_results
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.lake.ledger import SYNCED, BatchCut, ColumnState, TableState, now
 from waldelta.pipeline import RunResult, StageResult
@@ -33,7 +33,7 @@ def test_a_row_that_violates_one_is_found(runner, database, lake):
     )
     database.execute("insert into t values (1, 1, -1), (2, null, null)")
     database.execute("alter table t add constraint later check (w > 0) not valid")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality={"enabled": True}))
+    job = bare_job(database, lake, quality={"enabled": True})
     sync(runner, job)
     database.execute("insert into t values (3, 3, 3)")
     result = consume(runner, replace(job, run_id="fine"))
@@ -56,7 +56,7 @@ def test_a_row_that_violates_one_is_found(runner, database, lake):
 def test_which_count(database, lake):
     """Those of transactions that have landed, and whose texts are equal when their bytes are."""
     database.execute("create table t(id int primary key, v int, a text)")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     # As a server with ICU makes one that is nondeterministic; the embedded one has no ICU.
     database.execute('create collation loose from "C"')
     database.execute("update pg_collation set collisdeterministic = false where collname = 'loose'")
@@ -84,7 +84,7 @@ def test_which_count(database, lake):
 def test_maintenance_judges_by_the_newest_run_that_landed(database, lake):
     """Each night of a source at rest makes a cut of its own; while none does, that is told."""
     database.execute("create table t(id int primary key, v int check (v > 0))")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     job.ledger.append(TableState(now(), "copy", "public.t", 1, SYNCED))
     (before,) = read_rules(job, RunResult("maintain", "early"), ["public.t"]).values()
     assert (before.checks, ["t_v_check" in text for text in before.omitted]) == ((), [True])

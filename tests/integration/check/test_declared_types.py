@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.bookkeeping import read_expectation_results
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.jobs.validate import run_validate
 from waldelta.lake.ledger import ColumnState, TableState, now
@@ -37,7 +37,7 @@ def test_values_that_no_row_of_the_source_has(runner, database, lake):
           null, null, null, -1.5, null, null, null);
     """
     )
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality={"enabled": True}))
+    job = bare_job(database, lake, quality={"enabled": True})
     sync(runner, job)
     database.execute("insert into t values (3, 3, 'b', 'abc', b'', 12.3456, 0, -0.0001, b'11')")
     consume(runner, replace(job, run_id="fine"))

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from tests.support.bookkeeping import read_expectation_results
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.jobs.validate import run_validate
 from waldelta.pipeline import slot_lock
@@ -32,7 +32,7 @@ def test_how_far_behind(runner, database, lake, monkeypatch):
     """By when the run asked the source, not when anything changed last; and by WAL since."""
     database.execute("create table t(id int primary key); create table other(x text)")
     quality = {"enabled": True, "freshness": {"critical_seconds": 7200, "warn_mb": 20}}
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality=quality))
+    job = bare_job(database, lake, quality=quality)
     sync(runner, job)
     database.execute("insert into t values (1)")
     consume(runner, replace(job, run_id="fresh"))

@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 import waldelta.stages.repair.repair as repair_module
 from tests.oracles.target_rows import read_target
 from tests.support.bookkeeping import read_expectation_results, release_of
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.decision_options import DecisionRequest
 from waldelta.errors import LockHeld
 from waldelta.jobs import Pipeline
@@ -59,10 +59,9 @@ class Gated:
         if "big" in ddl:
             database.execute("alter table t alter big set storage external")
         quality = {"enabled": False, "suites": str(folder)}
-        file = pipeline_file(
-            lake, f"s_{database.name}", ["public.t", "public.u"], options, quality=quality, **parts
+        self.job = bare_job(
+            database, lake, ["public.t", "public.u"], options, quality=quality, **parts
         )
-        self.job = bare_slot(database, file)
 
     def own(self, *items):
         self.folder.joinpath("public.t.yml").write_text(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.bookkeeping import read_expectation_results
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.jobs.validate import run_validate
 from waldelta.lake import Lake
@@ -38,7 +38,7 @@ def test_drift_is_told_of(runner, database, lake):
         "insert into t select g, 10 + g % 7, nullif(g % 4, 0)::text from generate_series(1, 400) g"
     )
     quality = {"enabled": True, "drift": {"after_runs": 3, "of_runs": 10}}
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality=quality))
+    job = bare_job(database, lake, quality=quality)
     sync(runner, job)
     for number in range(4):
         database.execute(f"insert into t values ({1000 + number}, 12, 'a')")

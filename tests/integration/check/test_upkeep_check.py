@@ -8,7 +8,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from tests.support.bookkeeping import read_expectation_results
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job, bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.jobs.sync import run_sync
@@ -41,10 +41,7 @@ def test_maintenance_judges_all_rows_of_what_has_changed(
     database.execute(
         "insert into t select g, g from generate_series(1, 9) g; insert into u values (1)"
     )
-    file = pipeline_file(
-        lake, f"s_{database.name}", ["public.t", "public.u"], quality={"enabled": True}
-    )
-    job = bare_slot(database, file)
+    job = bare_job(database, lake, ["public.t", "public.u"], quality={"enabled": True})
     sync(runner, job)
 
     def run(run_id, statement):
@@ -106,7 +103,7 @@ def test_changes_of_a_tenth_of_the_rows_are_checked_by_what_they_wrote(runner, d
     """A key that stands in a file that was there, too, is found; so are those of more changes."""
     database.execute("create table t(id int primary key, v int)")
     database.execute("insert into t select g, 0 from generate_series(1, 101000) g")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}", quality={"enabled": True}))
+    job = bare_job(database, lake, quality={"enabled": True})
     run_sync(runner, job)
     assert latest_suites(Ledger(Lake(lake)), ["public.t"])["public.t"][-1].whole
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.stages.sync.sync import sync
 
@@ -26,14 +26,13 @@ def test_every_query_gives_what_the_page_shows(runner, database, lake):
     assert len(QUERIES) == 6
     for statement in filter(None, map(str.strip, BEFORE.split(";"))):
         database.execute(statement)
-    pipeline = pipeline_file(
+    job = bare_job(
+        database,
         lake,
-        f"s_{database.name}",
         ["public.seats"],
         target={"root": lake, "tables": TABLES},
         quality={"enabled": True},
     )
-    job = bare_slot(database, pipeline)
     sync(runner, job)
     arguments = {}
     for changes in (FIRST, SECOND):

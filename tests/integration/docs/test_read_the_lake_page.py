@@ -11,7 +11,7 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.errors import StateError
 from waldelta.jobs.dbt_sources import dbt_sources
 from waldelta.stages.sync.sync import sync
@@ -99,8 +99,7 @@ def job(runner, database, lake, tmp_path):
     (suites / "orders.yml").write_text(OWN)
     tables = ["public.orders", "public.customers"]
     quality, target = {"suites": str(suites)}, {"root": lake, "change_data_feed": True}
-    file = pipeline_file(lake, f"s_{database.name}", tables, quality=quality, target=target)
-    job = bare_slot(database, file)
+    job = bare_job(database, lake, tables, quality=quality, target=target)
     with pytest.raises(StateError, match="run sync"):
         dbt_sources(job)
     sync(runner, job)

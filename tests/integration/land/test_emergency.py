@@ -4,10 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.oracles.target_rows import read_target
-from tests.support.pipelines import copied_pipeline
+from tests.support.pipelines import copied_pipeline, new_pipeline
 from tests.support.servers.standby import (
     SCHEMA,
     ask,
@@ -20,7 +19,6 @@ from tests.support.servers.standby import (
     there,
 )
 from waldelta.errors import SlotMissing
-from waldelta.jobs import Pipeline
 from waldelta.pipeline.run_result import RunFailed
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
@@ -49,22 +47,10 @@ def oldest_wal(database):
 
 
 @pytest.mark.nightly("every command of a page of the docs")
-def test_the_page(runner, database, lake, tmp_path):
-    slot, file = f"s_{database.name}", tmp_path / "flights.yml"
-    source = {
-        "conn_id": "test_source",
-        "slot": slot,
-        "publications": [{"name": "p", "tables": [{"name": "public.t"}]}],
-    }
-    document = {
-        "pipeline": "flights",
-        "source": source,
-        "target": {"root": lake},
-        "quality": {"enabled": False},
-    }
-    file.write_text(yaml.safe_dump(document))
+def test_the_page(runner, database, lake):
+    slot = f"s_{database.name}"
     database.execute("create table t(id int primary key); insert into t values (1)")
-    pipeline = copied_pipeline(runner, Pipeline.load(file))
+    pipeline = copied_pipeline(runner, new_pipeline(database, lake))
     for number in range(2, 8):
         database.execute(f"insert into t values ({number})")
         database.execute("select pg_switch_wal()")

@@ -4,7 +4,7 @@ import pytest
 
 from tests.oracles.compare import differing
 from tests.support.landing import land_only, told
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.lake.ledger import now
 from waldelta.postgres.server_position import read_position
@@ -67,10 +67,7 @@ def test_an_abort_of_what_was_never_streamed(runner, database, lake, name):
     database.connection.close()
     database.connection = database.connect(autocommit=True)
     database.execute("create table t(id int primary key, v text)")
-    file = pipeline_file(
-        lake, f"s_{database.name}", options=OPTIONS[name], batch={"max_changes": MOST_CHANGES}
-    )
-    job = bare_slot(database, file)
+    job = bare_job(database, lake, options=OPTIONS[name], batch={"max_changes": MOST_CHANGES})
     source = job.pipeline.source
     sync(runner, job)
     told(job)

@@ -8,7 +8,7 @@ from tests.oracles.compare import compare_target
 from tests.oracles.native_subscriber import native_subscriber, wait_until_caught_up
 from tests.oracles.random_workload import FOLLOWED, Workload, create_tables
 from tests.oracles.target_rows import read_target
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job, bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed
 from waldelta.jobs.consume import consume
 from waldelta.stages.sync.sync import sync
@@ -43,10 +43,7 @@ def test_targets_equal_their_sources(runner, database, lake, name, request):
         workload = Workload(connection, seed, TABLES)
         workload.large_share = 0.06
         tables = [f"public.{t}" for t in TABLES]
-        file = pipeline_file(
-            lake, f"s_{database.name}", tables, OPTIONS[name], batch=SMALL.get(name, {})
-        )
-        job = bare_slot(database, file)
+        job = bare_job(database, lake, tables, OPTIONS[name], batch=SMALL.get(name, {}))
         for _ in range(20):
             workload.transaction()
         sync(runner, job)

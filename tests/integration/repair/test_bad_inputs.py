@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.oracles.compare import compare_target
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.errors import (
     ConfigError,
     LockHeld,
@@ -86,7 +86,7 @@ def job(runner, database, lake):
     """Copied, with a run whose rows are damaged in the lake."""
     database.execute(TABLE)
     database.execute("insert into t select g, 'v' from generate_series(1, 20) g")
-    job = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    job = bare_job(database, lake)
     sync(runner, job)
     database.execute("update t set v = 'w' where id < 9")
     consume(runner, replace(job, run_id="first", interval_start=MONTHS[0], interval_end=MONTHS[1]))

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.oracles.target_rows import read_target
+from tests.support.pipelines import pipeline_on
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
 from waldelta.pipeline.job import load_job
@@ -19,19 +20,10 @@ DDL = (
 def pipeline(
     database, lake, *, entry=None, manage=True, quality=False, publications=("p",), **target
 ) -> Pipeline:
-    slot = f"s_{database.name}"
     tables = {"tables": [{"name": "public.t", **(entry or {})}]} if manage else {}
-    source = {
-        "conn_id": "test_source", "slot": slot,
-        "publications": [{"name": name, "manage": manage, **tables} for name in publications],
-    }  # fmt: skip
-    document = {
-        "pipeline": slot,
-        "source": source,
-        "target": {"root": lake, **target},
-        "quality": {"enabled": quality},
-    }
-    return Pipeline(PipelineFile.model_validate(document))
+    entries = [{"name": name, "manage": manage, **tables} for name in publications]
+    target |= {"root": lake}
+    return pipeline_on(database, lake, *entries, target=target, quality={"enabled": quality})
 
 
 def started(runner, database, lake, **options) -> Pipeline:

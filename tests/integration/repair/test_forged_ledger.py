@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.oracles.target_rows import read_target
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from tests.support.servers.called_functions import SAY_CALLED, calls
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
@@ -44,7 +44,7 @@ def job(runner, database, lake):
     """A pipeline with filters of its publication and of its own, which has copied its table."""
     database.execute(DDL)
     target = {"root": lake, "tables": {"public.t": {"where": "a < 1000"}}}
-    made = bare_slot(database, pipeline_file(lake, f"s_{database.name}", target=target))
+    made = bare_job(database, lake, target=target)
     publish(database, made, "a > 5")
     sync(runner, made)
     return made

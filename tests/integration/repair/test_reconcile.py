@@ -15,10 +15,9 @@ from deltalake import DeltaTable, write_deltalake
 from tests.integration.types.test_values import values  # noqa: F401 - a fixture
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.fixtures.postgres import AT_HAND, new_database
+from tests.support.pipelines import pipeline_on
 from tests.support.seeds import is_long
 from tests.support.waiting import wait_until
-from waldelta.config import PipelineFile
-from waldelta.jobs import Pipeline
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     ALL_VALUES_KNOWN,
@@ -41,18 +40,9 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 def make(database, lake, publications=None, tables=None, **target):
     """A pipeline on publications that exist, set up and copied by the test itself."""
-    slot = f"s_{database.name}"
-    document = {
-        "pipeline": slot,
-        "source": {
-            "conn_id": "test_source",
-            "slot": slot,
-            "publications": [{"name": name, "manage": False} for name in publications or ["p"]],
-        },
-        "target": {"root": lake, "tables": tables or {}, **target},
-        "quality": {"enabled": False},
-    }
-    return Pipeline(PipelineFile.model_validate(document))
+    entries = [{"name": name, "manage": False} for name in publications or ["p"]]
+    target |= {"root": lake, "tables": tables or {}}
+    return pipeline_on(database, lake, *entries, target=target)
 
 
 def results_of(pipeline, run_id):
@@ -111,12 +101,6 @@ def target(pipeline, table="public.t"):
 
 
 @pytest.fixture
-def read_by_spark(monkeypatch):
-    """Spark reads even small targets."""
-    monkeypatch.setattr("waldelta.stages.repair.reconcile._target_side._MOST_HASHED_ROWS", -1)
-
-
-@pytest.fixture
 def read_both_ways(monkeypatch):
     """Small targets, here and by Spark; gives the sums, rows and values of both, by pairs."""
     found = []
@@ -172,15 +156,6 @@ def test_spark_finds_the_same_differences(runner, pipeline, read_both_ways):
     assert [name for name, *_ in read_both_ways] == ["sums", "rows", "values"]
     for name, here, there in read_both_ways:
         assert here == there, name
-
-
-@pytest.mark.nightly("the same comparison on the other runner")
-def test_a_large_target_is_read_by_spark(runner, pipeline, read_by_spark):
-    """It says the same."""
-    target(pipeline).update(updates={"note": "'tampered'"}, predicate="day = '2024-01-06'")
-    found = reconcile(runner, pipeline)["t"]
-    assert (found.status, found.source_rows, found.target_rows) == ("different", 1000, 1000)
-    assert [one.columns[0].target for one in found.differences] == ["tampered"]
 
 
 def test_each_planted_difference_is_named_and_repair_mends_exactly_these(

@@ -12,7 +12,7 @@ import waldelta.stages.land.drain as land_module
 import waldelta.stages.repair.repair as repair_module
 from tests.oracles.compare import compare_target
 from tests.oracles.random_workload import Workload
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job, bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed
 from waldelta.config import Publication
 from waldelta.jobs.consume import consume
@@ -74,7 +74,7 @@ def difference(runner, job, table="t"):
 def job(runner, database, lake):
     """A table of forty rows, of which those with a > 20 were copied."""
     database.execute(DDL)
-    made = bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    made = bare_job(database, lake)
     publish(database, made, "a > 20")
     sync(runner, made)
     return made

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from deltalake import DeltaTable
 
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.errors import StateError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.replay import replay
@@ -47,13 +47,12 @@ MONTHS = [datetime(2025, month, 1, tzinfo=UTC) for month in (1, 2, 3, 4)]
 def job(runner, database, lake):
     """Copied, and three runs of three months: before the replayed one, itself, and after it."""
     database.execute(TABLES)
-    pipeline = pipeline_file(
+    job = bare_job(
+        database,
         lake,
-        f"s_{database.name}",
         [f"public.{name}" for name in NAMES],
         target={"root": lake, "tables": WHERES},
     )
-    job = bare_slot(database, pipeline)
     sync(runner, job)
     steps = [
         f"insert into t values (20, 'early', {BIG}, 'NaN', null, null, null)",

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.integration.apply.test_partition_targets import assert_equal, source_rows
 from tests.oracles.random_workload import Workload
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.oracles.target_rows import assert_equal, source_rows
+from tests.support.pipelines import bare_job
 from tests.support.seeds import chosen_seed
 from waldelta.jobs.consume import consume
 from waldelta.stages.sync.sync import sync
@@ -25,10 +25,7 @@ def job_of(database, lake, roots, wheres=None):
     for root, where in (wheres or {}).items():
         tables[f"public.{root}"]["where"] = where
     target = {"root": lake, "tables": tables}
-    return bare_slot(
-        database,
-        pipeline_file(lake, f"s_{database.name}", [f"public.{r}" for r in roots], target=target),
-    )
+    return bare_job(database, lake, [f"public.{r}" for r in roots], target=target)
 
 
 def run(runner, job, month, run_id=None, **details):

@@ -1,12 +1,10 @@
 """The worked examples of PostgreSQL's chapter on row filters, by setup, sync and consume."""
 
 import pytest
-from deltalake import DeltaTable
 
-from tests.support.pipelines import copied_pipeline
-from waldelta.config import PipelineFile
+from tests.oracles.target_rows import target_rows
+from tests.support.pipelines import copied_pipeline, pipeline_on
 from waldelta.errors import PreflightFailed
-from waldelta.jobs import Pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -23,40 +21,23 @@ P3 = {
 }
 
 
-def subscribe(database, lake, *publications) -> Pipeline:
-    slot = f"s_{database.name}"
-    source = {"conn_id": "test_source", "slot": slot, "publications": list(publications)}
-    document = {
-        "pipeline": slot,
-        "source": source,
-        "target": {"root": lake},
-        "quality": {"enabled": False},
-    }
-    return Pipeline(PipelineFile.model_validate(document))
-
-
-def rows(pipeline, table, columns):
-    held = DeltaTable(pipeline.target_path(table)).to_pyarrow_table(columns=list(columns))
-    return sorted(zip(*(column.to_pylist() for column in held.columns), strict=True))
-
-
 def test_a_second_publication_without_a_filter_makes_the_first_redundant(runner, database, lake):
     """Filters are ORed; p2 publishes t1 whole."""
     database.execute(TABLES)
     database.execute("insert into t1 values (1, 1, 'QLD'), (6, 6, 'NSW')")
     with pytest.raises(PreflightFailed, match=r"public\.t2.*\be\b"):
-        subscribe(database, lake, P1, P2).setup()
+        pipeline_on(database, lake, P1, P2).setup()
     assert database.execute("select count(*) from pg_publication") == [(0,)]
     inserts_only = {**P2, "publish": ["insert"]}
-    pipeline = copied_pipeline(runner, subscribe(database, lake, P1, inserts_only, P3))
-    assert rows(pipeline, "public.t1", ("a", "c")) == [(1, "QLD"), (6, "NSW")]
+    pipeline = copied_pipeline(runner, pipeline_on(database, lake, P1, inserts_only, P3))
+    assert target_rows(pipeline.job(), "t1", "a", "c") == [(1, "QLD"), (6, "NSW")]
     database.execute("insert into t1 values (2, 2, 'VIC')")
     database.execute("insert into t2 values (10, 0, 0), (11, 99, 0), (12, 0, 0)")
     database.execute("insert into t3 values (10, 0, 0), (11, 0, 0)")
     pipeline.consume(runner)
-    assert rows(pipeline, "public.t1", ("a", "c")) == [(1, "QLD"), (2, "VIC"), (6, "NSW")]
-    assert rows(pipeline, "public.t2", ("d",)) == [(10,), (11,)]
-    assert rows(pipeline, "public.t3", ("g",)) == [(10,)]
+    assert target_rows(pipeline.job(), "t1", "a", "c") == [(1, "QLD"), (2, "VIC"), (6, "NSW")]
+    assert target_rows(pipeline.job(), "t2", "d") == [(10,), (11,)]
+    assert target_rows(pipeline.job(), "t3", "g") == [(10,)]
 
 
 PARTITIONS = """
@@ -69,10 +50,10 @@ create table child partition of parent default;
     "via_root, tables, target, expected",
     [
         pytest.param(True, [{"name": "public.parent", "where": "a < 5"},
-                            {"name": "public.child", "where": "a >= 5"}], "public.parent",
+                            {"name": "public.child", "where": "a >= 5"}], "parent",
                      [(2,), (3,), (4,)], id="root"),
         pytest.param(False, [{"name": "public.parent"},
-                             {"name": "public.child", "where": "a >= 5"}], "public.child",
+                             {"name": "public.child", "where": "a >= 5"}], "child",
                      [(5,), (6,), (7,)], id="leaves",
                      marks=pytest.mark.nightly("leaves instead of the root")),
     ],
@@ -81,14 +62,14 @@ def test_partitions(runner, database, lake, via_root, tables, target, expected):
     """publish_via_partition_root decides whether the root's or the partition's filter counts."""
     database.execute(PARTITIONS)
     publication = {"name": "p4", "publish_via_partition_root": via_root, "tables": tables}
-    pipeline = copied_pipeline(runner, subscribe(database, lake, publication))
+    pipeline = copied_pipeline(runner, pipeline_on(database, lake, publication))
     database.execute("insert into parent values (2), (4), (6)")
     database.execute("insert into child values (3), (5), (7)")
     pipeline.consume(runner)
-    assert rows(pipeline, target, ("a",)) == expected
-    pipeline.sync(runner, [target], "the copy obeys the same filter")
-    assert rows(pipeline, target, ("a",)) == expected
+    assert target_rows(pipeline.job(), target, "a") == expected
+    pipeline.sync(runner, [f"public.{target}"], "the copy obeys the same filter")
+    assert target_rows(pipeline.job(), target, "a") == expected
     if via_root:
         database.execute("truncate parent; insert into parent values (1), (9)")
         pipeline.consume(runner)
-        assert rows(pipeline, target, ("a",)) == [(1,)]
+        assert target_rows(pipeline.job(), target, "a") == [(1,)]

@@ -4,7 +4,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.oracles.target_rows import read_target
-from tests.support.pipelines import pipeline_file
+from tests.support.pipelines import pipeline_on
 from waldelta.decision_options import DecisionRequest
 from waldelta.jobs import Pipeline
 from waldelta.jobs.decide import run_decide
@@ -61,16 +61,10 @@ def shop(database, lake, monkeypatch):
     database.execute(TABLES.format(**names))
     uri = database.server.uri(database.name, names["reader"], "p")
     monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", uri)
-    slot = f"s_{database.name}"
-    source = {
-        "conn_id": "test_source", "slot": slot,
-        "publications": [{"name": name, "manage": False} for name in ("by_root", "as_leaves")],
-    }  # fmt: skip
+    publications = [{"name": name, "manage": False} for name in ("by_root", "as_leaves")]
     tables = {"sales.g": {"partition_root": True}, "parts.l2": {"where": "id <> 101"}}
-    yield (
-        Pipeline(pipeline_file(lake, slot, source=source, target={"root": lake, "tables": tables})),
-        names,
-    )
+    target = {"root": lake, "tables": tables}
+    yield pipeline_on(database, lake, *publications, target=target), names
     # One after the other: default privileges belong to both, and would be looked for twice.
     database.execute(f"drop owned by {names['reader']} cascade")
     database.execute(f"drop owned by {names['owner']} cascade")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.oracles.target_rows import read_target
-from tests.support.pipelines import pipeline_file
+from tests.support.pipelines import new_pipeline
+from tests.support.slot_state import lose
 from waldelta.decision_options import DecisionRequest
 from waldelta.errors import PreflightFailed, PrivilegeMissing
 from waldelta.jobs import Pipeline
@@ -125,15 +126,9 @@ class Shop:
         """The pipeline, connected as this role of the page's."""
         uri = self.database.server.uri(self.database.name, self.named(role), PASSWORD)
         self.monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", uri)
-        slot = f"s_{self.database.name}"
-        tables = [{"name": "sales.orders", "where": where}, {"name": "sales.customers"}]
-        source = {
-            "conn_id": "test_source",
-            "slot": slot,
-            "publications": [{"name": f"{slot}_pub", "tables": tables}],
-        }
+        tables = [{"name": "sales.orders", "where": where}, "sales.customers"]
         target = {"root": self.lake, "tables": {"sales.customers": {"where": "id > 1"}}}
-        return Pipeline(pipeline_file(self.lake, slot, source=source, target=target))
+        return new_pipeline(self.database, self.lake, tables, target=target)
 
     @contextmanager
     def without(self, revoke: str):
@@ -313,17 +308,3 @@ def test_the_page(runner, shop):
     shop.pipeline("lake_setup", PAID).teardown()
     assert shop.database.execute("select 1 from pg_publication") == []
     assert set(shop.unused()) - AT_TIMES == ONLY_THEN
-
-
-def lose(database) -> None:
-    """Let the server take away the WAL that its slots hold back."""
-    database.execute("alter system set max_slot_wal_keep_size = '1MB'")
-    try:
-        database.execute("select pg_reload_conf()")
-        for _ in range(3):
-            database.execute("select pg_logical_emit_message(false, 'x', repeat('x', 8000000))")
-            database.execute("select pg_switch_wal()")
-        database.execute("checkpoint")
-    finally:
-        database.execute("alter system reset max_slot_wal_keep_size")
-        database.execute("select pg_reload_conf()")

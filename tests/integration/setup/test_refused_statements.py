@@ -3,7 +3,6 @@
 import psycopg
 import pytest
 
-from tests.integration.setup.test_preflight import PLAIN
 from tests.support.pipelines import job_for
 from waldelta.postgres import connect
 from waldelta.postgres.publication_checks import refused_statements
@@ -16,7 +15,8 @@ pytestmark = pytest.mark.pg
 def test_tables_that_lose_their_key_later(any_database, lake, caplog):
     """Or never had one, under FOR ALL TABLES: their own statements fail, and each look says so."""
     any_database.execute(
-        f"{PLAIN}; create table r (id int primary key) partition by range (id); create table r1"
+        "create table t (id int primary key, v int);"
+        " create table r (id int primary key) partition by range (id); create table r1"
         " partition of r default"
     )
     slot = f"s_{any_database.name}"

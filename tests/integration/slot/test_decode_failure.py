@@ -48,13 +48,8 @@ def filtered(database, lake):
         "create table f(id int primary key, n int); alter table f replica identity full; create"
         " table g(id int primary key);insert into f values (1, 1); insert into g values (1)"
     )
-    tables = [{"name": "public.f", "where": "10 / n > 0"}, {"name": "public.g"}]
-    source = {
-        "conn_id": "test_source",
-        "slot": f"s_{database.name}",
-        "publications": [{"name": "p", "tables": tables}],
-    }
-    job = load_job(pipeline_file(lake, database.name, source=source), "first")
+    tables = [{"name": "public.f", "where": "10 / n > 0"}, "public.g"]
+    job = load_job(pipeline_file(lake, f"s_{database.name}", tables), "first")
     with job.source.connect("setup") as connection:
         assert any(
             "10 / n" in text and "division" in text

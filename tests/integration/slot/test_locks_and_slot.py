@@ -4,21 +4,26 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
-import psycopg
 import pytest
-import tenacity
 
 from tests.support.pipelines import job_for
 from tests.support.servers.slot_reader import reading_slot
+from tests.support.waiting import wait_until
 from waldelta.errors import LockHeld, SlotForeign, SlotInUse, SlotLost, SlotMissing
 from waldelta.jobs._stages import run_stages
 from waldelta.pipeline import RunResult, advisory_locks, slot_lock, target_lock
-from waldelta.pipeline.advisory_locks import LockSessions, slot_lock_name, target_lock_name
+from waldelta.pipeline.advisory_locks import (
+    LockName,
+    LockSessions,
+    advisory_lock,
+    slot_lock_name,
+    target_lock_name,
+)
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.postgres import TableId, connect
+from waldelta.postgres import TableId
 from waldelta.slot import read_slot
 from waldelta.slot.slot import check_health, create_slot, drop_slot
 from waldelta.spark import InProcess
@@ -162,18 +167,8 @@ def test_one_session_holds_one_lock_after_the_other(database, job):
                 lock.verify()
         held("public.t")
         # One for the locks, and one that was refused them.
-        _until_left(database, 2)
-    _until_left(database, 0)
-
-
-def _until_left(database, count):
-    """A closed connection's backend is there for a moment longer."""
-    wait = tenacity.Retrying(
-        stop=tenacity.stop_after_delay(10), wait=tenacity.wait_fixed(0.05), reraise=True
-    )
-    for attempt in wait:
-        with attempt:
-            assert len(_lock_sessions(database)) == count
+        wait_until(lambda: len(_lock_sessions(database)) == 2)
+    wait_until(lambda: _lock_sessions(database) == [])
 
 
 def _lock_sessions(database):
@@ -191,8 +186,6 @@ def test_lock_ends_with_a_killed_process(job):
         " LockName\nwith advisory_lock(os.environ['SOURCE'], LockName('x'), 'child'):\n   "
         " print('held', flush=True); time.sleep(60)\n"
     )
-    from waldelta.pipeline.advisory_locks import LockName, advisory_lock
-
     with subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
@@ -206,13 +199,12 @@ def test_lock_ends_with_a_killed_process(job):
             pass
         child.send_signal(signal.SIGKILL)
         child.wait()
-    for _ in range(100):
-        try:
-            with advisory_lock(job.source.conninfo, LockName("x"), "test"):
-                return
-        except LockHeld:
-            continue
-    pytest.fail("the lock outlived its process")
+
+    def is_free():
+        with suppress(LockHeld), advisory_lock(job.source.conninfo, LockName("x"), "test"):
+            return True
+
+    wait_until(is_free)
 
 
 def test_slot_state(conn, database, name):
@@ -285,22 +277,3 @@ def test_slot_in_use_by_another_process(conn, database, name):
             check_health(read_slot(conn, name), name)
         with pytest.raises(SlotInUse, match="can't be dropped"):
             drop_slot(conn, name)
-
-
-def test_lost_slot(new_server):
-    """A server that really took the WAL away."""
-    server = new_server(max_slot_wal_keep_size="1MB", max_wal_size="32MB", min_wal_size="32MB")
-    server.start()
-    with connect(server.conninfo(), "test") as conn:
-        create_slot(conn, "s")
-        for _ in range(4):
-            conn.execute("select pg_logical_emit_message(false, 'x', repeat('x', 8000000))")
-            conn.execute("select pg_switch_wal()")
-        conn.execute("checkpoint")
-        with pytest.raises(SlotLost, match="max_slot_wal_keep_size"):
-            check_health(read_slot(conn, "s"), "s")
-        with pytest.raises(psycopg.Error):
-            conn.execute(
-                "select pg_logical_slot_peek_binary_changes"
-                "('s', null, null, 'proto_version', '1', 'publication_names', 'p')"
-            )

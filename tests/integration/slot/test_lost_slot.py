@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.integration.setup.test_privileges_page import lose
 from tests.oracles.compare import differing
 from tests.support.pipelines import beside_superuser, job_for, pipeline_file
+from tests.support.slot_state import lose
 from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_resync
@@ -72,14 +72,8 @@ def kill(*_):
 
 
 def pipeline_of(lake, slot):
-    tables = [{"name": f"public.{name}"} for name in ("kept", "bag")]
-    tables.append({"name": "public.part", "where": "region > 2"})
-    source = {
-        "conn_id": "test_source",
-        "slot": slot,
-        "publications": [{"name": f"{slot}_pub", "tables": tables}],
-    }
-    return pipeline_file(lake, slot, source=source, target={"root": lake, "deletion_vectors": True})
+    tables = ["public.kept", "public.bag", {"name": "public.part", "where": "region > 2"}]
+    return pipeline_file(lake, slot, tables, target={"root": lake, "deletion_vectors": True})
 
 
 def merges(runner, job, table):

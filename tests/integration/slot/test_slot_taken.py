@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.pipelines import bare_job, bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from tests.support.servers.slot_reader import reading_slot
 from waldelta.errors import LateWriter, SlotGap, SlotInUse
 from waldelta.jobs.consume import land_stage
@@ -54,10 +54,7 @@ def only_gap(job):
 def test_a_move_during_a_run_is_a_gap(runner, database, lake, monkeypatch, bite, acknowledge):
     """What is read behind the hole doesn't land, so nothing hides it."""
     database.execute("create table t(id int primary key, v text)")
-    file = pipeline_file(
-        lake, f"s_{database.name}", options={"acknowledge": acknowledge}, batch={"max_changes": 1}
-    )
-    job = bare_slot(database, file)
+    job = bare_job(database, lake, options={"acknowledge": acknowledge}, batch={"max_changes": 1})
     slot, identity, bites = job.pipeline.source.slot, job.read_identity(), []
     for _ in range(3):
         write(database)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.oracles.compare import compare_target
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.snapshot import chunks
 from waldelta.spark import InProcess
@@ -65,7 +65,7 @@ def job(database, lake, monkeypatch):
         "insert into t select g, repeat('x', 20 + g % 300), 1 from generate_series(1, 3000) g"
     )
     database.execute("analyze t")
-    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    return bare_job(database, lake)
 
 
 @pytest.fixture

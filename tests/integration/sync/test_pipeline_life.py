@@ -2,33 +2,10 @@
 
 import pytest
 
-from tests.oracles.compare import compare_target
-from waldelta.config import PipelineFile
-from waldelta.jobs import Pipeline
+from tests.oracles.compare import differing
+from tests.support.pipelines import copied_pipeline, new_pipeline
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
-
-def pipeline_on(database, lake, *tables, **publication) -> Pipeline:
-    slot = f"s_{database.name}"
-    entry = {"name": f"{slot}_pub", "tables": list(tables)} | publication
-    source = {"conn_id": "test_source", "slot": slot, "publications": [entry]}
-    document = {
-        "pipeline": slot,
-        "source": source,
-        "target": {"root": lake},
-        "quality": {"enabled": False},
-    }
-    return Pipeline(PipelineFile.model_validate(document))
-
-
-def assert_equal(runner, pipeline):
-    job = pipeline.job()
-    states = job.read_states()
-    assert states
-    for state in states.values():
-        difference = compare_target(runner, job.source.conninfo, pipeline.file, state)
-        assert difference.rows == 0, difference
 
 
 def test_a_table_added_to_the_publication_later(runner, database, lake):
@@ -37,13 +14,9 @@ def test_a_table_added_to_the_publication_later(runner, database, lake):
         "create table a(id int primary key, v text); create table b(id int primary key, v text)"
     )
     database.execute("insert into a values (1, 'a'); insert into b values (1, 'b')")
-    first = pipeline_on(database, lake, {"name": "public.a"})
-    first.setup()
-    first.sync(runner)
+    copied_pipeline(runner, new_pipeline(database, lake, ["public.a"]))
     database.execute("insert into b values (2, 'before'); insert into a values (2, 'a2')")
-    second = pipeline_on(
-        database, lake, {"name": "public.a"}, {"name": "public.b", "where": "id < 100"}
-    )
+    second = new_pipeline(database, lake, ["public.a", {"name": "public.b", "where": "id < 100"}])
     plan = second.setup()
     assert "add table" in plan.as_sql().lower()
     database.execute("insert into b values (3, 'between'), (300, 'filtered')")
@@ -53,7 +26,7 @@ def test_a_table_added_to_the_publication_later(runner, database, lake):
         "update b set v = 'after' where id = 1; delete from b where id = 2; update a set v = 'x'"
     )
     second.consume(runner)
-    assert_equal(runner, second)
+    assert differing(runner, second.job()) == {}
     assert second.setup().is_empty
 
 
@@ -63,10 +36,8 @@ def test_a_table_that_left_the_publication_and_returns_is_copied_again(runner, d
         "create table a(id int primary key, v text); create table b(id int primary key, v text)"
     )
     database.execute("insert into a values (1, 'a'); insert into b values (1, 'b')")
-    both = pipeline_on(database, lake, {"name": "public.a"}, {"name": "public.b"})
-    both.setup()
-    both.sync(runner)
-    without = pipeline_on(database, lake, {"name": "public.a"})
+    both = copied_pipeline(runner, new_pipeline(database, lake, ["public.a", "public.b"]))
+    without = new_pipeline(database, lake, ["public.a"])
     without.setup()
     assert without.job().read_states()["public.b"].status == "removed"
     database.execute("insert into b values (2, 'nobody listened'); insert into a values (2, 'a2')")
@@ -76,15 +47,13 @@ def test_a_table_that_left_the_publication_and_returns_is_copied_again(runner, d
     assert list(both.sync(runner).tables) == ["public.b"]
     database.execute("insert into b values (4, 'after')")
     both.consume(runner)
-    assert_equal(runner, both)
+    assert differing(runner, both.job()) == {}
 
 
 def test_teardown_and_a_second_life(runner, database, lake):
     """Teardown removes what the pipeline made; after a new setup old copies are taken again."""
     database.execute("create table a(id int primary key, v text); insert into a values (1, 'a')")
-    pipeline = pipeline_on(database, lake, {"name": "public.a"})
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, new_pipeline(database, lake, ["public.a"]))
     database.execute("insert into a values (2, 'b')")
     pipeline.consume(runner)
     assert pipeline.teardown()
@@ -98,4 +67,4 @@ def test_teardown_and_a_second_life(runner, database, lake):
     pipeline.sync(runner)
     database.execute("insert into a values (4, 'second life')")
     pipeline.consume(runner)
-    assert_equal(runner, pipeline)
+    assert differing(runner, pipeline.job()) == {}

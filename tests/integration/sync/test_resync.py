@@ -5,7 +5,7 @@ from deltalake import DeltaTable
 
 from tests.oracles.compare import compare_target
 from tests.oracles.target_rows import read_target
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.targets import Watermarks
 from waldelta.stages.land.drain import drain
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 @pytest.fixture
 def job(database, lake):
     database.execute("create table t(id int primary key, v text)")
-    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    return bare_job(database, lake)
 
 
 def watermark(job):

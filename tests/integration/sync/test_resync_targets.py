@@ -8,8 +8,8 @@ import pytest
 from deltalake import DeltaTable
 
 import waldelta.stages.sync.sync as sync_module
-from tests.oracles.target_rows import read_target
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.oracles.target_rows import source_rows, target_rows
+from tests.support.pipelines import bare_job
 from waldelta.errors import ApplyError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
@@ -35,18 +35,12 @@ def job(database, lake):
         database.execute(f"create table {table}(id int primary key, v text)")
         database.execute(f"insert into {table} values (1, 'a')")
     target = {"root": lake, "copy_within_run_mb": 0}
-    made = bare_slot(
-        database, pipeline_file(lake, f"s_{database.name}", ["public.t", "public.u"], target=target)
-    )
+    made = bare_job(database, lake, ["public.t", "public.u"], target=target)
     return replace(made, hand_over=True)
 
 
 def rows(job, table):
-    return sorted(map(tuple, read_target(job.lake.target(f"public.{table}").uri, "id", "v")))
-
-
-def source(database, table):
-    return sorted(database.execute(f"select id, v from {table}"))
+    return target_rows(job, table, "id", "v")
 
 
 def insert(database, number):
@@ -106,7 +100,7 @@ def test_a_large_table_is_left_to_a_sync(runner, database, job, monkeypatch):
     result = consume(runner, job)
     assert (result.targets.needs_sync, result.targets.not_applied, result.warnings) == ([], [], [])
     for table in "tu":
-        assert rows(job, table) == source(database, table)
+        assert rows(job, table) == source_rows(database, table)
     assert len(job.ledger.last_cut().targets) == 2
 
 
@@ -130,7 +124,7 @@ def test_a_copy_that_fails_is_tried_again_by_each_run(runner, database, job, mon
         assert result.targets.not_applied == ["public.t"]
         assert result.targets.needs_sync == []
         assert status(job) == ("failed", attempt)
-        assert rows(job, "u") == source(database, "u")
+        assert rows(job, "u") == source_rows(database, "u")
         assert check_idle(job).reason == "a new copy is needed: public.t"
     # However often: nothing is committed to a target that no copy comes to write.
     assert DeltaTable(job.lake.target("public.t").uri).version() == version
@@ -139,7 +133,7 @@ def test_a_copy_that_fails_is_tried_again_by_each_run(runner, database, job, mon
         "public.t: its last copy failed (ApplyError: no space left): it was copied again, 3 rows"
     ]
     for table in "tu":
-        assert rows(job, table) == source(database, table)
+        assert rows(job, table) == source_rows(database, table)
 
 
 @pytest.mark.spark
@@ -154,7 +148,7 @@ def test_a_small_table_is_copied_by_the_run(runner, database, job):
         [],
         [f"{REASON}: it was copied again, 1 row"],
     )
-    assert rows(job, "t") == source(database, "t")
+    assert rows(job, "t") == source_rows(database, "t")
     # Without a cut, the pages show what the run did to the other table.
     shown = read_changed(Ledger(job.lake), None)
     assert {name: of.operations for name, of in shown.items()} == {
@@ -179,7 +173,7 @@ def test_a_table_that_left_the_publication_is_named(runner, database, job):
     assert status(job) == ("removed", 1)
     insert(database, 2)
     assert consume(runner, job).warnings == [told]
-    assert rows(job, "u") == source(database, "u")
+    assert rows(job, "u") == source_rows(database, "u")
 
 
 @pytest.mark.spark
@@ -201,7 +195,7 @@ def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(runner, dat
     insert(database, 4)
     assert consume(runner, job).warnings == []
     for table in "tu":
-        assert rows(job, table) == source(database, table)
+        assert rows(job, table) == source_rows(database, table)
 
 
 @pytest.mark.spark
@@ -224,7 +218,7 @@ def test_a_first_copy_that_did_not_end_is_taken_up(runner, database, job, ended)
     )
     result = consume(runner, replace(job, hand_over=False))
     assert result.targets.never_copied == ["public.u"]
-    assert rows(job, "t") == source(database, "t")
+    assert rows(job, "t") == source_rows(database, "t")
 
 
 @pytest.mark.spark

@@ -4,12 +4,12 @@ import shutil
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import write_deltalake
 
 from tests.oracles.native_subscriber import native_subscriber
 from tests.oracles.scenario import Both, Scenario
-from tests.support.pipelines import pipeline_file
-from waldelta.jobs import Pipeline
+from tests.oracles.target_rows import target_rows
+from tests.support.pipelines import pipeline_on
 from waldelta.lake.ledger import now
 from waldelta.pipeline.run_result import RunFailed
 
@@ -55,19 +55,13 @@ LATER = [
 
 
 def without_copy(database, lake, names=NAMES):
-    source = {
-        "conn_id": "test_source", "slot": f"s_{database.name}",
-        "publications": [{"name": name, "manage": False} for name in ("p", "p_root")],
-    }  # fmt: skip
+    publications = [{"name": name, "manage": False} for name in ("p", "p_root")]
     target = {"root": lake, "tables": {f"public.{name}": {"copy": False} for name in names}}
-    return Pipeline(pipeline_file(lake, source["slot"], source=source, target=target))
+    return pipeline_on(database, lake, *publications, target=target)
 
 
 def rows(pipeline, table):
-    found = DeltaTable(pipeline.target_path(f"public.{table}")).to_pyarrow_table(
-        columns=["id", "v"]
-    )
-    return sorted(zip(*(column.to_pylist() for column in found.columns), strict=True), key=repr)
+    return target_rows(pipeline.job(), table, "id", "v")
 
 
 def remove_target(pipeline, table):

@@ -5,7 +5,7 @@ import pytest
 import waldelta.stages.sync.sync as sync_module
 from tests.oracles.target_rows import read_target
 from tests.support.concurrent_work import before_rows
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from waldelta.errors import SyncFailed, TransactionsStillOpen
 from waldelta.jobs.consume import consume
 from waldelta.snapshot.exported_snapshot import wait_for_old_transactions
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.pg, pytest.mark.spark]
 def job(database, lake):
     database.execute("create table t(id int primary key, v text)")
     database.execute("insert into t values (1, 'a')")
-    return bare_slot(database, pipeline_file(lake, f"s_{database.name}"))
+    return bare_job(database, lake)
 
 
 def ids(job):

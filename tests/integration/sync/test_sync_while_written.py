@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.oracles.compare import compare_target
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_job
 from tests.support.seeds import chosen_seed
 from waldelta.background import run_concurrently
 from waldelta.jobs.consume import consume
@@ -64,7 +64,7 @@ def job(database, lake):
         )
     database.execute("create index on keyless (id)")
     database.execute("alter table keyless replica identity full")
-    return bare_slot(database, pipeline_file(lake, f"s_{database.name}", list(TABLES)))
+    return bare_job(database, lake, list(TABLES))
 
 
 def test_each_change_is_in_the_target_once(runner, database, job):
