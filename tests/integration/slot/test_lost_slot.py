@@ -1,10 +1,13 @@
-"""After a slot is gone: a recorded gap, and a resync of the rows that differ."""
+"""After a slot is gone: a recorded gap, a resync of rows that differ, and the slots after it."""
 
 import re
 import subprocess
 from dataclasses import replace
+from datetime import UTC, datetime
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from tests.oracles.compare import differing
 from tests.support.pipelines import beside_superuser, job_for, pipeline_file
@@ -12,13 +15,13 @@ from tests.support.slot_state import lose
 from waldelta.errors import SlotForeign, SlotMissing, SourceChanged, WaldeltaError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_resync
-from waldelta.lake.ledger import now
+from waldelta.lake.ledger import TableState, now
 from waldelta.lsn import Lsn
 from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.server_position import read_position
-from waldelta.slot import open_gaps, read_slot
+from waldelta.slot import open_gaps, read_slot, recover
 from waldelta.slot.gaps import CLOSED, OPEN
 from waldelta.slot.slot import create_slot
 from waldelta.stages.land.idle_check import check_idle
@@ -329,3 +332,61 @@ def test_what_is_not_ours_stays(conn, job):
     with pytest.raises(SlotMissing, match=r"was torn down at .* run setup, then resync"):
         renew_slot(job)
     assert job.ledger.gaps(slot) == []
+
+
+def copied(job, at=None):
+    """What a sync records in the slot's present life."""
+    incarnation = job.read_identity().incarnation
+    job.ledger.append(
+        TableState(at or now(), "r", "public.t", 1, "synced", incarnation=incarnation)
+    )
+
+
+def test_a_slot_adopted_twice_at_the_same_place_has_two_lives(conn, job):
+    """Changes in between never came, and the position doesn't say so."""
+    create_slot(conn, job.pipeline.source.slot)
+    apply_setup(conn, job)
+    first = job.read_identity()
+    copied(job)
+    assert list(job.read_states()) == ["public.t"]
+    teardown(conn, job)
+    apply_setup(conn, job)
+    second = job.read_identity()
+    assert job.read_states() == {}
+    assert second.incarnation == f"{first.incarnation}.2"
+    assert second.app_id != first.app_id
+    copied(job)
+    teardown(conn, job)
+    apply_setup(conn, job)
+    assert job.read_identity().incarnation == f"{first.incarnation}.3"
+    assert job.read_states() == {}
+
+
+@pytest.mark.parametrize("landed", [[7], []], ids=["some landed", "nothing landed"])
+def test_a_late_batch_of_the_life_before_has_a_number_of_its_own(conn, job, landed):
+    """A run that died with its slot may commit its batch during the next life."""
+    apply_setup(conn, job)
+    assert job.read_identity().floor == 0
+    log = job.change_log(job.read_identity())
+    for batch in landed:
+        write_deltalake(
+            log.uri, pa.table({"batch": [batch], "ordinal": [0]}), partition_by=["batch"]
+        )
+    late = log.highest_batch() + 1
+    teardown(conn, job)
+    apply_setup(conn, job)
+    identity = job.read_identity()
+    new = recover(conn, job, identity, job.change_log(identity), read_position(conn))
+    assert late <= job.read_identity().floor < new.next_batch
+
+
+def test_a_clock_set_back_between_two_lives_revives_no_copy(conn, job):
+    """By the clock the copy of the first life is the younger one."""
+    apply_setup(conn, job)
+    copied(job, datetime(2100, 1, 1, tzinfo=UTC))
+    assert list(job.read_states()) == ["public.t"]
+    teardown(conn, job)
+    apply_setup(conn, job)
+    assert job.read_states() == {}
+    copied(job)
+    assert list(job.read_states()) == ["public.t"]
