@@ -24,7 +24,7 @@ import waldelta.changes.merge.merge
 import waldelta.slot.recovery
 import waldelta.stages.maintain.maintain
 import waldelta.stages.repair.mend.mend
-from tests.soak.scene import OLD_AGE, kill_driver, wait_until
+from tests.soak.scene import OLD_AGE, Scene, kill_driver, wait_until
 from waldelta.jobs import Pipeline
 from waldelta.lake.ledger import now
 from waldelta.pipeline.run_result import RunFailed
@@ -45,6 +45,13 @@ class Driver:
         self.ready = threading.Event()
         self._ended: dict[str, str] = {}
         threading.Thread(target=self._listen, args=(self.process.stdout,), daemon=True).start()
+
+    @classmethod
+    def let_go(cls, scene: Scene) -> "Driver":
+        """One for the scene and those beside it, that isn't held where its work begins."""
+        driver = cls(os.environ | scene.environment, scene.log)
+        scene.listener.hold(driver.process.pid)[1].set()
+        return driver
 
     def begin(self, verb: str, file: Path, run_id: str, details: Mapping[str, Any]) -> None:
         """Begin a run; returns at once."""

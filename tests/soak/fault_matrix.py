@@ -197,7 +197,7 @@ class Matrix:
     ) -> None:
         """Runs of one driver, each held at its step; then it dies."""
         fault = unit[0][1]
-        driver, self._ready = self._ready or self._start(), None
+        driver, self._ready = self._ready or Driver.let_go(self.scenes[0]), None
         driver.wait_until_ready()
         go_on, reached, runs = threading.Event(), [], []
         watches = []
@@ -236,15 +236,9 @@ class Matrix:
         ends = [driver.ended(run) or "" for run in runs]
         driver.end()
         if another:
-            self._ready = self._start()
+            self._ready = Driver.let_go(self.scenes[0])
         for (step, _), scene, ended, was_there in zip(unit, lanes, ends, reached, strict=True):
             self._recover(scene, step, fault, ended, reached=was_there)
-
-    def _start(self) -> Driver:
-        scene = self.scenes[0]
-        driver = Driver(os.environ | scene.environment, scene.log)
-        scene.listener.hold(driver.process.pid)[1].set()
-        return driver
 
     def _recover(self, scene: Scene, step: Step, name: str, ended: str, *, reached: bool) -> None:
         what = ended if reached else _missed(scene, ended)

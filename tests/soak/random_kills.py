@@ -18,7 +18,6 @@ killed, too. WALDELTA_POSTGRES_VERSION chooses the server: 15, 16 or 18.
 
 import argparse
 import logging
-import os
 import random
 import threading
 import time
@@ -199,8 +198,8 @@ class Soak:
             self.where[step] += 1
 
     def _kill_driver(self, *, last: bool) -> None:
-        driver = self._ready or self._start()
-        self._ready = None if last else self._start()
+        driver = self._ready or Driver.let_go(self.scenes[0])
+        self._ready = None if last else Driver.let_go(self.scenes[0])
         how = self.random.choice(list(KILLS))
         with self._disturbed():
             killed = kill_all(self.scenes, driver, how, self._longest_s)
@@ -218,12 +217,6 @@ class Soak:
         with self.store.disturbed(self.random, self._longest_s):
             yield
         self.said["store"] = dict(self.store.faults)
-
-    def _start(self) -> Driver:
-        scene = self.scenes[0]
-        driver = Driver(os.environ | scene.environment, scene.log)
-        scene.listener.hold(driver.process.pid)[1].set()
-        return driver
 
     def _recover(self, scene: Scene) -> float:
         """An ordinary run, the comparison, and a run with as much to do."""

@@ -5,6 +5,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tests.soak import preparations as prepared
 from tests.soak.scene import (
@@ -45,54 +46,36 @@ class Step:
         return f"{self.group}: {self.point}" if self.group else self.point
 
 
+def _steps(*points: str, **alike: Any) -> tuple[Step, ...]:
+    return tuple(Step(point, **alike) for point in points)
+
+
+_APPLY = ("apply.staged", "apply.merging", "apply.merged", "apply.applied")
+_APPLY += ("apply.cutting", "apply.cut")
 _SYNC = ("sync.begun", "sync.planned", "sync.reading", "sync.committed", "sync.recorded")
-_REPAIR = ("resync.marked", "repair.begun", "repair.merged", "repair.recorded")
+_MEND = ("repair.begun", "repair.merged", "repair.recorded")
+_RESHAPE = ("reshape.begun", "reshape.committed", "reshape.recorded")
+_RENEW = ("setup.dropped", "setup.publications", "setup.creating", "setup.created")
 STEPS: tuple[Step, ...] = (
-    *(Step(point) for point in ("run.begun", "land.reading", "land.committed")),
-    *(Step(point) for point in ("consume.landed", "consume.intended", "consume.copied")),
+    *_steps("run.begun", "land.reading", "land.committed"),
+    *_steps("consume.landed", "consume.intended", "consume.copied"),
     Step("consume.copied", group="within get", within="pg_logical_slot_get_binary_changes"),
-    *(Step(point) for point in ("consume.got", "consume.moved")),
-    *(Step(point, prepare=prepared.unpublished) for point in ("idle.intended", "idle.moved")),
-    *(
-        Step(point, prepare=prepared.behind, group="behind")
-        for point in ("recover.compared", "idle.intended", "idle.moved")
+    *_steps("consume.got", "consume.moved"),
+    *_steps("idle.intended", "idle.moved", prepare=prepared.unpublished),
+    *_steps(
+        "recover.compared", "idle.intended", "idle.moved", prepare=prepared.behind, group="behind"
     ),
-    *(
-        Step(point, prepare=prepared.failed_over)
-        for point in ("failover.marked", "failover.recorded")
-    ),
-    *(Step(point, prepare=prepared.emitted) for point in ("messages.writing", "messages.written")),
-    *(
-        Step(point, prepare=prepared.left_staged)
-        for point in ("takeover.removed", "takeover.fenced")
-    ),
-    *(
-        Step(point)
-        for point in (
-            "apply.staged",
-            "apply.merging",
-            "apply.merged",
-            "apply.applied",
-            "apply.cutting",
-            "apply.cut",
-        )
-    ),
+    *_steps("failover.marked", "failover.recorded", prepare=prepared.failed_over),
+    *_steps("messages.writing", "messages.written", prepare=prepared.emitted),
+    *_steps("takeover.removed", "takeover.fenced", prepare=prepared.left_staged),
+    *_steps(*_APPLY),
     # One step is applied while the next ones land.
-    *(
-        Step(point, prepare=prepared.many_changes, group="overlapped", file=IN_STEPS)
-        for point in (
-            "land.reading",
-            "land.committed",
-            "consume.intended",
-            "consume.got",
-            "consume.moved",
-            "apply.staged",
-            "apply.merging",
-            "apply.merged",
-            "apply.applied",
-            "apply.cutting",
-            "apply.cut",
-        )
+    *_steps(
+        *("land.reading", "land.committed", "consume.intended", "consume.got", "consume.moved"),
+        *_APPLY,
+        prepare=prepared.many_changes,
+        group="overlapped",
+        file=IN_STEPS,
     ),
     *(
         Step(point, prepare=prepared.renamed)
@@ -100,43 +83,27 @@ STEPS: tuple[Step, ...] = (
     ),
     Step("complete.recorded", prepare=prepared.incomplete),
     Step("external.recorded", prepare=prepared.written_by_others),
-    *(
-        Step(point, prepare=prepared.columns)
-        for point in ("rewrite.recorded", "reshape.begun", "reshape.committed", "reshape.recorded")
-    ),
-    *(
-        Step(point, prepare=prepared.rewritten, group="recopy")
-        for point in ("resync.marked", *_SYNC, "sync.staged")
-    ),
+    *_steps("rewrite.recorded", *_RESHAPE, prepare=prepared.columns),
+    *_steps("resync.marked", *_SYNC, "sync.staged", prepare=prepared.rewritten, group="recopy"),
     Step("sync.touched", prepare=prepared.copy_killed, group="recopy"),
-    *(Step(point, prepare=prepared.refiltered) for point in _REPAIR),
-    *(Step(point, file=CHECKED) for point in ("check.begun", "check.reported", "check.ended")),
+    *_steps("resync.marked", *_MEND, prepare=prepared.refiltered),
+    *_steps("check.begun", "check.reported", "check.ended", file=CHECKED),
     Step("run.ended"),
-    *(Step(point, "replay", prepared.damaged, "replay") for point in _REPAIR[1:]),
-    *(Step(point, "decide", prepared.quarantined, "quarantine") for point in _REPAIR[1:]),
-    *(Step(point, "sync", group="sync") for point in _SYNC),
-    *(Step(point, "sync", prepared.returned, "first") for point in _SYNC[:-1]),
-    *(
-        Step(point, "resync", prepared.slot_dropped, "resync")
-        for point in (
-            "resync.recorded",
-            "setup.dropped",
-            "setup.publications",
-            "setup.creating",
-            "setup.created",
-            "resync.compared",
-            *_SYNC,
-        )
+    *_steps(*_MEND, verb="replay", prepare=prepared.damaged, group="replay"),
+    *_steps(*_MEND, verb="decide", prepare=prepared.quarantined, group="quarantine"),
+    *_steps(*_SYNC, verb="sync", group="sync"),
+    *_steps(*_SYNC[:-1], verb="sync", prepare=prepared.returned, group="first"),
+    *_steps(
+        *("resync.recorded", *_RENEW, "resync.compared", *_SYNC),
+        verb="resync",
+        prepare=prepared.slot_dropped,
+        group="resync",
     ),
-    *(
-        Step(point, "maintain", prepared.written_down)
-        for point in (
-            "maintain.compacted",
-            "maintain.cleaned",
-            "maintain.forgetting",
-            "maintain.forgotten",
-            "maintain.pruned",
-        )
+    *_steps(
+        *("maintain.compacted", "maintain.cleaned"),
+        *("maintain.forgetting", "maintain.forgotten", "maintain.pruned"),
+        verb="maintain",
+        prepare=prepared.written_down,
     ),
     Step("maintain.purged", "maintain", prepared.with_vectors),
 )

@@ -2,7 +2,10 @@
 
 import uuid
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
@@ -38,6 +41,14 @@ def whole_database(
     own = {"conn_id": "c", "slot": "s", "publications": publications}
     document = {"pipeline": "shop", "source": own | (source or {}), "target": {"root": lake}}
     return PipelineFile.model_validate(document | overrides)
+
+
+def written(pipeline: PipelineFile, folder: Path, name: str = "pipeline.yml") -> Path:
+    """The pipeline's file, in this folder."""
+    document = pipeline.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    path = folder / name
+    path.write_text(yaml.safe_dump(document))
+    return path
 
 
 def job_of(

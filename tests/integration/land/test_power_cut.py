@@ -8,12 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 from deltalake import DeltaTable
 
 import waldelta.slot.acknowledge
 from tests.support.disk import Disk, volatile
-from tests.support.pipelines import bare_job
+from tests.support.pipelines import bare_job, written
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.lake import local_path
@@ -77,11 +76,11 @@ def test_nothing_is_built_on_what_a_power_cut_could_take_back(
 @pytest.mark.soak("every system call of a whole run")
 def test_the_kernel_saw_every_file_of_a_run_be_synced(runner, database, tmp_path):
     """By strace, of the whole job with its JVM; needs the right to trace processes."""
-    root, trace, file = tmp_path / "lake", tmp_path / "trace", tmp_path / "pipeline.yml"
+    root, trace = tmp_path / "lake", tmp_path / "trace"
     database.execute("create table t(id int primary key, v text)")
     job = bare_job(database, root.as_uri())
     sync(runner, job)
-    file.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
+    file = written(job.pipeline, tmp_path)
     database.execute("insert into t select g, 'x' from generate_series(1, 100) g")
     began = time.time()
     strace = f"strace -f -qq -y -ttt --seccomp-bpf -e trace=fsync -o {trace}".split()

@@ -5,7 +5,6 @@ Several pipelines share a driver, so that one kill -9 meets each of them at its 
 what comes in production: the ordinary next run.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-import yaml
 from deltalake import DeltaTable
 
 from tests.integration.apply.test_target_modes import (
@@ -32,7 +30,7 @@ from tests.oracles.random_workload import Workload
 from tests.soak.driver import Driver
 from tests.soak.listener import Action, Listener
 from tests.soak.scene import kill_driver, wait_until
-from tests.support.pipelines import bare_slot, pipeline_file
+from tests.support.pipelines import bare_slot, pipeline_file, written
 from tests.support.seeds import chosen_seed, is_long
 from waldelta.decision_options import DecisionRequest
 from waldelta.jobs.consume import consume
@@ -149,10 +147,7 @@ def scene(
         file = pipeline_file(
             lake, f"s_{database.name}_{name}", [f"public.{name}"], target=target, quality=quality
         )
-        files[name] = tmp_path / f"{name}.yml"
-        files[name].write_text(
-            yaml.safe_dump(json.loads(file.model_dump_json(exclude_unset=True, by_alias=True)))
-        )
+        files[name] = written(file, tmp_path, f"{name}.yml")
         jobs[name] = bare_slot(database, file)
     return Scene(runner, database, jobs, files, listener, tmp_path / "log")
 
@@ -312,11 +307,8 @@ def test_a_release_after_a_kill(runner, database, tmp_path, when):
     )
     job = bare_slot(database, file)
     sync(runner, job)
-    path = tmp_path / "pipeline" / "p.yml"
-    path.parent.mkdir()
-    path.write_text(
-        yaml.safe_dump(json.loads(file.model_dump_json(exclude_unset=True, by_alias=True)))
-    )
+    (tmp_path / "pipeline").mkdir()
+    path = written(file, tmp_path / "pipeline")
     for table in tables:
         database.execute(f"insert into {table} values (1, 99), (2, 2)")
     with pytest.raises(RunFailed):

@@ -11,11 +11,10 @@ from dataclasses import replace
 import psutil
 import pyarrow as pa
 import pytest
-import yaml
 from deltalake import write_deltalake
 
 from tests.soak.listener import Listener
-from tests.support.pipelines import bare_job
+from tests.support.pipelines import bare_job, written
 from waldelta.cli.command_line import main
 from waldelta.errors import ConfigError, DecodeError, LockHeld, StateError
 from waldelta.lake import Lake
@@ -84,8 +83,7 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
     """The whole answer is out before the process ends, rows in quarantine too."""
     database.execute("create table t(id int primary key)")
     job = bare_job(database, lake)
-    path = tmp_path / "pipeline.yml"
-    path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
+    path = written(job.pipeline, tmp_path)
     done = run(
         [sys.executable, "-m", "spark_jobs", "status", "--json", str(path)],
         AIRFLOW_CONN_TEST_SOURCE=database.uri,
@@ -134,8 +132,7 @@ def test_a_misspelt_table_starts_nothing(verb, database, lake, tmp_path, caplog,
     """No Spark, and no failed run in the ledger; the table that was meant is named."""
     database.execute("create table t(id int primary key)")
     job = bare_job(database, lake)
-    path = tmp_path / "pipeline.yml"
-    path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
+    path = written(job.pipeline, tmp_path)
     monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", database.uri)
     for opened in ("open_session", "open_runner"):
         monkeypatch.setattr(f"waldelta.spark.{opened}", lambda *_: pytest.fail("started"))
@@ -149,8 +146,7 @@ def test_status_fails_without_a_slot(database, lake, tmp_path, capsys, caplog):
     """The table, and the JSON, are printed before the named error."""
     database.execute("create table t(id int primary key)")
     job = bare_job(database, lake)
-    path = tmp_path / "pipeline.yml"
-    path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
+    path = written(job.pipeline, tmp_path)
     database.execute("select pg_drop_replication_slot(%s)", (job.pipeline.source.slot,))
     for options in ([], ["--json"]):
         assert main(["status", str(path), *options]) == 1
@@ -176,8 +172,7 @@ def test_the_named_error_is_last_and_no_trace_is_before_it(database, lake, tmp_p
         f"alter publication {job.pipeline.source.publications[0].name} set table t where (10 / n"
         " > 0)"
     )
-    path = tmp_path / "pipeline.yml"
-    path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
+    path = written(job.pipeline, tmp_path)
     sync = [sys.executable, "-m", "spark_jobs", "sync", str(path), "--stage", "sync"]
     environment = {
         "AIRFLOW_CONN_TEST_SOURCE": database.uri,
@@ -214,8 +209,7 @@ def quarantined(database, lake, tmp_path):
     """A pipeline's job, its file, and two rows in quarantine."""
     database.execute("create table t(id int primary key)")
     job = bare_job(database, lake)
-    path = tmp_path / "pipeline.yml"
-    path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
+    path = written(job.pipeline, tmp_path)
     write_deltalake(job.lake.target("public.t").uri, pa.table({"id": [1]}))
     job.ledger.append_state(
         TableState(
@@ -289,8 +283,7 @@ def test_a_jvm_that_dies_is_a_named_error(database, lake, tmp_path):
     """Under a task."""
     database.execute("create table t(id int primary key); insert into t values (1)")
     job = bare_job(database, lake)
-    path, result = tmp_path / "pipeline.yml", tmp_path / "result.json"
-    path.write_text(yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True)))
+    path, result = written(job.pipeline, tmp_path), tmp_path / "result.json"
     listener = Listener(tmp_path / "faults", gates=False)
     environment = {
         "AIRFLOW_CONN_TEST_SOURCE": database.uri,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from tests.support.pipelines import pipeline_file
+from tests.support.pipelines import pipeline_file, written
 from tests.support.servers.roles import connect_as, new_role, own_everything
 from tests.support.servers.s3_server import READER
 from waldelta.cli.command_line import main
@@ -21,9 +21,7 @@ pytestmark = pytest.mark.pg
 def path(database, lake, tmp_path, monkeypatch):
     """A pipeline file for a table whose owner runs it; there is no Airflow."""
     database.execute("create table t(id int primary key)")
-    pipeline = pipeline_file(lake, f"s_{database.name}")
-    path = tmp_path / "pipeline.yml"
-    path.write_text(yaml.safe_dump(pipeline.model_dump(mode="json", exclude_none=True)))
+    path = written(pipeline_file(lake, f"s_{database.name}"), tmp_path)
     monkeypatch.setenv("AIRFLOW_HOME", "/nowhere")
     monkeypatch.delenv("AIRFLOW__DATABASE__SQL_ALCHEMY_CONN", raising=False)
     monkeypatch.setattr("waldelta.cli.doctor.installation_checks", dict)

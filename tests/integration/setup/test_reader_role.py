@@ -5,10 +5,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-import yaml
 from psycopg.conninfo import make_conninfo
 
-from tests.support.pipelines import job_for
+from tests.support.pipelines import job_for, written
 from waldelta.cli.command_line import main
 from waldelta.config.pipeline_file import Target, TargetTable
 from waldelta.findings import sql_name
@@ -206,10 +205,7 @@ def test_findings_are_printed_once(database, lake, shop, tmp_path, monkeypatch, 
     """By check, by setup and by setup --sql, which doesn't warn of what its SQL is for."""
     database.execute("create role plain login password 'p'")
     job = job_for(database, lake, {"name": "p", "tables": [{"name": "public.t", "where": "v > 1"}]})
-    path = tmp_path / "p.yml"
-    path.write_text(
-        yaml.safe_dump(job.pipeline.model_dump(mode="json", exclude_none=True, by_alias=True))
-    )
+    path = written(job.pipeline, tmp_path)
 
     def said(*arguments):
         caplog.clear()

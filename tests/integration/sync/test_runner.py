@@ -11,7 +11,7 @@ import yaml
 from deltalake import DeltaTable
 
 from tests.oracles.target_rows import read_target
-from tests.support.pipelines import pipeline_file
+from tests.support.pipelines import pipeline_file, written
 from waldelta.errors import ConfigError
 from waldelta.jobs import Pipeline
 from waldelta.pipeline.job import lake_of
@@ -61,9 +61,7 @@ def commands(database, lake, tmp_path) -> Commands:
     pipeline = pipeline_file(
         lake, f"s_{database.name}", [f"public.{name}" for name in TABLES], quality={"enabled": True}
     )
-    file = tmp_path / "small.yml"
-    file.write_text(yaml.safe_dump(json.loads(pipeline.model_dump_json(exclude_defaults=True))))
-    made = Commands(file)
+    made = Commands(written(pipeline, tmp_path))
     made.run("setup", **WITHOUT_JAVA)
     return made
 
