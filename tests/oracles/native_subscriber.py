@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import psycopg
-import tenacity
 from psycopg import sql
 
 from demo.embedded_postgres import EmbeddedPostgres
+from tests.support.waiting import wait_until
 
 
 @contextmanager
@@ -35,7 +35,8 @@ def native_subscriber(
             )
         )
         try:
-            _wait_until_copied(subscriber)
+            lacking = "select from pg_subscription_rel where srsubstate <> 'r'"
+            wait_until(lambda: not subscriber.execute(lacking).fetchall())
             yield subscriber, name
         finally:
             subscriber.execute(
@@ -48,30 +49,10 @@ def native_subscriber(
     database.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
-@tenacity.retry(
-    retry=tenacity.retry_if_result(lambda done: not done),
-    stop=tenacity.stop_after_delay(120),
-    wait=tenacity.wait_fixed(0.05),
-)
-def _wait_until_copied(subscriber: psycopg.Connection) -> bool:
-    (waiting,) = subscriber.execute(
-        "select count(*) from pg_subscription_rel where srsubstate <> 'r'"
-    ).fetchone()
-    return waiting == 0
-
-
-@tenacity.retry(
-    retry=tenacity.retry_if_result(lambda done: not done),
-    stop=tenacity.stop_after_delay(60),
-    wait=tenacity.wait_fixed(0.05),
-)
-def _confirmed(database, slot: str, lsn: str) -> bool:
-    query = (
-        "select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots where slot_name = %s"
-    )
-    return database.execute(query, (lsn, slot))[0][0]
-
-
 def wait_until_caught_up(database, slot: str) -> None:
     """Return once the subscriber has everything that is committed now."""
-    _confirmed(database, slot, database.execute("select pg_current_wal_lsn()::text")[0][0])
+    ((now,),) = database.execute("select pg_current_wal_lsn()::text")
+    confirmed = (
+        "select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots where slot_name = %s"
+    )
+    wait_until(lambda: database.execute(confirmed, (now, slot)) == [(True,)])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import psycopg
 import pytest
-import tenacity
 from psycopg.conninfo import make_conninfo
 
 from demo.embedded_postgres import free_port
@@ -15,6 +14,7 @@ from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import job_of, pipeline_file
 from tests.support.servers.foreign_language import in_a_foreign_language
 from tests.support.servers.serving import listening
+from tests.support.waiting import wait_until
 from waldelta.errors import AuthenticationFailed, ConfigError, SourceError, SourceUnreachable
 from waldelta.pipeline.source import SharedConnection
 from waldelta.postgres import connect
@@ -342,13 +342,8 @@ def test_a_shared_connection_is_opened_anew_only_when_it_was_lost(postgres, lake
             # Twice the first, the second and the last.
             assert len(met) - len(set(met)) == 3, met
     told = "select count(*) from pg_stat_activity where application_name = 'waldelta share shared'"
-    wait = tenacity.Retrying(
-        stop=tenacity.stop_after_delay(10), wait=tenacity.wait_fixed(0.05), reraise=True
-    )
     with connect(postgres.conninfo(), "looker") as looker:
-        for attempt in wait:
-            with attempt:
-                assert looker.execute(told).fetchone() == (0,)
+        wait_until(lambda: looker.execute(told).fetchone() == (0,))
 
 
 @pytest.mark.parametrize("open_connection", [connect, connect_arrow], ids=["psycopg", "adbc"])

@@ -11,40 +11,40 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
 import waldelta
+from tests.support.waiting import wait_until
 from waldelta.cli.fork_server import ForkServer
 from waldelta_airflow.launchers import job_process
 from waldelta_airflow.launchers.job_process import ForkedJob
 
 
-@pytest.fixture(scope="module")
-def server():
-    """A server on a short path, as sockets need."""
+@contextmanager
+def running(cwd=None, **environment):
+    """A server on a short path, as sockets need, which ends by SIGTERM."""
     with tempfile.TemporaryDirectory(prefix="fork-") as folder:
         path = Path(folder) / "jobs.sock"
-        environment = {**os.environ, "WALDELTA_OF_THE_SERVER": "x"}
         process = subprocess.Popen(
-            [sys.executable, "-m", "waldelta.cli.fork_server", str(path)], env=environment
+            [sys.executable, "-m", "waldelta.cli.fork_server", str(path)],
+            cwd=cwd,
+            env=os.environ | environment,
         )
-        wait(path.exists, process)
+        wait_until(lambda: path.exists() or process.poll() is not None)
         yield path, process
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert not path.exists()
 
 
-def wait(condition, process=None, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process is None or process.poll() is None, "the server ended"
-        assert time.monotonic() < deadline, "not within the time"
-        time.sleep(0.02)
+@pytest.fixture(scope="module")
+def server():
+    with running(WALDELTA_OF_THE_SERVER="x") as started:
+        yield started
 
 
 @pytest.fixture
@@ -100,10 +100,10 @@ def test_jobs_beside_each_other(server, tmp_path, silent):
     path, process = server
     file, environment = pipeline(tmp_path, silent)
     hanging = ForkedJob.ask(str(path), ["check", str(file)], environment)
-    wait(lambda: len(children(process)) == 1)
+    wait_until(lambda: len(children(process)) == 1)
     assert ForkedJob.ask(str(path), ["frobnicate"], {}).run() == 2
     hanging.end()
-    wait(lambda: not children(process))
+    wait_until(lambda: not children(process))
     assert hanging.run() in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
@@ -121,7 +121,7 @@ def test_a_job_ends_with_its_task(server, tmp_path, silent):
         assert task.stdout.readline() == "asked\n"
         assert len(children(process)) == 1
         task.kill()
-    wait(lambda: not children(process))
+    wait_until(lambda: not children(process))
 
 
 def test_the_socket_appears_when_connections_are_taken(tmp_path, monkeypatch):
@@ -165,15 +165,9 @@ def test_another_installations_server_is_not_used(server, monkeypatch, tmp_path)
 
 def test_sigterm_ends_the_server_and_its_jobs(tmp_path, silent):
     file, environment = pipeline(tmp_path, silent)
-    with tempfile.TemporaryDirectory(prefix="fork-") as folder:
-        path = Path(folder) / "jobs.sock"
-        process = subprocess.Popen([sys.executable, "-m", "waldelta.cli.fork_server", str(path)])
-        wait(path.exists, process)
+    with running() as (path, _):
         job = ForkedJob.ask(str(path), ["check", str(file)], environment)
-        process.send_signal(signal.SIGTERM)
-        assert job.run() in (-signal.SIGTERM, 128 + signal.SIGTERM)
-        assert process.wait(20) == 0
-        assert not path.exists()
+    assert job.run() in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 def test_the_socket_is_its_owners(server):
@@ -222,17 +216,9 @@ def test_replaced_code_is_not_run(tmp_path, monkeypatch):
     source = Path(waldelta.__file__).parent
     shutil.copytree(source, tmp_path / "waldelta", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(job_process, "package_folder", lambda: tmp_path / "waldelta")
-    with tempfile.TemporaryDirectory(prefix="fork-") as folder:
-        path = Path(folder) / "jobs.sock"
-        process = subprocess.Popen(
-            [sys.executable, "-m", "waldelta.cli.fork_server", str(path)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
-        )
-        wait(path.exists, process)
+    python_path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    with running(tmp_path, PYTHONPATH=python_path) as (path, _):
         (tmp_path / "waldelta" / "__init__.py").write_text('"""Newer."""\n')
         assert ForkedJob.ask(str(path), ["status", "p.yml"], {}) is None
-        wait(path.exists, process)
+        wait_until(path.exists)
         assert ForkedJob.ask(str(path), ["frobnicate"], {}).run() == 2
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
