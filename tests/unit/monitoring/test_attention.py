@@ -37,6 +37,11 @@ def book(lake):
     return Ledger(Lake(lake))
 
 
+def glance(book, at, *airflow, **more):
+    """What is known at that minute, of the last day."""
+    return read_glance(pipeline(book.lake.root), book, minutes(at), 24, *airflow, **more)
+
+
 def test_what_deserves_attention(book):
     """The worst first; each with the page that tells more."""
     for name, status in (("a", "synced"), ("b", "failed")):
@@ -57,10 +62,9 @@ def test_what_deserves_attention(book):
     Decisions(book.lake).add(
         [Decision(minutes(1), "r", "waiting", "public.a", 1, 1, "{}", ["body"])]
     )
-    glance = read_glance(pipeline(book.lake.root), book, minutes(5), 24)
+    seen = glance(book, 5)
     assert [
-        (item.severity, *(item.page[:1] or filter(None, [item.anchor])))
-        for item in glance.attention
+        (item.severity, *(item.page[:1] or filter(None, [item.anchor]))) for item in seen.attention
     ] == [
         ("failed", "run"),
         ("failed", "run"),
@@ -70,7 +74,7 @@ def test_what_deserves_attention(book):
         ("warning",),
         ("warning", "waiting"),
     ]
-    texts = " | ".join(item.text for item in glance.attention)
+    texts = " | ".join(item.text for item in seen.attention)
     for part in (
         "the slot lost changes: SlotLost",
         "run resync",
@@ -81,7 +85,7 @@ def test_what_deserves_attention(book):
         "public.a: rows are in quarantine",
     ):
         assert part in texts
-    assert glance.verdicts == {"failed": 1}
+    assert seen.verdicts == {"failed": 1}
 
 
 def test_a_lost_slot_is_named_once_and_without_positions(book):
@@ -92,7 +96,7 @@ def test_a_lost_slot_is_named_once_and_without_positions(book):
     )
     why = json.dumps({"error": {"class": "SlotLost", "message": detail}})
     book.append(run("r", minutes(2), "failed", result=why))
-    (told,) = read_glance(pipeline(book.lake.root), book, minutes(5), 24).attention
+    (told,) = glance(book, 5).attention
     expected = ("the slot lost changes: SlotLost: run resync", ("run", "any", "r"))
     assert (told.text, told.page) == expected
 
@@ -116,8 +120,8 @@ def test_what_only_warns_is_told_behind_what_fails(book):
     for at, name, status in found:
         row = Reconciliation(minutes(at), f"{status} at {at}", f"public.{name}", status)
         Reconciliations(book.lake).add([row])
-    glance = read_glance(pipeline(book.lake.root), book, minutes(5), 24, reach=timedelta(days=2))
-    assert [(item.severity, item.text, item.page) for item in glance.attention] == [
+    seen = glance(book, 5, reach=timedelta(days=2))
+    assert [(item.severity, item.text, item.page) for item in seen.attention] == [
         ("failed",
          ("public.a: different from the source; the latest attempt couldn't compare them again"),
          ("reconciliation",)),
@@ -132,7 +136,7 @@ def test_what_only_warns_is_told_behind_what_fails(book):
     Reconciliations(book.lake).add(
         [Reconciliation(minutes(4), "r", f"public.{n}", "equal") for n in "ab"]
     )
-    (left,) = read_glance(pipeline(book.lake.root), book, minutes(5), 24).attention
+    (left,) = glance(book, 5).attention
     assert left.page == ("expectations",)
 
 
@@ -178,11 +182,9 @@ def test_a_failed_attempt_at_a_run_that_goes_on_is_no_problem_yet(book):
     first = run("r", minutes(2), "failed", result=json.dumps(held), targets=did(1, a=(5, 0, 0)))
     book.append(first)
 
-    def glance(*active):
-        airflow = AirflowRuns(active=frozenset(active))
-        return read_glance(pipeline(book.lake.root), book, minutes(5), 24, airflow)
-
-    during, after = glance("r"), glance("other")
+    during, after = (
+        glance(book, 5, AirflowRuns(active=frozenset([active]))) for active in ("r", "other")
+    )
     assert [(item.severity, item.kind, item.text) for item in during.attention] == [
         ("warning", "failed_attempt",
          "the latest run goes on; an attempt at it failed: LockHeld: held by pid 7"),
@@ -202,7 +204,7 @@ def test_a_table_is_unchecked_only_once_its_run_is_over(book):
     book.append(failed)
     for active, found in ((frozenset("r"), False), (frozenset(), True)):
         airflow = AirflowRuns(active=active)
-        items = read_glance(pipeline(book.lake.root), book, minutes(3), 24, airflow).attention
+        items = glance(book, 3, airflow).attention
         assert ("unchecked" in {item.kind for item in items}) is found
 
 
@@ -214,7 +216,7 @@ def test_what_concerns_a_table_counts_no_other_tables(book):
     book.append_all(states)
     row = Decision(minutes(1), "r", "waiting", "public.a", 1, 1, "1", ["body"])
     Decisions(book.lake).add([row, replace(row, table_name="public.b")])
-    attention = read_glance(pipeline(book.lake.root), book, minutes(5), 24).attention
+    attention = glance(book, 5).attention
     assert [item.text for item in concerning("public.a", attention)] == [
         "public.a: different from the source",
         "public.a: rows are in quarantine",
@@ -274,13 +276,11 @@ def test_what_the_latest_run_found_is_told(book, found, told):
     Reconciliations(book.lake).add([Reconciliation(minutes(1), "x", "public.late", "equal")])
 
     def items(at):
-        found = read_glance(pipeline(book.lake.root), book, minutes(at), 24).attention
+        found = glance(book, at).attention
         return [(item.severity, item.text) for item in found]
 
     attention = items(2)
-    idle = read_glance(
-        pipeline(book.lake.root), book, minutes(2), 24, AirflowRuns(minutes(1))
-    ).attention
+    idle = glance(book, 2, AirflowRuns(minutes(1))).attention
     assert len(idle) == len([item for item in attention if "latest run" not in item[1]])
     assert len(attention) == (told is not None)
     assert all(severity == told[0] and text.startswith(told[1]) for severity, text in attention)
@@ -304,8 +304,8 @@ def test_what_was_found_holds_while_nothing_changes(book):
         )
     )
     book.append(replace(run("night", minutes(5000)), verb="maintain"))
-    glance = read_glance(pipeline(book.lake.root), book, minutes(5005), 24, reach=timedelta(days=2))
-    assert (glance.latest.run_id, len(glance.attention)) == ("r", 1)
+    seen = glance(book, 5005, reach=timedelta(days=2))
+    assert (seen.latest.run_id, len(seen.attention)) == ("r", 1)
 
 
 def test_a_listed_table_that_a_look_found_to_have_left_is_told(book):
@@ -313,12 +313,10 @@ def test_a_listed_table_that_a_look_found_to_have_left_is_told(book):
     for name in ("public.a", "public.z"):
         book.append(TableState(minutes(0), "sync", name, 1, "synced"))
         book.append(TableState(minutes(1), "look", name, 1, "removed"))
-    (told,) = read_glance(pipeline(book.lake.root), book, minutes(2), 24).attention
+    (told,) = glance(book, 2).attention
     assert (told.severity, told.text.partition(":")[0]) == ("failed", "public.a")
     book.append(TableState(minutes(3), "sync", "public.a", 2, "synced"))
-    assert "publication" not in str(
-        read_glance(pipeline(book.lake.root), book, minutes(4), 24).attention
-    )
+    assert "publication" not in str(glance(book, 4).attention)
 
 
 def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
@@ -345,7 +343,7 @@ def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
             minutes(at), "x", f"public.{name}", "equal", version=version, skipped_columns=left_out
         )
         Reconciliations(book.lake).add([row])
-    (told,) = read_glance(pipeline(book.lake.root), book, minutes(30), 24).attention
+    (told,) = glance(book, 30).attention
     assert (told.severity, told.page) == ("warning", ("waiting",))
     assert told.text.startswith("public.b, public.c, public.g: another program wrote to the target")
     # An operator agrees to that of b, and to one of g's.
@@ -356,7 +354,7 @@ def test_who_else_wrote_to_a_target_is_told_until_it_was_compared(book):
     for attempt in (asked, replace(asked, ids={*asked.ids, "0" * 16})):
         left = _accept_commits(job, attempt)
         assert (left and left.ids) == (None if attempt is asked else {"0" * 16})
-    (told,) = read_glance(pipeline(book.lake.root), book, minutes(30), 24).attention
+    (told,) = glance(book, 30).attention
     assert (told.objects, read_commits(book)) == (("public.c", "public.g"), [of_c, other])
     decided = {(one.table_name, one.what, one.by, one.reason) for one in read_decided(book)}
     assert decided == {(f"public.{n}", "accepted", "ann", "a fix") for n in "bg"}
@@ -438,13 +436,13 @@ def test_a_copy_takes_a_difference_away_until_it_is_compared_again(book, states,
         book.append(
             TableState(minutes(6 + n), "r", "public.a", generation, status, snapshot=snapshot)
         )
-    glance = read_glance(pipeline(book.lake.root), book, minutes(20), 24)
-    assert glance.compared.count == (found is not None)
-    assert [kind for kind in ("different", "copied") if getattr(glance.compared, kind)] == (
+    seen = glance(book, 20)
+    assert seen.compared.count == (found is not None)
+    assert [kind for kind in ("different", "copied") if getattr(seen.compared, kind)] == (
         [found] if found else []
     )
     told = [
-        (item.severity, item.text) for item in glance.attention if item.page == ("reconciliation",)
+        (item.severity, item.text) for item in seen.attention if item.page == ("reconciliation",)
     ]
     expected = {
         "different": [("failed", "public.a: different from the source")],
@@ -456,8 +454,8 @@ def test_a_copy_takes_a_difference_away_until_it_is_compared_again(book, states,
 def test_a_run_that_was_killed_is_told_by_its_silence(book):
     """It is the latest, and still running for the ledger."""
     book.append(run("r", minutes(2), "running"))
-    assert read_glance(pipeline(book.lake.root), book, minutes(30), 24).attention == ()
-    (silent,) = read_glance(pipeline(book.lake.root), book, minutes(302), 24).attention
+    assert glance(book, 30).attention == ()
+    (silent,) = glance(book, 302).attention
     assert "no update from the latest run for 5 hours" in silent.text
     assert silent.page == ("run", "consume", "r")
 
@@ -471,9 +469,7 @@ def test_the_remedy_of_a_failure_is_shown_whole(book):
     why = json.dumps({"error": {"class": "SyncFailed", "message": f"{message}\n{remedy}"}})
     book.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
     book.append(run("r", minutes(2), "failed", result=why))
-    texts = [
-        item.text for item in read_glance(pipeline(book.lake.root), book, minutes(5), 24).attention
-    ]
+    texts = [item.text for item in glance(book, 5).attention]
     (text,) = [text for text in texts if "SyncFailed" in text]
     assert "SyncFailed: 9 of 9 tables not synced: - public.t0: why" in text
     assert text.endswith(remedy)
@@ -484,7 +480,7 @@ def test_drift_that_is_only_reported(book, lake):
     """Until a repair or a copy, whose state has none any more."""
     for n, drift in enumerate(({"later_filters": ["true"]}, {"unrepaired_leaves": [7]}, {})):
         book.append(TableState(minutes(n), "r", "public.a", 1, "synced", **drift))
-        found = read_glance(pipeline(lake), book, minutes(n), 24).attention
+        found = glance(book, n).attention
         assert [(item.kind, item.objects) for item in found] == (
             [("drift", ("public.a",))] if drift else []
         )
