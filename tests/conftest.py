@@ -17,6 +17,8 @@ pytest_plugins = [
 ]
 
 _UNIT = Path(__file__).with_name("unit")
+# What a test needs, by the fixtures that give it.
+_NEEDS = {"pg": {"postgres", "any_postgres", "new_server"}, "spark": {"spark_jvm"}}
 # Seconds until a test counts as hanging, where it isn't pytest's own setting.
 _TIMEOUTS_S = {"e2e": 600, "nightly": 600, "soak": 7200}
 
@@ -48,12 +50,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark unit tests and those with a Spark session, before marks choose; give long tests time."""
+    """Mark unit tests and what tests need, before marks choose; give long tests time."""
     for item in items:
         if _UNIT in item.path.parents:
             item.add_marker("unit")
-        if "spark_jvm" in getattr(item, "fixturenames", ()):
-            item.add_marker("spark")
+        for need, fixtures in _NEEDS.items():
+            if not fixtures.isdisjoint(getattr(item, "fixturenames", ())):
+                item.add_marker(need)
         names = {mark.name for mark in item.iter_markers()}
         names |= {"nightly"} if is_on_spark() else set()
         names |= {"soak"} if is_long() else set()

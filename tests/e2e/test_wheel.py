@@ -12,7 +12,6 @@ from waldelta.spark.settings import JARS_VARIABLE, jars_folder
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.airflow,
-    pytest.mark.pg,
     pytest.mark.nightly("installs the wheel into another environment"),
 ]
 

@@ -22,7 +22,7 @@ from waldelta.stages.apply.apply import apply
 from waldelta.stages.land.drain import drain
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 COLUMNS = ("id", "v", "big", "n", "ts", "d", "b", "a", "f", "ok")
 DDL = """

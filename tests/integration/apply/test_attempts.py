@@ -13,7 +13,7 @@ from waldelta.lsn import Lsn
 from waldelta.slot.read.peek import PeekBound
 from waldelta.stages.land.drain import land
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("on_spark")]
+pytestmark = pytest.mark.usefixtures("on_spark")
 
 TOLD = pa.schema([("number", pa.int64())])
 ERRORS = {

@@ -39,8 +39,6 @@ from waldelta.stages.land.drain import drain
 from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
 # The filter's column is in the identity: an UPDATE that moves a row in sends no other columns.
 IDENTITIES = {

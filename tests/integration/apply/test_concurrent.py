@@ -16,8 +16,6 @@ from waldelta.stages.apply import apply as apply_module
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 WAIT_S = 60
 # Of three transactions of fifty rows, each a step of its own: two would be more than 200 messages.
 BATCH = {"max_changes": 100, "wal_window_mb": 16}

@@ -16,8 +16,6 @@ from waldelta.pipeline.drift import columns_to_stop, open_questions, schema_rule
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.sync.sync import sync
 
-pytestmark = pytest.mark.pg
-
 
 @pytest.fixture
 def job(runner, database, lake):

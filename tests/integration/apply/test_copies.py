@@ -16,7 +16,7 @@ from waldelta.stages.apply.apply import apply
 from waldelta.stages.land.drain import drain
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+pytestmark = pytest.mark.usefixtures("compiled")
 
 DDL = """
 create table t(a text, b int, n numeric, m numeric(10,2), f float8, fs float4[], j jsonb,

@@ -12,8 +12,6 @@ from benchmarks.verify import duckdb_of_delta
 from tests.oracles.compare import differing
 from tests.support.pipelines import copied_pipeline, new_pipeline
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 
 @pytest.fixture
 def pipeline(runner, database, lake):

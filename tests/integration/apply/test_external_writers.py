@@ -23,8 +23,6 @@ from waldelta.lake import TargetVersion, local_path
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.spark import OnSpark
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 
 @dataclass(frozen=True)
 class Foreign:

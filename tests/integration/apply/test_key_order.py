@@ -10,8 +10,6 @@ from tests.support.pipelines import new_pipeline
 from waldelta.jobs.pipeline import Pipeline
 from waldelta.stages.check.check import check
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 # {0} is the table, {1} a column of its key.
 PLAIN = "create table {0} (b int, v text, {1} int, primary key ({1}, b))"
 TABLES = {

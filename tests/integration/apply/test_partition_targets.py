@@ -11,7 +11,7 @@ from waldelta.errors import PreflightFailed
 from waldelta.jobs import Pipeline
 from waldelta.stages.land.idle_check import check_idle
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
 

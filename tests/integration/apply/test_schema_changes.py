@@ -23,8 +23,6 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 # Statements, and whether the table has to be copied again for them.
 CASES = {
     "a column without a default": ("alter table t add column x int", False),

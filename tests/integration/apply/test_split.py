@@ -9,7 +9,7 @@ from waldelta.jobs.consume import consume
 from waldelta.lake import local_path
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+pytestmark = pytest.mark.usefixtures("compiled")
 
 TABLES = [f"t{n}" for n in range(8)]
 LARGE = "t0"

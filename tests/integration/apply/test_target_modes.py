@@ -18,8 +18,6 @@ from waldelta.stages.repair.replay_runs import replay
 from waldelta.stages.sync import _write as copy_states
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 MODES = {"w1": "history", "w2": "soft_delete", "w3": "changelog"}
 NAMES = ["id", "part", "a", "b", "big"]
 

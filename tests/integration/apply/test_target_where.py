@@ -17,7 +17,7 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets import filter_of
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
 WHERE = "a > 5 and c = 'NSW'"

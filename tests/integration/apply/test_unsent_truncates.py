@@ -9,8 +9,6 @@ from waldelta.pipeline.drift import read_catalog_state
 from waldelta.pipeline.drift.unsent_changes import replaced_files, with_truncated
 from waldelta.postgres.server_position import read_oldest_xid
 
-pytestmark = pytest.mark.pg
-
 DDL = """
 create table t(id int primary key, v text) partition by range (id);
 create table t_1 partition of t for values from (0) to (10);

@@ -8,8 +8,6 @@ from tests.integration.check.test_quality import GOOD, Scene
 from waldelta.spark import RunnerPool
 from waldelta.spark.runner import MOST_AT_ONCE
 
-pytestmark = pytest.mark.spark
-
 QUERY = """
 expectations:
   - type: unexpected_rows_expectation

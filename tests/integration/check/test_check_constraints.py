@@ -22,7 +22,7 @@ from waldelta.stages.check.constraints.constraints import (
 from waldelta.stages.check.suite.source_constraints import read_rules
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+pytestmark = pytest.mark.usefixtures("compiled")
 
 
 def test_a_row_that_violates_one_is_found(runner, database, lake):

@@ -14,8 +14,6 @@ from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.stages.check.constraints.constraints import read_declared_types
 from waldelta.stages.sync.sync import sync
 
-pytestmark = pytest.mark.pg
-
 TYPES = """
 create domain positive as numeric(9,2) check (value > 0);
 create domain small as positive not null check (value < 100);
@@ -23,7 +21,6 @@ create domain tag as varchar(5) check (value !~~ 'x%');
 """
 
 
-@pytest.mark.spark
 @pytest.mark.usefixtures("compiled")
 @pytest.mark.soak("every declared type at its bounds")
 def test_values_that_no_row_of_the_source_has(runner, database, lake):

@@ -7,8 +7,6 @@ from waldelta.stages.check.measure.duplicate_keys import IntegerKey, find_duplic
 from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.measure.profile import profile_by_statistics
 
-pytestmark = pytest.mark.spark
-
 CASES = {
     "three and two": ("int", [1, 1, 1, 2, 2, 3], FailingRows(5, ("1", "2"))),
     "two nulls": ("int", [1, None, None], FailingRows(2, ("null",))),

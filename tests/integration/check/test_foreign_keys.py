@@ -24,7 +24,7 @@ from waldelta.stages.check.measure.references import (
 from waldelta.stages.sync.sync import sync
 from waldelta.types.type_map import key_type
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 KIND = "expect_target_rows_to_refer_to_rows"
 SCHEMA = """

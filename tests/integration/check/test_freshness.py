@@ -12,8 +12,6 @@ from waldelta.jobs.validate import run_validate
 from waldelta.pipeline import slot_lock
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 
 def of_run(lake, run_id):
     kind = "expect_target_to_be_fresh"

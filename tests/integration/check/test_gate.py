@@ -35,8 +35,6 @@ from waldelta.stages.repair.replay_runs import replay
 from waldelta.stages.sync.sync import sync
 from waldelta_airflow.reporting.assets import changed_targets
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
 RULE = "{{type: expect_column_values_to_be_between, kwargs: {{column: v, min_value: 0}}, gate: {}}}"
 

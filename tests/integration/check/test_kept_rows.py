@@ -5,8 +5,6 @@ import pytest
 from waldelta.stages.check.suite.kinds import find_broken_rows
 from waldelta.target_modes import named_mode
 
-pytestmark = pytest.mark.spark
-
 COLUMNS = {
     "history": "`a b`, _wd_valid_from_lsn, _wd_valid_to_lsn, _wd_valid_from, _wd_valid_to",
     "soft_delete": "`a b`, _wd_deleted, _wd_deleted_at",

@@ -13,7 +13,7 @@ from waldelta.lake.ledger import Ledger
 from waldelta.lake.ledger.check_records import latest_profiles
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+pytestmark = pytest.mark.usefixtures("compiled")
 
 ROWS, COLUMNS = (
     "the number of rows is as in earlier runs",

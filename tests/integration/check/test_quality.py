@@ -29,8 +29,6 @@ from waldelta.stages.check.check import check
 from waldelta.stages.check.check_run import RunOutcome
 from waldelta.stages.check.reports.data_docs import prune_reports
 
-pytestmark = pytest.mark.spark
-
 RUN_ID = "scheduled__2026-01-01T00:00:00+00:00"
 COLUMNS = [
     ColumnState("id", 20, -1, "bigint", "bigint", not_null=True),

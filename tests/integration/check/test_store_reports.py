@@ -255,8 +255,6 @@ def test_a_key_that_may_not_write_is_named(shop, bucket):
     assert READER.secret_key not in str(refused.value)
 
 
-@pytest.mark.pg
-@pytest.mark.spark
 @pytest.mark.airflow
 def test_a_run_writes_its_pages_into_the_store(database, bucket, runner, pipelines, monkeypatch):
     """Of checks and comparisons; a failed check's error names the page; nothing is left here."""

@@ -18,8 +18,6 @@ from waldelta.lake.ledger.check_records import latest_suites
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 BY_A_MERGE = CommitProperties({"userMetadata": json.dumps({"waldelta": {"verb": "apply"}})})
 
 

@@ -17,8 +17,6 @@ from waldelta.jobs import Pipeline
 from waldelta.lake import Lake
 from waldelta.lake.ledger import WAITING, Decision, Decisions, now
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 DOCS = Path(__file__).parents[3] / "docs"
 FILE = "shop.yml"
 

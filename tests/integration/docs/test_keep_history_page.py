@@ -11,8 +11,6 @@ from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 PAGE = (Path(__file__).parents[3] / "docs/how-to/keep-history.md").read_text()
 TABLES = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[1])["target"]["tables"]
 BEFORE, FIRST, SECOND = re.findall(

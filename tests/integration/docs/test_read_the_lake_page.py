@@ -16,8 +16,6 @@ from waldelta.errors import StateError
 from waldelta.jobs.dbt_sources import dbt_sources
 from waldelta.stages.sync.sync import sync
 
-pytestmark = pytest.mark.pg
-
 ROOT = Path(__file__).parents[3]
 # dbt's own requirements exclude Airflow's, so it has an environment of its own.
 REQUIREMENTS = ("dbt-core==1.11.16", "dbt-duckdb==1.11.1", "deltalake==1.6.6", "pyarrow==26.0.1")

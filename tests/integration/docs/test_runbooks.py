@@ -21,7 +21,7 @@ from waldelta.errors import PreflightFailed, SlotMissing, SourceChanged
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.land.idle_check import check_idle
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.soak("the steps of whole runbooks")]
+pytestmark = [pytest.mark.pg, pytest.mark.soak("the steps of whole runbooks")]
 
 
 def mended(runner, pipeline, server, lake, number: int) -> None:

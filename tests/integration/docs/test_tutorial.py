@@ -12,8 +12,6 @@ import pytest
 from waldelta.cli._output import COMMAND
 from waldelta.cli.command_line import main
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "tutorial.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w*)\n(.*?)```", PAGE, re.DOTALL)

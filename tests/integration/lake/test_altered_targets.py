@@ -9,8 +9,6 @@ from deltalake import DeltaTable, write_deltalake
 from tests.support.pipelines import copied_pipeline, new_pipeline
 from waldelta.pipeline.run_result import RunFailed
 
-pytestmark = pytest.mark.pg
-
 
 def without_note(uri):
     rows = DeltaTable(uri).to_pyarrow_table().drop_columns(["note"])
@@ -79,7 +77,6 @@ HARMLESS = {
 }
 
 
-@pytest.mark.spark
 @pytest.mark.usefixtures("on_spark")
 @pytest.mark.nightly("further alterations, by Spark")
 def test_what_delta_refuses_is_named_and_other_alterations_stop_nothing(runner, database, lake):

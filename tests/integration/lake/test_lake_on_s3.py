@@ -12,8 +12,6 @@ from waldelta.pipeline.task_errors import last_error
 from waldelta.spark.session import read_log_store
 from waldelta.spark.settings import S3_LOG_STORE
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 STRANGER = Identity("nobody", "wrong-secret")
 TABLES = ["public.keyed", "public.keyless", "public.parts"]
 DDL = """

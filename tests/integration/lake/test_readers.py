@@ -20,8 +20,6 @@ from tests.support.pipelines import pipeline_file
 from waldelta.jobs import Pipeline
 from waldelta.monitoring.table_list import read_table_details
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 # What users' own sessions may have, of which no target may show anything.
 OTHER_SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "INT96",

@@ -9,8 +9,6 @@ from waldelta.lake import Lake, delta_target
 from waldelta.lake.object_store import requests_made
 from waldelta.stages.land.idle_check import check_idle
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 TABLES = 5
 PACK = "lake/_waldelta/known_logs.zip"
 # One change is merged and checked by about 25 requests.

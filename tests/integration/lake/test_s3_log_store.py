@@ -23,12 +23,9 @@ from tests.support.seeds import chosen_seed
 from tests.support.servers.s3_server import READER, Bucket
 from waldelta.spark.settings import S3_LOG_STORE, log_store_settings
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.skipif(
-        not log_store_settings(), reason="WALDELTA_STORES=s3 make setup fetches the jars of S3"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    not log_store_settings(), reason="WALDELTA_STORES=s3 make setup fetches the jars of S3"
+)
 
 IMPL = "spark.delta.logStore.s3a.impl"
 FIRST_COMMIT = r"java PUT .*/_delta_log/0{19}1\.json"

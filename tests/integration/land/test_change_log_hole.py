@@ -21,8 +21,6 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.slot import open_gaps
 from waldelta.stages.land.idle_check import check_idle
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 
 @pytest.fixture
 def job(runner, database, lake):

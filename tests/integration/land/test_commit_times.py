@@ -21,8 +21,6 @@ from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 PLAIN = datetime(2026, 3, 1, tzinfo=UTC)
 # What the origin's node says, ascending, and what the lake shows.
 TIMES = {

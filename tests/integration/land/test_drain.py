@@ -43,7 +43,7 @@ from waldelta.stages.land.drain import drain, land
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.land.land_stage import land_to_now
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture

@@ -21,8 +21,6 @@ from tests.support.servers.standby import (
 from waldelta.errors import SlotMissing
 from waldelta.pipeline.run_result import RunFailed
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 PAGE = (Path(__file__).parents[3] / "docs/how-to/emergency.md").read_text(encoding="utf-8")
 FLAT = " ".join(PAGE.split())
 

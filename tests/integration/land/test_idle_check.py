@@ -135,7 +135,6 @@ def test_files_held_by_a_finished_transaction_are_let_go_without_new_wal(databas
     assert read_slot(database.connection, slot).retained_bytes < SEGMENT
 
 
-@pytest.mark.spark
 def test_a_landed_batch_is_one_move(runner, database, job):
     """What follows it in the same file isn't worth another; the lag says what was read."""
     begin_segment(database)
@@ -159,7 +158,6 @@ def test_a_landed_batch_is_one_move(runner, database, job):
     assert again.start == confirmed
 
 
-@pytest.mark.spark
 def test_wal_behind_a_landed_batch_is_released_when_it_fills_a_file(runner, database, job):
     database.execute("insert into t values (1, 'a')")
     write_wal(database, segments=2)
@@ -235,7 +233,6 @@ def test_moving_the_slot_has_no_limit_of_a_look(database, job, monkeypatch):
     assert seen == ["0"]
 
 
-@pytest.mark.spark
 def test_a_locked_table_doesnt_keep_what_waits_in_the_slot(runner, database, job):
     """A run lands during a VACUUM FULL of hours, so that WAL doesn't pile up."""
     database.execute("insert into t values (1, 'a')")

@@ -25,7 +25,7 @@ from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.copy_table import Attempt, check_unaltered, source_as_of, sync_table
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 TABLES = ["public.t", "public.free"]
 BIG = "(select string_agg(md5(g::text || random()::text), '') from generate_series(1, 200) g)"

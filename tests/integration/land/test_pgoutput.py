@@ -16,8 +16,6 @@ from waldelta.postgres.server_position import read_position
 from waldelta.slot.read.peek import PeekBound
 from waldelta.slot.read.peek import peek as peek_slot
 
-pytestmark = pytest.mark.pg
-
 QUERY = """
     select (lsn - '0/0')::bigint as lsn, xid::text::bigint as xid, data
     from pg_logical_slot_peek_binary_changes(

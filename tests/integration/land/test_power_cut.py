@@ -19,8 +19,6 @@ from waldelta.lake import local_path
 from waldelta.lake.ledger import Ledger
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 
 def test_nothing_is_built_on_what_a_power_cut_could_take_back(
     runner, database, tmp_path, monkeypatch

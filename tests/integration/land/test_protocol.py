@@ -27,7 +27,7 @@ from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import plan_setup
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 TABLES = ["public.t", "public.u"]
 STREAMING = {"streaming": "on"}

@@ -14,8 +14,6 @@ from waldelta.stages.land.drain import drain
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 OPTIONS = {
     "protocol 1": {},
     "protocol 1, acknowledged by peek": {"acknowledge": "peek"},

@@ -15,8 +15,6 @@ from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, notices, sk
 from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 # The message that is changed, and how; which tables may lack what it said; which really do.
 LANDING = {
     "a row of an unknown kind": ("I", "unknown kind", ANY_TABLE, ["public.t"]),

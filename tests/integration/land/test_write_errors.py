@@ -44,7 +44,6 @@ def test_object_stores_are_not_asked():
     assert why_not_writable("s3a://nowhere/lake") is None
 
 
-@pytest.mark.spark
 def test_check_with_a_session_asks_a_task_too(runner, database, blocked, lake):
     database.execute("create table t(id int primary key)")
     assert why_not_writable_in_task(runner.spark(), lake) is None
@@ -52,7 +51,6 @@ def test_check_with_a_session_asks_a_task_too(runner, database, blocked, lake):
     assert [text.startswith("in Spark's tasks file:") for text in problems] == [False, True]
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize(
     "way", ["", "_delta_log", "batch=2"], ids=["the change log", "its log", "a batch more"]
 )

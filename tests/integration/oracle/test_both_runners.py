@@ -20,8 +20,6 @@ from waldelta.stages.apply.apply import apply
 from waldelta.stages.land.drain import drain
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 # A table of each shape and target mode. Those of the workload have a key of two columns.
 WORKLOAD = {"w1": {}, "w2": {"where": "part < 3 or part is null"}}
 MODES = {"h": "history", "s": "soft_delete", "c": "changelog"}

@@ -42,8 +42,6 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.check.gate.quarantined_rows import list_quarantined
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 KINDS = {"w1": "history", "w2": "soft_delete", "w3": "changelog", "w4": "gate"}
 HIGHEST = 79
 RULE = (

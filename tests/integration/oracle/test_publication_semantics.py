@@ -39,8 +39,6 @@ from tests.oracles.scenario import Both, Scenario, running
 from tests.support.fixtures.postgres import new_database
 from tests.support.fixtures.spark import new_runner
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 BIG = "(select string_agg(md5({0}::text || i), '') from generate_series(1, 100) i)"
 PLAIN = "create table t(id int primary key, v text);"
 KEYED = "create table t(id int, a int, v text, primary key (id, a));"

@@ -13,8 +13,6 @@ from tests.support.seeds import chosen_seed
 from waldelta.jobs.consume import consume
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 TABLES = ["w1", "w2"]
 OPTIONS = {"protocol 1": {}, "streamed, binary": {"streaming": "on", "binary": True}}
 # Of this many messages a batch, steps are applied while others land; streaming has WAL alone.

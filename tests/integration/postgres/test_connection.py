@@ -20,8 +20,6 @@ from waldelta.pipeline.source import SharedConnection
 from waldelta.postgres import connect
 from waldelta.postgres.connection import connect_arrow
 
-pytestmark = pytest.mark.pg
-
 SECRET = "secret-7x9"
 # sslmode=prefer would ask twice, and the second answer would be the one that is told.
 PLAIN = {"sslmode": "disable", "password": SECRET}

@@ -5,8 +5,6 @@ import pytest
 
 from waldelta.errors import without_values
 
-pytestmark = pytest.mark.pg
-
 SECRET = "s3cret-4711"
 STATEMENTS = {
     "a value": ("select 'SECRET'::int", "SQLSTATE 22P02, InvalidTextRepresentation"),

@@ -9,8 +9,6 @@ from waldelta.postgres import connect
 from waldelta.postgres.connection import check_settings, connect_arrow, connect_walsender
 from waldelta.snapshot.read_table import run_statement, snapshot_reader
 
-pytestmark = pytest.mark.pg
-
 OPEN = {"psycopg": connect, "adbc": connect_arrow, "walsender": connect_walsender}
 # Each changes how a value is printed or read, or what a name means.
 OTHERS = {

@@ -84,7 +84,6 @@ def test_each_cause_has_its_error(postgres, authority, tmp_path, open_connection
         open_connection(conninfo(postgres, port, **ours), "test")
 
 
-@pytest.mark.spark
 def test_a_pipeline_over_tls(runner, database, lake, authority, monkeypatch):
     """Copy and stream, each by its own driver and from Spark's tasks."""
     database.execute("create table t(id int primary key); insert into t values (1)")

@@ -25,7 +25,6 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.snapshot import SnapshotHolder
 from waldelta.stages.sync.sync import sync
 
-pytestmark = pytest.mark.pg
 RUNS = itertools.count()
 MONTHS = datetime(2025, 1, 1, tzinfo=UTC), datetime(2025, 2, 1, tzinfo=UTC)
 

@@ -140,7 +140,6 @@ def compare_readings(runner, job):
     )
 
 
-@pytest.mark.pg
 def test_a_fresh_copy_equals_its_source(runner, job):
     """Filter, column list, partitions and unheld values are the same on both sides."""
     found = compare_readings(runner, job)
@@ -164,7 +163,6 @@ def _rows_of(target, day):
     return rows.filter(pc.equal(rows["day"], day))
 
 
-@pytest.mark.pg
 def test_tampering_is_found_on_either_side(runner, job, database):
     """Whatever is changed behind our back, the comparison sees it and names the key."""
     uri = target_uri(job.pipeline.target.root, "public", "readings")
@@ -183,7 +181,6 @@ def test_tampering_is_found_on_either_side(runner, job, database):
     assert (found.missing, found.extra) == (1, 0)
 
 
-@pytest.mark.pg
 def test_a_comparison_that_means_nothing_is_refused(runner, job, database):
     """Other columns, or a table that isn't published: a named error instead of a number."""
     database.execute("alter publication readings_pub set table readings (station, day, value)")

@@ -9,8 +9,6 @@ from waldelta.jobs import Pipeline
 from waldelta.pipeline.job import load_job
 from waldelta.stages.land.idle_check import check_idle
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 DDL = (
     "create table t(id int, a int, v text, primary key (id, a)); insert into t select g, g, 'v'"
     " from generate_series(1, 10) g"

@@ -15,8 +15,6 @@ from waldelta.jobs.consume import consume
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 # What a forger has the source call, as the reader. As an immutable function it is called while a
 # statement is planned, and it works in a read-only transaction, too.
 CALL = "public.seen()"

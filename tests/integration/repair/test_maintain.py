@@ -25,7 +25,7 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.spark import InProcess
 from waldelta.stages.maintain import maintain
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = pytest.mark.pg
 
 
 @pytest.fixture

@@ -35,8 +35,6 @@ from waldelta.stages.land import drain as land_module
 from waldelta.stages.repair import repair as repair_module
 from waldelta.stages.repair.reconcile._target_side import TargetSide
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 
 def make(database, lake, publications=None, tables=None, **target):
     """A pipeline on publications that exist, set up and copied by the test itself."""

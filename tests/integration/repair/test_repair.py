@@ -20,7 +20,6 @@ from waldelta.pipeline.drift.repair_plan import FilterRule, entering
 from waldelta.stages.land.drain import drain
 from waldelta.stages.sync.sync import sync
 
-pytestmark = pytest.mark.pg
 RUNS = itertools.count()
 
 DDL = """
@@ -87,7 +86,6 @@ def told(result):
 
 
 @pytest.mark.nightly("each kind of moving row at once; test_drift has one changed filter")
-@pytest.mark.spark
 def test_rows_enter_and_leave_in_one_merge(runner, database, job, monkeypatch):
     """Files that no row leaves stay; touched rows are read again; the stream goes on behind."""
     database.execute("insert into t select g, g, g, 'late' from generate_series(1001, 1010) g")
@@ -133,7 +131,6 @@ def test_rows_enter_and_leave_in_one_merge(runner, database, job, monkeypatch):
     assert difference(runner, job).rows == 0
 
 
-@pytest.mark.spark
 @pytest.mark.soak("a second cause of a copy")
 def test_what_only_a_copy_mends(runner, database, job):
     """A TRUNCATE meanwhile, and a filter that Spark can't evaluate; told, and mended whole."""
@@ -188,7 +185,6 @@ KEYED = [
 WHOLE = [*KEYED, "a > 50", "a < 50 or b is null", "not a > 20"]
 
 
-@pytest.mark.spark
 @pytest.mark.soak("random drift in many rounds")
 def test_random_drift(runner, database, lake, monkeypatch):
     """Filters of a publication and of a target change at random, while others write. The seed is

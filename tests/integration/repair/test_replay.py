@@ -17,8 +17,6 @@ from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
 TABLES = f"""
 create table t(id int primary key, v text, big text, n numeric(6,2), at timestamptz, tags text[],

@@ -15,8 +15,6 @@ from tests.support.seeds import chosen_seed
 from waldelta.jobs.consume import consume
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 MONTHS = [datetime(2025, month, 1, tzinfo=UTC) for month in (1, 2, 3, 4)]
 
 

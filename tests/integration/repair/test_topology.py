@@ -18,8 +18,6 @@ from waldelta.postgres.publication_checks import refused_statements
 from waldelta.postgres.publication_membership import to_texts
 from waldelta.row_filter import RowFilter
 
-pytestmark = pytest.mark.pg
-
 DDL = """
 create table r(id int primary key) partition by range (id);
 create table r_1 partition of r for values from (0) to (10);

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pyarrow as pa
-import pytest
 from deltalake import DeltaTable
 
 from tests.support.bookkeeping import read_expectation_results
@@ -14,7 +13,6 @@ from waldelta.stages.check.suite.kinds import plan_suite
 from waldelta.stages.check.suite.source_constraints import read_rules
 from waldelta.stages.sync.sync import sync
 
-pytestmark = pytest.mark.pg
 LABELS = ("new", "it's", "Done. Really", "gone")
 NAME = '"My Schema"."Order.State ""x"""'
 DDL = f"""

@@ -6,8 +6,6 @@ from tests.oracles.target_rows import target_rows
 from tests.support.pipelines import copied_pipeline, pipeline_on
 from waldelta.errors import PreflightFailed
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 TABLES = """
 create table t1(a int, b int, c text, primary key(a, c));
 create table t2(d int, e int, f int, primary key(d));

@@ -24,7 +24,7 @@ from waldelta.snapshot.read_table import raw_map
 from waldelta.spark.arrow_schema import ddl
 from waldelta.types.type_map import target_type
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark, pytest.mark.usefixtures("compiled")]
+pytestmark = pytest.mark.usefixtures("compiled")
 TABLE = TableId("public", "t")
 ROWS, BATCH, ALONE = 60, 30, 12
 

@@ -30,7 +30,7 @@ from waldelta.spark.arrow_schema import ddl
 from waldelta.stages.setup.setup import plan_setup
 from waldelta.types.type_map import target_type
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 PAGE = (Path(__file__).parents[3] / "docs/explanation/row-filters.md").read_text()
 ORDERS = re.search(r"```sql\n(create table orders.*?)```", PAGE, re.DOTALL)[1]

@@ -3,7 +3,6 @@
 import random
 import re
 
-import pytest
 from psycopg import sql
 
 from tests.oracles import row_filter_generator as generator
@@ -15,7 +14,6 @@ from waldelta.row_filter import resolve_filter
 from waldelta.row_filter.parse import TypeName, parse_analysed
 from waldelta.row_filter.source_sql import source_sql
 
-pytestmark = pytest.mark.pg
 TABLE = TableId("public", "t")
 FILTERS = 60
 AS_TEXT = repr(TypeName("text"))

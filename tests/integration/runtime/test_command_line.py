@@ -78,7 +78,6 @@ def test_the_exit_code_is_that_of_the_verb(arguments, before, code, told):
     assert done.stdout == ("said" if code == 0 else "")
 
 
-@pytest.mark.pg
 def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
     """The whole answer is out before the process ends, rows in quarantine too."""
     database.execute("create table t(id int primary key)")
@@ -126,7 +125,6 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
     assert f"{job.pipeline.source.slot}: healthy (reserved)" in capsys.readouterr().out
 
 
-@pytest.mark.pg
 @pytest.mark.parametrize("verb", ["sync", "resync", "reconcile", "replay"])
 def test_a_misspelt_table_starts_nothing(verb, database, lake, tmp_path, caplog, monkeypatch):
     """No Spark, and no failed run in the ledger; the table that was meant is named."""
@@ -141,7 +139,6 @@ def test_a_misspelt_table_starts_nothing(verb, database, lake, tmp_path, caplog,
     assert job.ledger.last_run() is None
 
 
-@pytest.mark.pg
 def test_status_fails_without_a_slot(database, lake, tmp_path, capsys, caplog):
     """The table, and the JSON, are printed before the named error."""
     database.execute("create table t(id int primary key)")
@@ -160,7 +157,6 @@ TRACE = re.compile(
 
 
 @pytest.mark.nightly("processes of their own; unit tests have the last line")
-@pytest.mark.pg
 @pytest.mark.spark
 def test_the_named_error_is_last_and_no_trace_is_before_it(database, lake, tmp_path):
     """In a Spark task, and where there is no Java; in DEBUG the traces are there."""
@@ -225,7 +221,6 @@ def quarantined(database, lake, tmp_path):
     return job, path, rows
 
 
-@pytest.mark.pg
 def test_rows_are_discarded(lake, capsys, quarantined):
     """By id or by table, all or none; not while a run works on the target."""
     job, path, (seven, eight) = quarantined
@@ -258,7 +253,6 @@ def test_rows_are_discarded(lake, capsys, quarantined):
     assert [row["key"]["id"] for row in list_quarantined(job)] == ["9"]
 
 
-@pytest.mark.pg
 def test_a_skipped_message_and_rows_are_discarded_together_or_none(lake, quarantined):
     """An id that isn't open, or a run at work on the rows' target, leaves the message as it was."""
     job, _, (seven, _) = quarantined
@@ -276,7 +270,6 @@ def test_a_skipped_message_and_rows_are_discarded_together_or_none(lake, quarant
     assert seven.id not in [row["id"] for row in list_quarantined(job)]
 
 
-@pytest.mark.pg
 @pytest.mark.spark
 @pytest.mark.nightly("a JVM that is killed")
 def test_a_jvm_that_dies_is_a_named_error(database, lake, tmp_path):

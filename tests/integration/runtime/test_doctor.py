@@ -159,7 +159,6 @@ def test_doctor_probes_an_object_store(path, answer, bucket, monkeypatch, identi
 
 
 @pytest.mark.nightly("asks Spark's workers; unit tests have what is said of them")
-@pytest.mark.spark
 def test_doctor_asks_sparks_workers(runner, monkeypatch):
     (fine,) = run_check("workers", check_workers, 120)
     assert fine.status == "ok"

@@ -2,16 +2,12 @@
 
 from dataclasses import replace
 
-import pytest
-
 from tests.support.pipelines import bare_job, job_for
 from waldelta.config.pipeline_file import Target
 from waldelta.stages.check.judge_suites import judge_names, judging
 from waldelta.stages.check.suite.kinds import KINDS
 from waldelta.stages.setup.setup import plan_setup
 from waldelta.stages.sync.sync import sync
-
-pytestmark = pytest.mark.pg
 
 ROWS = "expect_target_rows_to_satisfy"
 BETWEEN = "expect_column_values_to_be_between"
@@ -161,7 +157,6 @@ def test_a_broken_file_is_of_its_own_table(database, conn, lake, tmp_path):
     assert unused.endswith("fits no table of this pipeline: did you mean public.t.yml?")
 
 
-@pytest.mark.spark
 def test_spark_evaluates_them_on_columns_and_rows(runner, database, conn, lake, tmp_path):
     """On a made-up row of a target that doesn't exist, and on rows of one that does."""
     folder = tmp_path / "suites"

@@ -11,8 +11,6 @@ from tests.support.disk import open_to_others
 from tests.support.pipelines import new_pipeline
 from waldelta.lake import storage as lake_module
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 
 @pytest.fixture(autouse=True)
 def usual_umask():

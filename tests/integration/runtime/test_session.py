@@ -8,8 +8,6 @@ import pytest
 
 from waldelta.spark.session import borrowed_session
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.mark.nightly("a JVM of its own; unit tests have the setting")
 def test_the_drivers_port_refuses_a_stranger(runner):

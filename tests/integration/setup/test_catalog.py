@@ -14,8 +14,6 @@ from waldelta.postgres.published_tables import (
 )
 from waldelta.postgres.type_catalog import fetch
 
-pytestmark = pytest.mark.pg
-
 
 def published(conn, *publications):
     """Reads both ways: all that is known of the tables, and their oids alone."""

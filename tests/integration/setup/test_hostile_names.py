@@ -20,7 +20,7 @@ from waldelta.lake import Lake
 from waldelta.lake.ledger import WAITING, Decision, Decisions, now
 from waldelta.spark_sql import quote
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 SCHEMA = "a\"b`c',;$$\n../<script>alert(1)</script>%2e"
 TABLE = "../../x,y`\"'; drop table canary;--$$\\é\n<img src=x>%2e"

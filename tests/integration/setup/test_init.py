@@ -14,8 +14,6 @@ from waldelta.cli.command_line import main
 from waldelta.config import load_pipeline_file
 from waldelta.jobs import Pipeline
 
-pytestmark = pytest.mark.pg
-
 TABLES = '''
 create schema "odd.schema";
 create schema "Sales";

@@ -12,8 +12,6 @@ from waldelta.postgres.publication_membership import (
 )
 from waldelta.postgres.published_tables import read_published_tables
 
-pytestmark = pytest.mark.pg
-
 TABLE = "create table t(id int primary key, a int, v text); alter table t replica identity full"
 ALL_TABLES, ONE, TWO = (
     ["create publication p for all tables", "create publication q"],

@@ -10,7 +10,7 @@ from waldelta.jobs import Pipeline
 from waldelta.jobs.decide import run_decide
 from waldelta.pipeline.run_result import RunFailed
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 BIG = "(select string_agg(md5({0}::text || i), '') from generate_series(1, 100) i)"
 TABLES = """

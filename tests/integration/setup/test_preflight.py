@@ -17,8 +17,6 @@ from waldelta.stages.setup.facts import source_facts
 from waldelta.stages.setup.preflight.source import WITHIN_UTF8
 from waldelta.stages.setup.setup import apply_setup, plan_setup, teardown
 
-pytestmark = pytest.mark.pg
-
 T = {"name": "public.t"}
 PLAIN = "create table t (id int primary key, v int)"
 NO_KEY = "create table t (id int, v int)"

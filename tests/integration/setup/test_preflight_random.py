@@ -5,14 +5,11 @@ import random
 from contextlib import suppress
 
 import psycopg
-import pytest
 
 from tests.support.pipelines import job_for
 from tests.support.seeds import chosen_seed
 from waldelta.postgres import connect
 from waldelta.stages.setup.setup import plan_setup
-
-pytestmark = pytest.mark.pg
 
 # What we refuse though PostgreSQL doesn't: a leaf whose old rows have other columns.
 STRICTER = ("differs from the root's",)

@@ -17,7 +17,7 @@ from waldelta.jobs.decide import run_decide
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.stages.land.idle_check import check_idle
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 PAGE = (Path(__file__).parents[3] / "docs/reference/privileges.md").read_text()
 SETUP, READER, TEMPORARY, FUNCTIONS = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)

@@ -12,8 +12,6 @@ from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup import _slot_setup as younger
 from waldelta.stages.setup.setup import apply_setup, plan_setup
 
-pytestmark = pytest.mark.pg
-
 
 @pytest.mark.parametrize("how", ["created anew", "dropped", "listed too early"])
 def test_a_publication_that_is_gone_where_the_slot_is_read(any_database, lake, how):

@@ -14,8 +14,6 @@ from waldelta.findings import sql_name
 from waldelta.postgres import connect
 from waldelta.stages.setup.setup import plan_setup
 
-pytestmark = pytest.mark.pg
-
 ODD = 'r "x"; --'
 TABLES = """
 create type mood as enum ('ok');

@@ -9,8 +9,6 @@ from waldelta.postgres.publication_checks import refused_statements
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup
 
-pytestmark = pytest.mark.pg
-
 
 def test_tables_that_lose_their_key_later(any_database, lake, caplog):
     """Or never had one, under FOR ALL TABLES: their own statements fail, and each look says so."""

@@ -28,8 +28,6 @@ from waldelta.slot.recovery import never_compared, slot_move
 from waldelta.stages.land.drain import drain
 from waldelta.stages.land.idle_check import check_idle
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 DOCS = Path(__file__).parents[3] / "docs"
 
 

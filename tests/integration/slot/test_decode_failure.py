@@ -29,8 +29,6 @@ from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 
 def ids(job, table):
     return {row["id"] for row in read_target(job.lake.target(table).uri, "id")}

@@ -38,7 +38,7 @@ from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup, plan_setup
 from waldelta.stages.setup.slots_without_pipeline import find_slots_without_pipeline
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 
 def slot_moves(pipeline: Pipeline, event: str) -> list:

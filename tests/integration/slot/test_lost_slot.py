@@ -29,8 +29,6 @@ from waldelta.stages.setup.renew_slot import renew_slot
 from waldelta.stages.setup.setup import apply_setup, plan_setup, teardown
 from waldelta.stages.sync.sync import sync
 
-pytestmark = pytest.mark.pg
-
 TABLES = """
     create table kept(id int primary key, v text, f double precision, j jsonb, at timestamptz);
     insert into kept select g, repeat('v', 20), g / 3.0, '{"b": 1, "a": [1, 2]}', '2026-01-01'
@@ -92,7 +90,6 @@ def merges(runner, job, table):
 
 
 @pytest.mark.nightly("each step of losing a slot; test_resync continues after one")
-@pytest.mark.spark
 def test_a_dropped_slot(runner, database, lake, monkeypatch):
     """Killed thrice, the next command goes on; unchanged rows aren't written."""
     database.execute(TABLES)

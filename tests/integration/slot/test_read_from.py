@@ -36,7 +36,7 @@ from waldelta.stages.setup.slots_without_pipeline import (
     find_slots_without_pipeline,
 )
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 GRANT = "grant execute on function pg_log_standby_snapshot() to app"
 KEPT = 8 << 30  # the servers' max_slot_wal_keep_size

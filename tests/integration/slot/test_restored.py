@@ -18,8 +18,6 @@ from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.stages.land.drain import drain
 from waldelta.stages.land.idle_check import check_idle
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 
 @contextmanager
 def connected(server: EmbeddedPostgres) -> Iterator[SimpleNamespace]:

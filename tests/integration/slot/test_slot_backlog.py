@@ -14,8 +14,6 @@ from waldelta.pipeline import RunResult, StageResult
 from waldelta.slot import read_slot, slot_warnings
 from waldelta.stages.land.idle_check import check_idle
 
-pytestmark = pytest.mark.pg
-
 
 @pytest.fixture
 def job(database, lake):
@@ -69,7 +67,6 @@ def test_a_look_and_status_tell(database, job, caplog):
     assert "slot_limits." in read_status(job)["slot"]["warnings"][0]
 
 
-@pytest.mark.spark
 def test_a_run_says_it_in_its_summary(runner, database, job):
     """And records what it saw of the slot, for those who can't ask the source."""
     hold_back(database, 3)  # 32 to 48 MB, by where in a file the slot begins

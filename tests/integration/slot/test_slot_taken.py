@@ -21,8 +21,6 @@ from waldelta.stages.land import idle_check as idle
 from waldelta.stages.land.drain import Drained, drain, land
 from waldelta.stages.land.idle_check import check_idle
 
-pytestmark = pytest.mark.pg
-
 
 @pytest.fixture
 def job(database, lake):
@@ -48,7 +46,6 @@ def only_gap(job):
     return gap.cause, gap.from_lsn, gap.to_lsn
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("bite", [1, 2], ids=["while Spark starts", "between two bites"])
 @pytest.mark.parametrize("acknowledge", ["get", "advance"])
 def test_a_move_during_a_run_is_a_gap(runner, database, lake, monkeypatch, bite, acknowledge):

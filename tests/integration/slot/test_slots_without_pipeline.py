@@ -12,8 +12,6 @@ from waldelta.stages.setup.slots_without_pipeline import (
     find_slots_without_pipeline,
 )
 
-pytestmark = pytest.mark.pg
-
 
 @pytest.fixture
 def folder(database, tmp_path, lake):

@@ -10,8 +10,6 @@ from waldelta.slot import read_slot
 from waldelta.slot.read.peek import call
 from waldelta.snapshot import SnapshotHolder
 
-pytestmark = pytest.mark.pg
-
 
 def test_calls_of_a_slot(database, conn, lake):
     """WAL from restart_lsn on, for each call; what was decoded and spilled for this slot."""

@@ -15,8 +15,6 @@ from waldelta.spark import runner as runners
 from waldelta.stages.repair.mend import mend
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg]
-
 MODULES = (
     "stages.sync.sync",
     "stages.sync.copy_table",

@@ -7,8 +7,6 @@ from tests.support.servers.roles import connect_as, new_role, own_everything
 from waldelta.jobs import Pipeline
 from waldelta.lake.ledger import SYNCED, TableState, now
 
-pytestmark = pytest.mark.pg
-
 ROWS = 60_000
 TABLES = """
 create table public.orders (id int, region text, note text, primary key (id, region));

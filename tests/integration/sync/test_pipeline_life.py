@@ -1,11 +1,7 @@
 """A pipeline's life through the public surface: tables added later, teardown and a second life."""
 
-import pytest
-
 from tests.oracles.compare import differing
 from tests.support.pipelines import copied_pipeline, new_pipeline
-
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
 
 def test_a_table_added_to_the_publication_later(runner, database, lake):

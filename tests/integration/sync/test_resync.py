@@ -11,8 +11,6 @@ from waldelta.pipeline.targets import Watermarks
 from waldelta.stages.land.drain import drain
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 
 @pytest.fixture
 def job(database, lake):

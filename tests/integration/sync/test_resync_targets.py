@@ -22,8 +22,6 @@ from waldelta.pipeline.targets.lifecycle import read_table_bytes, record_killed
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
-pytestmark = pytest.mark.pg
-
 RETYPE = "alter table t alter v type text using upper(v)"
 REASON = "public.t: ALTER TABLE rewrote column v, and PostgreSQL doesn't replicate rewrites"
 
@@ -54,7 +52,6 @@ def status(job):
 
 
 @pytest.mark.nightly("a table's size decides; unit tests have the rule")
-@pytest.mark.spark
 def test_a_large_table_is_left_to_a_sync(runner, database, job, monkeypatch):
     """Others go on, landing goes on, and after the copy the table gets what came meanwhile."""
     sync(runner, job)
@@ -104,7 +101,6 @@ def test_a_large_table_is_left_to_a_sync(runner, database, job, monkeypatch):
     assert len(job.ledger.last_cut().targets) == 2
 
 
-@pytest.mark.spark
 def test_a_copy_that_fails_is_tried_again_by_each_run(runner, database, job, monkeypatch):
     """Every run is red and names the table and why, and a good copy ends it."""
     job = replace(job, hand_over=False)
@@ -136,7 +132,6 @@ def test_a_copy_that_fails_is_tried_again_by_each_run(runner, database, job, mon
         assert rows(job, table) == source_rows(database, table)
 
 
-@pytest.mark.spark
 def test_a_small_table_is_copied_by_the_run(runner, database, job):
     """Though a sync would follow: it would cost more than the copy."""
     target = job.pipeline.target.model_copy(update={"copy_within_run_mb": 64})
@@ -156,7 +151,6 @@ def test_a_small_table_is_copied_by_the_run(runner, database, job):
     }
 
 
-@pytest.mark.spark
 def test_a_table_that_left_the_publication_is_named(runner, database, job):
     """Nobody can copy it; the others go on, and each run tells while the file lists it."""
     sync(runner, job)
@@ -176,7 +170,6 @@ def test_a_table_that_left_the_publication_is_named(runner, database, job):
     assert rows(job, "u") == source_rows(database, "u")
 
 
-@pytest.mark.spark
 def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(runner, database, job):
     """Without setup: whoever looks meanwhile remembers it, as its changes were sent to nobody."""
     sync(runner, job)
@@ -198,7 +191,6 @@ def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(runner, dat
         assert rows(job, table) == source_rows(database, table)
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("ended", ["failed", "killed"])
 def test_a_first_copy_that_did_not_end_is_taken_up(runner, database, job, ended):
     """By the next run, or a sync behind it; not what nobody asked for, nor would fail again."""
@@ -221,7 +213,6 @@ def test_a_first_copy_that_did_not_end_is_taken_up(runner, database, job, ended)
     assert rows(job, "t") == source_rows(database, "t")
 
 
-@pytest.mark.spark
 def test_a_table_that_left_while_it_was_copied_is_no_copy(runner, database, job, monkeypatch):
     """It is back when the copy ends, and nothing but the ledger tells that it was away."""
     real = sync_module.sync_table

@@ -13,8 +13,6 @@ from tests.support.pipelines import pipeline_on
 from waldelta.lake.ledger import now
 from waldelta.pipeline.run_result import RunFailed
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 TABLES = """
 create table t(id int primary key, v text);
 create table f(id int primary key, v text);

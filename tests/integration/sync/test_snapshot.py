@@ -13,8 +13,6 @@ from waldelta.postgres.server_position import WRITTEN_SQL
 from waldelta.snapshot import SnapshotHolder, reader_name
 from waldelta.snapshot.exported_snapshot import wait_for_old_transactions
 
-pytestmark = pytest.mark.pg
-
 
 def visible(holder, query):
     return [row[0] for row in holder.connection.execute(query).fetchall()]

@@ -36,8 +36,6 @@ from waldelta.postgres import TableId
 from waldelta.postgres.server_position import read_position
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 COPIED_COLUMNS = ("_wd_lsn", "_wd_commit_ts", "_wd_raw")
 
 

@@ -11,8 +11,6 @@ from waldelta.jobs.consume import consume
 from waldelta.snapshot.exported_snapshot import wait_for_old_transactions
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 
 @pytest.fixture
 def job(database, lake):

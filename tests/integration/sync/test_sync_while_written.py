@@ -16,8 +16,6 @@ from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 OLD, NEW, KEYLESS = TABLES = ("public.old", "public.new", "public.keyless")
 ROWS, WRITERS = 20_000, 3
 # Each of so many rows, spread over all chunks, inserted ones included; keys move, too.

@@ -23,8 +23,6 @@ from waldelta.snapshot.read_table import read_chunks
 from waldelta.snapshot.source_columns import is_one_of, key_columns
 from waldelta.stages.repair._repair_rows import estimate_rows
 
-pytestmark = pytest.mark.pg
-
 # An immutable function of the owner. It says as which role it was called.
 TABLES = f"""
 create schema app authorization {{owner}};

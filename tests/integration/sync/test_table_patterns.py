@@ -29,8 +29,6 @@ from waldelta.stages.setup.facts.publications import read_publications
 from waldelta.stages.setup.new_tables import NewTables, adopt_or_report
 from waldelta.stages.setup.setup import apply_setup, plan_setup
 
-pytestmark = pytest.mark.pg
-
 SALES = """
 create schema sales;
 create table sales.orders (id int primary key, region text);
@@ -417,7 +415,6 @@ def writing(database):
         written.result()
 
 
-@pytest.mark.spark
 def test_a_new_table_is_complete_two_runs_later(runner, database, lake, caplog):
     """While the application writes; nothing is lost or doubled."""
     database.execute("create schema sales; create table sales.a (id int primary key, v text)")

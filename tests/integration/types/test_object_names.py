@@ -12,8 +12,6 @@ from waldelta.postgres import connect
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
-pytestmark = pytest.mark.pg
-
 OBJECTS = """
 create schema s;
 create role {role};

@@ -18,7 +18,7 @@ from waldelta.stages.sync.sync import sync
 from waldelta.types import stored_type
 from waldelta.types.type_map import target_type
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
+pytestmark = pytest.mark.pg
 
 DDL = "create table t(id int primary key, n numeric, w numeric(60,5), a numeric[], j json, b jsonb)"
 NUMBERS = [

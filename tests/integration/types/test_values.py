@@ -18,8 +18,6 @@ from waldelta.stages.repair.reconcile._checksum import hash_texts, lake_rows, so
 from waldelta.types.base import Marks
 from waldelta.types.type_map import target_type
 
-pytestmark = pytest.mark.pg
-
 ALWAYS = (
     "create type mood as enum ('sad', 'so so', 'a,b', 'NULL'); create type pair as (a int, b text);"
 )

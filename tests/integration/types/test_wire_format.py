@@ -10,8 +10,6 @@ from waldelta.postgres import PgType, connect
 from waldelta.types.type_map import target_type
 from waldelta.types.wire.wire_format import text_of
 
-pytestmark = pytest.mark.pg
-
 VALUES = {
     "bool": ["t", "f"],
     "int2": ["0", "-1", "32767", "-32768"],
