@@ -16,7 +16,7 @@ pytest_plugins = [
     "tests.support.fixtures.stores",
 ]
 
-_UNIT = Path(__file__).with_name("unit")
+_TESTS = Path(__file__).parent
 # What a test needs, by the fixtures that give it.
 _NEEDS = {"pg": {"postgres", "any_postgres", "new_server"}, "spark": {"spark_jvm"}}
 # Seconds until a test counts as hanging, where it isn't pytest's own setting.
@@ -50,10 +50,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark unit tests and what tests need, before marks choose; give long tests time."""
+    """Mark tests by folder and by what they need, before marks choose; give long tests time."""
     for item in items:
-        if _UNIT in item.path.parents:
-            item.add_marker("unit")
+        for folder in ("unit", "e2e"):
+            if _TESTS / folder in item.path.parents:
+                item.add_marker(folder)
         for need, fixtures in _NEEDS.items():
             if not fixtures.isdisjoint(getattr(item, "fixturenames", ())):
                 item.add_marker(need)

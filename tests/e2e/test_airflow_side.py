@@ -19,8 +19,6 @@ from tests.soak.lakes import SoakLake
 from tests.soak.listener import Listener
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.e2e
-
 DAG = "desk_cdc"
 TIMEOUT_S = 120.0
 CHANGED = {"desk/public.orders", "desk/public.visits"}

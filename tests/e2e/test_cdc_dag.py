@@ -26,10 +26,7 @@ from tests.support.servers.mail_server import MailServer
 from tests.support.servers.serving import serving
 from tests.support.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.nightly("needs Airflow's stack for long; test_demo runs the DAGs"),
-]
+pytestmark = pytest.mark.nightly("needs Airflow's stack for long; test_demo runs the DAGs")
 
 
 @pytest.fixture(scope="module")

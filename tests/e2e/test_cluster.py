@@ -27,7 +27,7 @@ from waldelta.lake.ledger import Ledger
 from waldelta.pipeline import RunResult
 from waldelta_airflow.operators.job_operator import WaldeltaJobOperator
 
-pytestmark = [pytest.mark.e2e, pytest.mark.airflow, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 HERE = "127.0.0.1"
 PIPELINE = """\

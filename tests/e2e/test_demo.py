@@ -16,8 +16,6 @@ from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.monitoring.overview import read_glance
 
-pytestmark = pytest.mark.e2e
-
 
 @pytest.fixture(scope="module")
 def demo(stack):

@@ -20,7 +20,7 @@ from tests.e2e.shown_secrets import (
 )
 from tests.support.fixtures.stack import own_folder
 
-pytestmark = [pytest.mark.e2e, pytest.mark.soak("the demo on another store")]
+pytestmark = pytest.mark.soak("the demo on another store")
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,7 @@ from demo.stack.processes import marked, wait_until
 from demo.stack.stack import SPARK_CONN_ID
 from tests.support.fixtures.stack import own_folder
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.airflow,
-    pytest.mark.nightly("starts stacks of its own; test_demo uses one"),
-]
+pytestmark = pytest.mark.nightly("starts stacks of its own; test_demo uses one")
 
 # pyspark keeps a process in one mode, classic or Connect, so a client is a process of its own.
 SELECT_ONE = """

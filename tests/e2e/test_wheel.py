@@ -9,11 +9,7 @@ import pytest
 from tests.support.other_python import build_distributions, install_wheel, make_team
 from waldelta.spark.settings import JARS_VARIABLE, jars_folder
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.airflow,
-    pytest.mark.nightly("installs the wheel into another environment"),
-]
+pytestmark = pytest.mark.nightly("installs the wheel into another environment")
 
 PIPELINE = """\
 pipeline: shop

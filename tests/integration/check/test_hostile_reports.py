@@ -31,7 +31,7 @@ from waldelta.stages.check.reports._result_view import check_page
 from waldelta.stages.check.reports.data_docs import list_reconciliation
 from waldelta.stages.check.suite.expectation import QualityReport
 
-pytestmark = [pytest.mark.spark, pytest.mark.airflow]
+pytestmark = pytest.mark.spark
 
 RUN = "document.documentElement.className='ran'"
 SCRIPT, REFRESH = f"<script>{RUN}</script>", '<meta http-equiv=refresh content="0;url=about:blank">'

@@ -143,7 +143,6 @@ def test_only_old_runs_are_pruned(lake, shop, bucket):
     assert [run.run_id for run in read_reports(shop)] == ["run_2", "rec_1"]
 
 
-@pytest.mark.airflow
 def test_airflows_pages_show_them(lake, shop, bucket, pipelines):
     """With the headers and permissions of all reports; the lists lead to them."""
     (page,) = check_of(lake, shop, NOON)
@@ -166,7 +165,6 @@ def test_airflows_pages_show_them(lake, shop, bucket, pipelines):
     assert client("admin").get(f"/docs/shop/{page}").status_code == 200
 
 
-@pytest.mark.airflow
 def test_only_its_listed_pages_are_served(lake, shop, bucket):
     """Neither a list, an unlisted page, another pipeline's, nor any other object of the store."""
     other = shop.model_copy(update={"pipeline": "other"})
@@ -222,7 +220,6 @@ def test_a_list_that_names_other_objects_leads_nowhere(lake, shop, bucket):
     assert DocsStore(shop, lake).read_entries() == []
 
 
-@pytest.mark.airflow
 def test_a_store_that_refuses_is_said_and_hides_no_other_reports(
     lake, shop, bucket, pipelines, tmp_path, monkeypatch
 ):
@@ -255,7 +252,6 @@ def test_a_key_that_may_not_write_is_named(shop, bucket):
     assert READER.secret_key not in str(refused.value)
 
 
-@pytest.mark.airflow
 def test_a_run_writes_its_pages_into_the_store(database, bucket, runner, pipelines, monkeypatch):
     """Of checks and comparisons; a failed check's error names the page; nothing is left here."""
     from waldelta import Pipeline

@@ -12,8 +12,6 @@ import pytest
 
 from waldelta.cli.doctor import entries_of
 
-pytestmark = pytest.mark.airflow
-
 PASSWORD = "s3cr3t-of-source"
 
 

@@ -15,8 +15,6 @@ from tests.support.servers.serving import serving
 from waldelta.config import load_pipeline_file
 from waldelta.lake.ledger import TableState, now
 
-pytestmark = pytest.mark.airflow
-
 SLACK = "/services/T0/B0/s3cr3t"
 # Answers each line with the state of a run of the DAG, or with what the line evaluates to.
 PROGRAM = """

@@ -11,7 +11,7 @@ from tests.support.waiting import wait_until
 from waldelta.config import load_pipeline_file
 from waldelta_airflow.operators.job_operator import WaldeltaJobOperator
 
-pytestmark = [pytest.mark.airflow, pytest.mark.spark]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture

@@ -175,7 +175,6 @@ FORMS = [
 ]
 
 
-@pytest.mark.airflow
 @cases("asked, told", FORMS)
 def test_what_airflows_form_lets_people_ask_for_is_refused_for_good(asked, told, tmp_path):
     """By a named error in the result, which its task shows and doesn't retry."""

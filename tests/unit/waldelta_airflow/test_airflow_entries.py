@@ -11,8 +11,6 @@ from sqlalchemy.orm import Session
 from waldelta.config import load_pipeline_file
 from waldelta_airflow.airflow_entries import as_json, describe_missing, read_connections, read_pools
 
-pytestmark = pytest.mark.airflow
-
 
 @pytest.fixture
 def session(monkeypatch, airflow_tables):

@@ -7,8 +7,6 @@ from airflow.models.pool import Pool
 from waldelta.errors import ConfigError
 from waldelta_airflow.airflow_entries import set_up_airflow
 
-pytestmark = pytest.mark.airflow
-
 
 @pytest.fixture(autouse=True)
 def _database(airflow_tables):

@@ -15,8 +15,6 @@ from waldelta.stages.check.reports.page import ReportEntry
 from waldelta_airflow.plugin import DeferredApp
 from waldelta_airflow.views._pages import reports_of, served_report
 
-pytestmark = pytest.mark.airflow
-
 PLUGINS = Path(__file__).parents[3] / "plugins"
 POINT = "[airflow.plugins]\nwaldelta = waldelta_airflow.plugin:WaldeltaPlugin\n"
 # Hides this project's own installation, if it has one, from both modules that Airflow may use.

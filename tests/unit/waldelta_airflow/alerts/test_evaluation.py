@@ -15,8 +15,6 @@ from waldelta.lake.ledger import Ledger, SlotMove, TableState
 from waldelta.monitoring.attention import KINDS, Attention, on_names
 from waldelta_airflow.alerts.evaluation import FILES, compare, evaluate
 
-pytestmark = pytest.mark.airflow
-
 AT = NOON + timedelta(hours=1)
 
 

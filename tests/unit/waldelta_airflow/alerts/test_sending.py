@@ -17,8 +17,6 @@ from waldelta_airflow.alerts.sending import message_of, send
 from waldelta_airflow.dags.factory import create_dags
 from waldelta_airflow.settings import ALERTS_VARIABLE
 
-pytestmark = pytest.mark.airflow
-
 BASE = "https://airflow.example/af/"
 COPY = Attention("failed", "failed_copy", "a&b: the copy <failed>", (), "tables", ("a&b",))
 ROWS = Attention("warning", "decision", "c: rows are in quarantine", ("waiting",), "", ("c",))

@@ -20,8 +20,6 @@ from waldelta_airflow.settings import (
     retry_delay,
 )
 
-pytestmark = pytest.mark.airflow
-
 _REPOSITORY = Path(__file__).parents[4]
 
 COPY = {"check": ["fail_the_run", "report"], "report": ["fail_the_run"], "fail_the_run": []}

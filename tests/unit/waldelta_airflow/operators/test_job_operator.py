@@ -37,8 +37,6 @@ from waldelta_airflow.operators.job_operator import (
     WaldeltaJobOperator,
 )
 
-pytestmark = pytest.mark.airflow
-
 FAILED = {"status": "failed", "stages": {"land": {"status": "failed"}}}
 
 

@@ -23,8 +23,6 @@ from waldelta_airflow.dags.factory import create_dags
 from waldelta_airflow.launchers.job_process import JobResult, TaskFailed, named_failures
 from waldelta_airflow.reporting.notify import describe_failure
 
-pytestmark = pytest.mark.airflow
-
 NOTIFY = """\
 notify:
   - errors: {errors}

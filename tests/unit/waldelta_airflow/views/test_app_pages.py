@@ -53,8 +53,6 @@ from waldelta_airflow.views._installed_pipelines import (
     pipeline_of,
 )
 
-pytestmark = pytest.mark.airflow
-
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x9b'
 OWN = {"sec-fetch-site": "same-origin"}
 RUN_ID = "scheduled__2026-01-01T12:00:00+00:00"

@@ -99,8 +99,6 @@ def test_what_airflow_lacks(write_pipeline, monkeypatch, airflow_tables):
         assert read_schedules([shop])["shop"].lacks == ()
 
 
-pytestmark = pytest.mark.airflow
-
 OWN = {"sec-fetch-site": "same-origin"}
 REFRESH = '<meta http-equiv="refresh"'
 
