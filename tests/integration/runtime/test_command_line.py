@@ -83,10 +83,7 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
     database.execute("create table t(id int primary key)")
     job = bare_job(database, lake)
     path = written(job.pipeline, tmp_path)
-    done = run(
-        [sys.executable, "-m", "spark_jobs", "status", "--json", str(path)],
-        AIRFLOW_CONN_TEST_SOURCE=database.uri,
-    )
+    done = run([sys.executable, "-m", "spark_jobs", "status", "--json", str(path)])
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["slot"]["name"] == job.pipeline.source.slot
@@ -131,7 +128,6 @@ def test_a_misspelt_table_starts_nothing(verb, database, lake, tmp_path, caplog,
     database.execute("create table t(id int primary key)")
     job = bare_job(database, lake)
     path = written(job.pipeline, tmp_path)
-    monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", database.uri)
     for opened in ("open_session", "open_runner"):
         monkeypatch.setattr(f"waldelta.spark.{opened}", lambda *_: pytest.fail("started"))
     assert main([verb, str(path), "--tables=public.tt"]) == 1
@@ -170,11 +166,7 @@ def test_the_named_error_is_last_and_no_trace_is_before_it(database, lake, tmp_p
     )
     path = written(job.pipeline, tmp_path)
     sync = [sys.executable, "-m", "spark_jobs", "sync", str(path), "--stage", "sync"]
-    environment = {
-        "AIRFLOW_CONN_TEST_SOURCE": database.uri,
-        "WALDELTA_DRIVER_MEMORY": "1g",
-        "WALDELTA_RUNNER": "spark",
-    }
+    environment = {"WALDELTA_DRIVER_MEMORY": "1g", "WALDELTA_RUNNER": "spark"}
     failed = run(sync, **environment)
     assert failed.returncode == 1, failed.stderr
     assert failed.stderr.rpartition(" ERROR ")[2].startswith(
@@ -279,7 +271,6 @@ def test_a_jvm_that_dies_is_a_named_error(database, lake, tmp_path):
     path, result = written(job.pipeline, tmp_path), tmp_path / "result.json"
     listener = Listener(tmp_path / "faults", gates=False)
     environment = {
-        "AIRFLOW_CONN_TEST_SOURCE": database.uri,
         "WALDELTA_DRIVER_MEMORY": "1g",
         "WALDELTA_RUNNER": "spark",
         **listener.environment,
