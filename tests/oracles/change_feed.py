@@ -30,14 +30,16 @@ def _is_entry(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 2
 
 
-def rows_of(uri: str, version: int) -> list[dict]:
+def rows_of(uri: str, version: int, options: dict | None = None) -> list[dict]:
     """The rows of a version."""
-    return DeltaTable(uri, version=version).to_pyarrow_table().to_pylist()
+    table = DeltaTable(uri, version=version, storage_options=options)
+    return table.to_pyarrow_table().to_pylist()
 
 
-def changes_by_delta_rs(uri: str, first: int, last: int) -> list[dict]:
+def changes_by_delta_rs(uri: str, first: int, last: int, options: dict | None = None) -> list[dict]:
     """The changes of versions as delta-rs reads them."""
-    return pa.table(DeltaTable(uri).load_cdf(first, last).read_all()).to_pylist()
+    table = DeltaTable(uri, storage_options=options)
+    return pa.table(table.load_cdf(first, last).read_all()).to_pylist()
 
 
 def changes_by_spark(spark, uri: str, first: int, last: int) -> list[dict]:
@@ -60,17 +62,21 @@ def since_schema_change(target: DeltaTarget) -> tuple[int, list[int]]:
     return changed + 1, replaced
 
 
-def compare_change_feed(uri: str, first: int = 1, replaced: Iterable[int] = ()) -> list[str]:
+def compare_change_feed(
+    uri: str, first: int = 1, replaced: Iterable[int] = (), options: dict | None = None
+) -> list[str]:
     """How the feed differs from the versions' own rows, since a version; nothing where it is right.
 
-    In versions that are ``replaced`` as a whole, rows may go and come as they are.
+    In versions that are ``replaced`` as a whole, rows may go and come as they are. ``options`` open
+    an object store.
     """
-    last, differences = DeltaTable(uri).version(), []
+    table = DeltaTable(uri, storage_options=options)
+    last, differences = table.version(), []
     if first > last:
         return []
-    names = [f.name for f in DeltaTable(uri).schema().fields]
-    feed = changes_by_delta_rs(uri, first, last)
-    before = as_rows(rows_of(uri, first - 1), names)
+    names = [f.name for f in table.schema().fields]
+    feed = changes_by_delta_rs(uri, first, last, options)
+    before = as_rows(rows_of(uri, first - 1, options), names)
     for version in range(first, last + 1):
         shown = [row for row in feed if row[VERSION] == version]
         by_type = {
@@ -80,7 +86,7 @@ def compare_change_feed(uri: str, first: int = 1, replaced: Iterable[int] = ()) 
         added, gone = (
             sum((by_type[kind] for kind in kinds), Counter()) for kinds in (_ADDED, _GONE)
         )
-        after = as_rows(rows_of(uri, version), names)
+        after = as_rows(rows_of(uri, version, options), names)
         if gone - before or (before - gone) + added != after:
             differences.append(f"version {version}: {before=} {gone=} {added=} {after=}")
         if version not in replaced and by_type["insert"] & by_type["delete"]:

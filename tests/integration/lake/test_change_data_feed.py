@@ -8,8 +8,6 @@ from deltalake import DeltaTable
 from tests.oracles.change_feed import TYPE, changes_by_delta_rs, compare_change_feed
 from tests.support.pipelines import copied_pipeline, new_pipeline
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 
 @pytest.fixture
 def shop(runner, database, lake):

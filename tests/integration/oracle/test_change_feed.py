@@ -23,10 +23,9 @@ from waldelta.jobs.consume import consume
 from waldelta.stages.maintain.maintain import maintain_target
 from waldelta.stages.sync.sync import sync
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 KEYED = ["w1", "w2", "one_key"]
 RUNS = 3
+BY_DRIVER = pytest.mark.nightly("the unit tests compare the merges of the driver")
 BY_SPARK = pytest.mark.nightly("Spark's own MERGE writes the change data feed itself")
 
 
@@ -42,7 +41,14 @@ MERGES = {
 }
 
 
-@pytest.mark.parametrize("merge", ["driver", "tasks", pytest.param("Spark", marks=BY_SPARK)])
+@pytest.mark.parametrize(
+    "merge",
+    [
+        pytest.param("driver", marks=BY_DRIVER),
+        "tasks",
+        pytest.param("Spark", marks=BY_SPARK),
+    ],
+)
 def test_each_version_shows_its_difference(runner, database, lake, monkeypatch, merge):
     """The seed is printed; WALDELTA_SEED repeats one."""
     off, names = MERGES[merge]

@@ -13,7 +13,8 @@ from tests.unit.changes.merge import test_by_file as by_file
 from tests.unit.changes.merge.test_by_driver import held, rows, table, table_uri
 from tests.unit.changes.merge.test_by_file import _small, job
 from waldelta.changes.merge import by_driver as driver_module
-from waldelta.lake import local_path
+from waldelta.lake import delta_target, local_path
+from waldelta.lake.commit_files import commit_files
 from waldelta.lake.layout import CHANGE_DATA_FEED, CHANGE_FOLDER
 
 __all__ = ["_small", "job"]
@@ -80,9 +81,26 @@ def test_a_target_without_a_feed_has_no_files_for_it(job, merge):
     assert not (local_path(table_uri(job)) / CHANGE_FOLDER).exists()
 
 
-def test_random_changes_are_shown_by_both_merges(job):
+class Killed(BaseException):
+    """Ends a run as a signal does."""
+
+
+def killing(moment: str):
+    """A commit during which the run is killed."""
+
+    def commit(*given) -> None:
+        if moment == "after":
+            commit_files(*given)
+        raise Killed
+
+    return commit
+
+
+def test_random_changes_are_shown_by_both_merges(job, monkeypatch):
+    """Also those of runs that were killed before or after their commit, and began again."""
     rng = random.Random(46)
     create(job, [A, B], [C])
+    begin = table(job).version()
     for batch in range(1, 25):
         keys = rng.sample(range(12), rng.randrange(1, 6))
         there = held(job)
@@ -96,6 +114,13 @@ def test_random_changes_are_shown_by_both_merges(job):
         truncated = rng.random() < 0.1
         if truncated:
             events = [event for event in events if event[0] == "I"]
+        if moment := rng.choice([None, "before", "after"]):
+            with monkeypatch.context() as patch:
+                patch.setattr(delta_target, "commit_files", killing(moment))
+                with pytest.raises(Killed):
+                    MERGES[merge](job, events, batch, truncated=truncated)
+            merge = rng.choice([*MERGES])
         assert MERGES[merge](job, events, batch, truncated=truncated) is not None
+        assert table(job).version() == begin + batch
     assert compare_change_feed(table_uri(job)) == []
     assert shown(job, table(job).version())
