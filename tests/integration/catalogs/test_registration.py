@@ -17,8 +17,6 @@ from waldelta.catalogs.connect import open_catalog
 from waldelta.jobs import Pipeline
 from waldelta.spark import InProcess
 
-pytestmark = pytest.mark.pg
-
 CONNECTION = "AIRFLOW_CONN_CATALOG"
 
 

@@ -16,8 +16,6 @@ from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets import move_target
 from waldelta.stages.setup.setup import plan_setup
 
-pytestmark = [pytest.mark.pg, pytest.mark.spark]
-
 TABLES = ("t", "u")
 
 
