@@ -132,19 +132,18 @@ def told(conn, file, states):
     return look(conn, file, states)[0]
 
 
-def test_only_the_target_whose_rows_a_partition_holds_is_told(database, file):
+def test_only_the_target_whose_rows_a_partition_holds_is_told(database, conn, file):
     """Of targets that a root is split into, not all siblings."""
-    with connect(database.conninfo, "test") as conn:
-        for name, (statements, expected) in CASES.items():
-            states = copied(conn, file)
-            for statement in statements:
-                database.execute(statement)
-            found = told(conn, file, states)
-            assert found.keys() == expected.keys(), (name, found)
-            assert all(text in found[target] for target, text in expected.items()), (name, found)
-            database.execute(
-                f"drop publication p; drop table r; drop table if exists r_2a, r_3, other; {DDL}"
-            )
+    for name, (statements, expected) in CASES.items():
+        states = copied(conn, file)
+        for statement in statements:
+            database.execute(statement)
+        found = told(conn, file, states)
+        assert found.keys() == expected.keys(), (name, found)
+        assert all(text in found[target] for target, text in expected.items()), (name, found)
+        database.execute(
+            f"drop publication p; drop table r; drop table if exists r_2a, r_3, other; {DDL}"
+        )
 
 
 GATHERED = {"public.r": TargetTable(partition_root=True)}
@@ -166,39 +165,37 @@ LEFT = {
 
 @pytest.mark.parametrize("publication, leaves, returns", LEFT.values(), ids=LEFT)
 def test_a_gathered_leaf_that_leaves_its_publication_and_returns(
-    database, file, publication, leaves, returns
+    database, conn, file, publication, leaves, returns
 ):
     """Each is told once; what the target recorded is what a snapshot of the source shows then."""
     file = file.model_copy(update={"target": file.target.model_copy(update={"tables": GATHERED})})
     database.execute(f"drop publication p; {publication}")
-    with connect(database.conninfo, "test") as conn:
-        (state,) = copied(conn, file)
-        found = []
-        for statement in ["select", leaves, "select", returns, "select"]:
-            database.execute(statement)
-            told_now, (state,) = look(conn, file, [state])
-            found.append(told_now.get("r", ""))
-            (target,) = [t for t in read_targets(conn, file) if str(t.id) == "public.r"]
-            assert {file.oid for file in state.storage.files} == {
-                leaf.oid for leaf in target.table.leaves
-            }
+    (state,) = copied(conn, file)
+    found = []
+    for statement in ["select", leaves, "select", returns, "select"]:
+        database.execute(statement)
+        told_now, (state,) = look(conn, file, [state])
+        found.append(told_now.get("r", ""))
+        (target,) = [t for t in read_targets(conn, file) if str(t.id) == "public.r"]
+        assert {file.oid for file in state.storage.files} == {
+            leaf.oid for leaf in target.table.leaves
+        }
     assert found[:3] == ["", "1 partition left the table; their rows stay in the target", ""]
     assert "r_2b was added; PostgreSQL did not send the rows that it already had" in found[3]
     assert found[4] == ""
 
 
-def test_a_leaf_that_stayed_on_record_when_it_left_comes_anew(database, file):
+def test_a_leaf_that_stayed_on_record_when_it_left_comes_anew(database, conn, file):
     """Its leaving was told, but its file stayed on record, so nothing told when it was back."""
     file = file.model_copy(update={"target": file.target.model_copy(update={"tables": GATHERED})})
     database.execute("drop publication p; create publication p for table r_1, r_2a")
-    with connect(database.conninfo, "test") as conn:
-        (state,) = copied(conn, file)
-        database.execute("alter publication p add table r_2b")
-        feed = read_target_sources(conn, file)["public.r"]
-        whole = read_catalog_state(conn, [replace(state, relation_ids=sorted(feed.relation_ids))])[
-            "public.r"
-        ].storage
-        assert "r_2b was added" in told(conn, file, [replace(state, storage=whole)])["r"]
+    (state,) = copied(conn, file)
+    database.execute("alter publication p add table r_2b")
+    feed = read_target_sources(conn, file)["public.r"]
+    whole = read_catalog_state(conn, [replace(state, relation_ids=sorted(feed.relation_ids))])[
+        "public.r"
+    ].storage
+    assert "r_2b was added" in told(conn, file, [replace(state, storage=whole)])["r"]
 
 
 def test_a_partition_that_somebody_has_locked_is_not_waited_for(database, file):

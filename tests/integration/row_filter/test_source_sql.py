@@ -8,7 +8,7 @@ from psycopg import sql
 from tests.oracles import row_filter_generator as generator
 from tests.support.seeds import chosen_seed
 from waldelta.errors import ConfigError, FilterNotTranslatable
-from waldelta.postgres import TableId, connect
+from waldelta.postgres import TableId
 from waldelta.postgres.catalog import read_relations, read_table_oids
 from waldelta.row_filter import resolve_filter
 from waldelta.row_filter.parse import TypeName, parse_analysed
@@ -22,11 +22,10 @@ select pg_get_expr(conbin, conrelid) from pg_constraint where conname = 'again'
 """
 
 
-def test_the_server_reads_the_same_filter(any_database):
+def test_the_server_reads_the_same_filter(any_database, any_conn):
     """Random filters of every function; the server prints both texts alike."""
     any_database.execute(generator.DDL)
-    with connect(any_database.conninfo, "test") as conn:
-        assert compared(conn, random.Random(chosen_seed())) > FILTERS / 3
+    assert compared(any_conn, random.Random(chosen_seed())) > FILTERS / 3
 
 
 def shape(text):

@@ -4,7 +4,7 @@ import pytest
 from psycopg.errors import LockNotAvailable
 
 from waldelta.errors import SourceError
-from waldelta.postgres import TableId, connect
+from waldelta.postgres import TableId
 from waldelta.postgres.publication_checks import refused_statements
 from waldelta.postgres.published_tables import (
     _MEMBERSHIPS,
@@ -171,31 +171,29 @@ def test_key_outside_the_column_list_is_no_key(database, conn):
     assert published(conn, "p")["public.t"].key_columns == ()
 
 
-def test_generated_columns_are_published_only_where_the_server_sends_them(any_database):
+def test_generated_columns_are_published_only_where_the_server_sends_them(any_database, any_conn):
     """15's view lists them, but they are never sent before 18, and then only by choice."""
     any_database.execute(
         "create table t (id int primary key, g int generated always as (id * 2) stored);"
         "create publication p for table t"
     )
-    with connect(any_database.conninfo, "test") as conn:
-        assert [c.name for c in published(conn, "p")["public.t"].columns] == ["id"]
-        if conn.info.server_version >= 180000:
-            any_database.execute("alter publication p set (publish_generated_columns = stored)")
-            assert [c.name for c in published(conn, "p")["public.t"].columns] == ["id", "g"]
+    assert [c.name for c in published(any_conn, "p")["public.t"].columns] == ["id"]
+    if any_conn.info.server_version >= 180000:
+        any_database.execute("alter publication p set (publish_generated_columns = stored)")
+        assert [c.name for c in published(any_conn, "p")["public.t"].columns] == ["id", "g"]
 
 
-def test_no_column_and_some_are_different_column_lists(any_database):
+def test_no_column_and_some_are_different_column_lists(any_database, any_conn):
     """pgoutput refuses to decode them, although one publication alone would send no column."""
     any_database.execute(
         "create table t (g int generated always as (1) stored); create publication p for table t;"
         " create publication q for table t"
     )
-    with connect(any_database.conninfo, "test") as conn:
-        assert published(conn, "p", "q") == {}
-        if conn.info.server_version >= 180000:
-            any_database.execute("alter publication q set (publish_generated_columns = stored)")
-            with pytest.raises(SourceError, match="different column lists"):
-                published(conn, "p", "q")
+    assert published(any_conn, "p", "q") == {}
+    if any_conn.info.server_version >= 180000:
+        any_database.execute("alter publication q set (publish_generated_columns = stored)")
+        with pytest.raises(SourceError, match="different column lists"):
+            published(any_conn, "p", "q")
 
 
 def test_column_lists_that_do_not_count_do_not_clash(database, conn):

@@ -4,13 +4,12 @@ import psycopg
 import pytest
 
 from tests.support.pipelines import job_for
-from waldelta.postgres import connect
 from waldelta.postgres.publication_checks import refused_statements
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.setup.setup import apply_setup
 
 
-def test_tables_that_lose_their_key_later(any_database, lake, caplog):
+def test_tables_that_lose_their_key_later(any_database, any_conn, lake, caplog):
     """Or never had one, under FOR ALL TABLES: their own statements fail, and each look says so."""
     any_database.execute(
         "create table t (id int primary key, v int);"
@@ -18,23 +17,22 @@ def test_tables_that_lose_their_key_later(any_database, lake, caplog):
         " partition of r default"
     )
     slot = f"s_{any_database.name}"
-    with connect(any_database.conninfo, "test") as conn:
-        job = job_for(
-            any_database,
-            lake,
-            {"name": "p", "all_tables": True, "accept_future_tables": True},
-            slot=slot,
-        )
-        apply_setup(conn, job)
-        assert refused_statements(conn, ["p"]) == []
-        any_database.execute(
-            "create table later (id int); create unique index u on t (v) nulls not distinct; alter"
-            " table t alter v set not null;alter table t replica identity using index u; drop index"
-            " u; create table named (id int primary key deferrable);alter table r replica identity"
-            " full; alter table r1 replica identity nothing"
-        )
-        check_idle(job)
-        said = caplog.text
+    job = job_for(
+        any_database,
+        lake,
+        {"name": "p", "all_tables": True, "accept_future_tables": True},
+        slot=slot,
+    )
+    apply_setup(any_conn, job)
+    assert refused_statements(any_conn, ["p"]) == []
+    any_database.execute(
+        "create table later (id int); create unique index u on t (v) nulls not distinct; alter"
+        " table t alter v set not null;alter table t replica identity using index u; drop index"
+        " u; create table named (id int primary key deferrable);alter table r replica identity"
+        " full; alter table r1 replica identity nothing"
+    )
+    check_idle(job)
+    said = caplog.text
     for table in ("later", "t", "named", "r1"):
         assert f"public.{table} (p)" in said
         any_database.execute(
@@ -68,7 +66,7 @@ SHRUNKEN = {
 }
 
 
-def test_identities_that_shrink_later(any_database):
+def test_identities_that_shrink_later(any_database, any_conn):
     """PostgreSQL's own answer to an UPDATE judges filters and column lists."""
     for name, ddl in SHRUNKEN.items():
         any_database.execute(ddl.format(name))
@@ -90,14 +88,13 @@ def test_identities_that_shrink_later(any_database):
         assert told == refused_by_postgres(any_database, "update {} set id = id", leaves)
         return told
 
-    with connect(any_database.conninfo, "test") as conn:
-        assert judged(conn) == set()
-        any_database.execute(
-            "alter table t1 replica identity default; alter table t2 replica identity full;alter"
-            " table t4 replica identity using index t4_w_key; alter table r0 replica identity"
-            " default"
-        )
-        assert judged(conn) == {"t1", "t2", "t4", "r0"}
+    assert judged(any_conn) == set()
+    any_database.execute(
+        "alter table t1 replica identity default; alter table t2 replica identity full;alter"
+        " table t4 replica identity using index t4_w_key; alter table r0 replica identity"
+        " default"
+    )
+    assert judged(any_conn) == {"t1", "t2", "t4", "r0"}
 
 
 _GENERATED = "create table {0} (id int primary key, g int generated always as (id * 2)"
@@ -114,7 +111,7 @@ GENERATED = {
 }
 
 
-def test_generated_columns_that_enter_an_identity_later(any_database):
+def test_generated_columns_that_enter_an_identity_later(any_database, any_conn):
     """From 18 on an identity may hold no unpublished generated column."""
     is_18 = any_database.connection.info.server_version >= 180000
     any_database.execute("create schema gs")
@@ -140,17 +137,14 @@ def test_generated_columns_that_enter_an_identity_later(any_database):
         assert told == refused_by_postgres(any_database, "delete from {} where id = 0", leaves)
         return told
 
-    with connect(any_database.conninfo, "test") as conn:
-        assert judged(conn) == set()
-        full = "".join(
-            f"alter table {leaf} replica identity full;"
-            for leaf in leaves
-            if leaf not in ("g4", "g5")
-        )
-        any_database.execute(
-            f"{full} alter table g4 replica identity using index g4_g_key; alter table g5 replica"
-            " identity using index g5_g_key;alter table g7 add g int generated always as (id * 2)"
-            " stored"
-        )
-        expected = {"g1", "g3", "g4", "g7", "gs.g8", "g9_1"} if is_18 else set()
-        assert judged(conn) == expected
+    assert judged(any_conn) == set()
+    full = "".join(
+        f"alter table {leaf} replica identity full;" for leaf in leaves if leaf not in ("g4", "g5")
+    )
+    any_database.execute(
+        f"{full} alter table g4 replica identity using index g4_g_key; alter table g5 replica"
+        " identity using index g5_g_key;alter table g7 add g int generated always as (id * 2)"
+        " stored"
+    )
+    expected = {"g1", "g3", "g4", "g7", "gs.g8", "g9_1"} if is_18 else set()
+    assert judged(any_conn) == expected

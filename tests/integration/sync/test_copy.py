@@ -422,12 +422,11 @@ class TestRefused:
         assert table.read(conninfo=conninfo).num_rows == 1
 
 
-def test_chunk_query_text(database):
+def test_chunk_query_text(database, conn):
     """The shape of what the server is asked."""
     database.execute("create table t (id int primary key, v text)")
     database.execute("create publication p for table t where (id > 5)")
-    with connect(database.conninfo, "test") as conn:
-        (table,) = read_published_tables(conn, ["p"])
+    (table,) = read_published_tables(conn, ["p"])
     copy = plan_copy(table, "id", {}, None)
     leaf = type(table.leaves[0])(table.id, 1, 1, 3, 3 * 8192)
     queries = [

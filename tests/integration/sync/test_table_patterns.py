@@ -64,27 +64,26 @@ def with_publications(job, *publications):
 @pytest.mark.parametrize(
     "via_root", [True, pytest.param(False, marks=pytest.mark.nightly("leaves instead of roots"))]
 )
-def test_setup_writes_out_what_a_pattern_stands_for(any_database, lake, via_root):
+def test_setup_writes_out_what_a_pattern_stands_for(any_database, any_conn, lake, via_root):
     """Ordinary tables and partition roots, by name; a second setup changes nothing."""
     any_database.execute(SALES)
     tables = EVERY, {"name": "sales.items", "where": "id > 0", "columns": ["id"]}
     job = shop_job(any_database, lake, *tables, publish_via_partition_root=via_root)
-    with connect(any_database.conninfo, "test") as conn:
-        plan = apply_setup(conn, job)
-        assert "tables in schema" not in plan.as_sql()
-        expected = ['sales."Odd.name"', "sales.days", "sales.items", "sales.orders"]
-        assert published(conn) == expected
-        state = read_publications(conn, ["p"])["p"]
-        filters = {str(table.id): table.row_filter for table in state.tables if table.row_filter}
-        assert filters == {"sales.items": "(id > 0)"}
-        assert plan_setup(conn, job).is_empty
-        any_database.execute("create table sales.late (id int primary key)")
-        assert [
-            str(table.id) for table in matched_tables(conn, job.pipeline.source, is_new=True)
-        ] == ["sales.late"]
-        apply_setup(conn, job)
-        assert published(conn) == sorted([*expected, "sales.late"])
-        assert matched_tables(conn, job.pipeline.source, is_new=True) == []
+    plan = apply_setup(any_conn, job)
+    assert "tables in schema" not in plan.as_sql()
+    expected = ['sales."Odd.name"', "sales.days", "sales.items", "sales.orders"]
+    assert published(any_conn) == expected
+    state = read_publications(any_conn, ["p"])["p"]
+    filters = {str(table.id): table.row_filter for table in state.tables if table.row_filter}
+    assert filters == {"sales.items": "(id > 0)"}
+    assert plan_setup(any_conn, job).is_empty
+    any_database.execute("create table sales.late (id int primary key)")
+    assert [
+        str(table.id) for table in matched_tables(any_conn, job.pipeline.source, is_new=True)
+    ] == ["sales.late"]
+    apply_setup(any_conn, job)
+    assert published(any_conn) == sorted([*expected, "sales.late"])
+    assert matched_tables(any_conn, job.pipeline.source, is_new=True) == []
 
 
 def test_a_pattern_needs_no_superuser(database, conn, lake):
@@ -96,7 +95,7 @@ def test_a_pattern_needs_no_superuser(database, conn, lake):
             assert published(own) == ["app.t"]
 
 
-def test_findings_name_the_table(database, lake):
+def test_findings_name_the_table(database, conn, lake):
     """A filter is judged for each table; patterns that disagree, and those without a table."""
     database.execute(SALES)
     tables = [
@@ -106,10 +105,9 @@ def test_findings_name_the_table(database, lake):
         {"name": "sales.absent_*"},
     ]
     job = shop_job(database, lake, *tables, publish_via_partition_root=True)
-    with connect(database.conninfo, "test") as conn:
-        plan = plan_setup(conn, job)
-        with pytest.raises(PreflightFailed):
-            apply_setup(conn, job)
+    plan = plan_setup(conn, job)
+    with pytest.raises(PreflightFailed):
+        apply_setup(conn, job)
     (differing,) = [text for text in plan.problems if "differ in where" in text]
     assert "table sales.orders: the patterns sales.*, sales.ord* match it" in differing
     (rejected,) = [text for text in plan.problems if "rejects" in text]
@@ -127,18 +125,17 @@ def test_a_renamed_schema_unpublishes_nothing(database, shop):
     assert "shop.orders" in published(conn)
 
 
-def test_patterns_that_agree_are_one_entry(database, lake):
+def test_patterns_that_agree_are_one_entry(database, conn, lake):
     database.execute(SALES)
     job = shop_job(database, lake, {"name": "sales.ord*"}, {"name": "sales.*s", "exclude": []})
-    with connect(database.conninfo, "test") as conn:
-        found = matched_tables(conn, job.pipeline.source)
-        assert [(str(t.id), t.patterns, t.problem) for t in found] == [
-            ("sales.days", "sales.*s", None),
-            ("sales.items", "sales.*s", None),
-            ("sales.orders", "sales.ord*, sales.*s", None),
-        ]
-        apply_setup(conn, job)
-        assert published(conn) == ["sales.days", "sales.items", "sales.orders"]
+    found = matched_tables(conn, job.pipeline.source)
+    assert [(str(t.id), t.patterns, t.problem) for t in found] == [
+        ("sales.days", "sales.*s", None),
+        ("sales.items", "sales.*s", None),
+        ("sales.orders", "sales.ord*, sales.*s", None),
+    ]
+    apply_setup(conn, job)
+    assert published(conn) == ["sales.days", "sales.items", "sales.orders"]
 
 
 @pytest.fixture
@@ -178,22 +175,21 @@ def test_an_idle_check_adopts_what_setup_would_publish(database, shop, caplog):
     assert plan_setup(conn, job).is_empty
 
 
-def test_a_filter_that_does_not_fit_a_new_table(database, lake):
+def test_a_filter_that_does_not_fit_a_new_table(database, conn, lake):
     database.execute("create schema s; create table s.a (id int primary key)")
     job = shop_job(database, lake, {"name": "s.*", "where": "id > 0"}, new="adopt")
-    with connect(database.conninfo, "test") as conn:
-        apply_setup(conn, job)
-        database.execute(
-            "create table s.b (id int primary key); create table s.c (key int primary key);"
-            "create table s.d (id int, key int primary key)"
-        )
-        found = adopt_or_report(conn, job)
-        assert (found.adopted, found.reported) == (("s.b",), ("s.c", "s.d"))
-        _, of_c, of_d = found.warnings
-        assert 's.c: column "id" does not exist' in of_c
-        assert "the filter uses id, which the replica identity (key) doesn't cover" in of_d
-        (added,) = [t for t in read_publications(conn, ["p"])["p"].tables if t.id.name == "b"]
-        assert added.row_filter == "(id > 0)"
+    apply_setup(conn, job)
+    database.execute(
+        "create table s.b (id int primary key); create table s.c (key int primary key);"
+        "create table s.d (id int, key int primary key)"
+    )
+    found = adopt_or_report(conn, job)
+    assert (found.adopted, found.reported) == (("s.b",), ("s.c", "s.d"))
+    _, of_c, of_d = found.warnings
+    assert 's.c: column "id" does not exist' in of_c
+    assert "the filter uses id, which the replica identity (key) doesn't cover" in of_d
+    (added,) = [t for t in read_publications(conn, ["p"])["p"].tables if t.id.name == "b"]
+    assert added.row_filter == "(id > 0)"
 
 
 def test_nothing_is_adopted_before_setup(database, shop):
@@ -210,22 +206,20 @@ def test_nothing_is_adopted_before_setup(database, shop):
     assert adopt_or_report(conn, changed) == NewTables()
 
 
-def test_an_adopted_table_never_stops_the_slot(database, lake):
+def test_an_adopted_table_never_stops_the_slot(database, conn, lake):
     """A DBA's publication has it with other columns, which pgoutput can't decode."""
     database.execute("create schema s; create table s.a (id int primary key)")
     database.execute("create publication theirs for table s.a")
     job = shop_job(database, lake, {"name": "s.*"}, new="adopt")
     theirs = Publication(name="theirs", manage=False)
     job = with_publications(job, *job.pipeline.source.publications, theirs)
-    with connect(database.conninfo, "test") as conn:
-        apply_setup(conn, job)
-        database.execute(
-            "create table s.b (id int primary key, v int);"
-            "alter publication theirs add table s.b (id)"
-        )
-        found = adopt_or_report(conn, job)
-        assert (found.reported, published(conn)) == (("s.b",), ["s.a"])
-        assert "different column lists, which pgoutput can't decode" in found.warnings[0]
+    apply_setup(conn, job)
+    database.execute(
+        "create table s.b (id int primary key, v int);alter publication theirs add table s.b (id)"
+    )
+    found = adopt_or_report(conn, job)
+    assert (found.reported, published(conn)) == (("s.b",), ["s.a"])
+    assert "different column lists, which pgoutput can't decode" in found.warnings[0]
 
 
 def test_a_table_that_a_dba_removed_stays_out(database, shop):
@@ -268,19 +262,18 @@ def test_a_table_that_a_dba_removed_stays_out(database, shop):
         ({"where": "v > 0"}, "create table s.b (id int primary key)", 'column "v" does not exist'),
     ],
 )
-def test_a_new_table_fits_its_target(database, lake, entry, table, why):
+def test_a_new_table_fits_its_target(database, conn, lake, entry, table, why):
     """Setup would refuse it from then on, also for all other tables."""
     database.execute("create schema s; create table s.a (id int primary key)")
     job = shop_job(database, lake, {"name": "s.*"}, new="adopt")
-    with connect(database.conninfo, "test") as conn:
-        apply_setup(conn, job)
-        own = {"s.b": TargetTable.model_validate(entry)}
-        target = job.pipeline.target.model_copy(update={"tables": own})
-        job = replace(job, pipeline=job.pipeline.model_copy(update={"target": target}))
-        database.execute(table)
-        found = adopt_or_report(conn, job)
-        assert (found.adopted, published(conn)) == ((), ["s.a"])
-        assert why in found.warnings[0]
+    apply_setup(conn, job)
+    own = {"s.b": TargetTable.model_validate(entry)}
+    target = job.pipeline.target.model_copy(update={"tables": own})
+    job = replace(job, pipeline=job.pipeline.model_copy(update={"target": target}))
+    database.execute(table)
+    found = adopt_or_report(conn, job)
+    assert (found.adopted, published(conn)) == ((), ["s.a"])
+    assert why in found.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -364,25 +357,24 @@ def test_a_locked_table_whose_filter_cannot_be_tried(database, conn, lake):
 
 
 @pytest.mark.parametrize("new", ["report", "adopt"])
-def test_one_query_without_new_tables(database, lake, new, monkeypatch):
+def test_one_query_without_new_tables(database, conn, lake, new, monkeypatch):
     """And none without patterns."""
     database.execute(SALES)
-    with connect(database.conninfo, "test") as conn:
-        job = shop_job(database, lake, EVERY, new=new)
-        apply_setup(conn, job)
-        without = shop_job(database, lake, {"name": "sales.orders"})
-        asked = []
-        run = type(conn.cursor()).execute
+    job = shop_job(database, lake, EVERY, new=new)
+    apply_setup(conn, job)
+    without = shop_job(database, lake, {"name": "sales.orders"})
+    asked = []
+    run = type(conn.cursor()).execute
 
-        def execute(cursor, query, *args, **kwargs):
-            asked.append(query)
-            return run(cursor, query, *args, **kwargs)
+    def execute(cursor, query, *args, **kwargs):
+        asked.append(query)
+        return run(cursor, query, *args, **kwargs)
 
-        monkeypatch.setattr(type(conn.cursor()), "execute", execute)
-        assert adopt_or_report(conn, job) == NewTables()
-        assert len(asked) == 1
-        assert adopt_or_report(conn, without) == NewTables()
-        assert len(asked) == 1
+    monkeypatch.setattr(type(conn.cursor()), "execute", execute)
+    assert adopt_or_report(conn, job) == NewTables()
+    assert len(asked) == 1
+    assert adopt_or_report(conn, without) == NewTables()
+    assert len(asked) == 1
 
 
 def renewed(pipeline, new):

@@ -8,7 +8,6 @@ from waldelta.jobs.consume import consume
 from waldelta.lake.ledger import TableState, now
 from waldelta.pipeline.drift import read_catalog_state
 from waldelta.pipeline.drift.unsent_changes import is_in, relabelled
-from waldelta.postgres import connect
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
@@ -113,19 +112,18 @@ def changed(conn, before):
         pytest.param(0, id="many schemas", marks=pytest.mark.nightly("more objects at once")),
     ],
 )
-def test_the_columns_that_print_another_text(any_database, role, monkeypatch, most):
+def test_the_columns_that_print_another_text(any_database, any_conn, role, monkeypatch, most):
     """Also where so many objects exist that only digests of schemas are recorded."""
     monkeypatch.setattr("waldelta.pipeline.drift.catalog_state.MOST_OBJECTS", most)
-    with connect(any_database.conninfo, "test") as conn:
-        before = read(conn)
-        for name, (_, _, statement) in COLUMNS.items():
-            with conn.transaction(force_rollback=True):
-                conn.execute(statement.format(role=role))
-                print_otherwise, noticed = changed(conn, before)
-            assert name in print_otherwise, name
-            assert print_otherwise <= noticed, name
-            assert not noticed & {"plain", "number"}, name
-        assert changed(conn, before) == (set(), set())
+    before = read(any_conn)
+    for name, (_, _, statement) in COLUMNS.items():
+        with any_conn.transaction(force_rollback=True):
+            any_conn.execute(statement.format(role=role))
+            print_otherwise, noticed = changed(any_conn, before)
+        assert name in print_otherwise, name
+        assert print_otherwise <= noticed, name
+        assert not noticed & {"plain", "number"}, name
+    assert changed(any_conn, before) == (set(), set())
 
 
 @pytest.mark.nightly("a copy after a renamed object; units have the rule")
@@ -150,26 +148,22 @@ def test_only_a_name_that_a_row_has_asks_for_a_copy(runner, database, lake):
     assert not check_idle(job).has_work
 
 
-def test_many_objects_take_little_of_the_ledger(any_database, role):
+def test_many_objects_take_little_of_the_ledger(any_database, any_conn, role):
     """Their names aren't recorded, and only those of the schema that was altered count."""
     any_database.execute(
         "create schema staging; do $$begin for i in 1..1200 loop execute format('create function"
         " staging.f_%s() returns int language sql return 1', i); end loop; end$$"
     )
-    with connect(any_database.conninfo, "test") as conn:
-        before = read(conn)
-        numbers = {name: number for number, name in enumerate(before[0], 1)}
-        labels = [
-            x for x in before[1].labels if x.attnum in (numbers["proc"], numbers["procedure"])
-        ]
-        assert 2 <= len(labels) < 10
-        conn.execute("drop function staging.f_7()")
-        assert changed(conn, before) == (set(), set())
+    before = read(any_conn)
+    numbers = {name: number for number, name in enumerate(before[0], 1)}
+    labels = [x for x in before[1].labels if x.attnum in (numbers["proc"], numbers["procedure"])]
+    assert 2 <= len(labels) < 10
+    any_conn.execute("drop function staging.f_7()")
+    assert changed(any_conn, before) == (set(), set())
 
 
-def test_what_changes_no_text_isnt_noticed(any_database, role):
-    with connect(any_database.conninfo, "test") as conn:
-        before = read(conn)
-        for statement in "; ".join(HARMLESS).format(role=role).split("; "):
-            conn.execute(statement)
-        assert changed(conn, before) == (set(), set())
+def test_what_changes_no_text_isnt_noticed(any_database, any_conn, role):
+    before = read(any_conn)
+    for statement in "; ".join(HARMLESS).format(role=role).split("; "):
+        any_conn.execute(statement)
+    assert changed(any_conn, before) == (set(), set())
