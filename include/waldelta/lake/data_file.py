@@ -343,7 +343,9 @@ class DataFiles(AbstractContextManager["DataFiles"]):
                 self._end(partition, file)
                 file = None
             if file is None:
-                prefix = f"{layout.folder}{folder_of(partition)}{self._prefix}"
+                # delta-rs looks for files of changed rows by their paths as the log has them,
+                # percent-encoded.
+                prefix = f"{layout.folder or folder_of(partition)}{self._prefix}"
                 file = DataFile(self._files, self._schema, prefix, bounded=layout.bounded)
             self._open[key] = partition, file
             file.write(part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 
 import pytest
 from deltalake import write_deltalake
@@ -79,6 +80,19 @@ def test_a_target_without_a_feed_has_no_files_for_it(job, merge):
     write_deltalake(table_uri(job), rows(A, B), mode="append")
     MERGES[merge](job, [INSERT, UPDATE])
     assert not (local_path(table_uri(job)) / CHANGE_FOLDER).exists()
+
+
+@pytest.mark.parametrize("merge", MERGES)
+def test_a_partitioned_target_shows_rows_that_move(job, merge):
+    """Files of changed rows are divided by partition, as Delta reads the values from the log."""
+    shutil.rmtree(local_path(table_uri(job)))
+    options = {"partition_by": ["it's.big"], "configuration": {CHANGE_DATA_FEED: "true"}}
+    write_deltalake(table_uri(job), rows(A, B, C, (5, "e", None)), **options)
+    moved, null = ("U", 2, 2, "b", "C"), ("U", 5, 5, "e", "a/b=ü")
+    assert MERGES[merge](job, [moved, null, DELETE, INSERT]) is not None
+    assert shown(job, 1) == {"update": 2, "delete": 1, "insert": 1}
+    assert compare_change_feed(table_uri(job)) == []
+    assert {key: big for key, (_, big) in held(job).items()} == {2: "C", 3: "C", 4: "D", 5: "a/b=ü"}
 
 
 class Killed(BaseException):
