@@ -16,6 +16,7 @@ from tests.support.pipelines import (
     beside_superuser,
     copied_pipeline,
     new_pipeline,
+    pipeline_file,
 )
 from waldelta.errors import ConfigError
 from waldelta.jobs.consume import consume
@@ -514,6 +515,16 @@ def test_a_renamed_table_is_named(runner, database, job):
     database.execute("alter table t rename to u; insert into u(id) values (100)")
     with pytest.raises(RunFailed, match=r"is called public\.u on the source now"):
         consume(runner, job)
+    file = pipeline_file(job.pipeline.target.root, job.pipeline.source.slot, ["public.u"])
+    job = replace(job, pipeline=file, run_id="renamed")
+    sync(runner, job)
+    database.execute("insert into u(id) values (101)")
+    assert consume(runner, job).status == "succeeded"
+    assert_equal(database, job, "u")
+    assert {name: one.status for name, one in job.read_states().items()} == {
+        "public.t": "removed",
+        "public.u": "synced",
+    }
 
 
 def test_a_table_that_another_replaces(runner, database, lake):

@@ -312,8 +312,11 @@ def read_lifecycles(job: Job, published: Mapping[str, TargetSource]) -> list[Tab
     rows = job.ledger.table_rows()
     known = lives(job.read_identity().states_of(rows))
     earlier = {row.table_name for row in rows} - known.keys()
+    # Once a renamed table has been copied under its new name, the target of the old one is left.
+    copied = {name for name, life in known.items() if life.state.status == SYNCED}
+    others = {name: of for name, of in published.items() if name not in copied}
     found = [
-        _read(job, name, published, known.get(name))
+        _read(job, name, published if name in published else others, known.get(name))
         for name in sorted(known.keys() | published.keys())
     ]
     return [
