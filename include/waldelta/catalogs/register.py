@@ -116,23 +116,6 @@ def place_of(catalog: Catalog, settings: CatalogSettings, table: str) -> Place:
     return catalog.name_of(settings.schema_of(schema)), catalog.name_of(name)
 
 
-def former_names(states: Iterable[TableState]) -> set[str]:
-    """Returns the targets of tables that were renamed since, and copied under their new names."""
-    newest: dict[int, TableState] = {}
-    plain = [
-        state
-        for state in states
-        if state.status == SYNCED and state.source_table is None and state.root_id is None
-    ]
-    for state in sorted(plain, key=lambda state: state.snapshot_lsn):
-        newest |= dict.fromkeys(state.relation_ids, state)
-    return {
-        state.table_name
-        for state in plain
-        if any(newest[oid] is not state for oid in state.relation_ids)
-    }
-
-
 def read_entries(catalog: Catalog, places: Collection[Place]) -> dict[Place, Registered]:
     """Returns what the catalog has in these places."""
     names: dict[str, list[str]] = {}
@@ -157,12 +140,7 @@ class _Registrar:
         """Returns the targets that aren't registered as they are; raises what stops all."""
         latest = {state.table_name: state for state in self.job.ledger.table_rows()}
         gone = {name for name, state in latest.items() if state.status == REMOVED}
-        gone |= former_names(latest.values())
-        synced = {
-            name: state
-            for name, state in latest.items()
-            if state.status == SYNCED and name not in gone
-        }
+        synced = {name: state for name, state in latest.items() if state.status == SYNCED}
         places = Places.find(self.catalog, self.settings, synced)
         self.failures |= places.refused
         left = Places.find(self.catalog, self.settings, gone).of
@@ -345,7 +323,6 @@ def judge_catalog(job: Job, planned: Iterable[str]) -> list[Finding]:
         return []
     latest = {state.table_name: state for state in job.ledger.table_rows()}
     synced = {name for name, state in latest.items() if state.status == SYNCED}
-    synced -= former_names(latest.values())
     try:
         catalog = open_catalog(settings)
         places = Places.find(catalog, settings, synced.union(planned))

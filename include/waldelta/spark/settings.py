@@ -75,7 +75,6 @@ SESSION_SETTINGS: dict[str, str] = {
 SETTINGS: dict[str, str] = SESSION_SETTINGS | {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.sql.catalogImplementation": "in-memory",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # A late second attempt at the same task would read the slot twice.

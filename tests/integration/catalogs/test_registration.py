@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from moto import mock_aws
 
-from tests.support.catalogs.hive_metastore import hive_metastore
+from tests.support.catalogs.hive_metastore import hive_metastore, spark_reader
 from tests.support.catalogs.unity_server import TOKEN, UnityServer
 from tests.support.pipelines import beside_superuser, pipeline_file
 from tests.support.servers.serving import serving
@@ -42,6 +42,10 @@ class Scene:
         schema = self.settings.get("schema", "{schema}").format(schema="public")
         return self.catalog.tables(schema, names)
 
+    def views(self, *names: str) -> dict[str, Registered]:
+        schema = self.settings["schema"].format(schema="public")
+        return self.catalog.tables(f"{schema}_cut", names)
+
     def copy(self, pipeline: Pipeline) -> None:
         pipeline.setup()
         assert not any("catalog" in text for text in pipeline.sync(self.runner).warnings)
@@ -66,7 +70,8 @@ def scene(request, database, lake, runner, monkeypatch) -> Iterator[Scene]:
     if kind == "hive":
         port = request.getfixturevalue("metastore")
         monkeypatch.setenv(CONNECTION, f"hive-metastore://127.0.0.1:{port}")
-        yield Scene(database, lake, {"type": kind, "schema": f"{{schema}}_{database.name}"}, runner)
+        schema = f"{{schema}}_{database.name}"
+        yield Scene(database, lake, {"type": kind, "schema": schema, "cut_views": True}, runner)
     elif kind == "glue":
         monkeypatch.setenv(CONNECTION, "aws://key:secret@/?region_name=eu-central-1")
         with mock_aws():
@@ -121,10 +126,75 @@ def test_a_catalog_follows_the_targets(scene):
     assert not scene.runner.is_started
 
 
+@pytest.mark.parametrize("scene", ["hive"], indirect=True)
+def test_views_of_a_consistent_cut(scene):
+    """All views are of one batch, and the view of a removed table goes."""
+    scene.database.execute("create table a(id int primary key); create table b(id int primary key)")
+    pipeline = scene.pipeline("public.a", "public.b")
+    scene.copy(pipeline)
+    for number in (1, 2):
+        scene.consume(pipeline, f"insert into a values ({number})")
+        cut = pipeline.job().ledger.last_cut()
+        wanted = {
+            of.table_name[-1]: f"{pipeline.job().lake.target(of.table_name).relation}"
+            f" VERSION AS OF {of.version}"
+            for of in cut.targets
+        }
+        views = scene.views("a", "b")
+        assert views.keys() == wanted.keys() == {"a", "b"}
+        assert all(views[name].entry.viewExpandedText.endswith(wanted[name]) for name in wanted)
+    scene.copy(scene.pipeline("public.b"))
+    scene.consume(scene.pipeline("public.b"))
+    assert scene.views("a", "b").keys() == {"b"}
+
+
+@pytest.mark.nightly("needs a JVM for the reader, beside the metastore's")
+@pytest.mark.parametrize("scene", ["hive"], indirect=True)
+def test_spark_reads_by_name_what_the_source_has(scene, metastore, tmp_path):
+    """After each change of the source; in its views two tables are of one moment."""
+    database, schema = scene.database, scene.settings["schema"].format(schema="public")
+    database.execute("""
+        create table "order"(id int primary key, "Net %" numeric(9,2), v text[]);
+        create table items(id int primary key, of int);
+        insert into "order" select g, g, '{a}' from generate_series(1, 5) g;
+        insert into items select g, g from generate_series(1, 9) g
+    """)
+    pipeline = scene.pipeline('public."order"', "public.items")
+    with spark_reader(metastore, tmp_path) as read:
+
+        def compare(columns, name, of_schema=schema):
+            rows = read(f"select {columns} from {of_schema}.`{name}` order by 1")
+            columns = columns.replace("`", '"')
+            wanted = database.execute(f'select {columns} from "{name}" order by 1')
+            assert rows == [tuple(json.loads(json.dumps(row, default=str))) for row in wanted]
+
+        scene.copy(pipeline)
+        compare("id, `Net %`", "order")
+        compare("id, of", "items")
+        scene.consume(pipeline, 'alter table "order" add note text; update "order" set note = id')
+        compare("id, `Net %`, note", "order")
+        scene.consume(pipeline, 'truncate items; insert into "order" values (7)')
+        compare("id, of", "items")
+        for name in ("order", "items"):
+            compare("id", name, of_schema=f"{schema}_cut")
+        database.execute('alter table "order" rename to sales')
+        pipeline = scene.pipeline("public.sales", "public.items")
+        scene.copy(pipeline)
+        scene.consume(pipeline, "insert into sales values (8); insert into items values (1, 1)")
+        compare("id, note", "sales")
+        assert [row[0] for row in read(f"show tables in {schema}")] == ["items", "sales"]
+        scene.copy(scene.pipeline("public.items"))
+        scene.consume(scene.pipeline("public.items"))
+        assert [row[0] for row in read(f"show tables in {schema}")] == ["items"]
+        scene.copy(pipeline)
+        compare("id, note", "sales")
+
+
 def follow_names(scene):
     """The entry of a renamed or dropped table goes; adopted anew it returns."""
     scene.database.execute("alter table orders rename to sales")
     scene.copy(scene.pipeline("public.sales"))
+    scene.consume(scene.pipeline("public.sales"), "insert into sales values (2)")
     assert scene.entries("orders", "sales").keys() == {"sales"}
     scene.database.execute("create table other(id int primary key)")
     scene.copy(scene.pipeline("public.other"))

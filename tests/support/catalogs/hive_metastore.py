@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from demo.embedded_postgres import free_port
 from waldelta.spark.settings import pyspark_folder
 
 _START_S = 120.0
+# Answers each line of SQL by a line of JSON; the first one is empty.
+_READER = """
+import json, sys
+from pyspark.sql import SparkSession
+from waldelta.spark.settings import SETTINGS, jars
+builder = SparkSession.builder.master("local[1]")
+settings = SETTINGS | {
+    "spark.jars": ",".join(map(str, jars())),
+    "spark.sql.catalogImplementation": "hive",
+    "spark.hadoop.hive.metastore.uris": f"thrift://127.0.0.1:{sys.argv[1]}",
+}
+for name, value in settings.items():
+    builder = builder.config(name, value)
+spark = builder.getOrCreate()
+print("[]", flush=True)
+for statement in sys.stdin:
+    frame = spark.sql(statement)
+    frame = frame.drop("namespace", "isTemporary")
+    print(json.dumps([list(row) for row in frame.collect()], default=str), flush=True)
+"""
 
 
 @contextmanager
@@ -39,6 +63,39 @@ def hive_metastore(folder: Path, port: int | None = None) -> Iterator[int]:
     try:
         _wait(process, port, folder / "log")
         yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
+def spark_reader(port: int, folder: Path) -> Iterator[Callable[[str], list[tuple[Any, ...]]]]:
+    """Run a session of Spark with a metastore; yields what returns a statement's rows."""
+    with (folder / "reader.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _READER, str(port)],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def read(statement: str) -> list[tuple[Any, ...]]:
+        print(statement, file=process.stdin, flush=True)
+        return answer()
+
+    def answer() -> list[tuple[Any, ...]]:
+        line = process.stdout.readline()
+        assert line, (folder / "reader.log").read_text()[-4000:]
+        return [tuple(row) for row in json.loads(line)]
+
+    try:
+        answer()
+        yield read
     finally:
         process.kill()
         process.wait()

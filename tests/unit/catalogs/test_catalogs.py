@@ -29,6 +29,7 @@ from waldelta.errors import (
 )
 from waldelta.lake.ledger import SYNCED, ColumnState, TableState, now
 from waldelta.pipeline import RunResult
+from waldelta.spark.settings import driver_settings
 
 CONNECTION = "AIRFLOW_CONN_CATALOG"
 ORDERS = pa.table({"id": pa.array([1, 2], pa.int64()), "v": ["a", "b"]})
@@ -291,6 +292,18 @@ def test_a_catalog_that_is_away(unity, server):
     server.server_close()
     (text,) = unity.run()
     assert "can't be reached" in text
+
+
+def test_a_metastore_that_is_away(lake, monkeypatch):
+    scene = Scene(lake, HIVE, monkeypatch)
+    monkeypatch.setenv(CONNECTION, "hive-metastore://127.0.0.1:1")
+    (text,) = scene.run()
+    assert "the Hive metastore at 127.0.0.1:1 can't be reached" in text
+
+
+def test_a_session_keeps_the_users_catalog():
+    """Spark's own default is the catalog in memory."""
+    assert not any("catalogImplementation" in name for name in driver_settings({}))
 
 
 def test_a_wrong_token_and_a_missing_catalog(unity, monkeypatch):
