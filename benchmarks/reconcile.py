@@ -21,10 +21,10 @@ from rich.table import Table
 from benchmarks.resources import ROLES, watched
 from benchmarks.sources import ORDERS
 from benchmarks.stack import postmaster
-from demo.embedded_postgres import EmbeddedPostgres
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
 from waldelta.pipeline.run_result import RunFailed
+from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres
 from waldelta.spark import spark_session
 
 _CONNECTION = "AIRFLOW_CONN_BENCH_SOURCE"

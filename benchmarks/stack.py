@@ -22,9 +22,9 @@ import psycopg
 
 from benchmarks.resources import Usage, watched
 from benchmarks.results import Round
-from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack.spark_connect_server import SparkConnectServer
 from tests.soak.lakes import Store, new_store
+from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, free_port
 from waldelta_airflow.launchers.job_process import end_group
 
 # Vacuum runs when the benchmark starts it; all other settings are defaults.

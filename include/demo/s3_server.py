@@ -22,9 +22,9 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from demo.embedded_postgres import free_port
 from demo.stack.airflow_processes import write_private
 from demo.stack.processes import Part, StackError, start, stop, wait_until
+from waldelta.rehearsal.embedded_postgres import free_port
 
 REGION = "us-east-1"
 START_S = 60.0

@@ -15,7 +15,6 @@ import pytest
 import tenacity
 from deltalake import DeltaTable
 
-from demo.embedded_postgres import free_port
 from tests.e2e.shown_secrets import contains, files, none_in_arguments
 from tests.support.other_python import python_without_ours
 from tests.support.servers.s3_server import ADMIN, REGION, WRITER
@@ -25,6 +24,7 @@ from waldelta.config import load_pipeline_file
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.pipeline import RunResult
+from waldelta.rehearsal.embedded_postgres import free_port
 from waldelta_airflow.operators.job_operator import WaldeltaJobOperator
 
 pytestmark = pytest.mark.spark

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import sql
 
-from demo.embedded_postgres import EmbeddedPostgres
 from tests.support.waiting import wait_until
+from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres
 
 
 @contextmanager

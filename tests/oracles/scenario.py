@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 from deltalake import DeltaTable
 
-from demo.embedded_postgres import EmbeddedPostgres
 from tests.oracles.native_subscriber import native_subscriber, wait_until_caught_up
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
 from waldelta.pipeline import RunResult
+from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from pathlib import Path
 import pyarrow as pa
 import yaml
 
-from demo.embedded_postgres import EmbeddedPostgres
 from tests.oracles.random_workload import BIG
 from tests.soak.scene import COPIES, KEYED, PLAIN, Scene, kill_driver
 from tests.support.servers.standby import ask, catch_up, follow, keep_slot, promote
 from waldelta.jobs import Pipeline
 from waldelta.lake import Lake, staging_folder, write_parquet
 from waldelta.lake.ledger import now
+from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres
 
 
 def changes(scene: Scene) -> None:

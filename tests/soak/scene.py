@@ -19,7 +19,6 @@ import psycopg
 import yaml
 from deltalake.exceptions import DeltaProtocolError
 
-from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack.processes import stop
 from demo.stack.spark_connect_server import SparkConnectServer
 from tests.oracles.change_feed import compare_change_feed, since_schema_change
@@ -31,6 +30,7 @@ from tests.support.fixtures.postgres import chosen_version, new_postgres
 from waldelta.errors import WaldeltaError
 from waldelta.jobs import Pipeline
 from waldelta.lake import MESSAGES, Lake, bookkeeping_uri
+from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, free_port
 
 KEYED = ["w1", "w2"]
 COPIES = "copies"

@@ -31,10 +31,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from demo.airflow_client import AirflowClient, AirflowError
-from demo.embedded_postgres import EmbeddedPostgres, free_port
 from tests.support.fixtures.postgres import new_postgres
 from tests.support.other_python import build_distributions, make_team
 from tests.support.waiting import wait_until
+from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, free_port
 
 PAGE: Final = Path(__file__).parents[2] / "docs/reference/versions.md"
 _HEADINGS: Final = "| Python | Airflow | Spark | PostgreSQL | result |"

@@ -27,7 +27,6 @@ import psycopg
 from psycopg import sql
 
 from demo.airflow_client import AirflowClient
-from demo.embedded_postgres import EmbeddedPostgres, free_port
 from demo.stack.airflow_entries import Report, create_pools, set_connection
 from demo.stack.airflow_processes import USER, AirflowProcesses, StackSecrets, write_private
 from demo.stack.processes import (
@@ -44,6 +43,7 @@ from demo.stack.processes import (
 )
 from demo.stack.spark_connect_server import SparkConnectServer
 from waldelta.config.airflow_connection import variable_of
+from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, free_port
 from waldelta.spark.connect_server import HOST
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE
 

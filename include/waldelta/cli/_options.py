@@ -18,6 +18,7 @@ from waldelta.cli._output import COMMAND
 from waldelta.config import split_table_name
 from waldelta.decision_options import ACTIONS, DecisionRequest
 from waldelta.errors import ConfigError
+from waldelta.rehearsal.report import FAILING, KINDS
 from waldelta.stages.repair.replay.interval import REPLAY
 
 _MODULES: Final = ("waldelta", "spark_jobs")
@@ -107,6 +108,16 @@ def _stages(*names: str) -> _Options:
     return {
         "--stage": _NAMES | {"type": split_stages, "help": f"run only some of {', '.join(names)}"}
     }
+
+
+def split_kinds(text: str) -> list[str]:
+    """Returns the kinds of findings in a list; raises argparse's error for an unknown one."""
+    given = split_names(text)
+    if unknown := sorted(set(given) - set(KINDS)):
+        raise argparse.ArgumentTypeError(
+            f"there is no kind {unknown[0]!r}: the kinds are {', '.join(KINDS)}"
+        )
+    return given
 
 
 _TABLES: _Options = {"--tables": (_NAMES | {"help": "work on these tables only, as schema.table"})}
@@ -310,6 +321,79 @@ _PLACE: dict[str, Any] = {
 # The verbs that need no pipeline file: what each does, its arguments.
 _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     {
+        "rehearse": (
+            "run a migration on a throw-away server, with the pipeline behind it, and report",
+            {
+                "file": {"metavar": "FILE", "type": Path, "help": "the pipeline file"},
+                "--migration": {
+                    "nargs": "+",
+                    "type": Path,
+                    "metavar": "FILE",
+                    "required": True,
+                    "help": "files of SQL, in the order in which they run",
+                },
+                "--schema": {
+                    "type": Path,
+                    "metavar": "FILE",
+                    "help": (
+                        "the database's schema, as pg_dump --schema-only writes it; without it,"
+                        " pg_dump reads it from the source"
+                    ),
+                },
+                "--from": {
+                    "dest": "source",
+                    "metavar": "CONN",
+                    "help": (
+                        "id of the connection that schema and sizes are read from, source.conn_id"
+                        " by default; nothing is written there"
+                    ),
+                },
+                "--sample": {
+                    "type": int,
+                    "default": 0,
+                    "metavar": "N",
+                    "help": "copy this many rows of each published table, instead of making some",
+                },
+                "--scratch": {
+                    "metavar": "CONN",
+                    "help": (
+                        "id of a connection whose server gets a database for the rehearsal; a"
+                        " server is started here by default"
+                    ),
+                },
+                "--role": {
+                    "metavar": "NAME",
+                    "help": "who runs the migration; the owner of the published tables by default",
+                },
+                "--statement-timeout": {
+                    "type": float,
+                    "default": 60.0,
+                    "metavar": "SECONDS",
+                    "help": "how long a statement of the migration may take, 60 by default",
+                },
+                "--fail-on": _NAMES
+                | {
+                    "type": split_kinds,
+                    "metavar": "KIND,KIND",
+                    "default": list(FAILING),
+                    "help": (
+                        f"what ends the command with code 1: some of {', '.join(KINDS)};"
+                        f" {','.join(FAILING)} by default"
+                    ),
+                },
+                "--markdown": {
+                    "type": Path,
+                    "metavar": "FILE",
+                    "help": "also write the report as Markdown, for a pull request",
+                },
+                "--junit": {
+                    "type": Path,
+                    "metavar": "FILE",
+                    "help": "also write the report as JUnit's XML",
+                },
+                **OUTPUT_OPTIONS,
+            },
+        ),
         "init": (
             "write a pipeline file for tables of a database, and the SQL for its role",
             {**INIT_OPTIONS, **_TABLES, **OUTPUT_OPTIONS},

@@ -176,6 +176,14 @@ def _doctor(options: argparse.Namespace, output: Output) -> None:
         raise SystemExit(1)
 
 
+def _rehearse(options: argparse.Namespace, output: Output) -> None:
+    from waldelta.cli.rehearse import run_rehearse
+
+    _check_rich()
+    if run_rehearse(options, output):
+        raise SystemExit(1)
+
+
 def _completion(options: argparse.Namespace, _: Output) -> None:
     sys.stdout.write(completion_script(options.shell))
 
@@ -207,6 +215,7 @@ _WITHOUT_FILE: Mapping[str, Callable[[argparse.Namespace, Output], None]] = Mapp
         "connect-server": _connect_server,
         "list": _list,
         "doctor": _doctor,
+        "rehearse": _rehearse,
         "airflow": _airflow,
         "completion": _completion,
     }

@@ -43,20 +43,22 @@ def changed_rows(rows: Mapping[str, pa.Table]) -> pa.Table:
 class FileChange:
     """Files that a commit removes, those that it adds, and files of changed rows.
 
-    Without ``changes_data`` the added files have the rows of the removed ones.
+    Without ``changes_data`` the added files have the rows of the removed ones. ``definition`` is
+    the table's new metaData action, where the commit changes its columns.
     """
 
     removed: Sequence[HeldFile]
     added: Sequence[NewFile]
     changes: Sequence[NewFile] = ()
     changes_data: bool = True
+    definition: Mapping[str, Any] | None = None
 
     def log_entry(self, tag: Tag) -> bytes:
         """Returns the lines of the commit's log entry."""
         at = int(time.time() * 1000)
         info = {
             "timestamp": at,
-            "operation": "WRITE",
+            "operation": "WRITE" if self.definition is None else "ADD COLUMNS",
             "operationParameters": {"mode": "Append"},
             "userMetadata": tag.metadata,
             "engineInfo": "waldelta",
@@ -64,6 +66,7 @@ class FileChange:
         transaction = {"appId": tag.app_id, "version": tag.number, "lastUpdated": at}
         is_data = {"dataChange": self.changes_data}
         actions: list[dict[str, Any]] = [{"commitInfo": info}, {"txn": transaction}]
+        actions += [] if self.definition is None else [{"metaData": {**self.definition}}]
         actions += [
             # Without extended metadata, Spark doesn't read the changes of this version.
             {

@@ -6,6 +6,7 @@ reads, writes or names one for Spark, or commits to one.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -510,7 +511,41 @@ class TargetVersion:
         return. When only its answer was lost, it is found by its userMetadata. Raises Overtaken, or
         CommitFailedError when it isn't known whether the commit exists.
         """
-        files, made = FileChange([*removed], [*added], changes, changes_data), self.version + 1
+        return self._commit(FileChange([*removed], [*added], changes, changes_data), tag)
+
+    def add_columns(self, columns: Sequence[pa.Field], after: str, tag: Tag) -> bool:
+        """Add nullable columns behind another one, in a commit as of replace_files().
+
+        Returns False where only Spark can: for features of Delta that the table lacks, or that only
+        Spark writes.
+        """
+        features = self.table.protocol().writer_features or ()
+        is_plain = "timestampNtz" in features or not any(
+            pa.types.is_timestamp(column.type) and column.type.tz is None for column in columns
+        )
+        if not (is_plain and self.is_writable and creates_entries(self.table, self.place.uri)):
+            return False
+        schema = json.loads(self.table.schema().to_json())
+        names = [field["name"] for field in schema["fields"]]
+        added = json.loads(Schema.from_arrow(pa.schema(columns)).to_json())["fields"]
+        behind = names.index(after) + 1
+        schema["fields"][behind:behind] = added
+        held = self.table.metadata()
+        definition = {
+            "id": held.id,
+            "name": held.name,
+            "description": held.description,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": json.dumps(schema, ensure_ascii=False),
+            "partitionColumns": held.partition_columns,
+            "configuration": held.configuration,
+            "createdTime": held.created_time,
+        }
+        self._commit(FileChange([], [], definition=definition), tag)
+        return True
+
+    def _commit(self, files: FileChange, tag: Tag) -> int:
+        made = self.version + 1
         try:
             commit_files(self.table, self.place.uri, files, tag)
         except CommitFailedError as err:

@@ -43,6 +43,7 @@ CASES = {
     ("alter table t rename column v to w; alter table t add column v int", True),
     "a column dropped and added again":
     ("alter table t drop column v; alter table t add column v text", True),
+    "a longer varchar": ("alter table t alter column s type varchar(20)", False),
     "a longer varchar and a wider numeric":
     (("alter table t alter column s type varchar(20); alter table t alter column n type"
       " numeric(12,2)"), False),

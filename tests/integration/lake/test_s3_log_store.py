@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from demo.embedded_postgres import free_port
 from demo.stack.processes import stop, wait_until
 from demo.stack.spark_connect_server import SparkConnectServer
 from tests.support.fixtures.stores import ON_EACH_SERVER
 from tests.support.seeds import chosen_seed
 from tests.support.servers.s3_server import READER, Bucket
+from waldelta.rehearsal.embedded_postgres import free_port
 from waldelta.spark.settings import S3_LOG_STORE, log_store_settings
 
 pytestmark = pytest.mark.skipif(

@@ -9,7 +9,6 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from demo.embedded_postgres import free_port
 from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import job_of, pipeline_file
 from tests.support.servers.foreign_language import in_a_foreign_language
@@ -19,6 +18,7 @@ from waldelta.errors import AuthenticationFailed, ConfigError, SourceError, Sour
 from waldelta.pipeline.source import SharedConnection
 from waldelta.postgres import connect
 from waldelta.postgres.connection import connect_arrow
+from waldelta.rehearsal.embedded_postgres import free_port
 
 SECRET = "secret-7x9"
 # sslmode=prefer would ask twice, and the second answer would be the one that is told.

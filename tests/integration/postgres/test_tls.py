@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from demo.embedded_postgres import EmbeddedPostgres
 from tests.oracles.target_rows import read_target
-from tests.support.fixtures.postgres import INSTALLED, InstalledPostgres
+from tests.support.fixtures.postgres import INSTALLED
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.servers.tls import Authority, tls_before
 from waldelta.errors import AuthenticationFailed, ConfigError, SourceUnreachable
@@ -17,6 +16,7 @@ from waldelta.jobs.consume import consume
 from waldelta.pipeline.job import load_job
 from waldelta.postgres import connect
 from waldelta.postgres.connection import connect_arrow, conninfo_from_environment
+from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres
 from waldelta.stages.sync.sync import sync
 
 pytestmark = pytest.mark.pg
@@ -108,7 +108,7 @@ def test_a_pipeline_over_tls(runner, database, lake, authority, monkeypatch):
 def test_a_server_that_asks_for_certificates(authority):
     """No password at all: hostssl with cert, where the certificate's name must be the user's."""
     folder = Path(tempfile.mkdtemp(prefix="waldelta-postgres-"))
-    server = InstalledPostgres(folder, version=INSTALLED[0], settings={"fsync": "off"})
+    server = EmbeddedPostgres(folder, version=INSTALLED[0], settings={"fsync": "off"})
     try:
         server.start()
         server.stop()

@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
-from demo.embedded_postgres import free_port
 from tests.support.servers.serving import listening
 from tests.support.servers.tls import Authority
 from waldelta.errors import ConfigError, SparkUnreachable
+from waldelta.rehearsal.embedded_postgres import free_port
 from waldelta.spark import connect_server
 from waldelta.spark.connect_server import check_reachable
 

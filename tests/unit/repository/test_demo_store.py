@@ -5,13 +5,13 @@ import subprocess
 
 import pytest
 
-from demo.embedded_postgres import free_port
 from demo.stack import Stack, StackError
 from demo.stack.object_store import DemoStore
 from demo.stack.processes import finish
 from demo.stack.spark_connect_server import SparkConnectServer
 from waldelta.config import load_pipeline_file
 from waldelta.lake import read_store_options
+from waldelta.rehearsal.embedded_postgres import free_port
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from demo.embedded_postgres import free_port
 from demo.stack.processes import StackError, stop, wait_until
 from demo.stack.spark_connect_server import SparkConnectServer
+from waldelta.rehearsal.embedded_postgres import free_port
 
 
 @pytest.fixture

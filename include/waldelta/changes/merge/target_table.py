@@ -33,6 +33,7 @@ from waldelta.errors import (
 from waldelta.failpoints import fault_point
 from waldelta.lake import (
     DeltaTarget,
+    Overtaken,
     Tag,
     not_writable_by_spark,
     remove_folder,
@@ -65,6 +66,7 @@ from waldelta.spark_sql import quote
 from waldelta.target_modes import TargetMode
 from waldelta.target_modes.column_names import clashes
 from waldelta.types import TargetType, column_types
+from waldelta.types.json import Variant
 
 log = logging.getLogger(__name__)
 
@@ -338,10 +340,19 @@ def _add_columns(
     tag: Tag,
 ) -> None:
     added = [column for column in evolution.columns if column.source is None]
-    if not added:
+    if not added:  # Only the source's own types have changed, such as a varchar's length.
         return
-    prepare_target(runner, target, _target_columns(evolution, types))
     last = [c.state.name for c in evolution.columns if c.source is not None][-1]
+    fields = [pa.field(c.state.name, types[c.state.name].arrow) for c in added]
+    mapped = needs_mapping(field.name for field in fields)
+    varies = any(types[field.name].spark == Variant.spark for field in fields)
+    if not (target.lake.on_spark or mapped or varies):
+        try:
+            if target.open().add_columns(fields, last, tag):
+                return
+        except Overtaken as err:  # After any other error, the commit may exist.
+            log.info("Spark adds the columns, since the driver can't: %s", without_values(err))
+    prepare_target(runner, target, _target_columns(evolution, types))
     listed = []
     for column in added:
         listed.append(

@@ -48,7 +48,8 @@ def test_the_wheel_has_its_licence_and_entry_points(wheel):
         assert wheel.read(f"{info}/licenses/{name}") == (ROOT / name).read_bytes()
     metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
     assert metadata["License-Expression"] == "Apache-2.0"
-    assert set(metadata.get_all("Provides-Extra")) == {"airflow", "spark", "cli", "glue", "hive"}
+    extras = {"airflow", "spark", "cli", "rehearse", "glue", "hive"}
+    assert set(metadata.get_all("Provides-Extra")) == extras
     points = wheel.read(f"{info}/entry_points.txt").decode().split()
     assert points == [
         *("[console_scripts]", "waldelta", "=", "waldelta.__main__:main"),

@@ -114,7 +114,7 @@ def dependencies(*extras: str) -> dict[str, Requirement]:
     return {canonical(one.name): one for one in named}
 
 
-EXTRAS = ("airflow", "spark", "cli", "glue", "hive")
+EXTRAS = ("airflow", "spark", "cli", "rehearse", "glue", "hive")
 
 
 def test_the_pinned_versions_are_in_the_wheels_ranges():
@@ -133,7 +133,7 @@ def test_the_clients_range_is_that_of_pyspark():
 
 # What an import of the wheel's packages needs: which extras have it, besides the base.
 WHEEL = {
-    "include/waldelta": ("spark", "cli", "glue", "hive"),
+    "include/waldelta": ("spark", "cli", "rehearse", "glue", "hive"),
     "include/waldelta_airflow": ("airflow",),
 }
 # Of pyspark[connect], pyspark-client and boto3.

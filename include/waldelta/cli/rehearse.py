@@ -1,0 +1,61 @@
+"""``waldelta rehearse``: reads what a rehearsal needs, and prints and writes its report."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+
+from waldelta.cli._output import Output
+from waldelta.config import PipelineFile, load_pipeline_file
+from waldelta.config.airflow_connection import take_from_airflow
+from waldelta.errors import ConfigError
+from waldelta.postgres import conninfo_from_environment
+from waldelta.rehearsal.migration import read_migrations
+from waldelta.rehearsal.production import Production, read_production, read_schema_file
+from waldelta.rehearsal.rehearsal import RehearsalOptions, rehearse
+
+
+def run_rehearse(options: argparse.Namespace, output: Output) -> bool:
+    """Rehearse a migration; returns whether the report has findings of a kind in --fail-on.
+
+    Files are read before the source is asked, and reports are written before the text is printed.
+    """
+    if options.schema is not None and (options.source is not None or options.sample):
+        raise ConfigError("--schema reads no connection: leave --from and --sample out")
+    file, migration = load_pipeline_file(options.file), read_migrations(options.migration)
+    production = _production(options, file)
+    scratch = None if options.scratch is None else _conninfo(options.scratch)
+    own = logging.getLogger("waldelta")
+    if own.level > logging.DEBUG:  # The pipeline's own runs would hide the progress.
+        own.setLevel(logging.CRITICAL)
+        logging.getLogger("waldelta.rehearsal").setLevel(logging.INFO)
+    report = rehearse(
+        file,
+        production,
+        migration,
+        RehearsalOptions(scratch, options.role, options.statement_timeout),
+    )
+    kinds = options.fail_on
+    for path, text in (
+        (options.markdown, report.as_markdown(kinds)),
+        (options.junit, report.as_junit(kinds)),
+    ):
+        if path is not None:
+            path.write_text(text, encoding="utf-8")
+    output.show(report.as_json(), report.as_text(kinds))
+    return bool(report.failures(kinds))
+
+
+def _production(options: argparse.Namespace, file: PipelineFile) -> Production:
+    if options.schema is not None:
+        return read_schema_file(options.schema)
+    tables = [
+        table.name for publication in file.source.publications for table in publication.tables
+    ]
+    conninfo = _conninfo(options.source or file.source.conn_id)
+    return read_production(conninfo, options.sample, tables)
+
+
+def _conninfo(conn_id: str) -> str:
+    take_from_airflow([conn_id])
+    return conninfo_from_environment(conn_id)

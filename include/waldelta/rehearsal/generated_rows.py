@@ -1,0 +1,306 @@
+"""Rows for the tables of a schema, made from types, constraints and foreign keys.
+
+The value of a column in row ``g`` is an expression of ``g``. A foreign key's column has the
+expression of the column that it references, so the rows of both tables with one ``g`` go together.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from waldelta.postgres import Connection, fetch
+
+# Each table's first rows. A foreign key finds its row, because all tables have the same ones.
+ROWS = 8
+# Foreign keys of foreign keys are followed so far.
+_DEEPEST = 8
+# How many combinations of literals of its constraints a table's rows are tried with.
+_ATTEMPTS = 40
+
+_BY_TYPE: Mapping[str, str] = {
+    "int2": "(g % 32000)::int2",
+    "int4": "g::int4",
+    "int8": "g::int8",
+    "numeric": "g::numeric",
+    "float4": "g::float4",
+    "float8": "g::float8",
+    "money": "g::numeric::money",
+    "bool": "g % 2 = 0",
+    "date": "date '2024-01-01' + g::int4",
+    "timestamp": "timestamp '2024-01-01' + g * interval '1 minute'",
+    "timestamptz": "timestamptz '2024-01-01 00:00+00' + g * interval '1 minute'",
+    "time": "time '00:00' + g * interval '1 second'",
+    "timetz": "timetz '00:00+00' + g * interval '1 second'",
+    "interval": "g * interval '1 minute'",
+    "uuid": "md5(g::text)::uuid",
+    "json": "json_build_object('n', g)",
+    "jsonb": "jsonb_build_object('n', g)",
+    "bytea": "decode(md5(g::text), 'hex')",
+    "inet": "inet '10.0.0.0' + g",
+    "cidr": "(host(inet '10.0.0.0' + g) || '/32')::cidr",
+    "macaddr": "('08:00:2b:01:' || to_char(g / 100 % 100, 'FM00') || ':'"
+    " || to_char(g % 100, 'FM00'))::macaddr",
+    "bit": "g::int4::bit(32)",
+    "varbit": "g::int4::bit(32)::varbit",
+    "xml": "('<n>' || g || '</n>')::xml",
+    "tsvector": "to_tsvector('simple', 'word' || g)",
+    "tsquery": "to_tsquery('simple', 'word' || g)",
+    "point": "point(g, g)",
+    "oid": "g::oid",
+    "int4range": "int4range(g::int4, g::int4 + 1)",
+    "int8range": "int8range(g, g + 1)",
+    "numrange": "numrange(g, g + 1)",
+    "daterange": "daterange(date '2024-01-01' + g::int4, date '2024-01-02' + g::int4)",
+    "tsrange": "tsrange(timestamp '2024-01-01' + g * interval '1 day', null)",
+    "tstzrange": "tstzrange(timestamptz '2024-01-01 00:00+00' + g * interval '1 day', null)",
+}
+# A text that fits its column keeps its end, which tells rows apart.
+_TEXT = "right('value ' || g, {})"
+_LITERAL = re.compile(r"'((?:[^']|'')*)'|(?<![\w.'])(-?\d+(?:\.\d+)?)(?![\w.'])")
+
+
+# All tables have the first rows, so a foreign key of any row finds one of them.
+_SHARED_ROW = f"from (select 1 + (g - 1) % {ROWS} as g) as r"
+
+
+@dataclass(frozen=True, slots=True)
+class WritableColumn:
+    """A column that an INSERT names; ``values`` are expressions of ``g`` to be tried in turn."""
+
+    name: str
+    values: Sequence[str]
+    is_key: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WritableTable:
+    """A table of the schema, not a partition, with the columns that get values."""
+
+    oid: int
+    schema: str
+    name: str
+    owner: str
+    columns: Sequence[WritableColumn]
+
+    @property
+    def id(self) -> sql.Identifier:
+        """The table's name in SQL."""
+        return sql.Identifier(self.schema, self.name)
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    def insert(self, attempt: int, first: int, last: int) -> sql.Composed:
+        """Returns the INSERT of the rows from ``first`` to ``last``, by the attempt's values.
+
+        Attempt 0 has values by type alone; each other one a choice that is always the same.
+        """
+        choice = random.Random(attempt)  # noqa: S311 - no secret
+        if not self.columns:
+            return sql.SQL("insert into {} default values").format(self.id)
+        return sql.SQL(
+            "insert into {} ({}) overriding system value select {}"
+            " from generate_series({}::bigint, {}) as g on conflict do nothing"
+        ).format(
+            self.id,
+            sql.SQL(", ").join(sql.Identifier(column.name) for column in self.columns),
+            sql.SQL(", ").join(
+                sql.SQL(choice.choice(column.values) if attempt else column.values[0])
+                for column in self.columns
+            ),
+            first,
+            last,
+        )
+
+
+def read_tables(connection: Connection, oids: Iterable[int] | None = None) -> list[WritableTable]:
+    """Returns the tables of the user's schemas, or these, partitions under their root."""
+    wanted = None if oids is None else list(oids)
+    tables = fetch(connection, _TABLES, {"oids": wanted})
+    columns = fetch(connection, _COLUMNS, {"oids": [table.oid for table in tables]})
+    by_column = {(column.relid, column.attnum): column for column in columns}
+    keys = fetch(connection, _FOREIGN_KEYS, {})
+    referenced = {(key.relid, key.attnum): (key.other, key.other_attnum) for key in keys}
+    literals: dict[tuple[int, int], list[str]] = {}
+    for bound in fetch(connection, _LITERALS, {}):
+        found = literals.setdefault((bound.relid, bound.attnum), [])
+        for text, number in _LITERAL.findall(bound.text):
+            found += [f"{number} + 1", f"{number} - 1", number] if number else [f"'{text}'"]
+
+    def values(place: tuple[int, int], depth: int = 0) -> list[str]:
+        other = referenced.get(place)
+        column = by_column[place]
+        if other is not None and other != place and other in by_column and depth < _DEEPEST:
+            return [
+                f"(select {value} {_SHARED_ROW})::{column.type}"
+                for value in values(other, depth + 1)
+            ]
+        own = [f"({text})::{column.type}" for text in dict.fromkeys(literals.get(place, ()))]
+        return [*_base(column), *own]
+
+    return [
+        WritableTable(
+            table.oid,
+            table.nspname,
+            table.relname,
+            table.owner,
+            [
+                WritableColumn(column.attname, values((column.relid, column.attnum)), column.is_key)
+                for column in columns
+                if column.relid == table.oid and not column.attgenerated
+            ],
+        )
+        for table in tables
+    ]
+
+
+def _base(column: Any) -> list[str]:
+    if column.labels:
+        listed = ", ".join("'" + label.replace("'", "''") + "'" for label in column.labels)
+        value = f"(array[{listed}])[1 + g % {len(column.labels)}]"
+    elif column.base in ("varchar", "bpchar", "text", "name", "citext"):
+        value = _TEXT.format(column.length or 60)
+    elif column.base == "numeric" and column.digits:
+        value = f"(g % {10 ** min(column.digits, 18)})::numeric"
+    elif column.is_array:
+        return ["'{}'" + f"::{column.type}"]
+    elif (value := _BY_TYPE.get(column.base, "")) == "":
+        value = "null"
+    return [f"({value})::{column.type}"]
+
+
+@dataclass(slots=True)
+class Filling:
+    """The rows that tables got; ``refused`` says why a table has none."""
+
+    attempts: dict[int, int] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def fill(connection: Connection, tables: Sequence[WritableTable]) -> Filling:
+    """Write the first rows of each table, with triggers and foreign keys switched off if possible.
+
+    Sequences go on behind them.
+    """
+    filling = Filling()
+    with suppress(psycopg.errors.InsufficientPrivilege):
+        connection.execute("set session_replication_role = replica")
+    for table in tables:
+        attempt, why = write_rows(connection, table, 1, ROWS)
+        if attempt is None:
+            filling.refused[str(table)] = why
+        else:
+            filling.attempts[table.oid] = attempt
+    with suppress(psycopg.errors.InsufficientPrivilege):
+        connection.execute("reset session_replication_role")
+    for (name,) in connection.execute(_SEQUENCES).fetchall():
+        connection.execute("select setval(%s::regclass, %s)", [name, 1_000_000])
+    return filling
+
+
+def write_rows(
+    connection: Connection, table: WritableTable, first: int, last: int
+) -> tuple[int | None, str]:
+    """Write rows by the first attempt that writes one; returns its number, or None and why."""
+    why = "no row was written"
+    for attempt in range(_ATTEMPTS):
+        try:
+            if connection.execute(table.insert(attempt, first, last)).rowcount:
+                return attempt, ""
+        except psycopg.errors.ObjectNotInPrerequisiteState:
+            raise
+        except psycopg.Error as err:
+            why = str(err.diag.message_primary or err)
+    return None, why
+
+
+def changes(table: WritableTable) -> Iterator[tuple[str, sql.Composed]]:
+    """Yields an UPDATE of one row and a DELETE of another, by the operation's name."""
+    one = sql.SQL(
+        "(tableoid, ctid) = (select tableoid, ctid from {} order by tableoid, ctid {} limit 1)"
+    )
+    first, last = (one.format(table.id, sql.SQL(direction)) for direction in ("asc", "desc"))
+    if table.columns:
+        plain = [column for column in table.columns if not column.is_key] or table.columns
+        name = sql.Identifier(plain[-1].name)
+        yield (
+            "update",
+            sql.SQL("update {} set {} = {} where {}").format(table.id, name, name, first),
+        )
+    yield "delete", sql.SQL("delete from {} where {}").format(table.id, last)
+
+
+_TABLES = """
+select c.oid, n.nspname, c.relname, pg_get_userbyid(c.relowner) as owner
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence <> 't'
+  and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
+  and not exists (select from pg_depend d where d.objid = c.oid and d.deptype = 'e')
+  and (%(oids)s::oid[] is null or c.oid = any(%(oids)s::oid[]))
+order by n.nspname, c.relname
+"""
+_COLUMNS = """
+with recursive bases as (
+  select t.oid, t.oid as base, t.typtypmod as typmod from pg_type t where t.typtype <> 'd'
+  union all
+  select t.oid, b.base, case when t.typtypmod >= 0 then t.typtypmod else b.typmod end
+  from pg_type t join bases b on b.oid = t.typbasetype where t.typtype = 'd'
+)
+select a.attrelid as relid, a.attnum, a.attname, a.attgenerated,
+       format_type(a.atttypid, a.atttypmod) as type, t.typname as base,
+       t.typcategory = 'A' as is_array,
+       case when m.typmod > 4 and t.typname in ('varchar', 'bpchar')
+            then m.typmod - 4 end as length,
+       case when m.typmod > 4 and t.typname = 'numeric'
+            then ((m.typmod - 4) >> 16) - ((m.typmod - 4) & 65535) end as digits,
+       (select array_agg(e.enumlabel::text order by e.enumsortorder)
+        from pg_enum e where e.enumtypid = t.oid) as labels,
+       exists (select from pg_index i where i.indrelid = a.attrelid and i.indisunique
+               and a.attnum = any(i.indkey)) or exists (
+         select from pg_constraint k where k.conrelid = a.attrelid and k.contype = 'f'
+         and a.attnum = any(k.conkey)) as is_key
+from pg_attribute a
+join bases b on b.oid = a.atttypid
+join pg_type t on t.oid = b.base
+cross join lateral (
+  select case when a.atttypmod >= 0 then a.atttypmod else b.typmod end as typmod
+) m
+where a.attnum > 0 and not a.attisdropped and a.attrelid = any(%(oids)s)
+order by a.attrelid, a.attnum
+"""
+_FOREIGN_KEYS = """
+select k.conrelid as relid, k.conkey[i] as attnum,
+       k.confrelid as other, k.confkey[i] as other_attnum
+from pg_constraint k cross join lateral generate_subscripts(k.conkey, 1) as i
+where k.contype = 'f' and k.conparentid = 0
+"""
+# The text of each constraint that a column is part of: checks, also those of its domain, and the
+# bounds of partitions.
+_LITERALS = """
+select k.conrelid as relid, a.attnum, pg_get_constraintdef(k.oid) as text
+from pg_constraint k join pg_attribute a on a.attrelid = k.conrelid and a.attnum = any(k.conkey)
+where k.contype = 'c'
+union all
+select a.attrelid, a.attnum, pg_get_constraintdef(k.oid)
+from pg_constraint k join pg_attribute a on a.atttypid = k.contypid
+where k.contype = 'c' and k.contypid <> 0 and a.attnum > 0
+union all
+select p.partrelid, a, pg_get_expr(c.relpartbound, c.oid)
+from pg_partitioned_table p
+cross join lateral unnest(p.partattrs::int2[]) as a
+cross join lateral pg_partition_tree(p.partrelid) as part
+join pg_class c on c.oid = part.relid
+where part.level > 0
+"""
+_SEQUENCES = """
+select c.oid::regclass::text from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.relkind = 'S' and n.nspname not in ('pg_catalog', 'information_schema')
+"""

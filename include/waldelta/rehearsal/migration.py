@@ -1,0 +1,110 @@
+"""The statements of migration files, each with its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from sqlglot.dialects.postgres import Postgres
+from sqlglot.errors import TokenError
+from sqlglot.tokenizer_core import Token, TokenType
+
+from waldelta.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class SqlCommand:
+    """One SQL statement of a file, without comments before it and without its semicolon."""
+
+    text: str
+    file: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """The file and the line, as editors and compilers write them."""
+        return f"{self.file}:{self.line}"
+
+
+def read_migrations(paths: Sequence[Path]) -> list[SqlCommand]:
+    """Returns the statements of the files, in the order of the files.
+
+    Raises ConfigError as ``statements`` does, and for a file that can't be read or has no
+    statement.
+    """
+    found: list[SqlCommand] = []
+    for path in paths:
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as err:
+            before = path.read_bytes()[: err.start]
+            raise ConfigError(
+                f"{path}:{before.count(10) + 1}: the file isn't UTF-8: save it in UTF-8"
+            ) from None
+        except OSError as err:
+            raise ConfigError(f"{path} can't be read: {err.strerror}") from None
+        own = list(statements(text, str(path)))
+        if not own:
+            raise ConfigError(f"{path} has no SQL statement")
+        found += own
+    return found
+
+
+def statements(text: str, file: str) -> Iterator[SqlCommand]:
+    """Yields the statements of SQL as a client sends it to PostgreSQL.
+
+    Raises ConfigError for a string or comment without an end, a command of psql, and a COPY that
+    reads its rows from the file.
+    """
+    try:
+        tokens = Postgres.Tokenizer().tokenize(text)
+    except TokenError:
+        raise ConfigError(
+            f"{file} can't be divided into statements: a quote, comment or dollar quote has no end"
+        ) from None
+    for first, end in _spans(tokens):
+        _refuse_command(first, text, file)
+        stop = len(text) if end is None else end.start
+        statement = SqlCommand(text[first.start : stop].strip(), file, first.line)
+        words = statement.text.lower().split()
+        if words[0] == "copy" and words[-1] == "stdin":
+            raise ConfigError(
+                f"{statement.place}: COPY FROM stdin reads rows that only psql sends: write INSERTs"
+            )
+        yield statement
+
+
+def _spans(tokens: Sequence[Token]) -> Iterator[tuple[Token, Token | None]]:
+    """Yields each statement's first token, and its semicolon, None at the end of the file.
+
+    The semicolons in a function's body of standard SQL (BEGIN ATOMIC) end no statement.
+    """
+    first: Token | None = None
+    depth = 0
+    for token, follower in pairwise([*tokens, None]):
+        if token is None:
+            continue
+        word = token.text.lower()
+        if follower is not None and word == "begin" and follower.text.lower() == "atomic":
+            depth = 1
+        elif depth and token.token_type in (TokenType.CASE, TokenType.END):
+            depth += 1 if token.token_type is TokenType.CASE else -1
+        if token.token_type is TokenType.SEMICOLON and not depth:
+            if first is not None:
+                yield first, token
+            first = None
+        elif first is None:
+            first = token
+    if first is not None:
+        yield first, None
+
+
+def _refuse_command(first: Token, text: str, file: str) -> None:
+    if first.text.startswith("\\"):
+        command = text[first.start :].split("\n", 1)[0].strip()
+        raise ConfigError(
+            f"{file}:{first.line}: {command} is a command of psql, not SQL: leave it out, and pass"
+            " files that it includes as files of their own"
+        )

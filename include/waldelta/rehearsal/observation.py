@@ -1,0 +1,220 @@
+"""What a statement does on the server: its locks, rewrites, scans and new indexes, as seen.
+
+Locks are those of the statement's own transaction (pg_locks), rewrites are new files (relfilenode),
+and scans the rows that its transaction read (pg_stat_xact_all_tables).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from waldelta.postgres import Connection
+
+# In the order of their strength, with what waits for a transaction that has one.
+LOCK_MODES: Mapping[str, str] = {
+    "AccessShareLock": "",
+    "RowShareLock": "",
+    "RowExclusiveLock": "",
+    "ShareUpdateExclusiveLock": "",
+    "ShareLock": "writers",
+    "ShareRowExclusiveLock": "writers",
+    "ExclusiveLock": "writers",
+    "AccessExclusiveLock": "readers and writers",
+}
+_STRENGTH = {mode: number for number, mode in enumerate(LOCK_MODES)}
+_SAMPLE_S = 0.005
+_BEGIN = ("begin", "start")
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What one statement did; relations by their oids.
+
+    ``locks`` has the strongest mode on each table, ``read`` how many rows were read of it,
+    ``rewritten`` the tables with new files, ``indexed`` those with a new index, ``renamed`` columns
+    by table and former name, and ``error`` why PostgreSQL refused the statement. ``names`` has the
+    tables before and after it.
+    """
+
+    names: Mapping[int, str] = field(default_factory=dict)
+    locks: Mapping[int, str] = field(default_factory=dict)
+    read: Mapping[int, int] = field(default_factory=dict)
+    rewritten: frozenset[int] = frozenset()
+    indexed: frozenset[int] = frozenset()
+    renamed: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    status: str = ""
+    error: str | None = None
+
+    def blocked_by(self, oid: int) -> str:
+        """Returns who waits for the statement's lock on a table; empty if nobody does."""
+        return LOCK_MODES.get(self.locks.get(oid, ""), "")
+
+
+def observe(session: Connection, watcher: Connection, text: str) -> Effect:
+    """Run a statement in ``session``, in a transaction of its own where PostgreSQL allows that.
+
+    ``watcher`` is another session's connection; both are in autocommit. Within a transaction that
+    the migration has begun, what the statement adds is seen.
+    """
+    before = _Relations.read(session)
+    is_own = _is_idle(session) and text.split(maxsplit=1)[0].lower() not in _BEGIN
+    if is_own:
+        session.execute("begin")
+    locks, rows = ({}, {}) if is_own else (_locks(session), _rows_read(session))
+    try:
+        cursor = session.execute(text)
+    except (
+        psycopg.errors.ActiveSqlTransaction,
+        psycopg.errors.InvalidTransactionTermination,
+    ) as err:
+        if not is_own:
+            return Effect(before.names, error=str(err.diag.message_primary))
+        session.execute("rollback")
+        return _observe_outside(session, watcher, text, before)
+    except psycopg.Error as err:
+        if is_own and not session.closed:
+            session.execute("rollback")
+        return Effect(before.names, error=_error_text(err))
+    effect = Effect(status=cursor.statusmessage or "")
+    if _is_idle(session):  # The statement ended the transaction.
+        return _between(effect, before, _Relations.read(session))
+    taken = _locks(session)
+    added = {oid: mode for oid, mode in taken.items() if mode != locks.get(oid)}
+    read = {oid: n - rows.get(oid, 0) for oid, n in _rows_read(session).items()}
+    after = _Relations.read(session)
+    if is_own:
+        try:
+            session.execute("commit")
+        except psycopg.Error as err:  # A deferred constraint
+            return Effect(before.names, error=_error_text(err))
+    return _between(effect, before, after, added, {oid: n for oid, n in read.items() if n > 0})
+
+
+def _observe_outside(
+    session: Connection,
+    watcher: Connection,
+    text: str,
+    before: _Relations,
+) -> Effect:
+    """Observe a statement that allows no transaction around it, by samples of its locks."""
+    locks: dict[int, str] = {}
+    done = threading.Event()
+
+    def sample() -> None:
+        while not done.is_set():
+            with suppress(psycopg.Error):
+                _keep_strongest(locks, _locks(watcher, session.info.backend_pid))
+            time.sleep(_SAMPLE_S)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        cursor = session.execute(text)
+    except psycopg.Error as err:
+        return Effect(before.names, error=_error_text(err))
+    finally:
+        done.set()
+        thread.join()
+    effect = Effect(status=cursor.statusmessage or "")
+    return _between(effect, before, _Relations.read(session), locks)
+
+
+def _between(
+    effect: Effect,
+    before: _Relations,
+    after: _Relations,
+    locks: Mapping[int, str] | None = None,
+    read: Mapping[int, int] | None = None,
+) -> Effect:
+    known = before.files.keys() & after.files.keys()
+    return Effect(
+        {**before.names, **after.names},
+        {} if locks is None else {o: mode for o, mode in locks.items() if o in before.names},
+        {} if read is None else {o: n for o, n in read.items() if o in before.names},
+        frozenset(oid for oid in known if before.files[oid] != after.files[oid]),
+        frozenset(
+            oid
+            for oid, indexes in after.indexes.items()
+            if oid in before.names and indexes - before.indexes.get(oid, frozenset())
+        ),
+        {
+            (after.names[oid], name): after.columns[oid][number]
+            for oid in before.columns.keys() & after.columns.keys()
+            for number, name in before.columns[oid].items()
+            if after.columns[oid].get(number, name) != name
+        },
+        effect.status,
+    )
+
+
+def _error_text(err: psycopg.Error) -> str:
+    parts = (err.diag.message_primary or str(err), err.diag.message_detail, err.diag.message_hint)
+    return "; ".join(part for part in parts if part)
+
+
+def _is_idle(session: Connection) -> bool:
+    return session.info.transaction_status is TransactionStatus.IDLE
+
+
+def _keep_strongest(known: dict[int, str], found: Mapping[int, str]) -> None:
+    for oid, mode in found.items():
+        known[oid] = max(known.get(oid, mode), mode, key=_STRENGTH.__getitem__)
+
+
+def _locks(connection: Connection, pid: int | None = None) -> dict[int, str]:
+    strongest: dict[int, str] = {}
+    for oid, mode in connection.execute(_LOCKS, [pid or connection.info.backend_pid]).fetchall():
+        _keep_strongest(strongest, {oid: mode})
+    return strongest
+
+
+def _rows_read(session: Connection) -> dict[int, int]:
+    return dict(session.execute(_ROWS_READ).fetchall())
+
+
+@dataclass(frozen=True, slots=True)
+class _Relations:
+    names: dict[int, str]
+    files: dict[int, int]
+    indexes: dict[int, frozenset[int]]
+    columns: dict[int, dict[int, str]]
+
+    @classmethod
+    def read(cls, session: Connection) -> _Relations:
+        rows = session.execute(_RELATIONS).fetchall()
+        return cls(
+            {oid: name for oid, name, *_ in rows},
+            {oid: file for oid, _, file, *_ in rows if file},
+            {oid: frozenset(indexes) for oid, _, _, indexes, *_ in rows},
+            {oid: dict(zip(numbers, names, strict=True)) for oid, *_, numbers, names in rows},
+        )
+
+
+_LOCKS = """
+select l.relation, l.mode from pg_locks l join pg_class c on c.oid = l.relation
+where l.pid = %s and l.locktype = 'relation' and l.granted and c.relkind in ('r', 'p')
+  and l.database = (select oid from pg_database where datname = current_database())
+  and c.relnamespace <> 'pg_catalog'::regnamespace
+"""
+_ROWS_READ = """
+select relid, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
+from pg_stat_xact_all_tables where schemaname not in ('pg_catalog', 'pg_toast')
+"""
+_RELATIONS = """
+select c.oid::int8, format('%s.%s', n.nspname, c.relname), c.relfilenode::int8,
+       array(select indexrelid::int8 from pg_index where indrelid = c.oid),
+       array(select attnum::int4 from pg_attribute
+             where attrelid = c.oid and attnum > 0 and not attisdropped order by attnum),
+       array(select attname::text from pg_attribute
+             where attrelid = c.oid and attnum > 0 and not attisdropped order by attnum)
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.relkind in ('r', 'p') and n.nspname not in ('pg_catalog', 'information_schema')
+  and c.relpersistence <> 't'
+"""

@@ -1,0 +1,247 @@
+"""What a rehearsal takes from production: the schema, and how large its tables are.
+
+Everything is read in one snapshot, in transactions that PostgreSQL itself keeps read-only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from waldelta.errors import ConfigError
+from waldelta.postgres import Connection, connect, named_loss
+from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, local_versions
+from waldelta.rehearsal.generated_rows import WritableTable
+from waldelta.rehearsal.migration import SqlCommand, statements
+
+_READ_ONLY = "-c default_transaction_read_only=on"
+_DUMPED_BY = re.compile(r"^-- Dumped from database version (\d+)", re.MULTILINE)
+# Commands by which pg_dump's output talks to psql alone.
+_OF_PSQL = re.compile(r"^\\(restrict|unrestrict|connect)\b.*$", re.MULTILINE)
+_NAME = r'(?:"(?:[^"]|"")+"|[\w$]+)'
+_ROLES = re.compile(rf"\b(?:to|from|for role)\s+({_NAME}(?:\s*,\s*{_NAME})*)", re.IGNORECASE)
+_NO_ROLES = {"public", "session_user", "current_user", "current_role", "none"}
+# What the dump of a whole server has, and what would connect to another one.
+_SKIPPED = (("create", "database"), ("alter", "database"), ("create", "subscription"))
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize:
+    """A table at the source, its partitions included."""
+
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Production:
+    """The schema as SQL, and, where a connection gave it, the sizes of tables by ``schema.table``.
+
+    ``version`` is the server's major version, ``source`` what the schema was read from, and
+    ``rows`` are samples of tables as COPY writes them, by table and column list.
+    """
+
+    schema: str = field(repr=False)
+    source: str
+    version: int | None
+    sizes: Mapping[str, TableSize] = field(default_factory=dict)
+    wal_bytes_per_second: float | None = None
+    rows: Mapping[str, tuple[Sequence[str], bytes]] = field(default_factory=dict, repr=False)
+
+
+def read_schema_file(path: Path) -> Production:
+    """Returns the schema in a file of ``pg_dump --schema-only``, or in any file of SQL.
+
+    Raises ConfigError for a file that can't be read, or isn't UTF-8.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} isn't UTF-8: write it by pg_dump --encoding=UTF8") from None
+    except OSError as err:
+        raise ConfigError(f"{path} can't be read: {err.strerror}") from None
+    found = _DUMPED_BY.search(text)
+    return Production(text, str(path), int(found[1]) if found else None)
+
+
+def read_production(conninfo: str, sample: int = 0, tables: Sequence[str] = ()) -> Production:
+    """Returns the schema of a database by pg_dump, the sizes of its tables, and samples of rows.
+
+    Raises SourceUnreachable and other errors of the connection, and ConfigError where this machine
+    has no pg_dump that is as new as the server, or where pg_dump fails.
+    """
+    with named_loss(conninfo), connect(conninfo, "waldelta rehearse") as connection:
+        connection.execute("set default_transaction_read_only = on")
+        with _snapshot(connection) as snapshot:
+            version = connection.info.server_version // 10_000
+            at = f"the connection to {connection.info.host or 'the socket'}"
+            schema = _dump(conninfo, version, snapshot)
+            sizes = {
+                name: TableSize(int(rows), int(size))
+                for name, rows, size in connection.execute(_SIZES).fetchall()
+            }
+            ((rate,),) = connection.execute(_WAL).fetchall()
+            rows = {name: _sample(connection, name, sample) for name in tables if sample}
+    speed = float(rate) if rate is not None else None
+    return Production(schema, at, version, sizes, speed, rows)
+
+
+@contextmanager
+def _snapshot(connection: Connection) -> Iterator[str]:
+    connection.execute("begin isolation level repeatable read, read only")
+    try:
+        ((snapshot,),) = connection.execute("select pg_export_snapshot()").fetchall()
+        yield str(snapshot)
+    finally:
+        if not connection.closed:
+            connection.execute("rollback")
+
+
+def _dump(conninfo: str, version: int, snapshot: str) -> str:
+    newer = [one for one in local_versions() if one >= version]
+    if not newer:
+        raise ConfigError(
+            f"the source is PostgreSQL {version}, and this machine has no pg_dump of that version:"
+            f" run `pg_dump --schema-only` elsewhere and pass its output with --schema"
+        )
+    program = EmbeddedPostgres(Path(), newer[0]).bin / "pg_dump"
+    fields = conninfo_to_dict(conninfo)
+    # Other users see the arguments of a process, and not its environment.
+    password = fields.pop("password", None)
+    done = subprocess.run(
+        [
+            program,
+            "--schema-only",
+            "--no-sync",
+            f"--snapshot={snapshot}",
+            f"--dbname={make_conninfo('', **fields)}",
+        ],
+        capture_output=True,
+        check=False,
+        env={
+            **os.environ,
+            "PGOPTIONS": _READ_ONLY,
+            "PGCLIENTENCODING": "UTF8",
+            **({} if password is None else {"PGPASSWORD": str(password)}),
+        },
+    )
+    if done.returncode:
+        told = done.stderr.decode(errors="replace").strip()
+        raise ConfigError(
+            f"pg_dump of the source's schema failed: {told}: let another role run `pg_dump"
+            " --schema-only`, and pass its output with --schema"
+        )
+    return done.stdout.decode()
+
+
+def _sample(connection: Connection, name: str, rows: int) -> tuple[Sequence[str], bytes]:
+    columns = [row[0] for row in connection.execute(_STORED_COLUMNS, [name]).fetchall()]
+    query = sql.SQL("copy (select {} from {} limit {}) to stdout").format(
+        sql.SQL(", ").join(map(sql.Identifier, columns)),
+        sql.SQL(name),  # As the pipeline file writes it: quoted where it must be.
+        rows,
+    )
+    with connection.cursor().copy(query) as copy:
+        return columns, b"".join(bytes(part) for part in copy)
+
+
+def load_schema(connection: Connection, production: Production) -> None:
+    """Make the schema's objects, and the roles that it names.
+
+    Raises ConfigError with the line of a statement that the scratch server refuses.
+    """
+    text = _OF_PSQL.sub("", production.schema)
+    for statement in statements(text, production.source):
+        words = statement.text.lower().split(maxsplit=3)
+        if tuple(words[:2]) in _SKIPPED:
+            continue
+        if words[0] in ("alter", "grant", "revoke", "create"):
+            _make_roles(connection, statement)
+        try:
+            connection.execute(statement.text)
+        except psycopg.errors.DuplicateSchema:
+            continue
+        except psycopg.Error as err:
+            # A setting of a newer server than this one.
+            if words[0] == "set" and isinstance(err, psycopg.errors.UndefinedObject):
+                continue
+            raise _refused(statement, words, err) from None
+    connection.execute("reset all")
+
+
+def _refused(statement: SqlCommand, words: Sequence[str], err: psycopg.Error) -> ConfigError:
+    remedy = "correct the schema"
+    if words[:2] == ["create", "extension"]:
+        remedy = (
+            "pass --scratch with the connection of a server that has the extension, or a --schema"
+            " without it"
+        )
+    return ConfigError(
+        f"{statement.place}: the scratch server refuses the schema ({err.diag.message_primary}):"
+        f" {remedy}"
+    )
+
+
+def _make_roles(connection: Connection, statement: SqlCommand) -> None:
+    if statement.text.lower().startswith("create") and "policy" not in statement.text.lower():
+        return
+    for listed in _ROLES.findall(statement.text):
+        for name in re.findall(_NAME, listed):
+            role = name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
+            if role in _NO_ROLES or role.startswith("pg_"):
+                continue
+            there = connection.execute("select from pg_roles where rolname = %s", [role]).fetchall()
+            if not there:
+                make = sql.SQL("create role {} login").format(sql.Identifier(role))
+                connection.execute(make)
+
+
+def load_rows(
+    connection: Connection, tables: Sequence[WritableTable], production: Production
+) -> list[str]:
+    """Write the samples of rows; returns the tables whose sample the scratch server refused."""
+    refused = []
+    connection.execute("set session_replication_role = replica")
+    for table in tables:
+        if (sample := production.rows.get(str(table))) is None:
+            continue
+        columns = sql.SQL(", ").join(map(sql.Identifier, sample[0]))
+        query = sql.SQL("copy {} ({}) from stdin").format(table.id, columns)
+        try:
+            with connection.cursor().copy(query) as copy:
+                copy.write(sample[1])
+        except psycopg.Error:
+            refused.append(str(table))
+    connection.execute("reset session_replication_role")
+    return refused
+
+
+# pg_partition_tree() has no row for a table that is neither partitioned nor a partition.
+_SIZES = """
+select format('%s.%s', n.nspname, c.relname),
+       sum(greatest(coalesce(p.reltuples, c.reltuples), 0)),
+       sum(pg_total_relation_size(coalesce(p.oid, c.oid)))
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+left join lateral pg_partition_tree(c.oid) t on t.isleaf
+left join pg_class p on p.oid = t.relid
+where c.relkind in ('r', 'p') and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
+group by n.nspname, c.relname
+"""
+_WAL = """
+select (select wal_bytes / extract(epoch from now() - stats_reset)
+        from pg_stat_wal where stats_reset < now() - interval '10 minutes')
+"""
+_STORED_COLUMNS = """
+select attname from pg_attribute
+where attrelid = %s::regclass and attnum > 0 and not attisdropped and attgenerated = ''
+order by attnum
+"""

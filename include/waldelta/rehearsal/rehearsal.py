@@ -1,0 +1,265 @@
+"""A rehearsal: a migration runs statement by statement, while the application writes.
+
+After each statement the pipeline consumes, copies what needs a copy, and is compared with its
+source. Within a transaction of the migration, that follows its end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import psycopg
+from psycopg import sql
+from psycopg.pq import TransactionStatus
+
+from waldelta.config import PipelineFile
+from waldelta.errors import ConfigError
+from waldelta.postgres import Connection
+from waldelta.quantities import counted, duration, size
+from waldelta.rehearsal.generated_rows import (
+    WritableTable,
+    changes,
+    fill,
+    read_tables,
+    write_rows,
+)
+from waldelta.rehearsal.migration import SqlCommand
+from waldelta.rehearsal.observation import Effect, observe
+from waldelta.rehearsal.production import Production, load_rows, load_schema
+from waldelta.rehearsal.rehearsed_pipeline import COPIED_PER_SECOND, RehearsedPipeline
+from waldelta.rehearsal.report import Impact, Report, StepReport
+from waldelta.rehearsal.scratch_server import ScratchDatabase, scratch_database
+from waldelta.spark import Runner, open_runner
+
+log = logging.getLogger(__name__)
+
+# PostgreSQL refuses an UPDATE or DELETE of a published table so: it has no replica identity, or
+# the filter or column list of its publication uses other columns.
+_REFUSALS = (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.InvalidColumnReference)
+# What is read in a second, for example by the validation of a constraint.
+_READ_PER_SECOND = 200 << 20
+_FIRST_ROW = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsalOptions:
+    """How a rehearsal runs: the server and role of the migration, and the time for a statement."""
+
+    scratch_dsn: str | None = None
+    role: str | None = None
+    statement_timeout_s: float = 60.0
+
+
+def rehearse(
+    file: PipelineFile,
+    production: Production,
+    migration: Sequence[SqlCommand],
+    options: RehearsalOptions = RehearsalOptions(),
+) -> Report:
+    """Run a migration on a throw-away copy of a schema, with the pipeline behind it.
+
+    Raises ConfigError where the schema can't be made or the pipeline can't be set up on it.
+    """
+    with scratch_database(production.version, options.scratch_dsn) as scratch:
+        stage = _Stage(scratch, RehearsedPipeline(file, scratch, production), options)
+        with stage, open_runner("waldelta rehearse", stage.pipeline.pipeline.job()) as runner:
+            log.info("PostgreSQL %s: loading the schema", scratch.version)
+            notes = stage.prepare(production, runner)
+            steps = list(stage.run(migration, runner))
+    if production.version not in (None, scratch.version):
+        notes.append(f"the source is PostgreSQL {production.version}, the scratch server isn't")
+    return Report(file.pipeline, f"PostgreSQL {scratch.version}", steps, notes)
+
+
+@dataclass(slots=True)
+class _Stage:
+    scratch: ScratchDatabase
+    pipeline: RehearsedPipeline
+    options: RehearsalOptions
+    admin: Connection = field(init=False)
+    session: Connection = field(init=False)
+    number: int = _FIRST_ROW
+    failing: set[tuple[str, str]] = field(default_factory=set)
+
+    def __enter__(self) -> _Stage:
+        self.admin, self.session = self.scratch.connect(), self.scratch.connect()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.session.close()
+        self.admin.close()
+
+    def prepare(self, production: Production, runner: Runner) -> list[str]:
+        """Make schema, rows and targets; returns what the report must say about them."""
+        load_schema(self.admin, production)
+        role = self.options.role
+        if role and not self.admin.execute(_ROLE, [role]).fetchall():
+            raise ConfigError(
+                f"the schema has no role {role!r}: name one of its owners with --role"
+            )
+        tables = read_tables(self.admin)
+        refused = load_rows(self.admin, tables, production) if production.rows else []
+        filling = fill(
+            self.admin, [t for t in tables if str(t) not in production.rows or str(t) in refused]
+        )
+        log.info("%s: setting the pipeline up", counted(len(tables), "table"))
+        self.pipeline.begin(runner)
+        published = self._published()
+        self._take_role(published)
+        self.failing = {(one.table, op) for op, one in self._write(published)}
+        self.pipeline.pipeline.consume(runner)
+        names = {str(table) for table in published}
+        return [
+            f"{name} has no rows, so changes of it aren't rehearsed: {why}"
+            for name, why in sorted(filling.refused.items())
+            if name in names
+        ]
+
+    def run(self, migration: Sequence[SqlCommand], runner: Runner) -> Iterator[StepReport]:
+        """Yields a step for each statement, or for each transaction of the migration."""
+        pending: list[tuple[SqlCommand, Effect]] = []
+        timeout = int(self.options.statement_timeout_s * 1000)
+        self.session.execute(f"set statement_timeout = {timeout}")
+        for number, statement in enumerate(migration, 1):
+            log.info("%s of %s, %s", number, len(migration), statement.place)
+            begun = time.monotonic()
+            effect = observe(self.session, self.admin, statement.text)
+            pending.append((statement, effect))
+            if effect.error is not None:
+                if not self.session.closed:
+                    self.session.execute("rollback")
+                yield self._step(pending, [], time.monotonic() - begun)
+                return
+            if self.session.info.transaction_status is TransactionStatus.IDLE:
+                seconds = time.monotonic() - begun
+                is_last = number == len(migration)
+                found = list(self._after(runner, pending, compares_all=is_last))
+                yield self._step(pending, found, seconds)
+                pending = []
+        if pending:
+            self.session.execute("rollback")
+            error = "the migration ends without COMMIT, so PostgreSQL rolls it back"
+            yield self._step(pending, [Impact("error", "", error)], 0.0)
+
+    def _after(
+        self,
+        runner: Runner,
+        done: Sequence[tuple[SqlCommand, Effect]],
+        *,
+        compares_all: bool,
+    ) -> Iterator[Impact]:
+        for operation, found in self._write(self._published()):
+            if (found.table, operation) not in self.failing:
+                self.failing.add((found.table, operation))
+                yield found
+        renamed = {old: new for _, effect in done for old, new in effect.renamed.items()}
+        touched = {
+            effect.names[oid]
+            for _, effect in done
+            for oid, mode in effect.locks.items()
+            if mode not in ("AccessShareLock", "RowShareLock")
+        }
+        yield from self.pipeline.judge(runner, None if compares_all else touched, renamed)
+
+    def _write(self, tables: Sequence[WritableTable]) -> Iterator[tuple[str, Impact]]:
+        """Write to each table as its owner; yields which operations PostgreSQL refuses."""
+        self.number += 2
+        for table in tables:
+            self.admin.execute(sql.SQL("set role {}").format(sql.Identifier(table.owner)))
+            write_rows(self.admin, table, self.number, self.number + 1)
+            for operation, statement in changes(table):
+                try:
+                    self.admin.execute(statement)
+                except _REFUSALS as err:
+                    yield operation, _refusal(table, operation, err)
+                except psycopg.Error:  # For example a foreign key, which is the application's own.
+                    continue
+        self.admin.execute("reset role")
+
+    def _published(self) -> list[WritableTable]:
+        names = self.pipeline.file.source.publication_names
+        rows = self.admin.execute(_PUBLISHED, [list(names)]).fetchall()
+        return read_tables(self.admin, [oid for (oid,) in rows])
+
+    def _take_role(self, tables: Sequence[WritableTable]) -> None:
+        """Let the migration run as ``--role``, by default as the owner of most published tables."""
+        owners = Counter(table.owner for table in tables)
+        role = self.options.role or (owners.most_common(1)[0][0] if owners else None)
+        if role is None or role == self.admin.info.user:
+            return
+        named = sql.Identifier(role)
+        # On production the application's role owns the database, or may create in its schemas.
+        own = sql.SQL("alter database {} owner to {}")
+        self.admin.execute(own.format(sql.Identifier(self.admin.info.dbname), named))
+        self.session.execute(sql.SQL("set session authorization {}").format(named))
+
+    def _step(
+        self,
+        pending: Sequence[tuple[SqlCommand, Effect]],
+        found: Sequence[Impact],
+        seconds: float,
+    ) -> StepReport:
+        first = pending[0][0]
+        own = [one for statement, effect in pending for one in self._of_effect(statement, effect)]
+        return StepReport(
+            first.place, [s.text for s, _ in pending], list(dict.fromkeys([*own, *found])), seconds
+        )
+
+    def _of_effect(self, statement: SqlCommand, effect: Effect) -> Iterator[Impact]:
+        if effect.error is not None:
+            yield Impact("error", "", f"{statement.place}: {effect.error}")
+            return
+        for oid in effect.locks:
+            who, name = effect.blocked_by(oid), effect.names[oid]
+            truncates = effect.status.startswith("TRUNCATE")
+            at = self.pipeline.production.sizes.get(name)
+            work = (
+                "writes all its rows again"
+                if oid in effect.rewritten and not truncates
+                else "builds an index"
+                if oid in effect.indexed
+                else "reads all its rows"
+                if effect.read.get(oid) and effect.status.startswith("ALTER")
+                else ""
+            )
+            if who and work:
+                rate = _READ_PER_SECOND if work.startswith("reads") else COPIED_PER_SECOND
+                time_ = (
+                    "" if at is None else f" ({size(at.bytes)}, about {duration(at.bytes / rate)})"
+                )
+                yield Impact("lock", name, f"{who} wait while it {work}{time_}", _lock_way(work))
+
+
+def _lock_way(work: str) -> str:
+    if work == "builds an index":
+        return "create index concurrently"
+    if work == "reads all its rows":
+        return "add the constraint NOT VALID, and validate it in a statement of its own"
+    return (
+        "add a column without a volatile default or of the new type, fill it in batches, and change"
+        " the application over to it"
+    )
+
+
+def _refusal(table: WritableTable, operation: str, err: psycopg.Error) -> Impact:
+    text = ": ".join(part for part in (err.diag.message_primary, err.diag.message_detail) if part)
+    way = (
+        f"alter table {table} replica identity using index … before the old key goes"
+        if isinstance(err, psycopg.errors.ObjectNotInPrerequisiteState)
+        else f"cover the columns by the replica identity of {table} first"
+    )
+    return Impact("app-error", str(table), f"{operation.upper()} fails: {text}", way)
+
+
+_ROLE = "select from pg_roles where rolname = %s"
+_PUBLISHED = """
+select distinct coalesce(pg_partition_root(c.oid), c.oid)::oid
+from pg_publication_tables t
+join pg_namespace n on n.nspname = t.schemaname
+join pg_class c on c.relnamespace = n.oid and c.relname = t.tablename
+where t.pubname = any(%s)
+"""

@@ -1,0 +1,251 @@
+"""The pipeline on the scratch server: its runs after a statement, and what they say about it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from psycopg.conninfo import conninfo_to_dict
+
+from waldelta.config import PipelineFile
+from waldelta.errors import (
+    ConsentNeeded,
+    JavaMissing,
+    NeedsSync,
+    SyncFailed,
+    TargetDiffers,
+    WaldeltaError,
+)
+from waldelta.jobs import Pipeline
+from waldelta.pipeline import RunResult, describe_error
+from waldelta.pipeline.run_result import RunFailed, TargetFindings
+from waldelta.quantities import counted, duration, size
+from waldelta.rehearsal.production import Production
+from waldelta.rehearsal.report import Impact
+from waldelta.rehearsal.scratch_server import ScratchDatabase
+from waldelta.spark import Runner
+
+_CONN_ID = "waldelta_rehearsal"
+# What copies read in a second, where only a table's size is known.
+COPIED_PER_SECOND = 50 << 20
+# Errors of a target after which a copy is all that it needs.
+_COPIES = (NeedsSync.__name__, SyncFailed.__name__)
+_AGAIN = 3
+
+
+@dataclass(slots=True)
+class RehearsedPipeline:
+    """The pipeline with the scratch database as its source, and a lake of its own.
+
+    A standby and failover are left out, since there is one server.
+    """
+
+    file: PipelineFile
+    scratch: ScratchDatabase
+    production: Production
+    pipeline: Pipeline = field(init=False)
+    columns: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
+    # What was found before, and has been so since.
+    warned: set[str] = field(init=False, default_factory=set)
+    stopped: set[Impact] = field(init=False, default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Put the connection where the pipeline's jobs look for it."""
+        names = {"dbname": "schema", "user": "login"}
+        connection = {
+            names.get(name, name): value
+            for name, value in conninfo_to_dict(self.scratch.conninfo).items()
+        }
+        os.environ[f"AIRFLOW_CONN_{_CONN_ID.upper()}"] = json.dumps(
+            {"conn_type": "postgres", **connection}
+        )
+        self.change(self.file)
+
+    def change(self, file: PipelineFile) -> None:
+        """Go on with another pipeline file."""
+        source = {"conn_id": _CONN_ID, "read_from": None, "failover": False}
+        target = {"root": self.scratch.lake.as_uri(), "conn_id": None}
+        self.file = file.model_copy(
+            update={
+                "source": file.source.model_copy(update=source),
+                "target": file.target.model_copy(update=target),
+            }
+        )
+        self.pipeline = Pipeline(self.file)
+
+    def begin(self, runner: Runner) -> None:
+        """Set up, and copy all tables; raises what setup and sync raise."""
+        self.pipeline.setup()
+        self.pipeline.sync(runner)
+        self.pipeline.consume(runner)
+        self.columns = self._columns()
+        self.warned = self._preflight()
+
+    def judge(
+        self,
+        runner: Runner,
+        touched: Collection[str] | None,
+        renamed: Mapping[tuple[str, str], str],
+    ) -> Iterator[Impact]:
+        """Run what schedules run, until everything is copied, and yield what they found.
+
+        A question on a source change is agreed to, so that the next statement can be judged.
+        Targets of the ``touched`` tables are compared with the source, all targets for None, or
+        where a name is no target's. ``renamed`` columns of the source, by table and former name,
+        may be renamed in the lake as well.
+        """
+        said: set[tuple[str, str]] = set()
+        stopped: set[Impact] = set()
+        for _ in range(_AGAIN):
+            result, error = self._consume(runner)
+            found = [] if result is None else list(self._of_result(result))
+            if error is not None and (result is None or not result.targets.table_errors):
+                found.append(Impact("stop", "", f"{error['class']}: {error['message']}"))
+            asked = list(self._agree(runner))
+            stopped = {one for one in found if one.kind == "stop"}
+            for one in (*found, *asked):
+                if one not in self.stopped and (key := (one.kind, one.table)) not in said:
+                    said.add(key)
+                    yield one
+            if not any(one.kind in ("copy", "wait") for one in (*found, *asked)):
+                break
+            self._copy(runner)
+        self.stopped = stopped
+        yield from self._compare(runner, touched)
+        yield from self._readers(renamed)
+        yield from self._warnings()
+
+    def _consume(self, runner: Runner) -> tuple[RunResult | None, Mapping[str, Any] | None]:
+        try:
+            return self.pipeline.consume(runner), None
+        except RunFailed as failed:
+            return failed.result, failed.result.error
+        except WaldeltaError as err:
+            return None, describe_error(err)
+
+    def _of_result(self, result: RunResult) -> Iterator[Impact]:
+        targets = result.targets
+        copied = [name for name, table in result.tables.items() if table.rows is not None]
+        yield from (
+            self._copied(name, "it is a new table")
+            for name in (*targets.never_copied, *targets.new_tables)
+        )
+        yield from (self._copied(name, "the run copies it again by itself") for name in copied)
+        yield from self._stops(targets, copied)
+
+    def _stops(self, targets: TargetFindings, copied: Collection[str]) -> Iterator[Impact]:
+        for name in targets.unpublished:
+            yield Impact("stop", name, "it isn't published any more: its target gets no changes")
+        for name, error in targets.table_errors.items():
+            if error["class"] == JavaMissing.__name__:
+                raise JavaMissing(error["message"])
+            if error["class"] == ConsentNeeded.__name__ or name in copied:
+                continue
+            if error["class"] in _COPIES or name in targets.needs_sync:
+                yield self._copied(name, error["message"])
+            else:
+                yield Impact("stop", name, f"{error['class']}: {error['message']}")
+        for name in targets.needs_sync:
+            if name not in targets.table_errors:
+                yield self._copied(name, "it must be copied again")
+
+    def _copied(self, name: str, why: str) -> Impact:
+        at = self.production.sizes.get(name)
+        if at is None:
+            return Impact("copy", name, f"all rows are read again: {why}")
+        seconds = at.bytes / COPIED_PER_SECOND
+        wal = self.production.wal_bytes_per_second
+        kept = "" if wal is None else f", while the slot keeps {size(int(wal * seconds))} of WAL"
+        return Impact(
+            "copy",
+            name,
+            f"{counted(at.rows, 'row')} ({size(at.bytes)}) are read again, about"
+            f" {duration(seconds)}{kept}: {why}",
+        )
+
+    def _agree(self, runner: Runner) -> Iterator[Impact]:
+        tables = set()
+        for one in self.pipeline.waiting():
+            text = one.get("reason") or one.get("why") or ""
+            yield Impact("wait", str(one["table"]), str(text))
+            if "agree" in one.get("actions", ()):
+                tables.add(str(one["table"]))
+        if tables:
+            self.pipeline.decide(runner, "agree", tables=sorted(tables), reason="rehearsal")
+
+    def _copy(self, runner: Runner) -> None:
+        try:
+            self.pipeline.sync(runner)
+        except WaldeltaError:  # The next run says what is left.
+            return
+
+    def _compare(self, runner: Runner, touched: Collection[str] | None) -> Iterator[Impact]:
+        if touched is not None and not touched:
+            return
+        is_named = touched is not None and self.columns.keys() >= set(touched)
+        tables = touched if is_named else None
+        try:
+            self.pipeline.reconcile(runner, tables)
+        except RunFailed as failed:
+            for name, table in failed.result.tables.items():
+                if table.differing:
+                    rows = counted(table.differing, "row")
+                    yield Impact("data-loss", name, f"{rows} differ from the source, unnoticed")
+        except TargetDiffers as err:
+            yield Impact("data-loss", "", str(err))
+        except WaldeltaError:  # The run before it has failed as well, and said why.
+            return
+
+    def _readers(self, renamed: Mapping[tuple[str, str], str]) -> Iterator[Impact]:
+        before, self.columns = self.columns, self._columns()
+        for name in sorted(before.keys() | self.columns.keys()):
+            old, new = before.get(name), self.columns.get(name)
+            if old is None or new is None:
+                if old is None:
+                    yield Impact("readers", name, "it is a new target")
+                continue
+            names = {c: renamed[name, c] for c in old if renamed.get((name, c)) in new}
+            gone = [c for c in old if c not in new and c not in names]
+            added = [c for c in new if c not in old and c not in names.values()]
+            moved = [f"{before} → {after}" for before, after in names.items()]
+            retyped = [f"{c} {old[c]} → {new[c]}" for c in new if c in old and old[c] != new[c]]
+            parts = (
+                ("added", added),
+                ("gone", gone),
+                ("renamed", moved),
+                ("retyped", retyped),
+            )
+            if told := "; ".join(f"{what}: {', '.join(which)}" for what, which in parts if which):
+                yield Impact("readers", name, told)
+            if gone:
+                yield Impact(
+                    "data-loss",
+                    name,
+                    f"the lake loses the values of {', '.join(gone)}",
+                    "set schema_changes: ask and refuse: the column keeps its last values",
+                )
+
+    def _warnings(self) -> Iterator[Impact]:
+        """Yields what preflight finds since the statement, with its remedies."""
+        found = self._preflight()
+        for text in sorted(found - self.warned):
+            yield Impact("note", "", text)
+        self.warned |= found
+
+    def _preflight(self) -> set[str]:
+        try:
+            return {finding.text for finding in self.pipeline.check(estimate=False).findings}
+        except WaldeltaError as err:
+            return {str(err)}
+
+    def _columns(self) -> dict[str, dict[str, str]]:
+        lake = self.pipeline.job().lake
+        names = sorted(self.pipeline.job().read_states())
+        found = {}
+        for name in names:
+            if (table := lake.target(name).find()) is not None:
+                found[name] = table.spark_types
+        return found

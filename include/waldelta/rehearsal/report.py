@@ -1,0 +1,177 @@
+"""What a rehearsal found, statement by statement, and the forms of its report."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from waldelta.quantities import counted, first_of
+
+# What may be found, in the order of a report; each is a word of --fail-on, or none.
+KINDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "error": "PostgreSQL refuses the statement",
+        "app-error": "statements of the application fail from now on",
+        "data-loss": "targets lose values, or differ from the source and no run notices",
+        "stop": "the pipeline stops until an operator acts",
+        "copy": "rows are copied again",
+        "wait": "a decision waits for a person",
+        "lock": "writers wait while rows are read or written",
+        "readers": "readers of the lake see other columns",
+        "note": "worth knowing",
+    }
+)
+# The kinds that end the command with exit code 1 unless --fail-on says otherwise.
+FAILING: Final = ("error", "app-error", "data-loss", "stop")
+_PARTS: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
+    {
+        "application": ("error", "app-error", "lock"),
+        "pipeline": ("stop", "copy", "wait", "data-loss", "note"),
+        "readers of the lake": ("readers",),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Impact:
+    """One effect: its kind, its table, what happens, and the safe way where there is one."""
+
+    kind: str
+    table: str
+    text: str
+    way: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """A statement, or a transaction of several, with what it did; ``seconds`` on scratch rows."""
+
+    place: str
+    sql: Sequence[str]
+    found: Sequence[Impact]
+    seconds: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        """The gravest kind that was found; ``follows`` where the pipeline needs nobody."""
+        kinds = {found.kind for found in self.found}
+        return next((kind for kind in KINDS if kind in kinds), "follows")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A rehearsal: where, with what, and what each step did."""
+
+    pipeline: str
+    server: str
+    steps: Sequence[StepReport]
+    notes: Sequence[str] = field(default=())
+
+    def failures(self, fail_on: Sequence[str]) -> list[tuple[StepReport, Impact]]:
+        """Returns what was found of these kinds."""
+        return [
+            (step, found) for step in self.steps for found in step.found if found.kind in fail_on
+        ]
+
+    def summary(self, fail_on: Sequence[str]) -> str:
+        """Returns one sentence: how many steps have a finding of these kinds."""
+        steps = counted(len(self.steps), "step")
+        failing = self.failures(fail_on)
+        if not failing:
+            return f"{steps} rehearsed: none of {', '.join(fail_on)}"
+        by_kind: dict[str, int] = {}
+        for _, found in failing:
+            by_kind[found.kind] = by_kind.get(found.kind, 0) + 1
+        told = ", ".join(f"{number} × {kind}" for kind, number in by_kind.items())
+        return f"{steps} rehearsed: {told}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the report as a document."""
+        steps = [{**asdict(step), "verdict": step.verdict} for step in self.steps]
+        return {
+            "pipeline": self.pipeline,
+            "server": self.server,
+            "steps": steps,
+            "notes": list(self.notes),
+        }
+
+    def as_text(self, fail_on: Sequence[str]) -> str:
+        """Returns the report for a terminal."""
+        lines = [f"pipeline {self.pipeline}, rehearsed on {self.server}"]
+        lines += [f"note: {note}" for note in self.notes]
+        for step in self.steps:
+            lines += ["", f"{step.place}: {step.verdict}", *(f"    {text}" for text in _code(step))]
+            for part, own in _by_part(step):
+                lines.append(f"  {part}")
+                for found in own:
+                    lines.append(
+                        f"    {found.kind}: {found.table}{': ' * bool(found.table)}{found.text}"
+                    )
+                    if found.way:
+                        lines.append(f"      safe way: {found.way}")
+        return "\n".join([*lines, "", self.summary(fail_on)])
+
+    def as_markdown(self, fail_on: Sequence[str]) -> str:
+        """Returns the report as a comment on a pull request."""
+        lines = [
+            f"### Rehearsal of pipeline `{self.pipeline}`",
+            "",
+            f"On {self.server}. **{self.summary(fail_on)}**",
+            *(f"\n> {note}" for note in self.notes),
+            "",
+            "| statement | verdict | what happens |",
+            "| --- | --- | --- |",
+        ]
+        for step in self.steps:
+            told = "<br>".join(
+                f"**{found.kind}** {_cell(found.table)}: {_cell(found.text)}"
+                + (f"<br>*safe way:* {_cell(found.way)}" if found.way else "")
+                for _, own in _by_part(step)
+                for found in own
+            )
+            code = _cell(
+                first_of([" ".join(text.split())[:120] for text in step.sql], between="; ")
+            )
+            lines.append(f"| `{step.place}`<br>`{code}` | {step.verdict} | {told or 'nothing'} |")
+        return "\n".join([*lines, ""])
+
+    def as_junit(self, fail_on: Sequence[str]) -> str:
+        """Returns the report as JUnit's XML: a test case for each step."""
+        failing = {id(step) for step, _ in self.failures(fail_on)}
+        suite = ET.Element(
+            "testsuite",
+            name=f"waldelta rehearse {self.pipeline}",
+            tests=str(len(self.steps)),
+            failures=str(len(failing)),
+        )
+        for step in self.steps:
+            case = ET.SubElement(
+                suite,
+                "testcase",
+                name=step.place,
+                classname=self.pipeline,
+                time=f"{step.seconds:.2f}",
+            )
+            if id(step) in failing:
+                own = [found for found in step.found if found.kind in fail_on]
+                failure = ET.SubElement(case, "failure", message=own[0].text, type=own[0].kind)
+                failure.text = "\n".join(f"{one.kind}: {one.table}: {one.text}" for one in own)
+        return ET.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def _by_part(step: StepReport) -> Iterator[tuple[str, list[Impact]]]:
+    for part, kinds in _PARTS.items():
+        if own := [found for kind in kinds for found in step.found if found.kind == kind]:
+            yield part, own
+
+
+def _code(step: StepReport) -> Iterator[str]:
+    for text in step.sql:
+        yield from text.splitlines()
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ").replace("`", "'")

@@ -1,0 +1,168 @@
+"""A throw-away PostgreSQL for one rehearsal, and the folder of its lake.
+
+A second process waits until the first one has ended, and then stops the server and removes the
+folder. So nothing stays, however the rehearsal ends, kill -9 included.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+from waldelta.errors import ConfigError, raised_as
+from waldelta.postgres import Connection
+from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, local_versions
+
+# Nothing outlives the rehearsal, so nothing must reach the disk. Whatever keeps WAL or moves a
+# horizon by the clock would make two rehearsals differ.
+_SETTINGS = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "autovacuum": "off",
+    "shared_buffers": "64MB",
+    "max_wal_size": "1GB",
+}
+_DATABASE = "rehearsal"
+# When the files of a killed rehearsal are removed again, in seconds after the time before.
+_WAITS = (0.5, 1.0, 2.0, 4.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchDatabase:
+    """An empty database that belongs to one rehearsal; ``lake`` is the folder for its targets."""
+
+    conninfo: str = field(repr=False)
+    lake: Path
+    version: int
+
+    def connect(self) -> Connection:
+        """Open a connection in autocommit, as the role that made the database."""
+        return psycopg.connect(self.conninfo, autocommit=True, application_name="rehearsal")
+
+
+@contextmanager
+def scratch_database(version: int | None, dsn: str | None = None) -> Iterator[ScratchDatabase]:
+    """Yields an empty database on a server of this major version, or on the one of ``dsn``.
+
+    Without ``version`` the newest one of this machine serves, and without programs of that version
+    the next newer one. Raises ConfigError where this machine has no PostgreSQL that is as new, and
+    for a ``dsn`` that doesn't decode logically.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="waldelta-rehearsal-"))
+    database = f"waldelta_rehearsal_{os.getpid()}_{secrets.token_hex(4)}"
+    with _removal(folder, dsn, database):
+        if dsn is not None:
+            yield _created(dsn, database, folder)
+            return
+        with raised_as(_not_started, (OSError, RuntimeError)):
+            server = EmbeddedPostgres(folder / "server", _nearest(version), _SETTINGS).start()
+        conninfo = server.conninfo(_DATABASE)
+        with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+            connection.execute(sql.SQL("create database {}").format(sql.Identifier(_DATABASE)))
+        yield ScratchDatabase(conninfo, folder / "lake", server.version)
+
+
+def _not_started(err: Exception) -> ConfigError:
+    return ConfigError(
+        f"PostgreSQL didn't start for the rehearsal ({err}): set TMPDIR to a folder that every user"
+        " may enter, or pass --scratch"
+    )
+
+
+def _nearest(version: int | None) -> int:
+    here = local_versions()
+    if not here:
+        raise ConfigError(
+            "no PostgreSQL for the rehearsal on this machine: run `pip install"
+            " 'waldelta[rehearse]'`, or pass --scratch with the connection of a server that may be"
+            " written to"
+        )
+    if version is None:
+        return here[-1]
+    newer = [one for one in here if one >= version]
+    if not newer:
+        raise ConfigError(
+            f"the source is PostgreSQL {version}, and this machine has only"
+            f" {', '.join(map(str, here))}: pass --scratch with the connection of a server of that"
+            " version that may be written to"
+        )
+    return newer[0]
+
+
+def _created(dsn: str, database: str, folder: Path) -> ScratchDatabase:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        ((level,),) = connection.execute("select current_setting('wal_level')").fetchall()
+        if level != "logical":
+            raise ConfigError(
+                f"wal_level of the --scratch server is {level!r}, and a slot needs logical: alter"
+                " system set wal_level = 'logical' there, and restart it"
+            )
+        connection.execute(sql.SQL("create database {}").format(sql.Identifier(database)))
+        major = connection.info.server_version // 10_000
+    return ScratchDatabase(
+        psycopg.conninfo.make_conninfo(dsn, dbname=database), folder / "lake", major
+    )
+
+
+@contextmanager
+def _removal(folder: Path, dsn: str | None, database: str) -> Iterator[None]:
+    """Have another process remove everything, as soon as this one leaves the block or ends."""
+    # Its standard input ends when the last process that can write to it has ended. It takes no part
+    # in signals to this process's group. The connection string has a password, so it is sent there.
+    remover = subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    pipe = remover.stdin
+    assert pipe is not None  # noqa: S101 - Popen's types don't say so
+    try:
+        pipe.write("\n".join((str(folder), database, dsn or "")).encode())
+        pipe.flush()
+        yield
+    finally:
+        pipe.write(b"\n")  # This process isn't killed: nothing else writes to the folder.
+        pipe.close()
+        remover.wait()
+
+
+def _remove(folder: Path, database: str, dsn: str, was_killed: bool) -> None:
+    if dsn:
+        # The server may be gone as well.
+        with suppress(psycopg.Error), psycopg.connect(dsn, autocommit=True) as connection:
+            slots = "select slot_name from pg_replication_slots where database = %s"
+            drop = sql.SQL("drop database if exists {} with (force)")
+            for (slot,) in connection.execute(slots, [database]).fetchall():
+                connection.execute("select pg_drop_replication_slot(%s)", [slot])
+            connection.execute(drop.format(sql.Identifier(database)))
+    # A program that was killed with the rehearsal, or not yet, may still be writing. A server whose
+    # files are gone ends by itself.
+    for wait in (0.0, *_WAITS):
+        time.sleep(wait)
+        server = EmbeddedPostgres(folder / "server")
+        with suppress(OSError, ValueError):
+            server.version = int((server.data / "PG_VERSION").read_text())
+            server.stop("immediate")
+        shutil.rmtree(folder, ignore_errors=True)
+        if not was_killed:
+            return
+
+
+if __name__ == "__main__":
+    _folder, _database, _dsn, *_end = sys.stdin.read().split("\n")
+    _remove(Path(_folder), _database, _dsn, was_killed=not _end)

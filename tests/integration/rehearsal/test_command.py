@@ -1,0 +1,178 @@
+"""``waldelta rehearse``: what it reads, what it refuses, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+import yaml
+
+from tests.support.waiting import wait_until
+from waldelta.cli.command_line import main
+from waldelta.config import load_pipeline_file
+from waldelta.errors import ConfigError
+from waldelta.rehearsal.migration import statements
+from waldelta.rehearsal.production import Production, read_production
+from waldelta.rehearsal.rehearsal import RehearsalOptions, rehearse
+
+SCHEMA = """
+\\restrict token
+-- Dumped from database version 18.1
+set some_setting_of_a_newer_server = 0;
+create schema shop;
+alter schema shop owner to "the app";
+create table shop.orders(id int primary key, status text not null, n int);
+alter table shop.orders owner to "the app";
+grant select on shop.orders to reader;
+create subscription never connection 'host=production' publication p;
+"""
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    """The path of a pipeline file of one table."""
+    path = tmp_path / "shop.yml"
+    publication = {"name": "shop", "tables": [{"name": "shop.orders"}]}
+    source = {"conn_id": "prod", "slot": "shop_cdc", "publications": [publication]}
+    document = {"pipeline": "shop", "source": source, "target": {"root": "file:///lake"}}
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def rehearsed(pipeline, sql, *options):
+    """The command's exit code for a migration."""
+    folder = pipeline.parent
+    (folder / "schema.sql").write_text(SCHEMA)
+    (folder / "m.sql").write_text(sql)
+    schema = () if "--from" in options else ("--schema", str(folder / "schema.sql"))
+    return main(
+        ["rehearse", str(pipeline), "--migration", str(folder / "m.sql"), *schema, *options]
+    )
+
+
+def test_reports_for_people_and_for_ci(pipeline, capsys):
+    """The migration opens a transaction itself, and an error rolls it back and ends the report."""
+    sql = (
+        "alter table shop.orders add x int;\nbegin;\nalter table shop.orders add y int;\ncommit;\n"
+        "alter table shop.orders replica identity nothing;\n"
+        "begin;\nalter table shop.orders add z int;\nalter table shop.orders drop nope;\n"
+    )
+    markdown, junit = pipeline.parent / "r.md", pipeline.parent / "r.xml"
+    files = ("--markdown", str(markdown), "--junit", str(junit))
+    assert rehearsed(pipeline, sql, "--json", *files) == 1
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    m = pipeline.parent / "m.sql"
+    assert [(step["place"], step["verdict"], len(step["sql"])) for step in steps] == [
+        (f"{m}:1", "readers", 1),
+        (f"{m}:2", "readers", 3),
+        (f"{m}:5", "app-error", 1),
+        (f"{m}:6", "error", 3),
+    ]
+    assert 'column "nope"' in steps[-1]["found"][0]["text"]
+    assert f"{m}:8" in steps[-1]["found"][0]["text"]
+    assert "replica identity" in markdown.read_text()
+    assert ET.parse(junit).getroot().get("failures") == "2"
+
+
+@pytest.mark.parametrize(
+    ("sql", "options", "code"),
+    [
+        ("alter table shop.orders replica identity nothing", ("--fail-on", "copy,stop"), 0),
+        ("select pg_sleep(60)", ("--statement-timeout", "0.2"), 1),
+        ("set role reader; alter table shop.orders add x int", ("--role", "the app"), 1),
+        ("begin; alter table shop.orders add x int", (), 1),
+    ],
+)
+@pytest.mark.nightly("the reports' test has an exit code as well")
+def test_the_exit_code_follows_the_policy(pipeline, sql, options, code):
+    assert rehearsed(pipeline, sql, *options) == code
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "message"),
+    [
+        (
+            "create table t(id int primary key);\ncreate extension no_such_extension;",
+            {},
+            r"schema:2: the scratch server refuses the schema .*pass --scratch",
+        ),
+        ("create table t(id int primary key, x nope);", {}, r"schema:1: .*correct the schema"),
+        (
+            "create schema shop; create table shop.orders(id int primary key);",
+            {"role": "nobody"},
+            "has no role 'nobody'",
+        ),
+    ],
+)
+def test_what_the_scratch_server_lacks_is_named(pipeline, schema, options, message):
+    file, migration = load_pipeline_file(pipeline), list(statements("select 1", "m"))
+    production, chosen = Production(schema, "schema", None), RehearsalOptions(**options)
+    with pytest.raises(ConfigError, match=message):
+        rehearse(file, production, migration, chosen)
+
+
+def test_production_is_only_read(pipeline, database, monkeypatch):
+    """By a superuser, who could write; the sample has real rows, and nothing gets an id."""
+    database.execute("create schema shop")
+    database.execute("create table shop.orders(id int primary key, status text not null, n int)")
+    database.execute("insert into shop.orders select g, 'real', g from generate_series(1, 50) g")
+    database.execute("analyze shop.orders")
+    monkeypatch.setenv("AIRFLOW_CONN_LIVE", database.uri)
+    next_id = "select pg_snapshot_xmax(pg_current_snapshot())"
+    before = database.execute(next_id)
+    found = read_production(database.conninfo, 7, ["shop.orders"])
+    assert (found.sizes["shop.orders"].rows, found.rows["shop.orders"][1].count(b"real")) == (50, 7)
+    sql = "alter table shop.orders add x int not null default 1"
+    assert rehearsed(pipeline, sql, "--from", "live", "--sample", "5") == 0
+    assert database.execute(next_id) == before
+
+
+@pytest.mark.nightly("a server of one's own is the rarer choice")
+def test_a_server_of_ones_own_is_left_as_it_was(pipeline, postgres, monkeypatch):
+    monkeypatch.setenv("AIRFLOW_CONN_OWN", postgres.uri())
+    with psycopg.connect(postgres.conninfo(), autocommit=True) as connection:
+        state = (
+            "select array(select datname::text from pg_database order by 1),"
+            " array(select slot_name::text from pg_replication_slots order by 1)"
+        )
+        before = connection.execute(state).fetchall()
+        assert rehearsed(pipeline, "truncate shop.orders", "--scratch", "own") == 0
+        assert connection.execute(state).fetchall() == before
+
+
+def test_nothing_stays_after_a_kill(pipeline, tmp_path):
+    """kill -9 ends the command while its server runs."""
+    (tmp_path / "schema.sql").write_text(SCHEMA)
+    (tmp_path / "m.sql").write_text("select pg_sleep(600)")
+    # PostgreSQL's user can't enter pytest's folder, and the path of a socket has a limit.
+    temporary = Path(tempfile.mkdtemp(prefix="kill-"))
+    command = [sys.executable, "-m", "waldelta", "rehearse", str(pipeline), "--migration"]
+    command += [str(tmp_path / "m.sql"), "--schema", str(tmp_path / "schema.sql")]
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    process = subprocess.Popen([*command, "--statement-timeout", "600"], env=environment)
+
+    def servers() -> list[Path]:
+        return list(temporary.glob("waldelta-rehearsal-*/server/data/postmaster.pid"))
+
+    wait_until(lambda: servers() and _sleeps(servers()[0]))
+    server = int(servers()[0].read_text().splitlines()[0])
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: not list(temporary.iterdir()) and not psutil.pid_exists(server))
+    temporary.rmdir()
+
+
+def _sleeps(pid_file: Path) -> bool:
+    """Whether the migration's statement runs on the server."""
+    if (pid := int(pid_file.read_text().splitlines()[0])) < 0:  # of initdb
+        return False
+    return any("SELECT" in " ".join(one.cmdline()) for one in psutil.Process(pid).children())

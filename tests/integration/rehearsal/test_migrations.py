@@ -1,0 +1,113 @@
+"""Migrations of the kinds that guides on safe migrations list, each with the report's claim.
+
+The pipeline consumes and is compared with its source after each statement, so a claim is what it
+really did. Here it is held against what PostgreSQL's documentation says of the statement.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from waldelta.config import PipelineFile
+from waldelta.rehearsal.migration import statements
+from waldelta.rehearsal.production import Production, TableSize
+from waldelta.rehearsal.rehearsal import rehearse
+
+# Each migration has a table of its own, so that none changes the verdict on another one.
+TABLE = """
+create table {name} (
+  id int primary key, n int not null, code varchar(20) not null, free int, note text,
+  at timestamptz, mood mood not null default 'ok', twice int generated always as (n * 2) stored);
+alter table {name} owner to app;
+"""
+TYPES = """
+create role app; create type mood as enum ('ok', 'bad'); alter type mood owner to app;
+create schema other authorization app;
+"""
+LOCK, COPY, READERS, LOSS, STOP, APP = "lock", "copy", "readers", "data-loss", "stop", "app-error"
+
+# name: statement, and the kinds that are found besides notes
+QUICK = {
+    "add_column": ("alter table {t} add column x int", {READERS}),
+    "add_default": ("alter table {t} add column x int not null default 7", {READERS}),
+    "set_not_null": ("alter table {t} alter column note set not null", {LOCK}),
+    "widen_varchar": ("alter table {t} alter column code type varchar(40)", set()),
+    "drop_key": ("alter table {t} drop constraint {t}_pkey", {APP, COPY}),
+    "create_index": ("create index on {t} (code)", {LOCK}),
+    "create_index_concurrently": ("create index concurrently on {t} (code)", set()),
+    "identity_nothing": ("alter table {t} replica identity nothing", {APP}),
+    "update_all": ("update {t} set note = 'y'", set()),
+    "rename_table": ("alter table {t} rename to renamed", {STOP}),
+}
+FULL = {
+    "add_volatile": ("alter table {t} add column x uuid default gen_random_uuid()",
+                     {LOCK, COPY, READERS}),
+    "add_identity": ("alter table {t} add column x bigint generated always as identity",
+                     {LOCK, COPY, READERS}),
+    "add_generated": ("alter table {t} add column x int generated always as (n + 1) stored",
+                      {LOCK}),
+    "drop_not_null": ("alter table {t} alter column code drop not null", set()),
+    "set_default": ("alter table {t} alter column note set default 'x'", set()),
+    "drop_column": ("alter table {t} drop column note", {LOSS, READERS}),
+    "rename_column": ("alter table {t} rename column note to remark", {READERS}),
+    "varchar_to_text": ("alter table {t} alter column code type text", set()),
+    "narrow_varchar": ("alter table {t} alter column code type varchar(15)", {LOCK, COPY}),
+    "int_to_bigint": ("alter table {t} alter column free type bigint", {LOCK, COPY, READERS}),
+    "retype_using": ("alter table {t} alter column at type date using at::date",
+                     {LOCK, COPY, READERS}),
+    "retype_key": ("alter table {t} alter column id type bigint", {LOCK, COPY, READERS}),
+    "add_enum_value": ("alter type mood add value 'new'", set()),
+    "other_key": ("alter table {t} drop constraint {t}_pkey, add primary key (id, code)",
+                  {LOCK, COPY}),
+    "identity_full": ("alter table {t} replica identity full", set()),
+    "add_unique": ("alter table {t} add unique (code)", {LOCK}),
+    "add_check": ("alter table {t} add constraint c check (n > 0)", {LOCK}),
+    "add_check_later": ("alter table {t} add constraint c check (n > 0) not valid", set()),
+    "foreign_key": ("alter table {t} add foreign key (id) references add_check (id)", {LOCK}),
+    "move_schema": ("alter table {t} set schema other", {STOP}),
+    "drop_table": ("drop table {t}", {STOP}),
+    "truncated": ("truncate {t}", set()),
+    "delete_all": ("delete from {t}", set()),
+    "row_security": ("alter table {t} enable row level security", set()),
+    "vacuum_full": ("vacuum full {t}", {LOCK}),
+    "clustered": ("cluster {t} using {t}_pkey", {LOCK}),
+    "create_as": ("create table copy_of as select * from {t}", set()),
+    "comments": ("comment on table {t} is 'x'", set()),
+    "statistics": ("alter table {t} alter column n set statistics 500", set()),
+    "rename_key": ("alter table {t} rename column id to key", {READERS}),
+}  # fmt: skip
+
+
+def pipeline_of(names, **target):
+    """A pipeline of these tables of schema public."""
+    tables = [{"name": f"public.{name}"} for name in names]
+    source = {"conn_id": "prod", "slot": "shop_cdc"}
+    return PipelineFile.model_validate(
+        {
+            "pipeline": "shop",
+            "source": source | {"publications": [{"name": "shop", "tables": tables}]},
+            "target": {"root": "file:///lake", **target},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "migrations",
+    [
+        pytest.param(QUICK, id="quick"),
+        pytest.param(FULL, id="full", marks=pytest.mark.nightly("thirty more kinds of statements")),
+    ],
+)
+def test_each_claim_is_what_happens(migrations):
+    schema = TYPES + "".join(TABLE.format(name=name) for name in migrations)
+    migration = [
+        statement
+        for name, (text, _) in migrations.items()
+        for statement in statements(text.format(t=name), name)
+    ]
+    sizes = {f"public.{name}": TableSize(1_000_000, 1 << 30) for name in migrations}
+    report = rehearse(pipeline_of(migrations), Production(schema, "schema", None, sizes), migration)
+    assert report.notes == []
+    assert {step.place: {one.kind for one in step.found} - {"note"} for step in report.steps} == {
+        f"{name}:1": kinds for name, (_, kinds) in migrations.items()
+    }, report.as_text([])
