@@ -107,13 +107,19 @@ class Gated:
 def gated(runner, database, lake, tmp_path):
     folder = tmp_path / "suites"
     folder.mkdir()
-    return lambda **kwargs: Gated(runner, database, lake, folder, **kwargs)
+
+    def make(*own, **kwargs):
+        made = Gated(runner, database, lake, folder, **kwargs)
+        if own:
+            made.own(*own)
+        return made
+
+    return make
 
 
 def test_a_table_stops_and_goes_on(gated, database):
     """Nothing of it is merged, all of the others is; it goes on once its expectation is changed."""
-    made = gated()
-    made.own(RULE.format("stop"))
+    made = gated(RULE.format("stop"))
     database.execute("insert into t values (1, 1)")
     sync(made.runner, made.job)
     database.execute("insert into t values (2, -2), (3, 3); insert into u values (1, 1)")
@@ -162,8 +168,7 @@ def test_a_table_stops_and_goes_on(gated, database):
 
 def test_released_changes_pass_once(gated, database):
     """What had landed by then passes, with who and why; what lands later is judged again."""
-    made = gated()
-    made.own(RULE.format("stop"))
+    made = gated(RULE.format("stop"))
     sync(made.runner, made.job)
     database.execute("insert into t values (1, -1)")
     made.fails("first")
@@ -198,8 +203,7 @@ def test_released_changes_pass_once(gated, database):
 @pytest.mark.nightly("a release, as in test_released_changes_pass_once")
 def test_what_waits_is_released_behind_wal_without_changes(gated, database):
     """A run that finds none lands an empty batch, whose end says nothing of what landed before."""
-    made = gated()
-    made.own(RULE.format("stop"))
+    made = gated(RULE.format("stop"))
     sync(made.runner, made.job)
     database.execute("insert into t values (1, -1)")
     made.fails("first")
@@ -217,8 +221,7 @@ def test_what_waits_is_released_behind_wal_without_changes(gated, database):
 @pytest.mark.nightly("a release of a table; test_released_changes_pass_once has rows")
 def test_a_whole_table_is_released_too(gated, database):
     """Of what passed nothing is left to judge: no number of rows, and no mean, of nothing."""
-    made = gated()
-    made.own("{type: expect_table_row_count_to_be_between, kwargs: {min_value: 3}, gate: stop}")
+    made = gated("{type: expect_table_row_count_to_be_between, kwargs: {min_value: 3}, gate: stop}")
     sync(made.runner, made.job)
     database.execute("insert into t values (1, 1)")
     made.fails("first")
@@ -264,8 +267,7 @@ def mend(made, run_id):
 @pytest.mark.soak("a retry beside other rows")
 def test_a_retry_lets_nothing_else_pass(gated, database):
     """What waits is judged with the rows asked for: one that fails a gate keeps all out."""
-    made = gated()
-    made.own(RULE.format("quarantine"), STOP)
+    made = gated(RULE.format("quarantine"), STOP)
     sync(made.runner, made.job)
     database.execute("insert into t values (1, -1), (2, 2)")
     made.run("first")
@@ -306,8 +308,7 @@ def listed(made):
 
 def test_rows_are_accepted_by_decision(gated, database):
     """Rows or a whole table, whatever the gate says; who and why is kept, other rows are judged."""
-    made = gated()
-    made.own(RULE.format("quarantine"), STOP)
+    made = gated(RULE.format("quarantine"), STOP)
     database.execute("insert into t values (1, 1)")
     sync(made.runner, made.job)
     database.execute("update t set v = -1; insert into t values (2, -2), (3, -3), (4, -4)")
@@ -349,8 +350,7 @@ def test_rows_are_accepted_by_decision(gated, database):
 @pytest.mark.soak("a retry after a release")
 def test_a_retry_takes_what_was_released(gated, database):
     """As a run would; the rows asked for are judged by the gate that set them aside."""
-    made = gated()
-    made.own(RULE.format("quarantine"), STOP)
+    made = gated(RULE.format("quarantine"), STOP)
     sync(made.runner, made.job)
     database.execute("insert into t values (1, -1)")
     made.run("first")
@@ -366,8 +366,7 @@ def test_a_retry_takes_what_was_released(gated, database):
 @pytest.mark.soak("a repair beside quarantined rows")
 def test_a_repair_lets_nothing_else_pass(gated, database):
     """Neither what waits and fails a gate, nor rows set aside, nor discarded rows that changed."""
-    made = gated()
-    made.own(RULE.format("quarantine"), STOP)
+    made = gated(RULE.format("quarantine"), STOP)
     database.execute("insert into t values (1, 1), (2, 2), (3, 3)")
     sync(made.runner, made.job)
     database.execute("insert into t values (6, -6), (7, -7)")
@@ -475,8 +474,7 @@ def test_gates_that_are_refused(gated, database):
 @pytest.mark.usefixtures("compiled")
 def test_rows_are_set_aside(gated, database, decoded_by_tasks):
     """New rows aren't written, updated ones stay; moved and replaced ones leave nothing."""
-    made = gated()
-    made.own(RULE.format("quarantine"))
+    made = gated(RULE.format("quarantine"))
     database.execute("insert into t select g, g from generate_series(1, 8) g")
     sync(made.runner, made.job)
     for statement in (
@@ -511,8 +509,7 @@ def replayed(made, job):
 @pytest.mark.soak("a kill during a replay")
 def test_rows_that_a_replay_brings_stay_listed_until_it_has_committed(gated, database, monkeypatch):
     """They are in no run's changes any more."""
-    made = gated()
-    made.own(RULE.format("quarantine"))
+    made = gated(RULE.format("quarantine"))
     sync(made.runner, made.job)
     database.execute("insert into t values (1, -1)")
     made.run("first")
@@ -533,8 +530,7 @@ def test_rows_that_a_replay_brings_stay_listed_until_it_has_committed(gated, dat
 @pytest.mark.soak("a replay beside discarded rows")
 def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
     """Those that the target lacks, and those that it has as they were; damage beside is mended."""
-    made = gated()
-    made.own(RULE.format("quarantine"))
+    made = gated(RULE.format("quarantine"))
     database.execute("insert into t values (1, 1)")
     sync(made.runner, made.job)
     database.execute("insert into t values (2, -2), (3, 3); update t set v = -1 where id = 1")
@@ -557,8 +553,7 @@ def test_a_replay_leaves_discarded_rows_as_they_are(gated, database):
 @pytest.mark.usefixtures("compiled")
 def test_later_changes_of_such_rows(gated, database, decoded_by_tasks):
     """Each is judged anew; what the change doesn't send is read from the source."""
-    made = gated()
-    made.own(RULE.format("quarantine"))
+    made = gated(RULE.format("quarantine"))
     database.execute(f"insert into t select g, g, g || {BIG} from generate_series(1, 6) g")
     sync(made.runner, made.job)
     database.execute(
@@ -586,8 +581,7 @@ def test_later_changes_of_such_rows(gated, database, decoded_by_tasks):
 
 def test_read_again_or_discarded(gated, database):
     """Accepted rows pass as the source has them; discarded ones stay until they change."""
-    made = gated()
-    made.own(RULE.format("quarantine"))
+    made = gated(RULE.format("quarantine"))
     database.execute(f"insert into t select g, g, g || {BIG} from generate_series(1, 3) g")
     sync(made.runner, made.job)
     database.execute(f"update t set v = -v, big = 'new' || {BIG} where id < 3")
@@ -613,8 +607,7 @@ def test_read_again_or_discarded(gated, database):
 @pytest.mark.nightly("what the pages say after each further decision")
 def test_what_keeps_no_row_out_is_met(gated, database):
     """Each expectation, once the last of its rows is gone or decided on, though no row changes."""
-    made = gated()
-    made.own(RULE.format("quarantine"), STOP.replace("stop", "quarantine"))
+    made = gated(RULE.format("quarantine"), STOP.replace("stop", "quarantine"))
     sync(made.runner, made.job)
     database.execute("insert into t values (1, -1), (2, -2), (3, 99)")
     made.run("first")
@@ -631,9 +624,8 @@ def test_what_keeps_no_row_out_is_met(gated, database):
 
 def test_gates_of_few_rows_need_no_spark(gated, database):
     """What is set aside, what stops, and complete rows that are judged again: Arrow finds all."""
-    made = gated()
+    made = gated(RULE.format("quarantine"), STOP)
     made.runner = InProcess(pytest.fail)
-    made.own(RULE.format("quarantine"), STOP)
     sync(made.runner, made.job)
     database.execute("insert into t values (1, -1), (2, 2), (3, -3)")
     assert made.run("first").quarantined == 2
@@ -648,8 +640,7 @@ def test_gates_of_few_rows_need_no_spark(gated, database):
 def test_too_many_rows_stop_the_table(gated, database, monkeypatch):
     """Many bad rows at once are no few bad rows: nothing is merged or told of rows till they go."""
     monkeypatch.setattr("waldelta.stages.check.gate.gate.MOST_SET_ASIDE", 3)
-    made = gated()
-    made.own(RULE.format("quarantine"))
+    made = gated(RULE.format("quarantine"))
     sync(made.runner, made.job)
     database.execute("insert into t values (9, -9)")
     made.run("first")
@@ -669,8 +660,7 @@ def test_too_many_rows_stop_the_table(gated, database, monkeypatch):
 @pytest.mark.nightly("a second gate beside the first")
 def test_a_stop_judges_what_is_left(gated, database):
     """Rows that another expectation sets aside aren't merged, so they don't stop the table."""
-    made = gated()
-    made.own(
+    made = gated(
         RULE.format("quarantine"),
         "{type: expect_column_values_to_be_between, kwargs: {column: v, min_value: -1}, gate:"
         " stop}",
@@ -684,9 +674,8 @@ def test_a_stop_judges_what_is_left(gated, database):
 @pytest.mark.usefixtures("compiled")
 def test_columns_that_a_change_does_not_send(gated, database):
     """An unchanged large value was judged when it came: its absence doesn't count."""
-    made = gated()
     few = "column: v, max_value: 4, row_condition: big is null, condition_parser: spark"
-    made.own(
+    made = gated(
         "{type: expect_column_values_to_not_be_null, kwargs: {column: big}, gate: quarantine}",
         f"{{type: expect_column_values_to_be_between, kwargs: {{{few}}}, gate: stop}}",
     )
@@ -731,8 +720,7 @@ def test_values_that_the_lake_does_not_hold_are_no_nulls(
 
 def test_a_killed_run_is_judged_anew(gated, database, monkeypatch):
     """A run died between telling of rows and the merge: only the next one's judgement stands."""
-    made = gated()
-    made.own(RULE.format("quarantine"))
+    made = gated(RULE.format("quarantine"))
     sync(made.runner, made.job)
     database.execute("insert into t values (1, -1), (2, 2)")
 
@@ -778,8 +766,7 @@ def enabled(made):
 @pytest.mark.nightly("the checks after a decision that ordinary tests take")
 def test_what_was_let_in_by_decision_passes_the_checks(gated, database):
     """Accepted and released rows turn no run red, and other programs hear of the table again."""
-    made = gated()
-    made.own(RULE.format("quarantine"), STOP)
+    made = gated(RULE.format("quarantine"), STOP)
     database.execute("insert into t values (1, 1)")
     sync(made.runner, made.job)
     database.execute("insert into t values (2, -2)")
@@ -818,8 +805,7 @@ def test_what_was_let_in_by_decision_passes_the_checks(gated, database):
 
 def test_a_corrected_expectation_is_judged_again(gated, database):
     """The next run finds work in it, and other programs hear of what changed while it failed."""
-    made = gated()
-    made.own(RULE.format("warn"))
+    made = gated(RULE.format("warn"))
     sync(made.runner, made.job)
     database.execute("insert into t values (1, -1)")
     with pytest.raises(RunFailed) as failed:

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from tests.integration.types.test_values import values  # noqa: F401 - a fixture
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.fixtures.postgres import AT_HAND, new_database
-from tests.support.pipelines import pipeline_on
+from tests.support.pipelines import copied_pipeline, pipeline_on
 from tests.support.seeds import is_long
 from tests.support.waiting import wait_until
 from waldelta.lake import Lake
@@ -248,9 +248,7 @@ def test_keys_that_spark_has_staged_are_read_again_beside_others(
         " t;insert into t select timestamptz '2024-01-01 00:00Z' + n * interval '1 hour', n from"
         " generate_series(0, 19) n"
     )
-    pipeline = make(database, lake)
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, make(database, lake))
     target(pipeline).update(updates={"n": "-1"}, predicate="n in (3, 4)")
     database.execute("update t set n = 100 where n = 4; delete from t where n = 5")
     found = reconcile(runner, pipeline, repair=True)["t"]
@@ -265,9 +263,7 @@ def test_rows_are_repaired_by_keys_that_arrow_cannot_compare(runner, database, l
         "create table t (k int[] primary key, n int); create publication p for table t;"
         "insert into t values ('{1,2}', 1), ('{}', 2), ('{3,null}', 3)"
     )
-    pipeline = make(database, lake)
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, make(database, lake))
     target(pipeline).update(updates={"n": "-1"}, predicate="n <> 2")
     found = reconcile(runner, pipeline, repair=True)["t"]
     assert (found.status, found.differing, found.repaired) == ("repaired", 2, 2)
@@ -372,9 +368,7 @@ def test_tables_without_a_key_are_multisets(runner, database, lake):
         "create table t (a int, b text); alter table t replica identity full;insert into t select n"
         " % 5, 'x' from generate_series(1, 50) n; create publication p for table t"
     )
-    pipeline = make(database, lake)
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, make(database, lake))
     assert reconcile(runner, pipeline)["t"].status == "equal"
     held = target(pipeline)
     write_deltalake(held, held.to_pyarrow_table(filters=[("a", "=", 2)]).slice(0, 3), mode="append")
@@ -417,9 +411,7 @@ def test_filters_partitions_and_column_lists_are_those_of_the_copy(runner, datab
         create publication q for table g_a, g_b, f;
         """)
     tables = {"public.g": {"partition_root": True}, "public.f": {"where": "id % 3 = 0"}}
-    pipeline = make(database, lake, ["p", "q"], tables)
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, make(database, lake, ["p", "q"], tables))
     found = reconcile(runner, pipeline)
     assert {name: (row.status, row.source_rows) for name, row in found.items()} == {
         "f": ("equal", 100), "g": ("equal", 300), "r": ("equal", 250)
@@ -509,9 +501,7 @@ VERSIONS = [
 @pytest.mark.parametrize("any_postgres", VERSIONS, indirect=True, ids="PostgreSQL {}".format)
 def test_every_type_is_equal_as_copied_and_as_streamed(runner, values, lake):  # noqa: F811
     """No type's text in a checksum depends on how its value came, nor on the server's version."""
-    pipeline = make(values, lake)
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, make(values, lake))
     copied = reconcile(runner, pipeline)["t"]
     values.execute("update t set id = id + 1000 where id % 2 = 0")
     values.execute("insert into t (id) values (5000)")
@@ -535,9 +525,7 @@ def test_every_type_has_the_same_hash_whoever_reads_it(
     """As Spark wrote it and as delta-rs did; a repair by either brings it back."""
     for number in range(len(values.cases)):  # with a space in its name Spark alone reads a column
         values.execute(f'alter table t rename "c {number}" to c{number}')
-    pipeline = make(values, lake)
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, make(values, lake))
     assert reconcile(runner, pipeline)["t"].status == "equal"
     values.execute("insert into t (id) values (5000)")
     pipeline.consume(runner)
@@ -657,9 +645,7 @@ def test_a_target_without_metadata_columns_holds_null_for_what_its_types_cannot(
 ):
     """Then a value beside its type's range is null there, and that is no difference."""
     database.execute(SOURCE)
-    pipeline = make(database, lake, metadata_columns=False)
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, make(database, lake, metadata_columns=False))
     row = reconcile(runner, pipeline)["t"]
     assert (row.status, row.source_rows) == ("equal", 1000)
 

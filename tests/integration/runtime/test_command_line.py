@@ -78,11 +78,20 @@ def test_the_exit_code_is_that_of_the_verb(arguments, before, code, told):
     assert done.stdout == ("said" if code == 0 else "")
 
 
-def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
-    """The whole answer is out before the process ends, rows in quarantine too."""
+@pytest.fixture
+def job(database, lake):
     database.execute("create table t(id int primary key)")
-    job = bare_job(database, lake)
-    path = written(job.pipeline, tmp_path)
+    return bare_job(database, lake)
+
+
+@pytest.fixture
+def path(job, tmp_path):
+    """The file of the job's pipeline."""
+    return written(job.pipeline, tmp_path)
+
+
+def test_status_of_a_pipeline(job, path, lake, capsys):
+    """The whole answer is out before the process ends, rows in quarantine too."""
     done = run([sys.executable, "-m", "spark_jobs", "status", "--json", str(path)])
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -123,11 +132,8 @@ def test_status_of_a_pipeline(database, lake, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("verb", ["sync", "resync", "reconcile", "replay"])
-def test_a_misspelt_table_starts_nothing(verb, database, lake, tmp_path, caplog, monkeypatch):
+def test_a_misspelt_table_starts_nothing(job, path, verb, caplog, monkeypatch):
     """No Spark, and no failed run in the ledger; the table that was meant is named."""
-    database.execute("create table t(id int primary key)")
-    job = bare_job(database, lake)
-    path = written(job.pipeline, tmp_path)
     for opened in ("open_session", "open_runner"):
         monkeypatch.setattr(f"waldelta.spark.{opened}", lambda *_: pytest.fail("started"))
     assert main([verb, str(path), "--tables=public.tt"]) == 1
@@ -135,11 +141,8 @@ def test_a_misspelt_table_starts_nothing(verb, database, lake, tmp_path, caplog,
     assert job.ledger.last_run() is None
 
 
-def test_status_fails_without_a_slot(database, lake, tmp_path, capsys, caplog):
+def test_status_fails_without_a_slot(job, path, database, capsys, caplog):
     """The table, and the JSON, are printed before the named error."""
-    database.execute("create table t(id int primary key)")
-    job = bare_job(database, lake)
-    path = written(job.pipeline, tmp_path)
     database.execute("select pg_drop_replication_slot(%s)", (job.pipeline.source.slot,))
     for options in ([], ["--json"]):
         assert main(["status", str(path), *options]) == 1
@@ -193,11 +196,8 @@ def copy_again(job, status):
 
 
 @pytest.fixture
-def quarantined(database, lake, tmp_path):
+def quarantined(job, path, lake):
     """A pipeline's job, its file, and two rows in quarantine."""
-    database.execute("create table t(id int primary key)")
-    job = bare_job(database, lake)
-    path = written(job.pipeline, tmp_path)
     write_deltalake(job.lake.target("public.t").uri, pa.table({"id": [1]}))
     job.ledger.append_state(
         TableState(

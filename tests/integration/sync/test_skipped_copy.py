@@ -9,7 +9,7 @@ from deltalake import write_deltalake
 from tests.oracles.native_subscriber import native_subscriber
 from tests.oracles.scenario import Both, Scenario
 from tests.oracles.target_rows import target_rows
-from tests.support.pipelines import pipeline_on
+from tests.support.pipelines import copied_pipeline, pipeline_on
 from waldelta.lake.ledger import now
 from waldelta.pipeline.run_result import RunFailed
 
@@ -110,9 +110,7 @@ def test_as_a_subscriber_without_copies(runner, database, postgres, lake):
 def test_nothing_brings_the_missing_rows(runner, database, lake):
     """Neither drift, reconcile, replay nor a sync by name; what a lost slot took is on record."""
     write(database, TABLES, PUBLICATIONS, *BEFORE)
-    pipeline = without_copy(database, lake, ("t", "f"))
-    pipeline.setup()
-    pipeline.sync(runner)
+    pipeline = copied_pipeline(runner, without_copy(database, lake, ("t", "f")))
     write(
         database,
         "insert into t values (20, 'new')",

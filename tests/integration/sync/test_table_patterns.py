@@ -11,7 +11,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.oracles.compare import differing
-from tests.support.pipelines import job_for, pipeline_on
+from tests.support.pipelines import copied_pipeline, job_for, pipeline_on
 from tests.support.servers.roles import OWNS, READS, role_on
 from waldelta.config import PipelineFile, Publication
 from waldelta.config.pipeline_file import TargetTable
@@ -414,8 +414,7 @@ def test_a_new_table_is_complete_two_runs_later(runner, database, lake, caplog):
     pipeline = pipeline_on(
         database, lake, {"name": "p", "tables": [{"name": "sales.*"}], "new_tables": "adopt"}
     )
-    pipeline.setup()
-    pipeline.sync(runner)
+    copied_pipeline(runner, pipeline)
     pipeline.consume(runner)
 
     database.execute("create table sales.b (id int primary key, v text)")

@@ -39,10 +39,22 @@ def test_no_secret_is_shown():
 
 
 @pytest.fixture
-def folder(monkeypatch):
-    store = ObjectStore(MemoryStore())
-    monkeypatch.setattr(object_store, "open_store", lambda *_: (store, "lake/t"))
+def store(monkeypatch):
+    """An empty one, which tables of any address are in."""
+    made = ObjectStore(MemoryStore())
+    monkeypatch.setattr(object_store, "open_store", lambda *_: (made, "lake/t"))
+    return made
+
+
+@pytest.fixture
+def folder(store):
     return store_folder("s3://bucket/lake/t", {})
+
+
+@pytest.fixture
+def files(store):
+    """A table's, which never change."""
+    return store_folder("s3://bucket/lake/t", {}, unchanging=True)
 
 
 @pytest.mark.parametrize("size", [10, 3_000_000])
@@ -57,9 +69,7 @@ def test_a_file_is_read_as_it_was_written(folder, size):
         assert file.tell() == 4
 
 
-def test_a_small_file_of_a_table_is_read_once(monkeypatch):
-    store = ObjectStore(MemoryStore())
-    monkeypatch.setattr(object_store, "open_store", lambda *_: (store, "lake/t"))
+def test_a_small_file_of_a_table_is_read_once(store):
     store.write("lake/t/part-1.parquet", b"content")
     before = requests_made()
     for _ in range(2):
@@ -68,11 +78,8 @@ def test_a_small_file_of_a_table_is_read_once(monkeypatch):
     assert requests_made() - before == 1
 
 
-def test_a_large_file_that_never_changes_is_opened_once(monkeypatch):
+def test_a_large_file_that_never_changes_is_opened_once(files):
     """Each row group of a Parquet file is a fragment, which opens the file."""
-    store = ObjectStore(MemoryStore())
-    monkeypatch.setattr(object_store, "open_store", lambda *_: (store, "lake/t"))
-    files = store_folder("s3://bucket/lake/t", {}, unchanging=True)
     rows = pa.table({"a": [os.urandom(1_000_000) for _ in range(4)]})
     pq.write_table(rows, "a.parquet", filesystem=files, row_group_size=1)
     before = requests_made()
@@ -83,11 +90,8 @@ def test_a_large_file_that_never_changes_is_opened_once(monkeypatch):
     assert requests_made() - before == 2 + len(groups) == 6
 
 
-def test_small_files_are_kept_beside_large_ones(monkeypatch):
+def test_small_files_are_kept_beside_large_ones(store, files):
     """The next run gets them with the copy of the logs (KnownLogs.save)."""
-    store = ObjectStore(MemoryStore())
-    monkeypatch.setattr(object_store, "open_store", lambda *_: (store, "lake/t"))
-    files = store_folder("s3://bucket/lake/t", {}, unchanging=True)
     store.write("lake/t/small", b"small")
     files.open_input_file("small").close()
     large = pa.table({"a": [os.urandom(1_500_000)]})
@@ -111,10 +115,7 @@ def test_what_is_kept_longest_unused_goes_first(monkeypatch):
     assert [name for name in "abcd" if store.kept(name) is None] == ["b"]
 
 
-def test_nothing_is_kept_of_what_this_process_replaces(monkeypatch):
-    store = ObjectStore(MemoryStore())
-    monkeypatch.setattr(object_store, "open_store", lambda *_: (store, "lake/t"))
-    files = store_folder("s3://bucket/lake/t", {}, unchanging=True)
+def test_nothing_is_kept_of_what_this_process_replaces(files):
     for content in (b"first", b"second"):
         with files.open_output_stream("a") as file:
             file.write(content)
@@ -124,11 +125,8 @@ def test_nothing_is_kept_of_what_this_process_replaces(monkeypatch):
         files.open_input_file("a")
 
 
-def test_columns_of_a_store_are_read_together(monkeypatch):
+def test_columns_of_a_store_are_read_together(files):
     """Those near to each other, by one request; from a disk, only what is asked for."""
-    store = ObjectStore(MemoryStore())
-    monkeypatch.setattr(object_store, "open_store", lambda *_: (store, "lake/t"))
-    files = store_folder("s3://bucket/lake/t", {}, unchanging=True)
     columns = {
         "a": [1],
         "between": [os.urandom(500_000)],
