@@ -30,7 +30,7 @@ from waldelta.errors import (
     ConfigError,
 )
 
-_TIMEOUT_MS = 30_000
+_CONNECT_MS, _TIMEOUT_MS = 5_000, 30_000
 _PORT = 9083
 INPUT = "org.apache.hadoop.mapred.SequenceFileInputFormat"
 OUTPUT = "org.apache.hadoop.hive.ql.io.HiveSequenceFileOutputFormat"
@@ -154,7 +154,7 @@ class HiveMetastore:
 
         for number, host in enumerate(self._hosts, 1):
             socket = TSocket.TSocket(host.strip(), self._port)
-            socket.setTimeout(_TIMEOUT_MS)
+            socket.setTimeout(_CONNECT_MS)
             transport = TTransport.TBufferedTransport(socket)
             try:
                 transport.open()
@@ -162,6 +162,7 @@ class HiveMetastore:
                 if number == len(self._hosts):
                     raise
                 continue
+            socket.setTimeout(_TIMEOUT_MS)
             break
         client = ThriftHiveMetastore.Client(TBinaryProtocol.TBinaryProtocol(transport))
         if self._user:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from moto import mock_aws
@@ -12,8 +13,10 @@ from tests.support.catalogs.hive_metastore import hive_metastore, spark_reader
 from tests.support.catalogs.unity_server import TOKEN, UnityServer
 from tests.support.pipelines import beside_superuser, pipeline_file
 from tests.support.servers.serving import serving
-from waldelta.catalogs.catalog import Catalog, Registered
+from waldelta.catalogs.catalog import Catalog, EntryColumn, Registered, Registration
 from waldelta.catalogs.connect import open_catalog
+from waldelta.config.catalog import CatalogSettings
+from waldelta.errors import CatalogNameRefused, CatalogTableForeign
 from waldelta.jobs import Pipeline
 from waldelta.spark import InProcess
 
@@ -124,6 +127,39 @@ def test_a_catalog_follows_the_targets(scene):
     follow_names(scene)
     assert isinstance(scene.runner, InProcess)
     assert not scene.runner.is_started
+
+
+def test_a_metastore_takes_names_types_and_changes(metastore, monkeypatch):
+    """Also a change of a column's type, which a metastore refuses unless the entry is new."""
+    monkeypatch.setenv(CONNECTION, f"hive-metastore://127.0.0.1:{metastore}")
+    settings = {"type": "hive", "conn_id": "catalog"}
+    catalog = open_catalog(CatalogSettings.model_validate(settings))
+    catalog.create_schema("types", {})
+    catalog.create_schema("types", {})
+    columns = [
+        EntryColumn("Net %", "decimal(9,2)", "decimal(9,2)", comment="é" * 5000),
+        EntryColumn("at", "array<timestamp_ntz>", {}),
+        EntryColumn("document", "variant", "variant"),
+    ]
+    entry = Registration("types", "select", "file:///lake/t", tuple(columns), "é" * 9000, {})
+    catalog.create(entry)
+    with pytest.raises(CatalogTableForeign):
+        catalog.create(entry)
+
+    def current():
+        return catalog.tables("types", ["select", "other"])["select"]
+
+    assert current().columns == ("net %", "at", "document")
+    retyped = EntryColumn("at", "int", "integer")
+    for changed in ([*reversed(columns)], [retyped], [columns[1], retyped]):
+        named = tuple(replace(one, name=f"c{number}") for number, one in enumerate(changed))
+        catalog.alter(replace(entry, columns=named), current())
+        assert current().columns == tuple(column.name for column in named)
+    catalog.drop(current())
+    catalog.drop(Registered("types", "select", "", (), {}))
+    assert catalog.tables("types", ["select"]) == {}
+    with pytest.raises(CatalogNameRefused, match=r"refuses types\.a-b"):
+        catalog.create(replace(entry, name="a-b"))
 
 
 @pytest.mark.parametrize("scene", ["hive"], indirect=True)

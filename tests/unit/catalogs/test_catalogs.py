@@ -231,6 +231,39 @@ def test_an_entry_of_others_is_left_alone(scene, request):
     assert "public.orders: the catalog has another" in found.text
 
 
+def test_an_entry_follows_mode_key_and_columns(glue):
+    """By the ledger; the columns are those of Delta's log."""
+    assert glue.run() == []
+    changed = replace(
+        glue.state, at=now(), mode="history", key_columns=["id", "v"], columns=COLUMNS[:1]
+    )
+    glue.job.ledger.append(changed)
+    assert glue.run() == []
+    entry = glue.entries("orders")["orders"]
+    assert entry.properties["waldelta.mode"] == "history"
+    assert entry.properties["waldelta.key"] == "id,v"
+    assert entry.columns == ("id", "v")
+
+
+def test_a_schema_by_template(lake, monkeypatch):
+    """It is created, and marked as the pipeline's."""
+    settings = {"type": "glue", "conn_id": "catalog", "schema": "Raw_{schema}"}
+    monkeypatch.setenv(CONNECTION, "aws://key:secret@/?region_name=eu-central-1")
+    with mock_aws():
+        scene = Scene(lake, settings, monkeypatch)
+        assert scene.run() == []
+        assert scene.catalog.tables("raw_public", ["orders"]).keys() == {"orders"}
+        database = scene.catalog._client.get_database(Name="raw_public")["Database"]
+        assert database["Parameters"] == {"waldelta.pipeline": "shop"}
+
+
+@pytest.mark.parametrize("verb, is_compared", [("validate", False), ("maintain", True)])
+def test_runs_that_compare(glue, verb, is_compared):
+    """A run that only reads registers nothing."""
+    glue.run(verb)
+    assert bool(glue.entries("orders")) is is_compared
+
+
 def test_an_entry_of_another_lake_is_left_alone(glue):
     """Two environments may have pipelines of one name, and one catalog."""
     assert glue.run() == []
