@@ -8,6 +8,7 @@ import pytest
 from psycopg import sql
 
 from tests.oracles.compare import differing
+from tests.oracles.target_rows import target_rows
 from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import new_pipeline, pipeline_file
 from waldelta.cli._options import parse
@@ -215,13 +216,7 @@ def test_names_that_utf_8_lacks_elsewhere(runner, win1252, lake):
     assert pipeline.reconcile(runner).status == "succeeded"
     job = pipeline.job()
     assert differing(runner, job) == {}
-    rows = (
-        runner.spark()
-        .read.format("delta")
-        .load(pipeline.target_path("public.t"))
-        .select("v", "ç", "é")
-    )
-    assert sorted(map(tuple, rows.collect())) == [("ÿ", "€", ["€", "€"]), ("€é", "€", ["€"])]
+    assert target_rows(job, "t", "v", "ç", "é") == [("ÿ", "€", ["€", "€"]), ("€é", "€", ["€"])]
 
 
 @pytest.mark.parametrize("statements, named", PUBLISHED.values(), ids=PUBLISHED)
