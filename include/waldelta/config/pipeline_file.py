@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
@@ -34,6 +34,7 @@ from waldelta.config.type_options import TableTypeOptions, TypeOptions
 from waldelta.error_catalog import ANY_ERROR, ERRORS
 from waldelta.errors import ConfigError
 from waldelta.target_modes import MODES, Feature, TargetMode, named_mode
+from waldelta.target_modes.column_names import clashes
 
 SchemaPolicy = Literal["evolve", "ask", "fail", "ignore"]
 RunnerName = Literal["auto", "spark"]
@@ -50,13 +51,15 @@ class SchemaRules:
     """How a table's columns become its target's: whether changes are followed, and the types.
 
     Where the policy is to ask, ``answers`` are an operator's decisions on changes of this copy, by
-    their keys, and ``may_copy`` is whether the operator agreed to a new one.
+    their keys, and ``may_copy`` is whether the operator agreed to a new one. ``renames`` are the
+    columns that have another name in the target, by their source's name.
     """
 
     policy: SchemaPolicy
     types: TypeOptions
     answers: dict[str, str] = field(default_factory=dict)
     may_copy: bool = False
+    renames: Mapping[str, str] = field(default_factory=dict)
 
 
 def _known_mode(name: Any) -> Any:
@@ -91,6 +94,9 @@ class TargetTable(LayoutOptions):
             "name of this target in the lake, instead of the one by target.names, which may use"
             " {schema} and {table}, too"
         ),
+    )
+    columns: dict[str, str] = Field(
+        {}, description="columns with another name in the lake: their source's name, and that one"
     )
     partition_root: bool = Field(
         False,
@@ -134,6 +140,12 @@ class TargetTable(LayoutOptions):
     @classmethod
     def _named(cls, value: str | None) -> str | None:
         return None if value is None else check_template(value, needs_table=False)
+
+    @field_validator("columns")
+    @classmethod
+    def _named_columns(cls, value: dict[str, str]) -> dict[str, str]:
+        refuse_if("" in value.values(), "a column needs a name: write one, or remove the entry")
+        return value
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
@@ -296,6 +308,8 @@ class Target(LayoutOptions):
         for name, table in self.tables.items():
             if table.source is not None or table.partition_root or table.name is not None:
                 split_table_name(name)
+            for clash in clashes(table.columns.values(), metadata_columns=self.metadata_columns):
+                refuse_if(clash, f"columns of {name}: {clash}")
         return self
 
     @property
@@ -344,7 +358,16 @@ class Target(LayoutOptions):
 
     def schema_rules_of(self, table: str) -> SchemaRules:
         """Returns how this table's columns become those of its target."""
-        return SchemaRules(self.policy_of(table), self.types_of(table))
+        return SchemaRules(
+            self.policy_of(table), self.types_of(table), renames=self.columns_of(table)
+        )
+
+    def columns_of(self, table: str) -> Mapping[str, str]:
+        """Returns the names in the lake of a target's columns, by the source's, where they
+        differ.
+        """
+        own = self.tables.get(table, _DEFAULTS).columns
+        return {source: name for source, name in own.items() if source != name}
 
 
 class Batch(StrictModel):

@@ -76,7 +76,7 @@ def _table(
         "columns": [
             {
                 "name": column.name,
-                "description": comments.get((state.table_name, column.name), ""),
+                "description": comments.get((state.table_name, column.name_on_source), ""),
                 "data_type": column.spark_type,
                 "data_tests": tests[column.name],
             }

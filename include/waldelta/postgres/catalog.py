@@ -54,6 +54,8 @@ class TableId:
 class TableColumn:
     """A column; ``generated`` ones are published only by PostgreSQL 18 and later, ``virtual`` ones
     never.
+
+    ``source_name`` is its name on the source, where ``name`` is another one in the lake.
     """
 
     name: str
@@ -62,6 +64,12 @@ class TableColumn:
     not_null: bool
     generated: bool = False
     virtual: bool = False
+    source_name: str | None = None
+
+    @property
+    def name_on_source(self) -> str:
+        """The column's name on the source."""
+        return self.source_name or self.name
 
 
 @dataclass(frozen=True, slots=True)

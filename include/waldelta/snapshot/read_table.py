@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ from waldelta.row_filter import RowFilter
 from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.snapshot.chunks import COPY_ROW_GROUP_BYTES, Chunk
-from waldelta.snapshot.source_columns import value_expressions
+from waldelta.snapshot.source_columns import column_sql, value_expressions
 from waldelta.types import TargetType, column_types
 from waldelta.types.type_map import unheld_key
 
@@ -82,7 +82,8 @@ class TableCopy:
 
     ``leaf_column`` names the row's leaf partition. ``relfilenodes`` are the files that the snapshot
     sees, by leaf. ``lsn`` is None for targets without metadata columns. ``where`` is the
-    target's own filter, as PostgreSQL prints it.
+    target's own filter, as PostgreSQL prints it. ``source_names`` are the source's names of columns
+    that have another one in the lake.
     """
 
     table: TableId
@@ -94,6 +95,7 @@ class TableCopy:
     key_columns: tuple[str, ...] = ()
     where: str | None = None
     leaf_column: str | None = None
+    source_names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def schema(self) -> pa.Schema:
@@ -104,7 +106,11 @@ class TableCopy:
     @property
     def expressions(self) -> list[tuple[sql.Composable, sql.Composable | None]]:
         """What to select for each column: its value, and maybe its raw text."""
-        return value_expressions(self.columns, self.leaf_column)
+        return value_expressions(self.columns, self.leaf_column, self.source_names)
+
+    def column(self, name: str) -> sql.Composable:
+        """Returns a column of the target as SQL on the source."""
+        return column_sql(self.source_names.get(name, name), is_leaf=name == self.leaf_column)
 
 
 def plan_copy(
@@ -134,6 +140,7 @@ def plan_copy(
         keys,
         own,
         leaf,
+        {c.name: c.source_name for c in table.columns if c.source_name is not None},
     )
 
 

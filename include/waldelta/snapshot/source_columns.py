@@ -6,8 +6,9 @@ stream sends of a column passes through the same TargetType (see waldelta.change
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pyarrow as pa
 from psycopg import sql
@@ -35,22 +36,26 @@ def text_sql(name: str, *, is_leaf: bool = False, relation: str = "") -> sql.Com
 
 
 def value_expressions(
-    columns: Sequence[tuple[str, TargetType]], leaf: str | None = None
+    columns: Sequence[tuple[str, TargetType]],
+    leaf: str | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> list[tuple[sql.Composable, sql.Composable | None]]:
     """Returns what to select for each column: its value, and its raw text where the type may not
     hold it.
 
-    ``leaf`` is the column that names the row's leaf partition. In a very wide table such columns
+    ``leaf`` is the column that names the row's leaf partition, ``names`` are the source's names of
+    columns that have another one in the lake. In a very wide table such columns
     are selected as text only, which costs more to read, because PostgreSQL limits the number of
     expressions.
     """
     pairs = [
-        target.copy_expressions(column_sql(name, is_leaf=name == leaf)) for name, target in columns
+        target.copy_expressions(column_sql(names.get(name, name), is_leaf=name == leaf))
+        for name, target in columns
     ]
     if sum(1 + (raw is not None) for _, raw in pairs) <= MOST_EXPRESSIONS:
         return pairs
     return [
-        (value, None) if raw is None else (text_sql(name), None)
+        (value, None) if raw is None else (text_sql(names.get(name, name)), None)
         for (name, _), (value, raw) in zip(columns, pairs, strict=True)
     ]
 
@@ -65,24 +70,27 @@ class KeyAttribute:
     name: str
     type: PgType
     is_leaf: bool = False
+    source_name: str | None = None
 
     def compared(
         self, text: sql.Composable, relation: str = ""
     ) -> tuple[sql.Composable, sql.Composable]:
         """Returns the column and a text as SQL that is equal for the same value."""
-        column = column_sql(self.name, is_leaf=self.is_leaf, relation=relation)
-        if (name := self.type.unchecked_name) is None:
+        name = self.source_name or self.name
+        column = column_sql(name, is_leaf=self.is_leaf, relation=relation)
+        if (kind := self.type.unchecked_name) is None:
             return printed(column), text
         # The server has printed the type's name, quoted where needed.
-        return column, sql.SQL("{}::{}").format(text, sql.SQL(name))
+        return column, sql.SQL("{}::{}").format(text, sql.SQL(kind))
 
 
 def key_columns(table: PublishedTable, names: Sequence[str]) -> tuple[KeyAttribute, ...]:
     """Returns these columns of a table as the server describes them."""
     columns = {column.name: column for column in table.columns}
     return tuple(
-        KeyAttribute(name, columns[name].type, columns[name].attnum == RELID_ATTNUM)
+        KeyAttribute(name, column.type, column.attnum == RELID_ATTNUM, column.source_name)
         for name in names
+        for column in [columns[name]]
     )
 
 

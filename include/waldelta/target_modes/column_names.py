@@ -32,8 +32,8 @@ def clashes(names: Iterable[str], *, metadata_columns: bool) -> Iterator[str]:
     """Yields each column whose name clashes with another one, with that one and the remedy.
 
     >>> print(*clashes(["a", "A"], metadata_columns=True))  # doctest: +NORMALIZE_WHITESPACE
-    Delta ignores case and can't keep column 'A' and column 'a' apart: leave it out by a column
-    list, or rename it
+    Delta ignores case and can't keep column 'A' and column 'a' apart: give it another name in the
+    lake (target.tables, columns), or leave it out by a column list
     """
     own = (*OURS, *mode_column_names()) if metadata_columns else ()
     seen = dict.fromkeys(_DELTAS, "a column of Delta's own")
@@ -41,7 +41,8 @@ def clashes(names: Iterable[str], *, metadata_columns: bool) -> Iterator[str]:
     for name in names:
         if other := seen.get(name.lower()):
             yield (
-                f"Delta ignores case and can't keep column {name!r} and {other} apart: leave it out"
-                " by a column list, or rename it"
+                f"Delta ignores case and can't keep column {name!r} and {other} apart: give it"
+                " another name in the lake (target.tables, columns), or leave it out by a column"
+                " list"
             )
         seen[name.lower()] = f"column {name!r}"

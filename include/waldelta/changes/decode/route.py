@@ -86,7 +86,8 @@ def plan_routing(row_filter: RowFilter | None, columns: Sequence[ColumnState]) -
     if row_filter is None:
         return None
     names = [column.name for column in columns]
-    positions = tuple(names.index(name) for name in row_filter.columns)
+    sources = [column.name_on_source for column in columns]
+    positions = tuple(sources.index(name) for name in row_filter.columns)
     raw_positions = tuple(
         i for i in positions if stored_type(columns[i].type_name, columns[i].spark_type).may_be_raw
     )
@@ -108,14 +109,16 @@ def check_columns(
     Raises NeedsSync or SchemaChanged when they differ.
     """
     for name in row_filter.columns if row_filter is not None else ():
-        column = next((c for c in evolution.columns if c.source == name), None)
-        absent = any(
-            places[n] is None
-            for places in evolution.positions
-            for n, c in enumerate(evolution.columns)
-            if c.source == name
+        # A column that was renamed on the source has another name there by now.
+        n, column = next(
+            (
+                (n, c)
+                for n, c in enumerate(evolution.columns)
+                if c.state.name_on_source == name and c.source is not None
+            ),
+            (0, None),
         )
-        if column is None or absent or column.state.name != name:
+        if column is None or any(places[n] is None for places in evolution.positions):
             raise SchemaChanged(
                 f"{table}: column {name!r}, which target.tables.{table}.where uses, was renamed or"
                 " dropped: correct the filter in the pipeline file, then sync the table again"

@@ -271,12 +271,13 @@ def _evolution(
     try:
         check_key(state, catalog)
         if is_empty:
-            evolution = plan_empty(*given)
+            evolution = plan_empty(*given, rules.renames)
         elif rules.policy == "ask":
             changed = changed_columns(state, relations, catalog)
-            evolution = plan_evolution(*given, columns_to_stop(rules, state, *changed))
+            stopped = columns_to_stop(rules, state, *changed)
+            evolution = plan_evolution(*given, stopped, rules.renames)
         else:
-            evolution = plan_evolution(*given)
+            evolution = plan_evolution(*given, renames=rules.renames)
     except NeedsSync as err:
         what = str(err).removeprefix(f"{state.table_name}: ")
         if rules.policy == "fail":

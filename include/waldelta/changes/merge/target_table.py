@@ -263,7 +263,7 @@ def reshape(
         "change": evolution.describe(),
         "run_id": job.run_id,
     }
-    if not _is_done(target, state, entries):
+    if evolution.alters and not _is_done(target, state, entries):
         _check_target(job, state, evolution)
         commit = Tag.of(f"{tag.app_id}:reshape", tag.batch, entries)
         if evolution.only_adds:

@@ -200,6 +200,13 @@ class ColumnState:
     attnum: int = 0
     # Whether it stays with its last values, because an operator refused a change of it.
     stopped: bool = False
+    # The column's name on the source, where it has another one in the lake.
+    source_name: str | None = None
+
+    @property
+    def name_on_source(self) -> str:
+        """The column's name on the source."""
+        return self.source_name or self.name
 
 
 @dataclass(frozen=True, slots=True)

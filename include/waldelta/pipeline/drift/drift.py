@@ -309,8 +309,11 @@ def _renamed_filter(state: TableState, table: PublishedTable) -> str | None:
     """Returns the publication's current filter when only names of columns in it have changed."""
     if state.row_filter is None or table.row_filter is None or state.row_filter == table.row_filter:
         return None
-    today = {column.attnum: column.name for column in table.columns}
-    names = {column.name: today.get(column.attnum, column.name) for column in state.columns}
+    today = {column.attnum: column.name_on_source for column in table.columns}
+    names = {
+        column.name_on_source: today.get(column.attnum, column.name_on_source)
+        for column in state.columns
+    }
     with suppress(FilterNotTranslatable):
         if parse_analysed(state.row_filter, names=names) == parse_analysed(table.row_filter):
             return table.row_filter

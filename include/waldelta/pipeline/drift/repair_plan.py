@@ -372,7 +372,7 @@ def moving_rows(
         _as_source_sql(state.row_filter, after.published, table),
         _as_source_sql(was.analysed if was else None, after.own, table),
     )
-    nullable = [column.name for column in table.columns if not column.not_null]
+    nullable = [column.name_on_source for column in table.columns if not column.not_null]
     enters = entering(before, after, nullable)
     # Leaves that are read through one table are read together: otherwise each would need a scan of
     # that whole table.
@@ -400,7 +400,7 @@ def _as_source_sql(stored: str | None, current: str | None, table: PublishedTabl
     """
     if stored is None or stored == current:
         return stored
-    return source_sql(stored, {column.name: column.type for column in table.columns})
+    return source_sql(stored, {column.name_on_source: column.type for column in table.columns})
 
 
 def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str | None:

@@ -9,9 +9,10 @@ but expensive.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
 
 from waldelta.config import TypeOptions
 from waldelta.config.type_options import DEFAULT_TYPES
@@ -23,7 +24,7 @@ from waldelta.pgoutput.messages import RelationColumn
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.unsent_changes import rewritten
 from waldelta.postgres import NUMERIC_OID, TEXT_OID, VARBIT_OID, VARCHAR_OID, PgType
-from waldelta.types import TargetType, column_types
+from waldelta.types import column_types
 from waldelta.types.numeric import decimal, precision_and_scale
 
 # Of time, timestamp, timestamptz and timetz, more digits change no value.
@@ -75,6 +76,14 @@ class Evolution:
         same = all(c.source == c.state.name and c.same_type for c in kept)
         return same and not self.dropped and not any(c.fill is not None for c in self.columns)
 
+    @property
+    def alters(self) -> bool:
+        """Whether the table itself changes, not only what the ledger has of it.
+
+        Another limit of a type, or another name on the source alone, changes only the ledger.
+        """
+        return not self.only_adds or any(column.source is None for column in self.columns)
+
     def describe(self) -> str:
         """List the changes by column name."""
         added = [c.state.name for c in self.columns if c.source is None]
@@ -96,19 +105,20 @@ class Evolution:
         return "; ".join(f"{word}: {', '.join(names)}" for word, names in parts if names)
 
 
-def plan_evolution(
+def plan_evolution(  # noqa: PLR0913, PLR0917 - what was, came and is there, and what is wanted
     state: TableState,
     relations: Sequence[Relation],
     catalog: CatalogTable,
     types: dict[tuple[int, int], PgType],
     options: TypeOptions = DEFAULT_TYPES,
     stopped: Collection[str] = (),
+    renames: Mapping[str, str] = MappingProxyType({}),
 ) -> Evolution:
     """Plan what is needed to apply rows of these relations, which are in stream order.
 
     ``types`` describes the types of the last relation's columns, ``options`` chooses their types in
-    the lake. The ``stopped`` columns stay with their last values. Raises NeedsSync when only a new
-    copy is exact.
+    the lake. The ``stopped`` columns stay with their last values. ``renames`` are the names in the
+    lake of columns that have another one there. Raises NeedsSync when only a new copy is exact.
     """
     every = [_attnums(state, catalog, relation) for relation in relations]
     alone = [column for column in state.columns if column.name in stopped]
@@ -123,15 +133,9 @@ def plan_evolution(
     _check_continuous(state, numbers)
     _check_types(state, relations, numbers)
     held = {column.attnum: column for column in state.columns if column not in alone}
-    key = _key(state, relations, numbers)
-    named = {column.name: types[(column.type_oid, column.typmod)] for column in last.columns}
-    targets = column_types(named, key, options)
-    columns = [
-        _new_column(
-            state, held.get(number), column, catalog, named[column.name], targets[column.name]
-        )
-        for number, column in zip(numbers[-1], last.columns, strict=True)
-    ]
+    key = tuple(renames.get(name, name) for name in _key(state, relations, numbers))
+    new = _with_types(last, numbers[-1], key, types, options, renames)
+    columns = [_new_column(state, held.get(column.attnum), catalog, column) for column in new]
     # New rows have no value in a stopped column.
     columns += [NewColumn(replace(c, stopped=True, not_null=False), c.name) for c in alone]
     dropped = tuple(column.name for number, column in held.items() if number not in numbers[-1])
@@ -148,6 +152,7 @@ def plan_empty(
     catalog: CatalogTable,
     types: dict[tuple[int, int], PgType],
     options: TypeOptions = DEFAULT_TYPES,
+    renames: Mapping[str, str] = MappingProxyType({}),
 ) -> Evolution:
     """Plan the same for a target without rows.
 
@@ -157,7 +162,8 @@ def plan_empty(
     first = set(_attnums(state, catalog, relations[0]))
     known = [column for column in state.columns if column.attnum in first]
     later = tuple(column.name for column in state.columns if column.attnum not in first)
-    evolution = plan_evolution(replace(state, columns=known), relations, catalog, types, options)
+    before = replace(state, columns=known)
+    evolution = plan_evolution(before, relations, catalog, types, options, renames=renames)
     return replace(evolution, dropped=evolution.dropped + later)
 
 
@@ -230,19 +236,24 @@ def plan_ignoring(state: TableState, relations: Sequence[Relation]) -> Evolution
     for relation in relations:
         there = {column.name: k for k, column in enumerate(relation.columns)}
         # Rows of a table without a key are identified by all of their values.
-        identity = state.key_columns or [column.name for column in state.columns]
+        identity = [
+            column.name_on_source
+            for column in state.columns
+            if column.name in state.key_columns or not state.key_columns
+        ]
         if lost := [name for name in identity if name not in there]:
             raise SchemaChanged(
                 f"{state.table_name}: its key lost {', '.join(lost)}: sync this table again"
             )
         for column in state.columns:
-            now = relation.columns[there[column.name]] if column.name in there else None
+            place = there.get(column.name_on_source)
+            now = relation.columns[place] if place is not None else None
             if now and not keeps_values(_type(column), _type(now)):
                 raise SchemaChanged(
                     f"{state.table_name}: column {column.name!r} changed its type: sync this table"
                     " again"
                 )
-        places.append(tuple(there.get(column.name) for column in state.columns))
+        places.append(tuple(there.get(column.name_on_source) for column in state.columns))
     return replace(unchanged(state), positions=tuple(places))
 
 
@@ -250,7 +261,7 @@ def _attnums(state: TableState, catalog: CatalogTable, relation: Relation) -> li
     """Returns the columns' attribute numbers, which alone distinguish a renamed column from a new
     one.
     """
-    copied = {column.name: column.attnum for column in state.columns}
+    copied = {column.name_on_source: column.attnum for column in state.columns}
     current = {name: column.attnum for name, column in catalog.columns.items()}
     numbers = current | copied
     for name in (column.name for column in relation.columns):
@@ -279,25 +290,37 @@ def _check_continuous(state: TableState, numbers: Sequence[list[int]]) -> None:
             )
 
 
+def _with_types(
+    relation: Relation,
+    numbers: Sequence[int],
+    key: Sequence[str],
+    types: dict[tuple[int, int], PgType],
+    options: TypeOptions,
+    renames: Mapping[str, str],
+) -> list[ColumnState]:
+    """Returns a relation's columns with their names and types in the lake."""
+    names = [renames.get(column.name, column.name) for column in relation.columns]
+    kinds = [types[_type(column)] for column in relation.columns]
+    targets = column_types(dict(zip(names, kinds, strict=True)), key, options)
+    return [
+        ColumnState(
+            name,
+            *_type(column),
+            kind.name,
+            targets[name].spark,
+            not_null=False,
+            attnum=number,
+            source_name=column.name if column.name != name else None,
+        )
+        for number, name, kind, column in zip(numbers, names, kinds, relation.columns, strict=True)
+    ]
+
+
 def _new_column(
-    state: TableState,
-    held: ColumnState | None,
-    column: RelationColumn,
-    catalog: CatalogTable,
-    pg_type: PgType,
-    target: TargetType,
+    state: TableState, held: ColumnState | None, catalog: CatalogTable, new: ColumnState
 ) -> NewColumn:
-    new = ColumnState(
-        column.name,
-        column.type_oid,
-        column.typmod,
-        pg_type.name,
-        target.spark,
-        held.not_null if held else False,
-        held.attnum if held else catalog.columns[column.name].attnum,
-    )
     if held is None:
-        now = catalog.columns[column.name]
+        now, name = catalog.columns[new.name_on_source], new.name_on_source
         known = max((c.attnum for c in state.columns), default=0)
         # A number below those of the copied columns: the column existed already, but wasn't
         # published. A file of another number: the source of the column's first values may be gone,
@@ -308,15 +331,16 @@ def _new_column(
             or now.attnum in rewritten(state.storage, catalog.storage)
         ):
             raise NeedsSync(
-                f"{state.table_name}: column {column.name!r} was added with values for existing"
+                f"{state.table_name}: column {name!r} was added with values for existing"
                 " rows, which PostgreSQL doesn't send"
             )
         if now.last_dropped > known:
             raise NeedsSync(
-                f"{state.table_name}: column {column.name!r} may not be the same column as the"
+                f"{state.table_name}: column {name!r} may not be the same column as the"
                 " earlier one of that name"
             )
         return NewColumn(new, None, now.missing)
+    new = replace(new, not_null=held.not_null)
     if held.spark_type != new.spark_type and not _widens(held, new):
         raise NeedsSync(
             f"{state.table_name}: {other_type(held.name, held.spark_type, new.spark_type)}"

@@ -161,8 +161,12 @@ def read_targets(
         if mapping.relation_ids & tables.keys()
         and (mapping.root_id is None or mapping.root_id in roots)
     }
+    targets = (
+        (_target(TableId.parse(name), feed, tables, roots), pipeline.target.columns_of(name))
+        for name, feed in there.items()
+    )
     return sorted(
-        (_target(TableId.parse(name), feed, tables, roots) for name, feed in there.items()),
+        (replace(target, table=renamed(target.table, names)) for target, names in targets),
         key=lambda t: t.id,
     )
 
@@ -389,6 +393,26 @@ def _target(
     )
 
 
+def renamed(table: PublishedTable, names: Mapping[str, str]) -> PublishedTable:
+    """Returns a source table with its columns' names in the lake, by ``names`` of the source."""
+    if not names:
+        return table
+
+    def stored(columns: Sequence[str]) -> tuple[str, ...]:
+        return tuple(names.get(name, name) for name in columns)
+
+    return replace(
+        table,
+        columns=tuple(
+            replace(c, name=names[c.name], source_name=c.name) if c.name in names else c
+            for c in table.columns
+        ),
+        key_columns=stored(table.key_columns),
+        primary_key=stored(table.primary_key),
+        identity_columns=stored(table.identity_columns),
+    )
+
+
 def read_target_filter(
     conn: Connection, target: str, where: str | None, table: PublishedTable
 ) -> RowFilter | None:
@@ -400,7 +424,9 @@ def read_target_filter(
     if where is None:
         return None
     row_filter = resolve_filter(conn, table.read_as, where)
-    if absent := sorted(set(row_filter.columns) - {column.name for column in table.columns}):
+    if absent := sorted(
+        set(row_filter.columns) - {column.name_on_source for column in table.columns}
+    ):
         raise ConfigError(unpublished(target, absent))
     return row_filter
 
@@ -438,6 +464,7 @@ def column_states(
             types[c.name].spark,
             c.not_null,
             c.attnum,
+            source_name=c.source_name,
         )
         for c in columns
     ]

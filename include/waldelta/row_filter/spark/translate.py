@@ -51,27 +51,36 @@ def spark_condition(
     """Returns Spark SQL that is true exactly for rows that the filter admits, and false or NULL for
     others.
 
-    ``columns`` are the table's columns as their target stores them. ``names`` maps a column's name
-    to an SQL expression (default: the quoted name), so that a condition can also be built for old
-    rows or prefixed columns. ``_wd_raw`` in it is the map of raw values. A mapping without
-    ``_wd_raw`` means that there is no such map: columns whose type may need it are then refused.
+    ``columns`` are the table's columns as their target stores them; the filter has their names on
+    the source. ``names`` maps a column's name in the target to an SQL expression (default: the
+    quoted name), so that a condition can also be built for old rows or prefixed columns.
+    ``_wd_raw`` in it is the map of raw values. A mapping without ``_wd_raw`` means that there is no
+    such map: columns whose type may need it are then refused.
 
     A row for which PostgreSQL raises an error raises one in Spark, too, in sessions with
     ``spark.sql.ansi.enabled``. So does a row with a raw value that is needed for more than a
     comparison. Raises FilterNotTranslatable.
     """
-    types = {column.name: column_type(column.type_name, column.spark_type) for column in columns}
+    types = {c.name_on_source: column_type(c.type_name, c.spark_type) for c in columns}
     typed = resolve(row_filter, types)
     may_be_raw = {c.name for c in columns if stored_type(c.type_name, c.spark_type).may_be_raw}
     raw = quote(RAW) if names is None else names.get(RAW)
-    return _Translation(row_filter.analysed, may_be_raw, names or {}, raw).sql(typed).value
+    stored = {c.name_on_source: c.name for c in columns}
+    translation = _Translation(row_filter.analysed, stored, may_be_raw, names or {}, raw)
+    return translation.sql(typed).value
 
 
 class _Translation:
     def __init__(
-        self, text: str, may_be_raw: set[str], names: Mapping[str, str], raw: str | None
+        self,
+        text: str,
+        stored: Mapping[str, str],
+        may_be_raw: set[str],
+        names: Mapping[str, str],
+        raw: str | None,
     ) -> None:
-        self.text, self.may_be_raw, self.names, self.raw = text, may_be_raw, names, raw
+        self.text, self.stored, self.may_be_raw = text, stored, may_be_raw
+        self.names, self.raw = names, raw
         self.elements = 0
 
     def sql(self, typed: Typed) -> Sql:
@@ -96,7 +105,7 @@ class _Translation:
         return FilterNotTranslatable(self.text, place(self.text, typed.start), reason)
 
     def column(self, typed: Typed) -> Sql:
-        name = typed.value or ""
+        name = self.stored.get(typed.value or "", "")
         value = self.names.get(name, quote(name))
         if name not in self.may_be_raw:
             return Sql(value)

@@ -136,6 +136,8 @@ def _lookup(
     }
     leaf_columns = {c.name for c in state.columns if c.attnum == RELID_ATTNUM}
     held |= dict.fromkeys(leaf_columns, (INT8, -1))
+    sources = {c.name: c.name_on_source for c in state.columns}
+    held = {name: held[source] for name, source in sources.items() if source in held}
     usable = {c.name for c in state.columns if held.get(c.name) == (c.type_oid, c.typmod)}
     if found is None or not usable.issuperset(state.key_columns):
         what = "the table isn't published any more" if found is None else "its key was changed"
@@ -149,11 +151,13 @@ def _lookup(
     # ONLY, because an inheritance parent is published without its children.
     only = sql.SQL("" if is_root or through is not None else "only ")
     relation = only + (sql.Identifier(schema, table) if through is None else through.id.identifier)
-    columns = {i: names[i] for i, rows in flagged.items() if names[i] in usable and rows.any()}
+    columns = {
+        i: sources[names[i]] for i, rows in flagged.items() if names[i] in usable and rows.any()
+    }
     keys = [names[i] for i in plan.decode.shape.key]
     types = read_types(connection, [held[name] for name in keys])
-    key = tuple(KeyAttribute(name, types[held[name]], name in leaf_columns) for name in keys)
-    return _Lookup(relation, key, None if through is None else relation_id, columns)
+    key = [KeyAttribute(n, types[held[n]], n in leaf_columns, sources[n]) for n in keys]
+    return _Lookup(relation, tuple(key), None if through is None else relation_id, columns)
 
 
 def _read(

@@ -48,16 +48,17 @@ TABLES = {
         table_name: string, generation: int64, status: string, snapshot: string, snapshot_lsn:
         int64, relation_ids: list<item: int64>, key_columns: list<item: string>, columns: list<item:
         struct<name: string, type_oid: int64, typmod: int64, type_name: string, spark_type: string,
-        not_null: bool, attnum: int64, stopped: bool>>, row_filter: string, rows: int64, bytes:
-        int64, seconds: double, reason: string, incarnation: string, storage: struct<files:
-        list<item: struct<oid: int64, relfilenode: int64, inherits: string>>, attributes: list<item:
-        struct<attnum: int64, xmin: int64, has_missing: bool, default_oid: int64>>, labels:
-        list<item: struct<attnum: int64, oid: int64, label: string>>, as_of: int64>, target_filter:
-        string, later_filters: list<item: string>, publishes: list<item: string>, unpublished:
-        list<item: int64>, source_table: string, root_id: int64, unrepaired_leaves: list<item:
-        int64>, entries: list<item: string>, version: int64, external_commits: list<item:
-        struct<version: int64, operation: string, by: string, at: TIME>>, mode: string,
-        copy_skipped: bool, stored_name: string""",
+        not_null: bool, attnum: int64, stopped: bool, source_name: string>>, row_filter:
+        string, rows: int64, bytes: int64, seconds: double, reason: string, incarnation:
+        string, storage: struct<files: list<item: struct<oid: int64, relfilenode: int64,
+        inherits: string>>, attributes: list<item: struct<attnum: int64, xmin: int64,
+        has_missing: bool, default_oid: int64>>, labels: list<item: struct<attnum: int64,
+        oid: int64, label: string>>, as_of: int64>, target_filter: string, later_filters:
+        list<item: string>, publishes: list<item: string>, unpublished: list<item: int64>,
+        source_table: string, root_id: int64, unrepaired_leaves: list<item: int64>, entries:
+        list<item: string>, version: int64, external_commits: list<item: struct<version:
+        int64, operation: string, by: string, at: TIME>>, mode: string, copy_skipped: bool,
+        stored_name: string""",
     BatchCut: """batches
         batch: int64, end_lsn: int64, commit_ts: TIME, targets: TARGETS, expired: bool""",
     Run: """runs

@@ -193,7 +193,7 @@ def read_declared_types(
 def _declared(state: TableState, row: Any, landed_as_of: int) -> DeclaredType | None:
     # Number and type are compared too: another column may have the name by now, and the target
     # follows a change of type with the next change.
-    column = next((c for c in state.columns if c.name == row.name), None)
+    column = next((c for c in state.columns if c.name_on_source == row.name), None)
     if column is None or column.attnum not in (0, row.attnum) or column.type_oid != row.type_oid:
         return None
     domains = [domain for domain in row.domains or () if is_before(domain["xmin"], landed_as_of)]
@@ -224,7 +224,7 @@ def base_columns(state: TableState, declared: Collection[DeclaredType]) -> list[
     """
     bases = {one.column: one.base_type for one in declared}
     return [
-        replace(column, type_name=bases.get(column.name, column.type_name))
+        replace(column, type_name=bases.get(column.name_on_source, column.type_name))
         for column in state.columns
     ]
 
@@ -287,8 +287,8 @@ order by 1, 2
 def read_enums(
     connection: psycopg.Connection[Any], states: Sequence[TableState]
 ) -> dict[str, dict[str, EnumType]]:
-    """Returns by target and column the enums, with their current labels, of which columns or their
-    domains are.
+    """Returns by target and column of the source the enums, with their current labels, of which
+    columns or their domains are.
 
     A label added later does no harm; a renamed label requires a resync of the table.
     """
@@ -300,7 +300,11 @@ def read_enums(
     return {
         state.table_name: held
         for state in states
-        if (held := {c.name: enums[c.type_oid] for c in state.columns if c.type_oid in enums})
+        if (
+            held := {
+                c.name_on_source: enums[c.type_oid] for c in state.columns if c.type_oid in enums
+            }
+        )
     }
 
 

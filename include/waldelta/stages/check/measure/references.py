@@ -314,7 +314,12 @@ def _of_cut(known: KnownTargets, states: Sequence[TableState]) -> str | None:
 def _target_column(state: TableState, column: KeyColumn) -> ColumnState | None:
     """Returns the target's column by name and number: another column may have the name by now."""
     return next(
-        (c for c in state.columns if c.name == column.name and c.attnum in (0, column.attnum)), None
+        (
+            c
+            for c in state.columns
+            if c.name_on_source == column.name and c.attnum in (0, column.attnum)
+        ),
+        None,
     )
 
 
@@ -336,7 +341,8 @@ def _side(known: KnownTargets, state: TableState, columns: Sequence[KeyColumn]) 
     (version,) = (
         t.version for t in (cut.targets if cut else ()) if t.table_name == state.table_name
     )
-    names = tuple(column.name for column in columns)
+    own = (_target_column(state, column) for column in columns)
+    names = tuple(column.name for column in own if column is not None)
     name = state.table_name
     return Side(name, known.targets[name], version, names, state.kept_as, tuple(state.key_columns))
 

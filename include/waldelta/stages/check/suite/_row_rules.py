@@ -109,7 +109,7 @@ def not_null(facts: TargetFacts) -> Iterator[PlannedExpectation]:
 def enum_labels(facts: TargetFacts) -> Iterator[PlannedExpectation]:
     """Yields that enum columns have only labels of their type."""
     for column in facts.state.columns:
-        enum = facts.rules.enums.get(column.name)
+        enum = facts.rules.enums.get(column.name_on_source)
         if enum and stored_type(column.type_name, column.spark_type).is_text:
             meaning = f"{column.name} has labels of {column.type_name} only"
             labels = [*enum.labels]
@@ -141,7 +141,7 @@ def _domains_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
     # Expressions on VALUE see the base type of the domain.
     plain = replace(facts, state=replace(state, columns=base_columns(state, declared)))
     for one in declared:
-        column = next(c for c in state.columns if c.name == one.column)
+        column = next(c for c in state.columns if c.name_on_source == one.column)
         is_null = _is_null(facts, column)
         for check in one.checks:
             what = f"domain constraint {check.name} of column {one.column}"
@@ -153,7 +153,7 @@ def _domains_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
                 yield _satisfies(condition, f"{what} holds: {check.expression}")
         if one.not_null and not column.not_null and column.name not in state.key_columns:
             meaning = f"column {one.column} has no nulls, as its domain {one.not_null[0]} says"
-            yield _satisfies(f"not {is_null}", meaning, severity="warning", suffices=one.column)
+            yield _satisfies(f"not {is_null}", meaning, severity="warning", suffices=column.name)
 
 
 def _value_filter(check: CheckConstraint, column: str, enums: Mapping[str, EnumType]) -> RowFilter:
@@ -205,7 +205,7 @@ def _translated(facts: TargetFacts, what: str, read: Callable[[], RowFilter]) ->
         # Without metadata columns there is no map of values that are stored raw.
         names: dict[str, str] | None = None if RAW in facts.columns else {}
         row_filter = read()
-        if absent := set(row_filter.columns) - {column.name for column in columns}:
+        if absent := set(row_filter.columns) - {column.name_on_source for column in columns}:
             facts.omitted.append(
                 f"{what}: not checked, because the target has no column"
                 f" {', '.join(sorted(absent))} yet, or only its last values"

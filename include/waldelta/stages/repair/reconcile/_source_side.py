@@ -43,7 +43,7 @@ from waldelta.snapshot.read_table import (
     lock_query,
     privilege_remedy,
 )
-from waldelta.snapshot.source_columns import column_sql, is_one_of, text_sql
+from waldelta.snapshot.source_columns import is_one_of
 from waldelta.stages.repair.reconcile._checksum import (
     Fingerprint,
     Hashes,
@@ -148,7 +148,7 @@ class SourceSide:
 
     def _rows_statement(self, rows: sql.Composable, buckets: Sequence[int]) -> sql.Composable:
         names = [sql.Identifier(f"t{n}") for n in range(len(self.shown))]
-        texts = [text_sql(name, is_leaf=name == self.copy.leaf_column) for name in self.shown]
+        texts = [printed(self.copy.column(name)) for name in self.shown]
         if not self.plan.key:
             texts = [
                 sql.SQL("pg_catalog.left({}, {})").format(text, sql.Literal(TEXT_SHOWN))
@@ -180,8 +180,7 @@ class SourceSide:
     def _columns(
         self, columns: Iterable[tuple[str, TargetType]]
     ) -> list[tuple[sql.Composable, TargetType]]:
-        leaf = self.copy.leaf_column
-        return [(column_sql(name, is_leaf=name == leaf), kind) for name, kind in columns]
+        return [(self.copy.column(name), kind) for name, kind in columns]
 
     def _hash(self, columns: Sequence[tuple[sql.Composable, Any]], seed: int) -> sql.Composable:
         return self._hash_of(source_text(columns, self.plan.marks, raw=self.plan.raw), seed)

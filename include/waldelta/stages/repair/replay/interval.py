@@ -215,9 +215,9 @@ def place_columns_by_history(
     """
     names = {column.name: k for k, column in enumerate(relation.columns)}
     known = {
-        tuple((c.name, c.attnum) for c in columns)
+        tuple((c.name_on_source, c.attnum) for c in columns)
         for columns in history
-        if {c.name for c in columns} == set(names)
+        if {c.name_on_source for c in columns} == set(names)
     }
     if len(known) != 1:
         return None
@@ -228,4 +228,4 @@ def place_columns_by_history(
 def place_columns_by_name(state: TableState, relation: Relation) -> tuple[int | None, ...]:
     """Returns the same by name, for a target that doesn't follow its source's columns."""
     names = {column.name: k for k, column in enumerate(relation.columns)}
-    return tuple(names.get(column.name) for column in state.columns)
+    return tuple(names.get(column.name_on_source) for column in state.columns)

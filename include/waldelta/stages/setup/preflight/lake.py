@@ -152,12 +152,14 @@ def judge_columns(
         for column in relation.columns
         if (state.sends(column) if listed is None else column.name in listed)
     ]
-    names = [column.name for column in columns]
+    renames = target.columns_of(str(table.id))
+    names = [renames.get(column.name, column.name) for column in columns]
     for clash in clashes(names, metadata_columns=target.metadata_columns):
         yield problem(f"{where}: {clash}")
     if not target.metadata_columns:
-        key = relation.identity_columns
-        types = column_types({c.name: c.type for c in columns}, key, target.types_of(str(table.id)))
+        key = [renames.get(name, name) for name in relation.identity_columns]
+        named = {name: column.type for name, column in zip(names, columns, strict=True)}
+        types = column_types(named, key, target.types_of(str(table.id)))
         if partial := [name for name, kind in types.items() if kind.may_be_raw]:
             yield warning(
                 f"{where}: metadata_columns is off, so values that a type of the lake can't hold"

@@ -29,6 +29,7 @@ from waldelta.pipeline.targets.target_sources import (
     COMMON,
     merge_partitions,
     merged_roots,
+    renamed,
     sources,
     target_sources,
     unpublished,
@@ -51,6 +52,7 @@ from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.stages.setup.facts.publications import PublicationState
 from waldelta.stages.setup.facts.source_facts import Facts, members
 from waldelta.target_modes import Feature, named_mode
+from waldelta.target_modes.column_names import clashes
 
 # Yields what is wrong with a target's own expectations, by the columns that it has or will have.
 JudgeSuite = Callable[[str, OwnSuiteFile, TargetColumns], Iterable[Finding]]
@@ -131,6 +133,7 @@ def plan_targets(
         *(_judge_merged(name, named.get(name), entries, planned) for name in merged_roots(entries)),
         *(_judge_source(*each, there, entries, planned) for each in sources(entries).items()),
         judge_modes(entries, planned),
+        judge_columns(pipeline, planned),
     )
     return replace(planned, findings=tuple(chain.from_iterable(judged)))
 
@@ -143,6 +146,20 @@ def judge_modes(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> 
                 named_mode(entries[name].mode).check_key(name, table.key_columns)
         except ModeRefused as err:
             yield problem(f"target.tables.{name}.mode: {err}")
+
+
+def judge_columns(pipeline: PipelineFile, planned: PlannedTargets) -> Iterator[Finding]:
+    """Yields findings about columns that have another name in the lake."""
+    target = pipeline.target
+    for name in sorted(target.tables.keys() & planned.sources.keys()):
+        renames, where = target.columns_of(name), f"target.tables.{name}.columns"
+        for table in planned.tables_of(name) if renames else ():
+            stored = renamed(table, renames)
+            if absent := sorted(renames.keys() - {column.name for column in table.columns}):
+                yield warning(f"{where}: {table.id} publishes no column {', '.join(absent)}")
+            names = [column.name for column in stored.columns]
+            for clash in clashes(names, metadata_columns=target.metadata_columns):
+                yield problem(f"{where}: {clash}")
 
 
 def judge_names(
@@ -531,9 +548,11 @@ def _columns(
     unpublished: set[str] = set()
     has_key = state is not None and bool(state.key_columns)
     for table in planned.tables_of(name):
-        states = column_states(table.columns, table.key_columns, pipeline.target.types_of(name))
+        stored = renamed(table, pipeline.target.columns_of(name))
+        states = column_states(stored.columns, stored.key_columns, pipeline.target.types_of(name))
         types |= {c.name: c.spark_type for c in states}
-        unpublished |= {*planned.relations[table.oid].column_names} - {c.name for c in states}
+        published = {c.name_on_source for c in states}
+        unpublished |= {*planned.relations[table.oid].column_names} - published
         has_key = has_key or bool(table.key_columns)
     if pipeline.target.metadata_columns:
         types |= METADATA_TYPES
