@@ -200,6 +200,10 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
         "setup": (
             "create the publications and the slot that the pipeline file describes",
             {
+                "--expect": {
+                    "metavar": "DIGEST",
+                    "help": "change nothing unless the plan is the one that rehearse printed",
+                },
                 "--dry-run": _FLAG | {"help": "print the plan and change nothing"},
                 "--sql": (
                     _FLAG
@@ -329,8 +333,13 @@ _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                     "nargs": "+",
                     "type": Path,
                     "metavar": "FILE",
-                    "required": True,
+                    "default": [],
                     "help": "files of SQL, in the order in which they run",
+                },
+                "--pipeline-change": {
+                    "type": Path,
+                    "metavar": "FILE",
+                    "help": "a changed pipeline file, which setup follows after the migration",
                 },
                 "--schema": {
                     "type": Path,

@@ -152,6 +152,7 @@ def plan_document(pipeline: PipelineFile, plan: SetupPlan) -> dict[str, Any]:
             {"sql": statement.text(), "reason": statement.reason} for statement in plan.statements
         ],
         "sql": plan.as_sql(),
+        "digest": plan.digest,
     }
 
 

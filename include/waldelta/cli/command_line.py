@@ -252,7 +252,7 @@ def _setup(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> N
     if options.dry_run or options.sql:
         _show_plan(pipeline, options, output)
         return
-    plan = pipeline.setup(options.run_id)
+    plan = pipeline.setup(options.run_id, expected=options.expect)
     output.show(plan_document(pipeline.file, plan), plan_text(plan))
     _write_result(options, plan.describe())
 

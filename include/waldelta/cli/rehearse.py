@@ -9,7 +9,7 @@ from waldelta.cli._output import Output
 from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.config.airflow_connection import take_from_airflow
 from waldelta.errors import ConfigError
-from waldelta.postgres import conninfo_from_environment
+from waldelta.postgres import TableId, conninfo_from_environment
 from waldelta.rehearsal.migration import read_migrations
 from waldelta.rehearsal.production import Production, read_production, read_schema_file
 from waldelta.rehearsal.rehearsal import RehearsalOptions, rehearse
@@ -22,7 +22,12 @@ def run_rehearse(options: argparse.Namespace, output: Output) -> bool:
     """
     if options.schema is not None and (options.source is not None or options.sample):
         raise ConfigError("--schema reads no connection: leave --from and --sample out")
+    if not options.migration and options.pipeline_change is None:
+        raise ConfigError("nothing to rehearse: pass --migration, --pipeline-change or both")
     file, migration = load_pipeline_file(options.file), read_migrations(options.migration)
+    changed = None
+    if options.pipeline_change is not None:
+        changed = options.pipeline_change, load_pipeline_file(options.pipeline_change)
     production = _production(options, file)
     scratch = None if options.scratch is None else _conninfo(options.scratch)
     own = logging.getLogger("waldelta")
@@ -33,7 +38,7 @@ def run_rehearse(options: argparse.Namespace, output: Output) -> bool:
         file,
         production,
         migration,
-        RehearsalOptions(scratch, options.role, options.statement_timeout),
+        RehearsalOptions(scratch, options.role, options.statement_timeout, changed),
     )
     kinds = options.fail_on
     for path, text in (
@@ -50,7 +55,10 @@ def _production(options: argparse.Namespace, file: PipelineFile) -> Production:
     if options.schema is not None:
         return read_schema_file(options.schema)
     tables = [
-        table.name for publication in file.source.publications for table in publication.tables
+        TableId(*table.parts)
+        for publication in file.source.publications
+        for table in publication.tables
+        if not table.is_pattern
     ]
     conninfo = _conninfo(options.source or file.source.conn_id)
     return read_production(conninfo, options.sample, tables)

@@ -83,11 +83,17 @@ class Pipeline:
             ),
         )
 
-    def setup(self, run_id: str | None = None, spark: SparkSession | None = None) -> SetupPlan:
+    def setup(
+        self,
+        run_id: str | None = None,
+        spark: SparkSession | None = None,
+        *,
+        expected: str | None = None,
+    ) -> SetupPlan:
         """Create or alter publications and slot by the difference to what exists; idempotent.
 
         An object store is probed before, as by probe_store(), also for errors. Own expectations are
-        judged as by check().
+        judged as by check(). Nothing is changed when the plan's digest isn't the ``expected`` one.
         """
         from waldelta.stages.check.judge_suites import judging
         from waldelta.stages.setup.preflight.lake import probe_store
@@ -97,7 +103,7 @@ class Pipeline:
         probe_store(self.file.target, job.lake, spark)
         _check_readable(job)
         with job.source.connect("setup") as connection, judging(job, spark) as judge_suite:
-            return apply_setup(connection, job, judge_suite)
+            return apply_setup(connection, job, judge_suite, expected=expected)
 
     def sync(
         self,

@@ -9,14 +9,13 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from waldelta.postgres import Connection, fetch
+from waldelta.postgres import Connection, TableId, fetch
 
 # Each table's first rows. A foreign key finds its row, because all tables have the same ones.
 ROWS = 8
@@ -85,18 +84,9 @@ class WritableTable:
     """A table of the schema, not a partition, with the columns that get values."""
 
     oid: int
-    schema: str
-    name: str
+    id: TableId
     owner: str
     columns: Sequence[WritableColumn]
-
-    @property
-    def id(self) -> sql.Identifier:
-        """The table's name in SQL."""
-        return sql.Identifier(self.schema, self.name)
-
-    def __str__(self) -> str:
-        return f"{self.schema}.{self.name}"
 
     def insert(self, attempt: int, first: int, last: int) -> sql.Composed:
         """Returns the INSERT of the rows from ``first`` to ``last``, by the attempt's values.
@@ -105,12 +95,12 @@ class WritableTable:
         """
         choice = random.Random(attempt)  # noqa: S311 - no secret
         if not self.columns:
-            return sql.SQL("insert into {} default values").format(self.id)
+            return sql.SQL("insert into {} default values").format(self.id.identifier)
         return sql.SQL(
             "insert into {} ({}) overriding system value select {}"
             " from generate_series({}::bigint, {}) as g on conflict do nothing"
         ).format(
-            self.id,
+            self.id.identifier,
             sql.SQL(", ").join(sql.Identifier(column.name) for column in self.columns),
             sql.SQL(", ").join(
                 sql.SQL(choice.choice(column.values) if attempt else column.values[0])
@@ -149,8 +139,7 @@ def read_tables(connection: Connection, oids: Iterable[int] | None = None) -> li
     return [
         WritableTable(
             table.oid,
-            table.nspname,
-            table.relname,
+            TableId(table.nspname, table.relname),
             table.owner,
             [
                 WritableColumn(column.attname, values((column.relid, column.attnum)), column.is_key)
@@ -186,21 +175,19 @@ class Filling:
 
 
 def fill(connection: Connection, tables: Sequence[WritableTable]) -> Filling:
-    """Write the first rows of each table, with triggers and foreign keys switched off if possible.
+    """Write the first rows of each table, with triggers and foreign keys switched off.
 
     Sequences go on behind them.
     """
     filling = Filling()
-    with suppress(psycopg.errors.InsufficientPrivilege):
-        connection.execute("set session_replication_role = replica")
+    connection.execute("set session_replication_role = replica")
     for table in tables:
         attempt, why = write_rows(connection, table, 1, ROWS)
         if attempt is None:
-            filling.refused[str(table)] = why
+            filling.refused[str(table.id)] = why
         else:
             filling.attempts[table.oid] = attempt
-    with suppress(psycopg.errors.InsufficientPrivilege):
-        connection.execute("reset session_replication_role")
+    connection.execute("reset session_replication_role")
     for (name,) in connection.execute(_SEQUENCES).fetchall():
         connection.execute("select setval(%s::regclass, %s)", [name, 1_000_000])
     return filling
@@ -227,15 +214,19 @@ def changes(table: WritableTable) -> Iterator[tuple[str, sql.Composed]]:
     one = sql.SQL(
         "(tableoid, ctid) = (select tableoid, ctid from {} order by tableoid, ctid {} limit 1)"
     )
-    first, last = (one.format(table.id, sql.SQL(direction)) for direction in ("asc", "desc"))
+    first, last = (
+        one.format(table.id.identifier, sql.SQL(direction)) for direction in ("asc", "desc")
+    )
     if table.columns:
         plain = [column for column in table.columns if not column.is_key] or table.columns
         name = sql.Identifier(plain[-1].name)
         yield (
             "update",
-            sql.SQL("update {} set {} = {} where {}").format(table.id, name, name, first),
+            sql.SQL("update {} set {} = {} where {}").format(
+                table.id.identifier, name, name, first
+            ),
         )
-    yield "delete", sql.SQL("delete from {} where {}").format(table.id, last)
+    yield "delete", sql.SQL("delete from {} where {}").format(table.id.identifier, last)
 
 
 _TABLES = """

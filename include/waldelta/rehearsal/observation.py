@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from waldelta.postgres import Connection
+from waldelta.postgres import Connection, TableId
 
 # In the order of their strength, with what waits for a transaction that has one.
 LOCK_MODES: Mapping[str, str] = {
@@ -190,9 +190,9 @@ class _Relations:
     def read(cls, session: Connection) -> _Relations:
         rows = session.execute(_RELATIONS).fetchall()
         return cls(
-            {oid: name for oid, name, *_ in rows},
-            {oid: file for oid, _, file, *_ in rows if file},
-            {oid: frozenset(indexes) for oid, _, _, indexes, *_ in rows},
+            {oid: str(TableId(schema, name)) for oid, schema, name, *_ in rows},
+            {oid: file for oid, _, _, file, *_ in rows if file},
+            {oid: frozenset(indexes) for oid, _, _, _, indexes, *_ in rows},
             {oid: dict(zip(numbers, names, strict=True)) for oid, *_, numbers, names in rows},
         )
 
@@ -208,7 +208,7 @@ select relid, coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
 from pg_stat_xact_all_tables where schemaname not in ('pg_catalog', 'pg_toast')
 """
 _RELATIONS = """
-select c.oid::int8, format('%s.%s', n.nspname, c.relname), c.relfilenode::int8,
+select c.oid::int8, n.nspname, c.relname, c.relfilenode::int8,
        array(select indexrelid::int8 from pg_index where indrelid = c.oid),
        array(select attnum::int4 from pg_attribute
              where attrelid = c.oid and attnum > 0 and not attisdropped order by attnum),

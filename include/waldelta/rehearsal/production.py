@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,10 +16,10 @@ from pathlib import Path
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import conninfo_to_dict
 
 from waldelta.errors import ConfigError
-from waldelta.postgres import Connection, connect, named_loss
+from waldelta.postgres import Connection, TableId, connect, named_loss
 from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, local_versions
 from waldelta.rehearsal.generated_rows import WritableTable
 from waldelta.rehearsal.migration import SqlCommand, statements
@@ -44,7 +45,7 @@ class TableSize:
 
 @dataclass(frozen=True, slots=True)
 class Production:
-    """The schema as SQL, and, where a connection gave it, the sizes of tables by ``schema.table``.
+    """The schema as SQL, and, where a connection gave it, the sizes of tables by name.
 
     ``version`` is the server's major version, ``source`` what the schema was read from, and
     ``rows`` are samples of tables as COPY writes them, by table and column list.
@@ -55,7 +56,7 @@ class Production:
     version: int | None
     sizes: Mapping[str, TableSize] = field(default_factory=dict)
     wal_bytes_per_second: float | None = None
-    rows: Mapping[str, tuple[Sequence[str], bytes]] = field(default_factory=dict, repr=False)
+    rows: Mapping[TableId, tuple[Sequence[str], bytes]] = field(default_factory=dict, repr=False)
 
 
 def read_schema_file(path: Path) -> Production:
@@ -73,7 +74,7 @@ def read_schema_file(path: Path) -> Production:
     return Production(text, str(path), int(found[1]) if found else None)
 
 
-def read_production(conninfo: str, sample: int = 0, tables: Sequence[str] = ()) -> Production:
+def read_production(conninfo: str, sample: int = 0, tables: Sequence[TableId] = ()) -> Production:
     """Returns the schema of a database by pg_dump, the sizes of its tables, and samples of rows.
 
     Raises SourceUnreachable and other errors of the connection, and ConfigError where this machine
@@ -86,11 +87,15 @@ def read_production(conninfo: str, sample: int = 0, tables: Sequence[str] = ()) 
             at = f"the connection to {connection.info.host or 'the socket'}"
             schema = _dump(conninfo, version, snapshot)
             sizes = {
-                name: TableSize(int(rows), int(size))
-                for name, rows, size in connection.execute(_SIZES).fetchall()
+                str(TableId(schema, name)): TableSize(int(rows), int(size))
+                for schema, name, rows, size in connection.execute(_SIZES).fetchall()
             }
             ((rate,),) = connection.execute(_WAL).fetchall()
-            rows = {name: _sample(connection, name, sample) for name in tables if sample}
+            rows = {
+                table: _sample(connection, table, columns, sample)
+                for table in tables
+                if sample and (columns := _readable_columns(connection, table))
+            }
     speed = float(rate) if rate is not None else None
     return Production(schema, at, version, sizes, speed, rows)
 
@@ -114,26 +119,22 @@ def _dump(conninfo: str, version: int, snapshot: str) -> str:
             f" run `pg_dump --schema-only` elsewhere and pass its output with --schema"
         )
     program = EmbeddedPostgres(Path(), newer[0]).bin / "pg_dump"
-    fields = conninfo_to_dict(conninfo)
-    # Other users see the arguments of a process, and not its environment.
-    password = fields.pop("password", None)
-    done = subprocess.run(
-        [
-            program,
-            "--schema-only",
-            "--no-sync",
-            f"--snapshot={snapshot}",
-            f"--dbname={make_conninfo('', **fields)}",
-        ],
-        capture_output=True,
-        check=False,
-        env={
-            **os.environ,
-            "PGOPTIONS": _READ_ONLY,
-            "PGCLIENTENCODING": "UTF8",
-            **({} if password is None else {"PGPASSWORD": str(password)}),
-        },
-    )
+    # Other users see the arguments of a process, and neither its environment nor this file.
+    with tempfile.NamedTemporaryFile("w", prefix="waldelta-service-") as service:
+        fields = conninfo_to_dict(conninfo)
+        service.write("[source]\n" + "".join(f"{name}={value}\n" for name, value in fields.items()))
+        service.flush()
+        done = subprocess.run(
+            [program, "--schema-only", f"--snapshot={snapshot}", "--dbname=service=source"],
+            capture_output=True,
+            check=False,
+            env={
+                **os.environ,
+                "PGSERVICEFILE": service.name,
+                "PGOPTIONS": _READ_ONLY,
+                "PGCLIENTENCODING": "UTF8",
+            },
+        )
     if done.returncode:
         told = done.stderr.decode(errors="replace").strip()
         raise ConfigError(
@@ -143,12 +144,17 @@ def _dump(conninfo: str, version: int, snapshot: str) -> str:
     return done.stdout.decode()
 
 
-def _sample(connection: Connection, name: str, rows: int) -> tuple[Sequence[str], bytes]:
-    columns = [row[0] for row in connection.execute(_STORED_COLUMNS, [name]).fetchall()]
+def _readable_columns(connection: Connection, table: TableId) -> list[str]:
+    """Returns the stored columns of a table, none where the role can't read all of them."""
+    rows = connection.execute(_STORED_COLUMNS, [table.schema, table.name]).fetchall()
+    return [name for name, _ in rows] if all(readable for _, readable in rows) else []
+
+
+def _sample(
+    connection: Connection, table: TableId, columns: Sequence[str], rows: int
+) -> tuple[Sequence[str], bytes]:
     query = sql.SQL("copy (select {} from {} limit {}) to stdout").format(
-        sql.SQL(", ").join(map(sql.Identifier, columns)),
-        sql.SQL(name),  # As the pipeline file writes it: quoted where it must be.
-        rows,
+        sql.SQL(", ").join(map(sql.Identifier, columns)), table.identifier, rows
     )
     with connection.cursor().copy(query) as copy:
         return columns, b"".join(bytes(part) for part in copy)
@@ -207,27 +213,28 @@ def _make_roles(connection: Connection, statement: SqlCommand) -> None:
 
 def load_rows(
     connection: Connection, tables: Sequence[WritableTable], production: Production
-) -> list[str]:
-    """Write the samples of rows; returns the tables whose sample the scratch server refused."""
-    refused = []
+) -> list[WritableTable]:
+    """Write the samples of rows; returns the tables that got none."""
+    empty = []
     connection.execute("set session_replication_role = replica")
     for table in tables:
-        if (sample := production.rows.get(str(table))) is None:
+        if (sample := production.rows.get(table.id)) is None:
+            empty.append(table)
             continue
         columns = sql.SQL(", ").join(map(sql.Identifier, sample[0]))
-        query = sql.SQL("copy {} ({}) from stdin").format(table.id, columns)
+        query = sql.SQL("copy {} ({}) from stdin").format(table.id.identifier, columns)
         try:
             with connection.cursor().copy(query) as copy:
                 copy.write(sample[1])
         except psycopg.Error:
-            refused.append(str(table))
+            empty.append(table)
     connection.execute("reset session_replication_role")
-    return refused
+    return empty
 
 
 # pg_partition_tree() has no row for a table that is neither partitioned nor a partition.
 _SIZES = """
-select format('%s.%s', n.nspname, c.relname),
+select n.nspname, c.relname,
        sum(greatest(coalesce(p.reltuples, c.reltuples), 0)),
        sum(pg_total_relation_size(coalesce(p.oid, c.oid)))
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
@@ -241,7 +248,10 @@ select (select wal_bytes / extract(epoch from now() - stats_reset)
         from pg_stat_wal where stats_reset < now() - interval '10 minutes')
 """
 _STORED_COLUMNS = """
-select attname from pg_attribute
-where attrelid = %s::regclass and attnum > 0 and not attisdropped and attgenerated = ''
-order by attnum
+select a.attname, has_column_privilege(c.oid, a.attnum, 'select')
+from pg_attribute a join pg_class c on c.oid = a.attrelid
+join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = %s and c.relname = %s and a.attnum > 0 and not a.attisdropped
+  and a.attgenerated = ''
+order by a.attnum
 """

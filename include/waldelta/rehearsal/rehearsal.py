@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psycopg
 from psycopg import sql
@@ -47,11 +48,15 @@ _FIRST_ROW = 1_000
 
 @dataclass(frozen=True, slots=True)
 class RehearsalOptions:
-    """How a rehearsal runs: the server and role of the migration, and the time for a statement."""
+    """How a rehearsal runs: the server and role of the migration, and the time for a statement.
+
+    ``changed`` is a pipeline file that setup follows after the migration, with its path.
+    """
 
     scratch_dsn: str | None = None
     role: str | None = None
     statement_timeout_s: float = 60.0
+    changed: tuple[Path, PipelineFile] | None = None
 
 
 def rehearse(
@@ -70,6 +75,8 @@ def rehearse(
             log.info("PostgreSQL %s: loading the schema", scratch.version)
             notes = stage.prepare(production, runner)
             steps = list(stage.run(migration, runner))
+            if options.changed is not None and not any(step.verdict == "error" for step in steps):
+                steps.append(stage.follow(*options.changed, runner))
     if production.version not in (None, scratch.version):
         notes.append(f"the source is PostgreSQL {production.version}, the scratch server isn't")
     return Report(file.pipeline, f"PostgreSQL {scratch.version}", steps, notes)
@@ -102,17 +109,14 @@ class _Stage:
                 f"the schema has no role {role!r}: name one of its owners with --role"
             )
         tables = read_tables(self.admin)
-        refused = load_rows(self.admin, tables, production) if production.rows else []
-        filling = fill(
-            self.admin, [t for t in tables if str(t) not in production.rows or str(t) in refused]
-        )
+        filling = fill(self.admin, load_rows(self.admin, tables, production))
         log.info("%s: setting the pipeline up", counted(len(tables), "table"))
         self.pipeline.begin(runner)
         published = self._published()
         self._take_role(published)
         self.failing = {(one.table, op) for op, one in self._write(published)}
         self.pipeline.pipeline.consume(runner)
-        names = {str(table) for table in published}
+        names = {str(table.id) for table in published}
         return [
             f"{name} has no rows, so changes of it aren't rehearsed: {why}"
             for name, why in sorted(filling.refused.items())
@@ -144,6 +148,19 @@ class _Stage:
             self.session.execute("rollback")
             error = "the migration ends without COMMIT, so PostgreSQL rolls it back"
             yield self._step(pending, [Impact("error", "", error)], 0.0)
+
+    def follow(self, path: Path, file: PipelineFile, runner: Runner) -> StepReport:
+        """Have setup follow a changed pipeline file, and judge the runs after it."""
+        log.info("%s", path)
+        begun, place = time.monotonic(), str(path)
+        plan = self.pipeline.follow(file)
+        statements = [statement.text() for statement in plan.statements]
+        if plan.problems:
+            errors = [Impact("error", "", problem) for problem in plan.problems]
+            return StepReport(place, statements, errors)
+        found = list(self.pipeline.judge(runner, None, {}))
+        found.append(Impact("note", "", f"setup --expect {plan.digest} requires this plan"))
+        return StepReport(place, statements, found, time.monotonic() - begun)
 
     def _after(
         self,
@@ -248,11 +265,11 @@ def _lock_way(work: str) -> str:
 def _refusal(table: WritableTable, operation: str, err: psycopg.Error) -> Impact:
     text = ": ".join(part for part in (err.diag.message_primary, err.diag.message_detail) if part)
     way = (
-        f"alter table {table} replica identity using index … before the old key goes"
+        f"alter table {table.id} replica identity using index … before the old key goes"
         if isinstance(err, psycopg.errors.ObjectNotInPrerequisiteState)
-        else f"cover the columns by the replica identity of {table} first"
+        else f"cover the columns by the replica identity of {table.id} first"
     )
-    return Impact("app-error", str(table), f"{operation.upper()} fails: {text}", way)
+    return Impact("app-error", str(table.id), f"{operation.upper()} fails: {text}", way)
 
 
 _ROLE = "select from pg_roles where rolname = %s"

@@ -27,6 +27,7 @@ from waldelta.rehearsal.production import Production
 from waldelta.rehearsal.report import Impact
 from waldelta.rehearsal.scratch_server import ScratchDatabase
 from waldelta.spark import Runner
+from waldelta.stages.setup.setup import SetupPlan
 
 _CONN_ID = "waldelta_rehearsal"
 # What copies read in a second, where only a table's size is known.
@@ -75,6 +76,12 @@ class RehearsedPipeline:
             }
         )
         self.pipeline = Pipeline(self.file)
+
+    def follow(self, file: PipelineFile) -> SetupPlan:
+        """Go on with another pipeline file; returns what setup did, or its plan with problems."""
+        self.change(file)
+        plan = self.pipeline.check(estimate=False)
+        return plan if plan.problems else self.pipeline.setup()
 
     def begin(self, runner: Runner) -> None:
         """Set up, and copy all tables; raises what setup and sync raise."""

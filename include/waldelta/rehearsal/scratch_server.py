@@ -35,6 +35,9 @@ _SETTINGS = {
     "max_wal_size": "1GB",
 }
 _DATABASE = "rehearsal"
+_SERVER = """
+select current_setting('wal_level'), rolsuper from pg_roles where rolname = current_user
+"""
 # When the files of a killed rehearsal are removed again, in seconds after the time before.
 _WAITS = (0.5, 1.0, 2.0, 4.0)
 
@@ -58,7 +61,8 @@ def scratch_database(version: int | None, dsn: str | None = None) -> Iterator[Sc
 
     Without ``version`` the newest one of this machine serves, and without programs of that version
     the next newer one. Raises ConfigError where this machine has no PostgreSQL that is as new, and
-    for a ``dsn`` that doesn't decode logically.
+    for a ``dsn`` that doesn't decode
+    logically, or whose role is no superuser.
     """
     folder = Path(tempfile.mkdtemp(prefix="waldelta-rehearsal-"))
     database = f"waldelta_rehearsal_{os.getpid()}_{secrets.token_hex(4)}"
@@ -103,7 +107,12 @@ def _nearest(version: int | None) -> int:
 
 def _created(dsn: str, database: str, folder: Path) -> ScratchDatabase:
     with psycopg.connect(dsn, autocommit=True) as connection:
-        ((level,),) = connection.execute("select current_setting('wal_level')").fetchall()
+        ((level, is_superuser),) = connection.execute(_SERVER).fetchall()
+        if not is_superuser:
+            raise ConfigError(
+                f"role {connection.info.user!r} of the --scratch connection is no superuser: a"
+                " rehearsal makes roles and writes rows without triggers"
+            )
         if level != "logical":
             raise ConfigError(
                 f"wal_level of the --scratch server is {level!r}, and a slot needs logical: alter"

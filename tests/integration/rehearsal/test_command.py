@@ -20,6 +20,7 @@ from tests.support.waiting import wait_until
 from waldelta.cli.command_line import main
 from waldelta.config import load_pipeline_file
 from waldelta.errors import ConfigError
+from waldelta.postgres import TableId
 from waldelta.rehearsal.migration import statements
 from waldelta.rehearsal.production import Production, read_production
 from waldelta.rehearsal.rehearsal import RehearsalOptions, rehearse
@@ -97,6 +98,37 @@ def test_the_exit_code_follows_the_policy(pipeline, sql, options, code):
     assert rehearsed(pipeline, sql, *options) == code
 
 
+def test_a_changed_pipeline_file_and_the_digest_of_its_plan(
+    pipeline, capsys, database, monkeypatch
+):
+    """What was rehearsed is what setup does; another plan is refused before anything is changed."""
+    changed = yaml.safe_load(pipeline.read_text())
+    changed["source"]["publications"][0]["tables"][0]["where"] = "n > 3"
+    path = pipeline.with_name("changed.yml")
+    path.write_text(yaml.safe_dump(changed))
+    covered = "alter table shop.orders replica identity full"
+    assert rehearsed(pipeline, covered, "--pipeline-change", str(path), "--json") == 0
+    step = json.loads(capsys.readouterr().out)["steps"][-1]
+    assert step["sql"][0].startswith(
+        'alter publication "shop" set table only "shop"."orders" where'
+    )
+    told = next(one["text"] for one in step["found"] if "--expect" in one["text"])
+    digest = told.removeprefix("setup --expect ").split()[0]
+    database.execute("create schema shop")
+    database.execute("create table shop.orders(id int primary key, status text not null, n int)")
+    database.execute(covered)
+    monkeypatch.setenv("AIRFLOW_CONN_PROD", database.uri)
+    lake = {"target": {"root": (pipeline.parent / "lake").as_uri()}}
+    pipeline.write_text(yaml.safe_dump(yaml.safe_load(pipeline.read_text()) | lake))
+    path.write_text(yaml.safe_dump(changed | lake))
+    assert main(["setup", str(pipeline)]) == 0
+    state = "select pg_get_expr(prqual, prrelid) from pg_publication_rel"
+    assert main(["setup", str(path), "--expect", "0123456789ab"]) == 1
+    assert database.execute(state) == [(None,)]
+    assert main(["setup", str(path), "--expect", digest]) == 0
+    assert database.execute(state) == [("(n > 3)",)]
+
+
 @pytest.mark.parametrize(
     ("schema", "options", "message"),
     [
@@ -129,8 +161,8 @@ def test_production_is_only_read(pipeline, database, monkeypatch):
     monkeypatch.setenv("AIRFLOW_CONN_LIVE", database.uri)
     next_id = "select pg_snapshot_xmax(pg_current_snapshot())"
     before = database.execute(next_id)
-    found = read_production(database.conninfo, 7, ["shop.orders"])
-    assert (found.sizes["shop.orders"].rows, found.rows["shop.orders"][1].count(b"real")) == (50, 7)
+    found = read_production(database.conninfo, 7, [orders := TableId("shop", "orders")])
+    assert (found.sizes["shop.orders"].rows, found.rows[orders][1].count(b"real")) == (50, 7)
     sql = "alter table shop.orders add x int not null default 1"
     assert rehearsed(pipeline, sql, "--from", "live", "--sample", "5") == 0
     assert database.execute(next_id) == before

@@ -8,6 +8,8 @@ repeated.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -128,6 +130,24 @@ class SetupPlan:
     def is_empty(self) -> bool:
         """Returns whether everything is as wanted."""
         return not self.statements and not self.create_slot and self.alter_failover is None
+
+    @property
+    def digest(self) -> str:
+        """The plan's digest: equal for plans with the same statements, and the same slot to create.
+
+        ``rehearse`` prints it, and ``setup --expect`` requires it.
+        """
+        parts = [*(one.text() for one in self.statements), self.create_slot, self.alter_failover]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+
+    def require_digest(self, digest: str) -> None:
+        """Raise PreflightFailed when the plan isn't the one that was rehearsed."""
+        if digest != self.digest:
+            why = (
+                f"the plan's digest is {self.digest}, and --expect names {digest}: what setup would"
+                " do isn't what was rehearsed; rehearse the pipeline file again"
+            )
+            raise PreflightFailed([why])
 
     def as_sql(self) -> str:
         """Returns the plan as a script for psql -f, which stops at the first error; empty without
@@ -328,14 +348,21 @@ def _can_be_queried(facts: Facts) -> bool:
 
 
 @private_files()
-def apply_setup(conn: Connection, job: Job, judge_suite: JudgeSuite = read_only) -> SetupPlan:
+def apply_setup(
+    conn: Connection,
+    job: Job,
+    judge_suite: JudgeSuite = read_only,
+    *,
+    expected: str | None = None,
+) -> SetupPlan:
     """Bring publications and slot into the wanted state; returns the plan that was carried out.
 
-    Raises PreflightFailed before anything is changed. Holds the slot's lock during the setup.
+    Raises PreflightFailed before anything is changed, also when the plan's digest isn't the
+    ``expected`` one. Holds the slot's lock during the setup.
     """
     check_writable(job.pipeline.target.root)
     with slot_lock(job) as lock:
-        return carry_out(conn, job, lock, judge_suite)
+        return carry_out(conn, job, lock, judge_suite, expected=expected)
 
 
 def carry_out(
@@ -345,6 +372,7 @@ def carry_out(
     judge_suite: JudgeSuite = read_only,
     *,
     renew: bool = False,
+    expected: str | None = None,
 ) -> SetupPlan:
     """Plan and carry out under the slot's lock, which the caller has; ``renew`` recreates the
     slot.
@@ -355,6 +383,8 @@ def carry_out(
         end_old_backends(connection, job.pipeline.source.slot)
     plan = plan_setup(conn, job, judge_suite, renew=renew)
     plan.require()
+    if expected is not None:
+        plan.require_digest(expected)
     if renew:
         with job.source.connect_slot("setup", conn) as slot_conn:
             lock.verify()
