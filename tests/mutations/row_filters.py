@@ -4,7 +4,6 @@ from tests.mutations.mutation import Mutation
 
 _DECODE = "unit/changes/decode/test_decode.py"
 _TRANSLATE = "unit/row_filter/spark/test_translate.py"
-_RUNTIME_ERRORS = "unit/row_filter/test_runtime_errors.py"
 _SOURCES = "unit/pipeline/targets/test_target_sources.py"
 _REPAIR = "unit/pipeline/drift/test_repair_plan.py"
 _PAGE = "integration/row_filter/test_row_filters_page.py::test_updates"

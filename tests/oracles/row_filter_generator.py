@@ -14,7 +14,6 @@ create table public.t (
     j jsonb, x numeric
 )
 """
-INT_COLUMNS = ["a", "b", "id"]
 _TEXTS = [
     "", " ", "a", "A", "ab", "a b", "JFK", "jfk ", "%_x", "it's", "back\\slash", "é", "ÉA", "日本",
     "🙂x🙂", "line\nbreak", "line\n", "tab\t", '"q"', "${x}", "{0}", "a,b,c", "00", "-1", "i", "İı",

@@ -40,7 +40,7 @@ def own(database, lake, runner, monkeypatch, tmp_path):
     database.execute(f"drop owned by {role}; drop role {role}")
 
 
-def test_every_step_of_the_page(database, own, tmp_path, monkeypatch):
+def test_every_step_of_the_page(database, own, monkeypatch):
     ran, shown = [], None
     for kind, text in BLOCKS:
         if kind == "sql":

@@ -23,7 +23,7 @@ def blocked(tmp_path):
     return (tmp_path / "file" / "lake").as_uri()
 
 
-def test_check_says_it_and_makes_nothing(database, blocked, lake, tmp_path):
+def test_check_says_it_and_makes_nothing(database, blocked, lake):
     """A problem for setup and runs, not for a DBA who is to run the SQL."""
     database.execute("create table t(id int primary key)")
     plan = new_pipeline(database, blocked).check()

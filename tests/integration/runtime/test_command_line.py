@@ -245,7 +245,7 @@ def test_rows_are_discarded(lake, capsys, quarantined):
     assert [row["key"]["id"] for row in list_quarantined(job)] == ["9"]
 
 
-def test_a_skipped_message_and_rows_are_discarded_together_or_none(lake, quarantined):
+def test_a_skipped_message_and_rows_are_discarded_together_or_none(quarantined):
     """An id that isn't open, or a run at work on the rows' target, leaves the message as it was."""
     job, _, (seven, _) = quarantined
     unread = UnreadMessage.of(16, 7, b"z")

@@ -175,7 +175,7 @@ def test_the_socket_is_its_owners(server):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_no_other_user_is_answered(server, tmp_path):
+def test_no_other_user_is_answered(server):
     """Even where the file system lets another user in."""
     path, process = server
     program = (

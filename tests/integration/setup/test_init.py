@@ -108,7 +108,7 @@ def test_a_file_of_all_tables_passes_check(source, lake, tmp_path, capsys):
     assert source.execute("select count(*) from pg_publication") == [(0,)]
 
 
-def test_the_file_says_what_it_knows_of_a_table(source, lake, tmp_path):
+def test_the_file_says_what_it_knows_of_a_table(source, tmp_path):
     assert init("--tables", "public.orders,public.docs,public.events,public.log") == 0
     text = (tmp_path / "shop.yml").read_text()
 
@@ -330,7 +330,7 @@ def test_on_a_terminal_it_asks(source, tmp_path, answers, names):
     assert b"waldelta setup shop.yml" in shown
 
 
-def test_the_database_is_only_read(source, lake, monkeypatch):
+def test_the_database_is_only_read(source, lake):
     """Also by a role whose transactions could write."""
     with psycopg.connect(source.conninfo, autocommit=True) as session:
         ((before,),) = session.execute("select pg_current_xact_id()::text").fetchall()

@@ -201,7 +201,7 @@ def test_what_counts_as_published(any_database, any_conn, lake):
     assert lacking() == ["app.t", "public.r", "public.r1", "public.t"]
 
 
-def test_a_renamed_publication_is_named_with_its_present_name(any_database, any_conn, lake, caplog):
+def test_a_renamed_publication_is_named_with_its_present_name(any_database, any_conn, lake):
     """Its tables aren't missing from it."""
     any_database.execute("create table t (id int primary key); create table u (id int primary key)")
     own = {"name": "p", "tables": [{"name": "public.t"}, {"name": "public.u"}]}

@@ -193,7 +193,7 @@ def test_a_copy_of_somebody_elses_is_waited_for(database, job):
     assert confirmed_lsn(database.connection, job.pipeline.source.slot) == before
 
 
-def test_a_reader_between_our_statements_has_a_name(database, job, monkeypatch):
+def test_a_reader_between_our_statements_has_a_name(database, job):
     """Whatever the server says then can be tried again."""
     write(database)
     source, identity = job.pipeline.source, job.read_identity()

@@ -195,7 +195,7 @@ def test_a_killed_resync_reads_only_what_is_missing(
     assert is_equal(runner, job)
 
 
-def test_a_killed_resync_becomes_a_whole_copy(runner, database, job, kills, caplog):
+def test_a_killed_resync_becomes_a_whole_copy(runner, database, job, kills):
     """Rows that were staged to compare are no files of a target."""
     kills.write = lambda _: None
     sync(runner, job)

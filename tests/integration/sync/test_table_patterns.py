@@ -407,7 +407,7 @@ def writing(database):
         written.result()
 
 
-def test_a_new_table_is_complete_two_runs_later(runner, database, lake, caplog):
+def test_a_new_table_is_complete_two_runs_later(runner, database, lake):
     """While the application writes; nothing is lost or doubled."""
     database.execute("create schema sales; create table sales.a (id int primary key, v text)")
     database.execute("insert into sales.a values (1, 'a')")

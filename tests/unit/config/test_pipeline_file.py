@@ -538,7 +538,7 @@ def test_what_is_no_yaml_file_is_refused_by_name(tmp_path, make, message):
         read_yaml_file(tmp_path / "shop.yml")
 
 
-def test_one_file_of_a_folder_is_refused_and_the_others_are_read(tmp_path, write_pipeline):
+def test_one_file_of_a_folder_is_refused_and_the_others_are_read(write_pipeline):
     good = write_pipeline("shop")
     for number, text in enumerate(BOMBS.values()):
         (good.parent / f"bomb{number}.yml").write_text(text)

@@ -476,7 +476,7 @@ def test_the_remedy_of_a_failure_is_shown_whole(book):
     assert "\n" not in text
 
 
-def test_drift_that_is_only_reported(book, lake):
+def test_drift_that_is_only_reported(book):
     """Until a repair or a copy, whose state has none any more."""
     for n, drift in enumerate(({"later_filters": ["true"]}, {"unrepaired_leaves": [7]}, {})):
         book.append(TableState(minutes(n), "r", "public.a", 1, "synced", **drift))

@@ -378,7 +378,7 @@ def test_a_change_of_no_duplicate_row_is_skipped(job):
     assert table(job).version() == 5
 
 
-def test_random_duplicates_are_merged_as_in_a_small_target(job, tmp_path):
+def test_random_duplicates_are_merged_as_in_a_small_target(job):
     """Equal rows remain in both, and as many that are written alike."""
     rng = random.Random(46)
 

@@ -234,7 +234,7 @@ def test_a_vacuum_says_what_it_kept(uri):
     assert timedelta(0) <= kept < timedelta(minutes=1)
 
 
-def test_what_was_looked_through(lake):
+def test_what_was_looked_through():
     """The later of copy's and newest cut's version; a cut of another copy says nothing."""
     cut = BatchCut(now(), "r", 1, 1, None, [TargetCut("t", 2, 7)])
     cases = {(2, 5): 7, (2, 9): 9, (2, None): 7, (3, 5): 5, (3, None): None}

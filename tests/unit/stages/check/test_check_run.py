@@ -168,7 +168,7 @@ def test_what_the_day_or_other_tables_decide_on_is_never_settled(tmp_path, kind,
     )
 
 
-def test_the_position_is_of_the_newest_cut_alone(tmp_path):
+def test_the_position_is_of_the_newest_cut_alone():
     """Of a target that stands elsewhere nobody knows which changes it holds."""
     target = state([("id", "bigint", "bigint", True)])
     cut = BatchCut(now(), "r", 1, 99, None, [TargetCut(target.table_name, target.generation, 4)])

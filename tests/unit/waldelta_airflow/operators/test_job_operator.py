@@ -180,7 +180,7 @@ def test_a_standby_s_connection_travels_beside_the_primary_s(
     assert standby["password"] not in shown
 
 
-def test_the_conninfo_read_back_is_the_connection(monkeypatch):
+def test_the_conninfo_read_back_is_the_connection():
     """A password with every special character survives the way through the environment."""
     from psycopg.conninfo import conninfo_to_dict
 
