@@ -17,13 +17,15 @@ from waldelta.lake.delta_target import (
     WRITE_FAILURES,
     CommitConflict,
 )
-from waldelta.lake.layout import CHANGE_DATA_FEED
+from waldelta.lake.layout import CHANGE_DATA_FEED, TableOptions, layout_properties
 from waldelta.server_errors import texts
+from waldelta.spark_sql import quote, string
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
+    from waldelta.config.layout_options import LayoutOptions
     from waldelta.lake.delta_target import DeltaTarget, TargetVersion
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,8 @@ SMALLEST_FILE, LARGEST_FILE = (
 )
 # By this provider, the readers of a catalog take a table for one of Delta, and read its log.
 CATALOG_PROVIDER = "delta"
+# Delta refuses names of properties that it doesn't know, such as other engines' file size.
+_ANY_PROPERTY = "spark.databricks.delta.allowArbitraryProperties.enabled"
 _GENERATION = "waldelta.generation"
 # How often properties are committed in all, when other writers commit first.
 _ATTEMPTS = 3
@@ -75,14 +79,21 @@ def create_table(
     spark: SparkSession,
     target: DeltaTarget,
     columns: str,
-    properties: Mapping[str, str],
+    options: TableOptions,
     *,
     mapped: bool,
 ) -> None:
     """Create the empty table with these columns (as DDL), perhaps with column mapping."""
-    listed = _listed({**(_MAPPING if mapped else {}), **properties})
-    options = f" tblproperties ({listed})" if listed else ""
-    spark.sql(f"create table {target.relation} ({columns}) using delta{options}")
+    statement = f"create table {target.relation} ({columns}) using delta"
+    for clause, names in (
+        ("partitioned by", options.partition_by),
+        ("cluster by", options.cluster_by),
+    ):
+        statement += f" {clause} ({', '.join(map(quote, names))})" if names else ""
+    if properties := _listed({**(_MAPPING if mapped else {}), **options.properties}):
+        statement += f" tblproperties ({properties})"
+    spark.conf.set(_ANY_PROPERTY, "true")
+    spark.sql(statement)
 
 
 def map_columns(spark: SparkSession, target: DeltaTarget) -> None:
@@ -104,6 +115,27 @@ def set_change_data_feed(
     """
     if wanted not in (None, table.shows_changes):
         _commit_properties(spark, table, {CHANGE_DATA_FEED: str(wanted).lower()})
+
+
+def set_layout(
+    spark: Callable[[], SparkSession], table: TargetVersion, options: LayoutOptions
+) -> None:
+    """Set properties and clustering columns of a table, by which later files are written.
+
+    ``spark`` is as in set_retention().
+    """
+    wanted, held = layout_properties(options), table.properties
+    changed = {name: value for name, value in wanted.items() if held.get(name) != value}
+    if changed:
+        _commit_properties(spark, table, changed)
+    by = options.cluster_by
+    if by is None or (not by and not table.is_clustered):
+        return
+    (row,) = spark().sql(f"describe detail {table.place.relation}").collect()
+    if list(row["clusteringColumns"]) != list(by):
+        listed = f"({', '.join(map(quote, by))})" if by else "none"
+        spark().sql(f"alter table {table.place.relation} cluster by {listed}")
+        table.update()
 
 
 def set_retention(spark: Callable[[], SparkSession], table: TargetVersion, hours: int) -> None:
@@ -142,7 +174,7 @@ def _commit_properties(
         before_sleep=lambda _: table.update(),
         reraise=True,
     )
-    if table.is_writable:
+    if table.is_writable and not table.is_clustered:
         try:
             again(table.set_properties, properties)
         except WRITE_FAILURES as err:  # Spark commits, or reports why it can't.
@@ -155,11 +187,12 @@ def _commit_properties(
 def _set_properties(
     spark: SparkSession, target: DeltaTarget, properties: Mapping[str, str]
 ) -> None:
+    spark.conf.set(_ANY_PROPERTY, "true")
     spark.sql(f"alter table {target.relation} set tblproperties ({_listed(properties)})")
 
 
 def _listed(properties: Mapping[str, str]) -> str:
-    return ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+    return ", ".join(f"{string(name)} = {string(value)}" for name, value in properties.items())
 
 
 def find_commit(

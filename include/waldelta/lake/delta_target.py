@@ -69,7 +69,9 @@ WRITE_FAILURES = (TableError, OSError)
 # Version 4 adds the change data feed, and CHECK constraints and generated columns, which aren't.
 _LEGACY_WRITER = 4
 _NOT_NULL = "invariants"
-_KNOWN = frozenset({"appendOnly", _NOT_NULL, "timestampNtz", "changeDataFeed"})
+# delta-rs commits to no such table; files of it are committed without delta-rs.
+_CLUSTERED = ("clustering", "domainMetadata")
+_KNOWN = frozenset({"appendOnly", _NOT_NULL, "timestampNtz", "changeDataFeed", *_CLUSTERED})
 # Spark writes checkpoints of targets at the same interval, in versions.
 CHECKPOINT_INTERVAL = 10
 _ONE_COMMIT: dict[str, Any] = {
@@ -252,12 +254,14 @@ class DeltaTarget:
         mode: Literal["append", "overwrite"],
         tag: Tag | None = None,
         options: Mapping[str, str] | None = None,
+        partition_by: Sequence[str] = (),
     ) -> None:
         """Have Spark write rows in one commit, with this identity; it isn't durable yet.
 
         ``options`` are those of Delta's writer. Raises Spark's errors.
         """
         writer = frame.write.format("delta").mode(mode).options(**options or {})
+        writer = writer.partitionBy(*partition_by)
         if tag is not None:
             writer = (
                 writer.option("txnAppId", tag.app_id)
@@ -373,10 +377,14 @@ class TargetVersion:
         return self.properties.get(COLUMN_MAPPING, "none") != "none"
 
     @property
-    def has_optional_layout(self) -> bool:
-        """Whether rows are stored by partition or clustered."""
-        features = self.table.protocol().writer_features or ()
-        return "clustering" in features or bool(self.table.metadata().partition_columns)
+    def is_definable(self) -> bool:
+        """Whether its columns or partitions can be changed without Spark."""
+        return self.is_writable and creates_entries(self.table, self.place.uri)
+
+    @property
+    def is_clustered(self) -> bool:
+        """Whether OPTIMIZE clusters rows by some columns."""
+        return not {*_CLUSTERED}.isdisjoint(self.table.protocol().writer_features or ())
 
     @property
     def shows_changes(self) -> bool:
@@ -396,7 +404,10 @@ class TargetVersion:
             and required <= _KNOWN
             and not definition.is_append_only
             and not (definition.constraints or definition.generated)
-            and (not self.shows_changes or creates_entries(self.table, self.place.uri))
+            and (
+                not (self.shows_changes or self.is_clustered)
+                or creates_entries(self.table, self.place.uri)
+            )
             and not any("delta.invariants" in f.metadata for f in self.table.schema().fields)
             and self.layout.is_known
         )
@@ -503,15 +514,19 @@ class TargetVersion:
         *,
         changes_data: bool = True,
         changes: Sequence[NewFile] = (),
+        partition_by: Sequence[str] | None = None,
     ) -> int:
         """Replace files by others; returns the version.
 
+        ``partition_by`` are the columns that divide all rows from then on, where they change.
         Without ``changes_data`` they have the same rows. ``changes`` are files of the change data
         feed, where it needs any. The commit is a compare-and-swap on this version, and durable on
         return. When only its answer was lost, it is found by its userMetadata. Raises Overtaken, or
         CommitFailedError when it isn't known whether the commit exists.
         """
-        return self._commit(FileChange([*removed], [*added], changes, changes_data), tag)
+        definition = None if partition_by is None else self._defined(partitionColumns=partition_by)
+        files = FileChange([*removed], [*added], changes, changes_data, definition)
+        return self._commit(files, tag)
 
     def add_columns(self, columns: Sequence[pa.Field], after: str, tag: Tag) -> bool:
         """Add nullable columns behind another one, in a commit as of replace_files().
@@ -523,24 +538,14 @@ class TargetVersion:
         is_plain = "timestampNtz" in features or not any(
             pa.types.is_timestamp(column.type) and column.type.tz is None for column in columns
         )
-        if not (is_plain and self.is_writable and creates_entries(self.table, self.place.uri)):
+        if not (is_plain and self.is_definable):
             return False
         schema = json.loads(self.table.schema().to_json())
         names = [field["name"] for field in schema["fields"]]
         added = json.loads(Schema.from_arrow(pa.schema(columns)).to_json())["fields"]
         behind = names.index(after) + 1
         schema["fields"][behind:behind] = added
-        held = self.table.metadata()
-        definition = {
-            "id": held.id,
-            "name": held.name,
-            "description": held.description,
-            "format": {"provider": "parquet", "options": {}},
-            "schemaString": json.dumps(schema, ensure_ascii=False),
-            "partitionColumns": held.partition_columns,
-            "configuration": held.configuration,
-            "createdTime": held.created_time,
-        }
+        definition = self._defined(schemaString=json.dumps(schema, ensure_ascii=False))
         self._commit(FileChange([], [], definition=definition), tag)
         return True
 
@@ -558,6 +563,19 @@ class TargetVersion:
             made = own[0]
         self.keep(made)
         return made
+
+    def _defined(self, **changed: Any) -> dict[str, Any]:
+        held = self.table.metadata()
+        return {
+            "id": held.id,
+            "name": held.name,
+            "description": held.description,
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": self.table.schema().to_json(),
+            "partitionColumns": held.partition_columns,
+            "configuration": held.configuration,
+            "createdTime": held.created_time,
+        } | changed
 
     def update(self) -> None:
         """Make it the newest version; reads only the commits since this one."""

@@ -20,7 +20,7 @@ import pyarrow.dataset as ds
 
 from waldelta.arrow import Ints
 from waldelta.config.layout_options import LayoutOptions
-from waldelta.errors import ConfigError
+from waldelta.errors import ConfigError, TargetNotWritable
 from waldelta.lake.storage import parquet_format
 from waldelta.spark_sql import quote as quoted
 
@@ -230,7 +230,13 @@ class Layout:
         for places in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
             if len(places):
                 first = rows.select(self.partition_by).slice(int(places[0]), 1)
-                texts = (column.cast(pa.string())[0].as_py() for column in first.columns)
+                texts = [column.cast(pa.string())[0].as_py() for column in first.columns]
+                if "" in texts:
+                    raise TargetNotWritable(
+                        f"column {self.partition_by[texts.index('')]!r} has an empty text, which"
+                        " every reader takes for null in a partition: write cluster_by instead of"
+                        " partition_by, and sync the table again"
+                    )
                 yield dict(zip(self.partition_by, texts, strict=True)), places
 
     def of_partitions(self, rows: pa.Table, chosen: Sequence[Partition]) -> pa.Table:
@@ -239,6 +245,29 @@ class Layout:
         if sum(map(len, places)) == len(rows):
             return rows
         return rows.take(pa.array(np.sort(np.concatenate(places or [np.zeros(0, np.int64)]))))
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """What a new table is created with, besides its columns."""
+
+    properties: Mapping[str, str] = field(default_factory=dict)
+    partition_by: Sequence[str] = ()
+    cluster_by: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, options: LayoutOptions, properties: Mapping[str, str]) -> TableOptions:
+        """Returns those of a layout, with further properties; raises ConfigError as
+        layout_properties() does.
+        """
+        return cls(
+            {**layout_properties(options), **properties},
+            options.partition_by or (),
+            options.cluster_by or (),
+        )
+
+
+PLAIN = TableOptions()
 
 
 def bounded_columns(schema: pa.Schema) -> list[str]:

@@ -7,7 +7,7 @@ changes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,7 +49,7 @@ from waldelta.lake.delta_statements import (
     needs_mapping,
     schema_option,
 )
-from waldelta.lake.layout import ROWS_PER_FILE
+from waldelta.lake.layout import PLAIN, ROWS_PER_FILE, TableOptions
 from waldelta.lake.ledger import TableState, now
 from waldelta.lake.storage import remove_empty_log
 from waldelta.metadata_columns import COMMIT_TS, LSN, METADATA_TYPES, RAW
@@ -133,9 +133,9 @@ def prepare_target(
     runner: Runner,
     target: DeltaTarget,
     columns: Sequence[TargetColumn],
-    properties: Mapping[str, str] | None = None,
+    options: TableOptions = PLAIN,
 ) -> None:
-    """Create the empty target, with these properties, when there is none; raises TargetNotWritable.
+    """Create the empty target, with these options, when there is none; raises TargetNotWritable.
 
     Only CREATE TABLE gives Delta NOT NULL columns: those of a DataFrame are all nullable once
     written.
@@ -156,7 +156,7 @@ def prepare_target(
                 f"{quote(c.name)} {c.spark_type}{'' if c.nullable else ' not null'}"
                 for c in columns
             )
-            create_table(runner.spark(), target, listed, properties or {}, mapped=mapped)
+            create_table(runner.spark(), target, listed, options, mapped=mapped)
         elif mapped and not needs_mapping(existing.names):
             map_columns(runner.spark(), target)
 
@@ -174,8 +174,10 @@ def replace_target(
     options = {"maxRecordsPerFile": str(ROWS_PER_FILE)}
     if (option := schema_option(_read_schema(runner, target), frame.schema)) is not None:
         frame, options[option] = plainly_typed(frame), "true"
+    held = () if (table := target.find()) is None else table.layout.partition_by
     with writing_target(target):
-        target.write(frame, "overwrite", tag, options)
+        names = [name for name in held if name in frame.columns]
+        target.write(frame, "overwrite", tag, options, names)
     if (commit := find_commit(runner.spark(), target, tag.metadata)) is None:
         # Delta silently skips a repeated txnVersion.
         raise LateWriter(

@@ -6,24 +6,29 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 
-import pyarrow.compute as pc
+import pyarrow as pa
 import tenacity
 
 from waldelta.changes.merge.by_driver import read_within
+from waldelta.changes.stage.net_files import batches, parts_at_once
 from waldelta.errors import LateWriter, LockHeld, class_and_text
 from waldelta.failpoints import fault_point
 from waldelta.lake import (
     READ_FAILURES,
     WRITE_FAILURES,
     CommitConflict,
+    Overtaken,
     Tag,
     TargetVersion,
     remove_folder,
     replace_by_rows,
 )
+from waldelta.lake.data_file import DataFiles, discard, new_prefix
 from waldelta.lake.delta_statements import (
     LARGEST_FILE,
     SMALLEST_FILE,
@@ -31,9 +36,11 @@ from waldelta.lake.delta_statements import (
     purge_deleted_rows,
     set_change_data_feed,
     set_deletion_vectors,
+    set_layout,
     set_retention,
     vacuum,
 )
+from waldelta.lake.layout import Layout, NewFile, folder_of
 from waldelta.lake.ledger import Decisions, TableState, now
 from waldelta.lake.ledger.prune_ledger import prune_ledger
 from waldelta.lake.staging_leftovers import find_leftovers
@@ -43,6 +50,7 @@ from waldelta.pipeline.targets.lifecycle import copies_under_way
 from waldelta.quantities import counted
 from waldelta.slot.recovery import durable_position
 from waldelta.spark import Runner
+from waldelta.spark.runner import shares
 from waldelta.spark.session import session_settings
 
 log = logging.getLogger(__name__)
@@ -56,7 +64,7 @@ _FILE_SIZES = {
 }
 _ATTEMPTS = 3
 # Delta's transaction id of a compaction, numbered by the version that it compacts.
-_COMPACTION = "waldelta:compaction"
+_COMPACTION, _DIVISION = "waldelta:compaction", "waldelta:division"
 # Longer than any run: an interrupted one may continue in a Spark Connect server.
 _STAGED_FOR = timedelta(hours=24)
 
@@ -98,6 +106,9 @@ def _compact_as_chosen(
     def compact() -> None:
         _keep_as_chosen(runner, table, chosen.deletion_vectors_of(name))
         set_change_data_feed(runner.spark, table, chosen.change_data_feed_of(name))
+        layout = chosen.layout_of(name)
+        set_layout(runner.spark, table, layout)
+        _divide(runner, table, layout.partition_by)
         set_retention(runner.spark, table, job.pipeline.maintenance.keep_versions_hours)
         _compact(runner, table)
 
@@ -136,7 +147,7 @@ def _vacuum(runner: Runner, table: TargetVersion, hours: int) -> None:
     table takes seconds of CPU.
     """
     table.update()
-    if table.is_writable:
+    if table.is_writable and not table.is_clustered:
         try:
             table.vacuum(hours, full=True)
         except WRITE_FAILURES as err:  # The files may belong to another user, for example.
@@ -162,17 +173,63 @@ def _keep_as_chosen(runner: Runner, table: TargetVersion, deletion_vectors: bool
     set_deletion_vectors(runner.spark(), table.place, deletion_vectors)
 
 
+_DIVIDED = pa.schema(
+    [(name, pa.string()) for name in ("path", "stats", "partition")] + [("size", pa.int64())]
+)
+
+
+def _divide(runner: Runner, table: TargetVersion, partition_by: Sequence[str] | None) -> None:
+    """Divide a target's rows into the pipeline file's partitions, in one commit.
+
+    Tasks write the files of a share of the rows each. Until the commit, readers see the former
+    files; a killed attempt's files are left to the vacuum, and the next maintenance begins again.
+    """
+    if partition_by is None or list(partition_by) == list(table.layout.partition_by):
+        return
+    name = table.place.uri
+    if not table.is_definable or (partition_by and table.is_clustered):
+        log.warning(
+            "%s keeps its partitions, since only Spark writes it: move its folder away and sync the"
+            " table again",
+            name,
+        )
+        return
+    schema, place = table.schema, table.place
+    layout = Layout.of(schema, partition_by, table.properties)
+    held, prefix = table.held_files, new_prefix()
+    parts = shares(held)
+
+    def write(number: int) -> pa.Table:
+        with DataFiles(place.files, layout, prefix) as files:
+            for file in parts[number]:
+                for part in parts_at_once(batches(file.open(place.lake, place.uri, schema))):
+                    files.write(part.cast(schema))
+            return pa.Table.from_pylist(files.close(), _DIVIDED)
+
+    tag = Tag.of(_DIVISION, table.version, {"verb": "maintain", "attempt": uuid.uuid4().hex})
+    try:
+        added = [NewFile.of(row) for row in runner.run(len(parts), _DIVIDED, write)]
+        fault_point("maintain.divided")
+        table.replace_files(held, added, tag, changes_data=False, partition_by=partition_by)
+    except Overtaken:
+        discard(place, prefix)
+        raise
+    log.info("%s is divided by %s", name, ", ".join(partition_by) or "no column")
+
+
 def _compact(runner: Runner, table: TargetVersion) -> None:
     table.update()
     if _has_work(table) and not _compact_small(table):
-        with session_settings(runner.spark(), _FILE_SIZES):
+        size = table.layout.file_bytes
+        sizes = {SMALLEST_FILE: str(size // 2), LARGEST_FILE: str(size)} if size else {}
+        with session_settings(runner.spark(), _FILE_SIZES | sizes):
             optimize(runner.spark(), table.place)
     fault_point("maintain.compacted")
 
 
 def _compact_small(table: TargetVersion) -> bool:
     """Make one file of a small target's; returns False where Spark must compact."""
-    if not (table.is_small and table.is_writable):
+    if not (table.is_small and table.is_writable) or table.is_clustered:
         return False
     try:
         rows = read_within(table.dataset(), table.schema)
@@ -189,10 +246,11 @@ def _compact_small(table: TargetVersion) -> bool:
 
 def _has_work(table: TargetVersion) -> bool:
     """Returns whether OPTIMIZE may have work: Spark needs a second or more to find that out."""
-    if table.has_deletion_vectors or table.has_optional_layout:
+    if table.has_deletion_vectors or table.is_clustered:
         return True
-    small = pc.sum(pc.less(table.files["size_bytes"], _SMALL_FILE)).as_py() or 0
-    return bool(small > 1)
+    limit = min(_SMALL_FILE, table.layout.file_bytes or _SMALL_FILE)
+    small = Counter(folder_of(f.partition) for f in table.held_files if f.bytes < limit)
+    return any(count > 1 for count in small.values())
 
 
 def remove_leftovers(_: Runner, job: Job, __: RunResult, stage: StageResult) -> None:

@@ -64,6 +64,7 @@ from waldelta.stages.setup.facts.publications import (
     wanted_publication,
 )
 from waldelta.stages.setup.facts.source_facts import Facts, ServerFacts, read_facts
+from waldelta.stages.setup.preflight.layouts import judge_layouts
 from waldelta.stages.setup.preflight.source import (
     MIN_VERSION,
     judge,
@@ -300,11 +301,11 @@ def _plan_setup(
     if _can_be_queried(facts):
         targets = plan_targets(conn, job.pipeline, in_force, facts)
         findings += [*targets.findings, *judge_wheres(conn, job.pipeline, targets)]
+        findings += judge_layouts(conn, job.pipeline, targets)
         findings += judge_names(job, targets, states)
         if not renew:  # A lost slot is recreated whatever the expectations are.
             findings += judge_suites(job.pipeline, targets, states, judge_suite)
-    findings += _judge_catalog(job, targets)
-    findings += _forgotten(job, facts.actual)
+    findings += [*_judge_catalog(job, targets), *_forgotten(job, facts.actual)]
     findings += judge_replaced(conn, states.values(), facts)
     scripted = _is_scripted(slot_conn, job, facts)
     if not renew and not scripted:

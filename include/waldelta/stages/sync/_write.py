@@ -38,6 +38,7 @@ from waldelta.changes.merge.target_table import (
     writing_target,
 )
 from waldelta.changes.stage.folders import staged_in
+from waldelta.config.pipeline_file import Target
 from waldelta.errors import ModeRefused, NeedsSync, SnapshotLost, StateError
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaTarget, Fence, Tag, TargetVersion, staging_folder
@@ -46,7 +47,7 @@ from waldelta.lake.delta_statements import (
     set_change_data_feed,
     set_deletion_vectors,
 )
-from waldelta.lake.layout import CHANGE_DATA_FEED
+from waldelta.lake.layout import CHANGE_DATA_FEED, TableOptions
 from waldelta.lake.ledger import COPYING, TableState, now
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
@@ -132,7 +133,7 @@ def write_copy(
     name, target, whole = str(rows.target), job.pipeline.target, None
     place, mode = job.lake.target(name), target.mode_of(name)
     marks = target.deletion_vectors_of(name)
-    properties = _set_properties(runner, place, target.change_data_feed_of(name))
+    options = _set_properties(runner, place, target, name)
     begun = TableState(now(), job.run_id, name, generation, COPYING)
     if not mode.keeps_rows:  # In other modes this follows once the copy is known not to be refused.
         take_over_for_copy(runner, job, name, generation)
@@ -143,7 +144,7 @@ def write_copy(
             if isinstance(diff, RowDiff):
                 return WrittenCopy(CommitResult(diff.version, diff.compared, 0), diff=diff)
             whole = diff
-        here = None if marks else open_target(place, rows.columns, properties)
+        here = None if marks else open_target(place, rows.columns, options)
         if here is not None:
             copied = copy_files(
                 runner, here, rows.tasks, rows.reader, rows.tag, rows.all_read, rows.staged
@@ -154,7 +155,7 @@ def write_copy(
         if rows.staged.earlier is not None:
             raise SnapshotLost(f"{name}: Spark must write its target: its copy starts again")
     runner.spark(_why_by_spark(rows, mode, marks=marks))
-    prepare_states(runner, job, name, rows.columns, rows.copy.key_columns, properties)
+    prepare_states(runner, job, name, rows.columns, rows.copy.key_columns, options)
     marked = place.open().writes_deletion_vectors
     if marks and not marked:
         set_deletion_vectors(runner.spark(), place, wanted=True)
@@ -166,11 +167,13 @@ def write_copy(
     return WrittenCopy(written, whole=whole)
 
 
-def _set_properties(runner: Runner, place: DeltaTarget, shows: bool | None) -> dict[str, str]:
-    """Set the properties of a target by the pipeline file; returns those of a new one."""
+def _set_properties(runner: Runner, place: DeltaTarget, target: Target, name: str) -> TableOptions:
+    """Set the properties of a target by the pipeline file; returns the options of a new one."""
+    shows = target.change_data_feed_of(name)
     if (table := place.find()) is not None:
         set_change_data_feed(runner.spark, table, shows)
-    return {CHANGE_DATA_FEED: "true"} if shows else {}
+    properties = {CHANGE_DATA_FEED: "true"} if shows else {}
+    return TableOptions.of(target.layout_of(name), properties)
 
 
 def _without_staged(rows: CopyRows, diff: RowDiff | str) -> CopyRows:
@@ -337,7 +340,7 @@ def prepare_states(
     table: str,
     columns: Sequence[TargetColumn],
     key: Sequence[str],
-    properties: Mapping[str, str],
+    options: TableOptions,
 ) -> None:
     """Create the target, if missing, with the columns of its mode.
 
@@ -352,7 +355,7 @@ def prepare_states(
     wanted += [
         TargetColumn(name, kind, columns[0].arrow, nullable=True) for name, kind in added.items()
     ]
-    prepare_target(runner, target, wanted, properties)
+    prepare_target(runner, target, wanted, options)
     for name in key if is_log else ():
         runner.spark().sql(
             f"alter table {target.relation} alter column {quote(name)} drop not null"

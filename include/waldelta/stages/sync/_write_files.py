@@ -10,7 +10,7 @@ commits first, this copy raises LateWriter.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -32,7 +32,7 @@ from waldelta.lake import (
 )
 from waldelta.lake.data_file import DataFiles, discard, new_prefix
 from waldelta.lake.delta_statements import needs_mapping
-from waldelta.lake.layout import Layout, NewFile
+from waldelta.lake.layout import PLAIN, Layout, NewFile, TableOptions
 from waldelta.lake.storage import is_within
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
@@ -108,7 +108,7 @@ class WrittenCopy:
 def open_target(
     place: DeltaTarget,
     columns: Sequence[TargetColumn],
-    properties: Mapping[str, str] | None = None,
+    options: TableOptions = PLAIN,
 ) -> TargetVersion | None:
     """Returns the target with these columns, created if missing; None when Spark must write it.
 
@@ -119,8 +119,8 @@ def open_target(
     if mapped or any(column.spark_type == Variant.spark for column in columns):
         return None
     try:
-        table = _opened(place, columns, properties or {})
-        if not _fits(table, _wanted(columns)):
+        table = _opened(place, columns, options)
+        if table is None or not _fits(table, _wanted(columns)):
             return None
         with private_files():
             table.list_not_null()
@@ -135,14 +135,24 @@ def _wanted(columns: Sequence[TargetColumn]) -> pa.Schema:
 
 
 def _opened(
-    place: DeltaTarget, columns: Sequence[TargetColumn], properties: Mapping[str, str]
-) -> TargetVersion:
-    """Returns the table, created if missing; raises OSError for a folder with other files in it."""
+    place: DeltaTarget, columns: Sequence[TargetColumn], options: TableOptions
+) -> TargetVersion | None:
+    """Returns the table, created if missing; None when only Spark can create it.
+
+    Raises OSError for a folder with other files in it.
+    """
     if (table := place.find()) is not None:
         return table
     if place.files.get_file_info(FileSelector("", allow_not_found=True)):
         raise FileExistsError(f"{place.uri} has files and no Delta log")
-    return place.create(_wanted(columns), configuration={**properties})
+    if options.cluster_by:
+        return None
+    return place.create(
+        _wanted(columns),
+        configuration={**options.properties},
+        partition_by=[*options.partition_by] or None,
+        raise_if_key_not_exists=False,
+    )
 
 
 def _fits(table: TargetVersion, wanted: pa.Schema) -> bool:

@@ -1,0 +1,125 @@
+"""Problems with how targets are laid out: columns that can't divide or cluster rows, and partitions
+that would hold less than a file; part of preflight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import ceil
+from typing import Any
+
+import pyarrow as pa
+
+from waldelta.config import PipelineFile
+from waldelta.config.layout_options import LayoutOptions
+from waldelta.errors import ConfigError
+from waldelta.findings import Finding, problem, problem_if, warning, warning_if
+from waldelta.lake.layout import MOST_COLUMNS, ROWS_PER_FILE, divides, layout_properties
+from waldelta.postgres import Connection
+from waldelta.quantities import counted
+from waldelta.stages.setup.preflight.targets import PlannedTargets
+from waldelta.types import TargetType, column_types
+
+# Without statistics of the planner nothing is known of a column.
+_STATISTICS = """
+    select s.attname, s.n_distinct, s.null_frac, c.reltuples
+    from pg_catalog.pg_class c
+    join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+    join pg_catalog.pg_stats s on s.schemaname = n.nspname and s.tablename = c.relname
+    where c.oid = any(%s::oid[]) and c.reltuples > 0 and s.inherited = (c.relkind = 'p')
+"""
+
+
+def judge_layouts(
+    conn: Connection, pipeline: PipelineFile, planned: PlannedTargets
+) -> Iterator[Finding]:
+    """Yields findings about each target's layout, by the columns that its source publishes."""
+    for name in sorted(planned.sources):
+        options, where = pipeline.target.layout_of(name), f"target.tables.{name}"
+        try:
+            layout_properties(options)
+        except ConfigError as err:
+            yield problem(f"{where}.properties: {err}")
+        tables = planned.tables_of(name)
+        named = (*(options.partition_by or ()), *(options.cluster_by or ()))
+        if not tables or not (named or options.statistics):
+            continue
+        chosen = pipeline.target.types_of(name)
+        kinds: dict[str, TargetType] = {}
+        for table in tables:
+            types = {column.name: column.type for column in table.columns}
+            kinds |= column_types(types, table.key_columns, chosen)
+        there = {name for table in tables for name in planned.relations[table.oid].column_names}
+        absent = list(_judge_names(where, options, kinds, there))
+        yield from absent
+        if absent:
+            continue
+        yield from _judge_types(where, options, kinds)
+        mode = pipeline.target.mode_of(name)
+        is_by_spark = mode.keeps_rows or pipeline.target.deletion_vectors_of(name)
+        texts = [n for n in options.partition_by or () if pa.types.is_string(kinds[n].arrow)]
+        yield from problem_if(
+            is_by_spark and texts,
+            f"{where}.partition_by: Spark writes this target, and stores an empty text of"
+            f" {', '.join(texts)} as null: write cluster_by instead",
+        )
+        if options.partition_by:
+            rows = conn.execute(_STATISTICS, ([table.oid for table in tables],)).fetchall()
+            yield from _judge_partitions(where, options, rows)
+
+
+def _judge_names(
+    where: str, options: LayoutOptions, kinds: Mapping[str, Any], there: set[str]
+) -> Iterator[Finding]:
+    for key in ("partition_by", "cluster_by", "statistics"):
+        for name in getattr(options, key) or ():
+            if name not in kinds:
+                why = "isn't published: publish it" if name in there else "doesn't exist"
+                yield problem(f"{where}.{key}: column {name!r} {why}, or leave it out here")
+
+
+def _judge_types(
+    where: str, options: LayoutOptions, kinds: Mapping[str, TargetType]
+) -> Iterator[Finding]:
+    for name in options.partition_by or ():
+        yield from problem_if(
+            not divides(kinds[name].arrow),
+            f"{where}.partition_by: column {name!r} is {kinds[name].spark} in the lake, and only"
+            " whole numbers, decimals, dates, booleans and strings divide rows into partitions:"
+            " write cluster_by instead",
+        )
+    first = list(kinds)[:MOST_COLUMNS] if options.statistics is None else options.statistics
+    for name in options.cluster_by or ():
+        kind = kinds[name].arrow
+        is_unfit = pa.types.is_nested(kind) or pa.types.is_boolean(kind) or pa.types.is_binary(kind)
+        yield from problem_if(
+            is_unfit,
+            f"{where}.cluster_by: column {name!r} is {kinds[name].spark} in the lake, which has no"
+            " statistics to cluster by: name another column",
+        )
+        yield from problem_if(
+            not is_unfit and name not in first,
+            f"{where}.cluster_by: column {name!r} has no statistics, since it isn't among the first"
+            f" {MOST_COLUMNS}: name it under statistics, too",
+        )
+
+
+def _judge_partitions(where: str, options: LayoutOptions, rows: list[Any]) -> Iterator[Finding]:
+    known = {name: of for name, *of in rows if name in (options.partition_by or ())}
+    if not known:
+        return
+    total, count = max(of[2] for of in known.values()), 1.0
+    for name, (distinct, nulls, estimate) in known.items():
+        count *= distinct if distinct > 0 else -distinct * estimate
+        yield from warning_if(
+            nulls > 0,
+            f"{where}.partition_by: column {name!r} has nulls, whose rows get a partition of their"
+            " own",
+        )
+    count = min(max(count, 1.0), total)
+    if options.file_bytes is None and total / count < ROWS_PER_FILE and count > 1:
+        yield warning(
+            f"{where}.partition_by: about {counted(ceil(count), 'partition')} of"
+            f" {counted(ceil(total / count), 'row')} each, and a file has up to {ROWS_PER_FILE:,}:"
+            " choose columns with fewer values, or write cluster_by instead"
+        )

@@ -1,0 +1,140 @@
+"""Targets that are partitioned, clustered or laid out by properties: every reader finds the rows.
+
+A layout that changes later in the pipeline file is followed by maintenance.
+"""
+
+import random
+
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from benchmarks.verify import duckdb_of_delta
+from tests.oracles.compare import differing
+from tests.support.pipelines import copied_pipeline, new_pipeline
+from tests.support.seeds import chosen_seed
+from waldelta.errors import PreflightFailed
+
+pytestmark = [pytest.mark.pg, pytest.mark.spark]
+
+LAYOUTS = {
+    "partitions": {"partition_by": ["day", "place"]},
+    "files": {
+        "file_size": "64kb",
+        "statistics": ["id"],
+        "properties": {"delta.autoOptimize.optimizeWrite": "true"},
+    },
+}
+CLUSTERED = {"cluster_by": ["day", "id"]}
+PLACES = ["a/b", "c d%", "ü", "x" * 250, None]
+
+
+def changed(database, rng) -> None:
+    """A transaction of a few statements; rows leave their partitions."""
+    with database.connect() as connection:
+        for _ in range(6):
+            key, place = rng.randrange(300), rng.choice(PLACES)
+            connection.execute(
+                "insert into t select i, date '2026-01-01' + i %% 3, %s, 'v' || i"
+                " from generate_series(%s::int, %s::int) i on conflict do nothing",
+                (place, key, key + 9),
+            )
+            connection.execute(
+                "update t set place = %s, v = v || '~' where id %% 11 = %s", (place, key % 11)
+            )
+            connection.execute("update t set day = day + 1 where id %% 13 = %s", (key % 13,))
+            connection.execute("delete from t where id = %s", (rng.randrange(300),))
+
+
+def of_readers(pipeline) -> list[tuple]:
+    """The count of rows, the sum of keys and the last text, as two further readers find them."""
+    uri, query = pipeline.target_path("public.t"), "select count(*), sum(id), max(v) from "
+    found = QueryBuilder().register("t", DeltaTable(uri)).execute(f"{query} t").read_all()
+    with duckdb_of_delta() as connection:
+        in_duckdb = connection.execute(f"{query} delta_scan(?)", [uri]).fetchone()
+    return [tuple(found.column(i)[0].as_py() for i in range(3)), in_duckdb]
+
+
+def laid_out(database, lake, **layout):
+    target = {"root": lake, "tables": {"public.t": layout}}
+    return new_pipeline(database, lake, ["public.t"], target=target)
+
+
+def check(runner, database, pipeline, seen) -> None:
+    assert (seen, differing(runner, pipeline.job(), "public.t")) == (seen, {})
+    (row,) = database.execute('select count(*), sum(id), max(v collate "C") from t')
+    assert (seen, of_readers(pipeline)) == (seen, [row, row])
+
+
+@pytest.fixture
+def table(database):
+    database.execute("create table t(id int primary key, day date, place text, v text)")
+    database.execute(
+        "insert into t select i, date '2026-01-01' + i % 4, 'p' || i % 3, 'v' || i"
+        " from generate_series(1, 200) i"
+    )
+    return database
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *LAYOUTS,
+        pytest.param("clusters", marks=pytest.mark.nightly("Spark creates a clustered table")),
+    ],
+)
+def test_each_layout_has_the_rows_of_the_source(runner, table, lake, layout):
+    seed = chosen_seed()
+    rng, options = random.Random(seed), {**LAYOUTS, "clusters": CLUSTERED}[layout]
+    pipeline = copied_pipeline(runner, laid_out(table, lake, **options))
+    check(runner, table, pipeline, (seen := f"WALDELTA_SEED={seed}"))
+    for _ in range(3):
+        changed(table, rng)
+        pipeline.consume(runner)
+        check(runner, table, pipeline, seen)
+    held = DeltaTable(pipeline.target_path("public.t"))
+    assert held.metadata().partition_columns == options.get("partition_by", [])
+    if "properties" in options:
+        wanted = options["properties"] | {"delta.targetFileSize": str(64 << 10)}
+        assert wanted.items() <= held.metadata().configuration.items()
+    assert pipeline.maintain(runner).status == "succeeded"
+    check(runner, table, pipeline, seen)
+
+
+def test_maintenance_follows_other_partitions(runner, table, lake):
+    """In one commit, after which changes are merged as before."""
+    copied_pipeline(runner, laid_out(table, lake))
+    for columns in (["day"], ["place", "day"], []):
+        pipeline = laid_out(table, lake, partition_by=columns)
+        before = DeltaTable(pipeline.target_path("public.t")).version()
+        assert pipeline.maintain(runner).status == "succeeded"
+        held = DeltaTable(pipeline.target_path("public.t"))
+        assert (held.metadata().partition_columns, held.version() > before) == (columns, True)
+        check(runner, table, pipeline, columns)
+        changed(table, random.Random(len(columns)))
+        pipeline.consume(runner)
+        check(runner, table, pipeline, columns)
+
+
+@pytest.mark.parametrize(
+    "layout, text",
+    [
+        ({"partition_by": ["absent"]}, "column 'absent' doesn't exist"),
+        ({"statistics": ["absent"]}, "column 'absent' doesn't exist"),
+        ({"partition_by": ["r"]}, "column 'r' is double in the lake"),
+        ({"cluster_by": ["b"]}, "column 'b' is binary in the lake"),
+        ({"properties": {"delta.appendOnly": "true"}}, "property delta.appendOnly can't be set"),
+        ({"partition_by": ["place"], "mode": "history"}, "an empty text of place as null"),
+    ],
+    ids=str,
+)
+def test_a_layout_that_a_target_cannot_have_is_refused(table, lake, layout, text):
+    """Before anything is made."""
+    table.execute("alter table t add r double precision, add b bytea, replica identity full")
+    with pytest.raises(PreflightFailed, match=text):
+        laid_out(table, lake, **layout).setup()
+
+
+def test_partitions_of_few_rows_are_a_warning(table, lake):
+    table.execute("analyze t")
+    plan = laid_out(table, lake, partition_by=["day", "id"]).check()
+    assert any("about 200 partitions of 1 row each" in text for text in plan.warnings)
