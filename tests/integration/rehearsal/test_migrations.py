@@ -37,7 +37,7 @@ QUICK = {
     "create_index_concurrently": ("create index concurrently on {t} (code)", set()),
     "identity_nothing": ("alter table {t} replica identity nothing", {APP}),
     "update_all": ("update {t} set note = 'y'", set()),
-    "rename_table": ("alter table {t} rename to renamed", {STOP}),
+    "rename_table": ("alter table {t} rename to renamed", {STOP, COPY, READERS}),
 }
 FULL = {
     "add_volatile": ("alter table {t} add column x uuid default gen_random_uuid()",
@@ -64,7 +64,7 @@ FULL = {
     "add_check": ("alter table {t} add constraint c check (n > 0)", {LOCK}),
     "add_check_later": ("alter table {t} add constraint c check (n > 0) not valid", set()),
     "foreign_key": ("alter table {t} add foreign key (id) references add_check (id)", {LOCK}),
-    "move_schema": ("alter table {t} set schema other", {STOP}),
+    "move_schema": ("alter table {t} set schema other", {STOP, COPY, READERS}),
     "drop_table": ("drop table {t}", {STOP}),
     "truncated": ("truncate {t}", set()),
     "delete_all": ("delete from {t}", set()),
