@@ -24,7 +24,7 @@ MOST_IN_A_SENTENCE = 32
 # Share of sentences in the passive voice without an actor.
 MOST_PASSIVE = 0.055
 # Words of each page or folder.
-BUDGETS = {"README.md": 900, "docs": 24_000, "CHANGELOG.md": 600}
+BUDGETS = {"README.md": 900, "docs": 26_000, "CHANGELOG.md": 600}
 # What says less than the field's own word, and that word.
 REPLACED = {
     r"(?:tells?|told|telling)(?!(?: \w+)* apart)": "reports, records, says",
