@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,17 +92,20 @@ class Places:
     refused: dict[str, CatalogNameRefused] = field(default_factory=dict)
 
     @classmethod
-    def find(cls, catalog: Catalog, settings: CatalogSettings, tables: Iterable[str]) -> Places:
-        """Returns the places; of two targets that would have one, the first by name gets it."""
+    def find(cls, catalog: Catalog, settings: CatalogSettings, names: Mapping[str, str]) -> Places:
+        """Returns the places of targets by their ``names`` in the lake.
+
+        Of two targets that would have one place, the first by name gets it.
+        """
         places, taken = cls(), dict[Place, str]()
-        for table in sorted(tables):
+        for table, name in sorted(names.items()):
             try:
-                place = place_of(catalog, settings, table)
+                place = place_of(catalog, settings, name)
                 if (other := taken.setdefault(place, table)) != table:
                     raise CatalogNameRefused(
                         f"the catalog can't distinguish its name from that of {other}"
                         f" ({'.'.join(place)}): give one of them another name (target.tables,"
-                        " from), or add {schema} to target.catalog.schema"
+                        " name), or add {schema} to target.catalog.schema"
                     )
             except CatalogNameRefused as err:
                 places.refused[table] = err
@@ -110,10 +114,17 @@ class Places:
         return places
 
 
-def place_of(catalog: Catalog, settings: CatalogSettings, table: str) -> Place:
-    """Returns a target's schema and name in the catalog; raises CatalogNameRefused."""
-    schema, name = split_table_name(table)
-    return catalog.name_of(settings.schema_of(schema)), catalog.name_of(name)
+def place_of(catalog: Catalog, settings: CatalogSettings, name: str) -> Place:
+    """Returns the schema and name in the catalog of a target with this name in the lake.
+
+    Raises CatalogNameRefused.
+    """
+    schema, table = split_table_name(name)
+    return catalog.name_of(settings.schema_of(schema)), catalog.name_of(table)
+
+
+def _names(job: Job, tables: Iterable[str]) -> dict[str, str]:
+    return {table: job.lake.stored_name(table) for table in tables}
 
 
 def read_entries(catalog: Catalog, places: Collection[Place]) -> dict[Place, Registered]:
@@ -138,12 +149,13 @@ class _Registrar:
 
     def run(self) -> dict[str, WaldeltaError]:
         """Returns the targets that aren't registered as they are; raises what stops all."""
-        latest = {state.table_name: state for state in self.job.ledger.table_rows()}
+        rows = self.job.ledger.table_rows()
+        latest = {state.table_name: state for state in rows}
         gone = {name for name, state in latest.items() if state.status == REMOVED}
         synced = {name: state for name, state in latest.items() if state.status == SYNCED}
-        places = Places.find(self.catalog, self.settings, synced)
+        places = Places.find(self.catalog, self.settings, _names(self.job, synced))
         self.failures |= places.refused
-        left = Places.find(self.catalog, self.settings, gone).of
+        left = Places.find(self.catalog, self.settings, _names(self.job, gone)).of
         entries = read_entries(self.catalog, {*places.of.values(), *left.values()})
         self._each(left, lambda name: self._drop(name, entries.get(left[name])))
         comments = _comments(self.job, synced.values())
@@ -155,7 +167,18 @@ class _Registrar:
         )
         if self.settings.cut_views:
             self._make_views(places.of, left)
+        self._drop_former(rows, {*places.of.values()})
         return self.failures
+
+    def _drop_former(self, rows: Iterable[TableState], taken: Collection[Place]) -> None:
+        """Drop the entries of targets that were moved, at the names that they had before."""
+        former = {(row.table_name, row.stored_name or row.table_name) for row in rows}
+        for table, name in sorted(former - {*_names(self.job, (t for t, _ in former)).items()}):
+            with suppress(CatalogNameRefused):
+                place = place_of(self.catalog, self.settings, name)
+                own = {place, _view_of(self.catalog, place)} - {*taken}
+                for entry in read_entries(self.catalog, own).values():
+                    self._drop(table, entry)
 
     def _each(self, names: Iterable[str], act: Callable[[str], None]) -> None:
         for name in names:
@@ -303,12 +326,23 @@ def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
-def _comments(job: Job, states: Iterable[TableState]) -> Comments:
+def _comments(job: Job, states: Collection[TableState]) -> Comments:
+    """Returns the source's comments, by target and by the columns' names in the lake."""
     tables = {state.table_name: state.source_table or state.table_name for state in states}
     if not tables:
         return {}
     with job.source.connect("catalog") as connection:
-        return read_comments(connection, tables)
+        comments = read_comments(connection, tables)
+    renames: dict[tuple[str, str | None], str] = {
+        (state.table_name, column.source_name): column.name
+        for state in states
+        for column in state.columns
+        if column.source_name is not None
+    }
+    return {
+        (table, renames.get((table, column), column)): text
+        for (table, column), text in comments.items()
+    }
 
 
 # --- what `check` says about the catalog
@@ -325,7 +359,7 @@ def judge_catalog(job: Job, planned: Iterable[str]) -> list[Finding]:
     synced = {name for name, state in latest.items() if state.status == SYNCED}
     try:
         catalog = open_catalog(settings)
-        places = Places.find(catalog, settings, synced.union(planned))
+        places = Places.find(catalog, settings, _names(job, synced.union(planned)))
         entries = read_entries(catalog, set(places.of.values()))
     except CatalogUnreachable as err:
         return [warning(f"target.catalog: {err}: tables are registered once it answers")]

@@ -247,3 +247,21 @@ def _set_property(scene):
     changed = {name: table[name] for name in kept}
     changed["Parameters"] |= {"theirs": "1"}
     client.update_table(DatabaseName="public", TableInput=changed)
+
+
+@pytest.mark.parametrize("scene", ["glue"], indirect=True)
+def test_a_catalog_has_targets_by_their_names_in_the_lake(scene):
+    """A target that is moved leaves its old name; columns have the comments of the source's."""
+    scene.database.execute("""
+        create table orders(id int primary key, v text);
+        comment on column orders.v is 'the articles';
+    """)
+    own = {"columns": {"v": "articles"}}
+    scene.copy(scene.pipeline("public.orders", tables={"public.orders": own}))
+    assert "the articles" in str(scene.entries("orders")["orders"].entry)
+    moved = scene.pipeline("public.orders", names="sales_{table}", tables={"public.orders": own})
+    scene.consume(moved, "insert into orders values (1, 'a')")
+    found = scene.entries("orders", "sales_orders")
+    assert list(found) == ["sales_orders"]
+    assert found["sales_orders"].location.endswith("/public/sales_orders")
+    assert "articles" in found["sales_orders"].columns
