@@ -171,12 +171,14 @@ def _is_null(facts: TargetFacts, column: ColumnState) -> str:
 
 
 def _limits_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
-    types = {c.name: stored_type(c.type_name, c.spark_type) for c in facts.state.columns}
+    columns = {column.name_on_source: column for column in facts.state.columns}
     for one in facts.rules.declared:
-        if (limit := limit_of(one, types[one.column])) is not None:
+        column = columns[one.column]
+        limit = limit_of(one, stored_type(column.type_name, column.spark_type))
+        if limit is not None:
             kind, arguments, condition = limit
-            meaning = f"{one.column} fits {one.base_type}"
-            yield _of_column(kind, one.column, arguments, condition, meaning)
+            meaning = f"{column.name} fits {one.base_type}"
+            yield _of_column(kind, column.name, arguments, condition, meaning)
 
 
 def _filters_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:

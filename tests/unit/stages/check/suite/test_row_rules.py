@@ -1,10 +1,12 @@
 """What lengths, precisions and domains of the source's types become."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from tests.unit.stages.check.suite.test_kinds import HELD, ID, state
+from waldelta.row_filter import EnumType
 from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.suite._row_rules import ROWS_SATISFY, limit_of, printed_numeric
 from waldelta.stages.check.suite.kinds import plan_suite
@@ -120,3 +122,33 @@ def test_domains_that_are_not_null(column, expected):
         if "as its domain d says" in p.meaning
     ]
     assert found == expected
+
+
+NOT_EMPTY = (CheckConstraint("c", "(VALUE <> ''::text)"),)
+RENAMED = {
+    "its length": ({"declared": [DeclaredType("v", "character varying(5)", 1043, 9)]}, "w fits"),
+    "its domain": (
+        {"declared": [DeclaredType("v", "text", 25, checks=NOT_EMPTY)]},
+        "(`w` is null or not coalesce((not (`w` <> '')), false))",
+    ),
+    "its NOT NULL domain": (
+        {"declared": [DeclaredType("v", "text", 25, not_null=("d",))]},
+        "not `w` is null",
+    ),
+    "a CHECK constraint": (
+        {"checks": [CheckConstraint("c", "((v)::text <> 'x'::text)")]},
+        "not coalesce((not (`w` <> 'x')), false)",
+    ),
+    "its enum": ({"enums": {"v": EnumType("mood", ("good",))}}, "w has labels of"),
+}
+
+
+@pytest.mark.parametrize(("rules", "expected"), RENAMED.values(), ids=RENAMED)
+def test_rules_of_a_column_with_another_name_in_the_lake(rules, expected):
+    """Rules come by the source's name, and judge the target's column."""
+    made = state([ID, ("w", "text", "string", False)])
+    columns = [replace(c, source_name="v") if c.name == "w" else c for c in made.columns]
+    plan = plan_suite(replace(made, columns=columns), HELD, None, SourceRules(**rules))
+    assert not plan.omitted
+    said = [(p.meaning, str(p.kwargs.get("condition"))) for p in plan.expectations]
+    assert [text for text in said if expected in text[0] or expected == text[1]]
