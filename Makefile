@@ -142,6 +142,8 @@ soak: setup ## every fault at every step, four random kills a round, and the ran
 	  run tests.soak.random_kills --kills $$((2 * $(ROUNDS))); \
 	  run tests.soak.random_kills --connect --kills $$((2 * $(ROUNDS))); \
 	  run tests.soak.random_kills --s3 --kills $$((2 * $(ROUNDS))); \
+	  run tests.soak.mend_kills --kills $$((4 * $(ROUNDS))); \
+	  run tests.soak.mend_kills --s3 --kills $$((2 * $(ROUNDS))); \
 	  run tests.soak.page docs/explanation/guarantees.md; exit $$failed
 	@export WALDELTA_ROUNDS=$(ROUNDS) WALDELTA_SCENARIOS=$(SCENARIOS); failed=0; \
 	  ( $(PYTEST) tests/integration/oracle/test_native_subscriber.py tests/integration/oracle/test_random_workload.py tests/integration/repair/test_repair.py \
