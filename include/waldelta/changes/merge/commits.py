@@ -33,7 +33,7 @@ from waldelta.changes.merge.statements import (
 from waldelta.changes.merge.target_table import writing_target
 from waldelta.errors import LateWriter, SnapshotLost
 from waldelta.failpoints import fault_point
-from waldelta.lake import TargetVersion
+from waldelta.lake import DeltaTarget, Overtaken, TargetVersion
 from waldelta.lake.delta_statements import set_generation
 from waldelta.lake.ledger import Decisions, TableState, TargetCut
 from waldelta.lake.staging_leftovers import take_over
@@ -70,12 +70,25 @@ def commit_equal(
 
     A copy that began earlier then comes too late.
     """
-    table = job.lake.target(state.table_name).open()
-    if table.is_writable:
-        table.replace_files([], [], tag.delta, changes_data=False)
-    else:
-        commit_statement(runner, tag, void_statement(table.place.relation, column))
+    commit_nothing(runner, job.lake.target(state.table_name), tag, column)
     return commit_untouched(runner, job, state)
+
+
+def commit_nothing(runner: Runner, target: DeltaTarget, tag: CommitTag, column: str) -> None:
+    """Commit no change under ``tag``, so that any other commit with its transaction id is late.
+
+    Nothing is committed where that commit exists. Spark, for which ``column`` is one of the
+    target's, works only on targets with features that delta-rs lacks.
+    """
+    table = target.open()
+    if not table.is_writable:
+        commit_statement(runner, tag, void_statement(target.relation, column))
+        return
+    while table.committed(tag.app_id) < tag.batch:
+        try:
+            table.replace_files([], [], tag.delta, changes_data=False)
+        except Overtaken:
+            table = target.open()
 
 
 def take_over_target(

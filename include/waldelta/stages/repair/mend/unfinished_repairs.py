@@ -13,8 +13,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from waldelta.changes.merge.commits import committed_verb, read_commit
-from waldelta.changes.merge.statements import CommitTag, commit_statement, void_statement
+from waldelta.changes.merge.commits import commit_nothing, committed_verb, read_commit
+from waldelta.changes.merge.statements import CommitTag
 from waldelta.errors import (
     ApplyError,
     ConfigError,
@@ -200,9 +200,9 @@ def _check_same_timeline(job: Job, begun: TableState) -> None:
 
 
 def _void(runner: Runner, job: Job, begun: TableState, tag: CommitTag) -> None:
-    statement = void_statement(job.lake.target(begun.table_name).relation, begun.key_columns[0])
+    target = job.lake.target(begun.table_name)
     try:
-        commit_statement(runner, replace(tag, verb=_VOID), statement)
+        commit_nothing(runner, target, replace(tag, verb=_VOID), begun.key_columns[0])
     except (ConfigError, SparkUnreachable):
         raise
     except Exception as err:
