@@ -130,9 +130,9 @@ ERROR_CATALOG: Final = MappingProxyType(
             "source.read_from leads to standby.example:5432/shop, which is no standby, …",
         ),
         "SnapshotLost": ErrorEntry(
-            "A table was rewritten or altered during its copy, or the copy's snapshot ended.",
+            "A table was rewritten or altered while its rows were read, or their snapshot ended.",
             "",
-            "nothing: the copy of that table starts again",
+            "nothing if it is retried, as a copy is; otherwise run again",
             "public.orders was truncated, rewritten or detached …",
         ),
         "SlotMissing": ErrorEntry(

@@ -169,7 +169,7 @@ class TransactionsStillOpen(SourceError):
 
 
 class SnapshotLost(SourceError):
-    """The snapshot of a copy can't be used any more; that table's copy starts again."""
+    """A snapshot can't be used any more; a copy starts again with another one."""
 
     retryable = True
 

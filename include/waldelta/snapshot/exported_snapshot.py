@@ -200,8 +200,7 @@ class SnapshotHolder:
             return self.connection.execute(statement, params).fetchall()
         except psycopg.OperationalError:
             raise SnapshotLost(
-                "the session that holds the snapshot was ended (see the server's log): the copy"
-                " starts again"
+                "the session that holds the snapshot was ended (see the server's log): run again"
             ) from None
 
 
@@ -242,9 +241,7 @@ def wait_for_version_again(
 def check_version(holder: SnapshotHolder, drained: PublicationVersion) -> None:
     """Raise SnapshotLost when the snapshot sees publications that were altered after the wait."""
     if read_version_as_of(holder, drained) != drained.version:
-        raise SnapshotLost(
-            "the publications were altered before the snapshot was taken: the copy starts again"
-        )
+        raise SnapshotLost("the publications were altered before the snapshot was taken: run again")
 
 
 def read_version_as_of(
@@ -257,8 +254,7 @@ def read_version_as_of(
         return read_version(holder.connection, drained.publications, oids)
     except psycopg.Error as err:
         raise SnapshotLost(
-            f"the publications can't be read in the snapshot ({without_values(err)}): the copy"
-            " starts again"
+            f"the publications can't be read in the snapshot ({without_values(err)}): run again"
         ) from None
 
 

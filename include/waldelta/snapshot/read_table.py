@@ -433,24 +433,21 @@ def _named(err: adbc.Error, conninfo: str, copy: TableCopy) -> SourceError:
     reason = without if without.startswith("SQLSTATE") else error.shown
     if state in GONE:
         return SnapshotLost(
-            f"{copy.table} was altered, renamed or dropped while it was copied ({reason}): it"
-            " starts again"
+            f"{copy.table} was altered, renamed or dropped while it was read ({reason}): run again"
         )
     if state in NO_SNAPSHOT:
-        return SnapshotLost(
-            f"the snapshot of {copy.table} is gone ({reason}): its copy starts again"
-        )
+        return SnapshotLost(f"the snapshot of {copy.table} is gone ({reason}): run again")
     if state == codes.INSUFFICIENT_PRIVILEGE:
         remedy = privilege_remedy(conninfo, copy.table)
         return PrivilegeMissing(f"{copy.table} can't be copied ({reason}): {remedy}")
     if state == codes.LOCK_NOT_AVAILABLE:
         return TableBusy(
             f"{copy.table} can't be copied now: it stayed locked for"
-            f" {COPY_LOCK_TIMEOUT_MS / 1000:g} s{_holders(conninfo)}; it starts again"
+            f" {COPY_LOCK_TIMEOUT_MS / 1000:g} s{_holders(conninfo)}: run again"
         )
     if error.is_lost_connection:
         return SourceUnreachable(
-            f"reading {copy.table} from {describe(conninfo)} broke off ({reason}): it starts again"
+            f"reading {copy.table} from {describe(conninfo)} broke off ({reason}): run again"
         )
     return SourceError(f"{copy.table} can't be copied ({reason}): check its row filter and columns")
 

@@ -23,6 +23,8 @@ from waldelta.errors import (
 from waldelta.jobs.consume import consume
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.snapshot import SnapshotHolder
+from waldelta.spark import InProcess
+from waldelta.stages.repair import repair as repair_module
 from waldelta.stages.sync.sync import sync
 
 RUNS = itertools.count()
@@ -177,14 +179,33 @@ def test_what_goes_wrong_during_a_mend(runner, database, job, monkeypatch, name,
 
 @pytest.mark.parametrize("text", ["absent > 3", "id >"], ids=["a column is gone", "no filter"])
 def test_a_filter_that_is_none_any_more(runner, job, text):
-    """A resync fails by it, and a replay warns and leaves the table as it is."""
+    """Each mend fails by it, and leaves the target as it is."""
     before, target = rows(job), job.pipeline.target
     document = target.model_dump(exclude_unset=True) | {"tables": {"public.t": {"where": text}}}
     own = job.pipeline.model_copy(update={"target": type(target).model_validate(document)})
-    warnings = backfill(runner, replace(job, pipeline=own)).warnings
-    assert any("public.t" in warning and text in warning for warning in warnings), warnings
-    err = refused(resync, runner, replace(job, pipeline=own))
-    assert isinstance(err, ConfigError)
-    assert text in str(err)
-    assert rows(job) == before
+    for mend in (backfill, resync):
+        err = refused(mend, runner, replace(job, pipeline=own))
+        assert isinstance(err, ConfigError)
+        assert text in str(err)
+        assert rows(job) == before
     assert continues(resync, runner, job)
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("point", ["repair.begun", "repair.merged"])
+def test_a_killed_mend_ends_without_spark(job, monkeypatch, point):
+    """What tells whether it was committed, or that it never will be, is a commit of delta-rs."""
+    here = InProcess(lambda: pytest.fail("Spark was started"))
+
+    def killed(passed):
+        if passed == point:
+            raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(repair_module, "fault_point", killed)
+        with pytest.raises(Killed):
+            backfill(here, job)
+    assert continues(backfill, here, job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from waldelta.errors import NeedsSync
+from waldelta.errors import ConfigError, NeedsSync
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.drift import (
@@ -20,6 +20,7 @@ from waldelta.pipeline.targets import (
     RequiredAction,
     TableLifecycle,
     TargetSource,
+    read_target_filter,
     read_unlocked_sources,
 )
 from waldelta.pipeline.targets.lifecycle import states
@@ -57,16 +58,24 @@ class CurrentTargets:
     def as_copied(self, job: Job, name: str) -> Repair:
         """Returns what is needed to read rows of a target again.
 
-        Raises NeedsSync for a target that has drifted or gets no changes now, and TableBusy for one
-        whose source another session keeps locked.
+        Raises NeedsSync for a target that has drifted or gets no changes now, ConfigError for one
+        whose filter or partitions can't be read, and TableBusy for one whose source another
+        session keeps locked.
         """
         if name not in self.states:
             raise NeedsSync(f"{name}: it gets no changes now: status says what it waits for")
         target = self.targets.get(name)
         if target is not None and target.is_unread:
             raise self.locked.busy(name)
-        if target is None or target.problem is not None:
-            why = target.problem if target else "it is no longer published"
-            raise NeedsSync(f"{name}: {why}")
+        if target is None:
+            raise NeedsSync(f"{name}: it is no longer published")
+        if target.problem is not None:
+            raise ConfigError(target.problem)
         there = of_partition(self.states[name], self.catalog[name], self.mappings.get(name))
-        return source_as_copied(job.pipeline, *there, target)
+        try:
+            return source_as_copied(job.pipeline, *there, target)
+        except NeedsSync:
+            # A filter that the server doesn't understand is no drift that a run could repair.
+            with job.source.connect("repair") as connection:
+                read_target_filter(connection, name, target.mapping.where, target.table)
+            raise
