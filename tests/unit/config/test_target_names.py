@@ -69,3 +69,27 @@ def test_names_that_a_lake_cant_have(template, own, targets, taken, refused):
     problems = name_problems(TargetNames(template, own), targets, taken)
     assert problems.keys() == refused.keys()
     assert all(text in problems[name] for name, text in refused.items())
+
+
+COLUMNS = [
+    ({"a": "x", "b": "X"}, {}, "Delta ignores case and can't keep column 'X'"),
+    ({"a": "_wd_lsn"}, {}, "a column of waldelta's own"),
+    ({"a": "_WD_Valid_From"}, {}, "a column of waldelta's own"),
+    ({"a": "_change_type"}, {}, "a column of Delta's own"),
+    ({"a": ""}, {}, "a column needs a name"),
+    ({"a": "_wd_lsn"}, {"metadata_columns": False}, None),
+    ({"a": "x", "A": "a"}, {}, None),
+    ({"a": "b", "b": "a"}, {}, None),
+]
+
+
+@pytest.mark.parametrize(("columns", "settings", "problem"), COLUMNS)
+def test_names_of_columns_that_delta_cant_have(columns, settings, problem):
+    target = {"root": "file:///l", "tables": {"public.t": {"columns": columns}}, **settings}
+    if problem is None:
+        found = pipeline_file("file:///l", "s", target=target).target.columns_of("public.t")
+        assert found == columns
+        return
+    with pytest.raises(ValueError, match="column") as refused:
+        pipeline_file("file:///l", "s", target=target)
+    assert problem in str(refused.value)

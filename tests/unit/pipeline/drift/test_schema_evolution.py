@@ -76,6 +76,50 @@ def test_what_can_be_followed(case):
     assert evolution.key_columns == (relations[-1][0],)
 
 
+# The target's columns by their source's names, those of the last relation, the catalog now, the
+# file's mapping now; what is said of it, and whether the table itself changes.
+RENAMED = {
+    "the same mapping": ({"id": "key", "a": "x"}, ("id", "a"), {"id": 1, "a": 2},
+                         {"id": "key", "a": "x"}, "", False),
+    "a mapping that is new": ({"id": "id", "a": "a"}, ("id", "a"), {"id": 1, "a": 2},
+                              {"id": "key"}, "renamed: id to key", True),
+    "one that is gone": ({"id": "id", "a": "x"}, ("id", "a"), {"id": 1, "a": 2},
+                         {}, "renamed: x to a", True),
+    "renamed on the source, and in the file": (
+        {"id": "id", "a": "x"}, ("id", "b"), {"id": 1, "b": 2}, {"b": "x"}, "", False),
+    "renamed on the source alone": (
+        {"id": "id", "a": "x"}, ("id", "b"), {"id": 1, "b": 2}, {"a": "x"},
+        "renamed: x to b", True),
+    "a new column": ({"id": "id"}, ("id", "A"), {"id": 1, "A": 2}, {"A": "a_2"},
+                     "added: a_2", True),
+    "a new column by a former name": (
+        {"id": "id", "a": "x"}, ("id", "a", "x"), {"id": 1, "a": 2, "x": 3},
+        {"a": "y"}, "added: x; renamed: x to y", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RENAMED)
+def test_columns_with_another_name_in_the_lake(case):
+    """Source and file may change a name each; what only the ledger has of it alters no table."""
+    held, last, now_there, renames, said, alters = RENAMED[case]
+    columns = [
+        replace(column, name=held[column.name], source_name=column.name)
+        if held[column.name] != column.name
+        else column
+        for column in state(*held).columns
+    ]
+    before = replace(state(*held), columns=columns, key_columns=[held["id"]])
+    came = [relation(*last)]
+    evolution = plan_evolution(before, came, present(**now_there), TYPES, renames=renames)
+    assert (evolution.describe(), evolution.alters) == (said, alters)
+    names = [renames.get(name, name) for name in last]
+    assert [c.state.name for c in evolution.columns] == names
+    assert [c.state.name_on_source for c in evolution.columns] == list(last)
+    assert evolution.key_columns == (names[0],)
+    ignoring = plan_ignoring(before, [relation(*held)])
+    assert ignoring.positions == (tuple(range(len(held))),)
+
+
 # As above; a word of the reason.
 NOT_FOLLOWED = {
     "a value that no catalog tells": (("id",), [("id", "b")], {"id": 1, "b": (2, None, True)},
