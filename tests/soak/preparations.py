@@ -63,6 +63,16 @@ def renamed(scene: Scene) -> None:
     scene.write()
 
 
+def divided(scene: Scene) -> None:
+    """The pipeline files divide a target's rows into partitions, or no longer do."""
+    for path in scene.files.values():
+        document = yaml.safe_load(path.read_text())
+        own = document["target"].setdefault("tables", {}).setdefault(f"public.{COPIES}", {})
+        own["partition_by"] = [] if own.get("partition_by") else ["n"]
+        path.write_text(yaml.safe_dump(document))
+    scene.write()
+
+
 def returned(scene: Scene) -> None:
     """A table that left the publication and is back: its next copy counts as a first one."""
     for verb in ("drop", "add"):

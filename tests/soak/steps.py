@@ -106,6 +106,7 @@ STEPS: tuple[Step, ...] = (
         prepare=prepared.written_down,
     ),
     Step("maintain.purged", "maintain", prepared.with_vectors),
+    Step("maintain.divided", "maintain", prepared.divided),
 )
 
 

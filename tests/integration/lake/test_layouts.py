@@ -13,6 +13,7 @@ from tests.oracles.compare import differing
 from tests.support.pipelines import copied_pipeline, new_pipeline
 from tests.support.seeds import chosen_seed
 from waldelta.errors import PreflightFailed
+from waldelta.stages.maintain import maintain
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -98,6 +99,30 @@ def test_each_layout_has_the_rows_of_the_source(runner, table, lake, layout):
         assert wanted.items() <= held.metadata().configuration.items()
     assert pipeline.maintain(runner).status == "succeeded"
     check(runner, table, pipeline, seen)
+
+
+def test_maintenance_that_is_killed_leaves_the_partitions_as_they_were(
+    runner, table, lake, monkeypatch
+):
+    """Its files are in no commit; the next maintenance divides the rows."""
+
+    def kill(point):
+        if point == "maintain.divided":
+            raise KeyboardInterrupt
+
+    copied_pipeline(runner, laid_out(table, lake))
+    pipeline = laid_out(table, lake, partition_by=["day"])
+    with monkeypatch.context() as patch:
+        patch.setattr(maintain, "fault_point", kill)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.maintain(runner)
+    assert not DeltaTable(pipeline.target_path("public.t")).metadata().partition_columns
+    changed(table, random.Random(1))
+    pipeline.consume(runner)
+    check(runner, table, pipeline, "killed")
+    pipeline.maintain(runner)
+    assert DeltaTable(pipeline.target_path("public.t")).metadata().partition_columns == ["day"]
+    check(runner, table, pipeline, "again")
 
 
 def test_maintenance_follows_other_partitions(runner, table, lake):

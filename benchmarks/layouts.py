@@ -1,0 +1,113 @@
+"""``python -m benchmarks.layouts``: seconds and bytes of merging changes into targets of one table
+that are laid out in different ways, as ratios to the target without a layout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from deltalake import DeltaTable
+from rich.console import Console
+from rich.table import Table
+
+from waldelta.config import PipelineFile
+from waldelta.jobs import Pipeline
+from waldelta.lake import local_path
+from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres
+from waldelta.spark import spark_session
+
+_CONNECTION = "AIRFLOW_CONN_BENCH_SOURCE"
+_LAYOUTS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "partition_by": {"partition_by": ["region"]},
+    "cluster_by": {"cluster_by": ["region"]},
+}
+# A row has a random region; each statement changes a hundredth of the rows.
+_CREATE = """
+create table {name}(id bigint primary key, region int, amount numeric(12, 2), note text);
+insert into {name}
+select i, hashint8(i) & 15, i % 1000, md5(i::text) from generate_series(1, {rows}) i;
+"""
+_CHANGES = {
+    "neighbouring keys": "update {name} set amount = amount + 1 where id <= {rows} / 100",
+    "random keys": "update {name} set amount = amount + 1 where hashint8(id + 7) & 127 = 1",
+    "a region": "update {name} set amount = amount + 1 where region = 5 and id % 6 = 0",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Copy a table of this many rows to each layout, maintain it, and merge the changes."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.layouts", description=__doc__)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    rows: int = parser.parse_args(arguments).rows
+    with tempfile.TemporaryDirectory(prefix="waldelta-layouts-") as folder:
+        server = EmbeddedPostgres(Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), version=18)
+        try:
+            server.start()
+            _measure(server, Path(folder).as_uri(), rows)
+        finally:
+            server.delete()
+
+
+def _measure(server: EmbeddedPostgres, lake: str, rows: int) -> None:
+    os.environ[_CONNECTION] = server.uri()
+    spark = spark_session(name="bench")
+    table = Table(title=f"{rows:,} rows, a hundredth changed: ratios to no layout")
+    for heading in ("changes", "layout", "seconds", "ratio", "MB written", "ratio"):
+        table.add_column(heading, justify="right")
+    measured = {}
+    for layout, options in _LAYOUTS.items():
+        name = f"t_{layout}"
+        with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+            connection.execute(_CREATE.format(name=name, rows=rows).encode())
+        pipeline = _pipeline(lake, name, options)
+        pipeline.setup()
+        pipeline.sync(spark)
+        pipeline.maintain(spark)
+        for change, statement in _CHANGES.items():
+            with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+                connection.execute(statement.format(name=name, rows=rows).encode())
+            uri = pipeline.target_path(f"public.{name}")
+            version, began = DeltaTable(uri).version(), time.perf_counter()
+            pipeline.consume(spark)
+            measured[change, layout] = time.perf_counter() - began, _written(uri, version)
+    spark.stop()
+    for (change, layout), (seconds, size) in sorted(measured.items()):
+        plain_seconds, plain_size = measured[change, "none"]
+        ratios = f"{seconds / plain_seconds:.2f}", f"{size / plain_size:.2f}"
+        shown = change, layout, f"{seconds:.1f}", ratios[0], f"{size / 1e6:.1f}", ratios[1]
+        table.add_row(*shown)
+    Console(width=120).print(table)
+
+
+def _pipeline(lake: str, name: str, options: dict[str, Any]) -> Pipeline:
+    publication = {"name": f"{name}_pub", "tables": [{"name": f"public.{name}"}]}
+    document = {
+        "pipeline": name,
+        "source": {"conn_id": "bench_source", "slot": name, "publications": [publication]},
+        "target": {"root": f"{lake}/{name}", "tables": {f"public.{name}": options}},
+        "quality": {"enabled": False},
+    }
+    return Pipeline(PipelineFile.model_validate(document))
+
+
+def _written(uri: str, version: int) -> int:
+    """Returns the bytes of the files that commits after a version added."""
+    folder = local_path(uri)
+    assert folder is not None
+    entries = sorted((folder / "_delta_log").glob("*.json"))
+    later = [entry for entry in entries if int(entry.stem) > version]
+    lines = (json.loads(line) for entry in later for line in entry.read_text().splitlines())
+    return sum(line["add"]["size"] for line in lines if "add" in line)
+
+
+if __name__ == "__main__":
+    main()
