@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import groupby
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -276,7 +277,7 @@ def written_since(table: TargetVersion, met: int | None) -> ds.Dataset | None:
     rows = row_count(new)
     if rows is None or rows > _MOST_ROWS:
         return None
-    dataset, paths = table.dataset(), {*new["path"].to_pylist()}
+    dataset, paths = table.dataset(), {unquote(path) for path in new["path"].to_pylist()}
     parts = [part for part in dataset.get_fragments() if part.path in paths]
     if len(parts) != len(paths):
         return None

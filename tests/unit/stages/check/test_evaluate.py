@@ -244,8 +244,10 @@ def test_what_an_older_file_has_is_not_read_again(tmp_path, monkeypatch):
 
 
 def test_more_rows_than_one_process_reads_are_sparks(tmp_path, monkeypatch):
-    write_deltalake(str(tmp_path), pa.table({"id": pa.array([1], pa.int64())}))
-    write_deltalake(str(tmp_path), pa.table({"id": pa.array([2, 3], pa.int64())}), mode="append")
+    """Those of partitions, too, whose folders are percent-encoded in the log."""
+    for keys in ([1], [2, 3]):
+        rows = pa.table({"id": pa.array(keys, pa.int64()), "place": ["a/b ü"] * len(keys)})
+        write_deltalake(str(tmp_path), rows, mode="append", partition_by=["place"])
     place = table_at(str(tmp_path))
     assert written_since(place.open(), 0).to_table()["id"].to_pylist() == [2, 3]
     monkeypatch.setattr("waldelta.stages.check.evaluate._MOST_ROWS", 0)
