@@ -49,11 +49,15 @@ class GlueCatalog:
         return _RULE.check(name)
 
     def tables(self, schema: str, names: Collection[str]) -> dict[str, Registered]:
-        """Returns the entries of these names, by a request for each hundred of the database."""
+        """Returns the entries of these names; of several, by reading the database's."""
         found: dict[str, Any] = {}
         with self._calling(schema):
             pages = self._client.get_paginator("get_tables")
             try:
+                if len(names) == 1:
+                    (name,) = names
+                    asked = {"DatabaseName": schema, "Name": name, **self._catalog}
+                    return {name: _registered(self._client.get_table(**asked)["Table"])}
                 for page in pages.paginate(DatabaseName=schema, **self._catalog):
                     found |= {entry["Name"]: entry for entry in page["TableList"]}
             except self._client.exceptions.EntityNotFoundException:

@@ -1,8 +1,10 @@
 """Keeps a catalog's entries equal to the lake's targets: what follows a run's commits.
 
-Each entry holds a digest of what it was made from, so a run compares all targets by a request for
-each schema, and changes only what differs. Whatever a killed run, or a catalog that was away, left
-undone is therefore done by the next run. Entries that this pipeline didn't make are left alone.
+Each entry holds a digest of what it was made from, and the last one a digest of all. So a run finds
+out by one request that there is nothing to do, and otherwise changes only what differs. Whatever a
+killed run, or a catalog that was away, left undone is therefore done by the next run. Maintenance
+reads all entries, and finds those that another program removed. Entries that this pipeline didn't
+make are left alone.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ def register_targets(job: Job, result: RunResult) -> None:
     if settings is None or not (result.verb in _COMPARING_VERBS or commits_of(result.document())):
         return
     try:
-        failures = _Registrar(job, settings, open_catalog(settings)).run()
+        registrar = _Registrar(job, settings, open_catalog(settings))
+        failures = registrar.run(is_full=result.verb == "maintain")
     except Exception as err:
         named = unexpected_error("the catalog", err)
         log.warning("catalog=%s not compared: %s", settings.type, named, exc_info=named is not err)
@@ -147,8 +150,12 @@ class _Registrar:
     failures: dict[str, WaldeltaError] = field(default_factory=dict)
     _schemas: set[str] = field(default_factory=set)
 
-    def run(self) -> dict[str, WaldeltaError]:
-        """Returns the targets that aren't registered as they are; raises what stops all."""
+    def run(self, *, is_full: bool) -> dict[str, WaldeltaError]:
+        """Returns the targets that aren't registered as they are; raises what stops all.
+
+        The last entry's digest stands for all entries, so that they aren't read while it is right;
+        ``is_full``: all are read.
+        """
         rows = self.job.ledger.table_rows()
         latest = {state.table_name: state for state in rows}
         gone = {name for name, state in latest.items() if state.status == REMOVED}
@@ -156,18 +163,13 @@ class _Registrar:
         places = Places.find(self.catalog, self.settings, _names(self.job, synced))
         self.failures |= places.refused
         left = Places.find(self.catalog, self.settings, _names(self.job, gone)).of
-        entries = read_entries(self.catalog, {*places.of.values(), *left.values()})
-        self._each(left, lambda name: self._drop(name, entries.get(left[name])))
         comments = _comments(self.job, synced.values())
-        self._each(
-            places.of,
-            lambda name: self._register(
-                synced[name], places.of[name], entries.get(places.of[name]), comments
-            ),
-        )
+        digests = {name: _digest(self.job, synced[name], comments) for name in sorted(places.of)}
+        if is_full or not self._is_unchanged(places.of, left, digests):
+            self._compare(synced, places.of, left, digests, comments)
+            self._drop_former(rows, {*places.of.values()})
         if self.settings.cut_views:
             self._make_views(places.of, left)
-        self._drop_former(rows, {*places.of.values()})
         return self.failures
 
     def _drop_former(self, rows: Iterable[TableState], taken: Collection[Place]) -> None:
@@ -180,6 +182,45 @@ class _Registrar:
                 for entry in read_entries(self.catalog, own).values():
                     self._drop(table, entry)
 
+    def _is_unchanged(
+        self, places: Mapping[str, Place], gone: Mapping[str, Place], digests: Mapping[str, str]
+    ) -> bool:
+        if not digests:
+            return not gone
+        last = [*digests][-1]
+        entry = read_entries(self.catalog, [places[last]]).get(places[last])
+        return self._is_current(entry, last, _of_all(places, gone, digests))
+
+    def _is_current(self, entry: Registered | None, name: str, digest: str) -> bool:
+        return (
+            entry is not None
+            and is_own(self.job, entry)
+            and is_same_location(entry.location, self.job.lake.target(name).uri)
+            and entry.properties.get(DEFINITION) == digest
+        )
+
+    def _compare(
+        self,
+        states: Mapping[str, TableState],
+        places: Mapping[str, Place],
+        gone: Mapping[str, Place],
+        digests: Mapping[str, str],
+        comments: Comments,
+    ) -> None:
+        entries = read_entries(self.catalog, {*places.values(), *gone.values()})
+        self._each(gone, lambda name: self._drop(name, entries.get(gone[name])))
+
+        def register(name: str, digest: str) -> None:
+            self._register(states[name], places[name], entries.get(places[name]), digest, comments)
+
+        if not digests:
+            return
+        *others, last = digests
+        self._each(others, lambda name: register(name, digests[name]))
+        is_all = self.failures.keys().isdisjoint({*others, *gone})
+        digest = _of_all(places, gone, digests) if is_all else digests[last]
+        self._each([last], lambda name: register(name, digest))
+
     def _each(self, names: Iterable[str], act: Callable[[str], None]) -> None:
         for name in names:
             try:
@@ -190,14 +231,17 @@ class _Registrar:
                 self.failures[name] = unexpected_error(name, err)
 
     def _register(
-        self, state: TableState, place: Place, current: Registered | None, comments: Comments
+        self,
+        state: TableState,
+        place: Place,
+        current: Registered | None,
+        digest: str,
+        comments: Comments,
     ) -> None:
         target = self.job.lake.target(state.table_name)
-        digest = _digest(self.job, state, target.uri, comments)
         if current is not None:
             check_own(self.job, current, state.table_name)
-            is_there = is_same_location(current.location, target.uri)
-            if is_there and current.properties.get(DEFINITION) == digest:
+            if self._is_current(current, state.table_name, digest):
                 return
         properties = _marks(self.job, state, target, digest)
         self._put(
@@ -314,12 +358,18 @@ def _marks(job: Job, state: TableState, target: DeltaTarget, digest: str) -> dic
     }
 
 
-def _digest(job: Job, state: TableState, uri: str, comments: Comments) -> str:
+def _digest(job: Job, state: TableState, comments: Comments) -> str:
     """Returns what an entry is made from, by the ledger, which needs no look at the Delta log."""
-    name = state.table_name
+    name, uri = state.table_name, job.lake.target(state.table_name).uri
     columns = [[c.name, c.spark_type, comments.get((name, c.name))] for c in state.columns]
     own = [job.pipeline.target.metadata_columns, state.mode, state.key_columns, state.root_id]
     return _hash([_FORM, uri, columns, comments.get((name, None)), own])
+
+
+def _of_all(
+    places: Mapping[str, Place], gone: Mapping[str, Place], digests: Mapping[str, str]
+) -> str:
+    return _hash([sorted(places.items()), sorted(gone.items()), sorted(digests.items())])
 
 
 def _hash(value: Any) -> str:
@@ -377,7 +427,8 @@ def _differences(
     if entry is None:
         if is_synced:
             yield warning(
-                f"{name} isn't in the catalog as {'.'.join(place)}: the next run registers it"
+                f"{name} isn't in the catalog as {'.'.join(place)}: the next run registers it, or"
+                " maintenance, if another program removed it"
             )
         return
     try:
@@ -389,7 +440,7 @@ def _differences(
     if not is_same_location(entry.location, target.uri):
         yield warning(
             f"{name}: the catalog has {entry.location}, and the target is {target.uri}: the next"
-            " run corrects it"
+            " run, or maintenance, corrects it"
         )
     elif is_synced:
         yield from _column_differences(name, entry, target)
@@ -404,5 +455,5 @@ def _column_differences(name: str, entry: Registered, target: DeltaTarget) -> It
         yield warning(
             f"{name}: {entry.label} in the catalog has other columns than the target"
             f" ({first_of(differing, _MOST_LISTED, ', ')}): a reader by name may lack them; drop"
-            " the entry, and the next run registers it again"
+            " the entry, and maintenance registers it again"
         )

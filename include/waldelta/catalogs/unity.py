@@ -88,7 +88,11 @@ class UnityCatalog:
         return _RULE.check(name)
 
     def tables(self, schema: str, names: Collection[str]) -> dict[str, Registered]:
-        """Returns the entries of these names, by a request for each fifty of the schema."""
+        """Returns the entries of these names; of several, by reading the schema's."""
+        if len(names) == 1:
+            (name,) = names
+            entry = self._call("GET", f"/tables/{self._path(schema, name)}", missing=None)
+            return {} if entry is None else {name: _registered(entry)}
         found: dict[str, Registered] = {}
         asked: dict[str, Any] = {"catalog_name": self._catalog, "schema_name": schema}
         while True:

@@ -18,6 +18,7 @@ from tests.support.servers.serving import serving
 from waldelta.catalogs import register
 from waldelta.catalogs.catalog import NameRule, is_same_location, is_within
 from waldelta.catalogs.connect import open_catalog
+from waldelta.catalogs.glue import GlueCatalog
 from waldelta.catalogs.hive import hive_type
 from waldelta.catalogs.register import judge_catalog, register_targets
 from waldelta.config.catalog import CatalogSettings
@@ -243,6 +244,29 @@ def test_an_entry_follows_mode_key_and_columns(glue):
     assert entry.properties["waldelta.mode"] == "history"
     assert entry.properties["waldelta.key"] == "id,v"
     assert entry.columns == ("id", "v")
+
+
+def test_a_run_without_changes_reads_one_entry(glue, monkeypatch):
+    """The last one stands for all; maintenance finds what another program removed."""
+    for name in ("public.a", "public.b"):
+        write_deltalake(glue.job.lake.target(name).uri, ORDERS)
+        glue.record(name)
+    asked, tables = [], GlueCatalog.tables
+    monkeypatch.setattr(
+        GlueCatalog, "tables", lambda self, *of: asked.append([*of[1]]) or tables(self, *of)
+    )
+    assert glue.run() == []
+    asked.clear()
+    assert glue.run() == []
+    assert asked == [["orders"]]
+    glue.catalog.drop(glue.entries("a")["a"])
+    assert glue.run() == []
+    assert glue.entries("a") == {}
+    assert glue.run("maintain") == []
+    assert glue.entries("a", "b", "orders").keys() == {"a", "b", "orders"}
+    asked.clear()
+    assert glue.run() == []
+    assert asked == [["orders"]]
 
 
 def test_a_schema_by_template(lake, monkeypatch):
