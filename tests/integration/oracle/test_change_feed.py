@@ -60,6 +60,7 @@ def test_each_version_shows_its_difference(runner, database, lake, monkeypatch, 
     with database.connect(autocommit=True) as connection:
         workload = Workload(connection, seed, ["w1", "w2"])
         own = {"public.w2": {"where": "part < 3 or part is null"}}
+        own |= {"public.one_key": {"partition_by": ["part"]}}
         own |= {f"public.{name}": {"mode": MODES[name]} for name in names if name in MODES}
         target = {"root": lake, "change_data_feed": True, "tables": own}
         tables = [f"public.{name}" for name in names]
