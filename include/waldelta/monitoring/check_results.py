@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger import CAN_BE_JUDGED, ExpectationResult, Ledger, of_tables
-from waldelta.lake.ledger.check_records import NO_CHECKS, ON_OTHERS
+from waldelta.lake.ledger.check_records import NO_CHECKS, ON_OTHERS, is_let_in
 from waldelta.quantities import counted
 
 R = TypeVar("R")
@@ -265,7 +265,7 @@ def expectations_map(ledger: Ledger, table_name: str, now: datetime, most: int) 
 
     def read(since: datetime | None) -> list[dict[str, Any]]:
         more = ("severity", "meaning", "expectation", "unexpected_count", "version", "not_checked")
-        rows = _read(ledger, since, more, pc.field("table_name") == table_name)
+        rows = _read(ledger, since, (*more, "observed"), pc.field("table_name") == table_name)
         return list(_without_retried(rows).to_pylist())
 
     found = _widening(read, itemgetter("run_id"), now, most)
@@ -332,6 +332,6 @@ def _cell(row: dict[str, Any]) -> Cell:
     if row["success"] is None:
         return Cell("unknown", "couldn't be evaluated")
     if row["success"]:
-        return Cell("passed", "met")
+        return Cell("passed", row["observed"] if is_let_in(row["observed"]) else "met")
     count = f", {counted(row['unexpected_count'], 'row')}" if row["unexpected_count"] else ""
     return Cell("warning" if row["severity"] == "warning" else "failed", f"not met{count}")

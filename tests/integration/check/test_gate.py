@@ -17,7 +17,15 @@ from waldelta.jobs.consume import consume
 from waldelta.jobs.decide import run_decide
 from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
 from waldelta.jobs.validate import run_validate
-from waldelta.lake.ledger import ACCEPTED, RESOLVED, WAITING, Decisions, Ledger, now
+from waldelta.lake.ledger import (
+    ACCEPTED,
+    RESOLVED,
+    WAITING,
+    Decisions,
+    ExpectationResult,
+    Ledger,
+    now,
+)
 from waldelta.monitoring.check_results import read_latest_checks
 from waldelta.monitoring.decisions import read_decided
 from waldelta.monitoring.overview import read_glance
@@ -788,6 +796,10 @@ def test_what_was_let_in_by_decision_passes_the_checks(gated, database):
     (stopped,) = made.stopped()
     assert "released by ann, for the next run" in stopped.describe()
     done = checked(made, "released")
+    text = "accepted or released by an operator: 1 row"
+    results = made.job.ledger.table(ExpectationResult).read()
+    assert {of.run_id for of in results if of.success and of.observed == text} == {"released"}
+    assert text in [of["result"] for of in done.expectations()]
     assert list(changed_targets(done.document())) == ["public.t"]
     assert (made.rows(), made.failed()) == ([(1, 1), (2, -2), (3, 99)], 0)
     # Neither a later run, nor a check of all rows.

@@ -13,6 +13,7 @@ This module works without a JVM.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -45,6 +46,8 @@ VALUES_KNOWN = "no row is in quarantine because a value of it wasn't sent"
 ON_OTHERS = frozenset({REFERENCES_HOLD, IS_FRESH, ALL_VALUES_KNOWN})
 # Results of these alone don't make a check: a completed check has other results as well.
 NO_CHECKS = ON_OTHERS | {CAN_BE_JUDGED}
+# Another observed value may be that of a row.
+_LET_IN = re.compile(r"(accepted|released|accepted or released) by an operator(: [\d,]+ rows?)?")
 # The number of profiles kept per table. Between two maintenances, each table gets a row from each
 # run that changes it.
 KEPT_PER_TABLE = 100
@@ -81,6 +84,20 @@ class ExpectationResult(LedgerRow):
 def recorded_unknown(rows: int) -> str:
     """Returns the observed value for rows that wait for a value."""
     return counted(rows, "row in quarantine lacks values", "rows in quarantine lack values")
+
+
+def let_in(decision: str, rows: int | None) -> str:
+    """Returns the observed value of a gate that only rows fail which an operator let in."""
+    return f"{decision} by an operator" + (f": {counted(rows, 'row')}" if rows else "")
+
+
+def is_let_in(observed: str | None) -> bool:
+    """Returns whether an observed value is one of let_in().
+
+    >>> is_let_in(let_in("released", 2)), is_let_in("known, released by an operator")
+    (True, False)
+    """
+    return _LET_IN.fullmatch(observed or "") is not None
 
 
 def last_recorded_unknown(ledger: Ledger, tables: Collection[str]) -> dict[str, str | None]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import groupby
@@ -32,7 +32,7 @@ from waldelta.errors import (
 )
 from waldelta.lake import READ_FAILURES, TargetVersion, by_row_group, row_count
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
-from waldelta.lake.ledger.check_records import REFERENCES_HOLD
+from waldelta.lake.ledger.check_records import REFERENCES_HOLD, let_in
 from waldelta.metadata_columns import LSN
 from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.spark import Runner
@@ -46,7 +46,7 @@ from waldelta.stages.check.check_run import (
     rest_of,
     suite_of,
 )
-from waldelta.stages.check.gate.release import undecided
+from waldelta.stages.check.gate.release import PositionRange, decision_on, undecided
 from waldelta.stages.check.great_expectations.own_expectations import (
     evaluate_each,
     judge_rows,
@@ -124,7 +124,7 @@ class SuiteEvaluation:
         # Operators may have let in rows although they fail a gate.
         positions = self.run.decided.get(self.plan.table)
         if positions and LSN in self.rows.types:
-            self._judge_gates_again(undecided(positions))
+            self._judge_gates_again(positions)
 
     def _of_kind(self, planned: Numbered) -> None:
         """Have a kind judge its expectations, unless it is Great Expectations' own."""
@@ -216,12 +216,13 @@ class SuiteEvaluation:
             each = planned[number]
             self.found[number] = kind_of(each.type).outcome(each, found)
 
-    def _let_in(self, outcome: Outcome) -> Outcome:
+    def _let_in(self, outcome: Outcome, decision: str) -> Outcome:
         """Returns the outcome of a gate that only rows don't meet which operators let in."""
         self.omitted.append(
-            f"{outcome.planned.meaning}: not judged on rows that an operator accepted or released"
+            f"{outcome.planned.meaning}: not judged on rows that an operator {decision}"
         )
-        return Outcome(outcome.planned, True, None, None)
+        text = let_in(decision, outcome.unexpected_count)
+        return Outcome(outcome.planned, True, text, None, details={"observed_value": text})
 
     def _by_great_expectations(self, planned: Numbered) -> None:
         whys = {n: why_not_built(each.type, each.kwargs) for n, each in planned.items()}
@@ -234,8 +235,9 @@ class SuiteEvaluation:
             outcomes = judge_rows(self.plan.table, [*known.values()], self.rows.frame())
             self.found |= dict(zip(known, outcomes, strict=True))
 
-    def _judge_gates_again(self, where: str) -> None:
+    def _judge_gates_again(self, positions: Collection[PositionRange]) -> None:
         """Judge gates again that aren't met, without the rows that operators let in."""
+        where, decision = undecided(positions), decision_on(positions)
         missed = {
             number: outcome.planned
             for number, outcome in self.found.items()
@@ -253,7 +255,7 @@ class SuiteEvaluation:
             else:
                 again = judge_rows(self.plan.table, [*others.values()], rest)
                 met |= {n for n, outcome in zip(others, again, strict=True) if outcome.success}
-        self.found |= {number: self._let_in(self.found[number]) for number in met}
+        self.found |= {number: self._let_in(self.found[number], decision) for number in met}
 
 
 def _without(planned: Numbered, done: Mapping[int, Any]) -> Numbered:

@@ -175,6 +175,8 @@ def test_rows_that_an_operator_let_in(tmp_path):
     assert failing(evaluation) == {}
     (told,) = evaluation.omitted
     assert told.endswith("not judged on rows that an operator accepted or released")
+    (outcome,) = evaluation.outcomes
+    assert outcome.verdict == outcome.observed == "accepted or released by an operator: 2 rows"
 
 
 @pytest.mark.parametrize("rows", [2, 5, None])

@@ -122,6 +122,16 @@ def read_decided(ledger: Ledger, states: Iterable[TableState]) -> dict[str, list
     return {name: sorted(positions) for name, positions in decided.items()}
 
 
+def decision_on(positions: Collection[PositionRange]) -> str:
+    """Returns what operators decided on the rows at these positions.
+
+    >>> decision_on([(1, 2)]), decision_on([(1, 2), (5, 9)])
+    ('accepted', 'accepted or released')
+    """
+    kinds = {"accepted" if upto == after + 1 else "released" for after, upto in positions}
+    return " or ".join(sorted(kinds))
+
+
 def undecided(positions: Collection[PositionRange]) -> str:
     """Returns the condition in Spark SQL that no operator let a row of the target in.
 

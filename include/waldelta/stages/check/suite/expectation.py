@@ -17,6 +17,7 @@ from pyspark.sql import Column
 from waldelta.config.expectation_files import Severity
 from waldelta.errors import QualityFailed, WaldeltaError
 from waldelta.lake.ledger import CAN_BE_JUDGED
+from waldelta.lake.ledger.check_records import is_let_in
 from waldelta.quantities import counted
 from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.measure.profile import Measured
@@ -81,7 +82,7 @@ class Outcome:
         if self.success is None:
             return "not evaluated"
         if self.success:
-            return "met"
+            return str(self.observed) if is_let_in(self.observed) else "met"
         rows = self.unexpected_count
         return f"not met: {counted(rows, 'row')}" if rows else "not met"
 
