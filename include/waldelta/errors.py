@@ -420,7 +420,7 @@ class Question:
     """A change of a source table that an operator decides on; ``key`` identifies it.
 
     ``agreed`` is what a run does to the target once the operator agrees, ``refused`` what happens
-    otherwise.
+    otherwise; ``columns`` are those that a refusal stops.
     """
 
     kind: str
@@ -428,6 +428,7 @@ class Question:
     text: str
     agreed: str
     refused: str
+    columns: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """Returns the change, and what each answer does."""

@@ -181,7 +181,7 @@ def waiting_table(found: Sequence[Mapping[str, Any]], file: str = "FILE") -> Ren
     parts: list[RenderableType] = []
     if rows:
         parts.append(
-            table(columns, [[_cell(one.get(name), name) for name in columns] for one in rows])
+            table(columns, [[_cell(_shown(one, name), name) for name in columns] for one in rows])
         )
     gates: dict[str, list[Mapping[str, Any]]] = {}
     for one in found:
@@ -198,6 +198,11 @@ def waiting_table(found: Sequence[Mapping[str, Any]], file: str = "FILE") -> Ren
         }
         parts += stopped_table(name, gate, file, min(one["since"] for one in unmet))
     return Group(*parts)
+
+
+def _shown(one: Mapping[str, Any], name: str) -> object:
+    is_taken = name == "status" and one.get("applied") is False
+    return f"{one['status']}, not applied yet" if is_taken else one.get(name)
 
 
 def waiting_details(found: Sequence[Mapping[str, Any]], file: str = "FILE") -> RenderableType:

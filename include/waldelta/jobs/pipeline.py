@@ -231,20 +231,12 @@ class Pipeline:
         """Returns what waits for a decision in all targets, or in these, as ``decide FILE list``
         prints it; no Spark.
         """
-        from waldelta.monitoring.decisions import read_commits
-        from waldelta.monitoring.stopped_tables import read_stopped
-        from waldelta.pipeline.drift import open_questions
+        from waldelta.monitoring.decisions import read_waiting
         from waldelta.stages.check.gate.quarantined_rows import list_quarantined
 
         job = self.job()
         rows = list_quarantined(job, tables)
-        for question in [*open_questions(job.ledger), *read_commits(job.ledger)]:
-            if tables is None or question.table_name in tables:
-                rows.append(question.as_listed())
-        for one in read_stopped(self.file, job.ledger):
-            if tables is None or one.table_name in tables:
-                rows += one.as_json()
-        return rows
+        return rows + read_waiting(self.file, job.ledger).as_listed(tables)
 
     def decide(
         self,

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -15,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import UTC_TIME
+from waldelta.config import PipelineFile
+from waldelta.errors import SlotMissing, StateError
 from waldelta.lake.ledger import (
     ACCEPTED,
     DISCARDED,
@@ -42,10 +45,18 @@ from waldelta.lake.ledger.decisions import (
 from waldelta.lake.ledger.records import schema_of
 from waldelta.monitoring.attention import UNNAMED, Attention, AttentionLevel, names
 from waldelta.monitoring.reconciliation_status import Compared, read_compared
-from waldelta.monitoring.stopped_tables import Stopped
+from waldelta.monitoring.stopped_tables import Stopped, read_stopped
 from waldelta.monitoring.table_list import TableLine, latest_states
+from waldelta.pipeline import Job, SourceConnections
+from waldelta.pipeline.drift import open_questions
 from waldelta.pipeline.targets.target_definition import describe
-from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, OpenMessage
+from waldelta.pipeline.targets.unreadable_messages import (
+    ANY_TABLE,
+    OpenMessage,
+    as_json,
+    open_messages,
+    with_applied,
+)
 
 _KEY = ("table_name", "generation", "key")
 # Messages are left out: a row may have megabytes of them, which no list shows.
@@ -217,45 +228,74 @@ def _is_outlived(commit: ExternalCommit, name: str, compared: Compared) -> bool:
     return answer.version >= commit.version and (commit.at is None or answer.at > commit.at)
 
 
-def of_waiting(
-    tables: Iterable[TableLine],
-    stopped: Iterable[Stopped],
-    messages: Iterable[OpenMessage],
-    questions: Iterable[Decision],
-    commits: Iterable[Decision],
-) -> Iterator[Attention]:
-    """Yields attention for what waits for a decision, one for all tables where the same waits.
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits for a decision besides rows in quarantine, and decisions that no run has applied.
 
     ``questions`` are changes of source tables, ``commits`` those of other programs.
     """
-    waits: dict[str, list[tuple[AttentionLevel, str, str]]] = defaultdict(list)
-    for gate in stopped:
-        level: AttentionLevel = "warning" if gate.released else "failed"
-        waits[gate.table_name].append((level, "decision", f"stopped by a gate {gate.describe()}"))
-    for message in messages:
-        for name in message.tables:
-            waits[UNNAMED if name == ANY_TABLE else name].append(
-                ("warning", "decision", f"may miss a change: message {message.row.id} was skipped")
-                if message.is_skipped
-                else ("failed", "decision", f"message {message.row.id} can't be read: changes wait")
+
+    stopped: list[Stopped]
+    messages: list[OpenMessage]
+    questions: list[Decision]
+    commits: list[Decision]
+
+    def as_listed(self, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
+        """Returns what waits in all targets, or in these, ready for JSON."""
+        listed = [as_json(one) for one in self.messages if tables is None or one.is_about(tables)]
+        for row in [*self.questions, *self.commits]:
+            listed += [row.as_listed()] if tables is None or row.table_name in tables else []
+        for one in self.stopped:
+            listed += one.as_json() if tables is None or one.table_name in tables else []
+        return listed
+
+    def attention(self, lines: Iterable[TableLine]) -> Iterator[Attention]:
+        """Yields attention, one for all tables where the same waits; ``lines`` count rows."""
+        waits: dict[str, list[tuple[AttentionLevel, str]]] = defaultdict(list)
+        for gate in self.stopped:
+            level: AttentionLevel = "warning" if gate.released else "failed"
+            waits[gate.table_name].append((level, f"stopped by a gate {gate.describe()}"))
+        for message in self.messages:
+            for name in message.tables:
+                waits[UNNAMED if name == ANY_TABLE else name].append(_of_message(message))
+        for question in self.questions:
+            waits[question.table_name].append(
+                ("warning", f"{question.status}, for the next run to follow: {question.reason}")
+                if question.by
+                else ("failed", f"a schema change waits: {question.reason}")
             )
-    for question in questions:
-        waits[question.table_name].append(
-            ("warning", "decision", f"agreed for the next run to follow: {question.reason}")
-            if question.by
-            else ("failed", "decision", f"a schema change waits: {question.reason}")
-        )
-    for name in sorted({commit.table_name for commit in commits}):
-        waits[name].append(("warning", "decision", "another program wrote to the target"))
-    for line in tables:
-        if line.in_quarantine:
-            waits[line.table_name].append(("warning", "decision", "rows are in quarantine"))
-    alike: dict[tuple[tuple[AttentionLevel, str, str], ...], list[str]] = defaultdict(list)
-    for name in sorted(waits):
-        alike[tuple(waits[name])].append(name)
-    for parts, found in alike.items():
-        severity: AttentionLevel = (
-            "failed" if "failed" in {part[0] for part in parts} else "warning"
-        )
-        text = f"{names(found)}: {'; '.join(part[-1] for part in parts)}"
-        yield Attention(severity, "decision", text, ("waiting",), objects=tuple(found))
+        for name in sorted({commit.table_name for commit in self.commits}):
+            waits[name].append(("warning", "another program wrote to the target"))
+        for line in lines:
+            if line.in_quarantine:
+                waits[line.table_name].append(("warning", "rows are in quarantine"))
+        alike: dict[tuple[tuple[AttentionLevel, str], ...], list[str]] = defaultdict(list)
+        for name in sorted(waits):
+            alike[tuple(waits[name])].append(name)
+        for parts, tables in alike.items():
+            severity: AttentionLevel = "failed" if "failed" in dict(parts) else "warning"
+            text = f"{names(tables)}: {'; '.join(text for _, text in parts)}"
+            yield Attention(severity, "decision", text, ("waiting",), objects=tuple(tables))
+
+
+def _of_message(message: OpenMessage) -> tuple[AttentionLevel, str]:
+    if not message.is_skipped:
+        return "failed", f"message {message.row.id} can't be read: changes wait"
+    when = "" if message.is_applied else ", which no run has applied yet"
+    return "warning", f"may miss a change: message {message.row.id} was skipped{when}"
+
+
+def read_waiting(
+    pipeline: PipelineFile, ledger: Ledger, behind: Collection[str] | None = None
+) -> Waiting:
+    """Returns what waits for a decision; ``behind``: see read_stopped()."""
+    messages = open_messages(ledger, pipeline.source.slot)
+    job = Job(pipeline, SourceConnections(pipeline.source), "waiting", lake=ledger.lake)
+    with suppress(SlotMissing, StateError):  # Nothing is applied without a slot, or a target.
+        messages = with_applied(job, messages)
+    return Waiting(
+        read_stopped(pipeline, ledger, behind),
+        messages,
+        open_questions(ledger),
+        read_commits(ledger),
+    )

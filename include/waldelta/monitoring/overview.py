@@ -31,7 +31,7 @@ from waldelta.monitoring.attention import (
     worst_first,
 )
 from waldelta.monitoring.check_results import Verdict, read_latest_checks
-from waldelta.monitoring.decisions import of_waiting, read_commits
+from waldelta.monitoring.decisions import read_waiting
 from waldelta.monitoring.reconciliation_status import Compared, of_compared, read_compared
 from waldelta.monitoring.run_history import (
     LANDING,
@@ -44,7 +44,7 @@ from waldelta.monitoring.run_history import (
     read_runs,
     results_of,
 )
-from waldelta.monitoring.stopped_tables import Stopped, read_stopped
+from waldelta.monitoring.stopped_tables import Stopped
 from waldelta.monitoring.table_list import (
     TableLine,
     latest_states,
@@ -52,8 +52,6 @@ from waldelta.monitoring.table_list import (
     read_copies,
     read_tables,
 )
-from waldelta.pipeline.drift import open_questions
-from waldelta.pipeline.targets import open_messages
 from waldelta.postgres.publication_checks import listed
 from waldelta.quantities import counted, duration, size
 from waldelta.slot import open_gaps
@@ -179,10 +177,10 @@ def read_glance(
         compared=read_compared(ledger, fed),
         active=airflow.active,
     )
-    results, stopped = results_of(ledger), read_stopped(pipeline, ledger, _behind(tables))
+    results, waiting = results_of(ledger), read_waiting(pipeline, ledger, _behind(tables))
     items = [
-        *_attention(pipeline, stopped, results, glance, now, idle_checked_at),
-        *_waiting(pipeline, ledger, glance, stopped),
+        *_attention(pipeline, waiting.stopped, results, glance, now, idle_checked_at),
+        *waiting.attention(glance.tables),
         *of_compared(glance.compared),
         *_of_runs(results, landing, states, pipeline.source),
         *_failed_otherwise(ledger, results, now),
@@ -237,14 +235,6 @@ def _attention(
             "{}: not checked since the last change",
             "expectations",
         )
-
-
-def _waiting(
-    pipeline: PipelineFile, ledger: Ledger, glance: Glance, stopped: Sequence[Stopped]
-) -> Iterator[Attention]:
-    messages = open_messages(ledger, pipeline.source.slot)
-    questions, commits = open_questions(ledger), read_commits(ledger)
-    return of_waiting(glance.tables, stopped, messages, questions, commits)
 
 
 def _behind(tables: Iterable[TableLine]) -> list[str]:

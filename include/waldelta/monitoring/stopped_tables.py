@@ -96,6 +96,7 @@ class Stopped:
                 "waiting": self.waiting,
                 "may_pass": self.may_pass,
                 "actions": ["release"] if self.may_pass else [],
+                "applied": False if self.released else None,
                 "examples": list(one.examples),
             }
             for one in self.unmet

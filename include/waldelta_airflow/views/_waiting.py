@@ -22,14 +22,12 @@ from waldelta.errors import ConfigError
 from waldelta.lake.ledger import WAITING, Decision, Decisions, Ledger, SentMessage
 from waldelta.monitoring.decisions import (
     read_by_id,
-    read_commits,
     read_decided,
     read_open,
     read_since,
+    read_waiting,
 )
-from waldelta.monitoring.stopped_tables import read_stopped
-from waldelta.pipeline.drift import open_questions
-from waldelta.pipeline.targets import open_messages, target_generations
+from waldelta.pipeline.targets import target_generations
 from waldelta_airflow.views._access import PipelineRequest
 from waldelta_airflow.views._installed_pipelines import Button
 from waldelta_airflow.views._pages import Turning
@@ -90,16 +88,13 @@ def waiting_page(request: PipelineRequest, chosen: Chosen, button: Button) -> st
     listed = _of(keys, chosen.kinds)
     turn = Turning.of(chosen.page, listed.num_rows, _ROWS_PER_PAGE)
     shown = read_open(ledger, listed.slice(turn.first, _ROWS_PER_PAGE))
-    decided = read_decided(ledger)
+    decided, waiting = read_decided(ledger), read_waiting(pipeline, ledger)
     return request.render(
         "waiting.html",
         here="waiting",
         rows=shown,
         values={row.id: list(_values(row, _IN_LIST)) for row in shown},
-        messages=[
-            (message, *_dump(message.sent))
-            for message in open_messages(ledger, pipeline.source.slot)
-        ],
+        messages=[(message, *_dump(message.sent)) for message in waiting.messages],
         turn=turn,
         chosen=chosen,
         kept="".join(f"&{kind}={quote(value)}" for kind, value in chosen.kinds.items()),
@@ -109,9 +104,9 @@ def waiting_page(request: PipelineRequest, chosen: Chosen, button: Button) -> st
         more_decided=max(0, len(decided) - _DECISIONS_SHOWN),
         button=button,
         is_under_way=button.dag.is_under_way,
-        stopped=read_stopped(pipeline, ledger),
-        questions=open_questions(ledger),
-        commits=read_commits(ledger),
+        stopped=waiting.stopped,
+        questions=waiting.questions,
+        commits=waiting.commits,
     )
 
 

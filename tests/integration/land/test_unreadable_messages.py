@@ -8,11 +8,12 @@ from tests.support.servers.tampering import send_right, send_wrong, tamper_with
 from waldelta.errors import ConfigError, DecodeError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
+from waldelta.monitoring.decisions import read_waiting
 from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, notices, skip_messages
-from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
+from waldelta.stages.check.gate.quarantined_rows import discard_quarantined
 from waldelta.stages.sync.sync import sync
 
 # The message that is changed, and how; which tables may lack what it said; which really do.
@@ -87,7 +88,7 @@ def test_the_way_past_a_message_that_cant_be_read(
         consume(runner, again(job))
     error = failed.value.__cause__
     assert all(isinstance(one, DecodeError) for one in error.causes or [error])
-    (listed,) = list_quarantined(job)
+    (listed,) = read_waiting(job.pipeline, job.ledger).as_listed()
     assert (listed["status"], listed["table"]) == ("waiting", named)
     assert listed["messages"][0]["raw"] is not None
     told = "any table" if named == ANY_TABLE else f"table {named}"
@@ -106,7 +107,10 @@ def test_the_way_past_a_message_that_cant_be_read(
     with pytest.raises(ConfigError, match="no message waits to be skipped: 0123"):
         skip_messages(job, ["0123"], by="Ann", reason="a try")
     skip_messages(job, [listed["id"]], by="Ann", reason="the vendor knows")
+    (skipped,) = read_waiting(job.pipeline, job.ledger).as_listed()
+    assert (skipped["status"], skipped["applied"]) == ("skipped", False)
     result = consume(runner, again(job))
+    assert [one.is_applied for one in read_waiting(job.pipeline, job.ledger).messages] == [True]
     (notice,) = [warning for warning in result.warnings if listed["id"] in warning]
     assert "was skipped by Ann: the vendor knows" in notice
     assert lacking(runner, job) == really
@@ -122,5 +126,5 @@ def test_the_way_past_a_message_that_cant_be_read(
     if named == ANY_TABLE:
         assert notices(job) == [notice]
         discard_quarantined(job, [listed["id"]], by="Ann", reason="all tables are equal")
-    assert (notices(job), list_quarantined(job)) == ([], [])
+    assert (notices(job), read_waiting(job.pipeline, job.ledger).messages) == ([], [])
     assert listed["id"] not in str(consume(runner, again(job)).warnings)

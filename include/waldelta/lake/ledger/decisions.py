@@ -157,6 +157,8 @@ class Decision(LedgerRow):
             "since": self.at.isoformat(),
             "reason": self.reason,
             "actions": list(_MAY.get((self.kind, self.status), ())),
+            # A decision is listed until a run has applied it.
+            "applied": None if self.status == WAITING else False,
             "by": self.by,
             "why": self.why,
         }

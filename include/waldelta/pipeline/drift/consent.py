@@ -91,6 +91,7 @@ def columns_to_stop(
                 f"the source has dropped column {column.name}",
                 f"the target loses its values in all rows, {state.rows:,} at the last copy",
                 stays if state.key_columns else f"{_WAITS}, since all columns identify its rows",
+                (column.name,),
             )
         elif column.name in retyped:
             key = {"retyped": column.name, "attnum": column.attnum, "generation": state.generation}
@@ -101,6 +102,7 @@ def columns_to_stop(
                 " changed values",
                 _copies(state),
                 stays,
+                (column.name,),
             )
     answers = _answers(rules, state, list(questions.values()))
     refused = [name for name, of in questions.items() if answers[of.key] == REFUSED]
@@ -149,18 +151,25 @@ def _answers(
 
 
 def open_questions(ledger: Ledger) -> list[Decision]:
-    """Returns the changes that wait for a decision, and those agreed to that no run has followed
-    yet; by table.
+    """Returns the changes that wait for a decision, and answered ones that no run has followed yet;
+    by table.
+
+    A refused copy isn't one of them: its table fails until it is synced.
     """
-    questions = [
-        row for row in Decisions(ledger.lake).questions() if row.status in (WAITING, AGREED)
-    ]
+    questions = Decisions(ledger.lake).questions()
     states = ledger.table_states() if questions else {}
     return [
         row
         for row in sorted(questions, key=lambda row: row.table_name)
-        if (state := states.get(row.table_name)) is not None and _concerns(row, state)
+        if (state := states.get(row.table_name)) is not None
+        and _concerns(row, state)
+        and (row.status != REFUSED or _is_followed(row, state))
     ]
+
+
+def _is_followed(refused: Decision, state: TableState) -> bool:
+    """Returns whether the target still follows the column of a refused question."""
+    return any(c.name in refused.columns and not c.stopped for c in state.columns)
 
 
 def answer_questions(
@@ -222,6 +231,7 @@ def record_questions(job: Job, state: TableState, questions: Sequence[Question])
                 state.generation,
                 0,  # A run that applies a batch again doesn't replace it.
                 question.key,
+                list(question.columns),
                 reason=question.describe(),
                 kind=question.kind,
             )

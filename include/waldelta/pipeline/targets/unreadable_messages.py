@@ -35,6 +35,7 @@ from waldelta.pgoutput.byte_readers import unsigned
 from waldelta.pgoutput.envelope import MESSAGE_NAMES
 from waldelta.pipeline.job import Job, identity_of
 from waldelta.pipeline.targets.lifecycle import target_generations
+from waldelta.pipeline.targets.watermarks import Watermarks, messages_applied
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +49,13 @@ _COMPARED = "its table was compared with the source"
 class OpenMessage:
     """A message that can't be decoded, the tables that may lack its change, and the decision on it.
 
-    ``row`` is its latest quarantine row, for the first of these tables.
+    ``row`` is its latest quarantine row, for the first of these tables. ``is_applied``: runs have
+    gone on without it in all of these tables.
     """
 
     row: Decision
     tables: tuple[str, ...]
+    is_applied: bool = False
 
     @property
     def is_skipped(self) -> bool:
@@ -233,6 +236,31 @@ def open_messages(ledger: Ledger, slot: str) -> list[OpenMessage]:
     return sorted(messages, key=lambda message: message.row.at)
 
 
+def with_applied(job: Job, messages: Iterable[OpenMessage]) -> list[OpenMessage]:
+    """Returns the messages, skipped ones with whether runs have gone on without them."""
+    found, skipped = list(messages), [message for message in messages if message.is_skipped]
+    if not skipped:
+        return found
+    watermarks, states = Watermarks(job, job.read_identity()), job.read_states()
+    ends = watermarks.change_log.reach(watermarks.identity.floor).ends
+
+    def is_applied(message: OpenMessage) -> bool:
+        lsn, batch = message.row.lsn or 0, message.sent.batch
+        if batch is None:  # It hadn't landed when it was found.
+            batch = next((number for number, end in ends.items() if end > lsn), None)
+        if batch is None:
+            return False
+        if OF_MESSAGES in message.tables:
+            return messages_applied(job, watermarks.identity) >= batch
+        about = [state for name, state in states.items() if message.is_about([name])]
+        return all(watermarks.of(state) >= batch for state in about)
+
+    return [
+        replace(message, is_applied=is_applied(message)) if message.is_skipped else message
+        for message in found
+    ]
+
+
 def _is_current(row: Decision, generations: dict[str, int], life: str) -> bool:
     if row.table_name in generations:
         return generations[row.table_name] == row.generation
@@ -328,6 +356,7 @@ def as_json(message: OpenMessage) -> dict[str, Any]:
     row, sent = message.row, message.sent
     raw = sent.raw.hex() if sent.raw is not None else None
     return row.as_listed() | {
+        "applied": message.is_applied if message.is_skipped else None,
         "table": ", ".join(message.tables),
         "key": None,
         "lsn": str(Lsn(row.lsn or 0)),

@@ -761,8 +761,11 @@ def test_messages_that_cant_be_read(shop, open_pages, decided):
     assert ("Rows in quarantine" in of_run, ROW in of_run) == (True, False)
     quarantine.add([replace(row, status="skipped", by="Ann", why="known")])
     page = client.get("/p/shop/waiting").text
-    assert "by Ann: known" in page
-    assert f"may miss a change: message {ROW} was skipped" in client.get("/p/shop").text
+    assert not lacking(page, "by Ann: known", "not yet applied")
+    assert (
+        f"may miss a change: message {ROW} was skipped, which no run has applied yet"
+        in client.get("/p/shop").text
+    )
     quarantine.add([replace(row, status="resolved", by="Ann", why="compared")])
     page = client.get("/p/shop/waiting").text
     assert "Unreadable messages" not in page
@@ -798,7 +801,7 @@ def test_changes_of_source_tables_wait_until_they_are_decided_on(shop, open_page
     row = Decision(
         now(), RUN_ID, "waiting", "public.orders", state.generation, 0,
         json.dumps({"dropped": "note", "attnum": 3, "relation": 77}),
-        reason="dropped <note>: 7 rows lose it", kind="source_change",
+        columns=["note"], reason="dropped <note>: 7 rows lose it", kind="dropped_column",
     )  # fmt: skip
     decisions.add([row])
     page = open_pages("op").get("/p/shop/waiting").text
@@ -810,10 +813,15 @@ def test_changes_of_source_tables_wait_until_they_are_decided_on(shop, open_page
     assert decided[-1][1]["action"] == "agree"
     decisions.add([row.decided("agreed", "d", now(), "ann", "ticket")])
     page = open_pages("op").get("/p/shop/waiting").text
-    assert not lacking(page, "by ann: the next run of", ">agreed</td>")
+    assert not lacking(page, "not yet applied", "agreed by ann: the next run of", ">agreed</td>")
     decisions.add([row.decided("refused", "d", now(), "ann", "ticket")])
     page = open_pages("op").get("/p/shop/waiting").text
+    assert not lacking(page, "refused by ann: the next run of", ">refused</td>")
+    stopped = [replace(column, stopped=True) for column in state.columns]
+    ledger.append(replace(state, at=now(), columns=stopped))
+    page = open_pages("op").get("/p/shop/waiting").text
     assert ("Changes of source tables" in page, ">refused</td>" in page) == (False, True)
+    assert "last values only of note" in open_pages("op").get("/p/shop/table/public.orders").text
 
 
 def quarantined(n, table="public.orders", reason="fails amount is positive", **more):

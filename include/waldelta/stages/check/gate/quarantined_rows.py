@@ -42,11 +42,10 @@ from waldelta.pipeline.advisory_locks import HeldLocks
 from waldelta.pipeline.targets import (
     Watermarks,
     check_same_copy,
-    open_messages,
     target_generations,
     unknown_tables,
 )
-from waldelta.pipeline.targets.unreadable_messages import as_json, decided, messages_to_acknowledge
+from waldelta.pipeline.targets.unreadable_messages import decided, messages_to_acknowledge
 
 log = logging.getLogger(__name__)
 
@@ -155,13 +154,10 @@ def list_quarantined(job: Job, tables: Collection[str] | None = None) -> list[di
     """Returns each quarantined row of all targets, or of these, ready for JSON.
 
     ``key`` and ``sent`` are PostgreSQL's texts by column. ``messages`` are the changes the row came
-    from, with their bytes in hexadecimal, or null where they weren't stored. Unreadable messages of
-    all tables, or of these, follow. Raises ConfigError for a table that isn't a target, because an
-    empty list would look like success.
+    from, with their bytes in hexadecimal, or null where they weren't stored. Raises ConfigError for
+    a table that isn't a target, because an empty list would look like success.
     """
-    rows = [_listed(row) for row in _open_rows(job, chosen_states(job, tables))]
-    messages = open_messages(job.ledger, job.pipeline.source.slot)
-    return rows + [as_json(one) for one in messages if tables is None or one.is_about(tables)]
+    return [_listed(row) for row in _open_rows(job, chosen_states(job, tables))]
 
 
 def discard_quarantined(
