@@ -146,6 +146,24 @@ def is_there(name: str) -> bool:
     return False
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "registration in Unity Catalog", "a mask", "protocol (a new kind)", "one per table",
+        "counts as late", "Kubernetes", "figure on a run's page", "object store**", "consent",
+        "decision (a new kind)", "another reader", "another way",
+    ],
+)  # fmt: skip
+def test_a_change_begins_in_few_files(change):
+    """Next year's changes: CONTRIBUTING has one entry for each, whose links resolve."""
+    text = (ROOT / "CONTRIBUTING.md").read_text().split("## Where to change what")[1]
+    entries = text.split("\n## ")[0].split("\n- **")[1:]
+    (entry,) = (
+        entry for entry in entries if change in " ".join(entry.split("**:")[0].split()) + "**"
+    )
+    assert 1 <= entry.partition(";")[0].count("](") <= 3
+
+
 def test_modules_that_are_named_exist():
     """In the pages, and in docstrings, comments and strings of the code."""
     missing = {
