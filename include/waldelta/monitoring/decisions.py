@@ -251,38 +251,46 @@ class Waiting:
 
     def attention(self, lines: Iterable[TableLine]) -> Iterator[Attention]:
         """Yields attention, one for all tables where the same waits; ``lines`` count rows."""
-        waits: dict[str, list[tuple[AttentionLevel, str]]] = defaultdict(list)
+        waits: dict[str, list[tuple[AttentionLevel, str, str]]] = defaultdict(list)
         for gate in self.stopped:
             level: AttentionLevel = "warning" if gate.released else "failed"
-            waits[gate.table_name].append((level, f"stopped by a gate {gate.describe()}"))
+            waits[gate.table_name].append(
+                (level, "decision", f"stopped by a gate {gate.describe()}")
+            )
         for message in self.messages:
             for name in message.tables:
                 waits[UNNAMED if name == ANY_TABLE else name].append(_of_message(message))
         for question in self.questions:
             waits[question.table_name].append(
-                ("warning", f"{question.status}, for the next run to follow: {question.reason}")
+                (
+                    "warning",
+                    "decision",
+                    f"answered for the next run to follow ({question.status}): {question.reason}",
+                )
                 if question.by
-                else ("failed", f"a schema change waits: {question.reason}")
+                else ("failed", "decision", f"a schema change waits: {question.reason}")
             )
         for name in sorted({commit.table_name for commit in self.commits}):
-            waits[name].append(("warning", "another program wrote to the target"))
+            waits[name].append(("warning", "decision", "another program wrote to the target"))
         for line in lines:
             if line.in_quarantine:
-                waits[line.table_name].append(("warning", "rows are in quarantine"))
-        alike: dict[tuple[tuple[AttentionLevel, str], ...], list[str]] = defaultdict(list)
+                waits[line.table_name].append(("warning", "decision", "rows are in quarantine"))
+        alike: dict[tuple[tuple[AttentionLevel, str, str], ...], list[str]] = defaultdict(list)
         for name in sorted(waits):
             alike[tuple(waits[name])].append(name)
         for parts, tables in alike.items():
-            severity: AttentionLevel = "failed" if "failed" in dict(parts) else "warning"
-            text = f"{names(tables)}: {'; '.join(text for _, text in parts)}"
+            severity: AttentionLevel = (
+                "failed" if "failed" in {part[0] for part in parts} else "warning"
+            )
+            text = f"{names(tables)}: {'; '.join(part[-1] for part in parts)}"
             yield Attention(severity, "decision", text, ("waiting",), objects=tuple(tables))
 
 
-def _of_message(message: OpenMessage) -> tuple[AttentionLevel, str]:
+def _of_message(message: OpenMessage) -> tuple[AttentionLevel, str, str]:
     if not message.is_skipped:
-        return "failed", f"message {message.row.id} can't be read: changes wait"
+        return "failed", "decision", f"message {message.row.id} can't be read: changes wait"
     when = "" if message.is_applied else ", which no run has applied yet"
-    return "warning", f"may miss a change: message {message.row.id} was skipped{when}"
+    return "warning", "decision", f"may miss a change: message {message.row.id} was skipped{when}"
 
 
 def read_waiting(
