@@ -22,6 +22,7 @@ from waldelta.cli._options import RUN_OPTIONS, build_parser
 from waldelta.config import PipelineFile
 from waldelta.config.type_options import TableTypeOptions
 from waldelta.error_catalog import ERROR_CATALOG, ERRORS
+from waldelta.lake.ledger.meanings import MEANINGS
 from waldelta.monitoring.attention import AttentionTopic
 from waldelta_airflow.reporting.metrics import METRICS
 
@@ -238,6 +239,18 @@ def _metrics() -> str:
     )
 
 
+def _ledger() -> str:
+    """A section for each of the ledger's tables."""
+    sections = []
+    for table, (what, columns) in MEANINGS.items():
+        lines = [f"## {table}: {what}"]
+        for names, meaning in columns.items():
+            listed = ", ".join(f"`{name}`" for name in names.split(", "))
+            lines.append(wrap(f"{listed}: {meaning}", "  ", "- "))
+        sections.append("\n".join(lines))
+    return "\n\n".join(sections)
+
+
 def _alerts(topic: AttentionTopic) -> str:
     """A line for what needs the same done about it."""
     lines = []
@@ -258,6 +271,7 @@ BLOCKS: Final[dict[str, Callable[[], str]]] = {
     **{f"verb/{name}": lambda name=name: _verb(name) for name in _verbs()},  # type: ignore[misc]
     "options/shared": lambda: "\n".join(_shared_options()),
     "options/of-a-run": _options_of_a_run,
+    "ledger": _ledger,
     "metrics": _metrics,
     **{
         f"alerts/{topic}": lambda topic=topic: _alerts(topic)  # type: ignore[misc]
