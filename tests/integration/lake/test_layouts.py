@@ -94,6 +94,8 @@ def test_each_layout_has_the_rows_of_the_source(runner, table, lake, layout):
         check(runner, table, pipeline, seen)
     held = DeltaTable(pipeline.target_path("public.t"))
     assert held.metadata().partition_columns == options.get("partition_by", [])
+    written = [one["operation"] for one in held.history() if one["operation"] != "CREATE TABLE"]
+    assert {*written} == {"WRITE"}, "no commit is Spark's"
     if "properties" in options:
         wanted = options["properties"] | {"delta.targetFileSize": str(64 << 10)}
         assert wanted.items() <= held.metadata().configuration.items()

@@ -144,7 +144,7 @@ def write_copy(
             if isinstance(diff, RowDiff):
                 return WrittenCopy(CommitResult(diff.version, diff.compared, 0), diff=diff)
             whole = diff
-        here = None if marks else open_target(place, rows.columns, options)
+        here = None if marks else _open(runner, job, rows, options)
         if here is not None:
             copied = copy_files(
                 runner, here, rows.tasks, rows.reader, rows.tag, rows.all_read, rows.staged
@@ -165,6 +165,19 @@ def write_copy(
     if marked and not marks:  # This can follow only now, when no deletion vectors are left.
         set_deletion_vectors(runner.spark(), place, wanted=False)
     return WrittenCopy(written, whole=whole)
+
+
+def _open(runner: Runner, job: Job, rows: CopyRows, options: TableOptions) -> TargetVersion | None:
+    """Returns the target as open_target() does; where it is to be clustered, Spark creates it.
+
+    Spark's own overwrite would forget the columns by which it is clustered.
+    """
+    name = str(rows.target)
+    place = job.lake.target(name)
+    if options.cluster_by and not place.exists:
+        runner.spark("clustering, which only Spark creates")
+        prepare_states(runner, job, name, rows.columns, rows.copy.key_columns, options)
+    return open_target(place, rows.columns, options)
 
 
 def _set_properties(runner: Runner, place: DeltaTarget, target: Target, name: str) -> TableOptions:
