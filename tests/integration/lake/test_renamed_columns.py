@@ -112,3 +112,46 @@ def test_a_column_is_renamed_on_the_source_and_in_the_file(runner, database, lak
         DeltaTable(made.target_path("public.t")).to_pyarrow_table(columns=["id", "y"]).to_pylist()
     )
     assert {"id": 4, "y": "o"} in rows
+
+
+MODES = ("history", "soft_delete", "changelog", "mirror")
+
+
+@pytest.mark.nightly("modes and sources differ in what their columns become")
+def test_each_mode_and_merged_partitions(runner, database, lake):
+    """Also targets of other tables; the columns of a mode keep their names."""
+    for mode in MODES:
+        database.execute(f"create table {mode} (id int primary key, v text)")
+        database.execute(f"insert into {mode} select g, 'old' from generate_series(1, 9) g")
+    database.execute("""
+        create table r (id int, p int, v text, primary key (id, p)) partition by list (p);
+        create table r_1 partition of r for values in (1);
+        create table r_2 partition of r for values in (2);
+        insert into r select g, 1 + g % 2, 'old' from generate_series(1, 9) g
+    """)
+
+    def named(**columns):
+        entries = {f"public.{mode}": {"mode": mode, "columns": columns} for mode in MODES}
+        entries["public.r"] = {"partition_root": True, "columns": columns}
+        entries["public.odd"] = {
+            "from": "public.mirror",
+            "where": "id % 2 = 1",
+            "columns": columns,
+        }
+        tables = [f"public.{name}" for name in (*MODES, "r")]
+        return new_pipeline(database, lake, tables, target={"root": lake, "tables": entries})
+
+    pipeline = named(id="key", v="V")
+    pipeline.setup()
+    pipeline.sync(runner)
+    for name in (*MODES, "r"):
+        database.execute(f"update {name} set v = 'new' where id = 1")
+        database.execute(f"update {name} set id = id + 100 where id in (2, 3)")
+        database.execute(f"delete from {name} where id = 4")
+    result = checked(runner, pipeline)
+    assert len(result.tables) == len(pipeline.file.target.tables)
+    for name in (*MODES, "r"):
+        database.execute(f"update {name} set v = 'newer'")
+    checked(runner, pipeline := named(id="number", v="w"))
+    for name in ("history", "changelog"):
+        assert stored(pipeline, f"public.{name}") == ["number", "w"]
