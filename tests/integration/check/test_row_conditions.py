@@ -14,7 +14,7 @@ from waldelta.lake import target_uri
 from waldelta.row_filter import EnumType
 from waldelta.stages.check.check import check
 from waldelta.stages.check.check_run import RunOutcome
-from waldelta.stages.check.evaluate import count_by_arrow
+from waldelta.stages.check.evaluate import count_written
 from waldelta.stages.check.great_expectations.own_expectations import why_refused
 from waldelta.stages.check.great_expectations.run_suite import _item, build_suite, judge_frame
 from waldelta.stages.check.suite.expectation import PlannedExpectation
@@ -150,7 +150,7 @@ def test_both_engines_count_what_great_expectations_counts(runner, tmp_path, see
     theirs = judge_frame("t", SuitePlan("t", tuple(planned.values())), frame)
     conditions = {n: kind_of(p.type).row_condition(p.kwargs) for n, p in planned.items()}
     ours = outcomes_of(count_rows(frame, conditions), planned)
-    arrows = outcomes_of(count_by_arrow(table_at(uri).open().dataset(), planned), planned)
+    arrows = outcomes_of(count_written(table_at(uri).open().dataset(), planned), planned)
     assert ours.keys() == planned.keys()
     assert len(arrows) >= len(planned) // 2, arrows
     for number, their in enumerate(theirs):
@@ -277,7 +277,7 @@ def test_a_check_of_a_run_of_a_small_table_needs_no_spark(lake, monkeypatch):
     lake.ledger.append(
         TableState(now(), "sync", "public.t", 1, "synced", key_columns=["id"], columns=columns)
     )
-    monkeypatch.setattr("waldelta.stages.check.evaluate.count_rows", None)
+    monkeypatch.setattr("waldelta.stages.check.evaluate.count_by_spark", None)
     rules = {"public.t": SourceRules(enums={"origin": EnumType("o", ("JFK", "LGA"))})}
     (verdict,) = quickly(lake, rules=rules).tables
     assert verdict.page is None

@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from itertools import groupby
 from typing import Any
 from urllib.parse import unquote
@@ -48,22 +47,24 @@ from waldelta.stages.check.check_run import (
 )
 from waldelta.stages.check.gate.release import PositionRange, decision_on, undecided
 from waldelta.stages.check.great_expectations.own_expectations import (
+    Counts,
+    Numbered,
+    count_by_arrow,
+    count_by_spark,
     evaluate_each,
     judge_rows,
+    unevaluable,
     why_not_built,
-    why_unevaluable,
 )
 from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.measure.profile import Measured
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.suite.expectation import (
     Outcome,
-    PlannedExpectation,
     TableVerdict,
     unchecked,
 )
 from waldelta.stages.check.suite.kinds import SuitePlan, depends_on, kind_of
-from waldelta.stages.check.suite.row_kinds import count_rows
 from waldelta.stages.check.suite.sql_conditions import listed
 from waldelta.stages.check.suite.target_facts import CheckedTarget, TargetRows
 
@@ -72,9 +73,6 @@ log = logging.getLogger(__name__)
 # A merge rewrites whole files, of whose rows few have changed. This process reads up to so many.
 _MOST_ROWS = 50 * MOST_DRIVER_ROWS
 _ROWS_AT_ONCE = 1 << 16
-
-Counts = dict[int, FailingRows]
-Numbered = Mapping[int, PlannedExpectation]
 
 
 @dataclass
@@ -135,7 +133,7 @@ class SuiteEvaluation:
             return dict(zip(numbers, outcomes or (), strict=False))
 
         found, errors = evaluate_each(judge, [*planned])
-        self.found |= found | {n: _unknown(planned[n], err) for n, err in errors.items()}
+        self.found |= found | {n: unevaluable(planned[n], err) for n, err in errors.items()}
 
     def _count_rows(self, planned: Numbered) -> None:
         """Count the rows that fail expectations of single rows.
@@ -177,7 +175,7 @@ class SuiteEvaluation:
             return {}
         try:
             dataset = written_since(table, met)
-            return {} if dataset is None else count_by_arrow(dataset, planned, where)
+            return {} if dataset is None else count_written(dataset, planned, where)
         except (*READ_FAILURES, KeyError) as err:
             log.info(
                 "table=%s can't be read in this process: %s", self.plan.table, class_and_text(err)
@@ -192,23 +190,8 @@ class SuiteEvaluation:
         """Returns the counts of those that Spark evaluates; keeps why one can't be evaluated."""
         if not planned:
             return {}
-        frame = among(self.rows.frame())
-        read_all = cache(frame.count)
-
-        def count(numbers: Sequence[int]) -> Counts:
-            try:
-                conditions = {
-                    n: kind_of(planned[n].type).row_condition(planned[n].kwargs) for n in numbers
-                }
-                known = {n: each for n, each in conditions.items() if each is not None}
-                return count_rows(frame, known)
-            except Exception:
-                if len(numbers) > 1:
-                    read_all()  # Where the target can't be read, that is no expectation's error.
-                raise
-
-        counts, errors = evaluate_each(count, sorted(planned))
-        self.found |= {number: _unknown(planned[number], err) for number, err in errors.items()}
+        counts, errors = count_by_spark(among(self.rows.frame()), planned)
+        self.found |= {number: unevaluable(planned[number], err) for number, err in errors.items()}
         return counts
 
     def _keep(self, planned: Numbered, counts: Mapping[int, FailingRows]) -> None:
@@ -262,11 +245,6 @@ def _without(planned: Numbered, done: Mapping[int, Any]) -> Numbered:
     return {number: each for number, each in planned.items() if number not in done}
 
 
-def _unknown(planned: PlannedExpectation, err: Exception) -> Outcome:
-    log.warning("%s can't be evaluated: %s", planned.meaning, class_and_text(err))
-    return Outcome(planned, None, None, None, raised=why_unevaluable(err))
-
-
 def written_since(table: TargetVersion, met: int | None) -> ds.Dataset | None:
     """Returns the rows of files that a version lacks (None: all rows); None where Spark reads
     them.
@@ -286,7 +264,7 @@ def written_since(table: TargetVersion, met: int | None) -> ds.Dataset | None:
     return ds.FileSystemDataset(parts, dataset.schema, dataset.format, dataset.filesystem)
 
 
-def count_by_arrow(dataset: ds.Dataset, planned: Numbered, where: str | None = None) -> Counts:
+def count_written(dataset: ds.Dataset, planned: Numbered, where: str | None = None) -> Counts:
     """Returns the failing rows of each expectation of which Arrow is certain, among those that meet
     a condition in Spark SQL, if given.
 
@@ -294,29 +272,19 @@ def count_by_arrow(dataset: ds.Dataset, planned: Numbered, where: str | None = N
     """
     names = {*dataset.schema.names}
     columns = {number: kind_of(p.type).columns_read(p) for number, p in planned.items()}
-    certain = {n: planned[n] for n, of in columns.items() if of is not None and {*of} <= names}
-    read = {name for number in certain for name in columns[number] or ()}
-    if where is not None:
-        read |= names & {LSN}
-    counts: Counts = dict.fromkeys(certain, FailingRows(judged=0, total=0))
+    read = {n: of for n, of in columns.items() if of is not None and {*of} <= names}
+    scanned = {name for of in read.values() for name in of} | (names & {LSN} if where else set())
     scanner = by_row_group(dataset).scanner(
-        sorted(read) or dataset.schema.names[:1],
+        sorted(scanned) or dataset.schema.names[:1],
         batch_size=_ROWS_AT_ONCE,
         batch_readahead=2,
         fragment_readahead=1,
     )
-    for batch in scanner.to_batches() if counts else ():
-        rows = pa.Table.from_batches([batch])
-        if where is not None:
-            if (chosen := evaluate(where, rows)) is None:
-                return {}
-            rows = rows.filter(chosen)
-        for number, found in list(counts.items()):
-            if (masks := kind_of(certain[number].type).failing(rows, certain[number])) is None:
-                del counts[number]  # Arrow isn't certain of these rows.
-            else:
-                counts[number] = found.plus(*masks, rows.select(columns[number] or []))
-    return counts
+    batches = scanner.to_batches() if read else ()
+    tables = (pa.Table.from_batches([batch]) for batch in batches)
+    if where is not None:
+        tables = (rows.filter(evaluate(where, rows)) for rows in tables)
+    return count_by_arrow(tables, {n: planned[n] for n in read}, read)
 
 
 # After few changes a foreign key is judged only when both of its targets together have at most this

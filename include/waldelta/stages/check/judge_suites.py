@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 
-from waldelta.config.expectation_files import OwnExpectation, OwnSuiteFile, TargetColumns, is_sql
+from waldelta.config.expectation_files import OwnSuiteFile, TargetColumns, is_sql
 from waldelta.errors import SlotMissing, WaldeltaError, class_and_text
 from waldelta.findings import Finding, problem, warning
 from waldelta.lake import READ_FAILURES
@@ -26,12 +26,14 @@ from waldelta.spark import open_session
 from waldelta.spark_sql import quote
 from waldelta.stages.check.great_expectations.own_expectations import (
     NUMBERS,
+    Numbered,
+    count_by_spark,
     evaluate_each,
     judge_rows,
     why_refused,
     why_unevaluable,
 )
-from waldelta.stages.check.suite.expectation import PlannedExpectation
+from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
 from waldelta.stages.check.suite.kinds import kind_of
 from waldelta.stages.check.suite.row_kinds import RowKind
 from waldelta.stages.setup.preflight.targets import JudgeSuite
@@ -125,63 +127,54 @@ def _unevaluable(
     rows: DataFrame | None,
 ) -> Iterator[tuple[int, str]]:
     """Yields the number of each expectation that Spark can't evaluate, and why."""
-    sample, items = _sample(spark, columns.types), dict(enumerate(file.suite.expectations))
+    planned = {
+        n: PlannedExpectation(item.type, dict(item.kwargs), item.severity, "own", file.meaning(n))
+        for n, item in enumerate(file.suite.expectations)
+    }
+    sample = _sample(spark, columns.types)
     if rows is not None and rows.isEmpty():
         rows = None
-    whys = failures(lambda some: _evaluate([items[n] for n in some], sample, rows), [*items])
-    if rows is not None and (
-        others := [
-            n
-            for n, item in items.items()
-            if n not in whys and kind_of(item.type).row_condition(item.kwargs) is None
-        ]
+    # Whether other conditions can be evaluated depends on the row's values.
+    kinds = {n: kind_of(p.type) for n, p in planned.items()}
+    any_row = {n for n, k in kinds.items() if isinstance(k, RowKind) and k.columns == ("column",)}
+    by_row, errors = set[int](), dict[int, Exception]()
+    for frame, numbers in (
+        (sample, any_row),
+        (sample.limit(0), planned.keys() - any_row),
+        (rows, planned.keys()),
     ):
-        planned = {
-            n: PlannedExpectation(
-                items[n].type, dict(items[n].kwargs), items[n].severity, "own", file.meaning(n)
-            )
-            for n in others
-        }
-        ours = [n for n in others if kind_of(items[n].type).arguments]
-        whys |= failures(lambda some: judge_rows(table, [planned[n] for n in some], rows), ours)
-        theirs = [n for n in others if n not in ours]
-        outcomes = judge_rows(table, [planned[n] for n in theirs], rows)
-        whys |= {
-            n: "Great Expectations can't evaluate it on rows of the target"
-            for n, outcome in zip(theirs, outcomes, strict=True)
-            if outcome.success is None
-        }
+        if frame is not None:
+            asked = {n: planned[n] for n in numbers - errors.keys()}
+            counts, failed = count_by_spark(frame, asked, lambda _, of: replace(of, columns=()))
+            by_row, errors = by_row | counts.keys(), errors | failed
+    others = {n: p for n, p in planned.items() if n not in by_row and n not in errors}
+    filters = {n: p.kwargs["row_condition"] for n, p in others.items() if _has_filter(p.kwargs)}
+
+    def search(numbers: Sequence[int]) -> dict[int, object]:
+        return {n: sample.where(filters[n]).limit(0).collect() for n in numbers}
+
+    errors |= evaluate_each(search, [*filters])[1]
+    whys = {n: why_unevaluable(err) for n, err in errors.items()}
+    if rows is not None:
+        whys |= _whys_on_rows(table, {n: p for n, p in others.items() if n not in whys}, rows)
     yield from sorted(whys.items())
 
 
-def failures(evaluate: Callable[[Sequence[int]], object], numbers: Sequence[int]) -> dict[int, str]:
-    """Returns why some of these expectations can't be evaluated, by number."""
-
-    def run(some: Sequence[int]) -> dict[int, object]:
-        return dict.fromkeys(some, evaluate(some))
-
-    _, errors = evaluate_each(run, numbers) if numbers else ({}, {})
-    return {number: why_unevaluable(err) for number, err in errors.items()}
+def _has_filter(kwargs: Mapping[str, Any]) -> bool:
+    return isinstance(kwargs.get("row_condition"), str) and is_sql("row_condition", kwargs)
 
 
-def _evaluate(items: Sequence[OwnExpectation], sample: DataFrame, rows: DataFrame | None) -> None:
-    """Evaluate expectations' conditions; raises Spark's error when that isn't possible."""
-    any_row: list[Column] = []
-    other: list[Column] = []
-    for item in items:
-        kind = kind_of(item.type)
-        condition = kind.row_condition(item.kwargs)
-        if condition is None:
-            text = item.kwargs.get("row_condition")
-            if isinstance(text, str) and is_sql("row_condition", item.kwargs):
-                sample.where(text).limit(0).collect()
-            continue
-        # Whether other conditions can be evaluated depends on the row's values.
-        takes_any_row = isinstance(kind, RowKind) and kind.columns == ("column",)
-        (any_row if takes_any_row else other).append(F.count(F.when(condition.unexpected, 1)))
-    for frame, counts in ((sample, any_row), (sample.limit(0), other), (rows, any_row + other)):
-        if frame is not None and counts:
-            frame.agg(*counts).collect()
+def _whys_on_rows(table: str, planned: Numbered, rows: DataFrame) -> dict[int, str]:
+    """Returns why some expectations can't be evaluated on rows of the target."""
+
+    def judge(numbers: Sequence[int]) -> dict[int, Outcome]:
+        outcomes = judge_rows(table, [planned[n] for n in numbers], rows)
+        return dict(zip(numbers, outcomes, strict=True))
+
+    outcomes, errors = evaluate_each(judge, [*planned])
+    unjudged = [n for n, outcome in outcomes.items() if outcome.success is None]
+    why = "Great Expectations can't evaluate it on rows of the target"
+    return dict.fromkeys(unjudged, why) | {n: why_unevaluable(err) for n, err in errors.items()}
 
 
 def _sample(spark: SparkSession, types: Mapping[str, str]) -> DataFrame:

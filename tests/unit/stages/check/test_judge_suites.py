@@ -8,7 +8,8 @@ from tests.support.bookkeeping import pipeline
 from tests.support.pipelines import job_of
 from waldelta.config.expectation_files import TargetColumns, assign_suites, read_each
 from waldelta.errors import SparkUnreachable
-from waldelta.stages.check.judge_suites import SuiteJudge, failures
+from waldelta.stages.check.great_expectations.own_expectations import evaluate_each
+from waldelta.stages.check.judge_suites import SuiteJudge
 
 SUITE = "expectations: [{type: expect_column_values_to_not_be_null, kwargs: {column: a}}]"
 
@@ -28,13 +29,16 @@ def test_expectations_are_evaluated_together_and_alone_only_after_a_failure(brok
         calls.append([*numbers])
         if {*numbers} & {*broken}:
             raise ZeroDivisionError
+        return dict.fromkeys(numbers, "met")
 
-    assert failures(evaluate, [0, 1, 2]) == dict.fromkeys(broken, "ZeroDivisionError")
+    met, errors = evaluate_each(evaluate, [0, 1, 2])
+    assert [*errors] == broken
+    assert {*met} == {0, 1, 2} - {*broken}
     assert calls == asked
 
 
 def test_without_expectations_nothing_is_evaluated():
-    assert failures(lambda _: 1 / 0, []) == {}
+    assert evaluate_each(lambda _: 1 / 0, []) == ({}, {})
 
 
 def test_without_spark_one_warning_says_so_for_all_tables(lake, tmp_path):

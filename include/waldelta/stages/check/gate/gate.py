@@ -24,6 +24,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 from pathlib import Path
 
 import numpy as np
@@ -63,7 +64,6 @@ from waldelta.stages.check.gate.release import landed_upto, valid_releases
 from waldelta.stages.check.gate.table_gate import (
     EXAMPLE_ROWS,
     MOST_SET_ASIDE,
-    Gated,
     JudgedColumns,
     StagedRows,
     TableGate,
@@ -159,16 +159,11 @@ def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
     gates = {name: TableGate(name, problem=err) for name, err in suites.refused.items()}
     released: dict[tuple[str, int], Decision] | None = None
     for name, suite in suites.by_table.items():
-        items = tuple(
-            Gated(item, suite.place(number, job.pipeline.folder), suite.meaning(number))
-            for number, item in enumerate(suite.suite.expectations)
-            if item.gate != "warn"
-        )
-        if items:
+        if any(item.gate != "warn" for item in suite.suite.expectations):
             released = valid_releases(job) if released is None else released
             of_copy = released.get((name, generations[name]))
             upto = 0 if of_copy is None else of_copy.upto_lsn
-            gates[name] = TableGate(name, items, None, upto)
+            gates[name] = TableGate(name, suite, None, upto)
     return gates
 
 
@@ -189,27 +184,23 @@ def judge(
             " target of mode mirror supports: set gate: warn"
         )
     columns = JudgedColumns.of(plan, has_metadata=job.pipeline.target.metadata_columns)
-    verdicts = read_verdicts(gate, columns)
+    asides, stops = read_verdicts(gate, columns, job.pipeline.folder)
     if not any(staged.counts.get(action) for action in WRITTEN):
         return JudgedChanges(staged)
     staged = _in_files(runner, plan, staged)
-    asides = [v for v in verdicts if v.gated.item.gate == "quarantine"]
-    stops = [v for v in verdicts if v.gated.item.gate == "stop"]
     is_written = f"action in ({', '.join(map(string, WRITTEN))})"
     rows = StagedRows(runner, NetFiles.of(staged.folder, job.lake), columns, gate.table, is_written)
     try:
         judged = _set_aside(plan, rows, asides, staged)
         if stops:
-            rest = rows
             if judged.aside:
-                rest = replace(rows, files=NetFiles.of(judged.staged.folder, job.lake))
+                rows = replace(rows, files=NetFiles.of(judged.staged.folder, job.lake))
             # Released commits end at ``released``, and the next commit may begin exactly there.
-            if failed := _stopped(
-                replace(rest, where=f"{is_written} and lsn >= {gate.released}"), stops
-            ):
+            rows = replace(rows, where=f"{is_written} and lsn >= {gate.released}")
+            if failed := _unmet(rows, stops):
                 raise stopped(gate, failed)
     finally:
-        record(job, gate, verdicts)
+        record(job, gate, [*asides, *stops])
     return judged
 
 
@@ -260,33 +251,35 @@ def judge_complete_rows(
         )
     names, kinds = zip(*copy.columns, strict=True)
     columns = JudgedColumns(names, kinds, copy.key_columns, job.pipeline.target.metadata_columns)
-    verdicts = read_verdicts(gate, columns)
+    asides, stops = read_verdicts(gate, columns, job.pipeline.folder)
     if gate.released >= landed_upto(job, job.read_identity()):
-        verdicts = [verdict for verdict in verdicts if verdict.gated.item.gate != "stop"]
+        stops = []
     rows = StagedRows(runner, NetFiles.of(folder, job.lake), columns, gate.table)
-    asides = [v for v in verdicts if v.gated.item.gate == "quarantine"]
     try:
-        numbers = replace(rows, where="t0 is not null").judge(asides)
-        still = _still_failing(rows.files, copy, asides, numbers, opened)
-        kept = [verdict.unexpected or 0 for verdict in asides]
+        replace(rows, where="t0 is not null").judge(asides)
+        still = _still_failing(rows.files, copy, asides)
+        open_rows = [sum(still[row].key in opened for row in v.failing.tolist()) for v in asides]
         if still:
-            rest = rows.files.without(runner, _any_of(numbers), f"{folder}-rest")
+            rest = rows.files.without(runner, _any_of(asides), f"{folder}-rest")
             rows = replace(rows, files=rest)
-        _check_enters(gate, rows, verdicts)
-        for verdict, count in zip(asides, kept, strict=True):
-            verdict.unexpected, verdict.success = (verdict.unexpected or 0) + count, not count
+        _check_enters(gate, rows, [*asides, *stops])
+        for verdict, count in zip(asides, open_rows, strict=True):
+            if count and (outcome := verdict.outcome) is not None:
+                rows_left = (outcome.unexpected_count or 0) + count
+                verdict.outcome = replace(outcome, success=False, unexpected_count=rows_left)
     finally:
-        record(job, gate, verdicts)
-    return still
+        record(job, gate, [*asides, *stops])
+    return [*still.values()]
 
 
-def _any_of(numbers: Sequence[Ints]) -> Ints:
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *numbers]))
+def _any_of(verdicts: Sequence[Verdict]) -> Ints:
+    """Returns the numbers of rows that fail any expectation, in their order."""
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *(v.failing for v in verdicts)]))
 
 
 def _check_enters(gate: TableGate, rows: StagedRows, verdicts: list[Verdict]) -> None:
     """Raise QualityFailed when rows that were read again fail expectations with a gate."""
-    if failed := _stopped(rows, verdicts):
+    if failed := _unmet(rows, verdicts):
         raise QualityFailed(
             f"{gate.table}: its rows weren't read again, since rows that would enter the target"
             f" fail expectations with a gate:\n{listed(failed)}\nFirst let a run apply the"
@@ -297,32 +290,24 @@ def _check_enters(gate: TableGate, rows: StagedRows, verdicts: list[Verdict]) ->
 
 
 def _still_failing(
-    files: NetFiles,
-    copy: TableCopy,
-    asides: list[Verdict],
-    numbers: Sequence[Ints],
-    opened: Collection[tuple[str, ...]],
-) -> list[StillFails]:
-    """Returns failing rows with their reasons; the expectations' counts include only open rows."""
-    failing = _any_of(numbers)
+    files: NetFiles, copy: TableCopy, asides: list[Verdict]
+) -> dict[int, StillFails]:
+    """Returns failing rows with their reasons, by their numbers."""
+    failing = _any_of(asides)
     found = files.at(failing)
     values = values_as_json(found, copy.columns, [()] * len(found))
     texts = [found[f"t{k}"].to_pylist() for k in range(len(copy.key_columns))]
-    keys, reasons = [*zip(*texts, strict=True)], _reasons(asides, numbers)
-    for verdict, of in zip(asides, numbers, strict=True):
-        fails = np.isin(failing, of).tolist()
-        verdict.unexpected = sum(
-            key in opened for key, is_one in zip(keys, fails, strict=True) if is_one
-        )
-    return [StillFails(*row) for row in zip(keys, values, reasons, strict=True)]
+    rows = zip(zip(*texts, strict=True), values, _reasons(asides), strict=True)
+    return dict(zip(failing.tolist(), starmap(StillFails, rows), strict=True))
 
 
-def _reasons(verdicts: Sequence[Verdict], numbers: Sequence[Ints]) -> list[str]:
+def _reasons(verdicts: Sequence[Verdict]) -> list[str]:
     """Returns why each row that fails any expectation is in quarantine, in their order."""
     failed: dict[int, list[str]] = {}
-    for verdict, of in zip(verdicts, numbers, strict=True):
-        for row in of.tolist():
-            failed.setdefault(row, []).append(f"{verdict.gated.meaning} ({verdict.gated.place})")
+    for verdict in verdicts:
+        for row in verdict.failing.tolist():
+            named = f"{verdict.planned.meaning} ({verdict.planned.place})"
+            failed.setdefault(row, []).append(named)
     return [FAILS + "; ".join(failed[row]) for row in sorted(failed)]
 
 
@@ -330,20 +315,19 @@ def _set_aside(
     plan: TargetPlan, rows: StagedRows, asides: Sequence[Verdict], staged: Staged
 ) -> JudgedChanges:
     """Take out the rows that fail."""
-    numbers = rows.judge(asides)
-    failing = _any_of(numbers)
+    rows.judge(asides)
+    failing = _any_of(asides)
     if not len(failing):
         return JudgedChanges(staged)
     if len(failing) > MOST_SET_ASIDE:
-        rows.take_examples(asides, numbers)
+        rows.take_examples(asides)
         raise QualityFailed(
             f"{rows.table}: not merged: {len(failing):,} of its changed rows fail expectations with"
             f" gate: quarantine, and a run quarantines at most {MOST_SET_ASIDE:,} at"
             f" once:\n{listed(asides)}\nIts changes wait in the change log: correct the"
             " expectation, which the next run uses, or make it warn until they are merged"
         )
-    reasons = _reasons(asides, numbers)
-    judged = set_aside(rows.runner, plan, staged, rows.files, failing, reasons)
+    judged = set_aside(rows.runner, plan, staged, rows.files, failing, _reasons(asides))
     log.warning(
         "table=%s gate: quarantined %s, %d in all",
         rows.table,
@@ -353,7 +337,8 @@ def _set_aside(
     return judged
 
 
-def _stopped(rows: StagedRows, verdicts: Sequence[Verdict]) -> list[Verdict]:
+def _unmet(rows: StagedRows, verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Returns the expectations that the rows don't meet."""
-    rows.take_examples(verdicts, rows.judge(verdicts, EXAMPLE_ROWS))
-    return [verdict for verdict in verdicts if not verdict.success]
+    rows.judge(verdicts, EXAMPLE_ROWS)
+    rows.take_examples(verdicts)
+    return [verdict for verdict in verdicts if not verdict.is_met]

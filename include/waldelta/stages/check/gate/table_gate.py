@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from operator import and_
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.errors import ParseException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -28,7 +28,13 @@ from waldelta.arrow import Ints
 from waldelta.changes.decode.net_rows import values_as_json
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.stage.net_files import NetFiles
-from waldelta.config.expectation_files import OwnExpectation, TargetColumns, is_condition, is_sql
+from waldelta.config.expectation_files import (
+    OwnExpectation,
+    OwnSuiteFile,
+    TargetColumns,
+    is_condition,
+    is_sql,
+)
 from waldelta.errors import ConfigError, QualityFailed, class_and_text
 from waldelta.lake.ledger import ExpectationResult, now
 from waldelta.metadata_columns import COMMIT_TS, LSN, METADATA_TYPES, RAW
@@ -38,15 +44,21 @@ from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.spark import Runner
 from waldelta.stages.check.gate.quarantined_rows import QUARANTINE, STOP
 from waldelta.stages.check.great_expectations.own_expectations import (
+    count_by_arrow,
+    count_by_spark,
     evaluate_each,
     judge_rows,
+    unevaluable,
     why_refused,
     why_unevaluable,
 )
 from waldelta.stages.check.measure.failing_rows import FailingRows
-from waldelta.stages.check.suite.expectation import PlannedExpectation, RowCondition
+from waldelta.stages.check.suite.expectation import (
+    Outcome,
+    PlannedExpectation,
+    RowCondition,
+)
 from waldelta.stages.check.suite.kinds import kind_of, with_raw
-from waldelta.stages.check.suite.row_kinds import count_rows
 from waldelta.stages.check.suite.sql_conditions import columns_of
 from waldelta.types import TargetType
 
@@ -57,51 +69,50 @@ _CALLED = {"stop": STOP, "quarantine": QUARANTINE}
 
 
 @dataclass(frozen=True, slots=True)
-class Gated:
-    """An expectation that judges before the merge, its place, and its name in its file."""
-
-    item: OwnExpectation
-    place: str
-    called: str
-
-    @property
-    def meaning(self) -> str:
-        """Returns the expectation's name in messages."""
-        column = self.item.kwargs.get("column") if self.item.notes else None
-        return self.called + (f" on {column}" if column else "")
-
-
-@dataclass(frozen=True, slots=True)
 class TableGate:
-    """One table's gate; commits that end by ``released`` pass its ``stop``."""
+    """One table's gate: the expectations of its file that judge before the merge.
+
+    Commits that end by ``released`` pass its ``stop``.
+    """
 
     table: str
-    expectations: tuple[Gated, ...] = ()
+    suite: OwnSuiteFile | None = None
     problem: ConfigError | None = None
     released: int = 0
 
 
 @dataclass(slots=True)
 class Verdict:
-    """The result of an expectation, and how it is judged.
+    """The outcome of an expectation, and the numbers of rows that don't meet it.
 
     ``planned`` takes no value in ``_wd_raw`` for null. ``columns`` are those that it reads; None
     where unknown.
     """
 
-    gated: Gated
+    item: OwnExpectation
     planned: PlannedExpectation
     columns: Sequence[str] | None = None
-    unexpected: int | None = None
-    success: bool | None = None
-    why: str | None = None
-    observed: str | None = None
-    examples: list[str] = field(default_factory=list)
+    outcome: Outcome | None = None
+    failing: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def keep(self, found: FailingRows) -> None:
-        """Keep what was counted."""
-        mostly = float(self.planned.kwargs.get("mostly", 1))
-        self.unexpected, self.success = found.rows, found.are_few(mostly)
+    @property
+    def is_met(self) -> bool:
+        """Returns whether it was judged and is met."""
+        return self.outcome is not None and bool(self.outcome.success)
+
+    @property
+    def why(self) -> str | None:
+        """Returns why it has no result; None where it has one, or wasn't judged."""
+        if self.outcome is None or self.outcome.success is not None:
+            return None
+        raised = self.outcome.raised
+        return f"can't be evaluated: {raised}" if raised else "can't be evaluated"
+
+    def keep(self, found: FailingRows, numbers: Sequence[int]) -> None:
+        """Keep what was counted, and the numbers of the rows that fail."""
+        success = found.are_few(float(self.planned.kwargs.get("mostly", 1)))
+        self.outcome = Outcome(self.planned, success, None, found.rows)
+        self.failing = np.array(numbers, np.int64)
 
 
 def stopped(gate: TableGate, failed: Sequence[Verdict]) -> QualityFailed:
@@ -121,9 +132,9 @@ def listed(verdicts: Sequence[Verdict]) -> str:
     """Returns a line for each of these verdicts."""
     lines = []
     for verdict in verdicts:
-        rows = None if verdict.unexpected is None else counted(verdict.unexpected, "row")
-        found = verdict.why or rows or "not met"
-        lines.append(f"  - {verdict.gated.meaning} ({found}) at {verdict.gated.place}")
+        rows = verdict.outcome.unexpected_count if verdict.outcome is not None else None
+        found = verdict.why or (counted(rows, "row") if rows is not None else "not met")
+        lines.append(f"  - {verdict.planned.meaning} ({found}) at {verdict.planned.place}")
     return "\n".join(lines)
 
 
@@ -135,18 +146,18 @@ def record(job: Job, gate: TableGate, verdicts: Sequence[Verdict]) -> None:
             at,
             job.run_id,
             gate.table,
-            v.gated.item.type,
-            f"{_CALLED[v.gated.item.gate]}{v.gated.meaning}",
-            v.gated.item.severity if v.gated.item.gate == "quarantine" else "critical",
+            v.item.type,
+            f"{_CALLED[v.item.gate]}{v.planned.meaning}",
+            v.item.severity if v.item.gate == "quarantine" else "critical",
             "own",
-            v.success,
-            v.why or v.observed,
-            v.unexpected,
+            v.outcome.success,
+            v.why or v.outcome.observed,
+            v.outcome.unexpected_count,
             None,
-            examples=v.examples or None,
+            examples=[*v.outcome.examples] or None,
         )
         for v in verdicts
-        if v.success is not None or v.why
+        if v.outcome is not None
     ]
     job.ledger.append_all(rows)
 
@@ -254,93 +265,109 @@ class StagedRows:
     table: str
     where: str = "true"
 
-    def judge(self, verdicts: Sequence[Verdict], most: int | None = None) -> list[Ints]:
-        """Count the rows that fail each expectation; returns their numbers, all or some of them.
+    def judge(self, verdicts: Sequence[Verdict], most: int | None = None) -> None:
+        """Count the rows that fail each expectation, and keep the numbers of all or some of them.
 
         With ``most`` some are enough: so many, where there are. There are none of an expectation on
         several rows. Raises ConfigError for an expectation that is refused, and QualityFailed for
         one that Spark can't evaluate.
         """
-        numbers = self._by_arrow(verdicts, most)
-        if left := {n: verdict for n, verdict in enumerate(verdicts) if n not in numbers}:
-            numbers |= self._by_spark(left, most)
-        return [numbers.get(n, np.zeros(0, np.int64)) for n in range(len(verdicts))]
+        numbered = dict(enumerate(verdicts))
+        if left := self._by_arrow(numbered, most):
+            self._by_spark(left, most)
 
-    def take_examples(self, verdicts: Sequence[Verdict], numbers: Sequence[Ints]) -> None:
+    def take_examples(self, verdicts: Sequence[Verdict]) -> None:
         """Give each expectation that isn't met some of the rows that fail it.
 
         Without examples the result is the same, so an error is only logged.
         """
-        for verdict, failing in zip(verdicts, numbers, strict=True):
-            if not verdict.success and len(failing):
+        for verdict in verdicts:
+            if verdict.outcome is not None and not verdict.is_met and len(verdict.failing):
                 try:
-                    some = self.files.at(failing[:EXAMPLE_ROWS])
-                    verdict.examples = self.columns.examples_of(some, verdict.columns)
+                    some = self.files.at(verdict.failing[:EXAMPLE_ROWS])
+                    examples = self.columns.examples_of(some, verdict.columns)
+                    verdict.outcome = replace(verdict.outcome, examples=tuple(examples))
                 except Exception as err:
                     log.warning("rows that fail a gate can't be shown: %s", class_and_text(err))
 
-    def _by_arrow(self, verdicts: Sequence[Verdict], most: int | None) -> dict[int, Ints]:
+    def _by_arrow(self, verdicts: Mapping[int, Verdict], most: int | None) -> dict[int, Verdict]:
+        """Judge by Arrow, in a task for each file; returns what Spark must judge."""
         certain = {}
-        for n, verdict in enumerate(verdicts):
+        for n, verdict in verdicts.items():
             verdict.columns = kind_of(verdict.planned.type).columns_read(verdict.planned)
             if verdict.columns is not None and {*verdict.columns} <= self.columns.as_staged.keys():
                 certain[n] = verdict.planned, verdict.columns
-        if not certain:
-            return {}
         judge = partial(_failing, self.files, self.columns, self.where, certain, most)
-        of_files = self.runner.run(len(self.files.paths), _FAILING, judge)
-        numbers = {}
+        of_files = self.runner.run(len(self.files.paths), _FAILING, judge) if certain else []
+        left = {n: verdict for n, verdict in verdicts.items() if n not in certain}
         for n in certain:
             found = [of for of in of_files if of["expectation"] == n]
-            if all(of["unexpected"] is not None for of in found):
-                unexpected, judged = (sum(of[k] for of in found) for k in ("unexpected", "judged"))
-                verdicts[n].keep(FailingRows(unexpected, judged=judged))
-                numbers[n] = np.array([row for of in found for row in of["rows"]], np.int64)
-        return numbers
+            if len(found) < len(self.files.paths):  # Arrow wasn't certain of some rows.
+                left[n] = verdicts[n]
+                continue
+            unexpected, judged = (sum(of[k] for of in found) for k in ("unexpected", "judged"))
+            rows = [row for of in found for row in of["rows"]]
+            verdicts[n].keep(FailingRows(unexpected, judged=judged), rows)
+        return left
 
-    def _by_spark(self, verdicts: Mapping[int, Verdict], most: int | None) -> dict[int, Ints]:
+    def _by_spark(self, verdicts: Mapping[int, Verdict], most: int | None) -> None:
         spark = self.runner.spark("a gate that only Spark evaluates")
         _ = spark.version  # Conditions can be made only once the session has started.
-        conditions = _conditions(self.table, verdicts, self.columns.of_target)
         flags = [f"u{i}" for i in self.columns.toastable]
         place = [F.col("_metadata.file_name"), F.col("_metadata.row_index")]
         own = [column.alias(name) for column, name in zip(place, _PLACE, strict=True)]
         own += [F.col(flag).alias(f"{_OWN}{flag}") for flag in flags]
         rows = spark.read.parquet(self.files.folder).where(self.where)
         rows = rows.select(*own, *self.columns.values)
-        fails = {}
-        for n, condition in conditions.items():
+
+        def condition_of(n: int, condition: RowCondition) -> RowCondition:
             verdicts[n].columns = condition.columns
             unexpected = F.coalesce(condition.unexpected, F.lit(False))
             unexpected &= self._is_sent(condition.columns)
-            fails[n] = replace(condition, unexpected=unexpected, columns=_PLACE)
+            return replace(condition, unexpected=unexpected, columns=_PLACE)
 
-        def count(these: Sequence[int]) -> dict[int, FailingRows]:
-            return count_rows(rows, {n: fails[n] for n in these}, most)
-
-        counts, errors = evaluate_each(count, [*fails]) if fails else ({}, {})
+        planned = {n: verdict.planned for n, verdict in verdicts.items()}
+        counts, errors = count_by_spark(rows, planned, condition_of, most)
+        others = [v for n, v in verdicts.items() if n not in counts and n not in errors]
+        self._check_judged(verdicts, errors, others)
         first = np.cumsum([0, *self.files.rows]).tolist()
         begin = {
             path.rpartition("/")[2]: n for path, n in zip(self.files.paths, first, strict=False)
         }
-        numbers = {}
         for n, found in counts.items():
-            verdicts[n].keep(found)
-            places = sorted(begin[file] + row for file, row in found.examples)
-            numbers[n] = np.array(places, np.int64)
+            verdicts[n].keep(found, sorted(begin[file] + row for file, row in found.examples))
         for n, err in errors.items():
-            verdicts[n].why = f"can't be evaluated: {why_unevaluable(err)}"
+            verdicts[n].outcome = unevaluable(verdicts[n].planned, err)
         if errors:
             raise QualityFailed(
                 f"{self.table}: not merged, since its gate can't be"
                 f" evaluated:\n{listed([verdicts[n] for n in errors])}\nCorrect the"
                 " expectation: the next run uses it"
             ) from next(iter(errors.values()))
-        for verdict in (verdict for n, verdict in verdicts.items() if n not in conditions):
-            used = _used_columns(self.columns.names, verdict.gated.item.kwargs)
+        for verdict in others:
+            used = _used_columns(self.columns.names, verdict.item.kwargs)
             sent = rows.where(self._is_sent(used)).drop(*(f"{_OWN}{flag}" for flag in flags))
-            _judge_as_a_whole(self.table, sent.drop(*_PLACE), verdict)
-        return numbers
+            verdict.outcome = _outcome_as_a_whole(self.table, sent.drop(*_PLACE), verdict.planned)
+
+    def _check_judged(
+        self,
+        verdicts: Mapping[int, Verdict],
+        errors: Mapping[int, Exception],
+        others: Sequence[Verdict],
+    ) -> None:
+        """Raise ConfigError for what is no condition, and for what can't be judged as a whole."""
+        whys = {
+            str(verdicts[n].planned.place): [why_unevaluable(err)]
+            for n, err in errors.items()
+            if isinstance(err, ParseException)
+        }
+        unnamed = "gate: quarantine can't identify the failing rows by these arguments: use stop"
+        for verdict in others:
+            why = why_refused(verdict.item, self.columns.of_target)
+            if not why and verdict.item.gate == "quarantine":
+                why = [unnamed]
+            whys[str(verdict.planned.place)] = why
+        _check_refused(self.table, whys)
 
     def _is_sent(self, names: Sequence[str] | None) -> Column:
         """Returns whether a change sent all columns of these names (None: every column)."""
@@ -357,59 +384,54 @@ def _failing(
     number: int,
 ) -> pa.Table:
     """Returns which rows of a file fail these expectations, by Arrow (_FAILING)."""
-    staged, begin = columns.as_staged, sum(files.rows[:number])
+    staged = columns.as_staged
     flags = {n: columns.flags_of(names) for n, (_, names) in judged.items()}
-    read = {staged[name] for _, names in judged.values() for name in names}
-    needed = {"action", "lsn", "t0", *(flag for of in flags.values() for flag in of)}
-    found: dict[int, FailingRows | None] = dict.fromkeys(judged, FailingRows(judged=0))
-    for part in files.columns_of(number, sorted(read | needed & {*files.schema.names})):
-        if (applies := evaluate(where, part)) is None:
-            raise TypeError(f"Arrow isn't certain of {where}")
-        chosen = np.flatnonzero(pc.fill_null(applies, False))
-        rows, places, begin = part.take(pa.array(chosen)), chosen + begin, begin + len(part)
-        values = {name: rows[of] for name, of in staged.items() if of in read}
-        values = pa.table(values | {_PLACE[1]: places})
-        for n, (planned, _) in judged.items() if len(rows) else ():
-            masks, of = kind_of(planned.type).failing(values, planned), found[n]
-            if masks is None or of is None:
-                found[n] = None
-                continue
-            fails, applied = masks
-            for flag in flags[n]:
-                fails = pc.and_(fails, pc.invert(pc.fill_null(rows[flag], True)))
-            found[n] = of.plus(fails, applied, values.select(_PLACE[1:]), most)
+    read = {name: staged[name] for _, names in judged.values() for name in names}
+    read |= {f"{_OWN}{flag}": flag for of in flags.values() for flag in of}
+    conditions = {"action", "lsn", "t0"} & {*files.schema.names}
+
+    def batches() -> Iterator[pa.Table]:
+        begin = sum(files.rows[:number])
+        for part in files.columns_of(number, sorted(conditions.union(read.values()))):
+            places = pa.array(range(begin, begin + len(part)), pa.int64())
+            begin += len(part)
+            rows = pa.table({name: part[of] for name, of in read.items()} | {_PLACE[1]: places})
+            yield rows.filter(evaluate(where, part))
+
+    unsent = {n: [f"{_OWN}{flag}" for flag in of] for n, of in flags.items()}
+    planned = {n: of for n, (of, _) in judged.items()}
+    counts = count_by_arrow(batches(), planned, dict.fromkeys(planned, _PLACE[1:]), unsent, most)
     return pa.Table.from_pylist(
         [
             {"expectation": n, "unexpected": of.rows, "judged": of.judged, "rows": of.examples}
-            if of is not None
-            else {"expectation": n}
-            for n, of in found.items()
+            for n, of in counts.items()
         ],
         _FAILING,
     )
 
 
-def read_verdicts(gate: TableGate, columns: JudgedColumns) -> list[Verdict]:
-    """Returns a verdict without a result for each expectation of a gate.
+def read_verdicts(
+    gate: TableGate, columns: JudgedColumns, folder: Path | None
+) -> tuple[list[Verdict], list[Verdict]]:
+    """Returns a verdict without an outcome for each expectation of a gate: those that quarantine
+    rows, and those that stop the table. Places are relative to ``folder``.
 
     Raises ConfigError for one that is refused by its names, arguments and columns.
     """
-    verdicts = []
-    for gated in gate.expectations:
-        item = gated.item
-        kind, kwargs = with_raw(item.type, item.kwargs, columns.raw, gated.called)
-        planned = PlannedExpectation(kind, kwargs, item.severity, "own", gated.called, gated.place)
-        verdicts.append(Verdict(gated, planned))
-    of_target = columns.of_target
-    _check_refused(
-        gate.table,
-        {
-            verdict.gated.place: why_refused(verdict.gated.item, of_target)
-            for verdict in verdicts
-            if why_refused(verdict.gated.item, of_target, is_built=False)
-        },
-    )
-    return verdicts
+    of_target, whys, verdicts, suite = columns.of_target, {}, [], gate.suite
+    for number, item in enumerate(suite.suite.expectations) if suite is not None else ():
+        if suite is None or item.gate == "warn":
+            continue
+        place, meaning = suite.place(number, folder), suite.meaning(number)
+        whys[place] = why_refused(item, of_target, is_built=False)
+        kind, kwargs = with_raw(item.type, item.kwargs, columns.raw, meaning)
+        column = item.kwargs.get("column") if item.notes else None
+        called = meaning + (f" on {column}" if column else "")
+        planned = PlannedExpectation(kind, kwargs, item.severity, "own", called, place)
+        verdicts.append(Verdict(item, planned))
+    _check_refused(gate.table, whys)
+    asides, stops = ([v for v in verdicts if v.item.gate == of] for of in ("quarantine", "stop"))
+    return asides, stops
 
 
 def _check_refused(table: str, whys: Mapping[str, Sequence[str]]) -> None:
@@ -418,48 +440,15 @@ def _check_refused(table: str, whys: Mapping[str, Sequence[str]]) -> None:
         raise ConfigError(f"{table}: its changes wait, since its gate is refused:\n{listed}")
 
 
-def _conditions(
-    table: str, verdicts: Mapping[int, Verdict], columns: TargetColumns
-) -> dict[int, RowCondition]:
-    """Returns the conditions on single rows by Spark; raises ConfigError for a refused gate."""
-    conditions, whys = {}, {}
-    for n, verdict in verdicts.items():
-        item = verdict.gated.item
-        try:
-            condition = kind_of(verdict.planned.type).row_condition(verdict.planned.kwargs)
-        except ParseException as err:
-            whys[verdict.gated.place] = [why_unevaluable(err)]
-            continue
-        if condition is not None:
-            conditions[n] = condition
-            continue
-        found = why_refused(item, columns)
-        if not found and item.gate == "quarantine":
-            found = [
-                "gate: quarantine can't identify the failing rows by these arguments: use stop"
-            ]
-        whys[verdict.gated.place] = found
-    _check_refused(table, whys)
-    return conditions
-
-
-def _judge_as_a_whole(table: str, rows: DataFrame, verdict: Verdict) -> None:
-    """Have an expectation on several rows judged, by Great Expectations unless it is ours."""
+def _outcome_as_a_whole(table: str, rows: DataFrame, planned: PlannedExpectation) -> Outcome:
+    """Returns the outcome of an expectation on several rows, without values of what raised."""
     if rows.isEmpty():
         # All rows were released or sent partly, so no aggregate can be computed.
-        verdict.success, verdict.observed = True, "no rows to judge"
-        return
+        return Outcome(planned, True, "no rows to judge", None)
     outcomes, errors = evaluate_each(
-        lambda _: dict(enumerate(judge_rows(table, [verdict.planned], rows))), [0]
+        lambda _: dict(enumerate(judge_rows(table, [planned], rows))), [0]
     )
-    if errors:
-        verdict.why = f"can't be evaluated: {why_unevaluable(errors[0])}"
-        return
-    found = outcomes[0]
-    verdict.success, verdict.observed = found.success, found.observed
-    verdict.unexpected, verdict.examples = found.unexpected_count, list(found.examples)
-    if found.success is None:
-        verdict.why = "can't be evaluated"
+    return unevaluable(planned, errors[0]) if errors else replace(outcomes[0], raised=None)
 
 
 def _used_columns(names: Sequence[str], kwargs: Mapping[str, Any]) -> list[str] | None:

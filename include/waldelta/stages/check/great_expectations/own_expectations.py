@@ -1,30 +1,41 @@
 """Own expectations that can't be evaluated: unknown columns, SQL that doesn't parse, and values
-that a column's type can't be compared with; and the evaluation of others on some rows.
+that a column's type can't be compared with; and the evaluation of expectations on some rows.
 
-Gates, checks and preflight refuse such expectations with the same words. Great Expectations is
-imported only when it is needed.
+Gates, checks and preflight refuse such expectations with the same words, and count failing rows by
+the same functions. Great Expectations is imported only when it is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from waldelta.config.expectation_files import OwnExpectation, TargetColumns, is_sql
+from waldelta.errors import class_and_text
 from waldelta.pipeline import named_error
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
-from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
+from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows
+from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation, RowCondition
 from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, kind_of
-from waldelta.stages.check.suite.row_kinds import RowKind, column_name
+from waldelta.stages.check.suite.row_kinds import RowKind, column_name, count_rows
 from waldelta.stages.check.suite.sql_conditions import unresolved_columns, why_not_parsed
 from waldelta.stages.check.suite.target_facts import GivenRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+Numbered = Mapping[int, PlannedExpectation]
+Counts = dict[int, FailingRows]
 
 # Arguments that name columns the target must have; a list names several.
 _COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list", "columns")
@@ -78,6 +89,12 @@ def why_unevaluable(err: Exception) -> str:
     return _condition_of(err) or type(err).__name__
 
 
+def unevaluable(planned: PlannedExpectation, err: Exception) -> Outcome:
+    """Returns the outcome of an expectation that can't be evaluated."""
+    log.warning("%s can't be evaluated: %s", planned.meaning, class_and_text(err))
+    return Outcome(planned, None, None, None, raised=why_unevaluable(err))
+
+
 def _condition_of(err: Exception) -> str | None:
     """Returns the error condition in Spark's terms.
 
@@ -106,7 +123,7 @@ def evaluate_each(
     error of ours, and what ends the session.
     """
     try:
-        return {**evaluate(numbers)}, {}
+        return {**evaluate(numbers)} if numbers else {}, {}
     except Exception as err:
         if (named := named_error(err)) is not None:
             raise named from err
@@ -116,6 +133,58 @@ def evaluate_each(
     first, of_first = evaluate_each(evaluate, numbers[:middle])
     second, of_second = evaluate_each(evaluate, numbers[middle:])
     return first | second, of_first | of_second
+
+
+def count_by_arrow(
+    batches: Iterable[pa.Table],
+    planned: Numbered,
+    shown: Mapping[int, Sequence[str]],
+    unsent: Mapping[int, Sequence[str]] | None = None,
+    most: int | None = MOST_EXAMPLES,
+) -> Counts:
+    """Returns the rows that fail each expectation of which Arrow is certain, with at most so many
+    examples (None: all) of the columns ``shown``.
+
+    A row with a flag in a column ``unsent`` meets the expectation.
+    """
+    counts: Counts = dict.fromkeys(planned, FailingRows(judged=0, total=0))
+    for rows in batches:
+        for number, found in list(counts.items()):
+            masks = kind_of(planned[number].type).failing(rows, planned[number])
+            if masks is None:
+                del counts[number]  # Arrow isn't certain of these rows.
+                continue
+            fails, judged = masks
+            for flag in (unsent or {}).get(number, ()):
+                fails = pc.and_(fails, pc.invert(pc.fill_null(rows[flag], True)))
+            counts[number] = found.plus(fails, judged, rows.select(shown[number]), most)
+    return counts
+
+
+def count_by_spark(
+    frame: DataFrame,
+    planned: Numbered,
+    condition_of: Callable[[int, RowCondition], RowCondition] = lambda _, condition: condition,
+    most: int | None = MOST_EXAMPLES,
+) -> tuple[Counts, dict[int, Exception]]:
+    """Returns the rows that fail each expectation with a condition on single rows, and the errors
+    of those that can't be evaluated.
+    """
+    read_all = cache(frame.count)
+
+    def count(numbers: Sequence[int]) -> Counts:
+        try:
+            conditions = {
+                n: kind_of(planned[n].type).row_condition(planned[n].kwargs) for n in numbers
+            }
+            of_rows = {n: condition_of(n, of) for n, of in conditions.items() if of is not None}
+            return count_rows(frame, of_rows, most)
+        except Exception:
+            if len(numbers) > 1:
+                read_all()  # Where the rows can't be read, that is no expectation's error.
+            raise
+
+    return evaluate_each(count, sorted(planned))
 
 
 def _of_columns(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:

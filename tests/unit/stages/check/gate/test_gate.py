@@ -12,7 +12,6 @@ from waldelta.lake import Lake, write_parquet
 from waldelta.spark import InProcess
 from waldelta.stages.check.gate.gate import judge
 from waldelta.stages.check.gate.table_gate import (
-    Gated,
     JudgedColumns,
     StagedRows,
     TableGate,
@@ -92,10 +91,11 @@ def test_rows_of_several_files_are_judged_by_their_numbers(tmp_path, kind, kwarg
         write_parquet(folder, table, part)
     item = OwnExpectation(type=kind, kwargs=kwargs, gate="stop")
     planned = PlannedExpectation(kind, kwargs, "critical", "own", kind)
-    verdict = Verdict(Gated(item, "t.yml", kind), planned)
+    verdict = Verdict(item, planned)
     columns = JudgedColumns(["v"], [stored_type("integer", "int")], [], has_metadata=False)
     files, runner = NetFiles.of(folder, Lake(tmp_path.as_uri())), InProcess(pytest.fail)
     rows = StagedRows(runner, files, columns, "public.t", "action in ('I', 'U')")
-    (numbers,) = rows.judge([verdict])
-    assert (numbers.tolist(), verdict.unexpected) == (failing, len(failing))
-    assert verdict.success is ("mostly" in kwargs)
+    rows.judge([verdict])
+    assert verdict.failing.tolist() == failing
+    assert verdict.outcome.unexpected_count == len(failing)
+    assert verdict.is_met is ("mostly" in kwargs)

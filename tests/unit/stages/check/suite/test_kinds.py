@@ -17,7 +17,7 @@ from waldelta.pipeline.targets.target_sources import to_text
 from waldelta.row_filter import EnumType, RowFilter
 from waldelta.stages.check.check_run import rest_of, suite_of
 from waldelta.stages.check.constraints.constraints import CheckConstraint
-from waldelta.stages.check.evaluate import count_by_arrow
+from waldelta.stages.check.evaluate import count_written
 from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.suite.expectation import (
     Argument,
@@ -82,7 +82,7 @@ def test_a_new_kind_is_planned_and_judged(tmp_path, even_keys, rows, count):
     assert depends_on(plan.expectations[number]) == "row"
     write_deltalake(str(tmp_path), pa.table({"id": rows}))
     dataset = table_at(str(tmp_path)).open().dataset()
-    found = count_by_arrow(dataset, {number: plan.expectations[number]})[number]
+    found = count_written(dataset, {number: plan.expectations[number]})[number]
     assert found.rows == count
     assert even_keys.outcome(plan.expectations[number], found).success is (count == 0)
 
