@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         DeltaTarget,
         TableError,
         TargetVersion,
+        query,
     )
     from waldelta.lake.driver_limits import MOST_DRIVER_BYTES
     from waldelta.lake.fence import UNFENCED, Fence
@@ -64,6 +65,7 @@ __all__ = [
     "not_writable_by_spark",
     "open_parquet",
     "parquet_format",
+    "query",
     "read_store_options",
     "remove_folder",
     "replace_by_rows",
@@ -78,7 +80,7 @@ __getattr__ = lazy_exports(
     data_file="DataFile replace_by_rows",
     delta_log="DeltaLog Overtaken Tag",
     delta_target=(
-        "CommitConflict DeltaTarget READ_FAILURES TableError TargetVersion WRITE_FAILURES"
+        "CommitConflict DeltaTarget READ_FAILURES TableError TargetVersion WRITE_FAILURES query"
     ),
     driver_limits="MOST_DRIVER_BYTES",
     fence="Fence UNFENCED",

@@ -423,9 +423,8 @@ class TargetVersion:
 
     def read_column(self, name: str) -> Iterator[pa.Array]:
         """Yields the values of a column, a batch at a time, whatever features the table has."""
-        query = sql.SQL("select {} from target").format(sql.Identifier(name)).as_string()
-        rows = QueryBuilder().register("target", self.table).execute(query)
-        for batch in pa.RecordBatchReader.from_stream(rows):
+        text = sql.SQL("select {} from target").format(sql.Identifier(name)).as_string()
+        for batch in query(text, {"target": self}):
             yield batch.column(0)
 
     def committed(self, app_id: str) -> int:
@@ -609,6 +608,18 @@ class TargetVersion:
         """Write a checkpoint, and drop the log's old entries, which it replaces."""
         if write_checkpoint(self.table):
             self._stored.cleanup_metadata()
+
+
+def query(text: str, versions: Mapping[str, TargetVersion]) -> pa.RecordBatchReader:
+    """Returns the rows of a query in DataFusion's SQL on versions by their names in it, whatever
+    features the tables have.
+
+    Raises TableError for what it doesn't know.
+    """
+    builder = QueryBuilder()
+    for name, version in versions.items():
+        builder.register(name, version.table)
+    return pa.RecordBatchReader.from_stream(builder.execute(text))
 
 
 def _spark_type(kind: PrimitiveType | ArrayType | MapType | StructType | VariantType) -> str:

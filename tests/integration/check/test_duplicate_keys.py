@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.bookkeeping import table_at
-from waldelta.stages.check.measure.duplicate_keys import IntegerKey, find_duplicate_keys
+from waldelta.stages.check.measure.duplicate_keys import IntegerKey, duplicate_keys
 from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.measure.profile import profile_by_statistics
 
@@ -17,12 +17,12 @@ CASES = {
 @pytest.mark.parametrize(("kind", "keys", "expected"), CASES.values(), ids=CASES)
 def test_one_column(runner, kind, keys, expected):
     frame = runner.spark().createDataFrame([(key,) for key in keys], f"`a.b` {kind}")
-    assert find_duplicate_keys(frame, ["a.b"]) == expected
+    assert duplicate_keys(frame, ["a.b"]) == expected
 
 
 def test_several_columns(runner):
     frame = runner.spark().sql("select * from values (1, 'a'), (1, 'b'), (1, 'a') as t(id, v)")
-    assert find_duplicate_keys(frame, ["id", "v"]) == FailingRows(2, ("1, a",))
+    assert duplicate_keys(frame, ["id", "v"]) == FailingRows(2, ("1, a",))
 
 
 def test_a_mapped_column_is_sparks(runner, tmp_path):
@@ -48,7 +48,7 @@ def test_rows_given_back_to_a_file_are_compared(runner, tmp_path):
     def found(known, version):
         frame = runner.spark().read.format("delta").option("versionAsOf", version).load(uri)
         key = IntegerKey.of(table_at(uri).open(version), "k")
-        return find_duplicate_keys(key.written_since(known).rows_in_question(frame), ["k"]).rows
+        return duplicate_keys(key.written_since(known).rows_in_question(frame), ["k"]).rows
 
     assert len(list(tmp_path.glob("deletion_vector*"))) == 1
     assert [found(0, 1), found(2, 2)] == [2, 0]
@@ -69,7 +69,7 @@ def test_a_composite_key_is_compared_by_its_first_column(runner, tmp_path):
         runner.spark().read.format("delta").load(uri),
     )
     assert key.written_since(1).rows_in_question(frame).count() == 3
-    assert find_duplicate_keys(
-        key.written_since(1).rows_in_question(frame), ["k", "w"]
-    ) == FailingRows(2, ("2, a",))
+    assert duplicate_keys(key.written_since(1).rows_in_question(frame), ["k", "w"]) == FailingRows(
+        2, ("2, a",)
+    )
     assert key.written_since(2).rows_in_question(frame).count() == 0

@@ -18,8 +18,8 @@ from waldelta.stages.check.constraints.constraints import read_foreign_keys
 from waldelta.stages.check.measure.references import (
     Reference,
     Side,
-    find_rows_without_parent,
-    rows_without_parent_by_arrow,
+    rows_without_parent,
+    versions_to_compare,
 )
 from waldelta.stages.sync.sync import sync
 from waldelta.types.type_map import key_type
@@ -202,7 +202,7 @@ def ask_postgresql(database):
 
 @pytest.mark.soak("every pair of text types")
 def test_texts_refer_as_postgresql_says(runner, database, tmp_path):
-    """Whether blanks at the end count goes by which side is char(n), for Spark and Arrow."""
+    """Whether blanks at the end count goes by which side is char(n), for Spark and DataFusion."""
     told = ask_postgresql(database)
     assert {(comparison, is_found) for comparison, *_, is_found in told} == set(
         product(("same", "padded", "own padded"), (True, False))
@@ -222,7 +222,7 @@ def test_texts_refer_as_postgresql_says(runner, database, tmp_path):
         reference = Reference("fk", *sides, ("same", comparison), "c")
         expected = 0 if is_found else len(pairs)
         found = [
-            rows_without_parent_by_arrow(reference),
-            find_rows_without_parent(runner, reference),
+            rows_without_parent(reference, *versions_to_compare(reference)),
+            rows_without_parent(reference, *(side.frame(runner) for side in sides)),
         ]
-        assert [each and each.rows for each in found] == [expected] * 2, comparison
+        assert [each.rows for each in found] == [expected] * 2, comparison

@@ -1,13 +1,13 @@
 """Duplicate keys: keys that occur in more than one row of a target.
 
-It is the check's most expensive question, so it is asked beside the others. Arrow answers it where
-the keys fit into this process's memory, Spark otherwise.
+It is the check's most expensive question, so it is asked beside the others. This process answers it
+where the keys fit into its memory, Spark otherwise.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from functools import reduce
@@ -21,17 +21,16 @@ import pyarrow.dataset as ds
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.arrow import table_of
-from waldelta.changes.decode.collapse import codes_of
-from waldelta.errors import class_and_text
-from waldelta.lake import (
-    MOST_DRIVER_BYTES,
-    READ_FAILURES,
-    TargetVersion,
-    by_row_group,
-)
+from waldelta.lake import MOST_DRIVER_BYTES, READ_FAILURES, TargetVersion
+from waldelta.metadata_columns import PREFIX
 from waldelta.spark_sql import quote
-from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows
+from waldelta.stages.check.measure.failing_rows import (
+    MOST_EXAMPLES,
+    FailingRows,
+    Relation,
+    name_of,
+    rows_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,45 +45,49 @@ _MOST_COMPARED_ROWS = 1_000_000
 _MOST_FILE_BYTES = 1 << 30
 
 
-def read_keys(table: TargetVersion, columns: Sequence[str]) -> pa.Table | None:
-    """Returns the keys of a version; None where they are many, or only Spark reads them."""
+def has_few_keys(table: TargetVersion, columns: Sequence[str]) -> bool:
+    """Returns whether this process compares the keys of a version: they are few, and short.
+
+    Raises what delta-rs and Arrow raise.
+    """
     if not table.is_at_most(_MOST_COMPARED_ROWS, _MOST_FILE_BYTES):
-        return None
-    try:
-        dataset = table.dataset()
-        if set(columns) - {*dataset.schema.names}:
-            return None
-        if any(pa.types.is_nested(dataset.schema.field(name).type) for name in columns):
-            return None  # Arrow compares no arrays and maps.
-        scanner = by_row_group(dataset).scanner(
-            list(columns), batch_size=_ROWS_AT_ONCE, batch_readahead=2, fragment_readahead=1
-        )
-        return table_of(scanner.to_batches(), scanner.projected_schema, MOST_DRIVER_BYTES)
-    except READ_FAILURES as err:
-        log.info("Spark compares the keys of %s: %s", table.place.uri, class_and_text(err))
-        return None
+        return False
+    sizes, types = [], {field.name: field.type for field in table.schema}
+    for name in columns:
+        column, kind = name_of(name), types.get(name)
+        if kind is None or pa.types.is_nested(kind):
+            return False
+        if pa.types.is_binary(kind):
+            column = f"encode({column}, 'base64')"
+        if not pa.types.is_primitive(kind) and not pa.types.is_decimal(kind):
+            sizes.append(f"coalesce(sum(octet_length({column})), 0)")
+    if not sizes:
+        return True
+    size = " + ".join(sizes)
+    (row,) = rows_of(f"select {size} as size from {{target}}", target=table)  # noqa: S608 - quoted
+    return int(row["size"]) <= MOST_DRIVER_BYTES
 
 
-def duplicate_keys(keys: pa.Table) -> FailingRows:
-    """Returns the duplicate keys of a table of keys, by Arrow; nulls count as equal.
+def duplicate_keys(rows: Relation, columns: Sequence[str]) -> FailingRows:
+    """Returns the rows that share their key with another row; nulls count as equal.
 
-    >>> duplicate_keys(pa.table({"a": [1, 1, None, 2, None], "b": ["x"] * 5}))
-    FailingRows(rows=4, examples=('1, x', 'null, x'), judged=None, total=5)
+    Raises what rows_of() raises.
     """
-    texts, rows = distinct_texts(keys, at_least=2)
-    return FailingRows(rows, texts, total=len(keys))
+    names = [name_of(column) for column in columns]
+    listed, order = ", ".join(names), ", ".join(f"{name} nulls last" for name in names)
+    # The SQL contains only quoted columns.
+    keys = f"select {listed}, count(*) as _wd_rows from {{keys}} group by {listed}"  # noqa: S608
+    shared = f"{keys} having count(*) > 1"
+    (counts,) = rows_of(f"select sum(_wd_rows) as n from ({shared}) as k", keys=rows)  # noqa: S608
+    if not counts["n"]:
+        return FailingRows()
+    examples = rows_of(f"{shared} order by {order} limit {MOST_EXAMPLES}", keys=rows)
+    return FailingRows(counts["n"], tuple(map(text_of, examples)))
 
 
-def distinct_texts(keys: pa.Table, at_least: int = 1) -> tuple[tuple[str, ...], int]:
-    """Returns the first distinct keys that so many rows have at least, as texts, and the number of
-    all these rows.
-    """
-    codes = codes_of(keys.columns)
-    _, places, counts = np.unique(codes, return_index=True, return_counts=True)
-    shared = counts >= at_least
-    found = keys.take(np.sort(places[shared])[:MOST_EXAMPLES]).to_pylist()
-    texts = tuple(", ".join(map(_as_text, row.values())) for row in found)
-    return texts, int(counts[shared].sum())
+def text_of(row: Mapping[str, Any]) -> str:
+    """Returns a row's values as a text, without columns of ours."""
+    return ", ".join(_as_text(v) for name, v in row.items() if not name.startswith(PREFIX))
 
 
 def _as_text(value: Any) -> str:
@@ -105,19 +108,6 @@ def _as_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "null" if value is None else str(value)
-
-
-def find_duplicate_keys(frame: DataFrame, columns: Sequence[str]) -> FailingRows:
-    """Returns the duplicate keys of the frame; nulls count as equal."""
-    keys = [F.col(quote(name)).alias(f"k{i}") for i, name in enumerate(columns)]
-    names = [f"k{i}" for i in range(len(keys))]
-    shared = frame.select(*keys).groupBy(*names).agg(F.count("*").alias("n")).where("n > 1")
-    rows = shared.agg(F.sum("n")).collect()[0][0] or 0
-    if not rows:
-        return FailingRows(0)
-    texts = [F.coalesce(F.col(name).cast("string"), F.lit("null")) for name in names]
-    found = shared.orderBy(*names).limit(MOST_EXAMPLES).select(F.concat_ws(", ", *texts))
-    return FailingRows(rows, tuple(row[0] for row in found.collect()))
 
 
 class IntegerKey:

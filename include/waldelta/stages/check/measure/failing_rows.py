@@ -1,4 +1,6 @@
-"""Failing rows: how many rows of a target don't meet an expectation, and some of their values."""
+"""Failing rows: how many rows of a target don't meet an expectation, and some of their values; and
+queries that find them, in SQL that Spark and DataFusion read alike.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+
+from waldelta.lake import TargetVersion, query
+from waldelta.spark_sql import quote
 
 # The most failing values or keys that a report shows.
 MOST_EXAMPLES = 5
@@ -61,3 +67,27 @@ def values_of(rows: pa.Table) -> tuple[Any, ...]:
         for column in rows.columns
     ]
     return tuple(columns[0] if len(columns) == 1 else zip(*columns, strict=True))
+
+
+# Rows that a query reads: Spark's, or a version that this process reads.
+Relation = DataFrame | TargetVersion
+
+
+def name_of(column: str) -> str:
+    """Returns a column's name for the text of rows_of()."""
+    return quote(column).replace("{", "{{").replace("}", "}}")
+
+
+def rows_of(text: str, **relations: Relation) -> list[dict[str, Any]]:
+    """Returns the rows of a query that names its relations in braces, by Spark or DataFusion.
+
+    Raises what they raise: a version's query raises what delta-rs and Arrow raise.
+    """
+    versions = {name: of for name, of in relations.items() if isinstance(of, TargetVersion)}
+    if versions:
+        rows = query(text.format(**{name: name for name in versions}), versions).read_all()
+    else:
+        frames: dict[str, Any] = dict(relations)
+        rows = next(iter(frames.values())).sparkSession.sql(text, **frames).toArrow()
+    found: list[dict[str, Any]] = rows.to_pylist()
+    return found

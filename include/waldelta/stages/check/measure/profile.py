@@ -1,8 +1,8 @@
 """Profile: a target's row count and the distribution of its columns, measured during the check.
 
-Arrow measures small targets, and every target whose rows are all judged, batch by batch. After few
-changes a larger target's profile comes from the statistics in its log, which cost no scan and have
-no mean. Spark measures what Arrow can't read.
+DataFusion measures small targets, and every target whose rows are all judged. After few changes a
+larger target's profile comes from the statistics in its log, which cost no scan and have no mean.
+Spark measures what only it reads.
 
 Where a profile departs from those of earlier runs is a profile anomaly, by median and MAD, which
 outliers don't move. A statistic departs when its distance from the median of earlier ones exceeds
@@ -15,27 +15,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import inf, isfinite, sqrt
+from math import isfinite
 from statistics import median
 from typing import Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from waldelta.config.quality import Drift
-from waldelta.lake import TargetVersion, by_row_group, row_count
+from waldelta.lake import TargetVersion, row_count
 from waldelta.lake.ledger import ColumnProfile, TableState
 from waldelta.lake.ledger.check_records import Profile
 from waldelta.quantities import counted
-from waldelta.spark_sql import quote
+from waldelta.stages.check.measure.failing_rows import Relation, name_of, rows_of
 from waldelta.types import stored_type
 
 # Of wide tables only the first columns are measured.
 _MOST_COLUMNS = 100
-_ROWS_AT_ONCE = 1 << 16
 
 Measured = tuple[int, list[ColumnProfile]]
 
@@ -66,81 +62,42 @@ def profile_by_statistics(
     return rows, [_of_statistics(files, rows, name, is_number=number) for name, number in columns]
 
 
-def profile_by_values(table: TargetVersion, columns: Sequence[Sequence[Any]]) -> Measured:
-    """Returns a mirror's profile from its values, with a few batches in memory at a time.
+def profile_by_values(table: Relation, columns: Sequence[Sequence[Any]]) -> Measured:
+    """Returns the profile of rows by one aggregate, which reads a few batches at a time.
 
-    Raises what delta-rs and Arrow raise.
+    Values that aren't finite have no part in the statistics. Raises what rows_of() raises.
     """
-    dataset = table.dataset()
-    files = table.files
     # Nulls are counted from the statistics where all files have them, without reading values.
-    counts = {name: f"null_count.{name}" for name, is_number in columns if not is_number}
-    told = {
-        name: int(pc.sum(files[count]).as_py() or 0)
-        for name, count in counts.items()
-        if count in files.column_names and not files[count].null_count
+    nulls = _counted_nulls(table) if isinstance(table, TargetVersion) else {}
+    asked = ["count(*)"]
+    for name, is_number in columns:
+        column = name_of(name)
+        asked.append(f"count(*) - {nulls[name]}" if name in nulls else f"count({column})")
+        if is_number:
+            double = f"cast({column} as double)"  # Both sort NaN above infinity.
+            finite = f"case when abs({double}) < cast('Infinity' as double) then {double} end"
+            asked += [f"{of}({finite})" for of in ("avg", "stddev_pop", "min", "max")]
+    listed = ", ".join(f"{value} as v{k}" for k, value in enumerate(asked))
+    (row,) = rows_of(f"select {listed} from {{target}}", target=table)  # noqa: S608 - quoted
+    values = iter(row.values())
+    rows, profiles = int(next(values)), []
+    for name, is_number in columns:
+        absent = (rows - next(values)) / rows if rows else None
+        numbers = [_finite(value) for value in islice(values, 4 if is_number else 0)]
+        profiles.append(ColumnProfile(name, absent, *numbers))
+    return rows, profiles
+
+
+def _counted_nulls(table: TargetVersion) -> dict[str, int]:
+    """Returns the number of nulls of columns whose statistics have it for the rows of all files."""
+    if table.has_deletion_vectors or table.maps_columns:
+        return {}
+    files, prefix = table.files, "null_count."
+    return {
+        name.removeprefix(prefix): int(pc.sum(files[name]).as_py() or 0)
+        for name in files.column_names
+        if name.startswith(prefix) and not files[name].null_count
     }
-    read = {name: _Values(is_number) for name, is_number in columns if name not in told}
-    scanner = by_row_group(dataset).scanner(
-        list(read), batch_size=_ROWS_AT_ONCE, batch_readahead=2, fragment_readahead=1
-    )
-    rows = 0
-    for batch in scanner.to_batches():
-        rows += batch.num_rows
-        for values, column in zip(read.values(), batch.columns, strict=True):
-            values.add(column)
-    found = []
-    for name, _ in columns:
-        seen = read.get(name)
-        nulls = told[name] if seen is None else seen.nulls
-        found.append(
-            ColumnProfile(
-                name, nulls / rows if rows else None, *(seen.statistics() if seen else ())
-            )
-        )
-    return rows, found
-
-
-class _Values:
-    """Aggregates a column's values batch by batch; values that aren't finite are ignored.
-
-    Source: Chan, Golub, LeVeque, Updating formulae and a pairwise algorithm for computing sample
-    variances (1979).
-    """
-
-    def __init__(self, is_number: bool) -> None:
-        self.nulls, self._is_number = 0, is_number
-        self._count, self._mean, self._squares = 0, 0.0, 0.0
-        self._least, self._most = inf, -inf
-
-    def add(self, column: pa.Array) -> None:
-        self.nulls += column.null_count
-        if not self._is_number:
-            return
-        numbers = column.drop_null().cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        numbers = numbers[np.isfinite(numbers)]
-        if not (count := len(numbers)):
-            return
-        mean = float(numbers.mean())
-        apart, total = mean - self._mean, self._count + count
-        self._squares += (
-            float(((numbers - mean) ** 2).sum()) + apart**2 * self._count * count / total
-        )
-        self._mean, self._count = self._mean + apart * count / total, total
-        self._least, self._most = (
-            min(self._least, float(numbers.min())),
-            max(self._most, float(numbers.max())),
-        )
-
-    def statistics(self) -> tuple[float, ...]:
-        """Returns mean, population standard deviation, minimum and maximum; nothing without
-        numbers.
-        """
-        return (
-            (self._mean, sqrt(self._squares / self._count), self._least, self._most)
-            if self._count
-            else ()
-        )
 
 
 def _of_statistics(files: pa.Table, rows: int, name: str, *, is_number: bool) -> ColumnProfile:
@@ -153,27 +110,6 @@ def _of_statistics(files: pa.Table, rows: int, name: str, *, is_number: bool) ->
     # A file with only nulls has neither bound.
     low, high = _finite(pc.min(files[least]).as_py()), _finite(pc.max(files[most]).as_py())
     return ColumnProfile(name, nulls, least=low, most=high)
-
-
-def measure_profile(frame: DataFrame, columns: Sequence[Sequence[Any]]) -> Measured:
-    """Returns the profile of a frame, by one Spark aggregate."""
-    asked = [F.count(F.lit(1))]
-    for name, is_number in columns:
-        column = F.col(quote(name))
-        asked.append(F.count(column))
-        if is_number:
-            double = column.cast("double")
-            finite = F.when(F.abs(double) < float("inf"), double)  # Spark sorts NaN above infinity.
-            asked += [F.avg(finite), F.stddev_pop(finite), F.min(finite), F.max(finite)]
-    (row,) = frame.agg(*(value.alias(f"v{k}") for k, value in enumerate(asked))).collect()
-    values = iter(row)
-    rows = int(next(values))
-    profiles = []
-    for name, is_number in columns:
-        nulls = (rows - next(values)) / rows if rows else None
-        numbers = [_finite(value) for value in islice(values, 4 if is_number else 0)]
-        profiles.append(ColumnProfile(name, nulls, *numbers))
-    return rows, profiles
 
 
 def _finite(value: Any) -> float | None:

@@ -11,16 +11,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from operator import and_, or_
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.changes.decode.collapse import codes_of_both
 from waldelta.errors import class_and_text
 from waldelta.lake import READ_FAILURES, DeltaTarget, TargetVersion
 from waldelta.lake.ledger import SYNCED, BatchCut, ColumnState, TableState
@@ -28,10 +22,15 @@ from waldelta.metadata_columns import LSN
 from waldelta.pipeline.drift import EVERYTHING
 from waldelta.postgres.publication_membership import from_texts
 from waldelta.spark import Runner
-from waldelta.spark_sql import quote
 from waldelta.stages.check.constraints.constraints import ForeignKey, KeyColumn
-from waldelta.stages.check.measure.duplicate_keys import distinct_texts, read_keys
-from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows
+from waldelta.stages.check.measure.duplicate_keys import has_few_keys, text_of
+from waldelta.stages.check.measure.failing_rows import (
+    MOST_EXAMPLES,
+    FailingRows,
+    Relation,
+    name_of,
+    rows_of,
+)
 from waldelta.target_modes import MIRROR, TargetMode
 from waldelta.types import stored_type
 from waldelta.types.base import Comparison
@@ -350,87 +349,71 @@ def _side(known: KnownTargets, state: TableState, columns: Sequence[KeyColumn]) 
 log = logging.getLogger(__name__)
 
 
-def find_rows_without_parent(runner: Runner, reference: Reference) -> FailingRows:
-    """Returns the rows without a parent row, found by Spark's anti-join.
-
-    Rows with a null in their key refer to nothing.
-    """
-    rows = reference.referring.frame(runner)
-    if reference.since is not None:
-        rows = rows.where(F.col(LSN) >= reference.since)
-    padded = _padded(reference)
-    own = rows.select(*_key_columns("r", reference.referring.columns, padded[0]))
-    there = reference.referenced.frame(runner).select(
-        *_key_columns("p", reference.referenced.columns, padded[1])
-    )
-    places = range(len(reference.comparisons))
-    present = [F.col(f"r{k}").isNotNull() for k in places]
-    partners = [F.col(f"r{k}") == F.col(f"p{k}") for k in places]
-    orphans = own.where(reduce(and_, present)).join(there, reduce(and_, partners), "left_anti")
-    if reference.whole and len(present) > 1:
-        orphans = orphans.unionByName(own.where(~reduce(and_, present) & reduce(or_, present)))
-    count = orphans.count()
-    if not count:
-        return FailingRows(0)
-    texts = [F.coalesce(F.col(f"r{k}").cast("string"), F.lit("null")) for k in places]
-    found = orphans.select(F.concat_ws(", ", *texts)).distinct().limit(MOST_EXAMPLES).collect()
-    return FailingRows(count, tuple(sorted(row[0] for row in found)))
-
-
-def _padded(reference: Reference) -> tuple[list[bool], list[bool]]:
-    """Returns for both sides which columns are compared without trailing blanks (only spaces)."""
-    comparisons = reference.comparisons
-    return [one in ("padded", "own padded") for one in comparisons], [
-        one == "padded" for one in comparisons
-    ]
-
-
-def _key_columns(letter: str, names: Sequence[str], padded: Sequence[bool]) -> list[Column]:
-    columns = [F.col(quote(name)) for name in names]
-    return [
-        (F.rtrim(column) if is_padded else column).alias(f"{letter}{k}")
-        for k, (column, is_padded) in enumerate(zip(columns, padded, strict=True))
-    ]
-
-
 def count_rows_without_parent(runner: Runner, reference: Reference) -> FailingRows:
-    """Returns the rows without a parent row, found by Arrow or else by Spark.
+    """Returns the rows without a parent row.
 
-    Where Arrow reads both targets' keys, all rows are judged, whatever has changed.
+    Where this process reads both targets' keys, all rows are judged, whatever has changed.
     """
-    found = rows_without_parent_by_arrow(reference)
-    return find_rows_without_parent(runner, reference) if found is None else found
-
-
-def rows_without_parent_by_arrow(reference: Reference) -> FailingRows | None:
-    """Returns the rows without a parent row; None when only Spark reads or compares the keys."""
-    sides = reference.referring, reference.referenced
-    if any(side.mode.keeps_rows for side in sides) or "number" in reference.comparisons:
-        return None
-    sought = zip(sides, _padded(reference), strict=True)
-    own, there = (_read(side, reference.comparisons, padded) for side, padded in sought)
-    if own is None or there is None:
-        return None
-    complete = reduce(pc.and_, [pc.is_valid(column) for column in own.columns])
-    orphans = np.asarray(complete, np.bool_) & ~np.isin(*codes_of_both(own.columns, there.columns))
-    if reference.whole:
-        begun = reduce(pc.or_, [pc.is_valid(column) for column in own.columns])
-        orphans |= np.asarray(pc.and_not(begun, complete), np.bool_)
-    rows = own.filter(pa.array(orphans))
-    return FailingRows(len(rows), tuple(sorted(distinct_texts(rows)[0])) if len(rows) else ())
-
-
-def _read(side: Side, comparisons: Sequence[Comparison], padded: Sequence[bool]) -> pa.Table | None:
-    """Returns a target's keys in the form that is compared; None where Spark must read them."""
     try:
-        rows = read_keys(side.open(), sorted({*side.columns}))
+        if (versions := versions_to_compare(reference)) is not None:
+            return rows_without_parent(reference, *versions)
     except READ_FAILURES as err:
-        log.info("table=%s: Spark reads its keys: %s", side.table, class_and_text(err))
+        log.info("Spark judges foreign key %s: %s", reference.name, class_and_text(err))
+    own = reference.referring.frame(runner)
+    if reference.since is not None:
+        own = own.where(F.col(LSN) >= reference.since)
+    return rows_without_parent(reference, own, reference.referenced.frame(runner))
+
+
+def versions_to_compare(reference: Reference) -> tuple[TargetVersion, TargetVersion] | None:
+    """Returns both targets' versions; None when only Spark reads or compares the keys.
+
+    Raises what delta-rs and Arrow raise.
+    """
+    own, parent = reference.referring, reference.referenced
+    if own.mode.keeps_rows or parent.mode.keeps_rows or "number" in reference.comparisons:
         return None
-    if rows is None:
-        return None
-    columns = {}
-    for k, (name, comparison) in enumerate(zip(side.columns, comparisons, strict=True)):
-        column = rows[name].cast(pa.int64()) if comparison == "integer" else rows[name]
-        columns[f"k{k}"] = pc.utf8_rtrim(column, " ") if padded[k] else column
-    return pa.table(columns)
+    versions = own.open(), parent.open()
+    sides = zip((own, parent), versions, strict=True)
+    are_few = all(has_few_keys(version, side.columns) for side, version in sides)
+    return versions if are_few else None
+
+
+def rows_without_parent(reference: Reference, own: Relation, parents: Relation) -> FailingRows:
+    """Returns the rows without a parent row; those with a null in their key refer to nothing."""
+    comparisons = reference.comparisons
+    sides: tuple[tuple[tuple[str, ...], tuple[Comparison, ...]], ...] = (
+        (reference.referring.columns, ("padded", "own padded")),
+        (reference.referenced.columns, ("padded",)),
+    )
+    left, right = (
+        ", ".join(
+            f"{_compared(name_of(name), comparison, padded)} as k{n}"
+            for n, (name, comparison) in enumerate(zip(names, comparisons, strict=True))
+        )
+        for names, padded in sides
+    )
+    keys = [f"k{n}" for n in range(len(comparisons))]
+    same = " and ".join(f"c.{key} = p.{key}" for key in keys)
+    refers = (" or " if reference.whole else " and ").join(f"c.{key} is not null" for key in keys)
+    # The SQL contains only quoted columns.
+    orphans = (
+        f"from (select {left} from {{own}}) as c left anti join (select {right} from {{parents}})"  # noqa: S608
+        f" as p on {same} where {refers}"
+    )
+    (counts,) = rows_of(f"select count(*) as n {orphans}", own=own, parents=parents)
+    if not counts["n"]:
+        return FailingRows()
+    listed = ", ".join(f"c.{key} as {key}" for key in keys)
+    text = f"select distinct {listed} {orphans} limit {MOST_EXAMPLES}"
+    examples = sorted(map(text_of, rows_of(text, own=own, parents=parents)))
+    return FailingRows(counts["n"], tuple(examples))
+
+
+def _compared(column: str, comparison: Comparison, padded: Collection[Comparison]) -> str:
+    """Returns a column of a key in the form that is compared, without trailing blanks where
+    ``padded`` says so.
+    """
+    if comparison in padded:
+        return f"trim(trailing ' ' from {column})"
+    return f"cast({column} as bigint)" if comparison == "integer" else column

@@ -19,14 +19,12 @@ from waldelta.stages.check.constraints.constraints import CheckConstraint, Decla
 from waldelta.stages.check.measure.duplicate_keys import (
     IntegerKey,
     duplicate_keys,
-    find_duplicate_keys,
-    read_keys,
+    has_few_keys,
 )
 from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.measure.profile import (
     Before,
     Measured,
-    measure_profile,
     profile_by_statistics,
     profile_by_values,
 )
@@ -69,7 +67,7 @@ class GivenRows:
 
         ``are_met``: all rows of the version before the changes are known to differ in them.
         """
-        return find_duplicate_keys(self.given, columns)
+        return duplicate_keys(self.given, columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,26 +106,31 @@ class TargetRows:
         except (*READ_FAILURES, KeyError) as err:
             name = self.target.state.table_name
             log.info("table=%s: Spark measures the profile: %s", name, class_and_text(err))
-        return None if self.met is not None else measure_profile(self.frame(), columns)
+        return None if self.met is not None else profile_by_values(self.frame(), columns)
 
     def duplicate_keys(self, columns: Sequence[str], *, are_met: bool) -> FailingRows:
         """Counts them by Arrow where this process reads the keys, else by Spark.
 
         Only keys of rows written since ``met`` are compared with the others.
         """
-        if self.table is None:
-            return find_duplicate_keys(self.frame(), columns)
+        table = self.table
+        if table is None:
+            return duplicate_keys(self.frame(), columns)
         is_single, since, key = len(columns) == 1, self.met if are_met else None, None
         if is_single or since is not None:
-            key = IntegerKey.of(self.table, columns[0])
+            key = IntegerKey.of(table, columns[0])
         if key is not None and since is not None:
             key = key.written_since(since)
         if is_single and key is not None and key.is_unique():
             return FailingRows()
-        if (keys := read_keys(self.table, columns)) is not None:
-            return duplicate_keys(keys)
+        try:
+            if has_few_keys(table, columns):
+                return duplicate_keys(table, columns)
+        except READ_FAILURES as err:
+            name = self.target.state.table_name
+            log.info("table=%s: Spark compares the keys: %s", name, class_and_text(err))
         rows = self.frame() if key is None else key.rows_in_question(self.frame())
-        return find_duplicate_keys(rows, columns)
+        return duplicate_keys(rows, columns)
 
 
 # Rows that expectations on several rows are judged on.

@@ -1,4 +1,4 @@
-"""Which foreign keys are judged between targets, why others aren't, what Arrow finds."""
+"""Which foreign keys are judged between targets, why others aren't, what is found."""
 
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -17,8 +17,9 @@ from waldelta.stages.check.measure.references import (
     Reference,
     Side,
     plan_references,
-    rows_without_parent_by_arrow,
+    rows_without_parent,
     touched,
+    versions_to_compare,
 )
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -183,7 +184,7 @@ ROWS = [
     ("rows", "comparisons", "whole", "orphans"), [c[1:] for c in ROWS], ids=[c[0] for c in ROWS]
 )
 def test_orphans_of_small_targets(tmp_path, rows, comparisons, whole, orphans):
-    """By Arrow alone, as PostgreSQL counts them."""
+    """Without Spark, as PostgreSQL counts them."""
     small, wide = pa.schema([("x", pa.int32()), ("y", pa.string()), ("z", pa.date32())]), pa.int64()
     there = pa.Table.from_pylist([{"x": 1, "y": "a   ", "z": D}, {"x": 2, "y": "b", "z": D}], small)
     if comparisons[0] == "integer":
@@ -192,7 +193,9 @@ def test_orphans_of_small_targets(tmp_path, rows, comparisons, whole, orphans):
     own = pa.Table.from_pylist([dict(zip(small.names, row, strict=True)) for row in rows], small)
     write_deltalake(str(tmp_path / "c"), own)
     sides = [Side(name, table_at(str(tmp_path / name)), 0, ("x", "y", "z")) for name in "cp"]
-    found = rows_without_parent_by_arrow(Reference("fk", *sides, comparisons, "c", whole=whole))
+    reference = Reference("fk", *sides, comparisons, "c", whole=whole)
+    versions = versions_to_compare(reference)
+    found = rows_without_parent(reference, *versions) if versions else None
     assert (found.rows if found else None) == orphans
     assert found is None or bool(found.examples) == bool(found.rows)
 
@@ -203,4 +206,4 @@ def test_targets_that_are_not_small(tmp_path, monkeypatch):
     module = "waldelta.stages.check.measure.duplicate_keys"
     monkeypatch.setattr(f"{module}._MOST_COMPARED_ROWS", 1)
     side = Side("t", table_at(str(tmp_path)), 0, ("x",))
-    assert rows_without_parent_by_arrow(Reference("fk", side, side, ("same",), "t")) is None
+    assert versions_to_compare(Reference("fk", side, side, ("same",), "t")) is None
