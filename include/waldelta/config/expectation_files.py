@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -124,15 +125,20 @@ class OwnSuite(StrictModel):
 
 @dataclass(frozen=True)
 class OwnSuiteFile:
-    """A suite and its file, so that problems found later can name their place."""
+    """A suite and its file, so that problems found later can name their place.
+
+    ``lines`` are the lines of the expectations, none where they come from no file.
+    """
 
     path: Path
     suite: OwnSuite
+    lines: Sequence[int] = ()
 
     def place(self, number: int, folder: Path | None = None) -> str:
-        """Returns the place of expectation ``number`` (from 0), its file relative to ``folder``."""
+        """Returns the file, relative to ``folder``, line and number of an expectation (from 0)."""
         path = self.path if folder is None else os.path.relpath(self.path, folder)
-        return f"{path}: expectations[{number}]"
+        line = f":{self.lines[number]}" if self.lines else ""
+        return f"{path}{line}: expectations[{number}]"
 
     def meaning(self, number: int) -> str:
         """Returns the expectation's name, unique in its file, which identifies its results."""
@@ -207,7 +213,7 @@ def read_each(folder: Path) -> dict[Path, OwnSuiteFile | ConfigError]:
         try:
             if path.suffix not in _SUFFIXES:
                 raise ConfigError(f"{path}: isn't read: rename it {path.stem}.yml")
-            found[path] = OwnSuiteFile(path, _read_suite(path))
+            found[path] = _read_suite(path)
         except ConfigError as err:
             found[path] = err
     return found
@@ -253,12 +259,21 @@ def assign_suites(
     )
 
 
-def _read_suite(path: Path) -> OwnSuite:
+def _read_suite(path: Path) -> OwnSuiteFile:
+    lines: list[int] = []
     try:
-        document = read_yaml_file(path)
+        document = read_yaml_file(path, lines)
     except OSError as err:
         raise ConfigError(f"{path}: can't be read ({err.strerror}): check the file") from err
     try:
-        return OwnSuite.model_validate(document if document is not None else {})
+        suite = OwnSuite.model_validate(document if document is not None else {})
     except ValidationError as err:
-        raise ConfigError(f"{path}: {'; '.join(problems(err, OwnSuite))}") from err
+        listed = "; ".join(_with_line(problem, lines) for problem in problems(err, OwnSuite))
+        raise ConfigError(f"{path}: {listed}") from err
+    return OwnSuiteFile(path, suite, lines)
+
+
+def _with_line(problem: str, lines: Sequence[int]) -> str:
+    """Returns a problem with its line, where it is about an expectation."""
+    place = re.match(r"expectations\[(\d+)\]", problem)
+    return problem if place is None else f"line {lines[int(place[1])]}: {problem}"

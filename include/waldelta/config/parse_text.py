@@ -38,9 +38,10 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError(_TOO_DEEP) from None
 
 
-def read_yaml_file(path: Path) -> Any:
+def read_yaml_file(path: Path, lines: list[int] | None = None) -> Any:
     """Returns the document of a YAML file; raises OSError, and ConfigError with the file's name.
 
+    ``lines`` gets the lines of the entries of its lists, where it is a mapping of lists.
     ConfigError is raised for what isn't a regular file, and as parse_yaml() raises yaml.YAMLError.
     """
     if path.exists() and not path.is_file():  # Opening a FIFO would wait without end.
@@ -48,7 +49,7 @@ def read_yaml_file(path: Path) -> Any:
     if (size := path.stat().st_size) > _MOST_BYTES:
         raise ConfigError(f"{path} has {size:,} bytes, and {_MOST_BYTES:,} are allowed: shorten it")
     try:
-        return parse_yaml(path.read_text(encoding="utf-8"))
+        return parse_yaml(path.read_text(encoding="utf-8"), lines)
     except UnicodeDecodeError as err:
         raise ConfigError(
             f"{path} is not text in UTF-8 (byte {err.start}): check the path"
@@ -57,7 +58,7 @@ def read_yaml_file(path: Path) -> Any:
         raise ConfigError(f"{path} is not valid YAML: {err}") from err
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str, lines: list[int] | None = None) -> Any:
     """Returns the document of a YAML text; raises yaml.YAMLError.
 
     It is raised for duplicate keys, of which YAML itself would take the last one, too; also where
@@ -65,7 +66,7 @@ def parse_yaml(text: str) -> Any:
     one line what is wrong where, without the file's text, which may have a secret.
     """
     try:
-        return _read_document(text)
+        return _read_document(text, lines)
     except ReaderError as err:
         before = text[: err.position]
         line, column = before.count("\n") + 1, err.position - before.rfind("\n")
@@ -78,7 +79,7 @@ def parse_yaml(text: str) -> Any:
         raise yaml.YAMLError(_TOO_DEEP) from None
 
 
-def _read_document(text: str) -> Any:
+def _read_document(text: str, lines: list[int] | None) -> Any:
     loader = yaml.SafeLoader(text)
     try:
         node = loader.get_single_node()
@@ -87,6 +88,9 @@ def _read_document(text: str) -> Any:
         _check_size(node)
         if twice := list(_written_twice(node, (), set())):
             raise yaml.YAMLError(f"each key is written once: {', '.join(twice)}")
+        if lines is not None and isinstance(node, yaml.MappingNode):
+            lists = (of for _, of in node.value if isinstance(of, yaml.SequenceNode))
+            lines += [entry.start_mark.line + 1 for of in lists for entry in of.value]
         return loader.construct_document(node)
     finally:
         loader.dispose()
@@ -113,7 +117,8 @@ def _check_size(document: yaml.Node) -> None:
             sizes[id(node)] = 1 if is_scalar else 1 + sum(map(size_of, below))
         return sizes[id(node)]
 
-    if size_of(document) > _MOST_VALUES:
+    # Without an alias, each value is a node of its own, and the file's size limits their number.
+    if size_of(document) > _MOST_VALUES + len(sizes):
         raise yaml.YAMLError(
             f"its aliases stand for more than {_MOST_VALUES:,} values: write fewer"
         )

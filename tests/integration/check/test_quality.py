@@ -234,7 +234,7 @@ def test_refused_expectations(lake):
     told = str(caught.value)
     for number, (_, message) in enumerate(REFUSED):
         assert message in told
-        assert f"{lake.suites / 'public.t.yml'}: expectations[{number}]" in told
+        assert f"{lake.suites / 'public.t.yml'}:1: expectations[{number}]" in told
     assert "public.u: key (id) is unique (2 rows)" in told.replace(
         "expect_target_key_to_be_unique: ", ""
     )

@@ -119,9 +119,10 @@ def test_names_columns_and_arguments_are_judged_without_spark(database, conn, la
     job = job_with(job_for(database, lake, ENTRY), tmp_path)
     written(tmp_path, *(item for item, _ in NAMES))
     problems = plan_setup(conn, job, judge_names).problems
-    place = f"{tmp_path / 'public.t.yml'}: expectations"
+    file = tmp_path / "public.t.yml"
     for number, (item, said) in enumerate(NAMES):
-        (told,) = [text for text in problems if text.startswith(f"{place}[{number}]: ")]
+        place = f"{file}:{number + 2}: expectations[{number}]: "
+        (told,) = [text for text in problems if text.startswith(place)]
         assert said in told, item
     assert len(problems) == len(NAMES)
     written(tmp_path, *FINE, *(item for item, _ in [*OF_SPARK, *OF_ROWS]))
@@ -149,9 +150,9 @@ def test_a_broken_file_is_of_its_own_table(database, conn, lake, tmp_path):
     of_t, of_paid, of_u = plan.problems
     assert of_t.startswith("expectations of public.t: ")
     assert "not valid YAML" in of_t
-    assert "app.paid.yml: expectations[0]" in of_paid
+    assert "app.paid.yml:2: expectations[0]" in of_paid
     assert "did you mean amount?" in of_paid
-    assert "public.u.yml: expectations[0]" in of_u
+    assert "public.u.yml:2: expectations[0]" in of_u
     assert "the target has no column amuont: it has id" in of_u
     (unused,) = [text for text in plan.warnings if "unused" in text]
     assert unused.endswith("fits no table of this pipeline: did you mean public.t.yml?")

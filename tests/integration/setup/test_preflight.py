@@ -544,7 +544,7 @@ def test_own_expectations_that_cannot_be(database, conn, lake, tmp_path):
     )
     problems = refused(database, conn, job).splitlines()
     said = [
-        "h.yml: expectations[0]: gate: stop",
+        "h.yml:1: expectations[0]: gate: stop",
         "expectations of public.t: ",
         "expectations of public.twice: ",
     ]

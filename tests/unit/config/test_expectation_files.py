@@ -25,7 +25,7 @@ REFUSED = [
     ("[1]", "(top level): keys with values are needed"),
     ("expectations:\n  - {kwargs: {}}", "expectations[0].type: missing: add it"),
     ("expectations:\n  - {type: x, severty: warning}",
-     "expectations[0].severty: unknown key: did you mean severity?"),
+     "line 2: expectations[0].severty: unknown key: did you mean severity?"),
     ("expectation:\n  - {type: x}", "expectation: unknown key: did you mean expectations?"),
     ("expectations:\n  - {type: x, xyzzy: 1}",
      "expectations[0].xyzzy: unknown key: remove it; type, kwargs, severity, gate, notes are"),
@@ -129,6 +129,19 @@ def test_ten_thousand_are_named_by_one_pass_over_them(tmp_path):
         sys.setprofile(None)
     assert len(names) == len(items)
     assert calls["call"] < 20 * len(items)
+
+
+def test_ten_thousand_are_read_with_their_lines(tmp_path):
+    """Only aliases make a file stand for too many values."""
+    entry = GOOD.splitlines(keepends=True)[1]
+    (tmp_path / "public.t.yml").write_text(f"{GOOD}\n{entry}{entry}")
+    file = read_own_suites(tmp_path, ["public.t"]).by_table["public.t"]
+    assert [file.place(n).rpartition("yml")[2] for n in range(3)] == [
+        ":2: expectations[0]", ":4: expectations[1]", ":5: expectations[2]"
+    ]  # fmt: skip
+    (tmp_path / "public.t.yml").write_text(GOOD + entry * 9_999)
+    file = read_own_suites(tmp_path, ["public.t"]).by_table["public.t"]
+    assert file.lines == [*range(2, 10_002)]
 
 
 @pytest.mark.parametrize(

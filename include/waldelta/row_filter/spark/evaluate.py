@@ -57,11 +57,12 @@ class _Uncertain(Exception):
     """Only Spark knows what the condition means."""
 
 
-@lru_cache(256)
+@lru_cache(16_384)
 def parsed(condition: str) -> exp.Expr | SqlglotError:
     """Returns a condition's tree, or why it has none.
 
-    Several questions are asked of each condition, in each check of its table.
+    Several questions are asked of each condition, in each check of its table and of each of its
+    batches; a suite may have thousands.
     """
     import sqlglot  # few tables have such a condition
 
