@@ -27,8 +27,7 @@ from waldelta.lake.ledger.check_records import ColumnDifference
 from waldelta.spark import OnSpark
 from waldelta.stages.check.check import check
 from waldelta.stages.check.great_expectations.run_suite import _open_context
-from waldelta.stages.check.reports._result_view import check_page
-from waldelta.stages.check.reports.data_docs import list_reconciliation
+from waldelta.stages.check.reports.data_docs import check_page, list_reconciliation
 from waldelta.stages.check.suite.expectation import QualityReport
 
 pytestmark = pytest.mark.spark

@@ -17,10 +17,9 @@ from waldelta.stages.check.check_run import RunOutcome
 from waldelta.stages.check.evaluate import count_written
 from waldelta.stages.check.great_expectations.own_expectations import why_refused
 from waldelta.stages.check.great_expectations.run_suite import _item, build_suite, judge_frame
-from waldelta.stages.check.suite.expectation import PlannedExpectation
+from waldelta.stages.check.suite.expectation import PlannedExpectation, SourceRules
 from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, kind_of
 from waldelta.stages.check.suite.row_kinds import count_rows
-from waldelta.stages.check.suite.target_facts import SourceRules
 
 pytestmark = pytest.mark.spark
 

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from tests.unit.stages.check.suite.test_kinds import HELD, ID, state
 from waldelta.config.quality import Freshness
 from waldelta.pipeline.lag import Lag
+from waldelta.stages.check.suite.expectation import SourceRules
 from waldelta.stages.check.suite.kinds import plan_suite
-from waldelta.stages.check.suite.target_facts import SourceRules
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 CASES = [

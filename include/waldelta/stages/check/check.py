@@ -54,8 +54,12 @@ from waldelta.stages.check.measure.profile import Before, bounds_of
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.reports.data_docs import list_reports, page_name, write_page
 from waldelta.stages.check.reports.docs_store import DocsStore, RunFolder
-from waldelta.stages.check.suite.expectation import QualityReport, TableVerdict
-from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules
+from waldelta.stages.check.suite.expectation import (
+    CheckedTarget,
+    QualityReport,
+    SourceRules,
+    TableVerdict,
+)
 
 NO_SUITES = OwnSuites()
 log = logging.getLogger(__name__)

@@ -27,9 +27,14 @@ from waldelta.spark import RunnerPool
 from waldelta.stages.check.gate.release import PositionRange
 from waldelta.stages.check.great_expectations.own_expectations import why_refused
 from waldelta.stages.check.measure.profile import Before
-from waldelta.stages.check.suite.expectation import Outcome, TableVerdict, unchecked
+from waldelta.stages.check.suite.expectation import (
+    CheckedTarget,
+    Outcome,
+    SourceRules,
+    TableVerdict,
+    unchecked,
+)
 from waldelta.stages.check.suite.kinds import SuitePlan, depends_on, plan_suite
-from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules
 
 # These depend on more than the target's rows, and an unchanged target is judged again by them.
 _NOT_OF_ROWS = ("earlier runs", "other data")

@@ -60,13 +60,14 @@ from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.measure.profile import Measured
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.suite.expectation import (
+    CheckedTarget,
     Outcome,
     TableVerdict,
+    TargetRows,
     unchecked,
 )
 from waldelta.stages.check.suite.kinds import SuitePlan, depends_on, kind_of
 from waldelta.stages.check.suite.sql_conditions import listed
-from waldelta.stages.check.suite.target_facts import CheckedTarget, TargetRows
 
 log = logging.getLogger(__name__)
 

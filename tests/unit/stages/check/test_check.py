@@ -26,10 +26,10 @@ from waldelta.stages.check.suite.expectation import (
     Outcome,
     PlannedExpectation,
     QualityReport,
+    SourceRules,
     TableVerdict,
 )
 from waldelta.stages.check.suite.kinds import plan_suite
-from waldelta.stages.check.suite.target_facts import SourceRules
 
 PLANNED = (
     PlannedExpectation("a", {}, "critical", "catalog", "m"),

@@ -20,9 +20,8 @@ from waldelta.stages.check.check_run import (
     met_at,
     suite_of,
 )
-from waldelta.stages.check.suite.expectation import PlannedExpectation
+from waldelta.stages.check.suite.expectation import CheckedTarget, PlannedExpectation
 from waldelta.stages.check.suite.kinds import SuitePlan
-from waldelta.stages.check.suite.target_facts import CheckedTarget
 
 PLAN = SuitePlan(
     "public.t", (PlannedExpectation("a", {"column": "id"}, "critical", "catalog", "m"),)

@@ -24,9 +24,9 @@ from waldelta.stages.check.evaluate import (
     written_since,
 )
 from waldelta.stages.check.measure.profile import Before
+from waldelta.stages.check.suite.expectation import CheckedTarget, SourceRules, TargetRows
 from waldelta.stages.check.suite.kinds import AsBefore, plan_suite
 from waldelta.stages.check.suite.sql_conditions import listed
-from waldelta.stages.check.suite.target_facts import CheckedTarget, SourceRules, TargetRows
 
 SCHEMA = pa.schema(
     [

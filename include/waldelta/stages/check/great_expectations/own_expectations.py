@@ -22,11 +22,15 @@ from waldelta.errors import class_and_text
 from waldelta.pipeline import named_error
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows
-from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation, RowCondition
+from waldelta.stages.check.suite.expectation import (
+    GivenRows,
+    Outcome,
+    PlannedExpectation,
+    RowCondition,
+)
 from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, kind_of
 from waldelta.stages.check.suite.row_kinds import RowKind, column_name, count_rows
 from waldelta.stages.check.suite.sql_conditions import unresolved_columns, why_not_parsed
-from waldelta.stages.check.suite.target_facts import GivenRows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

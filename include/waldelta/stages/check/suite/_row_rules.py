@@ -26,9 +26,8 @@ from waldelta.stages.check.constraints.constraints import (
     DeclaredType,
     base_columns,
 )
-from waldelta.stages.check.suite.expectation import Origin, PlannedExpectation
+from waldelta.stages.check.suite.expectation import Origin, PlannedExpectation, TargetFacts
 from waldelta.stages.check.suite.sql_conditions import listed, null_condition, value_condition
-from waldelta.stages.check.suite.target_facts import TargetFacts
 from waldelta.types import TargetType, stored_type
 from waldelta.types.numeric import Decimal
 

@@ -34,18 +34,16 @@ from waldelta.stages.check.suite.expectation import (
     Argument,
     DependsOn,
     ExpectationKind,
+    JudgedRows,
     OtherKind,
     Outcome,
     PlannedExpectation,
-)
-from waldelta.stages.check.suite.row_kinds import ROW_EXPECTATION_KINDS, are_common, column_name
-from waldelta.stages.check.suite.sql_conditions import listed
-from waldelta.stages.check.suite.target_facts import (
-    JudgedRows,
     SourceRules,
     TargetFacts,
     TargetRows,
 )
+from waldelta.stages.check.suite.row_kinds import ROW_EXPECTATION_KINDS, are_common, column_name
+from waldelta.stages.check.suite.sql_conditions import listed
 from waldelta.target_modes import TargetMode
 from waldelta.types import stored_type
 

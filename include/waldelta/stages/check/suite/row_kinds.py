@@ -42,6 +42,7 @@ from waldelta.stages.check.suite.expectation import (
     Outcome,
     PlannedExpectation,
     RowCondition,
+    TargetFacts,
     is_plain,
 )
 from waldelta.stages.check.suite.sql_conditions import (
@@ -50,7 +51,6 @@ from waldelta.stages.check.suite.sql_conditions import (
     null_condition,
     value_condition,
 )
-from waldelta.stages.check.suite.target_facts import TargetFacts
 
 # A query that counts for more conditions than this takes longer to plan than several.
 _MOST_COUNTED = 500

@@ -33,7 +33,7 @@ from waldelta.stages.check.measure.references import (
     plan_references,
     touched,
 )
-from waldelta.stages.check.suite.target_facts import SourceRules
+from waldelta.stages.check.suite.expectation import SourceRules
 
 # The most runs whose results are searched for the position of landed transactions: results of an
 # older version don't have it.

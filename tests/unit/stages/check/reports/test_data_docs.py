@@ -1,12 +1,16 @@
-"""Data Docs: what a check puts on the list of reports."""
+"""Data Docs: what a check puts on the list of reports, and pages in which every text is escaped."""
 
+import json
 import re
 from datetime import UTC, datetime
+
+import pytest
 
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import StateError
 from waldelta.lake import Lake
-from waldelta.stages.check.reports.data_docs import list_reports
+from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
+from waldelta.stages.check.reports.data_docs import _content, check_page, list_reports
 from waldelta.stages.check.reports.docs_store import CHECKS, DocsStore
 from waldelta.stages.check.suite.expectation import TableVerdict, unchecked
 
@@ -27,3 +31,141 @@ def test_a_run_is_listed_with_the_table_that_it_couldnt_check(tmp_path):
         assert 'class="mark failed"' in index
     assert "1 of 1 not met<ul><li>couldn&#x27;t be checked: it isn&#x27;t there" in index
     assert index.count("public.gone") == 2
+
+
+BAD = "<script>\"'&</script>"
+SAFE = "&lt;script&gt;&quot;&#x27;&amp;&lt;/script&gt;"
+SENTENCE = {
+    "content_block_type": "string_template",
+    "string_template": {"template": "$x", "params": {"x": BAD}},
+}
+CHART = {"datasets": {BAD: [{BAD: BAD}]}}
+
+
+def sentence(template, **params):
+    return {
+        "content_block_type": "string_template",
+        "string_template": {"template": template, "params": params},
+    }
+
+
+TAGS = {"b", "br", "code", "details", "div", "h3", "li", "p", "pre", "span", "summary", "ul"} | {
+    "table", "tbody", "td", "th", "thead", "tr"
+}  # fmt: skip
+BLOCKS = {
+    "a text": (BAD, SAFE),
+    "a list": ([BAD, None, 3], f"<div>{SAFE}</div><div></div><div>3</div>"),
+    "a template's words": (sentence(f"{BAD} $$x $y", x=1), f"{SAFE} $$x $y"),
+    "a parameter": (sentence("a ${x}b $xy", x=BAD), f"a <code>{SAFE}</code>b $xy"),
+    "a parameter that is none of its text's": (sentence("$x", x="$y", y=BAD), "<code>$y</code>"),
+    "a dict as a parameter": (sentence("$x", x={BAD: 1}), None),
+    "one of what is counted":
+     (sentence("$n unexpected values found, $m characters of $m rows", n=1, m="1"),
+      "<code>1</code> unexpected value found, <code>1</code> character of <code>1</code> row"),
+    "several": (sentence("$n unexpected values, $m rowsets", n=11, m=1),
+                "<code>11</code> unexpected values, <code>1</code> rowsets"),
+    "lines": (sentence("a<br>b<br/>$x", x=1), "a<br>b<br><code>1</code>"),
+    "an icon": (sentence("$icon", icon="", markdown_status_icon="✅"),
+                '<span class="mark passed">passed</span>'),
+    "another icon": (sentence("$icon", icon="", markdown_status_icon=BAD),
+                     '<span class="mark warning">warning</span>'),
+    "a schema": (sentence("$formatted_json", formatted_json=f"<pre>{SAFE}</pre>"),
+                 f"<pre>{SAFE}</pre>"),
+    "an icon that is HTML":
+     (sentence("$html_success_icon", html_success_icon="<i class=x></i>"),
+      "<code>&lt;i class=x&gt;&lt;/i&gt;</code>"),
+    "a template that is none":
+     ({"content_block_type": "string_template", "string_template": BAD}, SAFE),
+    "a table": ({"content_block_type": "table", "header_row": [BAD], "table": [[BAD, [SENTENCE]]]},
+                None),
+    "its headings": ({"content_block_type": "table", "header": BAD, "subheader": SENTENCE,
+                      "table": [[]]}, None),
+    "bullets": ({"content_block_type": "bullet_list", "bullet_list": [BAD, SENTENCE]}, None),
+    "values": ({"content_block_type": "value_list", "value_list": [BAD, SENTENCE]}, None),
+    "paragraphs": ({"content_block_type": "text", "text": [BAD]}, f"<p>{SAFE}</p>"),
+    "one paragraph": ({"content_block_type": "text", "text": BAD}, f"<p>{SAFE}</p>"),
+    "markdown": ({"content_block_type": "markdown", "markdown": f"**{BAD}**"},
+                 f"<p>**{SAFE}**</p>"),
+    "a container": ({"content_block_type": "content_block_container", "content_blocks": [SENTENCE]},
+                    None),
+    "what folds": ({"content_block_type": "collapse", "collapse_toggle_link": BAD,
+                    "collapse": [BAD]},
+                   f"<details><summary>{SAFE}</summary><div>{SAFE}</div></details>"),
+    "tabs": ({"content_block_type": "tabs", "tabs": [{"tab_name": BAD, "tab_content": BAD}]},
+             f"<h3>{SAFE}</h3>{SAFE}"),
+    "a chart": ({"content_block_type": "graph", "graph": CHART}, None),
+    "a chart as text": ({"content_block_type": "graph", "graph": json.dumps(CHART)}, None),
+    "a chart of another form": ({"content_block_type": "graph", "graph": {BAD: BAD}}, None),
+    "a chart that is none": ({"content_block_type": "graph", "graph": BAD}, None),
+    "a kind that isn't known": ({"content_block_type": BAD, BAD: BAD}, None),
+    "an hstore value that looks like a table":
+     ({"content_block_type": "table",
+       "table": [["fine"], [{"content_block_type": "table", BAD: BAD}]]}, None),
+    "one that looks like a sentence": ({"content_block_type": "string_template", BAD: BAD}, None),
+    "one whose kind is a list": ({"content_block_type": [], BAD: BAD}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("block", "expected"), BLOCKS.values(), ids=BLOCKS)
+def test_every_text_is_escaped(block, expected):
+    """As given, or within JSON or Python's notation of what has no HTML of its own."""
+    shown = _content(block)
+    assert expected is None or shown == expected
+    assert expected is not None or "&lt;/script&gt;" in shown
+    assert "<script" not in shown
+    assert set(re.findall(r"</?(\w+)", shown)) <= TAGS
+
+
+def check_result(*found):
+    """A check's result: the type, arguments, severity and success of each expectation."""
+    import_great_expectations()
+    from great_expectations.core import (
+        ExpectationSuiteValidationResult,
+        ExpectationValidationResult,
+    )
+    from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+
+    return ExpectationSuiteValidationResult(
+        success=all(success for *_, success in found),
+        results=[
+            ExpectationValidationResult(
+                success=success,
+                expectation_config=ExpectationConfiguration(
+                    type=kind, kwargs=kwargs, severity=severity
+                ),
+                result={},
+            )
+            for kind, kwargs, severity, success in found
+        ],
+        suite_name="public.t",
+        statistics={},
+        meta={},
+    )
+
+
+@pytest.mark.parametrize(
+    ("severity", "success", "mark"),
+    [("critical", False, "failed"), ("warning", False, "warning"), ("warning", True, "passed")],
+)
+def test_the_mark_of_an_expectation(severity, success, mark):
+    """The check's verdict and the expectation's row agree: an unmet warning is no failure."""
+    result = check_result(("expect_column_to_exist", {"column": "a"}, severity, success))
+    assert re.findall(r'class="mark (\w+)"', check_page(result)) == [mark, mark]
+
+
+def test_an_expectation_that_only_measures_is_not_met():
+    """The page counts what was judged, as the list of reports does."""
+    column = ("expect_column_to_exist", {"column": "a"}, "critical", True)
+    as_before = {"part": "rows", "meaning": "as before", "columns": []}
+    measured, judged = (
+        ("expect_target_to_be_as_before", as_before | {"bounds": bounds}, "warning", True)
+        for bounds in ({}, {"rows": [1, 2]})
+    )
+    page = check_page(check_result(column, measured))
+    assert "1 of 1 expectation met, 1 not judged yet</p>" in page
+    assert sorted(re.findall(r'class="mark [\w-]+">([\w ]+)<', page)) == [
+        "not judged yet",
+        "passed",
+        "passed",
+    ]
+    assert "2 of 2 expectations met</p>" in check_page(check_result(column, judged))

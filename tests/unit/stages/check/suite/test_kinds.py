@@ -24,9 +24,9 @@ from waldelta.stages.check.suite.expectation import (
     ExpectationKind,
     PlannedExpectation,
     RowCondition,
+    SourceRules,
 )
 from waldelta.stages.check.suite.kinds import KINDS, CountedKind, depends_on, kind_of, plan_suite
-from waldelta.stages.check.suite.target_facts import SourceRules
 
 
 class EvenKeys(ExpectationKind):
