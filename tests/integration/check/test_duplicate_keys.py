@@ -3,8 +3,7 @@
 import pytest
 
 from tests.support.bookkeeping import table_at
-from waldelta.stages.check.measure.duplicate_keys import IntegerKey, duplicate_keys
-from waldelta.stages.check.measure.failing_rows import FailingRows
+from waldelta.stages.check.measure.failing_rows import FailingRows, IntegerKey, duplicate_keys
 from waldelta.stages.check.measure.profile import profile_by_statistics
 
 CASES = {

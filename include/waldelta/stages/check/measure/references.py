@@ -23,13 +23,14 @@ from waldelta.pipeline.drift import EVERYTHING
 from waldelta.postgres.publication_membership import from_texts
 from waldelta.spark import Runner
 from waldelta.stages.check.constraints.constraints import ForeignKey, KeyColumn
-from waldelta.stages.check.measure.duplicate_keys import has_few_keys, text_of
 from waldelta.stages.check.measure.failing_rows import (
     MOST_EXAMPLES,
     FailingRows,
     Relation,
+    has_few_keys,
     name_of,
     rows_of,
+    text_of,
 )
 from waldelta.target_modes import MIRROR, TargetMode
 from waldelta.types import stored_type

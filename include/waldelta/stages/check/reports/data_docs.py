@@ -441,14 +441,6 @@ def _collapse(block: Mapping[str, Any]) -> str:
     return f"<details><summary>{link}</summary>{_content(block['collapse'])}</details>"
 
 
-def _tabs(block: Mapping[str, Any]) -> str:
-    tabs: Iterable[Mapping[str, Any]] = block["tabs"]
-    return "".join(
-        f"<h3>{_text(tab.get('tab_name', ''))}</h3>{_content(tab.get('tab_content'))}"
-        for tab in tabs
-    )
-
-
 def _graph(block: Mapping[str, Any]) -> str:
     """Returns a chart's numbers as a table, because drawing it needs scripts."""
     chart = block["graph"]
@@ -476,6 +468,5 @@ _BLOCKS: Mapping[Any, Callable[[Mapping[str, Any]], str]] = {
     "markdown": _paragraphs("markdown"),
     "content_block_container": _paragraphs("content_blocks"),
     "collapse": _collapse,
-    "tabs": _tabs,
     "graph": _graph,
 }

@@ -25,12 +25,12 @@ from waldelta.quantities import counted
 from waldelta.row_filter import EnumType
 from waldelta.spark import Runner
 from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
-from waldelta.stages.check.measure.duplicate_keys import (
+from waldelta.stages.check.measure.failing_rows import (
+    FailingRows,
     IntegerKey,
     duplicate_keys,
     has_few_keys,
 )
-from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.measure.profile import (
     Before,
     Measured,

@@ -48,6 +48,11 @@ from waldelta.target_modes import TargetMode
 from waldelta.types import stored_type
 
 _MEANING = Argument(str, "what is expected, in words")
+# The arguments of kinds that count rows by something else than columns.
+_COUNTED = {
+    "columns": Argument(list[str], "columns that identify the measured counts"),
+    "meaning": _MEANING,
+}
 
 
 class TargetKind(ExpectationKind):
@@ -99,24 +104,7 @@ class ColumnsMatch(TargetKind):
         return "columns and types match the ones recorded: $listed", {"listed": listed}
 
 
-class CountedKind(TargetKind):
-    """Base class of the kinds that count rows, by the argument ``columns``."""
-
-    arguments: ClassVar[Mapping[str, Argument]] = {
-        "columns": Argument(list[str], "columns that identify the measured counts"),
-        "meaning": _MEANING,
-    }
-
-    def count(self, planned: PlannedExpectation, rows: JudgedRows) -> FailingRows:
-        """Counts the rows that don't meet an expectation of this kind."""
-        raise NotImplementedError
-
-    def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:
-        """Returns the outcome with the counted rows."""
-        return self.outcome(planned, self.count(planned, rows))
-
-
-class KeyUnique(CountedKind):
+class KeyUnique(TargetKind):
     """No two rows of the target have equal values in all of these columns."""
 
     type = "expect_target_key_to_be_unique"
@@ -134,21 +122,22 @@ class KeyUnique(CountedKind):
         meaning = f"key ({', '.join(key)}) is unique"
         yield PlannedExpectation(self.type, {"columns": key}, "critical", "catalog", meaning)
 
-    def count(self, planned: PlannedExpectation, rows: JudgedRows) -> FailingRows:
-        """Counts the rows that share their key."""
-        columns = planned.kwargs["columns"]
-        return rows.duplicate_keys(columns, are_met=planned.origin != "own")
+    def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:
+        """Returns the outcome by the rows that share their key."""
+        columns, are_met = planned.kwargs["columns"], planned.origin != "own"
+        return self.outcome(planned, rows.duplicate_keys(columns, are_met=are_met))
 
     def words(self, kwargs: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
         """Returns a sentence with the key's columns."""
         return "key ($listed) is unique", {"listed": ", ".join(kwargs["columns"])}
 
 
-class KeptRowsHold(CountedKind):
+class KeptRowsHold(ExpectationKind):
     """The rows that a target keeps besides its live rows are consistent."""
 
     type = "expect_kept_rows_to_hold"
     is_internal = True
+    arguments: ClassVar[Mapping[str, Argument]] = _COUNTED
 
     def outcomes(
         self, planned: Sequence[PlannedExpectation], rows: JudgedRows
@@ -167,19 +156,20 @@ class KeptRowsHold(CountedKind):
             yield PlannedExpectation(self.type, kwargs, rule.severity, "pipeline", rule.title)
 
 
-class ReferencesHold(CountedKind):
+class ReferencesHold(TargetKind):
     """Every row of a target with a foreign key has its parent row, in both targets at one cut."""
 
     type = REFERENCES_HOLD
     scope = "other data"
     is_internal = True
     one, more = "row has no parent row", "rows have no parent row"
+    arguments: ClassVar[Mapping[str, Argument]] = _COUNTED
 
-    def count(self, planned: PlannedExpectation, rows: JudgedRows) -> FailingRows:
-        """Counts the rows that have no parent row."""
+    def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:
+        """Returns the outcome by the rows that have no parent row."""
         target, key = _target_rows(rows), tuple(planned.kwargs["columns"])
         (reference,) = (each for each in target.references if each.lookup_key == key)
-        return count_rows_without_parent(target.runner, reference)
+        return self.outcome(planned, count_rows_without_parent(target.runner, reference))
 
     def plan(self, facts: TargetFacts) -> Iterator[PlannedExpectation]:
         """Yields that each foreign key holds, as a warning."""

@@ -203,7 +203,7 @@ def test_orphans_of_small_targets(tmp_path, rows, comparisons, whole, orphans):
 def test_targets_that_are_not_small(tmp_path, monkeypatch):
     """Are Spark's."""
     write_deltalake(str(tmp_path), pa.table({"x": [1, 2]}))
-    module = "waldelta.stages.check.measure.duplicate_keys"
+    module = "waldelta.stages.check.measure.failing_rows"
     monkeypatch.setattr(f"{module}._MOST_COMPARED_ROWS", 1)
     side = Side("t", table_at(str(tmp_path)), 0, ("x",))
     assert versions_to_compare(Reference("fk", side, side, ("same",), "t")) is None

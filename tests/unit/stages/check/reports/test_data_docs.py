@@ -49,7 +49,7 @@ def sentence(template, **params):
     }
 
 
-TAGS = {"b", "br", "code", "details", "div", "h3", "li", "p", "pre", "span", "summary", "ul"} | {
+TAGS = {"b", "br", "code", "details", "div", "li", "p", "pre", "span", "summary", "ul"} | {
     "table", "tbody", "td", "th", "thead", "tr"
 }  # fmt: skip
 BLOCKS = {
@@ -91,8 +91,6 @@ BLOCKS = {
     "what folds": ({"content_block_type": "collapse", "collapse_toggle_link": BAD,
                     "collapse": [BAD]},
                    f"<details><summary>{SAFE}</summary><div>{SAFE}</div></details>"),
-    "tabs": ({"content_block_type": "tabs", "tabs": [{"tab_name": BAD, "tab_content": BAD}]},
-             f"<h3>{SAFE}</h3>{SAFE}"),
     "a chart": ({"content_block_type": "graph", "graph": CHART}, None),
     "a chart as text": ({"content_block_type": "graph", "graph": json.dumps(CHART)}, None),
     "a chart of another form": ({"content_block_type": "graph", "graph": {BAD: BAD}}, None),

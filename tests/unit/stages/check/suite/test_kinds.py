@@ -26,7 +26,7 @@ from waldelta.stages.check.suite.expectation import (
     RowCondition,
     SourceRules,
 )
-from waldelta.stages.check.suite.kinds import KINDS, CountedKind, depends_on, kind_of, plan_suite
+from waldelta.stages.check.suite.kinds import KINDS, TargetKind, depends_on, kind_of, plan_suite
 
 
 class EvenKeys(ExpectationKind):
@@ -56,13 +56,13 @@ class EvenKeys(ExpectationKind):
         )
 
 
-class FewRows(CountedKind):
+class FewRows(TargetKind):
     """No rows are too many."""
 
     type = "expect_target_to_have_few_rows"
 
-    def count(self, planned, rows):
-        return FailingRows(3)
+    def outcome_of(self, planned, rows):
+        return self.outcome(planned, FailingRows(3))
 
 
 @pytest.fixture

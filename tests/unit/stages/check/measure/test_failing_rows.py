@@ -11,12 +11,12 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.support.bookkeeping import table_at
 from tests.support.seeds import chosen_seed
-from waldelta.stages.check.measure.duplicate_keys import (
+from waldelta.stages.check.measure.failing_rows import (
+    FailingRows,
     IntegerKey,
     duplicate_keys,
     has_few_keys,
 )
-from waldelta.stages.check.measure.failing_rows import FailingRows
 
 CASES = [
     ("one after the other", pa.int64(), list(range(1000)), True),
@@ -49,7 +49,7 @@ def test_only_what_is_certainly_unique_is_said_to_be(tmp_path, kind, keys, uniqu
 )
 def test_as_much_is_certain_in_several_passes(tmp_path, monkeypatch, kind, keys, unique):
     """Each marks other integers; more passes than a few are Spark's."""
-    module = "waldelta.stages.check.measure.duplicate_keys"
+    module = "waldelta.stages.check.measure.failing_rows"
     monkeypatch.setattr(f"{module}._MARKS", 100)
     test_only_what_is_certainly_unique_is_said_to_be(tmp_path, kind, keys, unique)
     monkeypatch.setattr(f"{module}._MOST_PASSES", 0)
@@ -90,7 +90,7 @@ def test_keys_that_this_process_compares(tmp_path, monkeypatch, kind, keys, is_r
     assert not has_few_keys(table, ["other"])
     if is_read:
         assert not duplicate_keys(table, ["k"]).rows
-    monkeypatch.setattr("waldelta.stages.check.measure.duplicate_keys.MOST_DRIVER_BYTES", 0)
+    monkeypatch.setattr("waldelta.stages.check.measure.failing_rows.MOST_DRIVER_BYTES", 0)
     assert has_few_keys(table, ["k"]) is (kind == pa.float64())
 
 
