@@ -63,14 +63,14 @@ analyze t
 _FILTERS = ("part < 3", "part < 2", "part > 0", "part <> 1")
 _MOST_KILLS = 5
 _WITHOUT_SPARK = ("copy", "copy that continues", "resync", "resync that continues", "replay",
-                  "retry", "reconcile", "external commits")  # fmt: skip
+                  "reconcile", "external commits")  # fmt: skip
 _OURS = "application_name like 'waldelta%' and datname = 'postgres'"
 
 Work = Callable[[], list[str]]
 
 
 def _runner() -> InProcess:
-    """Returns what runs in this process; a repair after another filter starts a JVM."""
+    """Returns what runs in this process; another filter, or a renamed column, starts a JVM."""
     return InProcess(lambda: spark_session(name="mend"))
 
 
@@ -252,10 +252,10 @@ class ForkedRun:
         self.was_killed = was_killed
 
 
-def fork(job: Callable[[], Any], kill_at: int | tuple[str, int] | None = None) -> ForkedRun:
+def fork(job: Callable[[], Any], kill_at: tuple[str, int] | None = None) -> ForkedRun:
     """Run a job in a process of its own, which is killed at the given point, if it comes there.
 
-    ``kill_at``: the number of points that it passes, or a point and how often it is passed.
+    ``kill_at``: a fault point, and how often it is passed.
     """
     read, sink = os.pipe()
     if (pid := os.fork()) == 0:
@@ -268,13 +268,13 @@ def fork(job: Callable[[], Any], kill_at: int | tuple[str, int] | None = None) -
     return ForkedRun(lines, was_killed=os.WIFSIGNALED(status))
 
 
-def _work(job: Callable[[], Any], kill_at: int | tuple[str, int] | None, sink: int) -> None:
+def _work(job: Callable[[], Any], kill_at: tuple[str, int] | None, sink: int) -> None:
     passed: Counter[str] = Counter()
 
     def point(name: str) -> None:
         passed[name] += 1
         os.write(sink, f".{name}\n".encode())
-        if kill_at in (passed.total(), (name, passed[name])):
+        if kill_at == (name, passed[name]):
             os.kill(os.getpid(), signal.SIGKILL)
 
     original = waldelta.failpoints.fault_point
@@ -282,7 +282,8 @@ def _work(job: Callable[[], Any], kill_at: int | tuple[str, int] | None, sink: i
         if getattr(module, "fault_point", None) is original:
             module.fault_point = point  # type: ignore[attr-defined]
     try:
-        for problem in job() or ():
+        found = job()
+        for problem in found if isinstance(found, list) else ():
             os.write(sink, f"!{problem}\n".encode())
     except BaseException as err:
         traceback.print_exc()
@@ -303,21 +304,20 @@ class Kills:
         self.scene, self.jobs = scene, Jobs(scene)
         self.where: Counter[str] = Counter()
         self.comparisons = 0
-        self._lengths: dict[str, int] = {}
+        self._points: dict[str, Counter[str]] = {}
 
     def round(self, name: str) -> None:
         """Kill a job, perhaps several times; raises AssertionError for a difference."""
         prepare, job = self.jobs.all[name]
         prepare()
         for _ in range(self.scene.random.randrange(1, _MOST_KILLS + 1)):
-            at = self.scene.random.randrange(1, self._lengths.get(name, 12) + 2)
             with self.scene.written_to():
-                run = fork(job, at)
+                run = fork(job, self._moment(name))
+            points = self._points.setdefault(name, Counter())
+            points |= Counter(run.points)
             if not run.was_killed:
                 _check(run.problems)
-                self._lengths[name] = len(run.points)
                 break
-            self._lengths[name] = max(self._lengths.get(name, 0), len(run.points))
             self.where[f"{name}: {run.points[-1]}"] += 1
             self.scene.settle()
             self.scene.write(5)
@@ -325,6 +325,13 @@ class Kills:
             _check(fork(ordinary).problems)
         _check(fork(self.scene.differences).problems)
         self.comparisons += 1
+
+    def _moment(self, name: str) -> tuple[str, int] | None:
+        """Returns a point that the job has passed before, and how often; None: it isn't killed."""
+        if (points := self._points.get(name)) is None:
+            return None
+        point = self.scene.random.choice(sorted(points))
+        return point, self.scene.random.randrange(1, points[point] + 1)
 
     @property
     def summary(self) -> str:
@@ -347,8 +354,8 @@ def _scene(seed: int, store: Store | None) -> Iterator[Scene]:
             scene = Scene(server.conninfo(), lake, seed)
             for statement in _TABLE.split(";"):
                 scene.execute(statement)
-            _check(fork(lambda: scene.pipeline.setup() and None).problems)
-            _check(fork(lambda: scene.pipeline.sync(_runner()) and None).problems)
+            _check(fork(scene.pipeline.setup).problems)
+            _check(fork(lambda: scene.pipeline.sync(_runner())).problems)
             yield scene
         finally:
             server.delete()
