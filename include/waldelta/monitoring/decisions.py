@@ -49,12 +49,12 @@ from waldelta.monitoring.stopped_tables import Stopped, read_stopped
 from waldelta.monitoring.table_list import TableLine, latest_states
 from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.drift import open_questions
+from waldelta.pipeline.targets import open_messages
 from waldelta.pipeline.targets.target_definition import describe
 from waldelta.pipeline.targets.unreadable_messages import (
     ANY_TABLE,
     OpenMessage,
     as_json,
-    open_messages,
     with_applied,
 )
 

@@ -964,7 +964,7 @@ def test_behind_a_proxy_the_page_has_the_address_that_airflow_is_told(
 def test_enter_in_a_field_presses_its_own_button(shop, open_pages, monkeypatch):
     """A browser presses the form's first button: none that lets rows pass."""
     monkeypatch.setattr(
-        "waldelta_airflow.views._waiting.read_stopped", lambda *_: [stopped("public.orders")]
+        "waldelta.monitoring.decisions.read_stopped", lambda *_: [stopped("public.orders")]
     )
     text = open_pages("op").get("/p/shop/waiting").text
     forms = re.findall(r"<form.*?</form>", text, re.DOTALL)
@@ -989,7 +989,7 @@ def test_only_stopped_tables_can_be_released(shop, open_pages, dags, monkeypatch
     released = release_of(now(), "r", "public.b", 1, ("1", 1), 9, "ann", "known")
     found = [stopped("public.a"), stopped("public.b", released=released)]
     found.append(stopped("public.c", None, may_pass=False))
-    monkeypatch.setattr("waldelta_airflow.views._waiting.read_stopped", lambda *_: found)
+    monkeypatch.setattr("waldelta.monitoring.decisions.read_stopped", lambda *_: found)
     text = open_pages("op").get("/p/shop/waiting").text
     section = text[text.index('id="stopped"') : text.index("Decisions")]
     assert re.findall(r'name="table" value="([^"]+)"', section) == ["public.a"]
@@ -1017,7 +1017,7 @@ def test_a_stopped_tables_page_says_so(shop, open_pages, monkeypatch):
     """And leads to where it is released."""
     leave_behind(shop, "public.orders")
     found = [stopped("public.orders"), stopped("public.other")]
-    monkeypatch.setattr("waldelta.monitoring.overview.read_stopped", lambda *_: found)
+    monkeypatch.setattr("waldelta.monitoring.decisions.read_stopped", lambda *_: found)
     text = open_pages("viewer").get("/p/shop/table/public.orders").text
     assert "public.orders: stopped by a gate (amount is positive), 7 changes wait" in text
     assert "/p/shop/waiting" in text
@@ -1165,7 +1165,7 @@ def test_values_of_rows_can_need_more_than_reading(
 ):
     """Counts, tables and reasons stay; neither keys, values, reports nor messages are served."""
     monkeypatch.setattr(
-        "waldelta_airflow.views._waiting.read_stopped", lambda *_: [stopped("public.b")]
+        "waldelta.monitoring.decisions.read_stopped", lambda *_: [stopped("public.b")]
     )
     pipeline = fill(
         load_pipeline_file(write_pipeline("shop", f"row_values: {permission}")), said="s3cret"
