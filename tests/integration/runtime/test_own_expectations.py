@@ -169,7 +169,9 @@ def test_spark_evaluates_them_on_columns_and_rows(runner, database, conn, lake, 
     def problems():
         with judging(job, runner.spark()) as judge_suite:
             found = plan_setup(conn, job, judge_suite).problems
-        return [text.partition("public.t.yml: ")[2] for text in found if "public.t.yml" in text]
+        # Behind the file and the line.
+        places = [text.partition("public.t.yml:")[2] for text in found]
+        return [place.partition(": ")[2] for place in places if place]
 
     def of(cases):
         return [(f"expectations[{len(FINE) + n}]: ", said) for n, (_, said) in enumerate(cases)]
