@@ -248,10 +248,14 @@ class _Stage:
                 time_ = (
                     "" if at is None else f" ({size(at.bytes)}, about {duration(at.bytes / rate)})"
                 )
-                yield Impact("lock", name, f"{who} wait while it {work}{time_}", _lock_way(work))
+                yield Impact(
+                    "lock", name, f"{who} wait while it {work}{time_}", _lock_way(work, effect)
+                )
 
 
-def _lock_way(work: str) -> str:
+def _lock_way(work: str, effect: Effect) -> str:
+    if not effect.status.startswith(("ALTER", "CREATE")):  # VACUUM FULL, CLUSTER
+        return "rewrite it while nobody waits, or by an extension such as pg_repack"
     if work == "builds an index":
         return "create index concurrently"
     if work == "reads all its rows":
