@@ -200,8 +200,9 @@ def write_rows(
     why = "no row was written"
     for attempt in range(_ATTEMPTS):
         try:
-            if connection.execute(table.insert(attempt, first, last)).rowcount:
-                return attempt, ""
+            with connection.transaction():
+                if connection.execute(table.insert(attempt, first, last)).rowcount:
+                    return attempt, ""
         except psycopg.errors.ObjectNotInPrerequisiteState:
             raise
         except psycopg.Error as err:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -169,32 +169,44 @@ class _Stage:
         *,
         compares_all: bool,
     ) -> Iterator[Impact]:
-        for operation, found in self._write(self._published()):
-            if (found.table, operation) not in self.failing:
-                self.failing.add((found.table, operation))
-                yield found
-        renamed = {old: new for _, effect in done for old, new in effect.renamed.items()}
         touched = {
             effect.names[oid]
             for _, effect in done
             for oid, mode in effect.locks.items()
             if mode not in ("AccessShareLock", "RowShareLock")
         }
+        published = self._published()
+        is_named = touched and {str(table.id) for table in published} >= touched
+        kept = touched if is_named and not compares_all else None
+        for operation, impact in self._write(published, kept):
+            if (impact.table, operation) not in self.failing:
+                self.failing.add((impact.table, operation))
+                yield impact
+        renamed = {old: new for _, effect in done for old, new in effect.renamed.items()}
         yield from self.pipeline.judge(runner, None if compares_all else touched, renamed)
 
-    def _write(self, tables: Sequence[WritableTable]) -> Iterator[tuple[str, Impact]]:
-        """Write to each table as its owner; yields which operations PostgreSQL refuses."""
+    def _write(
+        self, tables: Sequence[WritableTable], kept: Collection[str] | None = None
+    ) -> Iterator[tuple[str, Impact]]:
+        """Write to each table as its owner; yields which operations PostgreSQL refuses.
+
+        What is written to other tables than ``kept`` is rolled back: PostgreSQL refuses it alike,
+        and the pipeline has less to apply.
+        """
         self.number += 2
         for table in tables:
-            self.admin.execute(sql.SQL("set role {}").format(sql.Identifier(table.owner)))
-            write_rows(self.admin, table, self.number, self.number + 1)
-            for operation, statement in changes(table):
-                try:
-                    self.admin.execute(statement)
-                except _REFUSALS as err:
-                    yield operation, _refusal(table, operation, err)
-                except psycopg.Error:  # For example a foreign key, which is the application's own.
-                    continue
+            is_kept = kept is None or str(table.id) in kept
+            with self.admin.transaction(force_rollback=not is_kept):
+                self.admin.execute(sql.SQL("set role {}").format(sql.Identifier(table.owner)))
+                write_rows(self.admin, table, self.number, self.number + 1)
+                for operation, statement in changes(table):
+                    try:
+                        with self.admin.transaction():
+                            self.admin.execute(statement)
+                    except _REFUSALS as err:
+                        yield operation, _refusal(table, operation, err)
+                    except psycopg.Error:  # For example a foreign key, which is not ours.
+                        continue
         self.admin.execute("reset role")
 
     def _published(self) -> list[WritableTable]:
