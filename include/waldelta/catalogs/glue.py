@@ -50,19 +50,19 @@ class GlueCatalog:
 
     def tables(self, schema: str, names: Collection[str]) -> dict[str, Registered]:
         """Returns the entries of these names; of several, by reading the database's."""
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         with self._calling(schema):
             pages = self._client.get_paginator("get_tables")
             try:
                 if len(names) == 1:
                     (name,) = names
-                    asked = {"DatabaseName": schema, "Name": name, **self._catalog}
-                    return {name: _registered(self._client.get_table(**asked)["Table"])}
+                    request = {"DatabaseName": schema, "Name": name, **self._catalog}
+                    return {name: _registered(self._client.get_table(**request)["Table"])}
                 for page in pages.paginate(DatabaseName=schema, **self._catalog):
-                    found |= {entry["Name"]: entry for entry in page["TableList"]}
+                    entries |= {entry["Name"]: entry for entry in page["TableList"]}
             except self._client.exceptions.EntityNotFoundException:
                 return {}
-        return {name: _registered(found[name]) for name in names if name in found}
+        return {name: _registered(entries[name]) for name in names if name in entries}
 
     def create_schema(self, schema: str, properties: Mapping[str, str]) -> None:
         """Create a database unless there is one."""
@@ -70,8 +70,8 @@ class GlueCatalog:
             try:
                 self._client.get_database(Name=schema, **self._catalog)
             except self._client.exceptions.EntityNotFoundException:
-                made = {"Name": schema, "Parameters": dict(properties)}
-                self._client.create_database(DatabaseInput=made, **self._catalog)
+                database = {"Name": schema, "Parameters": dict(properties)}
+                self._client.create_database(DatabaseInput=database, **self._catalog)
 
     def create(self, table: Registration) -> None:
         """Make an entry of an external table."""
@@ -82,11 +82,11 @@ class GlueCatalog:
 
     def alter(self, table: Registration, current: Registered) -> None:
         """Replace an entry, whose former version Glue archives."""
-        kept = {name: current.entry[name] for name in _KEPT if name in current.entry}
+        former = {name: current.entry[name] for name in _KEPT if name in current.entry}
         with self._calling(current.label):
             self._client.update_table(
                 DatabaseName=table.schema,
-                TableInput=kept | _input(table, current.properties),
+                TableInput=former | _input(table, current.properties),
                 **self._catalog,
             )
 
@@ -164,11 +164,11 @@ def _with_role(session: Any, role: str, config: Any) -> Any:
     answer = session.client("sts", config=config).assume_role(
         RoleArn=role, RoleSessionName="waldelta"
     )
-    given = answer["Credentials"]
+    credentials = answer["Credentials"]
     return boto3.Session(
-        aws_access_key_id=given["AccessKeyId"],
-        aws_secret_access_key=given["SecretAccessKey"],
-        aws_session_token=given["SessionToken"],
+        aws_access_key_id=credentials["AccessKeyId"],
+        aws_secret_access_key=credentials["SecretAccessKey"],
+        aws_session_token=credentials["SessionToken"],
         region_name=session.region_name,
     )
 

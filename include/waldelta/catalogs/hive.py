@@ -193,18 +193,18 @@ class HiveMetastore:
     def _entry(self, table: Registration, properties: Mapping[str, str]) -> Any:
         kinds, is_view = self._kinds, table.query is not None
         serde = {"serialization.format": "1"} | ({} if is_view else {"path": table.location})
-        own = {"comment": table.comment} if table.comment else {}
-        own |= _schema_properties(table) if is_view else DELTA_PROPERTIES
+        parameters = {"comment": table.comment} if table.comment else {}
+        parameters |= _schema_properties(table) if is_view else DELTA_PROPERTIES
         # The metastore would count the folder's files at each change.
-        own |= {} if is_view else {"DO_NOT_UPDATE_STATS": "true"}
-        kept = {name: value for name, value in properties.items() if name != "comment"}
+        parameters |= {} if is_view else {"DO_NOT_UPDATE_STATS": "true"}
+        former = {name: value for name, value in properties.items() if name != "comment"}
         entry = kinds.Table(
             dbName=table.schema,
             tableName=table.name,
             owner=self._user or "waldelta",
             tableType="VIRTUAL_VIEW" if is_view else "EXTERNAL_TABLE",
             partitionKeys=[],
-            parameters=kept | own | dict(table.properties),
+            parameters=former | parameters | dict(table.properties),
             viewOriginalText=table.query,
             viewExpandedText=table.query,
             sd=kinds.StorageDescriptor(

@@ -73,10 +73,10 @@ def register_targets(job: Job, result: RunResult) -> None:
         registrar = _Registrar(job, settings, open_catalog(settings))
         failures = registrar.run(is_full=result.verb == "maintain")
     except Exception as err:
-        named = unexpected_error("the catalog", err)
-        log.warning("catalog=%s not compared: %s", settings.type, named, exc_info=named is not err)
+        error = unexpected_error("the catalog", err)
+        log.warning("catalog=%s not compared: %s", settings.type, error, exc_info=error is not err)
         result.warn(
-            [f"tables aren't registered until a run reaches the {settings.type} catalog: {named}"]
+            [f"tables aren't registered until a run reaches the {settings.type} catalog: {error}"]
         )
         return
     for name, failure in failures.items():
@@ -100,13 +100,13 @@ class Places:
 
         Of two targets that would have one place, the first by name gets it.
         """
-        places, taken = cls(), dict[Place, str]()
+        places, tables = cls(), dict[Place, str]()
         for table, name in sorted(names.items()):
             try:
                 place = place_of(catalog, settings, name)
-                if (other := taken.setdefault(place, table)) != table:
+                if (holder := tables.setdefault(place, table)) != table:
                     raise CatalogNameRefused(
-                        f"the catalog can't distinguish its name from that of {other}"
+                        f"the catalog can't distinguish its name from that of {holder}"
                         f" ({'.'.join(place)}): give one of them another name (target.tables,"
                         " name), or add {schema} to target.catalog.schema"
                     )
@@ -162,24 +162,24 @@ class _Registrar:
         synced = {name: state for name, state in latest.items() if state.status == SYNCED}
         places = Places.find(self.catalog, self.settings, _names(self.job, synced))
         self.failures |= places.refused
-        left = Places.find(self.catalog, self.settings, _names(self.job, gone)).of
+        leftovers = Places.find(self.catalog, self.settings, _names(self.job, gone)).of
         comments = _comments(self.job, synced.values())
         digests = {name: _digest(self.job, synced[name], comments) for name in sorted(places.of)}
-        if is_full or not self._is_unchanged(places.of, left, digests):
-            self._compare(synced, places.of, left, digests, comments)
+        if is_full or not self._is_unchanged(places.of, leftovers, digests):
+            self._compare(synced, places.of, leftovers, digests, comments)
             self._drop_former(rows, {*places.of.values()})
         if self.settings.cut_views:
-            self._make_views(places.of, left)
+            self._make_views(places.of, leftovers)
         return self.failures
 
-    def _drop_former(self, rows: Iterable[TableState], taken: Collection[Place]) -> None:
+    def _drop_former(self, rows: Iterable[TableState], places: Collection[Place]) -> None:
         """Drop the entries of targets that were moved, at the names that they had before."""
         former = {(row.table_name, row.stored_name or row.table_name) for row in rows}
         for table, name in sorted(former - {*_names(self.job, (t for t, _ in former)).items()}):
             with suppress(CatalogNameRefused):
                 place = place_of(self.catalog, self.settings, name)
-                own = {place, _view_of(self.catalog, place)} - {*taken}
-                for entry in read_entries(self.catalog, own).values():
+                candidates = {place, _view_of(self.catalog, place)} - {*places}
+                for entry in read_entries(self.catalog, candidates).values():
                     self._drop(table, entry)
 
     def _is_unchanged(
@@ -215,9 +215,9 @@ class _Registrar:
 
         if not digests:
             return
-        *others, last = digests
-        self._each(others, lambda name: register(name, digests[name]))
-        is_all = self.failures.keys().isdisjoint({*others, *gone})
+        *names, last = digests
+        self._each(names, lambda name: register(name, digests[name]))
+        is_all = self.failures.keys().isdisjoint({*names, *gone})
         digest = _of_all(places, gone, digests) if is_all else digests[last]
         self._each([last], lambda name: register(name, digest))
 
@@ -362,8 +362,8 @@ def _digest(job: Job, state: TableState, comments: Comments) -> str:
     """Returns what an entry is made from, by the ledger, which needs no look at the Delta log."""
     name, uri = state.table_name, job.lake.target(state.table_name).uri
     columns = [[c.name, c.spark_type, comments.get((name, c.name))] for c in state.columns]
-    own = [job.pipeline.target.metadata_columns, state.mode, state.key_columns, state.root_id]
-    return _hash([_FORM, uri, columns, comments.get((name, None)), own])
+    facts = [job.pipeline.target.metadata_columns, state.mode, state.key_columns, state.root_id]
+    return _hash([_FORM, uri, columns, comments.get((name, None)), facts])
 
 
 def _of_all(

@@ -93,20 +93,20 @@ class UnityCatalog:
             (name,) = names
             entry = self._call("GET", f"/tables/{self._path(schema, name)}", missing=None)
             return {} if entry is None else {name: _registered(entry)}
-        found: dict[str, Registered] = {}
-        asked: dict[str, Any] = {"catalog_name": self._catalog, "schema_name": schema}
+        entries: dict[str, Registered] = {}
+        query: dict[str, Any] = {"catalog_name": self._catalog, "schema_name": schema}
         while True:
-            answer = self._call("GET", f"/tables?{urlencode(asked)}", missing={})
-            found |= {one["name"]: _registered(one) for one in answer.get("tables") or ()}
+            answer = self._call("GET", f"/tables?{urlencode(query)}", missing={})
+            entries |= {one["name"]: _registered(one) for one in answer.get("tables") or ()}
             if not (token := answer.get("next_page_token")):
-                return {name: found[name] for name in names if name in found}
-            asked["page_token"] = token
+                return {name: entries[name] for name in names if name in entries}
+            query["page_token"] = token
 
     def create_schema(self, schema: str, properties: Mapping[str, str]) -> None:
         """Create a schema unless there is one; the catalog must exist."""
         if self._call("GET", f"/schemas/{self._path(schema)}", missing=None) is None:
-            made = {"name": schema, "catalog_name": self._catalog, "properties": dict(properties)}
-            self._call("POST", "/schemas", made)
+            body = {"name": schema, "catalog_name": self._catalog, "properties": dict(properties)}
+            self._call("POST", "/schemas", body)
 
     def create(self, table: Registration) -> None:
         """Make an entry of an external table."""
@@ -152,14 +152,14 @@ class UnityCatalog:
         except urllib.error.HTTPError as err:
             if err.code == 404 and "missing" in otherwise:
                 return otherwise["missing"]
-            raise self._named(err, f"{method} {path.split('?', maxsplit=1)[0]}") from err
+            raise self._error_of(err, f"{method} {path.split('?', maxsplit=1)[0]}") from err
         except (OSError, ValueError) as err:
             reason = getattr(err, "reason", None) or err
             raise CatalogUnreachable(
                 f"Unity Catalog at {self._server} can't be reached ({reason})"
             ) from err
 
-    def _named(
+    def _error_of(
         self, err: urllib.error.HTTPError, call: str
     ) -> CatalogRefused | CatalogTableForeign | CatalogUnreachable:
         where = f"Unity Catalog at {self._server}"

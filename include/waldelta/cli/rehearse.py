@@ -30,9 +30,9 @@ def run_rehearse(options: argparse.Namespace, output: Output) -> bool:
         changed = options.pipeline_change, load_pipeline_file(options.pipeline_change)
     production = _production(options, file)
     scratch = None if options.scratch is None else _conninfo(options.scratch)
-    own = logging.getLogger("waldelta")
-    if own.level > logging.DEBUG:  # The pipeline's own runs would hide the progress.
-        own.setLevel(logging.CRITICAL)
+    logger = logging.getLogger("waldelta")
+    if logger.level > logging.DEBUG:  # The pipeline's own runs would hide the progress.
+        logger.setLevel(logging.CRITICAL)
         logging.getLogger("waldelta.rehearsal").setLevel(logging.INFO)
     report = rehearse(
         file,

@@ -86,8 +86,8 @@ class EmbeddedPostgres:
     @property
     def bin(self) -> Path:
         """The folder of postgres, pg_ctl, psql, pgbench, pg_recvlogical."""
-        own = _IN_WHEEL.get(self.version)
-        return _DEBIAN / str(self.version) / "bin" if own is None else Path(own)
+        programs = _IN_WHEEL.get(self.version)
+        return _DEBIAN / str(self.version) / "bin" if programs is None else Path(programs)
 
     def conninfo(
         self, dbname: str = "postgres", user: str = "postgres", password: str | None = None
@@ -192,7 +192,7 @@ class EmbeddedPostgres:
         # Output goes to a file: the server inherits pg_ctl's standard output, and would keep a pipe
         # open forever.
         with self.log.open("a") as log:
-            done = subprocess.run(
+            process = subprocess.run(
                 [str(self.bin / program), *args],
                 stdout=log,
                 stderr=log,
@@ -201,6 +201,6 @@ class EmbeddedPostgres:
                 group=user,
                 check=False,
             )
-        if check and done.returncode:
+        if check and process.returncode:
             tail = "\n".join(self.log.read_text().splitlines()[-15:])
-            raise RuntimeError(f"{program} failed (exit {done.returncode}):\n{tail}")
+            raise RuntimeError(f"{program} failed (exit {process.returncode}):\n{tail}")

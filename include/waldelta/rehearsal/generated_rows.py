@@ -113,28 +113,27 @@ class WritableTable:
 
 def read_tables(connection: Connection, oids: Iterable[int] | None = None) -> list[WritableTable]:
     """Returns the tables of the user's schemas, or these, partitions under their root."""
-    wanted = None if oids is None else list(oids)
-    tables = fetch(connection, _TABLES, {"oids": wanted})
+    tables = fetch(connection, _TABLES, {"oids": None if oids is None else list(oids)})
     columns = fetch(connection, _COLUMNS, {"oids": [table.oid for table in tables]})
     by_column = {(column.relid, column.attnum): column for column in columns}
     keys = fetch(connection, _FOREIGN_KEYS, {})
     referenced = {(key.relid, key.attnum): (key.other, key.other_attnum) for key in keys}
     literals: dict[tuple[int, int], list[str]] = {}
     for bound in fetch(connection, _LITERALS, {}):
-        found = literals.setdefault((bound.relid, bound.attnum), [])
+        expressions = literals.setdefault((bound.relid, bound.attnum), [])
         for text, number in _LITERAL.findall(bound.text):
-            found += [f"{number} + 1", f"{number} - 1", number] if number else [f"'{text}'"]
+            expressions += [f"{number} + 1", f"{number} - 1", number] if number else [f"'{text}'"]
 
     def values(place: tuple[int, int], depth: int = 0) -> list[str]:
-        other = referenced.get(place)
+        parent = referenced.get(place)
         column = by_column[place]
-        if other is not None and other != place and other in by_column and depth < _DEEPEST:
+        if parent is not None and parent != place and parent in by_column and depth < _DEEPEST:
             return [
                 f"(select {value} {_SHARED_ROW})::{column.type}"
-                for value in values(other, depth + 1)
+                for value in values(parent, depth + 1)
             ]
-        own = [f"({text})::{column.type}" for text in dict.fromkeys(literals.get(place, ()))]
-        return [*_base(column), *own]
+        constants = [f"({text})::{column.type}" for text in dict.fromkeys(literals.get(place, ()))]
+        return [*_base(column), *constants]
 
     return [
         WritableTable(

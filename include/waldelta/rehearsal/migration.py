@@ -34,22 +34,22 @@ def read_migrations(paths: Sequence[Path]) -> list[SqlCommand]:
     Raises ConfigError as ``statements`` does, and for a file that can't be read or has no
     statement.
     """
-    found: list[SqlCommand] = []
+    commands: list[SqlCommand] = []
     for path in paths:
         try:
             text = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as err:
-            before = path.read_bytes()[: err.start]
+            head = path.read_bytes()[: err.start]
             raise ConfigError(
-                f"{path}:{before.count(10) + 1}: the file isn't UTF-8: save it in UTF-8"
+                f"{path}:{head.count(10) + 1}: the file isn't UTF-8: save it in UTF-8"
             ) from None
         except OSError as err:
             raise ConfigError(f"{path} can't be read: {err.strerror}") from None
-        own = list(statements(text, str(path)))
-        if not own:
+        part = list(statements(text, str(path)))
+        if not part:
             raise ConfigError(f"{path} has no SQL statement")
-        found += own
-    return found
+        commands += part
+    return commands
 
 
 def statements(text: str, file: str) -> Iterator[SqlCommand]:

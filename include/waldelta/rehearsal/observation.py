@@ -63,7 +63,7 @@ def observe(session: Connection, watcher: Connection, text: str) -> Effect:
     ``watcher`` is another session's connection; both are in autocommit. Within a transaction that
     the migration has begun, what the statement adds is seen.
     """
-    before = _Relations.read(session)
+    start = _Relations.read(session)
     is_own = _is_idle(session) and text.split(maxsplit=1)[0].lower() not in _BEGIN
     if is_own:
         session.execute("begin")
@@ -75,40 +75,40 @@ def observe(session: Connection, watcher: Connection, text: str) -> Effect:
         psycopg.errors.InvalidTransactionTermination,
     ) as err:
         if not is_own:
-            return Effect(before.names, error=str(err.diag.message_primary))
+            return Effect(start.names, error=str(err.diag.message_primary))
         session.execute("rollback")
-        return _observe_outside(session, watcher, text, before)
+        return _observe_outside(session, watcher, text, start)
     except psycopg.Error as err:
         if is_own and not session.closed:
             session.execute("rollback")
-        return Effect(before.names, error=_error_text(err))
+        return Effect(start.names, error=_error_text(err))
     effect = Effect(status=cursor.statusmessage or "")
     if _is_idle(session):  # The statement ended the transaction.
-        return _between(effect, before, _Relations.read(session))
-    taken = _locks(session)
-    added = {oid: mode for oid, mode in taken.items() if mode != locks.get(oid)}
+        return _between(effect, start, _Relations.read(session))
+    modes = _locks(session)
+    added = {oid: mode for oid, mode in modes.items() if mode != locks.get(oid)}
     read = {oid: n - rows.get(oid, 0) for oid, n in _rows_read(session).items()}
-    after = _Relations.read(session)
+    end = _Relations.read(session)
     if is_own:
         try:
             session.execute("commit")
         except psycopg.Error as err:  # A deferred constraint
-            return Effect(before.names, error=_error_text(err))
-    return _between(effect, before, after, added, {oid: n for oid, n in read.items() if n > 0})
+            return Effect(start.names, error=_error_text(err))
+    return _between(effect, start, end, added, {oid: n for oid, n in read.items() if n > 0})
 
 
 def _observe_outside(
     session: Connection,
     watcher: Connection,
     text: str,
-    before: _Relations,
+    start: _Relations,
 ) -> Effect:
     """Observe a statement that allows no transaction around it, by samples of its locks."""
     locks: dict[int, str] = {}
-    done = threading.Event()
+    stop = threading.Event()
 
     def sample() -> None:
-        while not done.is_set():
+        while not stop.is_set():
             with suppress(psycopg.Error):
                 _keep_strongest(locks, _locks(watcher, session.info.backend_pid))
             time.sleep(_SAMPLE_S)
@@ -118,37 +118,37 @@ def _observe_outside(
     try:
         cursor = session.execute(text)
     except psycopg.Error as err:
-        return Effect(before.names, error=_error_text(err))
+        return Effect(start.names, error=_error_text(err))
     finally:
-        done.set()
+        stop.set()
         thread.join()
     effect = Effect(status=cursor.statusmessage or "")
-    return _between(effect, before, _Relations.read(session), locks)
+    return _between(effect, start, _Relations.read(session), locks)
 
 
 def _between(
     effect: Effect,
-    before: _Relations,
-    after: _Relations,
+    start: _Relations,
+    end: _Relations,
     locks: Mapping[int, str] | None = None,
     read: Mapping[int, int] | None = None,
 ) -> Effect:
-    known = before.files.keys() & after.files.keys()
+    oids = start.files.keys() & end.files.keys()
     return Effect(
-        {**before.names, **after.names},
-        {} if locks is None else {o: mode for o, mode in locks.items() if o in before.names},
-        {} if read is None else {o: n for o, n in read.items() if o in before.names},
-        frozenset(oid for oid in known if before.files[oid] != after.files[oid]),
+        {**start.names, **end.names},
+        {} if locks is None else {o: mode for o, mode in locks.items() if o in start.names},
+        {} if read is None else {o: n for o, n in read.items() if o in start.names},
+        frozenset(oid for oid in oids if start.files[oid] != end.files[oid]),
         frozenset(
             oid
-            for oid, indexes in after.indexes.items()
-            if oid in before.names and indexes - before.indexes.get(oid, frozenset())
+            for oid, indexes in end.indexes.items()
+            if oid in start.names and indexes - start.indexes.get(oid, frozenset())
         ),
         {
-            (after.names[oid], name): after.columns[oid][number]
-            for oid in before.columns.keys() & after.columns.keys()
-            for number, name in before.columns[oid].items()
-            if after.columns[oid].get(number, name) != name
+            (end.names[oid], name): end.columns[oid][number]
+            for oid in start.columns.keys() & end.columns.keys()
+            for number, name in start.columns[oid].items()
+            if end.columns[oid].get(number, name) != name
         },
         effect.status,
     )
@@ -163,9 +163,9 @@ def _is_idle(session: Connection) -> bool:
     return session.info.transaction_status is TransactionStatus.IDLE
 
 
-def _keep_strongest(known: dict[int, str], found: Mapping[int, str]) -> None:
-    for oid, mode in found.items():
-        known[oid] = max(known.get(oid, mode), mode, key=_STRENGTH.__getitem__)
+def _keep_strongest(strongest: dict[int, str], locks: Mapping[int, str]) -> None:
+    for oid, mode in locks.items():
+        strongest[oid] = max(strongest.get(oid, mode), mode, key=_STRENGTH.__getitem__)
 
 
 def _locks(connection: Connection, pid: int | None = None) -> dict[int, str]:

@@ -70,8 +70,8 @@ def read_schema_file(path: Path) -> Production:
         raise ConfigError(f"{path} isn't UTF-8: write it by pg_dump --encoding=UTF8") from None
     except OSError as err:
         raise ConfigError(f"{path} can't be read: {err.strerror}") from None
-    found = _DUMPED_BY.search(text)
-    return Production(text, str(path), int(found[1]) if found else None)
+    match = _DUMPED_BY.search(text)
+    return Production(text, str(path), int(match[1]) if match else None)
 
 
 def read_production(conninfo: str, sample: int = 0, tables: Sequence[TableId] = ()) -> Production:
@@ -124,7 +124,7 @@ def _dump(conninfo: str, version: int, snapshot: str) -> str:
         fields = conninfo_to_dict(conninfo)
         service.write("[source]\n" + "".join(f"{name}={value}\n" for name, value in fields.items()))
         service.flush()
-        done = subprocess.run(
+        process = subprocess.run(
             [program, "--schema-only", f"--snapshot={snapshot}", "--dbname=service=source"],
             capture_output=True,
             check=False,
@@ -135,13 +135,13 @@ def _dump(conninfo: str, version: int, snapshot: str) -> str:
                 "PGCLIENTENCODING": "UTF8",
             },
         )
-    if done.returncode:
-        told = done.stderr.decode(errors="replace").strip()
+    if process.returncode:
+        text = process.stderr.decode(errors="replace").strip()
         raise ConfigError(
-            f"pg_dump of the source's schema failed: {told}: let another role run `pg_dump"
+            f"pg_dump of the source's schema failed: {text}: let another role run `pg_dump"
             " --schema-only`, and pass its output with --schema"
         )
-    return done.stdout.decode()
+    return process.stdout.decode()
 
 
 def _readable_columns(connection: Connection, table: TableId) -> list[str]:

@@ -130,19 +130,19 @@ class _Stage:
         self.session.execute(f"set statement_timeout = {timeout}")
         for number, statement in enumerate(migration, 1):
             log.info("%s of %s, %s", number, len(migration), statement.place)
-            begun = time.monotonic()
+            start = time.monotonic()
             effect = observe(self.session, self.admin, statement.text)
             pending.append((statement, effect))
             if effect.error is not None:
                 if not self.session.closed:
                     self.session.execute("rollback")
-                yield self._step(pending, [], time.monotonic() - begun)
+                yield self._step(pending, [], time.monotonic() - start)
                 return
             if self.session.info.transaction_status is TransactionStatus.IDLE:
-                seconds = time.monotonic() - begun
+                seconds = time.monotonic() - start
                 is_last = number == len(migration)
-                found = list(self._after(runner, pending, compares_all=is_last))
-                yield self._step(pending, found, seconds)
+                impacts = list(self._after(runner, pending, compares_all=is_last))
+                yield self._step(pending, impacts, seconds)
                 pending = []
         if pending:
             self.session.execute("rollback")
@@ -152,26 +152,26 @@ class _Stage:
     def follow(self, path: Path, file: PipelineFile, runner: Runner) -> StepReport:
         """Have setup follow a changed pipeline file, and judge the runs after it."""
         log.info("%s", path)
-        begun, place = time.monotonic(), str(path)
+        start, place = time.monotonic(), str(path)
         plan = self.pipeline.follow(file)
         statements = [statement.text() for statement in plan.statements]
         if plan.problems:
             errors = [Impact("error", "", problem) for problem in plan.problems]
             return StepReport(place, statements, errors)
-        found = list(self.pipeline.judge(runner, None, {}))
-        found.append(Impact("note", "", f"setup --expect {plan.digest} requires this plan"))
-        return StepReport(place, statements, found, time.monotonic() - begun)
+        impacts = list(self.pipeline.judge(runner, None, {}))
+        impacts.append(Impact("note", "", f"setup --expect {plan.digest} requires this plan"))
+        return StepReport(place, statements, impacts, time.monotonic() - start)
 
     def _after(
         self,
         runner: Runner,
-        done: Sequence[tuple[SqlCommand, Effect]],
+        effects: Sequence[tuple[SqlCommand, Effect]],
         *,
         compares_all: bool,
     ) -> Iterator[Impact]:
         touched = {
             effect.names[oid]
-            for _, effect in done
+            for _, effect in effects
             for oid, mode in effect.locks.items()
             if mode not in ("AccessShareLock", "RowShareLock")
         }
@@ -182,7 +182,7 @@ class _Stage:
             if (impact.table, operation) not in self.failing:
                 self.failing.add((impact.table, operation))
                 yield impact
-        renamed = {old: new for _, effect in done for old, new in effect.renamed.items()}
+        renamed = {old: new for _, effect in effects for old, new in effect.renamed.items()}
         yield from self.pipeline.judge(runner, None if compares_all else touched, renamed)
 
     def _write(
@@ -220,22 +220,27 @@ class _Stage:
         role = self.options.role or (owners.most_common(1)[0][0] if owners else None)
         if role is None or role == self.admin.info.user:
             return
-        named = sql.Identifier(role)
+        identifier = sql.Identifier(role)
         # On production the application's role owns the database, or may create in its schemas.
-        own = sql.SQL("alter database {} owner to {}")
-        self.admin.execute(own.format(sql.Identifier(self.admin.info.dbname), named))
-        self.session.execute(sql.SQL("set session authorization {}").format(named))
+        alter = sql.SQL("alter database {} owner to {}")
+        self.admin.execute(alter.format(sql.Identifier(self.admin.info.dbname), identifier))
+        self.session.execute(sql.SQL("set session authorization {}").format(identifier))
 
     def _step(
         self,
         pending: Sequence[tuple[SqlCommand, Effect]],
-        found: Sequence[Impact],
+        impacts: Sequence[Impact],
         seconds: float,
     ) -> StepReport:
         first = pending[0][0]
-        own = [one for statement, effect in pending for one in self._of_effect(statement, effect)]
+        effects = [
+            one for statement, effect in pending for one in self._of_effect(statement, effect)
+        ]
         return StepReport(
-            first.place, [s.text for s, _ in pending], list(dict.fromkeys([*own, *found])), seconds
+            first.place,
+            [s.text for s, _ in pending],
+            list(dict.fromkeys([*effects, *impacts])),
+            seconds,
         )
 
     def _of_effect(self, statement: SqlCommand, effect: Effect) -> Iterator[Impact]:

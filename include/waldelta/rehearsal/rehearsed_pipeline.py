@@ -108,16 +108,16 @@ class RehearsedPipeline:
         stopped: set[Impact] = set()
         for _ in range(_AGAIN):
             result, error = self._consume(runner)
-            found = [] if result is None else list(self._of_result(result))
+            impacts = [] if result is None else list(self._of_result(result))
             if error is not None and (result is None or not result.targets.table_errors):
-                found.append(Impact("stop", "", f"{error['class']}: {error['message']}"))
-            asked = list(self._agree(runner))
-            stopped = {one for one in found if one.kind == "stop"}
-            for one in (*found, *asked):
+                impacts.append(Impact("stop", "", f"{error['class']}: {error['message']}"))
+            questions = list(self._agree(runner))
+            stopped = {one for one in impacts if one.kind == "stop"}
+            for one in (*impacts, *questions):
                 if one not in self.stopped and (key := (one.kind, one.table)) not in said:
                     said.add(key)
                     yield one
-            if not any(one.kind in ("copy", "wait") for one in (*found, *asked)):
+            if not any(one.kind in ("copy", "wait") for one in (*impacts, *questions)):
                 break
             self._copy(runner)
         self.stopped = stopped
@@ -165,12 +165,14 @@ class RehearsedPipeline:
             return Impact("copy", name, f"all rows are read again: {why}")
         seconds = at.bytes / COPIED_PER_SECOND
         wal = self.production.wal_bytes_per_second
-        kept = "" if wal is None else f", while the slot keeps {size(int(wal * seconds))} of WAL"
+        retention = (
+            "" if wal is None else f", while the slot keeps {size(int(wal * seconds))} of WAL"
+        )
         return Impact(
             "copy",
             name,
             f"{counted(at.rows, 'row')} ({size(at.bytes)}) are read again, about"
-            f" {duration(seconds)}{kept}: {why}",
+            f" {duration(seconds)}{retention}: {why}",
         )
 
     def _agree(self, runner: Runner) -> Iterator[Impact]:
@@ -207,9 +209,9 @@ class RehearsedPipeline:
             return
 
     def _readers(self, renamed: Mapping[tuple[str, str], str]) -> Iterator[Impact]:
-        before, self.columns = self.columns, self._columns()
-        for name in sorted(before.keys() | self.columns.keys()):
-            old, new = before.get(name), self.columns.get(name)
+        former, self.columns = self.columns, self._columns()
+        for name in sorted(former.keys() | self.columns.keys()):
+            old, new = former.get(name), self.columns.get(name)
             if old is None or new is None:
                 if old is None:
                     yield Impact("readers", name, "it is a new target")
@@ -217,7 +219,7 @@ class RehearsedPipeline:
             names = {c: renamed[name, c] for c in old if renamed.get((name, c)) in new}
             gone = [c for c in old if c not in new and c not in names]
             added = [c for c in new if c not in old and c not in names.values()]
-            moved = [f"{before} → {after}" for before, after in names.items()]
+            moved = [f"{c} → {names[c]}" for c in names]
             retyped = [f"{c} {old[c]} → {new[c]}" for c in new if c in old and old[c] != new[c]]
             parts = (
                 ("added", added),
@@ -225,8 +227,8 @@ class RehearsedPipeline:
                 ("renamed", moved),
                 ("retyped", retyped),
             )
-            if told := "; ".join(f"{what}: {', '.join(which)}" for what, which in parts if which):
-                yield Impact("readers", name, told)
+            if text := "; ".join(f"{what}: {', '.join(which)}" for what, which in parts if which):
+                yield Impact("readers", name, text)
             if gone:
                 yield Impact(
                     "data-loss",
@@ -237,10 +239,10 @@ class RehearsedPipeline:
 
     def _warnings(self) -> Iterator[Impact]:
         """Yields what preflight finds since the statement, with its remedies."""
-        found = self._preflight()
-        for text in sorted(found - self.warned):
+        texts = self._preflight()
+        for text in sorted(texts - self.warned):
             yield Impact("note", "", text)
-        self.warned |= found
+        self.warned |= texts
 
     def _preflight(self) -> set[str]:
         try:
@@ -251,8 +253,8 @@ class RehearsedPipeline:
     def _columns(self) -> dict[str, dict[str, str]]:
         lake = self.pipeline.job().lake
         names = sorted(self.pipeline.job().read_states())
-        found = {}
+        columns = {}
         for name in names:
             if (table := lake.target(name).find()) is not None:
-                found[name] = table.spark_types
-        return found
+                columns[name] = table.spark_types
+        return columns

@@ -51,13 +51,13 @@ class StepReport:
 
     place: str
     sql: Sequence[str]
-    found: Sequence[Impact]
+    impacts: Sequence[Impact]
     seconds: float = 0.0
 
     @property
     def verdict(self) -> str:
         """The gravest kind that was found; ``follows`` where the pipeline needs nobody."""
-        kinds = {found.kind for found in self.found}
+        kinds = {impact.kind for impact in self.impacts}
         return next((kind for kind in KINDS if kind in kinds), "follows")
 
 
@@ -73,7 +73,10 @@ class Report:
     def failures(self, fail_on: Sequence[str]) -> list[tuple[StepReport, Impact]]:
         """Returns what was found of these kinds."""
         return [
-            (step, found) for step in self.steps for found in step.found if found.kind in fail_on
+            (step, impact)
+            for step in self.steps
+            for impact in step.impacts
+            if impact.kind in fail_on
         ]
 
     def summary(self, fail_on: Sequence[str]) -> str:
@@ -83,10 +86,10 @@ class Report:
         if not failing:
             return f"{steps} rehearsed: none of {', '.join(fail_on)}"
         by_kind: dict[str, int] = {}
-        for _, found in failing:
-            by_kind[found.kind] = by_kind.get(found.kind, 0) + 1
-        told = ", ".join(f"{number} × {kind}" for kind, number in by_kind.items())
-        return f"{steps} rehearsed: {told}"
+        for _, impact in failing:
+            by_kind[impact.kind] = by_kind.get(impact.kind, 0) + 1
+        numbers = ", ".join(f"{number} × {kind}" for kind, number in by_kind.items())
+        return f"{steps} rehearsed: {numbers}"
 
     def as_json(self) -> dict[str, Any]:
         """Returns the report as a document."""
@@ -104,14 +107,14 @@ class Report:
         lines += [f"note: {note}" for note in self.notes]
         for step in self.steps:
             lines += ["", f"{step.place}: {step.verdict}", *(f"    {text}" for text in _code(step))]
-            for part, own in _by_part(step):
+            for part, impacts in _by_part(step):
                 lines.append(f"  {part}")
-                for found in own:
+                for impact in impacts:
                     lines.append(
-                        f"    {found.kind}: {found.table}{': ' * bool(found.table)}{found.text}"
+                        f"    {impact.kind}: {impact.table}{': ' * bool(impact.table)}{impact.text}"
                     )
-                    if found.way:
-                        lines.append(f"      safe way: {found.way}")
+                    if impact.way:
+                        lines.append(f"      safe way: {impact.way}")
         return "\n".join([*lines, "", self.summary(fail_on)])
 
     def as_markdown(self, fail_on: Sequence[str]) -> str:
@@ -126,16 +129,16 @@ class Report:
             "| --- | --- | --- |",
         ]
         for step in self.steps:
-            told = "<br>".join(
-                f"**{found.kind}** {_cell(found.table)}: {_cell(found.text)}"
-                + (f"<br>*safe way:* {_cell(found.way)}" if found.way else "")
-                for _, own in _by_part(step)
-                for found in own
+            cell = "<br>".join(
+                f"**{impact.kind}** {_cell(impact.table)}: {_cell(impact.text)}"
+                + (f"<br>*safe way:* {_cell(impact.way)}" if impact.way else "")
+                for _, impacts in _by_part(step)
+                for impact in impacts
             )
             code = _cell(
                 first_of([" ".join(text.split())[:120] for text in step.sql], between="; ")
             )
-            lines.append(f"| `{step.place}`<br>`{code}` | {step.verdict} | {told or 'nothing'} |")
+            lines.append(f"| `{step.place}`<br>`{code}` | {step.verdict} | {cell or 'nothing'} |")
         return "\n".join([*lines, ""])
 
     def as_junit(self, fail_on: Sequence[str]) -> str:
@@ -156,16 +159,18 @@ class Report:
                 time=f"{step.seconds:.2f}",
             )
             if id(step) in failing:
-                own = [found for found in step.found if found.kind in fail_on]
-                failure = ET.SubElement(case, "failure", message=own[0].text, type=own[0].kind)
-                failure.text = "\n".join(f"{one.kind}: {one.table}: {one.text}" for one in own)
+                impacts = [impact for impact in step.impacts if impact.kind in fail_on]
+                failure = ET.SubElement(
+                    case, "failure", message=impacts[0].text, type=impacts[0].kind
+                )
+                failure.text = "\n".join(f"{one.kind}: {one.table}: {one.text}" for one in impacts)
         return ET.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
 def _by_part(step: StepReport) -> Iterator[tuple[str, list[Impact]]]:
     for part, kinds in _PARTS.items():
-        if own := [found for kind in kinds for found in step.found if found.kind == kind]:
-            yield part, own
+        if impacts := [impact for kind in kinds for impact in step.impacts if impact.kind == kind]:
+            yield part, impacts
 
 
 def _code(step: StepReport) -> Iterator[str]:

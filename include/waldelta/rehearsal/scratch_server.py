@@ -86,21 +86,21 @@ def _not_started(err: Exception) -> ConfigError:
 
 
 def _nearest(version: int | None) -> int:
-    here = local_versions()
-    if not here:
+    versions = local_versions()
+    if not versions:
         raise ConfigError(
             "no PostgreSQL for the rehearsal on this machine: run `pip install"
             " 'waldelta[rehearse]'`, or pass --scratch with the connection of a server that may be"
             " written to"
         )
     if version is None:
-        return here[-1]
-    newer = [one for one in here if one >= version]
+        return versions[-1]
+    newer = [one for one in versions if one >= version]
     if not newer:
         raise ConfigError(
             f"the source is PostgreSQL {version}, and this machine has only"
-            f" {', '.join(map(str, here))}: pass --scratch with the connection of a server of that"
-            " version that may be written to"
+            f" {', '.join(map(str, versions))}: pass --scratch with the connection of a server of"
+            " that version that may be written to"
         )
     return newer[0]
 

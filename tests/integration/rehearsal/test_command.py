@@ -78,8 +78,8 @@ def test_reports_for_people_and_for_ci(pipeline, capsys):
         (f"{m}:5", "app-error", 1),
         (f"{m}:6", "error", 3),
     ]
-    assert 'column "nope"' in steps[-1]["found"][0]["text"]
-    assert f"{m}:8" in steps[-1]["found"][0]["text"]
+    assert 'column "nope"' in steps[-1]["impacts"][0]["text"]
+    assert f"{m}:8" in steps[-1]["impacts"][0]["text"]
     assert "replica identity" in markdown.read_text()
     assert ET.parse(junit).getroot().get("failures") == "2"
 
@@ -112,7 +112,7 @@ def test_a_changed_pipeline_file_and_the_digest_of_its_plan(
     assert step["sql"][0].startswith(
         'alter publication "shop" set table only "shop"."orders" where'
     )
-    told = next(one["text"] for one in step["found"] if "--expect" in one["text"])
+    told = next(one["text"] for one in step["impacts"] if "--expect" in one["text"])
     digest = told.removeprefix("setup --expect ").split()[0]
     database.execute("create schema shop")
     database.execute("create table shop.orders(id int primary key, status text not null, n int)")

@@ -109,6 +109,6 @@ def test_each_claim_is_what_happens(migrations):
     sizes = {f"public.{name}": TableSize(1_000_000, 1 << 30) for name in migrations}
     report = rehearse(pipeline_of(migrations), Production(schema, "schema", None, sizes), migration)
     assert report.notes == []
-    assert {step.place: {one.kind for one in step.found} - {"note"} for step in report.steps} == {
+    assert {step.place: {one.kind for one in step.impacts} - {"note"} for step in report.steps} == {
         f"{name}:1": kinds for name, (_, kinds) in migrations.items()
     }, report.as_text([])
