@@ -104,7 +104,7 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/merge/by_file.py",
-        'self.removed.append(held[row["removed"]])',
+        'self.removed.append(files[row["removed"]])',
         "pass",
         "A rewritten file stays beside its replacement, and its rows are doubled.",
         (_FILE,),

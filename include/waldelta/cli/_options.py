@@ -98,12 +98,12 @@ _NAMES = {"type": split_names, "metavar": "NAME,NAME"}
 
 def _stages(*names: str) -> _Options:
     def split_stages(text: str) -> list[str]:
-        given = split_names(text)
-        if unknown := sorted(set(given) - set(names)):
+        stages = split_names(text)
+        if unknown := sorted(set(stages) - set(names)):
             raise argparse.ArgumentTypeError(
                 f"there is no stage {unknown[0]!r}: the stages are {', '.join(names)}"
             )
-        return given
+        return stages
 
     return {
         "--stage": _NAMES | {"type": split_stages, "help": f"run only some of {', '.join(names)}"}
@@ -112,12 +112,12 @@ def _stages(*names: str) -> _Options:
 
 def split_kinds(text: str) -> list[str]:
     """Returns the kinds of findings in a list; raises argparse's error for an unknown one."""
-    given = split_names(text)
-    if unknown := sorted(set(given) - set(KINDS)):
+    kinds = split_names(text)
+    if unknown := sorted(set(kinds) - set(KINDS)):
         raise argparse.ArgumentTypeError(
             f"there is no kind {unknown[0]!r}: the kinds are {', '.join(KINDS)}"
         )
-    return given
+    return kinds
 
 
 _TABLES: _Options = {"--tables": (_NAMES | {"help": "work on these tables only, as schema.table"})}

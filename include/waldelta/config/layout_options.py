@@ -28,8 +28,8 @@ def _bytes(value: str) -> int:
 
 def _names(value: tuple[str, ...]) -> tuple[str, ...]:
     refuse_if(len(set(value)) < len(value), "each column is named once")
-    own = [name for name in value if name in METADATA_TYPES]
-    refuse_if(own, f"{', '.join(own)} is waldelta's own column: name columns of the source")
+    names = [name for name in value if name in METADATA_TYPES]
+    refuse_if(names, f"{', '.join(names)} is waldelta's own column: name columns of the source")
     return value
 
 
@@ -91,13 +91,13 @@ class LayoutOptions(StrictModel):
         A partitioned target isn't clustered by default, nor a clustered one partitioned.
         """
         names = list(LayoutOptions.model_fields)
-        chosen = {name: getattr(self, name) for name in names} | {"properties": {}}
+        options = {name: getattr(self, name) for name in names} | {"properties": {}}
         both = ("partition_by", "cluster_by")
-        is_chosen = any(chosen[name] for name in both)
+        is_chosen = any(options[name] for name in both)
         values = {
             name: getattr(default, name)
             if value is None and not (is_chosen and name in both)
             else value
-            for name, value in chosen.items()
+            for name, value in options.items()
         }
         return LayoutOptions(**values | {"properties": default.properties | self.properties})

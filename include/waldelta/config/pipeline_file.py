@@ -138,7 +138,7 @@ class TargetTable(LayoutOptions):
 
     @field_validator("name")
     @classmethod
-    def _named(cls, value: str | None) -> str | None:
+    def _name_template(cls, value: str | None) -> str | None:
         return None if value is None else check_template(value, needs_table=False)
 
     @field_validator("columns")
@@ -315,8 +315,10 @@ class Target(LayoutOptions):
     @property
     def target_names(self) -> TargetNames:
         """Returns the targets' names in the lake."""
-        own = {key: table.name for key, table in self.tables.items() if table.name is not None}
-        return TargetNames(self.names, own)
+        templates = {
+            key: table.name for key, table in self.tables.items() if table.name is not None
+        }
+        return TargetNames(self.names, templates)
 
     def types_of(self, table_name: str) -> TypeOptions:
         """Returns the type options of one table, named as PostgreSQL prints it."""
@@ -324,13 +326,13 @@ class Target(LayoutOptions):
 
     def deletion_vectors_of(self, table: str) -> bool:
         """Returns whether this table's commits write deletion vectors."""
-        own = self.tables.get(table, _DEFAULTS).deletion_vectors
-        return self.deletion_vectors if own is None else own
+        setting = self.tables.get(table, _DEFAULTS).deletion_vectors
+        return self.deletion_vectors if setting is None else setting
 
     def change_data_feed_of(self, table: str) -> bool | None:
         """Returns whether this table's commits show their changes; None: as its properties say."""
-        own = self.tables.get(table, _DEFAULTS).change_data_feed
-        return self.change_data_feed if own is None else own
+        setting = self.tables.get(table, _DEFAULTS).change_data_feed
+        return self.change_data_feed if setting is None else setting
 
     def layout_of(self, table: str) -> LayoutOptions:
         """Returns how this table's target is laid out."""
@@ -366,8 +368,8 @@ class Target(LayoutOptions):
         """Returns the names in the lake of a target's columns, by the source's, where they
         differ.
         """
-        own = self.tables.get(table, _DEFAULTS).columns
-        return {source: name for source, name in own.items() if source != name}
+        names = self.tables.get(table, _DEFAULTS).columns
+        return {source: name for source, name in names.items() if source != name}
 
 
 class Batch(StrictModel):
@@ -537,8 +539,8 @@ class PipelineFile(StrictModel):
         job reads the environment variables.
         """
         catalog = self.target.catalog
-        others = (self.target.conn_id, None if catalog is None else catalog.conn_id)
-        return [*self.source.conn_ids, *(conn_id for conn_id in others if conn_id is not None)]
+        ids = (self.target.conn_id, None if catalog is None else catalog.conn_id)
+        return [*self.source.conn_ids, *(conn_id for conn_id in ids if conn_id is not None)]
 
 
 def load_pipeline_file(path: str | Path) -> PipelineFile:

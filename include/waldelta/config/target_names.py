@@ -82,5 +82,5 @@ class TargetNames:
         if template == DEFAULT_TEMPLATE:
             return table_name
         schema, table = split_table_name(table_name)
-        named = [part.format(schema=schema, table=table) for part in template.split(".")]
-        return ".".join(map(_quoted, named if len(named) > 1 else [schema, *named]))
+        segments = [part.format(schema=schema, table=table) for part in template.split(".")]
+        return ".".join(map(_quoted, segments if len(segments) > 1 else [schema, *segments]))

@@ -332,8 +332,8 @@ class DataFiles(AbstractContextManager["DataFiles"]):
         rows = pa.concat_tables([self._layout.schema.empty_table(), *self._waiting])
         self._waiting.clear()
         for partition, places in self._layout.divide(rows):
-            here = rows if len(places) == len(rows) else rows.take(pa.array(places))
-            self._add(partition, here.select(self._schema.names))
+            part = rows if len(places) == len(rows) else rows.take(pa.array(places))
+            self._add(partition, part.select(self._schema.names))
 
     def _add(self, partition: Partition, rows: pa.Table) -> None:
         key, layout = tuple(partition.values()), self._layout
@@ -374,16 +374,16 @@ def replace_by_rows(  # noqa: PLR0913 - a target, what is written to it, and how
     removed when they will never be read.
     """
     place, layout = table.place.files, table.layout
-    with DataFiles(place, layout) as files, DataFiles(place, layout.of_changes) as shown:
+    with DataFiles(place, layout) as files, DataFiles(place, layout.of_changes) as change_files:
         for start in range(0, len(rows), rows_per_group or max(1, len(rows))):
             files.write(rows.slice(start, rows_per_group))
         if changes is not None:
-            shown.write(changes)
-        added, named = (list(map(NewFile.of, written.close())) for written in (files, shown))
+            change_files.write(changes)
+        added, cdc = (list(map(NewFile.of, written.close())) for written in (files, change_files))
     try:
-        return table.replace_files(removed, added, tag, changes_data=changes_data, changes=named)
+        return table.replace_files(removed, added, tag, changes_data=changes_data, changes=cdc)
     except Overtaken:
-        remove_files(place, (file.path for file in (*added, *named)))
+        remove_files(place, (file.path for file in (*added, *cdc)))
         raise
 
 
@@ -411,8 +411,8 @@ def discard(table: DeltaTarget, prefix: str, kept: Collection[str] = ()) -> None
             for name in ("", *(() if divided else (CHANGE_FOLDER,)))
         ]
         listed = (one for folder in folders for one in files.get_file_info(folder))
-        own = [one.path for one in listed if one.base_name.startswith(prefix)]
-        remove_files(files, (path for path in own if path not in kept))
+        paths = [one.path for one in listed if one.base_name.startswith(prefix)]
+        remove_files(files, (path for path in paths if path not in kept))
 
 
 def recurring_columns(sample: pa.Table) -> list[str]:

@@ -124,8 +124,8 @@ def set_layout(
 
     ``spark`` is as in set_retention().
     """
-    wanted, held = layout_properties(options), table.properties
-    changed = {name: value for name, value in wanted.items() if held.get(name) != value}
+    properties, current = layout_properties(options), table.properties
+    changed = {name: value for name, value in properties.items() if current.get(name) != value}
     if changed:
         _commit_properties(spark, table, changed)
     by = options.cluster_by
@@ -146,15 +146,15 @@ def set_retention(spark: Callable[[], SparkSession], table: TargetVersion, hours
     delta-rs can't write the table.
     """
     files, entries = f"interval {hours} hours", f"interval {max(hours, _LOG_HOURS)} hours"
-    wanted = {_FILE_RETENTION: files, _LOG_RETENTION: entries}
+    properties = {_FILE_RETENTION: files, _LOG_RETENTION: entries}
     usual = {
         _FILE_RETENTION: f"interval {_FILE_HOURS} hours",
         _LOG_RETENTION: f"interval {_LOG_HOURS} hours",
     }
-    kept = usual | table.properties
-    if all(kept[name] == value for name, value in wanted.items()):
+    current = usual | table.properties
+    if all(current[name] == value for name, value in properties.items()):
         return
-    _commit_properties(spark, table, wanted)
+    _commit_properties(spark, table, properties)
 
 
 def set_generation(
@@ -225,11 +225,13 @@ def schema_option(existing: StructType | None, wanted: StructType) -> str | None
     can add a CHECK constraint in the same commit, but that isn't NOT NULL in the schema and
     requires more of every writer.
     """
-    held = {field.name: field.dataType for field in existing.fields} if existing is not None else {}
+    former = (
+        {field.name: field.dataType for field in existing.fields} if existing is not None else {}
+    )
     added = {field.name: field.dataType for field in wanted.fields}
-    if held == added:
+    if former == added:
         return None
-    return "mergeSchema" if held.items() <= added.items() else "overwriteSchema"
+    return "mergeSchema" if former.items() <= added.items() else "overwriteSchema"
 
 
 def purge_deleted_rows(spark: SparkSession, target: DeltaTarget) -> None:

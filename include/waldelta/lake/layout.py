@@ -239,9 +239,9 @@ class Layout:
                     )
                 yield dict(zip(self.partition_by, texts, strict=True)), places
 
-    def of_partitions(self, rows: pa.Table, chosen: Sequence[Partition]) -> pa.Table:
+    def of_partitions(self, rows: pa.Table, partitions: Sequence[Partition]) -> pa.Table:
         """Returns the rows of some partitions, in their order."""
-        places = [places for partition, places in self.divide(rows) if partition in chosen]
+        places = [places for partition, places in self.divide(rows) if partition in partitions]
         if sum(map(len, places)) == len(rows):
             return rows
         return rows.take(pa.array(np.sort(np.concatenate(places or [np.zeros(0, np.int64)]))))
@@ -289,20 +289,20 @@ def layout_properties(options: LayoutOptions) -> dict[str, str]:
         for prefix, remedy in _REFUSED.items():
             if name.lower().startswith(prefix.lower()):
                 raise ConfigError(f"property {name} can't be set: {remedy}")
-    found = dict(options.properties)
+    properties = dict(options.properties)
     if options.file_bytes is not None:
-        found[TARGET_FILE_SIZE] = str(options.file_bytes)
+        properties[TARGET_FILE_SIZE] = str(options.file_bytes)
     if options.statistics is not None:
         plain = re.compile(r"\A[A-Za-z_]\w*\Z")
         names = (name if plain.match(name) else quoted(name) for name in options.statistics)
-        found[STATISTICS_COLUMNS] = ",".join(names)
-    return found
+        properties[STATISTICS_COLUMNS] = ",".join(names)
+    return properties
 
 
 def _listed(columns: str) -> list[str]:
     """Returns the names in a list of columns, as Spark writes one."""
-    found = re.findall(r"`((?:[^`]|``)*)`|([^,`\s]+)", columns)
-    return [quoted.replace("``", "`") or plain for quoted, plain in found]
+    names = re.findall(r"`((?:[^`]|``)*)`|([^,`\s]+)", columns)
+    return [quoted.replace("``", "`") or plain for quoted, plain in names]
 
 
 def folder_of(partition: Partition) -> str:

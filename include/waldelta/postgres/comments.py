@@ -26,6 +26,6 @@ def read_comments(connection: Connection, tables: Mapping[str, str]) -> Comments
     """Returns the comments of source tables, given by the targets' names."""
     sources = [(name, *split_table_name(table)) for name, table in tables.items()]
     targets, schemas, names = (list(part) for part in zip(*sources, strict=True))
-    asked = {"targets": targets, "schemas": schemas, "tables": names}
-    rows = connection.execute(_COMMENTS.encode(), asked)
+    parameters = {"targets": targets, "schemas": schemas, "tables": names}
+    rows = connection.execute(_COMMENTS.encode(), parameters)
     return {(name, column): comment for name, column, comment in rows if comment}

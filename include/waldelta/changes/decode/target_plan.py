@@ -267,17 +267,17 @@ def _evolution(
         check_key(state, catalog)
         return plan_ignoring(state, relations)
     types = _types(read_types, state, {(c.type_oid, c.typmod) for c in relations[-1].columns})
-    given = (state, relations, catalog, types, rules.types)
+    arguments = (state, relations, catalog, types, rules.types)
     try:
         check_key(state, catalog)
         if is_empty:
-            evolution = plan_empty(*given, rules.renames)
+            evolution = plan_empty(*arguments, rules.renames)
         elif rules.policy == "ask":
             changed = changed_columns(state, relations, catalog)
             stopped = columns_to_stop(rules, state, *changed)
-            evolution = plan_evolution(*given, stopped, rules.renames)
+            evolution = plan_evolution(*arguments, stopped, rules.renames)
         else:
-            evolution = plan_evolution(*given, renames=rules.renames)
+            evolution = plan_evolution(*arguments, renames=rules.renames)
     except NeedsSync as err:
         what = str(err).removeprefix(f"{state.table_name}: ")
         if rules.policy == "fail":

@@ -107,9 +107,9 @@ def are_new(net: pa.Table, matched: Bools) -> Bools:
 
 def matched_by(of_row: Ints, changes: int) -> Bools:
     """Returns which of this many net changes have a row in the target."""
-    found = np.zeros(changes, np.bool_)
-    found[of_row[of_row >= 0]] = True
-    return found
+    matched = np.zeros(changes, np.bool_)
+    matched[of_row[of_row >= 0]] = True
+    return matched
 
 
 def _has_action(net: pa.Table, *actions: str) -> Bools:
@@ -156,8 +156,8 @@ class MergedRows:
         before = self.held.filter(pa.array(self.of_row >= 0))
         is_new = np.append(self._updated[~self._deleted], np.ones(len(self.new), np.bool_))
         after = self.rows().filter(pa.array(is_new))
-        found = [part for rows in (before, after) for part, _ in layout.divide(rows)]
-        return [part for number, part in enumerate(found) if part not in found[:number]]
+        partitions = [part for rows in (before, after) for part, _ in layout.divide(rows)]
+        return [part for number, part in enumerate(partitions) if part not in partitions[:number]]
 
     def new_rows(self) -> pa.Table:
         """Returns only the new rows."""
@@ -435,7 +435,7 @@ def _merge(
         changes.truncates or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES]
     )
     appends = adds_only and (len(table.files) < _MOST_FILES or not len(new))
-    files, layout, shown = table.held_files, table.layout, None
+    files, layout, change_rows = table.held_files, table.layout, None
     if appends:
         removed, rows = [], merge.new_rows()
     elif changes.truncates:
@@ -446,9 +446,9 @@ def _merge(
         rows = layout.of_partitions(merge.rows(), touched)
     # Rows of removed and added files have nothing in common after a TRUNCATE.
     if table.shows_changes and not (appends or changes.is_truncated):
-        shown = pa.concat_tables([merge.changed_rows(), changed_rows({SHOWN_DELETE: gone})])
+        change_rows = pa.concat_tables([merge.changed_rows(), changed_rows({SHOWN_DELETE: gone})])
     fence.verify()
-    replace_by_rows(table, removed, rows, tag.delta, changes=shown)
+    replace_by_rows(table, removed, rows, tag.delta, changes=change_rows)
     return tag
 
 

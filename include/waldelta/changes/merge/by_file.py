@@ -258,18 +258,18 @@ class _Merge:
         # A task reads at least half as many rows as there are net changes, because it reads all of
         # their keys, too.
         parts = shares(self._touched(), count // 2)
-        told = self._runner.run(
+        answers = self._runner.run(
             len(parts), MERGED, lambda number: _rewrite(target, net, count, parts[number])
         )
-        return self._are_rewritten(told)
+        return self._are_rewritten(answers)
 
     def _are_rewritten(self, answers: Sequence[Any]) -> bool:
-        held = {file.path: file for file in self._held}
+        files = {file.path: file for file in self._held}
         for row in answers:
             if row["matched"] is not None:
                 self._matched[unpacked(row["matched"], len(self._keys))] = True
             if row["removed"] is not None:
-                self.removed.append(held[row["removed"]])
+                self.removed.append(files[row["removed"]])
             self._add(row)
         return all(row["is_possible"] for row in answers)
 
@@ -331,26 +331,30 @@ class _DuplicatesMerge(_Merge):
         """Rewrite the files with rows that the net changes take; returns False as of _Merge."""
         target, net, count, columns = self._target, self._net, len(self._keys), self._columns
         parts = shares(self._touched(), count // 2)
-        told = self._runner.run(
+        answers = self._runner.run(
             len(parts), _FOUND, lambda number: _find(target, net, columns, number, parts[number])
         )
-        if any(row["found"] is None for row in told):
+        if any(row["found"] is None for row in answers):
             return False
-        if not told:
+        if not answers:
             return True
         files = [file for part in parts for file in part]
         begin = np.cumsum([0, *map(len, parts)]).tolist()
-        found = np.concatenate([_numbers_of(row, begin[row["number"]]) for row in told], axis=1)
-        of_row = _match_found(found, np.frombuffer(told[0]["removed"], np.int64).reshape(2, -1))
+        matches = np.concatenate(
+            [_numbers_of(row, begin[row["number"]]) for row in answers], axis=1
+        )
+        of_row = _match_found(
+            matches, np.frombuffer(answers[0]["removed"], np.int64).reshape(2, -1)
+        )
         order = net.read(["action", PLACE])
         changes = np.append(removals_of(order["action"], order[PLACE]), -1)[of_row]
-        taken = [
-            (file, found[1][here], changes[here])
+        hits = [
+            (file, matches[1][places], changes[places])
             for number, file in enumerate(files)
-            if (here := (found[0] == number) & (of_row >= 0)).any()
+            if (places := (matches[0] == number) & (of_row >= 0)).any()
         ]
-        of_file = {file.path: (rows, numbers) for file, rows, numbers in taken}
-        rewritten = shares([file for file, *_ in taken])
+        of_file = {file.path: (rows, numbers) for file, rows, numbers in hits}
+        rewritten = shares([file for file, *_ in hits])
         return self._are_rewritten(
             self._runner.run(
                 len(rewritten),
@@ -372,10 +376,10 @@ class _DuplicatesMerge(_Merge):
         old = self._net.read(["action", PLACE, *(base for base, _ in exact)])
         old = old.take(pa.array(removals_of(old["action"], old[PLACE])))
         # A null is in any file.
-        known = [(name, old[base]) for base, name in exact if not old[base].null_count]
-        if not known:
+        columns = [(name, old[base]) for base, name in exact if not old[base].null_count]
+        if not columns:
             return self._held
-        names, keys = zip(*known, strict=True)
+        names, keys = zip(*columns, strict=True)
         return list(compress(self._held, may_hold(self._files, names, keys)))
 
 
@@ -394,21 +398,21 @@ def _find(
     if rows is None:
         return pa.Table.from_pylist([{"number": number}], _FOUND)
     removed = rows.take(pa.array(np.argsort(np.argsort(numbers))))
-    metadata, found = target.written.metadata, [np.zeros((4, 0), np.int64)]
+    metadata, matches = target.written.metadata, [np.zeros((4, 0), np.int64)]
     for at, file in enumerate(share):
         begin = 0
         names = [*(name for name, _ in columns), *([RAW] if metadata else [])]
         for part in parts_at_once(batches(target.open(file), {n: pc.field(n) for n in names})):
             codes = codes_of_duplicates(part, removed, columns, metadata=metadata)
             equal, exact = (_first_like(of_both, len(part)) for of_both in codes)
-            here = np.flatnonzero(equal >= 0)
-            of_file = np.full(len(here), at)
-            found.append(np.stack([of_file, begin + here, equal[here], exact[here]]))
+            places = np.flatnonzero(equal >= 0)
+            of_file = np.full(len(places), at)
+            matches.append(np.stack([of_file, begin + places, equal[places], exact[places]]))
             begin += len(part)
     nothing = target.schema.empty_table()
     codes = codes_of_duplicates(nothing, removed, columns, metadata=metadata)
     alike = np.stack([_first_like(np.concatenate([c, c]), len(removed)) for c in codes])
-    rows_found = np.concatenate(found, axis=1)
+    rows_found = np.concatenate(matches, axis=1)
     needed = rows_found[:, _match_found(rows_found, alike) >= 0]
     answer = {"number": number, "found": needed.tobytes(), "removed": alike.tobytes()}
     return pa.Table.from_pylist([answer], _FOUND)
@@ -416,8 +420,8 @@ def _find(
 
 def _numbers_of(answer: Any, first: int) -> Ints:
     """Returns what a task found, with the numbers of files among all; its own begin with 0."""
-    found = np.frombuffer(answer["found"], np.int64).reshape(4, -1)
-    moved: Ints = found + np.array([[first], [0], [0], [0]])
+    matches = np.frombuffer(answer["found"], np.int64).reshape(4, -1)
+    moved: Ints = matches + np.array([[first], [0], [0], [0]])
     return moved
 
 
@@ -434,10 +438,10 @@ def _first_like(codes: Ints, count: int) -> Ints:
     return first[codes[:count]]
 
 
-def _match_found(found: Ints, removed: Ints) -> Ints:
+def _match_found(matches: Ints, removed: Ints) -> Ints:
     """Returns, for each row that was found, the removed row that takes it; -1 for none."""
-    equal, exact = (np.concatenate([found[k + 2], removed[k]]) for k in (0, 1))
-    return match_codes(equal, exact + 1, found.shape[1])
+    equal, exact = (np.concatenate([matches[k + 2], removed[k]]) for k in (0, 1))
+    return match_codes(equal, exact + 1, matches.shape[1])
 
 
 def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[HeldFile]) -> pa.Table:
@@ -450,20 +454,20 @@ def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[HeldFil
         pa.concat_tables(keys), net.read(["action", *target.written.bases]), target.written
     )
     matched = matched_by(of_row, count)
-    changes, wanted = net.take(matched, MOST_NET_BYTES), np.flatnonzero(matched)
+    changes, indices = net.take(matched, MOST_NET_BYTES), np.flatnonzero(matched)
     # This is returned, not raised: after an error, Spark would retry the task and read as much
     # again.
     if changes is None:
         return pa.Table.from_pylist([_rows_of(is_possible=False)], MERGED)
-    # From this line on, indices refer to the wanted changes, not to all changes.
-    of_row = np.where(of_row >= 0, np.searchsorted(wanted, of_row), -1)
-    told = [_rows_of(matched=packed(matched))]
+    # From this line on, of_row has indices of the matched changes, not of all changes.
+    of_row = np.where(of_row >= 0, np.searchsorted(indices, of_row), -1)
+    answers = [_rows_of(matched=packed(matched))]
     for file, of_file in zip(
         share, np.split(of_row, np.cumsum([len(part) for part in keys])[:-1]), strict=True
     ):
         if (of_file >= 0).any():
-            told += _rewrite_file(target, file, changes, of_file)
-    return pa.Table.from_pylist(told, MERGED)
+            answers += _rewrite_file(target, file, changes, of_file)
+    return pa.Table.from_pylist(answers, MERGED)
 
 
 def _rewrite_taken(
@@ -471,68 +475,68 @@ def _rewrite_taken(
     net: NetFiles,
     count: int,
     share: Sequence[HeldFile],
-    taken: Mapping[str, tuple[Ints, Ints]],
+    places: Mapping[str, tuple[Ints, Ints]],
 ) -> pa.Table:
     """Rewrite these files (run as a task): their rows at places are taken by net changes."""
     matched = np.zeros(count, np.bool_)
     for file in share:
-        matched[taken[file.path][1]] = True
-    changes, wanted = net.take(matched, MOST_NET_BYTES), np.flatnonzero(matched)
+        matched[places[file.path][1]] = True
+    changes, indices = net.take(matched, MOST_NET_BYTES), np.flatnonzero(matched)
     if changes is None:
         return pa.Table.from_pylist([_rows_of(is_possible=False)], MERGED)
-    told = [_rows_of(matched=packed(matched))]
+    answers = [_rows_of(matched=packed(matched))]
     for file in share:
-        rows, numbers = taken[file.path]
+        rows, numbers = places[file.path]
         of_file = np.full(target.open(file).count_rows(), -1, np.int64)
-        of_file[rows] = np.searchsorted(wanted, numbers)
-        told += _rewrite_file(target, file, changes, of_file)
-    return pa.Table.from_pylist(told, MERGED)
+        of_file[rows] = np.searchsorted(indices, numbers)
+        answers += _rewrite_file(target, file, changes, of_file)
+    return pa.Table.from_pylist(answers, MERGED)
 
 
 def _rewrite_file(
     target: _Target, file: HeldFile, changes: pa.Table, of_row: Ints
 ) -> list[dict[str, Any]]:
-    with target.write() as new, target.write_changes() as shown:
+    with target.write() as new, target.write_changes() as change_files:
         updated = deleted = begin = 0
         for part in parts_at_once(batches(target.open(file))):
-            held = part.cast(target.schema)
-            of_part = of_row[begin : begin + len(held)]
-            begin += len(held)
-            chosen = np.unique(of_part[of_part >= 0])
-            place = np.where(of_part >= 0, np.searchsorted(chosen, of_part), -1)
+            rows = part.cast(target.schema)
+            of_part = of_row[begin : begin + len(rows)]
+            begin += len(rows)
+            indices = np.unique(of_part[of_part >= 0])
+            place = np.where(of_part >= 0, np.searchsorted(indices, of_part), -1)
             merged = MergedRows(
-                held, at_places(changes, chosen), place, np.zeros(0, np.int64), target.written
+                rows, at_places(changes, indices), place, np.zeros(0, np.int64), target.written
             )
             if not merged.is_possible:
                 return [_rows_of(is_possible=False)]
             new.write(merged.rows())
             if target.shows_changes:
-                shown.write(merged.changed_rows())
+                change_files.write(merged.changed_rows())
             counts = merged.counts
             updated, deleted = updated + counts[MERGED_UPDATES], deleted + counts[MERGED_DELETES]
         removed = _rows_of(removed=file.path, updated=updated, deleted=deleted)
-        return [removed, *_as_rows(new, shown)]
+        return [removed, *_as_rows(new, change_files)]
 
 
 def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Table:
     """Write the chosen rows of one of the net changes' files as new rows (run as a task)."""
     parts = net.parts_of(number, np.unpackbits(chosen, count=net.rows[number]).astype(np.bool_))
     nothing, nowhere = target.schema.empty_table(), np.zeros(0, np.int64)
-    with target.write() as new, target.write_changes() as shown:
+    with target.write() as new, target.write_changes() as change_files:
         for part in parts:
             merged = MergedRows(nothing, part, nowhere, np.arange(len(part)), target.written)
             new.write(merged.new_rows())
             if target.shows_changes:
-                shown.write(merged.changed_rows())
-        told = _as_rows(new, shown)
-    told.append(_rows_of(inserted=int(np.unpackbits(chosen, count=net.rows[number]).sum())))
-    return pa.Table.from_pylist(told, MERGED)
+                change_files.write(merged.changed_rows())
+        answers = _as_rows(new, change_files)
+    answers.append(_rows_of(inserted=int(np.unpackbits(chosen, count=net.rows[number]).sum())))
+    return pa.Table.from_pylist(answers, MERGED)
 
 
-def _as_rows(new: DataFiles, shown: DataFiles) -> list[dict[str, Any]]:
+def _as_rows(new: DataFiles, change_files: DataFiles) -> list[dict[str, Any]]:
     return [
-        _rows_of(**file, shows_changes=files is shown)
-        for files in (new, shown)
+        _rows_of(**file, shows_changes=files is change_files)
+        for files in (new, change_files)
         for file in files.close()
     ]
 
@@ -546,15 +550,15 @@ def may_hold(files: pa.Table, names: Sequence[str], keys: Sequence[pa.ChunkedArr
 
     ``keys`` has the values of the columns ``names``.
     """
-    found = np.ones(len(files), np.bool_)
+    verdicts = np.ones(len(files), np.bool_)
     for name, column in zip(names, keys, strict=True):
         sides = [f"partition.{name}"] * 2
         if sides[0] not in files.column_names:
             sides = [f"min.{name}", f"max.{name}"]
         least, most = map(files.schema.get_field_index, sides)
         if least >= 0 and most >= 0:
-            found &= _span_any(files.column(least), files.column(most), column.drop_null())
-    return found
+            verdicts &= _span_any(files.column(least), files.column(most), column.drop_null())
+    return verdicts
 
 
 def _span_any(least: pa.ChunkedArray, most: pa.ChunkedArray, values: pa.ChunkedArray) -> Bools:

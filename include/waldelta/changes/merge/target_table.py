@@ -174,9 +174,9 @@ def replace_target(
     options = {"maxRecordsPerFile": str(ROWS_PER_FILE)}
     if (option := schema_option(_read_schema(runner, target), frame.schema)) is not None:
         frame, options[option] = plainly_typed(frame), "true"
-    held = () if (table := target.find()) is None else table.layout.partition_by
+    columns = () if (table := target.find()) is None else table.layout.partition_by
     with writing_target(target):
-        names = [name for name in held if name in frame.columns]
+        names = [name for name in columns if name in frame.columns]
         target.write(frame, "overwrite", tag, options, names)
     if (commit := find_commit(runner.spark(), target, tag.metadata)) is None:
         # Delta silently skips a repeated txnVersion.

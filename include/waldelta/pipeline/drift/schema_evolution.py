@@ -120,11 +120,11 @@ def plan_evolution(  # noqa: PLR0913, PLR0917 - what was, came and is there, and
     the lake. The ``stopped`` columns stay with their last values. ``renames`` are the names in the
     lake of columns that have another one there. Raises NeedsSync when only a new copy is exact.
     """
-    every = [_attnums(state, catalog, relation) for relation in relations]
+    attnums = [_attnums(state, catalog, relation) for relation in relations]
     alone = [column for column in state.columns if column.name in stopped]
-    last_values = [_places(column, relations, every) for column in alone]
+    last_values = [_places(column, relations, attnums) for column in alone]
     hidden = {column.attnum for column in alone}
-    places = [{n: k for k, n in enumerate(there) if n not in hidden} for there in every]
+    places = [{n: k for k, n in enumerate(there) if n not in hidden} for there in attnums]
     relations = [
         replace(relation, columns=tuple(relation.columns[k] for k in there.values()))
         for relation, there in zip(relations, places, strict=True)
@@ -162,8 +162,8 @@ def plan_empty(
     first = set(_attnums(state, catalog, relations[0]))
     known = [column for column in state.columns if column.attnum in first]
     later = tuple(column.name for column in state.columns if column.attnum not in first)
-    before = replace(state, columns=known)
-    evolution = plan_evolution(before, relations, catalog, types, options, renames=renames)
+    first_state = replace(state, columns=known)
+    evolution = plan_evolution(first_state, relations, catalog, types, options, renames=renames)
     return replace(evolution, dropped=evolution.dropped + later)
 
 
@@ -174,9 +174,9 @@ def changed_columns(
     rewrote the rows; without columns that identify rows, where a target can do without them.
     """
     numbers = [_attnums(state, catalog, relation) for relation in relations]
-    rewrote, others = _retyped(state, relations, numbers), _other_columns(state)
+    rewrote, columns = _retyped(state, relations, numbers), _other_columns(state)
     dropped = [column.name for column in state.columns if column.attnum not in numbers[-1]]
-    retyped = [column.name for column in others if column.attnum in rewrote]
+    retyped = [column.name for column in columns if column.attnum in rewrote]
     return (
         [name for name in dropped if name not in state.key_columns],
         [name for name in retyped if name not in dropped],
@@ -436,12 +436,12 @@ def _key(
         # Old rows have only the columns of the replica identity. So another identity, if only for a
         # while, is another key. With a wider identity, several rows may have had the same key. Of
         # complete old rows, all columns are flagged; of merged partitions, the leaf.
-        others = (
+        surplus = (
             flagged.difference(key, {RELID_ATTNUM})
             if key and relation.replica_identity != "f"
             else ()
         )
-        if set(key) - set(there) or (flagged and not flagged.issuperset(key)) or others:
+        if set(key) - set(there) or (flagged and not flagged.issuperset(key)) or surplus:
             raise NeedsSync(f"{state.table_name}: its replica identity changed")
     names = dict(zip(numbers[-1], relations[-1].columns, strict=True))
     return tuple(names[number].name for number in key)

@@ -120,16 +120,16 @@ def with_stopped(
     state: TableState, now: StorageState | None, stopped: Collection[str]
 ) -> TableState:
     """Returns the state as if the source had stopped columns then as it has them now."""
-    then, own = state.storage, {c.attnum for c in state.columns if c.name in stopped}
-    if then is None or now is None or not own:
+    then, numbers = state.storage, {c.attnum for c in state.columns if c.name in stopped}
+    if then is None or now is None or not numbers:
         return state
     attributes = [
-        *(one for one in then.attributes if one.attnum not in own),
-        *(one for one in now.attributes if one.attnum in own),
+        *(one for one in then.attributes if one.attnum not in numbers),
+        *(one for one in now.attributes if one.attnum in numbers),
     ]
     labels = [
-        *(one for one in then.labels if one.attnum not in own),
-        *(one for one in now.labels if one.attnum in own),
+        *(one for one in then.labels if one.attnum not in numbers),
+        *(one for one in now.labels if one.attnum in numbers),
     ]
     return replace(state, storage=replace(then, attributes=attributes, labels=labels))
 
@@ -256,11 +256,11 @@ def replaced_files(state: TableState, now: StorageState | None) -> list[int]:
     if rewritten(then, now):
         return []
     files = {file.oid: file.relfilenode for file in then.files}
-    own = set(state.relation_ids)
+    oids = set(state.relation_ids)
     return [
         f.oid
         for f in now.files
-        if f.oid not in own and files.get(f.oid, f.relfilenode) != f.relfilenode
+        if f.oid not in oids and files.get(f.oid, f.relfilenode) != f.relfilenode
     ]
 
 

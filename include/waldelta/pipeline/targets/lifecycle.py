@@ -314,9 +314,9 @@ def read_lifecycles(job: Job, published: Mapping[str, TargetSource]) -> list[Tab
     earlier = {row.table_name for row in rows} - known.keys()
     # Once a renamed table has been copied under its new name, the target of the old one is left.
     copied = {name for name, life in known.items() if life.state.status == SYNCED}
-    others = {name: of for name, of in published.items() if name not in copied}
+    sources = {name: of for name, of in published.items() if name not in copied}
     found = [
-        _read(job, name, published if name in published else others, known.get(name))
+        _read(job, name, published if name in published else sources, known.get(name))
         for name in sorted(known.keys() | published.keys())
     ]
     return [

@@ -61,13 +61,13 @@ def plan_moves(job: Job, states: Mapping[str, TableState]) -> dict[str, str | No
     Each has the reason why it can't be moved, or None.
     """
     names = {name: job.lake.stored_name(name) for name in states}
-    others = [
+    tables = [
         name
         for name, state in sorted(states.items())
         if state.status != REMOVED and names[name] != job.lake.names.of(name)
     ]
-    problems = name_problems(job.lake.names, others, names)
-    return {name: problems.get(name) or _why_not_moved(job, states[name]) for name in others}
+    problems = name_problems(job.lake.names, tables, names)
+    return {name: problems.get(name) or _why_not_moved(job, states[name]) for name in tables}
 
 
 def move_targets(job: Job) -> list[str]:
@@ -93,12 +93,12 @@ def move_targets(job: Job) -> list[str]:
 
 def _move(job: Job, state: TableState) -> str | None:
     """Move a target under its lock; returns why not, or None."""
-    table, wanted = state.table_name, job.lake.names.of(state.table_name)
+    table, name = state.table_name, job.lake.names.of(state.table_name)
     with target_lock(job, table):
         latest = check_same_copy(job, state)
         if why := _why_not_moved(job, latest):
             return why
-        old, new = job.lake.target(table), job.lake.target_named(wanted)
+        old, new = job.lake.target(table), job.lake.target_named(name)
         if old.uri != new.uri and _has_files(old):
             fault_point("move.begun")
             try:
@@ -106,7 +106,7 @@ def _move(job: Job, state: TableState) -> str | None:
             except OSError as err:
                 return f"{old.uri} can't become {new.uri} ({err.strerror}): check their permissions"
         fault_point("move.renamed")
-        moved = replace(latest, at=now(), run_id=job.run_id, stored_name=wanted)
+        moved = replace(latest, at=now(), run_id=job.run_id, stored_name=name)
         job.ledger.append_state(moved, latest)
         fault_point("move.recorded")
     log.info("table=%s is at %s now, it was at %s", table, new.uri, old.uri)

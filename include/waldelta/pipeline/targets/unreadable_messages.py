@@ -188,10 +188,10 @@ def tables_of(job: Job, unread: UnreadMessage) -> tuple[str, ...]:
     if unread.kind == "M":
         return (OF_MESSAGES,)
     relations = set(_relations(unread))
-    found = sorted(
+    tables = sorted(
         n for n, state in job.read_states().items() if not relations.isdisjoint(state.relation_ids)
     )
-    return tuple(found) or (ANY_TABLE,)
+    return tuple(tables) or (ANY_TABLE,)
 
 
 def _relations(unread: UnreadMessage) -> Iterator[int]:
@@ -226,21 +226,21 @@ def open_messages(ledger: Ledger, slot: str) -> list[OpenMessage]:
     except SlotMissing:
         life = ""
     latest = {(row.id, row.table_name, row.generation): row for row in rows}
-    found: dict[str, list[Decision]] = {}
+    decisions: dict[str, list[Decision]] = {}
     for row in latest.values():
         if row.status in (WAITING, SKIPPED) and _is_current(row, generations, life):
-            found.setdefault(row.id, []).append(row)
+            decisions.setdefault(row.id, []).append(row)
     messages = [
-        OpenMessage(of[0], tuple(sorted(row.table_name for row in of))) for of in found.values()
+        OpenMessage(of[0], tuple(sorted(row.table_name for row in of))) for of in decisions.values()
     ]
     return sorted(messages, key=lambda message: message.row.at)
 
 
 def with_applied(job: Job, messages: Iterable[OpenMessage]) -> list[OpenMessage]:
     """Returns the messages, skipped ones with whether runs have gone on without them."""
-    found, skipped = list(messages), [message for message in messages if message.is_skipped]
+    all_messages, skipped = list(messages), [message for message in messages if message.is_skipped]
     if not skipped:
-        return found
+        return all_messages
     watermarks, states = Watermarks(job, job.read_identity()), job.read_states()
     ends = watermarks.change_log.reach(watermarks.identity.floor).ends
 
@@ -257,7 +257,7 @@ def with_applied(job: Job, messages: Iterable[OpenMessage]) -> list[OpenMessage]
 
     return [
         replace(message, is_applied=is_applied(message)) if message.is_skipped else message
-        for message in found
+        for message in all_messages
     ]
 
 
@@ -311,12 +311,12 @@ def close_compared(job: Job, tables: Collection[str], before: datetime) -> None:
 
     At that moment, a comparison of all their rows began.
     """
-    found = [
+    messages = [
         replace(message, tables=tuple(name for name in message.tables if name in tables))
         for message in open_messages(job.ledger, job.pipeline.source.slot)
         if message.is_skipped and (message.row.decided_at or message.row.at) < before
     ]
-    _decide(job, [message for message in found if message.tables], RESOLVED, None, _COMPARED)
+    _decide(job, [message for message in messages if message.tables], RESOLVED, None, _COMPARED)
 
 
 def _decide(

@@ -131,14 +131,14 @@ def _lookup(
     relation_id = state.relation_ids[0] if state.root_id is None else state.root_id
     asked = {"relation": relation_id, "publications": publications}
     found = connection.execute(_TABLE.encode(), asked).fetchone()
-    held = {
+    type_ids = {
         name: (oid, typmod) for name, oid, typmod in connection.execute(_COLUMNS.encode(), asked)
     }
     leaf_columns = {c.name for c in state.columns if c.attnum == RELID_ATTNUM}
-    held |= dict.fromkeys(leaf_columns, (INT8, -1))
+    type_ids |= dict.fromkeys(leaf_columns, (INT8, -1))
     sources = {c.name: c.name_on_source for c in state.columns}
-    held = {name: held[source] for name, source in sources.items() if source in held}
-    usable = {c.name for c in state.columns if held.get(c.name) == (c.type_oid, c.typmod)}
+    type_ids = {name: type_ids[source] for name, source in sources.items() if source in type_ids}
+    usable = {c.name for c in state.columns if type_ids.get(c.name) == (c.type_oid, c.typmod)}
     if found is None or not usable.issuperset(state.key_columns):
         what = "the table isn't published any more" if found is None else "its key was changed"
         _give_up(values, lacking, f"{what} on the source")
@@ -155,8 +155,8 @@ def _lookup(
         i: sources[names[i]] for i, rows in flagged.items() if names[i] in usable and rows.any()
     }
     keys = [names[i] for i in plan.decode.shape.key]
-    types = read_types(connection, [held[name] for name in keys])
-    key = [KeyAttribute(n, types[held[n]], n in leaf_columns, sources[n]) for n in keys]
+    types = read_types(connection, [type_ids[name] for name in keys])
+    key = [KeyAttribute(n, types[type_ids[n]], n in leaf_columns, sources[n]) for n in keys]
     return _Lookup(relation, tuple(key), None if through is None else relation_id, columns)
 
 

@@ -196,8 +196,8 @@ def _divide(runner: Runner, table: TargetVersion, partition_by: Sequence[str] | 
         return
     schema, place = table.schema, table.place
     layout = Layout.of(schema, partition_by, table.properties)
-    held, prefix = table.held_files, new_prefix()
-    parts = shares(held)
+    former, prefix = table.held_files, new_prefix()
+    parts = shares(former)
 
     def write(number: int) -> pa.Table:
         with DataFiles(place.files, layout, prefix) as files:
@@ -210,7 +210,7 @@ def _divide(runner: Runner, table: TargetVersion, partition_by: Sequence[str] | 
     try:
         added = [NewFile.of(row) for row in runner.run(len(parts), _DIVIDED, write)]
         fault_point("maintain.divided")
-        table.replace_files(held, added, tag, changes_data=False, partition_by=partition_by)
+        table.replace_files(former, added, tag, changes_data=False, partition_by=partition_by)
     except Overtaken:
         discard(place, prefix)
         raise

@@ -244,8 +244,8 @@ class TakenRows:
                 return pa.Table.from_pylist(folder.write(f"again-{number}", rows), schema)
             files: Files = []
             for place, file in enumerate(self.files[number - shares]):
-                before = HeldFile.of(file).open(lake, folder.uri, folder.schema)
-                rest = self._rest(before, key)
+                former = HeldFile.of(file).open(lake, folder.uri, folder.schema)
+                rest = self._rest(former, key)
                 files += [file] if rest is None else rewrite(f"rest-{number}-{place}", rest)
             return pa.Table.from_pylist(files, schema)
 

@@ -220,15 +220,15 @@ def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Form
 
 
 def _refused(
-    job: Job, wanted: Sequence[ReplicatedTarget], known: Iterable[str]
+    job: Job, wanted: Sequence[ReplicatedTarget], names: Iterable[str]
 ) -> dict[str, WaldeltaError]:
     """Returns by name why targets can't be synced as the pipeline file requires.
 
-    ``known`` are the targets that the ledger has.
+    ``names`` are the targets that the ledger has.
     """
-    taken = {name: job.lake.stored_name(name) for name in known}
-    new = {str(target.id) for target in wanted} - taken.keys()
-    problems = name_problems(job.lake.names, new, taken)
+    owners = {name: job.lake.stored_name(name) for name in names}
+    new = {str(target.id) for target in wanted} - owners.keys()
+    problems = name_problems(job.lake.names, new, owners)
     found: dict[str, WaldeltaError] = {name: ConfigError(why) for name, why in problems.items()}
     for target in wanted:
         try:

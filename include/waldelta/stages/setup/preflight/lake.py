@@ -158,8 +158,8 @@ def judge_columns(
         yield problem(f"{where}: {clash}")
     if not target.metadata_columns:
         key = [renames.get(name, name) for name in relation.identity_columns]
-        named = {name: column.type for name, column in zip(names, columns, strict=True)}
-        types = column_types(named, key, target.types_of(str(table.id)))
+        pg_types = {name: column.type for name, column in zip(names, columns, strict=True)}
+        types = column_types(pg_types, key, target.types_of(str(table.id)))
         if partial := [name for name, kind in types.items() if kind.may_be_raw]:
             yield warning(
                 f"{where}: metadata_columns is off, so values that a type of the lake can't hold"

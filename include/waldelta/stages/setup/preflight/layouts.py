@@ -41,14 +41,14 @@ def judge_layouts(
         except ConfigError as err:
             yield problem(f"{where}.properties: {err}")
         tables = planned.tables_of(name)
-        named = (*(options.partition_by or ()), *(options.cluster_by or ()))
-        if not tables or not (named or options.statistics):
+        columns = (*(options.partition_by or ()), *(options.cluster_by or ()))
+        if not tables or not (columns or options.statistics):
             continue
-        chosen = pipeline.target.types_of(name)
+        overrides = pipeline.target.types_of(name)
         kinds: dict[str, TargetType] = {}
         for table in tables:
             types = {column.name: column.type for column in table.columns}
-            kinds |= column_types(types, table.key_columns, chosen)
+            kinds |= column_types(types, table.key_columns, overrides)
         there = {name for table in tables for name in planned.relations[table.oid].column_names}
         absent = list(_judge_names(where, options, kinds, there))
         yield from absent
@@ -105,11 +105,11 @@ def _judge_types(
 
 
 def _judge_partitions(where: str, options: LayoutOptions, rows: list[Any]) -> Iterator[Finding]:
-    known = {name: of for name, *of in rows if name in (options.partition_by or ())}
-    if not known:
+    statistics = {name: of for name, *of in rows if name in (options.partition_by or ())}
+    if not statistics:
         return
-    total, count = max(of[2] for of in known.values()), 1.0
-    for name, (distinct, nulls, estimate) in known.items():
+    total, count = max(of[2] for of in statistics.values()), 1.0
+    for name, (distinct, nulls, estimate) in statistics.items():
         count *= distinct if distinct > 0 else -distinct * estimate
         yield from warning_if(
             nulls > 0,

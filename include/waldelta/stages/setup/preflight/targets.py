@@ -118,8 +118,8 @@ def plan_targets(
         for oid, of in topmost.items()
     ]
     published = {str(table.id): table for table in tables if table.columns}
-    wanted = [TableId.parse(name) for name in [*merged_roots(entries), *sources(entries)]]
-    there = read_partitions(conn, wanted) if wanted else {}
+    ids = [TableId.parse(name) for name in [*merged_roots(entries), *sources(entries)]]
+    there = read_partitions(conn, ids) if ids else {}
     named = {
         str(relation.id): relation
         for relation in read_relations(conn, [p.oid for p in there.values()])
@@ -169,11 +169,11 @@ def judge_names(
     problems = name_problems(job.lake.names, planned.sources, {})
     yield from map(problem, problems.values())
     for name, why in plan_moves(job, states).items():
-        stored, wanted = job.lake.stored_name(name), job.lake.names.of(name)
+        stored, new = job.lake.stored_name(name), job.lake.names.of(name)
         if why is not None and name not in problems:
             yield warning(f"{name} stays {stored} in the lake: {why}")
         elif why is None:
-            yield warning(f"{name} is {stored} in the lake: the next run moves it to {wanted}")
+            yield warning(f"{name} is {stored} in the lake: the next run moves it to {new}")
 
 
 def judge_replaced(
