@@ -272,7 +272,7 @@ class _Stage:
 
 def _lock_way(work: str, effect: Effect) -> str:
     if not effect.status.startswith(("ALTER", "CREATE")):  # VACUUM FULL, CLUSTER
-        return "rewrite it while nobody waits, or by an extension such as pg_repack"
+        return "rewrite it while the application rests, or by an extension such as pg_repack"
     if work == "builds an index":
         return "create index concurrently"
     if work == "reads all its rows":
