@@ -64,7 +64,7 @@ FULL = {
     "add_unique": ("alter table {t} add unique (code)", {LOCK}),
     "add_check": ("alter table {t} add constraint c check (n > 0)", {LOCK}),
     "add_check_later": ("alter table {t} add constraint c check (n > 0) not valid", set()),
-    "foreign_key": ("alter table {t} add foreign key (id) references add_check (id)", {LOCK}),
+    "foreign_key": ("alter table {t} add foreign key (n) references {t} (id)", {LOCK}),
     "move_schema": ("alter table {t} set schema other", {STOP, COPY, READERS}),
     "drop_table": ("drop table {t}", {STOP}),
     "truncated": ("truncate {t}", set()),
