@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from waldelta.cli._output import Output
 from waldelta.config import PipelineFile, load_pipeline_file
@@ -30,16 +32,9 @@ def run_rehearse(options: argparse.Namespace, output: Output) -> bool:
         changed = options.pipeline_change, load_pipeline_file(options.pipeline_change)
     production = _production(options, file)
     scratch = None if options.scratch is None else _conninfo(options.scratch)
-    logger = logging.getLogger("waldelta")
-    if logger.level > logging.DEBUG:  # The pipeline's own runs would hide the progress.
-        logger.setLevel(logging.CRITICAL)
-        logging.getLogger("waldelta.rehearsal").setLevel(logging.INFO)
-    report = rehearse(
-        file,
-        production,
-        migration,
-        RehearsalOptions(scratch, options.role, options.statement_timeout, changed),
-    )
+    order = RehearsalOptions(scratch, options.role, options.statement_timeout, changed)
+    with _only_progress():
+        report = rehearse(file, production, migration, order)
     kinds = options.fail_on
     for path, text in (
         (options.markdown, report.as_markdown(kinds)),
@@ -49,6 +44,21 @@ def run_rehearse(options: argparse.Namespace, output: Output) -> bool:
             path.write_text(text, encoding="utf-8")
     output.show(report.as_json(), report.as_text(kinds))
     return bool(report.failures(kinds))
+
+
+@contextmanager
+def _only_progress() -> Iterator[None]:
+    """Leave the pipeline's own runs out of the log, unless its level is DEBUG."""
+    package, rehearsal = (logging.getLogger(name) for name in ("waldelta", "waldelta.rehearsal"))
+    levels = package.level, rehearsal.level
+    if package.level > logging.DEBUG:
+        package.setLevel(logging.CRITICAL)
+        rehearsal.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        package.setLevel(levels[0])
+        rehearsal.setLevel(levels[1])
 
 
 def _production(options: argparse.Namespace, file: PipelineFile) -> Production:
