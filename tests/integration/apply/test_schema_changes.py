@@ -407,7 +407,7 @@ def test_a_column_that_delta_cant_keep_apart(runner, database, job):
     write(database, 11)
     with pytest.raises(
         RunFailed,
-        match=r"public\.t: Delta ignores case and can't keep column .* apart: leave it out",
+        match=r"public\.t: Delta ignores case and can't keep column .* apart: give it another name",
     ):
         consume(runner, job)
     database.execute("alter table t rename column _wd_raw to other")

@@ -99,6 +99,7 @@ def test_the_exit_code_follows_the_policy(pipeline, sql, options, code):
     assert rehearsed(pipeline, sql, *options) == code
 
 
+@pytest.mark.nightly("a changed pipeline file beside the migrations")
 def test_a_changed_pipeline_file_and_the_digest_of_its_plan(
     pipeline, capsys, database, monkeypatch
 ):
