@@ -115,10 +115,10 @@ def commit_files(table: DeltaTable, uri: str, files: FileChange, tag: Tag) -> No
         finally:
             draft.unlink(missing_ok=True)
     else:
-        _commit_by_delta_rs(table, files, tag)
+        _commit_transaction(table, files, tag)
 
 
-def _commit_by_delta_rs(table: DeltaTable, files: FileChange, tag: Tag) -> None:
+def _commit_transaction(table: DeltaTable, files: FileChange, tag: Tag) -> None:
     at, is_data = int(time.time() * 1000), files.changes_data
     table.create_write_transaction(
         [

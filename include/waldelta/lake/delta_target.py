@@ -517,9 +517,9 @@ class TargetVersion:
     ) -> int:
         """Replace files by others; returns the version.
 
-        ``partition_by`` are the columns that divide all rows from then on, where they change.
         Without ``changes_data`` they have the same rows. ``changes`` are files of the change data
-        feed, where it needs any. The commit is a compare-and-swap on this version, and durable on
+        feed, where it needs any. ``partition_by`` are the columns that divide all rows from then
+        on, where they change. The commit is a compare-and-swap on this version, and durable on
         return. When only its answer was lost, it is found by its userMetadata. Raises Overtaken, or
         CommitFailedError when it isn't known whether the commit exists.
         """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -71,6 +71,7 @@ _LONGEST_NAME = 200
 
 # The values of a table's partition columns as Delta's log writes them; empty without such columns.
 Partition = Mapping[str, str | None]
+PartitionKey = frozenset[tuple[str, str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,11 @@ class HeldFile:
             values &= is_value
         fragment = layout.make_fragment(path, files, partition_expression=values)
         return ds.FileSystemDataset([fragment], schema, layout, files)
+
+
+def key_of(partition: Partition) -> PartitionKey:
+    """Returns what a partition is found by, in whatever order its columns are."""
+    return frozenset(partition.items())
 
 
 def log_path(path: str) -> str:
@@ -239,9 +245,9 @@ class Layout:
                     )
                 yield dict(zip(self.partition_by, texts, strict=True)), places
 
-    def of_partitions(self, rows: pa.Table, partitions: Sequence[Partition]) -> pa.Table:
+    def of_partitions(self, rows: pa.Table, partitions: Collection[PartitionKey]) -> pa.Table:
         """Returns the rows of some partitions, in their order."""
-        places = [places for partition, places in self.divide(rows) if partition in partitions]
+        places = [places for part, places in self.divide(rows) if key_of(part) in partitions]
         if sum(map(len, places)) == len(rows):
             return rows
         return rows.take(pa.array(np.sort(np.concatenate(places or [np.zeros(0, np.int64)]))))

@@ -49,7 +49,7 @@ from waldelta.lake.commit_files import (
     SHOWN_INSERT,
     changed_rows,
 )
-from waldelta.lake.layout import Layout, Partition
+from waldelta.lake.layout import Layout, PartitionKey, key_of
 from waldelta.lake.storage import row_group_bytes
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
 from waldelta.pipeline import Job
@@ -151,13 +151,10 @@ class MergedRows:
         """Returns the rows after the merge, new ones last."""
         return self._built(~self._deleted)
 
-    def touched_partitions(self, layout: Layout) -> list[Partition]:
+    def touched_partitions(self, layout: Layout) -> set[PartitionKey]:
         """Returns the partitions that have changed rows before the merge or after it."""
         before = self.held.filter(pa.array(self.of_row >= 0))
-        is_new = np.append(self._updated[~self._deleted], np.ones(len(self.new), np.bool_))
-        after = self.rows().filter(pa.array(is_new))
-        partitions = [part for rows in (before, after) for part, _ in layout.divide(rows)]
-        return [part for number, part in enumerate(partitions) if part not in partitions[:number]]
+        return {key_of(part) for rows in (before, self._changed) for part, _ in layout.divide(rows)}
 
     def new_rows(self) -> pa.Table:
         """Returns only the new rows."""
@@ -167,15 +164,20 @@ class MergedRows:
         """Returns the rows of the change data feed: each updated row before and after it, whether
         or not its values differ, deleted rows and new ones.
         """
-        after, updates = self._built(self._updated), int(self._updated.sum())
+        updates = int(self._updated.sum())
         return changed_rows(
             {
                 PREIMAGE: self.held.filter(pa.array(self._updated)),
-                POSTIMAGE: after.slice(0, updates),
+                POSTIMAGE: self._changed.slice(0, updates),
                 SHOWN_DELETE: self.held.filter(pa.array(self._deleted)),
-                SHOWN_INSERT: after.slice(updates),
+                SHOWN_INSERT: self._changed.slice(updates),
             }
         )
+
+    @cached_property
+    def _changed(self) -> pa.Table:
+        """The updated rows as they are after the merge, then the new ones."""
+        return self._built(self._updated)
 
     def _built(self, stay: Bools) -> pa.Table:
         schema, sources = self.held.schema, self.written.sources
@@ -399,12 +401,13 @@ class NetChanges:
         """Whether rows are gone that no change names."""
         return self.is_truncated or bool(self.truncated_leaves)
 
-    def are_truncated(self, rows: pa.Table) -> pa.Array:
-        """Returns which of the target's rows are of truncated leaves."""
+    def without_truncated(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Returns the target's rows that stay, and those of truncated leaves."""
         if not self.truncated_leaves:
-            return pa.repeat(False, len(rows))
+            return rows, rows.slice(0, 0)
         leaves = pa.array(self.truncated_leaves, rows[RELID].type)
-        return pc.is_in(rows[RELID], value_set=leaves)
+        truncated = pc.is_in(rows[RELID], value_set=leaves)
+        return rows.filter(pc.invert(truncated)), rows.filter(truncated)
 
     def match(self, rows: pa.Table) -> Ints:
         """Return, for each row of the target, the net change that takes it; -1 for none."""
@@ -423,8 +426,7 @@ def _merge(
     held = schema.empty_table() if changes.is_truncated else read_within(table.dataset(), schema)
     if held is None:
         return None
-    truncated = changes.are_truncated(held)
-    gone, held = held.filter(truncated), held.filter(pc.invert(truncated))
+    held, gone = changes.without_truncated(held)
     of_row = changes.match(held)
     new = np.flatnonzero(are_new(net, matched_by(of_row, len(net))))
     merge = MergedRows(held, net, of_row, new, written)
@@ -442,7 +444,7 @@ def _merge(
         removed, rows = files, merge.rows()
     else:
         touched = merge.touched_partitions(layout)
-        removed = [file for file in files if file.partition in touched]
+        removed = [file for file in files if key_of(file.partition) in touched]
         rows = layout.of_partitions(merge.rows(), touched)
     # Rows of removed and added files have nothing in common after a TRUNCATE.
     if table.shows_changes and not (appends or changes.is_truncated):
