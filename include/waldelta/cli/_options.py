@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -96,28 +96,23 @@ OUTPUT_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
 _NAMES = {"type": split_names, "metavar": "NAME,NAME"}
 
 
-def _stages(*names: str) -> _Options:
-    def split_stages(text: str) -> list[str]:
-        stages = split_names(text)
-        if unknown := sorted(set(stages) - set(names)):
+def _some_of(noun: str, names: Collection[str]) -> Callable[[str], list[str]]:
+    """Returns what splits a list of these names; it raises argparse's error for another one."""
+
+    def split(text: str) -> list[str]:
+        parts = split_names(text)
+        if unknown := sorted(set(parts) - set(names)):
             raise argparse.ArgumentTypeError(
-                f"there is no stage {unknown[0]!r}: the stages are {', '.join(names)}"
+                f"there is no {noun} {unknown[0]!r}: the {noun}s are {', '.join(names)}"
             )
-        return stages
+        return parts
 
-    return {
-        "--stage": _NAMES | {"type": split_stages, "help": f"run only some of {', '.join(names)}"}
-    }
+    return split
 
 
-def split_kinds(text: str) -> list[str]:
-    """Returns the kinds of findings in a list; raises argparse's error for an unknown one."""
-    kinds = split_names(text)
-    if unknown := sorted(set(kinds) - set(KINDS)):
-        raise argparse.ArgumentTypeError(
-            f"there is no kind {unknown[0]!r}: the kinds are {', '.join(KINDS)}"
-        )
-    return kinds
+def _stages(*names: str) -> _Options:
+    stages = {"type": _some_of("stage", names), "help": f"run only some of {', '.join(names)}"}
+    return {"--stage": _NAMES | stages}
 
 
 _TABLES: _Options = {"--tables": (_NAMES | {"help": "work on these tables only, as schema.table"})}
@@ -382,7 +377,7 @@ _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                 },
                 "--fail-on": _NAMES
                 | {
-                    "type": split_kinds,
+                    "type": _some_of("kind", KINDS),
                     "metavar": "KIND,KIND",
                     "default": list(FAILING),
                     "help": (

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -165,48 +165,30 @@ def _base(column: Any) -> list[str]:
     return [f"({value})::{column.type}"]
 
 
-@dataclass(slots=True)
-class Filling:
-    """The rows that tables got; ``refused`` says why a table has none."""
-
-    attempts: dict[int, int] = field(default_factory=dict)
-    refused: dict[str, str] = field(default_factory=dict)
-
-
-def fill(connection: Connection, tables: Sequence[WritableTable]) -> Filling:
+def fill(connection: Connection, tables: Sequence[WritableTable]) -> dict[str, str]:
     """Write the first rows of each table, with triggers and foreign keys switched off.
 
-    Sequences go on behind them.
+    Sequences go on behind them. Returns by name why tables have no rows.
     """
-    filling = Filling()
     connection.execute("set session_replication_role = replica")
-    for table in tables:
-        attempt, why = write_rows(connection, table, 1, ROWS)
-        if attempt is None:
-            filling.refused[str(table.id)] = why
-        else:
-            filling.attempts[table.oid] = attempt
+    answers = {str(table.id): write_rows(connection, table, 1, ROWS) for table in tables}
     connection.execute("reset session_replication_role")
     for (name,) in connection.execute(_SEQUENCES).fetchall():
         connection.execute("select setval(%s::regclass, %s)", [name, 1_000_000])
-    return filling
+    return {name: why for name, why in answers.items() if why is not None}
 
 
-def write_rows(
-    connection: Connection, table: WritableTable, first: int, last: int
-) -> tuple[int | None, str]:
-    """Write rows by the first attempt that writes one; returns its number, or None and why."""
+def write_rows(connection: Connection, table: WritableTable, first: int, last: int) -> str | None:
+    """Write rows by the first attempt that writes one; returns why none did, or None."""
     why = "no row was written"
     for attempt in range(_ATTEMPTS):
         try:
             with connection.transaction():
                 if connection.execute(table.insert(attempt, first, last)).rowcount:
-                    return attempt, ""
-        except psycopg.errors.ObjectNotInPrerequisiteState:
-            raise
+                    return None
         except psycopg.Error as err:
             why = str(err.diag.message_primary or err)
-    return None, why
+    return why
 
 
 def changes(table: WritableTable) -> Iterator[tuple[str, sql.Composed]]:

@@ -31,25 +31,28 @@ class SqlCommand:
 def read_migrations(paths: Sequence[Path]) -> list[SqlCommand]:
     """Returns the statements of the files, in the order of the files.
 
-    Raises ConfigError as ``statements`` does, and for a file that can't be read or has no
-    statement.
+    Raises ConfigError as read_sql() and statements() do, and for a file without a statement.
     """
     commands: list[SqlCommand] = []
     for path in paths:
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError as err:
-            head = path.read_bytes()[: err.start]
-            raise ConfigError(
-                f"{path}:{head.count(10) + 1}: the file isn't UTF-8: save it in UTF-8"
-            ) from None
-        except OSError as err:
-            raise ConfigError(f"{path} can't be read: {err.strerror}") from None
-        part = list(statements(text, str(path)))
+        part = list(statements(read_sql(path), str(path)))
         if not part:
             raise ConfigError(f"{path} has no SQL statement")
         commands += part
     return commands
+
+
+def read_sql(path: Path) -> str:
+    """Returns the text of a file; raises ConfigError where it can't be read, or isn't UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as err:
+        head = path.read_bytes()[: err.start]
+        raise ConfigError(
+            f"{path}:{head.count(10) + 1}: the file isn't UTF-8: save it in UTF-8"
+        ) from None
+    except OSError as err:
+        raise ConfigError(f"{path} can't be read: {err.strerror}") from None
 
 
 def statements(text: str, file: str) -> Iterator[SqlCommand]:

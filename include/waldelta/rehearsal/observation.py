@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -82,9 +83,9 @@ def observe(session: Connection, watcher: Connection, text: str) -> Effect:
         if is_own and not session.closed:
             session.execute("rollback")
         return Effect(start.names, error=_error_text(err))
-    effect = Effect(status=cursor.statusmessage or "")
+    status = cursor.statusmessage or ""
     if _is_idle(session):  # The statement ended the transaction.
-        return _between(effect, start, _Relations.read(session))
+        return _between(status, start, _Relations.read(session))
     modes = _locks(session)
     added = {oid: mode for oid, mode in modes.items() if mode != locks.get(oid)}
     read = {oid: n - rows.get(oid, 0) for oid, n in _rows_read(session).items()}
@@ -94,7 +95,7 @@ def observe(session: Connection, watcher: Connection, text: str) -> Effect:
             session.execute("commit")
         except psycopg.Error as err:  # A deferred constraint
             return Effect(start.names, error=_error_text(err))
-    return _between(effect, start, end, added, {oid: n for oid, n in read.items() if n > 0})
+    return _between(status, start, end, added, {oid: n for oid, n in read.items() if n > 0})
 
 
 def _observe_outside(
@@ -122,22 +123,21 @@ def _observe_outside(
     finally:
         stop.set()
         thread.join()
-    effect = Effect(status=cursor.statusmessage or "")
-    return _between(effect, start, _Relations.read(session), locks)
+    return _between(cursor.statusmessage or "", start, _Relations.read(session), locks)
 
 
 def _between(
-    effect: Effect,
+    status: str,
     start: _Relations,
     end: _Relations,
-    locks: Mapping[int, str] | None = None,
-    read: Mapping[int, int] | None = None,
+    locks: Mapping[int, str] = MappingProxyType({}),
+    read: Mapping[int, int] = MappingProxyType({}),
 ) -> Effect:
     oids = start.files.keys() & end.files.keys()
     return Effect(
         {**start.names, **end.names},
-        {} if locks is None else {o: mode for o, mode in locks.items() if o in start.names},
-        {} if read is None else {o: n for o, n in read.items() if o in start.names},
+        {oid: mode for oid, mode in locks.items() if oid in start.names},
+        {oid: rows for oid, rows in read.items() if oid in start.names},
         frozenset(oid for oid in oids if start.files[oid] != end.files[oid]),
         frozenset(
             oid
@@ -150,7 +150,7 @@ def _between(
             for number, name in start.columns[oid].items()
             if end.columns[oid].get(number, name) != name
         },
-        effect.status,
+        status,
     )
 
 

@@ -22,7 +22,7 @@ from waldelta.errors import ConfigError
 from waldelta.postgres import Connection, TableId, connect, named_loss
 from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, local_versions
 from waldelta.rehearsal.generated_rows import WritableTable
-from waldelta.rehearsal.migration import SqlCommand, statements
+from waldelta.rehearsal.migration import SqlCommand, read_sql, statements
 
 _READ_ONLY = "-c default_transaction_read_only=on"
 _DUMPED_BY = re.compile(r"^-- Dumped from database version (\d+)", re.MULTILINE)
@@ -62,14 +62,9 @@ class Production:
 def read_schema_file(path: Path) -> Production:
     """Returns the schema in a file of ``pg_dump --schema-only``, or in any file of SQL.
 
-    Raises ConfigError for a file that can't be read, or isn't UTF-8.
+    Raises ConfigError as read_sql() does.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path} isn't UTF-8: write it by pg_dump --encoding=UTF8") from None
-    except OSError as err:
-        raise ConfigError(f"{path} can't be read: {err.strerror}") from None
+    text = read_sql(path)
     match = _DUMPED_BY.search(text)
     return Production(text, str(path), int(match[1]) if match else None)
 

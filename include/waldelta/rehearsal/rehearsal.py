@@ -109,7 +109,7 @@ class _Stage:
                 f"the schema has no role {role!r}: name one of its owners with --role"
             )
         tables = read_tables(self.admin)
-        filling = fill(self.admin, load_rows(self.admin, tables, production))
+        empty = fill(self.admin, load_rows(self.admin, tables, production))
         log.info("%s: setting the pipeline up", counted(len(tables), "table"))
         self.pipeline.begin(runner)
         published = self._published()
@@ -119,7 +119,7 @@ class _Stage:
         names = {str(table.id) for table in published}
         return [
             f"{name} has no rows, so changes of it aren't rehearsed: {why}"
-            for name, why in sorted(filling.refused.items())
+            for name, why in sorted(empty.items())
             if name in names
         ]
 
@@ -248,39 +248,47 @@ class _Stage:
             yield Impact("error", "", f"{statement.place}: {effect.error}")
             return
         for oid in effect.locks:
-            who, name = effect.blocked_by(oid), effect.names[oid]
-            truncates = effect.status.startswith("TRUNCATE")
-            at = self.pipeline.production.sizes.get(name)
-            work = (
-                "writes all its rows again"
-                if oid in effect.rewritten and not truncates
-                else "builds an index"
-                if oid in effect.indexed
-                else "reads all its rows"
-                if effect.read.get(oid) and effect.status.startswith("ALTER")
-                else ""
-            )
-            if who and work:
-                rate = _READ_PER_SECOND if work.startswith("reads") else COPIED_PER_SECOND
-                time_ = (
-                    "" if at is None else f" ({size(at.bytes)}, about {duration(at.bytes / rate)})"
-                )
-                yield Impact(
-                    "lock", name, f"{who} wait while it {work}{time_}", _lock_way(work, effect)
-                )
+            who, name, work = effect.blocked_by(oid), effect.names[oid], _work_on(oid, effect)
+            if who and work is not None:
+                at = self.pipeline.production.sizes.get(name)
+                seconds = 0.0 if at is None else at.bytes / work.bytes_per_second
+                time_ = "" if at is None else f" ({size(at.bytes)}, about {duration(seconds)})"
+                yield Impact("lock", name, f"{who} wait while it {work.text}{time_}", work.way)
 
 
-def _lock_way(work: str, effect: Effect) -> str:
-    if not effect.status.startswith(("ALTER", "CREATE")):  # VACUUM FULL, CLUSTER
-        return "rewrite it while the application rests, or by an extension such as pg_repack"
-    if work == "builds an index":
-        return "create index concurrently"
-    if work == "reads all its rows":
-        return "add the constraint NOT VALID, and validate it in a statement of its own"
-    return (
-        "add a column without a volatile default or of the new type, fill it in batches, and change"
-        " the application over to it"
-    )
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What a statement does with all rows of a table, how fast, and the way around it."""
+
+    text: str
+    way: str
+    bytes_per_second: int = COPIED_PER_SECOND
+
+
+_REWRITE = "writes all its rows again"
+_ALTERS = _Work(
+    _REWRITE,
+    "add a column without a volatile default or of the new type, fill it in batches, and change the"
+    " application over to it",
+)
+_PACKS = _Work(
+    _REWRITE, "rewrite it while the application rests, or by an extension such as pg_repack"
+)
+_INDEXES = _Work("builds an index", "create index concurrently")
+_READS = _Work(
+    "reads all its rows",
+    "add the constraint NOT VALID, and validate it in a statement of its own",
+    _READ_PER_SECOND,
+)
+
+
+def _work_on(oid: int, effect: Effect) -> _Work | None:
+    command = effect.status.split(" ", 1)[0]
+    if oid in effect.rewritten and command != "TRUNCATE":
+        return _ALTERS if command in ("ALTER", "CREATE") else _PACKS
+    if oid in effect.indexed:
+        return _INDEXES
+    return _READS if effect.read.get(oid) and command == "ALTER" else None
 
 
 def _refusal(table: WritableTable, operation: str, err: psycopg.Error) -> Impact:

@@ -213,9 +213,9 @@ class RehearsedPipeline:
         former, self.columns = self.columns, self._columns()
         for name in sorted(former.keys() | self.columns.keys()):
             old, new = former.get(name), self.columns.get(name)
+            if old is None:
+                yield Impact("readers", name, "it is a new target")
             if old is None or new is None:
-                if old is None:
-                    yield Impact("readers", name, "it is a new target")
                 continue
             names = {c: renamed[name, c] for c in old if renamed.get((name, c)) in new}
             gone = [c for c in old if c not in new and c not in names]
@@ -252,10 +252,6 @@ class RehearsedPipeline:
             return {str(err)}
 
     def _columns(self) -> dict[str, dict[str, str]]:
-        lake = self.pipeline.job().lake
-        names = sorted(self.pipeline.job().read_states())
-        columns = {}
-        for name in names:
-            if (table := lake.target(name).find()) is not None:
-                columns[name] = table.spark_types
-        return columns
+        job = self.pipeline.job()
+        tables = {name: job.lake.target(name).find() for name in sorted(job.read_states())}
+        return {name: table.spark_types for name, table in tables.items() if table is not None}
