@@ -4,13 +4,9 @@ that are laid out in different ways, as ratios to the target without a layout.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import tempfile
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -18,6 +14,7 @@ from deltalake import DeltaTable
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.stack import run_with_rows
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
 from waldelta.lake import local_path
@@ -43,21 +40,8 @@ _CHANGES = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Copy a table of this many rows to each layout, maintain it, and merge the changes."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.layouts", description=__doc__)
-    parser.add_argument("--rows", type=int, default=10_000_000)
-    rows: int = parser.parse_args(arguments).rows
-    with tempfile.TemporaryDirectory(prefix="waldelta-layouts-") as folder:
-        server = EmbeddedPostgres(Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), version=18)
-        try:
-            server.start()
-            _measure(server, Path(folder).as_uri(), rows)
-        finally:
-            server.delete()
-
-
 def _measure(server: EmbeddedPostgres, lake: str, rows: int) -> None:
+    """Copy a table of this many rows to each layout, maintain it, and merge the changes."""
     os.environ[_CONNECTION] = server.uri()
     spark = spark_session(name="bench")
     table = Table(title=f"{rows:,} rows, a hundredth changed: ratios to no layout")
@@ -110,4 +94,4 @@ def _written(uri: str, version: int) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    run_with_rows("benchmarks.layouts", __doc__, 10_000_000, _measure)

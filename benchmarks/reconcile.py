@@ -4,13 +4,10 @@ and with differences.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import tempfile
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -20,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.resources import ROLES, watched
 from benchmarks.sources import ORDERS
-from benchmarks.stack import postmaster
+from benchmarks.stack import postmaster, run_with_rows
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
 from waldelta.pipeline.run_result import RunFailed
@@ -30,21 +27,8 @@ from waldelta.spark import spark_session
 _CONNECTION = "AIRFLOW_CONN_BENCH_SOURCE"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Copy a table of this many rows, compare it, add differences, compare and repair it."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.reconcile", description=__doc__)
-    parser.add_argument("--rows", type=int, default=2_000_000)
-    rows: int = parser.parse_args(arguments).rows
-    with tempfile.TemporaryDirectory(prefix="waldelta-reconcile-") as folder:
-        server = EmbeddedPostgres(Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), version=18)
-        try:
-            server.start()
-            _measure(server, Path(folder).as_uri(), rows)
-        finally:
-            server.delete()
-
-
 def _measure(server: EmbeddedPostgres, lake: str, rows: int) -> None:
+    """Copy a table of this many rows, compare it, add differences, compare and repair it."""
     os.environ[_CONNECTION] = server.uri()
     with psycopg.connect(server.conninfo(), autocommit=True) as connection:
         for statement in ORDERS.statements(rows):
@@ -98,4 +82,4 @@ def _failing(action: Callable[[], Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_with_rows("benchmarks.reconcile", __doc__, 2_000_000, _measure)

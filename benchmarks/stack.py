@@ -4,6 +4,7 @@ server with a fork server.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import shutil
@@ -34,6 +35,25 @@ SUBSCRIBER = {"wal_retrieve_retry_interval": "100ms", "wal_writer_delay": "10ms"
 START_TIMEOUT_S = 120
 
 log = logging.getLogger(__name__)
+
+
+def run_with_rows(
+    module: str,
+    description: str | None,
+    rows: int,
+    measure: Callable[[EmbeddedPostgres, str, int], None],
+) -> None:
+    """Run a module's measurement on a server and a lake of its own, with ``--rows`` of rows."""
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--rows", type=int, default=rows)
+    number: int = parser.parse_args().rows
+    with tempfile.TemporaryDirectory(prefix="waldelta-bench-") as folder:
+        server = EmbeddedPostgres(Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), version=18)
+        try:
+            server.start()
+            measure(server, Path(folder).as_uri(), number)
+        finally:
+            server.delete()
 
 
 class Stack:

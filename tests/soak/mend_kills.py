@@ -38,6 +38,7 @@ from tests.oracles.compare import compare_target
 from tests.soak.lakes import SoakLake, Store, new_store
 from tests.soak.scene import wait_until
 from tests.support.fixtures.postgres import chosen_version, new_postgres
+from waldelta.background import run_concurrently
 from waldelta.config import PipelineFile
 from waldelta.jobs import Pipeline
 from waldelta.jobs import consume as _consume  # noqa: F401
@@ -117,19 +118,13 @@ class Scene:
     @contextmanager
     def written_to(self) -> Iterator[None]:
         """A block during which the source is written to."""
-        ended = threading.Event()
 
-        def work() -> None:
+        def work(ended: threading.Event) -> None:
             while not ended.wait(0.1):
                 self.write(2)
 
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        try:
+        with run_concurrently(work, "writer"):
             yield
-        finally:
-            ended.set()
-            thread.join()
 
     def settle(self) -> None:
         """Wait until the server has ended the sessions of a killed run."""

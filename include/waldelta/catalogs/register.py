@@ -243,7 +243,10 @@ class _Registrar:
             check_own(self.job, current, state.table_name)
             if self._is_current(current, state.table_name, digest):
                 return
-        properties = _marks(self.job, state, target, digest)
+        properties = _marks(self.job, state.table_name, target, digest) | {
+            "waldelta.mode": state.mode or "mirror",
+            "waldelta.key": ",".join(state.key_columns),
+        }
         self._put(
             Registration(
                 *place,
@@ -300,12 +303,7 @@ class _Registrar:
             check_own(self.job, current, table)
             if current.properties.get(DEFINITION) == digest:
                 return
-        marks = {
-            PIPELINE: self.job.pipeline.pipeline,
-            TARGET: table,
-            LOCATION: target.uri,
-            DEFINITION: digest,
-        }
+        marks = _marks(self.job, table, target, digest)
         columns = columns_of(target.open(version), table, {})
         self._put(Registration(*place, target.uri, columns, None, marks, query), current)
 
@@ -347,14 +345,12 @@ def columns_of(table: TargetVersion, name: str, comments: Comments) -> tuple[Ent
     )
 
 
-def _marks(job: Job, state: TableState, target: DeltaTarget, digest: str) -> dict[str, str]:
+def _marks(job: Job, table: str, target: DeltaTarget, digest: str) -> dict[str, str]:
     return {
         PIPELINE: job.pipeline.pipeline,
-        TARGET: state.table_name,
+        TARGET: table,
         LOCATION: target.uri,
         DEFINITION: digest,
-        "waldelta.mode": state.mode or "mirror",
-        "waldelta.key": ",".join(state.key_columns),
     }
 
 

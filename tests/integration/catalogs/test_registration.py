@@ -227,7 +227,7 @@ def test_spark_reads_by_name_what_the_source_has(scene, metastore, tmp_path):
 
 
 def follow_names(scene):
-    """The entry of a renamed or dropped table goes; adopted anew it returns."""
+    """The entry of a renamed or dropped table goes, and returns when the table is adopted again."""
     scene.database.execute("alter table orders rename to sales")
     scene.copy(scene.pipeline("public.sales"))
     scene.consume(scene.pipeline("public.sales"), "insert into sales values (2)")

@@ -27,13 +27,18 @@ ALTERATIONS = {
 TABLES = [*ALTERATIONS, "fine"]
 
 
-def test_an_altered_target_is_named_and_the_others_go_on(runner, database, lake):
-    for name in TABLES:
+def copied(runner, database, lake, names):
+    """The pipeline of tables with two rows each, which are in the lake."""
+    for name in names:
         database.execute(f"create table {name}(id int primary key, note text)")
         database.execute(f"insert into {name} values (1, 'a'), (2, 'b')")
     target = {"root": lake, "metadata_columns": False}
-    tables = [f"public.{name}" for name in TABLES]
-    pipeline = copied_pipeline(runner, new_pipeline(database, lake, tables, target=target))
+    tables = [f"public.{name}" for name in names]
+    return copied_pipeline(runner, new_pipeline(database, lake, tables, target=target))
+
+
+def test_an_altered_target_is_named_and_the_others_go_on(runner, database, lake):
+    pipeline = copied(runner, database, lake, TABLES)
     for name, (act, _) in ALTERATIONS.items():
         act(pipeline.target_path(f"public.{name}"))
     missing = (
@@ -81,12 +86,7 @@ HARMLESS = {
 @pytest.mark.nightly("further alterations, by Spark")
 def test_what_delta_refuses_is_named_and_other_alterations_stop_nothing(runner, database, lake):
     tables = [*REFUSED, *HARMLESS]
-    for name in tables:
-        database.execute(f"create table {name}(id int primary key, note text)")
-        database.execute(f"insert into {name} values (1, 'a'), (2, 'b')")
-    target = {"root": lake, "metadata_columns": False}
-    listed = [f"public.{name}" for name in tables]
-    pipeline = copied_pipeline(runner, new_pipeline(database, lake, listed, target=target))
+    pipeline = copied(runner, database, lake, tables)
 
     def sql(statement, name):
         uri = pipeline.target_path(f"public.{name}")

@@ -11,7 +11,7 @@ from tests.support.pipelines import copied_pipeline, new_pipeline
 
 @pytest.fixture
 def shop(runner, database, lake):
-    """Makes the pipeline of table t anew with a setting of the change data feed."""
+    """Makes another pipeline of table t, with a setting of the change data feed."""
     database.execute("create table t(id int primary key, v text)")
     database.execute("insert into t select g, 'v' || g from generate_series(1, 5) g")
 

@@ -1,5 +1,5 @@
-"""The change data feed of each shape and mode, whoever merges: of each version the difference to
-the version before, equal in Spark and delta-rs.
+"""The change data feed of each shape and mode, by each way to merge: of each version the difference
+to the version before, equal in Spark and delta-rs.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def run_rounds(runner, job, kills, write, rounds, seed) -> list[int]:
     return tasks
 
 
-# A copy has ten parts, of which the two kills leave at least four staged.
+# A copy has ten parts, and the two kills leave at least four of them staged.
 MISSING = 6
 
 

@@ -260,7 +260,7 @@ def test_own_expectations_keep_their_place():
 
 
 def test_what_is_a_gate_is_checked_too():
-    """What a copy brought, or somebody let pass, was never judged before."""
+    """What a copy brought, or an operator let pass, was never judged before."""
     suite = OwnSuite.model_validate(
         {"expectations": [{"type": "expect_column_to_exist", "gate": "stop"}]}
     )
@@ -337,7 +337,7 @@ UNKNOWN = [
     ("mode", "rows", "expected"), [c[1:] for c in UNKNOWN], ids=[c[0] for c in UNKNOWN]
 )
 def test_values_that_were_not_sent(mode, rows, expected):
-    """A warning; and judged anew of a target that hasn't changed."""
+    """A warning; and judged again of a target that hasn't changed."""
     plan = plan_suite(replace(state([ID]), mode=mode), HELD, None, SourceRules(unknown_rows=rows))
     found = [item for item in plan.expectations if item.severity == "warning"]
     assert [(item.type, item.kwargs.get("is_met")) for item in found] == expected
