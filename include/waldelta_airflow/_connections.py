@@ -18,7 +18,11 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
 
 from waldelta.config import PipelineFile
-from waldelta.config.airflow_connection import variable_of
+from waldelta.config.airflow_connection import (
+    SOURCE_CONNECTIONS,
+    SPARK_CONNECTIONS,
+    variable_of,
+)
 from waldelta.errors import ConfigError
 from waldelta.lake import REQUEST_LIMITS, is_store_variable, read_store_options
 from waldelta.spark.settings import WITHOUT_SPARK_VARIABLE
@@ -29,7 +33,6 @@ if TYPE_CHECKING:
 
 # Airflow's own environment is not for the job: its database, keys and other connections.
 _AIRFLOW_ONLY = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "_AIRFLOW_")
-SPARK_CONNECTION_TYPES = ("spark_connect", "spark")
 
 
 def source_environment(*conn_ids: str) -> dict[str, str]:
@@ -40,7 +43,7 @@ def source_environment(*conn_ids: str) -> dict[str, str]:
     for conn_id in conn_ids:
         hook = PostgresHook(postgres_conn_id=conn_id)
         connection = hook.get_connection(conn_id)
-        if connection.conn_type not in ("postgres", "postgresql"):
+        if connection.conn_type not in SOURCE_CONNECTIONS.names:
             raise ConfigError(
                 f"connection {conn_id!r} has type {connection.conn_type!r}: choose a connection of"
                 " type postgres for the source"
@@ -108,7 +111,7 @@ def source_conninfo(conn_id: str) -> str:
 def spark_connection(conn_id: str) -> Connection:
     """Returns the Spark connection; raises ConfigError for a type that jobs can't use."""
     connection = BaseHook.get_connection(conn_id)
-    if connection.conn_type not in SPARK_CONNECTION_TYPES:
+    if connection.conn_type not in SPARK_CONNECTIONS.names:
         raise ConfigError(
             f"connection {conn_id!r} has type {connection.conn_type!r}: give spark_conn_id a"
             " connection of type spark_connect (a running Spark Connect server) or spark"

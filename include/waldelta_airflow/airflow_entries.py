@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from airflow.configuration import ensure_secrets_loaded
 from airflow.models.connection import Connection
@@ -27,10 +27,15 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from waldelta.config import PipelineFile, load_pipeline_file
-from waldelta.config.airflow_connection import variable_of
+from waldelta.config.airflow_connection import (
+    SOURCE_CONNECTIONS,
+    SPARK_CONNECTIONS,
+    variable_of,
+)
+from waldelta.config.catalog import CATALOG_CONNECTIONS
 from waldelta.config.pipeline_folder import PipelineFolder, existing_folder
+from waldelta.config.stores import STORES, store_of
 from waldelta.errors import ConfigError
-from waldelta.lake.store_connection import store_of
 from waldelta.monitoring.attention import Attention
 
 log = logging.getLogger(__name__)
@@ -72,19 +77,18 @@ class ConnectionEntry:
         A password among the arguments would be visible to every user of the machine.
         """
         words = ["airflow", "connections", "add", self.connection, "--conn-type", self.conn_type]
-        return f"{shlex.join(words)} {_FIELDS[self.conn_type]}"
+        return f"{shlex.join(words)} {_ARGUMENTS[self.conn_type]}"
 
 
-# The usual type of a connection to a store.
-_TYPES = {"azure": "wasb", "google": "google_cloud_platform"}
-_CATALOG_TYPES = {"hive": "hive_metastore", "glue": "aws", "unity": "databricks"}
-# What the command's user fills in.
-_FIELDS = {
-    "postgres": "--conn-host HOST --conn-port 5432 --conn-schema DATABASE --conn-login ROLE",
-    "spark_connect": "--conn-host HOST --conn-port 15002",
-    "aws": "--conn-login ACCESS_KEY_ID",
-    "wasb": "--conn-login ACCOUNT",
-    "google_cloud_platform": """--conn-extra '{"key_path": "PATH"}'""",
+# What the command's user fills in, by the type of the connection.
+_ARGUMENTS: Final = {
+    types.names[0]: types.arguments
+    for types in (
+        SOURCE_CONNECTIONS,
+        SPARK_CONNECTIONS,
+        *(store.connections for store in STORES.values()),
+        *CATALOG_CONNECTIONS.values(),
+    )
 }
 
 
@@ -123,13 +127,14 @@ def read_connections(
 
 def _needed(pipeline: PipelineFile) -> Iterator[tuple[str, str, str]]:
     """Yields each connection's id, what it is for, and its usual type."""
+    target = pipeline.target
     for conn_id in pipeline.source.conn_ids:
-        yield conn_id, "source", "postgres"
-    yield pipeline.spark_conn_id, "Spark", "spark_connect"
-    if (store := pipeline.target.conn_id) is not None:
-        yield store, "lake", _TYPES.get(store_of(pipeline.target.root) or "", "aws")
-    if (catalog := pipeline.target.catalog) is not None and catalog.conn_id is not None:
-        yield catalog.conn_id, "catalog", _CATALOG_TYPES[catalog.type]
+        yield conn_id, "source", SOURCE_CONNECTIONS.names[0]
+    yield pipeline.spark_conn_id, "Spark", SPARK_CONNECTIONS.names[0]
+    if target.conn_id is not None and (store := store_of(target.root)) is not None:
+        yield target.conn_id, "lake", STORES[store].connections.names[0]
+    if (catalog := target.catalog) is not None and catalog.conn_id is not None:
+        yield catalog.conn_id, "catalog", CATALOG_CONNECTIONS[catalog.type].names[0]
 
 
 def find_connection(session: Session, conn_id: str) -> Connection | None:

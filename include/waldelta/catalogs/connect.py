@@ -6,16 +6,8 @@ import os
 from collections.abc import Mapping
 
 from waldelta.catalogs.catalog import Catalog
-from waldelta.config.airflow_connection import AirflowConnection, read_connection
-from waldelta.config.catalog import CatalogSettings, CatalogType
-from waldelta.errors import ConfigError
-
-# The types of connections that open a catalog, and an example of each.
-_CONNECTIONS: Mapping[CatalogType, tuple[tuple[str, ...], str]] = {
-    "hive": (("hive_metastore",), "hive-metastore://metastore.example:9083"),
-    "glue": (("aws",), "aws://KEY:SECRET@/?region_name=eu-central-1"),
-    "unity": (("databricks", "http"), "databricks://:TOKEN@workspace.example"),
-}
+from waldelta.config.airflow_connection import read_connection
+from waldelta.config.catalog import CATALOG_CONNECTIONS, CatalogSettings
 
 
 def open_catalog(settings: CatalogSettings, environment: Mapping[str, str] = os.environ) -> Catalog:
@@ -24,7 +16,14 @@ def open_catalog(settings: CatalogSettings, environment: Mapping[str, str] = os.
     Raises ConfigError for a connection that isn't there, can't be read, or doesn't open a catalog
     of this type.
     """
-    connection = _read(settings, environment)
+    connection = None
+    if settings.conn_id is not None:
+        connection = read_connection(
+            settings.conn_id,
+            CATALOG_CONNECTIONS[settings.type],
+            f"a catalog of type {settings.type}",
+            environment,
+        )
     if settings.type == "glue":
         from waldelta.catalogs.glue import GlueCatalog
 
@@ -37,16 +36,3 @@ def open_catalog(settings: CatalogSettings, environment: Mapping[str, str] = os.
     from waldelta.catalogs.unity import UnityCatalog
 
     return UnityCatalog(connection, str(settings.name))
-
-
-def _read(settings: CatalogSettings, environment: Mapping[str, str]) -> AirflowConnection | None:
-    if settings.conn_id is None:
-        return None
-    types, example = _CONNECTIONS[settings.type]
-    connection = read_connection(settings.conn_id, example, environment)
-    if connection.conn_type not in types:
-        raise ConfigError(
-            f"{connection.variable} has type {connection.conn_type!r}, which doesn't open a catalog"
-            f" of type {settings.type}: choose a connection of type {' or '.join(types)}"
-        )
-    return connection

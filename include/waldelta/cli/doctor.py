@@ -52,8 +52,6 @@ _REMOTE_TIMEOUT_S: Final = 8.0
 CHECK_TIMEOUT_S = 10.0
 # A cluster may first have to start executors.
 _SESSION_TIMEOUT_S = 300.0
-# The stores whose jars `waldelta jars` fetches, each into a folder of this name.
-_WITH_JARS: Final = ("s3", "azure")
 # These would only repeat that the source can't be reached.
 NEEDS_SOURCE: Final = frozenset({"preflight", "slot"})
 
@@ -466,11 +464,11 @@ def _lake(pipeline: Pipeline) -> Iterator[CheckResult]:
 
 
 def _store_jars(root: str) -> Iterator[CheckResult]:
-    from waldelta.lake.store_connection import store_of
+    from waldelta.config.stores import STORES, store_of
     from waldelta.spark.settings import jars_folder
 
     name = store_of(root)
-    if name in _WITH_JARS and "SPARK_REMOTE" not in os.environ:
+    if name is not None and STORES[name].has_jars and "SPARK_REMOTE" not in os.environ:
         folder = jars_folder() / name
         if not folder.is_dir():
             text = f"{folder} is missing: a local Spark can't reach {root}"

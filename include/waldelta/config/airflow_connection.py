@@ -42,25 +42,48 @@ class AirflowConnection:
     extra: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionTypes:
+    """Types of Airflow connections that open something; the usual one is the first of ``names``.
+
+    ``example`` is the URI of a connection of the usual type, and ``arguments`` is what
+    `airflow connections add` gets for one: its user replaces the words in capitals.
+    """
+
+    names: tuple[str, ...]
+    example: str
+    arguments: str
+
+
+SOURCE_CONNECTIONS = ConnectionTypes(
+    ("postgres", "postgresql"),
+    "postgresql://user:password@host:port/database",
+    "--conn-host HOST --conn-port 5432 --conn-schema DATABASE --conn-login ROLE",
+)
+SPARK_CONNECTIONS = ConnectionTypes(
+    ("spark_connect", "spark"), "spark-connect://HOST:15002", "--conn-host HOST --conn-port 15002"
+)
+
+
 def variable_of(conn_id: str) -> str:
     """Returns the environment variable that holds a connection, by Airflow's rule."""
     return f"AIRFLOW_CONN_{conn_id.upper()}"
 
 
 def read_connection(
-    conn_id: str, example: str, environment: Mapping[str, str] = os.environ
+    conn_id: str, types: ConnectionTypes, place: str, environment: Mapping[str, str] = os.environ
 ) -> AirflowConnection:
     """Returns the connection in ``AIRFLOW_CONN_<ID>``, as a URI or in its JSON form.
 
-    Raises ConfigError, with the ``example`` of a URI, when the variable is missing or can't be
-    read. The error never contains the variable's value.
+    Raises ConfigError when the variable is missing, can't be read, or holds a connection of a type
+    that doesn't open ``place``. The error never contains the variable's value.
     """
     variable = variable_of(conn_id)
     text = environment.get(variable)
     if not text:
         raise ConfigError(
-            f"connection {conn_id!r} is not known here: set {variable} to {example}; or, where"
-            " Airflow has the connection, set AIRFLOW_HOME as its scheduler has it"
+            f"connection {conn_id!r} is not known here: set {variable} to {types.example}; or,"
+            " where Airflow has the connection, set AIRFLOW_HOME as its scheduler has it"
         )
     try:
         fields = _from_json(text) if text.lstrip().startswith("{") else _from_uri(text)
@@ -68,6 +91,11 @@ def read_connection(
         fields = {"conn_type": ""}  # The parser's own message may repeat the value.
     if not _TYPE.fullmatch(fields["conn_type"]):
         raise ConfigError(f"{variable} is neither an Airflow connection URI nor its JSON form")
+    if fields["conn_type"] not in types.names:
+        raise ConfigError(
+            f"{variable} has type {fields['conn_type']!r}, which doesn't open {place}: choose a"
+            f" connection of type {' or '.join(types.names)}"
+        )
     return AirflowConnection(variable, **fields)
 
 

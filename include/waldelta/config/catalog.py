@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from waldelta.config.airflow_connection import ConnectionTypes
 from waldelta.config.parse_text import StrictModel, refuse_if
+from waldelta.config.stores import STORES
 
 CatalogType = Literal["hive", "glue", "unity"]
+CATALOG_CONNECTIONS: Mapping[CatalogType, ConnectionTypes] = {
+    "hive": ConnectionTypes(
+        ("hive_metastore",),
+        "hive-metastore://metastore.example:9083",
+        "--conn-host HOST --conn-port 9083",
+    ),
+    "glue": STORES["s3"].connections,
+    "unity": ConnectionTypes(
+        ("databricks", "http"), "databricks://:TOKEN@workspace.example", "--conn-host HOST"
+    ),
+}
 SOURCE_SCHEMA = "{schema}"
 # Catalogs have their own views in these.
 _RESERVED_SCHEMAS = frozenset({"information_schema", "sys"})

@@ -27,8 +27,10 @@ from pydantic import (
 from waldelta.config.catalog import CatalogSettings
 from waldelta.config.layout_options import LayoutOptions
 from waldelta.config.parse_text import StrictModel, one_of, problems, read_yaml_file, refuse_if
-from waldelta.config.quality import Quality, Schedule, check_folder_uri
+from waldelta.config.quality import Quality
+from waldelta.config.schedule import Schedule
 from waldelta.config.source import Source, TableName, split_table_name
+from waldelta.config.stores import check_folder_uri
 from waldelta.config.target_names import DEFAULT_TEMPLATE, TargetNames, check_template
 from waldelta.config.type_options import TableTypeOptions, TypeOptions
 from waldelta.error_catalog import ANY_ERROR, ERRORS

@@ -1,103 +1,16 @@
 """The pipeline file's ``quality``: what is checked after each run, and when a result is a
-warning; and schedules, which are validated without Airflow as the DAGs' timetable reads them.
+warning.
 """
 
 from __future__ import annotations
 
-import posixpath
-import re
-from datetime import UTC, datetime
-from itertools import dropwhile
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from waldelta.config.parse_text import StrictModel, refuse_if
-
-# A preset of Airflow's alone; croniter knows the others too.
-_PRESETS = {"@quarterly": "0 0 1 */3 *"}
-# croniter draws a new random time whenever it reads the expression.
-_RANDOM = re.compile(r"(?<![a-z])r(?![a-z])", re.IGNORECASE)
-_REMEDY = (
-    "write five fields such as '*/10 * * * *', or @hourly, @daily, @weekly, @monthly, @quarterly,"
-    " @yearly; null: the DAG is triggered by hand"
-)
-_FILE_URI = re.compile(r"file:///[^/~]")
-# Stores whose URIs begin with a bucket or container, perhaps of an account.
-_IN_BUCKETS = frozenset({"s3", "s3a", "gs", "abfs", "abfss"})
-# Schemes that delta-rs, Arrow and Hadoop can all write to.
-_SCHEMES = _IN_BUCKETS | {"file", "hdfs"}
-_BUCKET = re.compile(r"//[^/@:]+(@[^/@:]+)?(:\d+)?(/|$)")
-
-
-def check_folder_uri(value: str) -> None:
-    """Raise ValueError for a URI that names no folder.
-
-    That is a URI of an unknown scheme or without a bucket, or a file: URI without an absolute path.
-    In file://tmp/x, tmp is a host, so /x would be written. Other values pass.
-    """
-    scheme, _, rest = value.partition(":")
-    kind = scheme.lower()
-    of_account = "@account.dfs.core.windows.net" if kind.startswith("abfs") else ""
-    refuse_if(
-        rest.startswith("//") and kind not in _SCHEMES,
-        f"no lake can be written to {scheme}://: write file://, or a store's scheme"
-        f" ({', '.join(sorted(_SCHEMES - {'file'}))})",
-    )
-    refuse_if(
-        kind in _IN_BUCKETS and not _BUCKET.match(rest),
-        f"it names no bucket: write {scheme}://bucket{of_account}/folder",
-    )
-    refuse_if(
-        kind != "file" and rest.startswith("//") and ".." in rest.split("/"),
-        "a store knows no parent folder: write the path without ..",
-    )
-    if kind == "file":
-        _check_file_uri(value, [part for part in rest.split("/") if part])
-
-
-def _check_file_uri(value: str, parts: list[str]) -> None:
-    # Parts that don't begin an absolute path: a host, the current folder, a home that only a shell
-    # knows.
-    path = "/" + "/".join(
-        dropwhile(lambda part: part in ("localhost", ".", "..") or part.startswith("~"), parts)
-    )
-    normal = posixpath.normpath(path)
-    refuse_if(
-        normal == "/",
-        "it names no folder below the file system's root: write file:// and an absolute path",
-    )
-    refuse_if(parts[:1] == [".."], f"nothing is above the file system's root: write file://{path}")
-    refuse_if(".." in parts, f"it leads through a parent folder: write file://{normal}")
-    refuse_if(
-        not _FILE_URI.match(value),
-        "a file URI is file:// and an absolute path, so that three slashes begin it: write"
-        f" file://{path}, if that is the folder",
-    )
-
-
-def check_schedule(text: str) -> str:
-    """Returns the schedule as written; raises ValueError for one that the DAGs can't use."""
-    # Imported only when needed: the import takes as long as the rest of a pipeline file without a
-    # schedule.
-    from croniter import croniter
-
-    try:
-        times = croniter(_PRESETS.get(text, text), datetime.now(UTC))
-    except Exception as err:
-        raise ValueError(f"not a cron expression ({err}): {_REMEDY}") from err
-    if _RANDOM.search(text):
-        raise ValueError(f"a random time, which changes whenever Airflow reads the file: {_REMEDY}")
-    try:
-        # An interval needs both: Airflow runs at its end, and it begins at the previous time.
-        times.get_prev()
-        times.get_next()
-    except Exception as err:
-        raise ValueError(f"times that never come, or never came: {_REMEDY}") from err
-    return text
-
-
-Schedule = Annotated[str, AfterValidator(check_schedule)]
+from waldelta.config.schedule import Schedule
+from waldelta.config.stores import check_folder_uri
 
 
 class Reconcile(StrictModel):

@@ -25,7 +25,8 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import MemoryStore, S3Store
 from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileSystemHandler, FileType, PyFileSystem
 
-_SCHEMES = ("s3", "s3a")
+from waldelta.config.stores import store_of
+
 # Whatever else is set may change whom the store sees, or how delta-rs commits.
 _KEYS = frozenset({"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"})
 _CONFIGURED = _KEYS | {
@@ -286,7 +287,7 @@ def open_store(uri: str, options: Mapping[str, str]) -> tuple[ObjectStore, str] 
     """
     parts = urlsplit(uri)
     known = _CONFIGURED | _OF_CLIENT.keys() | _OF_RETRIES | _OF_OTHERS
-    if parts.scheme not in _SCHEMES or not _KEYS <= options.keys() <= known:
+    if store_of(uri) != "s3" or not _KEYS <= options.keys() <= known:
         return None
     return _bucket(parts.netloc, tuple(sorted(options.items()))), parts.path.strip("/")
 

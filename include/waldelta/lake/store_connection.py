@@ -13,11 +13,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from waldelta.config.airflow_connection import AirflowConnection, read_connection
+from waldelta.config.stores import STORES, store_of
 from waldelta.errors import ConfigError
 
 _PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
-_S3, _AZURE, _GOOGLE = ("s3", "s3a"), ("abfs", "abfss", "az", "adl"), ("gs", "gcs")
-_STORES = {"s3": _S3, "azure": _AZURE, "google": _GOOGLE}
 _S3A = "spark.hadoop.fs.s3a"
 _ASSUMED = "org.apache.hadoop.fs.s3a.auth.AssumedRoleCredentialProvider"
 _ENVIRONMENT = "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"
@@ -30,19 +29,6 @@ REQUEST_LIMITS = {
     "timeout": "30s",
     "connect_timeout": "5s",
 }
-_EXAMPLES = {
-    _S3: "aws://KEY:SECRET@/?region_name=eu-central-1",
-    _AZURE: "wasb://ACCOUNT:KEY@",
-    _GOOGLE: "google-cloud-platform://?key_path=/path/to/key.json",
-}
-
-
-def store_of(root: str) -> str | None:
-    """Returns which store a lake's root is in: ``s3``, ``azure`` or ``google``; None for another
-    place.
-    """
-    scheme = urlsplit(root).scheme
-    return next((name for name, schemes in _STORES.items() if scheme in schemes), None)
 
 
 def read_store_options(
@@ -55,15 +41,17 @@ def read_store_options(
     be read, or is of a type that doesn't open this store.
     """
     scheme = urlsplit(root).scheme
-    schemes = next((group for group in _EXAMPLES if scheme in group), None)
-    if scheme == "file" or (schemes is None and conn_id is None):
+    name = store_of(root)
+    if scheme == "file" or (name is None and conn_id is None):
         return {}
     if conn_id is None:
         return REQUEST_LIMITS | {k: v for k, v in environment.items() if is_store_variable(k)}
-    if schemes is None:
+    if name is None:
         raise ConfigError(f"target.conn_id: no type of connection is known for {scheme}://")
-    connection = read_connection(conn_id, _EXAMPLES[schemes], environment)
-    return REQUEST_LIMITS | options_of(connection, scheme)
+    types = STORES[name].connections
+    connection = read_connection(conn_id, types, f"{scheme}://", environment)
+    options = _READERS[connection.conn_type](connection)
+    return REQUEST_LIMITS | {key: str(value) for key, value in options.items() if value}
 
 
 def is_store_variable(name: str) -> bool:
@@ -92,24 +80,6 @@ def s3a_settings(options: Mapping[str, str]) -> dict[str, str]:
             ),
         }
     return {name: value for name, value in found.items() if value}
-
-
-def options_of(connection: AirflowConnection, scheme: str) -> dict[str, str]:
-    """Returns the options that a connection stands for; raises ConfigError for another store's."""
-    kinds: dict[str, tuple[tuple[str, ...], Callable[[AirflowConnection], dict[str, Any]]]] = {
-        "aws": (_S3, _of_aws),
-        "wasb": (_AZURE, _of_azure_storage),
-        "adls": (_AZURE, _of_data_lake),
-        "google_cloud_platform": (_GOOGLE, _of_google),
-    }
-    schemes, read = kinds.get(connection.conn_type, ((), _of_aws))
-    if scheme not in schemes:
-        wanted = [name for name, (known, _) in kinds.items() if scheme in known]
-        raise ConfigError(
-            f"{connection.variable} has type {connection.conn_type!r}, which doesn't open"
-            f" {scheme}://: choose a connection of type {' or '.join(wanted)}"
-        )
-    return {name: str(value) for name, value in read(connection).items() if value}
 
 
 def _of_aws(connection: AirflowConnection) -> dict[str, Any]:
@@ -201,3 +171,12 @@ def _refuse(connection: AirflowConnection, unsupported: tuple[str, ...]) -> None
             " writers can't use: give the connection a key, a role or nothing (the machine's own"
             " identity)"
         )
+
+
+# By the type of the connection.
+_READERS: Mapping[str, Callable[[AirflowConnection], dict[str, Any]]] = {
+    "aws": _of_aws,
+    "wasb": _of_azure_storage,
+    "adls": _of_data_lake,
+    "google_cloud_platform": _of_google,
+}

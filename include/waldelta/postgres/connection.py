@@ -16,7 +16,7 @@ from psycopg.pq import Conninfo
 from psycopg.pq import version as pq_version
 from psycopg.rows import Row
 
-from waldelta.config.airflow_connection import read_connection
+from waldelta.config.airflow_connection import SOURCE_CONNECTIONS, read_connection
 from waldelta.errors import (
     ConfigError,
     NameUnreadable,
@@ -142,12 +142,7 @@ def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.
     Raises ConfigError when the variable is missing, isn't a PostgreSQL connection, or has a
     protection in its extra that libpq doesn't know. The error never contains the variable's value.
     """
-    found = read_connection(conn_id, _EXAMPLE, environment)
-    if found.conn_type not in ("postgres", "postgresql"):
-        raise ConfigError(
-            f"{found.variable} is a connection of type {found.conn_type!r}, and the source is"
-            f" PostgreSQL: write {_EXAMPLE}"
-        )
+    found = read_connection(conn_id, SOURCE_CONNECTIONS, "a source", environment)
     fields = {
         "host": found.host,
         "port": found.port,
@@ -463,9 +458,6 @@ def _switches(settings: Mapping[str, str]) -> str:
     return " ".join(
         f"-c {name}={value.replace(' ', chr(92) + ' ')}" for name, value in settings.items()
     )
-
-
-_EXAMPLE = "postgresql://user:password@host:port/database"
 
 
 # --- names of catalog objects with bytes that UTF-8 can't represent: PostgreSQL refuses every

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from waldelta.config.stores import STORES
 from waldelta.errors import ConfigError
 from waldelta.lake.store_connection import s3a_settings
 from waldelta.permissions import hadoop_settings
@@ -119,7 +120,7 @@ def log_store_settings() -> dict[str, str]:
     )
     if own or not compiled:
         return {}
-    return {f"spark.delta.logStore.{scheme}.impl": S3_LOG_STORE for scheme in ("s3", "s3a")}
+    return {f"spark.delta.logStore.{scheme}.impl": S3_LOG_STORE for scheme in STORES["s3"].schemes}
 
 
 def authentication(master: str) -> dict[str, str]:

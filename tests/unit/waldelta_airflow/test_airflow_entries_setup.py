@@ -1,6 +1,7 @@
 """``waldelta airflow setup`` reads a file or a folder; a database: tests/integration/runtime."""
 
 import pytest
+import yaml
 from airflow.models.connection import Connection
 from airflow.models.pool import Pool
 
@@ -37,6 +38,26 @@ def test_people_see_the_commands_of_what_is_missing(write_pipeline):
     assert "shop" not in text
     assert "Then set each password in Airflow's UI" in run(None)[1]
     assert "airflow pools set" not in run(None)[1]
+
+
+TARGETS = [
+    ({"root": "s3a://b/lake", "conn_id": "the_lake"}, "aws --conn-login ACCESS_KEY_ID"),
+    ({"root": "abfss://c@a.dfs.core.windows.net/l", "conn_id": "the_lake"}, "wasb --conn-login A"),
+    ({"root": "gs://b/lake", "conn_id": "the_lake"}, "google_cloud_platform --conn-extra"),
+    ({"catalog": {"type": "hive", "conn_id": "the_lake"}}, "hive_metastore --conn-host HOST"),
+    ({"catalog": {"type": "glue", "conn_id": "the_lake"}}, "aws --conn-login ACCESS_KEY_ID"),
+    ({"catalog": {"type": "unity", "name": "n", "conn_id": "the_lake"}}, "databricks --conn-host"),
+]
+
+
+@pytest.mark.parametrize("target, arguments", TARGETS, ids=str)
+def test_the_command_fits_every_store_and_catalog(write_pipeline, pipelines, target, arguments):
+    path = write_pipeline("shop")
+    document = yaml.safe_load(path.read_text())
+    document["target"] |= target
+    path.write_text(yaml.safe_dump(document))
+    text = run(pipelines, dry_run=True)[1]
+    assert f"airflow connections add the_lake --conn-type {arguments}" in text
 
 
 def test_spark_needs_no_server(write_pipeline, monkeypatch):

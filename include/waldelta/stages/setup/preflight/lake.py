@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 
 from waldelta.config.pipeline_file import Target
+from waldelta.config.stores import store_of
 from waldelta.errors import (
     NeedsSync,
     PreflightFailed,
@@ -52,9 +53,6 @@ from waldelta.types import column_types
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# For these schemes, Spark's default log store checks whether a commit exists and then writes it,
-# overwriting one written in between.
-_OVERWRITTEN = frozenset({"s3", "s3a"})
 # Delta's own log stores. Only the one with a DynamoDB table prevents conflicts of several writers,
 # if all of them use it.
 _DELTAS_STORES = ("io.delta.storage.", "org.apache.spark.sql.delta.storage.")
@@ -99,7 +97,10 @@ def _alteration(job: Job, state: TableState) -> TargetAltered | None:
 
 
 def _is_on_s3(target: Target) -> bool:
-    return urlsplit(target.root).scheme in _OVERWRITTEN
+    """On S3, Spark's default log store checks whether a commit exists and then writes it,
+    overwriting one written in between.
+    """
+    return store_of(target.root) == "s3"
 
 
 def check_log_store(target: Target, store: str, lake: Lake) -> None:
