@@ -261,7 +261,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "correct each table's error, then run the sync again",
             "1 of 3 tables not synced:\n  - public.orders: PrivilegeMissing: public.orders can't be"
             " copied (permission denied for table orders): grant select on it",
-            retried="Retried when one of the tables' errors is.",
+            retried="Retried when Airflow retries the error of at least one table.",
         ),
         "TargetNotWritable": ErrorEntry(
             "The run can't write to the lake, or can't remove files that another run left there.",

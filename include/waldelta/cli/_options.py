@@ -158,8 +158,8 @@ INIT_OPTIONS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
             "type": Path,
             "metavar": "FILE",
             "help": (
-                "pipeline file to write, <pipeline>.yml by default; the file with the suffix .sql"
-                " gets the owner's SQL"
+                "pipeline file to write, <pipeline>.yml by default; init writes the SQL for the"
+                " tables' owner to the same path with the suffix .sql"
             ),
         },
         "--schema": {
@@ -173,7 +173,7 @@ INIT_OPTIONS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
         },
         "--root": {
             "metavar": "URL",
-            "help": "lake's folder as a URI, ./lake by default",
+            "help": "URI of the lake's folder; by default ./lake",
         },
         "--pipeline": {"metavar": "NAME", "help": "pipeline's name, the database's by default"},
         "--sql": {
@@ -211,7 +211,7 @@ _OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
             },
         ),
         "sync": (
-            "copy tables that were never copied (initial snapshot)",
+            "copy tables without a complete copy, or those of --tables (initial snapshot)",
             _stages("sync", "check", "report")
             | _TABLES
             | _REASON

@@ -68,7 +68,10 @@ class Drift(StrictModel):
     tolerance: float = Field(
         0.5,
         gt=0,
-        description="smallest share that can be an anomaly",
+        description=(
+            "smallest distance to the median that can be an anomaly: as a share of the median"
+            " row count; for a column's mean, of its standard deviation"
+        ),
     )
 
     @model_validator(mode="after")

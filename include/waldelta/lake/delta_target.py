@@ -306,8 +306,9 @@ class TargetVersion:
         return self.is_at_most(driver_limits.MOST_DRIVER_ROWS, driver_limits.MOST_FILE_BYTES)
 
     def is_at_most(self, rows: int, size: int) -> bool:
-        """Returns whether this process reads a table with so many rows and bytes of files, and this
-        one has no more.
+        """Returns whether this process reads the table itself, without Spark.
+
+        It does when the table's files have at most ``rows`` rows and ``size`` bytes.
         """
         return not self.place.lake.on_spark and driver_limits.is_at_most(self.files, rows, size)
 

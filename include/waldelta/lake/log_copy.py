@@ -412,7 +412,12 @@ class KnownLogs:
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError, *_TORN) as err:
-            log_.info("this run reads the Delta logs again; no copy can be read: %s", err)
+            log_.info(
+                "this run reads all Delta logs from the store, because %s, in which earlier runs"
+                " stored them, can't be read: %s",
+                _PACK,
+                err,
+            )
             return
         self._packed = versions
         for path, version in versions.items():

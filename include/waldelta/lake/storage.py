@@ -195,7 +195,8 @@ def _sync_files(folder: Path, version: int, fsync: Callable[[Path], None]) -> No
     ]
     # A path outside the table, from an external writer, isn't a file of this table.
     files = [folder / name for name in names if is_within(name)]
-    # A partition's folder may be as new as its file, and is an entry of the folder above it.
+    # The commit may also have created the folders of partitions. A power cut could undo a new
+    # folder until the folder above it is forced to disk.
     folders = {above for file in files for above in file.parents if above.is_relative_to(folder)}
     for path in [*files, *sorted(folders)]:
         fsync(path)
@@ -279,7 +280,12 @@ def write_checkpoint(table: DeltaTable) -> bool:
         else:
             _write_checkpoint(folder, uri, version)
     except (DeltaError, OSError) as err:
-        log.info("%s has no checkpoint of version %d: %s", uri, version, err)
+        log.info(
+            "%s: the checkpoint of version %d could not be written; readers use an earlier one: %s",
+            uri,
+            version,
+            err,
+        )
         return False
     return True
 

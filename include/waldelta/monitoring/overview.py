@@ -58,8 +58,8 @@ from waldelta.slot import open_gaps
 
 # Searched beyond the window shown: the latest run, and a table's latest change, may be days ago.
 REACH = timedelta(days=7)
-# The overview of all pipelines and the alerts show this window, and search less far back: enough
-# for a daily pipeline.
+# The overview of all pipelines and the alerts show OVERVIEW_HOURS. They search OVERVIEW_REACH back,
+# which is less than REACH and enough for a daily pipeline.
 OVERVIEW_HOURS = 24
 OVERVIEW_REACH = timedelta(days=2)
 # They read this many pipelines at once, because object stores are slow.

@@ -159,7 +159,7 @@ class Envelope:
     Every decoded xid is within 2**31 of it, on either side, which determines the epoch of the
     32-bit xids. (A commit that waits for a synchronous standby is decoded, but is above it.)
     ``version`` is the requested protocol version, 1 to 4. ``skipped`` are messages that land
-    without being read, by position and id (unread_message.py). ``given`` counts the messages so
+    without being read, by position and id (message_id()). ``given`` counts the messages so
     far, including discarded ones.
     """
 

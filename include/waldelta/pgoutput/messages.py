@@ -44,6 +44,9 @@ CONTROL_NAMES = {
     "r": "Rollback Prepared",
 }
 CONTROL_KINDS = tuple(CONTROL_NAMES)
+ROW_KINDS = ("I", "U", "D")
+# What a transaction consists of; the other kinds begin, end or describe.
+CHANGE_KINDS = (*ROW_KINDS, "T", "M")
 
 
 @dataclass(frozen=True, slots=True)

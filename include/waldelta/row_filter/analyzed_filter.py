@@ -256,7 +256,7 @@ from pg_database d
 where d.datname = current_database()
 """
 
-# Of domains too, which may be over an enum.
+# Includes columns of a domain, because a domain may be over an enum.
 _COLUMN_TYPES = """
 select a.attname as name, a.atttypid::bigint as oid, a.atttypmod as typmod
 from pg_attribute a

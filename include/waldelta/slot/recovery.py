@@ -188,8 +188,9 @@ class _SlotBehind:
             self._move(move, is_compared=is_compared)
             if one_window and not is_last:
                 raise PeekTimeout(
-                    f"slot {move.slot!r} is at {self.position}; it was more than one read window"
-                    f" behind {Lsn(whole.lsn)}"
+                    f"slot {move.slot!r} is at {self.position}, and the change log ends at"
+                    f" {Lsn(whole.lsn)}: the idle check advances the slot by one read window, and"
+                    " the run's land stage by the rest"
                 )
 
     def _compare(self, verified: VerifiedRange, move: SlotMove) -> bool:

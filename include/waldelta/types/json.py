@@ -138,7 +138,7 @@ class _Documents:
         self._levels = np.cumsum(np.where(self._opens, 1, -1))
 
     def outside(self) -> ArrowArray:
-        """Returns the texts without their strings."""
+        """Returns the JSON texts without their string literals and quotes."""
         valid = np.ones(len(self.offsets) - 1, np.bool_)
         return take_bytes(self.source, self._is_outside, self.offsets[:-1], self.offsets[1:], valid)
 

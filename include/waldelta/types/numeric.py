@@ -145,7 +145,7 @@ class Fraction(AnyNumber):
         return values.cast(pa.string()) if pa.types.is_floating(values.type) else values
 
     def exact_sql(self, value: str) -> str:
-        """Returns the text of a float, which distinguishes -0 from 0."""
+        """Returns Spark SQL for the text of a float, in which -0 and 0 differ."""
         return f"cast({value} as string)" if pa.types.is_floating(self.arrow) else value
 
 
@@ -249,7 +249,7 @@ class NumericAsDouble(Fraction):
         return sql.SQL("pg_catalog.trim_scale({}::pg_catalog.numeric)::text").format(column), None
 
     def element_parts(self, column: sql.Composable, marks: Marks, /) -> Selected:
-        """Returns the digits, and whether a double has others."""
+        """Returns the digits, and the condition that a double can't hold exactly these digits."""
         return self.checksum_parts(column, marks)[0], sql.SQL(_ROUNDED).format(column)
 
     def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:

@@ -205,13 +205,17 @@ def _decide(job: _Job) -> DAG:
             description="; ".join(f"{name}: {action.does}" for name, action in ACTIONS.items()),
         ),
         "tables": _listed(
-            "tables, as schema.table; empty: all (retry), those of the ids (accept, discard)"
+            "tables, as schema.table; empty: those of the ids, and all tables for retry"
         ),
         "ids": _listed(
-            "accept, discard and skip: ids of rows and messages, as the page shows them",
+            "ids of what waits, as the page shows them; not for "
+            + ", ".join(name for name, action in ACTIONS.items() if "ids" not in action.takes),
             r"^[0-9a-f]{16}$",
         ),
-        "reason": _text("stored with the user; every action but retry needs it"),
+        "reason": _text(
+            "stored with the user; needed by "
+            + ", ".join(name for name, action in ACTIONS.items() if action.needs_reason)
+        ),
     }
     options = {
         "action": "{{ params.action }}",

@@ -17,7 +17,8 @@ from waldelta.monitoring.run_history import LagPoint, thin_out
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 150, 62, 8, 10, 22
 _SPARK_WIDTH, _SPARK_HEIGHT = 96, 26
 _MOST_POINTS = 300
-# Half of a ceiling in seconds, up to two weeks.
+# The label at the middle of a time axis, in seconds. The axis ends at twice as much, so at most at
+# two weeks.
 _STEPS = (
     5,
     10,

@@ -103,10 +103,10 @@ def test_a_connection_is_described_without_its_secrets():
 
 
 OTHER_KINDS = {
-    "a URI of another type": (f"mysql://u:{SECRET}@db/d", "of type 'mysql'"),
-    "SQLAlchemy's": (f"postgresql+psycopg2://u:{SECRET}@db/d", "of type 'postgresql+psycopg2'"),
+    "a URI of another type": (f"mysql://u:{SECRET}@db/d", "has type 'mysql'"),
+    "SQLAlchemy's": (f"postgresql+psycopg2://u:{SECRET}@db/d", "has type 'postgresql+psycopg2'"),
     "JSON of another type": (json.dumps({"conn_type": "mssql", "password": SECRET}),
-     "of type 'mssql'"),
+     "has type 'mssql'"),
     "JSON without a type": (json.dumps({"host": "db", "password": SECRET}),
      "neither an Airflow connection URI nor"),
     "libpq's words": (f"host=db password={SECRET}", "neither an Airflow connection URI nor"),

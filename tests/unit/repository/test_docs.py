@@ -152,9 +152,9 @@ def is_there(name: str) -> bool:
 @pytest.mark.parametrize(
     "change",
     [
-        "registration in Unity Catalog", "a mask", "protocol (a new kind)", "one per table",
+        "Another catalog", "a mask", "protocol (a new kind)", "When a pipeline runs",
         "counts as late", "Kubernetes", "figure on a run's page", "object store**", "consent",
-        "decision (a new kind)", "another reader", "another way",
+        "decision (a new kind)", "Another reader", "another way",
     ],
 )  # fmt: skip
 def test_a_change_begins_in_few_files(change):

@@ -398,7 +398,8 @@ def _types(
         return read_types(pairs)
     except KeyError as err:
         raise SchemaChanged(
-            f"{state.table_name}: a column's type was dropped on the source: sync this table again"
+            f"{state.table_name}: the source dropped the type of a column in waiting changes:"
+            f" sync the table again (initial sync with tables={state.table_name})"
         ) from err
 
 

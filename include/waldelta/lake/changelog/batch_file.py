@@ -27,12 +27,12 @@ from waldelta.lake.delta_target import CHECKPOINT_INTERVAL, DeltaTarget
 from waldelta.lake.layout import NewFile
 from waldelta.lake.storage import remove_empty_log
 from waldelta.lake.write_errors import named_write_errors
-from waldelta.pgoutput.messages import MARK
+from waldelta.pgoutput.messages import CHANGE_KINDS, MARK
 from waldelta.pgoutput.transactions import Landmark
 
 XID_MASK = 0xFFFFFFFF
 COLUMNS = ("kind", "xid8", "streamed_xid", "end_lsn", "commit_ts")
-_ROW_KINDS = pa.array(["I", "U", "D", "T", "M"])
+_CHANGES = pa.array(CHANGE_KINDS)
 _ENDS = pa.array(["C", "c", "P", "p", "K", "r"])
 
 
@@ -164,7 +164,7 @@ class TransactionCounts:
         )
         part = part.filter(pc.or_(pc.is_null(streamed), counts))
         rows = pc.and_(
-            pc.is_valid(part["streamed_xid"]), pc.is_in(part["kind"], value_set=_ROW_KINDS)
+            pc.is_valid(part["streamed_xid"]), pc.is_in(part["kind"], value_set=_CHANGES)
         )
         self._with_rows.update(pc.unique(part["xid8"].filter(rows)).to_pylist())
         return part
@@ -175,7 +175,7 @@ class TransactionCounts:
             return part
         prepared = pc.and_(
             pc.is_in(part["xid8"], value_set=self._prepared),
-            pc.is_in(part["kind"], value_set=_ROW_KINDS),
+            pc.is_in(part["kind"], value_set=_CHANGES),
         )
         rows = (
             pa.Table.from_batches([part.filter(prepared)])

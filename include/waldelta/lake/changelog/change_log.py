@@ -27,7 +27,6 @@ from waldelta.lake.changelog.batch_file import (
     TransactionCounts,
 )
 from waldelta.lake.changelog.row_messages import (
-    ROW_KINDS,
     RowMessages,
     Snapshot,
     Stream,
@@ -41,7 +40,14 @@ from waldelta.lake.storage import CHANGES, local_path
 from waldelta.pgoutput import read_truncate
 from waldelta.pgoutput.byte_readers import unsigned
 from waldelta.pgoutput.envelope import ABORT_SIZES, ENVELOPE_SCHEMA
-from waldelta.pgoutput.messages import CONTROL_KINDS, MARK, Control, read_control
+from waldelta.pgoutput.messages import (
+    CHANGE_KINDS,
+    CONTROL_KINDS,
+    MARK,
+    ROW_KINDS,
+    Control,
+    read_control,
+)
 from waldelta.pgoutput.transactions import (
     LAST_SEQ,
     SEQ_BITS,
@@ -81,7 +87,6 @@ _CONTROLS = [*CONTROL_KINDS, *(MARK + kind for kind in CONTROL_KINDS)]
 # Without one of these messages, it isn't known where a transaction's changes belong, or whether
 # they count. The last letter of a message of an unknown kind is the kind that it may be.
 _DECISIVE = f"^{MARK}.?[BbScPpKr]$"
-_CHANGE_KINDS = ("I", "U", "D", "T", "M")
 # Delta's transaction id of commits that drop old batches; its version is the last dropped batch.
 _PRUNED = "waldelta:pruned"
 # The number of batches that an error message names.
@@ -356,7 +361,7 @@ class ChangeLog(RowMessages, BatchFiles):
         found = []
         for batch, xid8 in sorted(transactions):
             chosen = (pc.field("batch") == batch) & (pc.field("xid8") == xid8)
-            chosen &= pc.field("streamed_xid").is_null() & pc.field("kind").isin(_CHANGE_KINDS)
+            chosen &= pc.field("streamed_xid").is_null() & pc.field("kind").isin(CHANGE_KINDS)
             seqs = [seq for part in self.scan(chosen, ["seq"]) for seq in part["seq"].to_pylist()]
             if seqs:
                 found.append((order_of(batch, min(seqs)), order_of(batch, max(seqs))))

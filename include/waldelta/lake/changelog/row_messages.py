@@ -26,6 +26,7 @@ from waldelta.lake.ledger import TableState
 from waldelta.lake.storage import by_row_group, parquet_format, scan_options
 from waldelta.pgoutput import Relation, Segments, read_relation, read_truncate
 from waldelta.pgoutput.commit_time import shown
+from waldelta.pgoutput.messages import ROW_KINDS
 from waldelta.pgoutput.transactions import SEQ_BITS
 
 
@@ -148,7 +149,6 @@ class Snapshot:
         return visible
 
 
-ROW_KINDS = ("I", "U", "D")
 # The columns of a row message that decoding needs.
 ROW_SCHEMA = pa.schema(
     [

@@ -1,6 +1,7 @@
 """The ledger table ``decisions``: what waits for an operator's decision, and what was decided.
 
-The latest row per table, generation and key counts. Its kind is ``row``, ``message`` or ``table``.
+The latest row per table, generation and key counts. The constants
+ROW to EXTERNAL_COMMIT are its kinds.
 The status of a row is one of these:
 
 - ``waiting``: it is in quarantine. It isn't in the target, because the source had moved on or a

@@ -226,8 +226,10 @@ def check_mode(job: Job, state: TableState) -> None:
 def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[str]:
     """Record how the source stores a target's table now; returns the warnings to report.
 
-    When rows may have got other values that weren't sent, the policy decides: NeedsSync is raised
-    (and the target marked), or SchemaChanged.
+    PostgreSQL may have changed values of rows without sending them. Then the table's
+    ``schema_changes`` decides: evolve marks the target for a copy and raises NeedsSync; ask does so
+    once an operator agrees, and raises ConsentNeeded before; fail raises SchemaChanged; ignore
+    returns a warning.
     """
     rules, storage = schema_rules(job, state), catalog.storage
     stopped: frozenset[str] = frozenset()

@@ -87,7 +87,8 @@ def _current_version(job: Job, target: TargetCut) -> int:
     # The log is damaged; the cut is renewed with the other targets' newer versions.
     except (ValueError, OSError, StateError) as err:
         log.warning(
-            "table=%s: its log can't be read after version %d: %s",
+            "table=%s: the consistent cut keeps version %d, because later commits in the target's"
+            " Delta log can't be read: %s",
             target.table_name,
             target.version,
             err,

@@ -175,9 +175,9 @@ class Reading:
             self._most = last.messages if refusal is not None else None
         # PostgreSQL's message is left out, because it may contain values of a row.
         log.warning(
-            "slot=%s can't be decoded at %s: reading the changes before that first",
+            "slot=%s can't be decoded at %s: the run first reads the changes before that position",
             self.source.slot,
-            at,
+            "an unknown position" if at is None else at,
         )
         return None
 

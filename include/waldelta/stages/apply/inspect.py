@@ -171,7 +171,8 @@ def _inspect_lake(
     is_all, unreported = selected.is_all, dict(selected.mended)
     if most_ends is not None:
         is_all &= _is_behind_copies(watermarks.change_log, ends, selected.states, applied)
-    # Without a cut, the apply that follows the landing reports.
+    # While changes land, only an apply batch that ends in a cut reports commits of killed runs.
+    # Otherwise the apply after the landing reports them.
     if is_all or most_ends is None:
         unreported |= _find_unreported(applied, watermarks, targets)
     if last is not None and unreported and not ends:

@@ -78,7 +78,10 @@ def are_met(outcomes: Sequence[Outcome]) -> bool:
 
 
 def rest_of(plan: SuitePlan) -> SuitePlan:
-    """Returns the part of a plan that a target needs when it is unchanged since a full check."""
+    """Returns a plan of only the expectations that depend on other data.
+
+    A target that is unchanged since a full check needs no other expectation.
+    """
     rest = (p for p in plan.expectations if depends_on(p) == "other data")
     return replace(plan, expectations=tuple(rest))
 

@@ -35,6 +35,7 @@ from waldelta.pipeline.drift import (
     within_leaves,
 )
 from waldelta.postgres import Connection, is_superuser, planned_rows
+from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter, published_filter
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.snapshot import (
@@ -228,8 +229,8 @@ def quarantined_keys(rows: RepairRows, keys: Collection[str]) -> pa.Table:
     names = [column.name for column in rows.key]
     if any(not json.loads(key).keys() >= {*names} for key in keys):
         raise NeedsSync(
-            f"its key was renamed while {len(keys)} of its rows are in quarantine, or were named"
-            " by their keys"
+            "its key was renamed, so the source can't be queried by old keys of rows that are in"
+            f" quarantine or were found to differ ({counted(len(keys), 'key')})"
         )
     return named_keys(keys, list(zip(names, rows.key_types, strict=True)))
 

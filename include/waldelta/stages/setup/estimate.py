@@ -418,7 +418,10 @@ class _Places:
         self.began = 0.0
 
     def hand_out(self) -> Iterator[Chunk]:
-        """Yields the parts for one reader, of about the same time each."""
+        """Yields parts to one reader until the time is over.
+
+        The reader needs about _SECONDS_PER_READ for each part.
+        """
         began = self.began = max(self.began, time.monotonic())
         step = float(_FIRST_BLOCKS)
         with suppress(IndexError):  # Another reader took the last one.

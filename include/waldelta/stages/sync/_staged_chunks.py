@@ -229,9 +229,9 @@ class TakenRows:
     def bring_up_to_date(
         self, runner: Runner, schema: pa.Schema, lake: Lake, folder: ChunkFolder
     ) -> list[Answer]:
-        """Returns the files, of ``schema``, with the present rows of touched keys.
+        """Returns the copy's files, of ``schema``, with the current rows of touched keys.
 
-        New ones aren't recorded: the next attempt reads these rows again, too.
+        The files that this writes aren't recorded, so the next attempt reads these rows again.
         """
         if not (shares := -(-len(self.touched) // _KEYS_PER_TASK)):
             return [file for of_task in self.files for file in of_task]
@@ -302,7 +302,10 @@ class ContinuedCopy:
             if err.retryable:
                 raise
             self.records.remove()
-            raise SnapshotLost(f"{name}: its copy starts again: {without_values(err)}") from err
+            raise SnapshotLost(
+                f"{name}: its copy starts again without the rows of earlier attempts:"
+                f" {without_values(err)}"
+            ) from err
         log.info(
             "table=%s its copy continues: %s of %s are there, %s changed since",
             name, counted(sum(one.rows for one in self.found), "row"),

@@ -110,12 +110,13 @@ def rows_of(text: str, **relations: Relation) -> list[dict[str, Any]]:
 log = logging.getLogger(__name__)
 
 _BYTES_PER_KEY = 8
-# So many neighbouring integers are marked at once, each as one byte, and so many times.
+# IntegerKey.is_unique() marks _MARKS neighbouring integers in one pass, each as one byte, and makes
+# at most _MOST_PASSES passes.
 _MARKS, _MOST_PASSES = MOST_DRIVER_BYTES, 16
 _ROWS_AT_ONCE = 1 << 18
 # More ranges would make a filter that costs more than it saves.
 _MOST_RANGES = 100
-# This process compares the keys of up to so many rows, in files of so many bytes.
+# has_few_keys() returns False above this number of rows or bytes of files: then Spark compares.
 _MOST_COMPARED_ROWS = 1_000_000
 _MOST_FILE_BYTES = 1 << 30
 
