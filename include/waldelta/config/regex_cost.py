@@ -13,8 +13,8 @@ from functools import reduce
 from itertools import combinations, takewhile
 from operator import or_
 
-# So many unlimited repetitions may compete for the same text, and in so many ways may it be shared
-# among limited ones.
+# The most unlimited repetitions that may compete for the same text, and the most ways in which
+# limited ones may share it.
 _MOST_LOOPS = 3
 _MOST_WAYS = 1_000
 _DEEPEST = 40

@@ -194,7 +194,8 @@ _COMPRESSION, _LEVEL = "zstd", 1
 # A dictionary pays when, of this many rows at the beginning, at most half of a column's values are
 # distinct.
 _SAMPLED_ROWS = 10_000
-# Rows of a table with partitions are divided so many bytes at once, so that row groups aren't tiny.
+# Rows of a table with partitions are divided when they have this many bytes, so that row groups
+# aren't tiny.
 _DIVIDED_BYTES = 64 << 20
 # How many partitions' files are open at once.
 _MOST_OPEN = 64

@@ -53,8 +53,9 @@ Answer = dict[str, Any]
 # own.
 ROWS_PER_TASK = 250_000
 BYTES_PER_TASK = 64 << 20
-# So many tasks run, and so many messages are applied, in this process while no session has been
-# started, since a JVM takes longer to start. Each task needs as much memory as a worker of Spark's.
+# While no session has been started, up to this many tasks run, and up to this many messages are
+# applied, in this process, since a JVM takes longer to start. Each task needs as much memory as a
+# worker of Spark's.
 LOCAL_TASKS, LOCAL_MESSAGES = 16, 1_000_000
 # The number of the session for concurrent work, above those of a pool.
 CONCURRENT = 9

@@ -246,7 +246,8 @@ def _is_known_uniform(repair: Repair) -> bool:
 
 
 def is_dear(entering: float, rows: float) -> bool:
-    """Returns whether so many rows enter that a copy of the whole table costs no more.
+    """Returns whether a copy of a whole table of ``rows`` costs no more than reading the
+    ``entering`` rows.
 
     >>> is_dear(9_000, 10_000), is_dear(500_000, 1_000_000), is_dear(200_000, 1_000_000)
     (False, True, False)

@@ -32,7 +32,7 @@ _COMPARED: dict[str, Callable[[Datum, Datum], Datum]] = {
     "gte": pc.greater_equal,
 }
 _MOST_DIGITS = 38  # of a decimal
-# Decimals of so many digits are distinct doubles.
+# Decimals with at most this many digits, and below this number, are distinct doubles.
 _EXACT_DIGITS, _MOST_EXACT = 15, 1e15
 # Of such an expression Java and RE2 find the same texts, in lines without a line's end.
 _SAME_REGEX = re.compile(

@@ -83,9 +83,9 @@ def bucket_count(target: TargetVersion | None, source_bytes: int) -> int:
 class ExpectedRows:
     """The rows of a copy's table that a target should have, one for each key, staged in ``folder``.
 
-    ``buckets``: so many folders have them by key. ``is_whole``: the target should have no rows of
-    other keys. ``kept``: the folder that has them instead, also after a kill. ``files``: which of
-    its files are valid; None: all.
+    ``buckets``: the number of folders into which they are divided by key. ``is_whole``: the target
+    should have no rows of other keys. ``kept``: the folder that has them instead, also after a
+    kill. ``files``: which of its files are valid; None: all.
     """
 
     lake: Lake

@@ -190,8 +190,8 @@ def compare(runner: Runner, job: Job, holder: SnapshotHolder, feeding: ComparedT
 def _sides(
     runner: Runner, job: Job, holder: SnapshotHolder, feeding: ComparedTarget, rows: int
 ) -> tuple[SourceSide, TargetSide, list[str]]:
-    """Returns both sides of a comparison of about so many rows, and the columns that are left
-    out.
+    """Returns both sides of a comparison, and the columns that are left out; ``rows`` is an
+    estimate of the table's rows.
     """
     state, copy = feeding.state, _copy(job, feeding, holder)
     skipped_columns = _uncompared_columns(state, copy)
