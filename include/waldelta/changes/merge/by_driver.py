@@ -19,7 +19,6 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from waldelta.arrow import Bools, Ints, one_array, table_of
 from waldelta.changes.decode.collapse import (
@@ -420,10 +419,9 @@ def _merge(
     table: TargetVersion, changes: NetChanges, tag: CommitTag, fence: Fence
 ) -> CommitTag | None:
     net, written = changes.rows, changes.written
-    if not has_columns(table, written) or not (changes.is_truncated or table.is_small):
+    if not has_columns(table, written):
         return None
-    schema = table.schema
-    held = schema.empty_table() if changes.is_truncated else read_within(table.dataset(), schema)
+    held = table.schema.empty_table() if changes.is_truncated else small_rows(table)
     if held is None:
         return None
     held, gone = changes.without_truncated(held)
@@ -464,10 +462,16 @@ def has_columns(table: TargetVersion, written: WrittenColumns) -> bool:
     return table.is_writable and set(table.schema.names).issuperset(written.sources)
 
 
-def read_within(dataset: ds.Dataset, schema: pa.Schema) -> pa.Table | None:
-    """Returns all rows; None when they take more than MOST_DRIVER_BYTES of memory."""
+def small_rows(table: TargetVersion) -> pa.Table | None:
+    """Returns all rows of a target that this process reads without Spark, else None.
+
+    Its files are small, its features are implemented, and its rows take at most MOST_DRIVER_BYTES.
+    """
+    if not (table.is_small and table.is_writable):
+        return None
+    dataset = table.dataset()
     # A first batch of large rows would be in memory before it could be counted, so the footers are
     # checked first.
     if sum(row_group_bytes(dataset)) > MOST_DRIVER_BYTES:
         return None
-    return table_of(batches(dataset), schema, MOST_DRIVER_BYTES)
+    return table_of(batches(dataset), table.schema, MOST_DRIVER_BYTES)

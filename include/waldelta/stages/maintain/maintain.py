@@ -14,7 +14,7 @@ from datetime import timedelta
 import pyarrow as pa
 import tenacity
 
-from waldelta.changes.merge.by_driver import read_within
+from waldelta.changes.merge.by_driver import small_rows
 from waldelta.changes.stage.net_files import batches, parts_at_once
 from waldelta.errors import LateWriter, LockHeld, class_and_text
 from waldelta.failpoints import fault_point
@@ -229,10 +229,10 @@ def _compact(runner: Runner, table: TargetVersion) -> None:
 
 def _compact_small(table: TargetVersion) -> bool:
     """Make one file of a small target's; returns False where Spark must compact."""
-    if not (table.is_small and table.is_writable) or table.is_clustered:
+    if table.is_clustered:
         return False
     try:
-        rows = read_within(table.dataset(), table.schema)
+        rows = small_rows(table)
     except READ_FAILURES as err:
         log.info("%s is compacted by Spark: %s", table.place.uri, class_and_text(err))
         return False

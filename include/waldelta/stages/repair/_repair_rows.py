@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 
 from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_PURGE
 from waldelta.changes.decode.net_rows import first_of_each, key_codes, named_keys, typed_columns
+from waldelta.changes.merge.by_driver import small_rows
 from waldelta.changes.stage.net_files import NetFiles
 from waldelta.errors import NeedsSync
 from waldelta.lake import DeltaTarget, Lake, open_parquet, row_count, write_parquet
@@ -37,6 +38,7 @@ from waldelta.pipeline.drift import (
 from waldelta.postgres import Connection, is_superuser, planned_rows
 from waldelta.quantities import counted
 from waldelta.row_filter import RowFilter, published_filter
+from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.snapshot import (
     Choice,
@@ -314,16 +316,19 @@ def _without(batch: pa.RecordBatch, unheld: Collection[tuple[str, ...]]) -> pa.R
 
 def _leaving_keys(runner: Runner, job: Job, rows: RepairRows, folder: str) -> pa.Table:
     """Returns the keys (``b<k>``) of the target's rows that leave it."""
-    bases = [f"b{k}" for k in range(len(rows.key))]
+    bases, names = [f"b{k}" for k in range(len(rows.key))], [column.name for column in rows.key]
     fields = zip(bases, rows.key_types, strict=True)
     schema = pa.schema([(base, kind.arrow) for base, kind in fields])
     if rows.leaves is None:
         return schema.empty_table()
-    held = job.lake.target(rows.drifted.state.table_name).frame(runner.spark())
-    columns = [
-        F.col(quote(column.name)).alias(base) for column, base in zip(rows.key, bases, strict=True)
-    ]
-    held.where(rows.leaves).select(*columns).write.mode("overwrite").parquet(folder)
+    target = job.lake.target(rows.drifted.state.table_name)
+    if (small := small_rows(target.open())) is not None:
+        leaves = evaluate(rows.leaves, small)
+        if leaves is not None:
+            return small.filter(leaves).select(names).rename_columns(bases).cast(schema)
+    columns = [F.col(quote(name)).alias(base) for name, base in zip(names, bases, strict=True)]
+    leaving = target.frame(runner.spark()).where(rows.leaves).select(*columns)
+    leaving.write.mode("overwrite").parquet(folder)
     # Spark's files don't store these types exactly.
     return open_parquet(folder).to_table().cast(schema)
 

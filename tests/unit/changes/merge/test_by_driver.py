@@ -140,19 +140,18 @@ def test_somebody_elses_commit_is_not_overwritten(job, monkeypatch):
     assert held(job) == {5: ("theirs", "x")}
 
 
-def test_rows_that_unpack_to_much_are_not_read_at_all(tmp_path, monkeypatch):
+def test_rows_that_unpack_to_much_are_not_read_at_all(job, tmp_path, monkeypatch):
     """A file of a few kilobytes may hold more than memory has room for: its footer says so."""
     monkeypatch.setattr(module, "MOST_DRIVER_BYTES", 1 << 20)
     large = pa.table({"v": [f"{number}" * (1 << 16) for number in range(10, 90)]})
-    write_deltalake(tmp_path / "t", large)
-    dataset = DeltaTable(tmp_path / "t").to_pyarrow_dataset()
+    write(job, large, schema_mode="overwrite")
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.parquet")) < 1 << 20
 
     def read(*given):
         raise AssertionError("rows were read")
 
     monkeypatch.setattr(module, "batches", read)
-    assert module.read_within(dataset, dataset.schema) is None
+    assert module.small_rows(job.lake.target("s.t").open()) is None
 
 
 def test_duplicate_rows_of_merged_partitions(job):
