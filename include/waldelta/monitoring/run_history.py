@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import pyarrow.compute as pc
 
@@ -64,6 +64,21 @@ class LagPoint:
     run_id: str
     status: str
     lag: Lag
+
+
+class OfRun(Protocol):
+    """A value of a run: when it ended, and how."""
+
+    @property
+    def at(self) -> datetime:
+        """When the run ended."""
+
+    @property
+    def status(self) -> str:
+        """How it ended."""
+
+
+P = TypeVar("P", bound=OfRun)
 
 
 def read_runs(
@@ -155,10 +170,10 @@ def lag_points(runs: Sequence[RunLine]) -> list[LagPoint]:
 
 
 def thin_out(
-    points: Sequence[LagPoint],
+    points: Sequence[P],
     most: int,
-    value: Callable[[LagPoint], float | None] = lambda point: point.lag.seconds,
-) -> list[LagPoint]:
+    value: Callable[[P], float | None],
+) -> list[P]:
     """Returns at most this many points: of neighbours the highest value, and a failed one.
 
     No peak is lost.

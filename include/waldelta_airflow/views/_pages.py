@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -60,9 +59,10 @@ from waldelta_airflow.views._installed_pipelines import (
 )
 from waldelta_airflow.views._plot import (
     Measure,
+    Point,
     ceiling_of_bytes,
     ceiling_of_seconds,
-    lag_plot,
+    chart,
     sparkline,
 )
 from waldelta_airflow.views._render import bytes_of, duration, render, url
@@ -82,8 +82,8 @@ _ROWS_SHOWN = 100
 # How far back the lists of runs and of reconciliations go.
 _HISTORY_SHOWN = timedelta(days=30)
 
-_SECONDS = Measure("behind, in time", lambda p: p.lag.seconds, duration, ceiling_of_seconds)
-_BYTES = Measure("behind, in WAL", lambda p: p.lag.bytes, bytes_of, ceiling_of_bytes)
+_SECONDS = Measure("behind, in time", duration, ceiling_of_seconds)
+_BYTES = Measure("behind, in WAL", bytes_of, ceiling_of_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,6 @@ def pipeline_page(request: PipelineRequest, hours: int) -> str:
     schedule = read_schedules([pipeline]).get(pipeline.pipeline, Schedule())
     airflow = _airflow_runs(pipeline, schedule)
     glance = read_glance(pipeline, request.ledger, at, hours, airflow)
-    link = partial(_link_to_run, request)
     return request.render(
         "pipeline.html",
         at,
@@ -215,14 +214,29 @@ def pipeline_page(request: PipelineRequest, hours: int) -> str:
         slot=last_slot(glance, at, airflow.idle_checked_at, schedule.failed),
         schedule=schedule,
         attention=_attention(pipeline, glance, schedule, at),
-        plots=[lag_plot(glance.lag, measure, link) for measure in (_SECONDS, _BYTES)],
+        plots=[
+            _lag_chart(request, glance.lag, _SECONDS, lambda lag: lag.seconds),
+            _lag_chart(request, glance.lag, _BYTES, lambda lag: lag.bytes),
+        ],
         hours=hours,
         choices=HOURS,
     )
 
 
-def _link_to_run(request: PipelineRequest, point: LagPoint) -> str:
-    return url(request.base, "p", request.pipeline.pipeline, "run", "consume", point.run_id)
+def _lag_chart(
+    request: PipelineRequest,
+    points: Sequence[LagPoint],
+    measure: Measure,
+    value: Callable[[Lag], float | None],
+) -> Markup:
+    """Returns the lag over time, with links to failed runs."""
+    name = request.pipeline.pipeline
+    drawn = [
+        Point(p.at, v, p.status, p.run_id, url(request.base, "p", name, "run", "consume", p.run_id))
+        for p in points
+        if (v := value(p.lag)) is not None
+    ]
+    return chart(drawn, measure)
 
 
 def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> str:
@@ -241,7 +255,7 @@ def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> st
         turn=turn,
         only_failed=only_failed,
         failures=sum(run.status == "failed" for run in runs),
-        plot=lag_plot(lag_points(runs), _SECONDS, partial(_link_to_run, request)),
+        plot=_lag_chart(request, lag_points(runs), _SECONDS, lambda lag: lag.seconds),
         active=schedule.active,
         is_under_way=bool(schedule.under_way),
     )

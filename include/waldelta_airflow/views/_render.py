@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any
 from urllib.parse import quote
@@ -27,6 +27,9 @@ from waldelta_airflow.settings import REPOSITORY, URL_PREFIX
 
 # The line with the report's path, which ends the error of a failed check.
 _REPORT = re.compile(r"\s+report: \S.*")
+# What ends the first sentence of an error; what follows is folded behind it.
+_SENTENCE = re.compile(r"\s*\n\s*|(?<=[.;]) ")
+_SHORT = 160
 
 MARKS = {
     "passed": "✓",
@@ -98,13 +101,51 @@ def duration(seconds: float | None) -> str:
     return "–"
 
 
-def ago(at: datetime | None, now: datetime) -> Markup:
-    """Returns how long ago a time was; hovering shows the time itself."""
+def ago(at: datetime | None, now: datetime, form: str = "") -> Markup:
+    """Returns how long ago a time was, or until it is; hovering shows the time itself.
+
+    In the form ``since`` it is only the duration. page.js has it count, and shows the exact time
+    in the reader's zone.
+    """
     if at is None:
         return Markup("–")
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(
-        at.isoformat(), moment(at), duration(max(0.0, (now - at).total_seconds())) + " ago"
+    seconds = (now - at).total_seconds()
+    text = duration(abs(seconds)) if seconds < 0 else duration(seconds)
+    if form != "since":
+        text = f"in {text}" if seconds < 0 else f"{text} ago"
+    return Markup('<time datetime="{}" title="{}"{}>{}</time>').format(
+        at.isoformat(), moment(at), Markup(' data-as="since"') if form else "", text
     )
+
+
+def run_name(run_id: str, now: datetime) -> Markup:
+    """Returns a short name of a run: when it was for, and who or what started it.
+
+    Airflow's ids are ``<kind>__<time>``; another id is shown as it is. Hovering shows the id.
+    """
+    kind, _, time = run_id.partition("__")
+    try:
+        at = datetime.fromisoformat(time).astimezone(UTC)
+    except ValueError:
+        return Markup('<span class="wrap">{}</span>').format(visible(run_id))
+    days = (now.date() - at.date()).days
+    day = {0: "today", 1: "yesterday"}.get(days, f"{at:%-d %b}")
+    by = "" if kind == "scheduled" else f", {visible(kind).replace('_', ' ')}"
+    return Markup(
+        '<time datetime="{}" data-as="clock" data-title="{id}" title="{id}">{} {}</time>{}'
+    ).format(at.isoformat(), day, f"{at:%H:%M}", by, id=visible(run_id))
+
+
+def first_sentence(text: str) -> tuple[str, str]:
+    """Returns the first sentence of a text, and the whole text if it is much longer.
+
+    >>> first_sentence("the slot is lost: run resync")
+    ('the slot is lost: run resync', '')
+    """
+    first = _SENTENCE.split(text, maxsplit=1)[0]
+    if len(text) <= _SHORT:
+        return (text, "") if "\n" not in text.strip() else (first, text)
+    return (first if len(first) <= _SHORT else f"{first[:_SHORT].rsplit(' ', 1)[0]} …"), text
 
 
 def run_kind(verb: str) -> str:
@@ -142,8 +183,13 @@ def slot_state(wal_status: str | None) -> Markup:
 def mark(state: str, word: str | None = None) -> Markup:
     """Returns a verdict or state as a coloured sign and a word."""
     return Markup('<span class="mark {}"><span aria-hidden="true">{}</span> {}</span>').format(
-        _CLASSES.get(state, state), MARKS.get(state, "·"), word or state.replace("_", " ")
+        state_class(state), MARKS.get(state, "·"), word or state.replace("_", " ")
     )
+
+
+def state_class(state: str) -> str:
+    """Returns the stylesheet's class of a verdict or state."""
+    return _CLASSES.get(state, state)
 
 
 def without_folder(text: object) -> str:
@@ -165,6 +211,7 @@ def server_folders() -> tuple[str, ...]:
 
 FILTERS = {
     "duration": duration,
+    "first_sentence": first_sentence,
     "moment": moment,
     "size": bytes_of,
     "number": number,
@@ -173,16 +220,17 @@ FILTERS = {
     "mark": mark,
     "run_kind": run_kind,
     "slot_state": slot_state,
+    "state_class": state_class,
     "without_folder": without_folder,
 }
 
 
-# No external resources, no scripts, and no framing by other sites. Values come from the source, and
-# must not run code with the reader's login.
+# No external resources, no script but page.js, and no framing by other sites. Values come from the
+# source, and must not run code with the reader's login.
 HEADERS = {
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self'; img-src 'self' data:; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'self'"
+        "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
@@ -205,8 +253,9 @@ FORM_HEADERS = HEADERS | {
     )
 }
 STYLE_HEADERS = {"Cache-Control": "private, max-age=300", "X-Content-Type-Options": "nosniff"}
-# The browser reloads a page with an unfinished run after this many seconds, without a script.
-_REFRESH_S = 10
+# A page with an unfinished run is renewed after this many seconds, any other after a minute.
+# Without its script the browser reloads it.
+_REFRESH_S = 5
 
 
 async def add_headers(
@@ -253,6 +302,7 @@ def render(
             airflow=partial(airflow_url, base),
             now=moment,
             ago=partial(ago, now=moment),
+            run_name=partial(run_name, now=moment),
             marks=MARKS,
             refresh_s=_REFRESH_S if is_under_way else None,
             **values,

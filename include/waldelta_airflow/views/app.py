@@ -49,6 +49,7 @@ from waldelta_airflow.views._waiting import Chosen, decision, read_form, row_pag
 _FILES = {
     "style.css": "text/css",
     "frame.js": "text/javascript",
+    "page.js": "text/javascript",
     "icon.svg": "image/svg+xml",
     "icon-dark.svg": "image/svg+xml",
 }

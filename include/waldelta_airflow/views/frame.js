@@ -1,6 +1,6 @@
 // Airflow loads this module as the component of each view of the plugin. The component shows one of the plugin's
 // pages in a frame. Airflow's own frame (external_views) allows no link to leave it, so that a page could lead to
-// no DAG, run or log. In this one a click may. The pages themselves have no scripts.
+// no DAG, run or log. In this one a click may.
 const { createElement, useEffect, useState } = globalThis.React;
 const { useLocation } = globalThis.ReactRouterDOM;
 

@@ -96,7 +96,7 @@ def test_thinning_out_keeps_peaks_and_failures():
         )
         for n in range(100)
     ]
-    kept = thin_out(points, 10)
+    kept = thin_out(points, 10, lambda point: point.lag.seconds)
     assert len(kept) <= 10
     assert {point.run_id for point in kept} >= {"76", "77"}
     assert kept == sorted(kept, key=lambda point: point.at)

@@ -5,12 +5,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from waldelta.monitoring.run_history import LagPoint
-from waldelta.pipeline.lag import Lag
-from waldelta_airflow.views._plot import Measure, ceiling_of_seconds, lag_plot
+from waldelta_airflow.views._plot import Bar, Measure, Point, bars, ceiling_of_seconds, chart
 
 BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
-BEHIND = Measure("behind", lambda point: point.lag.seconds, str, ceiling_of_seconds)
+BEHIND = Measure("behind", str, ceiling_of_seconds)
 
 
 @pytest.mark.parametrize(
@@ -20,7 +18,22 @@ BEHIND = Measure("behind", lambda point: point.lag.seconds, str, ceiling_of_seco
 )
 def test_moments_below_a_plot_tell_apart(span):
     """Of a demo's first minutes as of a week."""
-    points = [LagPoint(BEGAN + span * n / 4, f"r{n}", "succeeded", Lag(30.0)) for n in range(5)]
-    text = str(lag_plot(points, BEHIND, lambda point: point.run_id))
-    moments = re.findall(r">([-0-9: ]+:\d\d)</text>", text)
+    text = str(chart([Point(BEGAN + span * n / 4, 30.0) for n in range(5)], BEHIND))
+    moments = re.findall(r">([-0-9: ]+:\d\d)</time>", text)
     assert len(moments) == len(set(moments)) == 5
+
+
+@pytest.mark.parametrize("height, drawn", [(0.0, 6.0), (0.5, 50.0), (1.0, 100.0)])
+def test_a_bar_is_as_high_as_its_changes_and_is_seen_without_any(height, drawn):
+    text = str(bars([Bar("/run", "<r>", height, [("land", 0.25), ("apply", 0.75)])], "runs"))
+    heights = [float(h) for h in re.findall(r'class="(?:land|apply)"[^>]*height="([.\d]+)"', text)]
+    assert sum(heights) == pytest.approx(drawn, abs=0.1)
+    assert heights[1] == pytest.approx(3 * heights[0], abs=0.2)
+    assert "<r>" not in text
+
+
+def test_a_chart_has_room_for_its_limit_and_links_its_failed_runs():
+    points = [Point(BEGAN, 1.0), Point(BEGAN + timedelta(hours=1), 2.0, "failed", "r", "/run/r")]
+    text = str(chart(points, BEHIND, 50.0))
+    assert re.search(r'class="limit" d="M0 16\.7H1000"', text)
+    assert re.findall(r'href="([^"]+)"', text) == ["/run/r"]

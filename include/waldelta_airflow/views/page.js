@@ -1,0 +1,88 @@
+// Keeps a page in Airflow's theme and up to date: times count, and what changed on the server is replaced, but for
+// what the reader opened, filled in or stands in. A page works without it, and reloads itself then.
+const root = document.documentElement;
+
+// Airflow keeps the reader's choice in localStorage, and a change of it reaches all other documents as an event.
+function followTheme() {
+  const theme = localStorage.getItem("theme");
+  if (["light", "dark"].includes(theme)) root.dataset.theme = theme;
+  else delete root.dataset.theme;
+}
+followTheme();
+addEventListener("storage", followTheme);
+
+const UNITS = [["d", 86400, "h", 3600], ["h", 3600, "min", 60], ["min", 60, "s", 1]];
+function duration(seconds) {
+  for (const [unit, size, smaller, part] of UNITS) {
+    if (seconds < size) continue;
+    const rest = seconds < 10 * size ? Math.floor((seconds % size) / part) : 0;
+    return `${Math.floor(seconds / size)} ${unit}${rest ? ` ${rest} ${smaller}` : ""}`;
+  }
+  return `${Math.floor(seconds)} s`;
+}
+
+function clock(at, now) {
+  const time = at.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+  const days = Math.round((new Date(now).setHours(0, 0, 0, 0) - new Date(at).setHours(0, 0, 0, 0)) / 86400000);
+  const date = at.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  return `${{ 0: "today", 1: "yesterday", "-1": "tomorrow" }[days] ?? date} ${time}`;
+}
+
+// The server's clock counts, also where the reader's is wrong.
+let ahead = 0;
+const exact = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long" });
+function tick() {
+  const now = new Date(Date.now() - ahead);
+  for (const time of document.querySelectorAll("time[datetime]")) {
+    const at = new Date(time.dateTime), seconds = (now - at) / 1000;
+    if (time.dataset.as === "clock") time.textContent = clock(at, now);
+    else if (time.dataset.as === "since") time.textContent = duration(Math.max(0, seconds));
+    else time.textContent = seconds < 0 ? `in ${duration(-seconds)}` : `${duration(seconds)} ago`;
+    const title = `${time.dataset.title ? `${time.dataset.title}, ` : ""}${exact.format(at)}`;
+    if (time.title !== title) time.title = title;
+  }
+}
+
+const isBusy = (node) => node.nodeType === 1 && (node === document.activeElement
+  || (node.nodeName === "FORM" && (node.contains(document.activeElement)
+    || [...node.elements].some((field) => field.checked !== field.defaultChecked || field.value !== field.defaultValue))));
+
+// Makes a part of the page what the server has now.
+function renew(shown, fresh) {
+  if (isBusy(shown) || (shown.nodeName !== "TIME" && shown.isEqualNode(fresh))) return;
+  const isOther = shown.nodeName !== fresh.nodeName || shown.nodeType !== fresh.nodeType;
+  // A click that has begun must not press another form's button.
+  if (isOther || (shown.nodeName === "FORM" && shown.getAttribute("action") !== fresh.getAttribute("action"))) {
+    shown.replaceWith(fresh);
+    return;
+  }
+  if (shown.nodeType !== 1) {
+    shown.data = fresh.data;
+    return;
+  }
+  for (const { name, value } of fresh.attributes) if (shown.getAttribute(name) !== value) shown.setAttribute(name, value);
+  for (const name of shown.getAttributeNames()) if (!fresh.hasAttribute(name) && name !== "open") shown.removeAttribute(name);
+  const before = [...shown.childNodes], after = [...fresh.childNodes];
+  before.slice(after.length).forEach((node) => !isBusy(node) && node.remove());
+  after.forEach((node, n) => (before[n] ? renew(before[n], node) : shown.append(node)));
+}
+
+async function update() {
+  if (!document.hidden) {
+    const answer = await fetch(location.href, { headers: { accept: "text/html" } }).catch(() => null);
+    if (answer?.ok && !answer.redirected) {
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      for (const part of ["header.top", "main"]) renew(document.querySelector(part), fresh.querySelector(part));
+      document.body.dataset.every = fresh.body.dataset.every;
+      tick();
+    }
+  }
+  setTimeout(update, document.body.dataset.every * 1000);
+}
+
+addEventListener("DOMContentLoaded", () => {
+  ahead = Date.now() - new Date(document.body.dataset.now);
+  tick();
+  setInterval(tick, 1000);
+  setTimeout(update, document.body.dataset.every * 1000);
+});
