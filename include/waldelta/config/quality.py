@@ -104,6 +104,13 @@ class Quality(StrictModel):
     keep_reports: int = Field(
         50, ge=1, description="number of runs whose reports maintenance keeps"
     )
+    full_check: Schedule | None = Field(
+        "@daily",
+        description=(
+            "cron expression (UTC): the first _maintenance after each such time checks all rows of"
+            " the targets that changed; null: only validate does"
+        ),
+    )
     reconcile: Reconcile = Field(Reconcile(), description="comparison of targets with the source")
     freshness: Freshness = Field(Freshness(), description="how far behind targets may be")
     drift: Drift = Field(Drift(), description="anomalies of row counts and distributions")

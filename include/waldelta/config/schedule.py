@@ -14,7 +14,7 @@ _PRESETS = {"@quarterly": "0 0 1 */3 *"}
 _RANDOM = re.compile(r"(?<![a-z])r(?![a-z])", re.IGNORECASE)
 _REMEDY = (
     "write five fields such as '*/10 * * * *', or @hourly, @daily, @weekly, @monthly, @quarterly,"
-    " @yearly; null: the DAG is triggered by hand"
+    " @yearly; null: by hand"
 )
 
 
@@ -40,3 +40,15 @@ def check_schedule(text: str) -> str:
 
 
 Schedule = Annotated[str, AfterValidator(check_schedule)]
+
+
+def latest_time(schedule: str, before: datetime) -> datetime:
+    """Returns the latest time of a schedule that is before a time.
+
+    >>> print(latest_time("@daily", datetime(2026, 1, 2, 3, 17, tzinfo=UTC)))
+    2026-01-02 00:00:00+00:00
+    """
+    from croniter import croniter
+
+    latest: datetime = croniter(_PRESETS.get(schedule, schedule), before).get_prev(datetime)
+    return latest

@@ -36,7 +36,7 @@ def run_maintain(runner: Runner, job: Job) -> RunResult:
 
     A target locked by another run is left for the next time. If all of them are locked, the run
     fails with LockHeld. A target that can't be maintained fails the run after all others are done.
-    Targets that changed since their last full check are checked; a failed critical expectation
+    The targets are checked, in full as ``quality.full_check`` says; a failed critical expectation
     fails the run at the end.
     """
     stages: dict[str, Stage] = {
@@ -88,11 +88,11 @@ def _targets(runner: Runner, job: Job, result: RunResult, stage: StageResult) ->
 
 
 def _check(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
-    """Check all rows of targets that changed since their last full check.
+    """Check all rows of targets that changed since their last full check, if ``quality.full_check``
+    had a time since; otherwise only rows that no check has read.
 
-    Runs read only what they changed where the rest met the suite before. Unchanged targets get only
-    the expectations that depend on other data. Raises QualityFailed when a critical expectation
-    failed.
+    Targets that are unchanged since get only the expectations that depend on other data. Raises
+    QualityFailed when a critical expectation failed.
     """
     if not job.pipeline.quality.enabled:
         stage.detail = "switched off"

@@ -206,6 +206,7 @@ SCHEDULED = [
     "schedule: {}",
     "maintenance: {{schedule: {}}}",
     "quality: {{reconcile: {{schedule: {}}}}}",
+    "quality: {{full_check: {}}}",
 ]
 
 

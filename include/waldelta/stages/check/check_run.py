@@ -17,6 +17,7 @@ from datetime import datetime
 
 from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import OwnSuites, TargetColumns
+from waldelta.config.schedule import latest_time
 from waldelta.errors import ConfigError
 from waldelta.lake import READ_FAILURES, DeltaTarget, row_count
 from waldelta.lake.ledger import BatchCut, TableState
@@ -153,8 +154,9 @@ class RunOutcome:
     paged: frozenset[str] = frozenset()
     # By target: what the constraints of its source tables guarantee.
     rules: Mapping[str, SourceRules] = field(default_factory=dict)
-    # True for a scheduled full check. A target that is unchanged since a full check found its suite
-    # met is then judged only by expectations that depend on other data.
+    # True for maintenance, which checks in full as ``quality.full_check`` says. A target that is
+    # unchanged since a full check found its suite met is then judged only by expectations that
+    # depend on other data.
     is_upkeep: bool = False
     # True when other runs may go on during this check, and may record newer results.
     is_concurrent: bool = False
@@ -233,6 +235,14 @@ def _without_refused(plan: SuitePlan, run: CheckRun, columns: TargetColumns) -> 
     kept = tuple(p for p in plan.expectations if not whys.get(p.place or ""))
     error = ConfigError(f"expectations are refused:\n{listed}")
     return replace(plan, expectations=kept, refused=error)
+
+
+def needs_full_check(run: CheckRun, target: CheckedTarget) -> bool:
+    """Returns whether ``quality.full_check`` had a time since all rows met the target's suite."""
+    if (schedule := run.pipeline.quality.full_check) is None:
+        return False
+    checks = [row.at for row in run.known.judged.get(target.state.table_name, ()) if row.whole]
+    return not checks or max(checks) < latest_time(schedule, run.began)
 
 
 def failed(table: str, version: int | None, err: Exception) -> TableVerdict:

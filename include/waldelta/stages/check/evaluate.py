@@ -1,5 +1,5 @@
 """Judges one target: plans its suite, measures its profile, and evaluates each expectation once,
-where it costs least. What forces all rows to be read is listed in ``reads_all``.
+where it costs least. What forces all rows to be read is listed in ``met_before``.
 
 What is expected of single rows is counted together: by Arrow in this process, or by Spark in one
 aggregate where the rows are many, or where only Spark certainly knows what a condition means. Rows
@@ -42,6 +42,7 @@ from waldelta.stages.check.check_run import (
     failed,
     is_unchanged_since_full_check,
     met_at,
+    needs_full_check,
     rest_of,
     suite_of,
 )
@@ -328,11 +329,9 @@ def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict
         unchanged = SuiteEvaluation(run, rows, rest_of(plan))
         unchanged.evaluate()
         return TableVerdict(plan.table, target.version, tuple(unchanged.outcomes), plan.omitted)
-    rows = replace(rows, met=None if reads_all(run, target) else met_at(run.known, target, plan))
+    rows = replace(rows, met=met_before(run, target, plan, table))
     if rows.met is not None and plan.table not in run.outcome.paged:
         plan = _affordable(plan, rows.references)
-    if table is not None and table.is_small:
-        rows = replace(rows, met=None)  # To read all costs no more, and finds what others changed.
     rows = replace(rows, measured=_measure(rows, plan))
     if rows.measured is None:
         plan = _without_profile(plan)
@@ -353,18 +352,30 @@ def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict
     )
 
 
-def reads_all(run: CheckRun, target: CheckedTarget) -> bool:
-    """Returns whether all rows of a target are read, whatever is known of them.
+def met_before(
+    run: CheckRun, target: CheckedTarget, plan: SuitePlan, table: TargetVersion | None
+) -> int | None:
+    """Returns the version whose rows are known to meet the suite: only rows written since are read.
 
-    That is in a scheduled full check, for a target that the run didn't write (``validate``, or an
-    edited suite), and where a mode keeps rows. Otherwise they are read when no version is known to
-    meet the suite, as after the first copy, a failed expectation or a changed suite.
+    Returns None where all rows are read, however many the run has changed:
+
+    - in the first maintenance after each time of ``quality.full_check``, and by ``validate``;
+    - where a target that the run didn't write is checked, as after its expectations were edited;
+    - where no version is known to meet the suite: after a copy, after an expectation failed, and
+      with another suite;
+    - where a mode keeps more than live rows;
+    - of a small target: it costs no more, and finds what external writers changed.
+
+    Kinds that judge several rows together, or depend on more than rows, always read what they need.
     """
-    return (
-        run.outcome.is_upkeep
-        or target.state.table_name not in run.outcome.written
-        or target.state.kept_as.keeps_rows
-    )
+    state, outcome = target.state, run.outcome
+    if outcome.is_upkeep:
+        is_full = needs_full_check(run, target)
+    else:
+        is_full = state.table_name not in outcome.written
+    if is_full or state.kept_as.keeps_rows or (table is not None and table.is_small):
+        return None
+    return met_at(run.known, target, plan)
 
 
 def _affordable(plan: SuitePlan, references: Sequence[Reference]) -> SuitePlan:

@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -9,17 +11,20 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_kinds import state
+from waldelta.config.quality import Quality
 from waldelta.errors import ConfigError
 from waldelta.lake import Lake
 from waldelta.lake.ledger import BatchCut, Ledger, TargetCut, now
 from waldelta.lake.ledger.check_records import PassedSuite, keep_suites, latest_suites
 from waldelta.stages.check.check_run import (
     Known,
+    RunOutcome,
     changed_since,
     is_unchanged_since_full_check,
     met_at,
     suite_of,
 )
+from waldelta.stages.check.evaluate import met_before
 from waldelta.stages.check.suite.expectation import CheckedTarget, PlannedExpectation
 from waldelta.stages.check.suite.kinds import SuitePlan
 
@@ -95,6 +100,43 @@ def test_met_at(row, expected):
     target = state([("id", "bigint", "bigint", True)])
     assert met_at(known(target, **row), CheckedTarget(target, 2, table_at("")), PLAN) == expected
     assert met_at(Known(), CheckedTarget(target, 2, table_at("")), PLAN) is None
+
+
+NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)  # a Monday
+UPKEEP, WRITTEN = RunOutcome(is_upkeep=True), RunOutcome(written=frozenset({"public.t"}))
+# What the check is, the setting, when all rows were last checked, and whether all are read.
+FULL = [
+    ("a run that wrote the target", WRITTEN, "@daily", NOON - timedelta(days=9), False),
+    ("one that didn't", RunOutcome(), "@daily", NOON, True),
+    ("a night after midnight", UPKEEP, "@daily", NOON - timedelta(hours=13), True),
+    ("one on the same day", UPKEEP, "@daily", NOON - timedelta(hours=11), False),
+    ("before the week ends", UPKEEP, "0 0 * * 0", NOON - timedelta(hours=13), False),
+    ("after it", UPKEEP, "0 0 * * 0", NOON - timedelta(hours=37), True),
+    ("where only changed rows were checked", UPKEEP, "@daily", None, True),
+    ("without a schedule", UPKEEP, None, None, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "schedule", "last", "is_full"), [c[1:] for c in FULL], ids=[c[0] for c in FULL]
+)
+def test_what_forces_a_full_check(outcome, schedule, last, is_full):
+    """Not how many rows a run changed."""
+    target = state([("id", "bigint", "bigint", True)])
+    (row,) = known(target).judged[target.table_name]
+    row = replace(row, at=last or NOON, whole=last is not None)
+    pipeline = SimpleNamespace(quality=Quality(full_check=schedule))
+    run = SimpleNamespace(
+        outcome=outcome, pipeline=pipeline, began=NOON, known=Known({target.table_name: [row]})
+    )
+    at = CheckedTarget(target, 2, table_at(""))
+    assert (met_before(run, at, PLAN, None) is None) == is_full
+    for other in (
+        met_before(run, replace(at, state=replace(target, mode="history")), PLAN, None),
+        met_before(run, at, PLAN, SimpleNamespace(is_small=True)),
+        met_before(run, at, SuitePlan("public.t", ()), None),
+    ):
+        assert other is None
 
 
 def test_settled(tmp_path):
