@@ -1,10 +1,12 @@
 """The DAGs under real Airflow: set up, copy, apply, be idle, refuse, keep secrets."""
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from email.message import EmailMessage
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
@@ -26,6 +28,7 @@ from tests.support.servers.mail_server import MailServer
 from tests.support.servers.serving import serving
 from tests.support.waiting import wait_until
 
+CUT_PAGE = Path(__file__).parents[2] / "docs/how-to/read-a-cut.md"
 pytestmark = pytest.mark.nightly("needs Airflow's stack for long; test_demo runs the DAGs")
 
 
@@ -325,6 +328,27 @@ def test_spark_submit_runs_one_application_whose_stages_the_tasks_show(submitted
     logs = {task: shop.client.log("submitted_cdc", run.run_id, task) for task in CDC[1:]}
     of_spark = [task for task, log in logs.items() if "Spark-Submit cmd" in log]
     assert of_spark == (["land"] if submits else [])
+
+
+def test_the_dag_of_a_page_starts_by_an_event_and_reads_a_cut(stack, shop):
+    """That of docs/how-to/read-a-cut.md, with the two tables that the shop has."""
+    *_, code = re.findall(r"```python\n(.*?)```", CUT_PAGE.read_text(), re.DOTALL)
+    code = code.replace("/opt/pipelines/shop.yml", str(stack.pipelines / "shop.yml"))
+    code = code.replace("s3a://lake/shop", shop.root).replace(', "public.lines")', ")")
+    query = "select orders.id, name from orders join customers on customers.id = customer"
+    code = re.sub(r"select customers.name.*?by customers.name", query, code, flags=re.DOTALL)
+    (stack.dags / "revenue.py").write_text(code)
+    shop.client.wait_for_dags(["revenue"])
+    shop.client.unpause("revenue")
+    change(shop)
+    shop.run("cdc")
+    wait_until(lambda: shop.client.runs("revenue"))
+    run = shop.client.wait("revenue", shop.client.runs("revenue")[0].run_id)
+    assert run.states == {"cut": "success", "report": "success"}
+    path = f"/dags/revenue/dagRuns/{run.run_id}/taskInstances/report/xcomEntries/return_value"
+    rows = shop.client.get(path, deserialize=True)["value"]
+    assert sorted(map(tuple, rows)) == shop.wanted(f"{query} where status <> 'draft'")
+    (stack.dags / "revenue.py").unlink()
 
 
 @pytest.mark.parametrize("fixture", ["shop", "submitted_shop"])

@@ -323,18 +323,22 @@ def test_a_folder_without_pipeline_files(tmp_path, monkeypatch):
         create_dags()
 
 
-def test_one_line_is_a_dag_file(write_pipeline, tmp_path):
-    """That of the page, which Airflow's safe mode finds by its words."""
+@pytest.mark.parametrize(
+    "page, dags",
+    [("run-in-airflow", {f"shop_{kind}" for kind in GRAPHS}), ("read-a-cut", {"revenue"})],
+)
+def test_a_page_has_a_dag_file(write_pipeline, tmp_path, page, dags):
+    """Airflow's safe mode finds it by its words."""
     from airflow.dag_processing.dagbag import DagBag
 
     write_pipeline("shop")
-    page = (_REPOSITORY / "docs/how-to/run-in-airflow.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    text = (_REPOSITORY / f"docs/how-to/{page}.md").read_text()
+    *_, code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (folder := tmp_path / "only_this").mkdir()
     (folder / "pipelines.py").write_text(textwrap.dedent(code))
     bag = DagBag(dag_folder=str(folder), bundle_path=folder, safe_mode=True)
     assert bag.import_errors == {}
-    assert set(bag.dags) == {f"shop_{kind}" for kind in GRAPHS}
+    assert set(bag.dags) == dags
 
 
 # First what the DAG processor has imported anyway. Prints how many DAGs there are, what was read
