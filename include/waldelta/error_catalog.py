@@ -271,6 +271,15 @@ ERROR_CATALOG: Final = MappingProxyType(
             " 28)): …",
             retried="Retried after an unknown cause, or when an object store did not answer.",
         ),
+        "EmptyPartitionValue": ErrorEntry(
+            "A column of partition_by has an empty text, which a Delta partition can't have. A run"
+            " or copy that meets one removes the target's partitions first and continues, so the"
+            " error ends only work that Spark does.",
+            "Changes wait in the change log.",
+            "write cluster_by instead of partition_by, or have the source refuse such values",
+            "column 'country' has an empty text, which every reader takes for null in a partition:"
+            " …",
+        ),
         "StoreRefused": ErrorEntry(
             "The lake's object store refuses the credentials, or they lack a permission, or the"
             " region is another one.",

@@ -40,6 +40,7 @@
      +-- SyncFailed                  some tables couldn't be copied; the others are synced
      +-- LakeError                   the Delta side
      |    +-- TargetNotWritable
+     |    |    +-- EmptyPartitionValue
      |    +-- StoreRefused               credentials, permissions or region of the object store
      |    +-- StoreMissing               no such bucket
      |    +-- StoreUnreachable           (retryable) the store doesn't answer
@@ -351,6 +352,12 @@ class TargetNotWritable(LakeError):
 
     ``retryable`` is set on an instance where another attempt can help. By default it is False, so
     that a full disk doesn't make a copy read its whole table again.
+    """
+
+
+class EmptyPartitionValue(TargetNotWritable):
+    """A column that divides a target into partitions has an empty text, which Delta reads as
+    null.
     """
 
 

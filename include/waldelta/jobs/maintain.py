@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import logging
+from itertools import chain
 
 from waldelta.errors import LockHeld, WaldeltaError
 from waldelta.failpoints import fault_point
@@ -53,10 +54,11 @@ def run_maintain(runner: Runner, job: Job) -> RunResult:
 def _targets(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
     hours = job.pipeline.maintenance.keep_versions_hours
     names = [state.table_name for state in synced_states(job)]
+    warnings: dict[str, list[str]] = {}
 
     def one(session: Runner, name: str) -> WaldeltaError | None:
         try:
-            maintain_target(session, job, name)
+            warnings[name] = maintain_target(session, job, name)
         except LockHeld as err:
             log.warning("table=%s left for the next maintenance: %s", name, err)
             return err
@@ -74,6 +76,7 @@ def _targets(runner: Runner, job: Job, result: RunResult, stage: StageResult) ->
     result.tables |= {name: TableResult() for name, err in ended.items() if err is None}
     result.targets.keep_errors({name: err for name, err in ended.items() if err is not None})
     fault_point("maintain.cleaned")
+    result.warnings += [*chain.from_iterable(warnings.get(name, []) for name in names)]
     result.warnings += renew_cut(job)
     stage.detail = (
         f"{counted(len(result.tables), 'target')} compacted, versions older than {hours} h vacuumed"

@@ -20,7 +20,7 @@ import pyarrow.dataset as ds
 
 from waldelta.arrow import Ints
 from waldelta.config.layout_options import LayoutOptions
-from waldelta.errors import ConfigError, TargetNotWritable
+from waldelta.errors import ConfigError, EmptyPartitionValue
 from waldelta.lake.storage import parquet_format
 from waldelta.spark_sql import quote as quoted
 
@@ -144,11 +144,19 @@ def held_files(files: pa.Table) -> list[HeldFile]:
     return [HeldFile(*of_file) for of_file in values]
 
 
+def empty_value(columns: Sequence[str]) -> EmptyPartitionValue:
+    """Returns the error of columns with an empty text that divide a table, or are to."""
+    return EmptyPartitionValue(
+        f"{', '.join(columns)} has an empty text, which every reader takes for null in a partition:"
+        " write cluster_by instead of partition_by, or have the source refuse such values"
+    )
+
+
 def divides(kind: pa.DataType) -> bool:
     """Returns whether columns of a type divide rows into partitions here.
 
     Floats don't: NaN, and zero with two signs, are no values of the log. Moments don't, because
-    writers print them in several ways.
+    writers print them in several ways. Fractions don't, because delta-rs can't read -0.5.
     """
     is_type = pa.types
     return bool(
@@ -156,7 +164,7 @@ def divides(kind: pa.DataType) -> bool:
         or is_type.is_boolean(kind)
         or is_type.is_string(kind)
         or is_type.is_date32(kind)
-        or is_type.is_decimal(kind)
+        or (is_type.is_decimal(kind) and kind.scale == 0)
     )
 
 
@@ -195,6 +203,11 @@ class Layout:
     def is_known(self) -> bool:
         """Whether these files can be written and read here."""
         return all(divides(self.schema.field(name).type) for name in self.partition_by)
+
+    @property
+    def texts(self) -> list[str]:
+        """The columns among partition_by that are texts."""
+        return [n for n in self.partition_by if pa.types.is_string(self.schema.field(n).type)]
 
     @property
     def of_changes(self) -> Layout:
@@ -238,11 +251,7 @@ class Layout:
                 first = rows.select(self.partition_by).slice(int(places[0]), 1)
                 texts = [column.cast(pa.string())[0].as_py() for column in first.columns]
                 if "" in texts:
-                    raise TargetNotWritable(
-                        f"column {self.partition_by[texts.index('')]!r} has an empty text, which"
-                        " every reader takes for null in a partition: write cluster_by instead of"
-                        " partition_by, and sync the table again"
-                    )
+                    raise empty_value([self.partition_by[texts.index("")]])
                 yield dict(zip(self.partition_by, texts, strict=True)), places
 
     def of_partitions(self, rows: pa.Table, partitions: Collection[PartitionKey]) -> pa.Table:

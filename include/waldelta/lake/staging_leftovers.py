@@ -56,6 +56,13 @@ def copy_folder(lake: Lake, table_name: str) -> str:
     return f"{lake.bookkeeping(STAGING).uri}/{_prefix(table_name)}copy"
 
 
+def division_folder(lake: Lake, table_name: str) -> str:
+    """Returns the URI of the folder in which a division into partitions records what it has
+    written; it is as copy_folder().
+    """
+    return f"{lake.bookkeeping(STAGING).uri}/{_prefix(table_name)}division"
+
+
 def find_leftovers(
     lake: Lake, tables: Iterable[str], before: datetime
 ) -> dict[str, tuple[str, ...]]:

@@ -12,8 +12,9 @@ from benchmarks.verify import duckdb_of_delta
 from tests.oracles.compare import differing
 from tests.support.pipelines import copied_pipeline, new_pipeline
 from tests.support.seeds import chosen_seed
+from waldelta.changes.merge import divide
 from waldelta.errors import PreflightFailed
-from waldelta.stages.maintain import maintain
+from waldelta.lake.layout import HeldFile
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -103,10 +104,8 @@ def test_each_layout_has_the_rows_of_the_source(runner, table, lake, layout):
     check(runner, table, pipeline, seen)
 
 
-def test_maintenance_that_is_killed_leaves_the_partitions_as_they_were(
-    runner, table, lake, monkeypatch
-):
-    """Its files are in no commit; the next maintenance divides the rows."""
+def test_maintenance_that_is_killed_continues(runner, table, lake, monkeypatch):
+    """Readers see the former partitions; the next maintenance reads only files that are new."""
 
     def kill(point):
         if point == "maintain.divided":
@@ -114,17 +113,27 @@ def test_maintenance_that_is_killed_leaves_the_partitions_as_they_were(
 
     copied_pipeline(runner, laid_out(table, lake))
     pipeline = laid_out(table, lake, partition_by=["day"])
+    uri, opened, open_file = pipeline.target_path("public.t"), [], HeldFile.open
     with monkeypatch.context() as patch:
-        patch.setattr(maintain, "fault_point", kill)
+        patch.setattr(divide, "fault_point", kill)
         with pytest.raises(KeyboardInterrupt):
             pipeline.maintain(runner)
-    assert not DeltaTable(pipeline.target_path("public.t")).metadata().partition_columns
-    changed(table, random.Random(1))
+    assert not DeltaTable(uri).metadata().partition_columns
+    former = set(DeltaTable(uri).file_uris())
+    table.execute("insert into t select i, '2026-01-09', 'p', 'v' from generate_series(900, 990) i")
     pipeline.consume(runner)
     check(runner, table, pipeline, "killed")
+    (new,) = {*DeltaTable(uri).file_uris()} - former
+    monkeypatch.setattr(
+        HeldFile, "open", lambda file, *where: opened.append(file.path) or open_file(file, *where)
+    )
     pipeline.maintain(runner)
-    assert DeltaTable(pipeline.target_path("public.t")).metadata().partition_columns == ["day"]
+    assert DeltaTable(uri).metadata().partition_columns == ["day"]
+    assert {*opened} == {new.rpartition("/")[2]}
     check(runner, table, pipeline, "again")
+    changed(table, random.Random(1))
+    pipeline.consume(runner)
+    check(runner, table, pipeline, "later")
 
 
 def test_maintenance_follows_other_partitions(runner, table, lake):

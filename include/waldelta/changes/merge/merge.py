@@ -24,10 +24,12 @@ from waldelta.changes.decode.collapse import ACTION_DELETE, ACTION_INSERT, ACTIO
 from waldelta.changes.decode.target_plan import TargetPlan
 from waldelta.changes.merge.by_driver import changes_copies, merge_in_driver
 from waldelta.changes.merge.by_file import merge_files
+from waldelta.changes.merge.divide import without_partitions
 from waldelta.changes.merge.statements import (
     FOUND_DELETES,
     FOUND_UPDATES,
     CommitTag,
+    WrittenColumns,
     as_stored,
     commit_statement,
     insert_statement,
@@ -38,6 +40,7 @@ from waldelta.changes.merge.statements import (
 )
 from waldelta.changes.stage.stage import Staged, check_whole
 from waldelta.lake import Fence
+from waldelta.lake.layout import empty_value
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
 from waldelta.pipeline.task_errors import is_passing
@@ -196,8 +199,25 @@ def merge_staged(
 ) -> CommitTag:
     """Commit the net changes in the driver, else file by file in tasks, else by Spark.
 
-    States are always merged by Spark. Returns the tag of the commit.
+    States are always merged by Spark. Returns the tag of the commit. The target's partitions are
+    removed first where they can't have a value of the changes.
     """
+    name = plan.state.table_name
+
+    def merge() -> CommitTag:
+        return _merge_staged(runner, job, changes, plan, tag, fence)
+
+    return without_partitions(runner, job.lake.target(name).open, name, merge)
+
+
+def _merge_staged(
+    runner: Runner,
+    job: Job,
+    changes: Staged,
+    plan: TargetPlan,
+    tag: CommitTag,
+    fence: Fence,
+) -> CommitTag:
     done = None
     if plan.decode.unfolding is None:
         done = None if changes.net is None else merge_in_driver(job, plan, changes.net, tag, fence)
@@ -237,10 +257,15 @@ def _merge(
     Spark's commit isn't a compare-and-swap. But ``source`` is gone once another run has taken the
     target over (take_over_target).
     """
-    target = job.lake.target(plan.state.table_name).relation
-    keep_metadata = job.pipeline.target.metadata_columns
+    place = job.lake.target(plan.state.table_name)
+    target, keep_metadata = place.relation, job.pipeline.target.metadata_columns
     names = plan.decode.names
     source = as_stored(source, plan.decode.types)
+    if texts := place.open_known().layout.texts:  # Spark itself would store null.
+        columns = WrittenColumns(names, plan.decode.shape, keep_metadata).sources
+        condition = " or ".join(f"{columns[name]} = ''" for name in texts if name in columns)
+        if runner.spark().sql(f"select 1 from {source} where {condition} limit 1").collect():
+            raise empty_value(texts)
     cut, has_key = plan.truncated_leaves, bool(plan.decode.shape.key)
     found: dict[str, int] = {}
     if changes_copies(plan, tag) or (cut and not has_key):

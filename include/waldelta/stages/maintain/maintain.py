@@ -7,28 +7,24 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 
-import pyarrow as pa
 import tenacity
 
 from waldelta.changes.merge.by_driver import small_rows
-from waldelta.changes.stage.net_files import batches, parts_at_once
+from waldelta.changes.merge.divide import Division, empty_texts
 from waldelta.errors import LateWriter, LockHeld, class_and_text
 from waldelta.failpoints import fault_point
 from waldelta.lake import (
     READ_FAILURES,
     WRITE_FAILURES,
     CommitConflict,
-    Overtaken,
     Tag,
     TargetVersion,
     remove_folder,
     replace_by_rows,
 )
-from waldelta.lake.data_file import DataFiles, discard, new_prefix
 from waldelta.lake.delta_statements import (
     LARGEST_FILE,
     SMALLEST_FILE,
@@ -40,7 +36,7 @@ from waldelta.lake.delta_statements import (
     set_retention,
     vacuum,
 )
-from waldelta.lake.layout import Layout, NewFile, folder_of
+from waldelta.lake.layout import empty_value, folder_of
 from waldelta.lake.ledger import Decisions, TableState, now
 from waldelta.lake.ledger.prune_ledger import prune_ledger
 from waldelta.lake.staging_leftovers import find_leftovers
@@ -50,7 +46,6 @@ from waldelta.pipeline.targets.lifecycle import copies_under_way
 from waldelta.quantities import counted
 from waldelta.slot.recovery import durable_position
 from waldelta.spark import Runner
-from waldelta.spark.runner import shares
 from waldelta.spark.session import session_settings
 
 log = logging.getLogger(__name__)
@@ -64,18 +59,22 @@ _FILE_SIZES = {
 }
 _ATTEMPTS = 3
 # Delta's transaction id of a compaction, numbered by the version that it compacts.
-_COMPACTION, _DIVISION = "waldelta:compaction", "waldelta:division"
+_COMPACTION = "waldelta:compaction"
 # Longer than any run: an interrupted one may continue in a Spark Connect server.
 _STAGED_FOR = timedelta(hours=24)
 
 
-def maintain_target(runner: Runner, job: Job, name: str) -> None:
-    """Compact a target and delete its old versions, under its lock.
+def maintain_target(runner: Runner, job: Job, name: str) -> list[str]:
+    """Compact a target and delete its old versions, under its lock; returns warnings.
 
     Raises LockHeld when another run has the lock, and LateWriter when the target isn't compacted
     because another writer committed to it each time.
     """
     target, hours = job.lake.target(name), job.pipeline.maintenance.keep_versions_hours
+    # Most files of another division are written before runs have to wait for the lock.
+    division, why_not = _division(job, name, target.open())
+    if division is not None:
+        division.write(runner)
     with target_lock(job, name):
         table = target.open()
         version = table.version
@@ -91,6 +90,7 @@ def maintain_target(runner: Runner, job: Job, name: str) -> None:
     target.sync_behind(version)
     if overtaken is not None:
         raise overtaken
+    return [] if why_not is None else [f"{name} keeps its partitions: {why_not}"]
 
 
 def _compact_as_chosen(
@@ -106,9 +106,10 @@ def _compact_as_chosen(
     def compact() -> None:
         _keep_as_chosen(runner, table, chosen.deletion_vectors_of(name))
         set_change_data_feed(runner.spark, table, chosen.change_data_feed_of(name))
-        layout = chosen.layout_of(name)
-        set_layout(runner.spark, table, layout)
-        _divide(runner, table, layout.partition_by)
+        set_layout(runner.spark, table, chosen.layout_of(name))
+        division, _ = _division(job, name, table)
+        if division is not None:
+            division.commit(runner)
         set_retention(runner.spark, table, job.pipeline.maintenance.keep_versions_hours)
         _compact(runner, table)
 
@@ -173,48 +174,19 @@ def _keep_as_chosen(runner: Runner, table: TargetVersion, deletion_vectors: bool
     set_deletion_vectors(runner.spark(), table.place, deletion_vectors)
 
 
-_DIVIDED = pa.schema(
-    [(name, pa.string()) for name in ("path", "stats", "partition")] + [("size", pa.int64())]
-)
-
-
-def _divide(runner: Runner, table: TargetVersion, partition_by: Sequence[str] | None) -> None:
-    """Divide a target's rows into the pipeline file's partitions, in one commit.
-
-    Tasks write the files of a share of the rows each. Until the commit, readers see the former
-    files; a killed attempt's files are left to the vacuum, and the next maintenance begins again.
-    """
-    if partition_by is None or list(partition_by) == list(table.layout.partition_by):
-        return
-    name = table.place.uri
-    if not table.is_definable or (partition_by and table.is_clustered):
-        log.warning(
-            "%s keeps its partitions, since only Spark writes it: move its folder away and sync the"
-            " table again",
-            name,
+def _division(job: Job, name: str, table: TargetVersion) -> tuple[Division | None, str | None]:
+    """Returns what divides the target as the pipeline file says, and why it can't be divided so."""
+    by = job.pipeline.target.layout_of(name).partition_by
+    if by is None or list(by) == list(table.layout.partition_by):
+        return None, None
+    if not table.is_definable or (by and table.is_clustered):
+        return None, (
+            "only Spark writes it: move its folder away and sync the table again, or write the"
+            " former partition_by"
         )
-        return
-    schema, place = table.schema, table.place
-    layout = Layout.of(schema, partition_by, table.properties)
-    former, prefix = table.held_files, new_prefix()
-    parts = shares(former)
-
-    def write(number: int) -> pa.Table:
-        with DataFiles(place.files, layout, prefix) as files:
-            for file in parts[number]:
-                for part in parts_at_once(batches(file.open(place.lake, place.uri, schema))):
-                    files.write(part.cast(schema))
-            return pa.Table.from_pylist(files.close(), _DIVIDED)
-
-    tag = Tag.of(_DIVISION, table.version, {"verb": "maintain", "attempt": uuid.uuid4().hex})
-    try:
-        added = [NewFile.of(row) for row in runner.run(len(parts), _DIVIDED, write)]
-        fault_point("maintain.divided")
-        table.replace_files(former, added, tag, changes_data=False, partition_by=partition_by)
-    except Overtaken:
-        discard(place, prefix)
-        raise
-    log.info("%s is divided by %s", name, ", ".join(partition_by) or "no column")
+    if texts := empty_texts(table, by):
+        return None, str(empty_value(texts))
+    return Division(table, name, by), None
 
 
 def _compact(runner: Runner, table: TargetVersion) -> None:

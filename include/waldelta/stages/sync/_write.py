@@ -20,6 +20,7 @@ from waldelta.changes.merge.commits import (
     read_commit,
     take_over_for_copy,
 )
+from waldelta.changes.merge.divide import Division
 from waldelta.changes.merge.statements import (
     CommitTag,
     Kept,
@@ -39,7 +40,7 @@ from waldelta.changes.merge.target_table import (
 )
 from waldelta.changes.stage.folders import staged_in
 from waldelta.config.pipeline_file import Target
-from waldelta.errors import ModeRefused, NeedsSync, SnapshotLost, StateError
+from waldelta.errors import EmptyPartitionValue, ModeRefused, NeedsSync, SnapshotLost, StateError
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaTarget, Fence, Tag, TargetVersion, staging_folder
 from waldelta.lake.delta_statements import (
@@ -146,10 +147,7 @@ def write_copy(
             whole = diff
         here = None if marks else _open(runner, job, rows, options)
         if here is not None:
-            copied = copy_files(
-                runner, here, rows.tasks, rows.reader, rows.tag, rows.all_read, rows.staged
-            )
-            return replace(copied, whole=whole)
+            return replace(_copy_files(runner, here, rows), whole=whole)
     if rows.staged is not None:
         rows.staged.records.remove()
         if rows.staged.earlier is not None:
@@ -165,6 +163,21 @@ def write_copy(
     if marked and not marks:  # This can follow only now, when no deletion vectors are left.
         set_deletion_vectors(runner.spark(), place, wanted=False)
     return WrittenCopy(written, whole=whole)
+
+
+def _copy_files(runner: Runner, target: TargetVersion, rows: CopyRows) -> WrittenCopy:
+    """Have tasks write the rows; raises SnapshotLost where the target's partitions can't have a
+    value, after it has removed them.
+    """
+    try:
+        return copy_files(
+            runner, target, rows.tasks, rows.reader, rows.tag, rows.all_read, rows.staged
+        )
+    except EmptyPartitionValue as err:
+        if rows.staged is not None:
+            rows.staged.records.remove()
+        Division(target, str(rows.target), ()).commit(runner)
+        raise SnapshotLost(f"{rows.target}: {err}: its copy starts again, undivided") from None
 
 
 def _open(runner: Runner, job: Job, rows: CopyRows, options: TableOptions) -> TargetVersion | None:

@@ -28,6 +28,7 @@ from waldelta.changes.decode.collapse import ACTION_UPSERT, EventShape
 from waldelta.changes.decode.net_rows import first_of_each, key_codes
 from waldelta.changes.merge.by_file import merge_written
 from waldelta.changes.merge.compare import Comparison, HeldRows
+from waldelta.changes.merge.divide import without_partitions
 from waldelta.changes.merge.statements import (
     CommitTag,
     WrittenColumns,
@@ -387,7 +388,11 @@ def merge_differences(  # noqa: PLR0913 - a target, what is written to it, and h
     fence: Fence,
 ) -> CommitTag:
     """Commit the net changes that are staged in ``folder`` under ``tag``, in one commit."""
-    done = merge_written(runner, job, name, expected.written, folder, tag=tag, fence=fence)
+
+    def merge() -> CommitTag | None:
+        return merge_written(runner, job, name, expected.written, folder, tag=tag, fence=fence)
+
+    done = without_partitions(runner, job.lake.target(name).open, name, merge)
     if done is not None:
         return done
     # A run that committed concurrently may have copied the target again.

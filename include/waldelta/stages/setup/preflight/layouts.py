@@ -12,13 +12,16 @@ import pyarrow as pa
 
 from waldelta.config import PipelineFile
 from waldelta.config.layout_options import LayoutOptions
+from waldelta.config.pipeline_file import Target
 from waldelta.errors import ConfigError
 from waldelta.findings import Finding, problem, problem_if, warning, warning_if
+from waldelta.lake.delta_statements import needs_mapping
 from waldelta.lake.layout import MOST_COLUMNS, ROWS_PER_FILE, divides, layout_properties
 from waldelta.postgres import Connection
 from waldelta.quantities import counted
 from waldelta.stages.setup.preflight.targets import PlannedTargets
 from waldelta.types import TargetType, column_types
+from waldelta.types.json import Variant
 
 # Without statistics of the planner nothing is known of a column.
 _STATISTICS = """
@@ -55,17 +58,33 @@ def judge_layouts(
         if absent:
             continue
         yield from _judge_types(where, options, kinds)
-        mode = pipeline.target.mode_of(name)
-        is_by_spark = mode.keeps_rows or pipeline.target.deletion_vectors_of(name)
-        texts = [n for n in options.partition_by or () if pa.types.is_string(kinds[n].arrow)]
-        yield from problem_if(
-            is_by_spark and texts,
-            f"{where}.partition_by: Spark writes this target, and stores an empty text of"
-            f" {', '.join(texts)} as null: write cluster_by instead",
-        )
+        yield from _judge_texts(where, pipeline.target, name, options, kinds)
         if options.partition_by:
             rows = conn.execute(_STATISTICS, ([table.oid for table in tables],)).fetchall()
             yield from _judge_partitions(where, options, rows)
+
+
+def _judge_texts(
+    where: str, target: Target, name: str, options: LayoutOptions, kinds: Mapping[str, TargetType]
+) -> Iterator[Finding]:
+    if not (texts := [n for n in options.partition_by or () if pa.types.is_string(kinds[n].arrow)]):
+        return
+    is_by_spark = (
+        target.mode_of(name).keeps_rows
+        or target.deletion_vectors_of(name)
+        or needs_mapping(kinds)
+        or any(kind.spark == Variant.spark for kind in kinds.values())
+    )
+    yield from problem_if(
+        is_by_spark,
+        f"{where}.partition_by: Spark writes this target, and stores an empty text of"
+        f" {', '.join(texts)} as null: write cluster_by instead",
+    )
+    yield from warning_if(
+        not is_by_spark,
+        f"{where}.partition_by: no partition can have an empty text of {', '.join(texts)}: the"
+        " first one makes the run write the whole target again, without partitions",
+    )
 
 
 def _judge_names(
@@ -85,8 +104,8 @@ def _judge_types(
         yield from problem_if(
             not divides(kinds[name].arrow),
             f"{where}.partition_by: column {name!r} is {kinds[name].spark} in the lake, and only"
-            " whole numbers, decimals, dates, booleans and strings divide rows into partitions:"
-            " write cluster_by instead",
+            " whole numbers, dates, booleans and strings divide rows into partitions: write"
+            " cluster_by instead",
         )
     first = list(kinds)[:MOST_COLUMNS] if options.statistics is None else options.statistics
     for name in options.cluster_by or ():
@@ -107,6 +126,10 @@ def _judge_types(
 def _judge_partitions(where: str, options: LayoutOptions, rows: list[Any]) -> Iterator[Finding]:
     statistics = {name: of for name, *of in rows if name in (options.partition_by or ())}
     if not statistics:
+        yield warning(
+            f"{where}.partition_by: PostgreSQL has no statistics of these columns, so how many"
+            " partitions there will be isn't known: run ANALYZE, and check again"
+        )
         return
     total, count = max(of[2] for of in statistics.values()), 1.0
     for name, (distinct, nulls, estimate) in statistics.items():

@@ -1,0 +1,183 @@
+"""Divides a target's rows into other partitions, in one commit of files that tasks write.
+
+Delta divides all files of a table by the same columns. So one commit replaces all files, and until
+then readers see the former ones. Each task's files are recorded once they are durable. An attempt
+that follows a kill takes them over, and writes only rows of files that it finds no record of, among
+them files that runs have written since.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from pyarrow.fs import FileSelector, FileType
+
+from waldelta.changes.stage.net_files import batches, parts_at_once
+from waldelta.errors import EmptyPartitionValue
+from waldelta.failpoints import fault_point
+from waldelta.lake import Tag, TargetVersion, remove_folder
+from waldelta.lake.data_file import DataFiles, new_prefix, remove_files
+from waldelta.lake.layout import HeldFile, Layout, NewFile
+from waldelta.lake.staging_leftovers import division_folder
+from waldelta.lake.storage import sync_files
+from waldelta.spark import Runner
+from waldelta.spark.runner import shares
+
+log = logging.getLogger(__name__)
+
+# Delta's transaction id of a division, numbered by the version that it divides.
+_DIVISION = "waldelta:division"
+_WRITTEN = pa.schema([("record", pa.string())])
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """What tasks have written for one layout: for paths of former files, new files."""
+
+    table: TargetVersion
+    layout: Layout
+    folder: str
+
+    @property
+    def _origin(self) -> list[str]:
+        return [*self.layout.partition_by, self.layout.schema.to_string()]
+
+    def write(self, former: Sequence[HeldFile], files: Sequence[NewFile]) -> str:
+        """Record files that a task has written, once they are durable; returns the record."""
+        lake, place = self.table.place.lake, self.table.place
+        sync_files(place.uri, [file.path for file in files])
+        record = {
+            "origin": self._origin,
+            "former": [file.path for file in former],
+            "files": [[f.path, f.size, f.stats, {**f.partition}] for f in files],
+        }
+        parent, _, name = self.folder.rpartition("/")
+        folder, text = lake.files(parent), json.dumps(record)
+        folder.create_dir(name)
+        with folder.open_output_stream(f"{name}/{uuid.uuid4()}.json") as sink:
+            sink.write(text.encode())
+        return text
+
+    def read(self) -> dict[str, list[NewFile]]:
+        """Returns the new files by the former file whose rows they have; a task's are under the
+        first of its former ones.
+
+        Those of another layout, those of files that the table no longer has, and those that a
+        VACUUM has removed are left out.
+        """
+        held = {file.path for file in self.table.held_files}
+        new: dict[str, list[NewFile]] = {}
+        for record in self._stored():
+            files = [NewFile(*file) for file in record["files"]]
+            paths = [file.path for file in files]
+            is_valid = record["origin"] == self._origin and held.issuperset(record["former"])
+            if is_valid and new.keys().isdisjoint(record["former"]) and self._are_there(paths):
+                first, *others = record["former"]
+                new |= {first: files} | {path: [] for path in others}
+            else:
+                remove_files(self.table.place.files, paths)
+        return new
+
+    def _stored(self) -> list[dict[str, list[str]]]:
+        parent, _, name = self.folder.rpartition("/")
+        folder = self.table.place.lake.files(parent)
+        listed = folder.get_file_info(FileSelector(name, allow_not_found=True))
+        records = []
+        for one in listed:
+            # A record that a kill has cut short counts for nothing.
+            with suppress(ValueError), folder.open_input_stream(one.path) as source:
+                records.append(json.loads(source.read()))
+        return records
+
+    def _are_there(self, paths: list[str]) -> bool:
+        infos = self.table.place.files.get_file_info(paths) if paths else []
+        return all(info.type is FileType.File for info in infos)
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """The rows of a version, divided by other columns, or by none."""
+
+    table: TargetVersion
+    table_name: str
+    partition_by: Sequence[str]
+
+    @property
+    def _records(self) -> _Records:
+        layout = Layout.of(self.table.schema, self.partition_by, self.table.properties)
+        return _Records(self.table, layout, division_folder(self.table.place.lake, self.table_name))
+
+    def write(self, runner: Runner) -> list[NewFile]:
+        """Returns the new files, and has tasks write those that no earlier attempt has recorded.
+
+        This needs no lock, since the table's files never change. Raises EmptyPartitionValue, and
+        what the runner raises.
+        """
+        records = self._records
+        place, layout = self.table.place, records.layout
+        new = records.read()
+        parts = shares([file for file in self.table.held_files if file.path not in new])
+
+        def write(number: int) -> pa.Table:
+            with DataFiles(place.files, layout, new_prefix()) as files:
+                for file in parts[number]:
+                    rows = batches(file.open(place.lake, place.uri, layout.schema))
+                    for part in parts_at_once(rows):
+                        files.write(part.cast(layout.schema))
+                written = [NewFile.of(file) for file in files.close()]
+            record = records.write(parts[number], written)
+            return pa.Table.from_pylist([{"record": record}], _WRITTEN)
+
+        added = [file for files in new.values() for file in files]
+        for row in runner.run(len(parts), _WRITTEN, write):
+            added += [NewFile(*file) for file in json.loads(row["record"])["files"]]
+        fault_point("maintain.divided")
+        return added
+
+    def commit(self, runner: Runner) -> None:
+        """Write the files, and replace the former ones by them; the caller has the target's lock.
+
+        Raises Overtaken, and as write() does.
+        """
+        added, table = self.write(runner), self.table
+        tag = Tag.of(_DIVISION, table.version, {"verb": "maintain", "attempt": uuid.uuid4().hex})
+        table.replace_files(
+            table.held_files, added, tag, changes_data=False, partition_by=self.partition_by
+        )
+        remove_folder(self._records.folder)
+        by = ", ".join(self.partition_by) or "no column"
+        log.info("table=%s is divided by %s", self.table_name, by)
+
+
+def empty_texts(table: TargetVersion, columns: Sequence[str]) -> list[str]:
+    """Returns those of the columns that have an empty text, which no partition can have."""
+    texts, dataset = Layout(table.schema, columns).texts, table.dataset()
+    return [name for name in texts if _has_rows(dataset, pc.field(name) == "")]
+
+
+def _has_rows(dataset: ds.Dataset, condition: pc.Expression) -> bool:
+    return bool(dataset.scanner(columns=[], filter=condition).count_rows())
+
+
+def without_partitions(
+    runner: Runner, table: Callable[[], TargetVersion], table_name: str, write: Callable[[], T]
+) -> T:
+    """Returns what ``write`` returns. Where a partition can't have a value, the target's rows are
+    divided by no column first, and it writes again.
+    """
+    try:
+        return write()
+    except EmptyPartitionValue as err:
+        log.warning("table=%s is divided by no column from now on: %s", table_name, err)
+        Division(table(), table_name, ()).commit(runner)
+        return write()
