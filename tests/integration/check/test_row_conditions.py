@@ -233,6 +233,19 @@ def test_values_that_the_lake_does_not_hold_are_no_nulls(runner, lake):
     )
 
 
+def test_values_of_a_few_failing_expectations_are_looked_up(runner, monkeypatch):
+    """Each takes a query, and thousands may fail at once; a gate needs all that fail."""
+    monkeypatch.setattr("waldelta.stages.check.suite.row_kinds._MOST_SHOWN", 2)
+    kind = kind_of("expect_column_values_to_be_between")
+    bounds = [{"column": "id", "min_value": least} for least in (5, 0, 5, 5)]
+    frame = runner.spark().range(2)
+    conditions = dict(enumerate(map(kind.row_condition, bounds)))
+    counts = count_rows(frame, conditions)
+    assert [of.rows for of in counts.values()] == [2, 0, 2, 2]
+    assert [len(of.examples) for of in counts.values()] == [2, 0, 2, 0]
+    assert [len(of.examples) for of in count_rows(frame, conditions, None).values()] == [2, 0, 2, 2]
+
+
 def quickly(lake, run_id="run", rules=None):
     left = RunOutcome(written=frozenset({"public.t"}), rules=rules or {})
     return check(lake.runner, lake.pipeline(), lake.ledger, run_id, None, left)

@@ -33,6 +33,7 @@ from waldelta.lake import READ_FAILURES, TargetVersion, by_row_group, row_count
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
 from waldelta.lake.ledger.check_records import REFERENCES_HOLD, let_in
 from waldelta.metadata_columns import LSN
+from waldelta.quantities import counted
 from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.spark import Runner
 from waldelta.stages.check.check_run import (
@@ -53,6 +54,7 @@ from waldelta.stages.check.great_expectations.own_expectations import (
     count_by_arrow,
     count_by_spark,
     evaluate_each,
+    groups_of,
     judge_rows,
     unevaluable,
     why_not_built,
@@ -215,10 +217,10 @@ class SuiteEvaluation:
             f"  - {planned[n].place or planned[n].type}: {w}" for n, w in whys.items() if w
         ]:
             self.refused.append("expectations are refused:\n" + "\n".join(listed))
-        known = {number: each for number, each in planned.items() if not whys[number]}
-        if known:
-            outcomes = judge_rows(self.plan.table, [*known.values()], self.rows.frame())
-            self.found |= dict(zip(known, outcomes, strict=True))
+        for group in groups_of([number for number in planned if not whys[number]]):
+            known = [planned[number] for number in group]
+            outcomes = judge_rows(self.plan.table, known, self.rows.frame())
+            self.found |= dict(zip(group, outcomes, strict=True))
 
     def _judge_gates_again(self, positions: Collection[PositionRange]) -> None:
         """Judge gates again that aren't met, without the rows that operators let in."""
@@ -292,6 +294,8 @@ def count_written(dataset: ds.Dataset, planned: Numbered, where: str | None = No
 # After few changes a foreign key is judged only when both of its targets together have at most this
 # many rows.
 _MOST_ROWS_REFERRED = 1_000_000
+# A suite of more own expectations than this may judge so many rows, added up.
+_MANY_EXPECTATIONS, _MOST_JUDGED = 1_000, 10_000_000_000
 _NOT_MEASURED = "drift: not judged, since this check can't measure the target"
 
 
@@ -320,7 +324,7 @@ def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict
             name = target.state.table_name
             log.info("%s is read by Spark: %s", name, class_and_text(err))
     types = dict(target.frame(runner).dtypes) if table is None else table.spark_types
-    plan = run.suite_of(target, types)
+    plan = _bounded(run.suite_of(target, types), table)
     suite = suite_of(plan)
     named = {listed(name): kind for name, kind in types.items()}
     references = run.rules[plan.table].references
@@ -376,6 +380,22 @@ def met_before(
     if is_full or state.kept_as.keeps_rows or (table is not None and table.is_small):
         return None
     return met_at(run.known, target, plan)
+
+
+def _bounded(plan: SuitePlan, table: TargetVersion | None) -> SuitePlan:
+    """Returns the plan without own expectations, and with an error, where they'd take hours."""
+    own = [p for p in plan.expectations if p.origin == "own"]
+    rows = None if table is None else row_count(table.files)
+    if len(own) <= _MANY_EXPECTATIONS or rows is None or len(own) * rows <= _MOST_JUDGED:
+        return plan
+    most = max(_MANY_EXPECTATIONS, _MOST_JUDGED // rows)
+    error = ConfigError(
+        f"{plan.table}: its {len(own):,} own expectations aren't judged on {counted(rows, 'row')},"
+        f" since that would take hours: write at most {most:,}, such as one condition for several"
+        " columns"
+    )
+    others = tuple(p for p in plan.expectations if p.origin != "own")
+    return replace(plan, expectations=others, refused=error)
 
 
 def _affordable(plan: SuitePlan, references: Sequence[Reference]) -> SuitePlan:

@@ -1,5 +1,7 @@
 """What a suite's evaluation finds by Arrow, and what it leaves to Spark."""
 
+import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from decimal import Decimal
@@ -11,7 +13,7 @@ from deltalake import write_deltalake
 
 from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_kinds import HELD, state
-from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
+from waldelta.config.expectation_files import OwnExpectation, OwnSuite, OwnSuiteFile
 from waldelta.errors import SparkUnreachable
 from waldelta.lake import Lake
 from waldelta.row_filter import EnumType
@@ -19,6 +21,7 @@ from waldelta.stages.check.check_run import Known, has_page
 from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.evaluate import (
     SuiteEvaluation,
+    _bounded,
     _measure,
     _without_profile,
     written_since,
@@ -200,6 +203,54 @@ def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
     planned = next(p for p in plan.expectations if p.type == AsBefore.type)
     (outcome,) = AsBefore().outcomes([planned], replace(given, measured=measured))
     assert outcome.success is (rows == 2)
+
+
+def own_conditions(count, first=0):
+    """A file of so many conditions, each of which one row of FINE doesn't meet."""
+    items = [
+        OwnExpectation(type=ROWS, kwargs={"condition": f"id <> 1 or id < -{n}", "meaning": f"m{n}"})
+        for n in range(first, first + count)
+    ]
+    return OwnSuiteFile("public.t.yml", OwnSuite(expectations=tuple(items)))
+
+
+def test_twice_the_expectations_are_twice_the_work(tmp_path):
+    """Ten thousand expectations take no longer, each, than a few."""
+    place = write(tmp_path, FINE)
+
+    def calls(count, first):
+        calls = Counter()
+        plan = plan_suite(state(COLUMNS), HELD, own_conditions(count, first))
+        sys.setprofile(lambda frame, event, _: calls.update([event]))
+        try:
+            evaluation = outcomes_of(place, plan)
+        finally:
+            sys.setprofile(None)
+        assert sum(not o.success for o in evaluation.outcomes) == count
+        return calls["call"]
+
+    calls(1, 0)
+    few, many = calls(50, 1_000), calls(100, 2_000)
+    assert many < 2.1 * few
+
+
+@pytest.mark.parametrize(
+    ("most", "refused"),
+    [(10, None),
+     (9, ("public.t: its 5 own expectations aren't judged on 2 rows, since that would take hours:"
+          " write at most 4, such as one condition for several columns"))],
+)  # fmt: skip
+def test_more_than_an_hour_of_own_expectations_is_refused(tmp_path, monkeypatch, most, refused):
+    """The rest of the suite is judged; an ordinary suite is, however many rows there are."""
+    monkeypatch.setattr("waldelta.stages.check.evaluate._MANY_EXPECTATIONS", 2)
+    monkeypatch.setattr("waldelta.stages.check.evaluate._MOST_JUDGED", most)
+    table = write(tmp_path, FINE).open()
+    plan = plan_suite(state(COLUMNS), HELD, own_conditions(5))
+    bounded, few = _bounded(plan, table), plan_suite(state(COLUMNS), HELD, own_conditions(2))
+    assert (str(bounded.refused) if bounded.refused else None) == refused
+    left = {p.origin for p in bounded.expectations}
+    assert left == ({"catalog"} if refused else {"catalog", "own"})
+    assert (_bounded(few, table), _bounded(plan, None)) == (few, plan)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from tests.support.bookkeeping import pipeline
 from tests.support.pipelines import job_of
 from waldelta.config.expectation_files import TargetColumns, assign_suites, read_each
 from waldelta.errors import SparkUnreachable
-from waldelta.stages.check.great_expectations.own_expectations import evaluate_each
+from waldelta.stages.check.great_expectations.own_expectations import MOST_PER_QUERY, evaluate_each
 from waldelta.stages.check.judge_suites import SuiteJudge
 
 SUITE = "expectations: [{type: expect_column_values_to_not_be_null, kwargs: {column: a}}]"
@@ -35,6 +35,22 @@ def test_expectations_are_evaluated_together_and_alone_only_after_a_failure(brok
     assert [*errors] == broken
     assert {*met} == {0, 1, 2} - {*broken}
     assert calls == asked
+
+
+def test_ten_thousand_are_evaluated_in_groups():
+    """One that can't be evaluated has only its group evaluated again."""
+    asked = []
+
+    def evaluate(numbers):
+        asked.append(len(numbers))
+        if 7 in numbers:
+            raise ZeroDivisionError
+        return dict.fromkeys(numbers, "met")
+
+    met, errors = evaluate_each(evaluate, range(10_000))
+    assert (len(met), [*errors]) == (9_999, [7])
+    assert max(asked) == MOST_PER_QUERY
+    assert sum(asked) < 10_000 + 3 * MOST_PER_QUERY
 
 
 def test_without_expectations_nothing_is_evaluated():

@@ -41,6 +41,8 @@ T = TypeVar("T")
 Numbered = Mapping[int, PlannedExpectation]
 Counts = dict[int, FailingRows]
 
+# So many expectations are evaluated by one query.
+MOST_PER_QUERY = 500
 # Arguments that name columns the target must have; a list names several.
 _COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list", "columns")
 # An expectation of this kind asks whether the column is there.
@@ -123,19 +125,35 @@ def evaluate_each(
 ) -> tuple[dict[int, T], dict[int, Exception]]:
     """Returns what ``evaluate`` returns of expectations, and the errors of those that fail.
 
-    Usually none fails, and together they take a few queries instead of some for each. Raises an
-    error of ours, and what ends the session.
+    Usually none fails, and a group takes a query instead of one for each. A group's error costs no
+    other group a second query. Raises an error of ours, and what ends the session.
     """
+    found: dict[int, T] = {}
+    errors: dict[int, Exception] = {}
+    for group in groups_of(numbers):
+        of_group, raised = _evaluate_halves(evaluate, group)
+        found, errors = found | of_group, errors | raised
+    return found, errors
+
+
+def groups_of(numbers: Sequence[int]) -> list[Sequence[int]]:
+    """Returns expectations in groups: a query for more takes longer to plan than several."""
+    return [numbers[n : n + MOST_PER_QUERY] for n in range(0, len(numbers), MOST_PER_QUERY)]
+
+
+def _evaluate_halves(
+    evaluate: Callable[[Sequence[int]], Mapping[int, T]], numbers: Sequence[int]
+) -> tuple[dict[int, T], dict[int, Exception]]:
     try:
-        return {**evaluate(numbers)} if numbers else {}, {}
+        return {**evaluate(numbers)}, {}
     except Exception as err:
         if (named := named_error(err)) is not None:
             raise named from err
         if len(numbers) == 1:
             return {}, {numbers[0]: err}
     middle = len(numbers) // 2
-    first, of_first = evaluate_each(evaluate, numbers[:middle])
-    second, of_second = evaluate_each(evaluate, numbers[middle:])
+    first, of_first = _evaluate_halves(evaluate, numbers[:middle])
+    second, of_second = _evaluate_halves(evaluate, numbers[middle:])
     return first | second, of_first | of_second
 
 

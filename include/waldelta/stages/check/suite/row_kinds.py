@@ -52,8 +52,8 @@ from waldelta.stages.check.suite.sql_conditions import (
     value_condition,
 )
 
-# A query that counts for more conditions than this takes longer to plan than several.
-_MOST_COUNTED = 500
+# Examples take a query for each expectation, so of a group only so many that fail have some.
+_MOST_SHOWN = 50
 # Which rows an expectation applies to: all, those with a value in every column, or in any.
 Judges = Literal["all", "complete", "any"]
 # What an argument of an expectation on pairs says about it; by default, pairs of nulls are ignored.
@@ -255,25 +255,28 @@ def count_rows(
     """Returns of each condition how many rows fail it, how many it applies to, and at most so many
     examples of its columns (None: all).
 
-    One query counts for many conditions. It compiles each of them, so what all rows are judged by
+    One query counts for all conditions. It compiles each of them, so what all rows are judged by
     counts nothing but the rows that fail.
     """
-    found, numbers = {}, [*conditions]
-    for first in range(0, len(conditions), _MOST_COUNTED):
-        part = {n: conditions[n] for n in numbers[first : first + _MOST_COUNTED]}
-        counted = {f"f{n}": c.unexpected for n, c in part.items()}
-        counted |= {f"j{n}": c.judged for n, c in part.items() if c.judged is not None}
-        counts = [F.count_if(condition).alias(name) for name, condition in counted.items()]
-        (row,) = frame.agg(F.count("*").alias("total"), *counts).collect()
-        counts_of = row.asDict()
-        total = counts_of["total"]
-        for n, condition in part.items():
-            rows, examples = counts_of[f"f{n}"], ()
-            if rows and condition.columns:
-                failing = frame.where(condition.unexpected).select(*map(quote, condition.columns))
-                examples = values_of((failing if most is None else failing.limit(most)).toArrow())
-            found[n] = FailingRows(rows, examples, counts_of.get(f"j{n}", total), total)
-    return found
+    if not conditions:
+        return {}
+    counted = {f"f{n}": c.unexpected for n, c in conditions.items()}
+    counted |= {f"j{n}": c.judged for n, c in conditions.items() if c.judged is not None}
+    counts = [F.count_if(condition).alias(name) for name, condition in counted.items()]
+    (row,) = frame.agg(F.count("*").alias("total"), *counts).collect()
+    counts_of, total = row.asDict(), row["total"]
+    shown = [n for n, condition in conditions.items() if counts_of[f"f{n}"] and condition.columns]
+    examples = {}
+    for n in shown if most is None else shown[:_MOST_SHOWN]:
+        failing = frame.where(conditions[n].unexpected)
+        failing = failing.select(*map(quote, conditions[n].columns or ()))
+        examples[n] = values_of((failing if most is None else failing.limit(most)).toArrow())
+    return {
+        n: FailingRows(
+            counts_of[f"f{n}"], examples.get(n, ()), counts_of.get(f"j{n}", total), total
+        )
+        for n in conditions
+    }
 
 
 def column_name(column: Any) -> str:

@@ -5,6 +5,7 @@ row has a value. Pure.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import lru_cache
 
 from waldelta.metadata_columns import RAW
 from waldelta.row_filter.spark.evaluate import parsed
@@ -121,6 +122,7 @@ def unresolved_columns(condition: str, columns: Collection[str]) -> list[str]:
     )
 
 
+@lru_cache(16_384)  # A plan is asked several times what its result depends on.
 def is_fixed(condition: str) -> bool:
     """Returns whether a Spark SQL condition is known to depend only on the row's values.
 
