@@ -15,7 +15,7 @@ from tests.pictures.lakes import run_id, write_lake
 from tests.pictures.story import AT, NOT_SET_UP, TALES
 from tests.support.browser import CUT, open_browser, prefer
 from tests.support.plugin_app import plugin_app, serve
-from waldelta.config import load_pipeline_file
+from waldelta.config import PipelineFile, load_pipeline_file
 
 # What Airflow leaves to a page in a window of 1,440 pixels.
 _WIDTH = 1340
@@ -57,25 +57,28 @@ def _write_file(folder: Path, name: str, tables: list[str], every: int) -> Path:
 def served(folder: Path) -> Iterator[str]:
     """The plugin's application, as an admin sees it at the story's time."""
     os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "WALDELTA_PIPELINES": str(folder)}
+    from waldelta.monitoring import glance_cache
+    from waldelta_airflow.views import _overview as overview
     from waldelta_airflow.views import _pages as pages
     from waldelta_airflow.views import _render as render
-    from waldelta_airflow.views._installed_pipelines import DagRunTasks
+    from waldelta_airflow.views._installed_pipelines import DagRunTasks, Schedule
 
+    glance_cache.FIRST_S = glance_cache.AGAIN_S = 60.0
     known = {tale.name: tale.schedule() for tale in TALES}
+
+    def schedules(files: list[PipelineFile], **_: object) -> "dict[str, Schedule]":
+        return {f.pipeline: known[f.pipeline] for f in files if f.pipeline in known}
+
     with (
-        patch.object(
-            pages,
-            "read_schedules",
-            lambda files, **_: {
-                f.pipeline: known[f.pipeline] for f in files if f.pipeline in known
-            },
-        ),
+        patch.object(pages, "read_schedules", schedules),
+        patch.object(overview, "read_schedules", schedules),
         patch.object(
             pages,
             "read_dag_run",
             lambda *_: DagRunTasks("success", frozenset({"land", "apply", "check", "report"})),
         ),
         patch.object(pages, "now", lambda: AT),
+        patch.object(overview, "now", lambda: AT),
         patch.object(render, "now", lambda: AT),
         serve(plugin_app("admin", "admin")) as base,
     ):

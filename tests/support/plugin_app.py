@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
@@ -33,6 +33,12 @@ def _app_of(role: str | None, username: str) -> FastAPI:
     app = create_app()
     app.dependency_overrides[get_user] = lambda: SimpleAuthManagerUser(username=username, role=role)
     return app
+
+
+def wait_for_glances(replace: Callable[[str, float], None]) -> None:
+    """Have the page of all pipelines look at each ledger, and wait for what it reads."""
+    for name, seconds in (("FIRST_S", 60.0), ("AGAIN_S", 60.0), ("_CHECKED_S", 0.0)):
+        replace(f"waldelta.monitoring.glance_cache.{name}", seconds)
 
 
 @contextmanager

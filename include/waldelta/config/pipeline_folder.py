@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from waldelta.config.pipeline_file import PipelineFile, load_pipeline_file
@@ -37,6 +39,20 @@ def refusal(error: Exception) -> str:
     return str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
 
 
+def load_unchanged(path: Path) -> PipelineFile:
+    """Returns a pipeline file as load_pipeline_file() does, which reads it when it has changed."""
+    try:
+        found = path.stat()
+    except OSError:
+        return load_pipeline_file(path)
+    return _load(path, (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+
+
+@lru_cache(maxsize=2_000)
+def _load(path: Path, _: tuple[int, ...]) -> PipelineFile:
+    return load_pipeline_file(path)
+
+
 def pipeline_paths(folder: Path) -> list[Path]:
     """Returns the pipeline files (``*.yml``, ``*.yaml``) of a folder by name."""
     return sorted([*folder.glob("*.yml"), *folder.glob("*.yaml")])
@@ -50,7 +66,9 @@ class PipelineFolder:
     refused: dict[Path, Exception] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path) -> PipelineFolder:
+    def read(
+        cls, folder: Path, load: Callable[[Path], PipelineFile] = load_pipeline_file
+    ) -> PipelineFolder:
         """Returns every pipeline file of a folder by name.
 
         Of several files that exclude each other, the first is valid.
@@ -58,7 +76,7 @@ class PipelineFolder:
         read, taken = cls(), dict[str, Path]()
         for path in pipeline_paths(folder):
             try:
-                pipeline = load_pipeline_file(path)
+                pipeline = load(path)
                 _refuse_doubles(path, pipeline, taken)
                 read.pipelines[path] = pipeline
             except Exception as err:  # A rejected file doesn't affect the others.

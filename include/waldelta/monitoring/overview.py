@@ -188,6 +188,19 @@ def read_glance(
     return replace(glance, attention=worst_first(items))
 
 
+def after_idle_check(glance: Glance, idle_checked_at: datetime | None) -> Glance:
+    """Returns a glance that was read without the last idle check, with it; tables stay as read."""
+    latest = glance.latest
+    if idle_checked_at is None or (latest is not None and not latest.applied):
+        return glance
+    upto = max(filter(None, (glance.upto, idle_checked_at)))
+    if latest is None or idle_checked_at <= latest.at:
+        return replace(glance, upto=upto)
+    # What the slot was at the start of the latest run has a page, that run's.
+    lasting = tuple(item for item in glance.attention if item.kind != "slot" or not item.page)
+    return replace(glance, upto=upto, attention=lasting)
+
+
 def _runs(ledger: Ledger, start: datetime) -> list[RunLine]:
     runs = read_runs(ledger, start)
     if any(run.verb in LANDING for run in runs):

@@ -190,6 +190,18 @@ def latest_states(ledger: Ledger) -> list[TableState]:
     return rows_of(TableState, last_rows(rows, ["table_name"]))
 
 
+def read_column_names(ledger: Ledger) -> dict[str, tuple[str, ...]]:
+    """Returns the names of each target's columns, by its latest state."""
+    rows = ledger.table(TableState).scan(("table_name", "status", "columns"))
+    rows = last_rows(rows, ["table_name"]).filter(pc.field("status") != REMOVED)
+    lists, tables = rows["columns"].combine_chunks(), rows["table_name"].to_pylist()
+    columns = pc.struct_field(pc.list_flatten(lists), "name").to_pylist()
+    names: dict[str, tuple[str, ...]] = dict.fromkeys(tables, ())
+    for number, column in zip(pc.list_parent_indices(lists).to_pylist(), columns, strict=True):
+        names[tables[number]] += (column,)
+    return names
+
+
 def copied_at(ledger: Ledger, tables: Collection[str]) -> dict[str, datetime]:
     """Returns when these targets were last copied as a whole, or compared row by row by a resync.
 

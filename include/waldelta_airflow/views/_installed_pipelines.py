@@ -8,7 +8,7 @@ and what the buttons of the pages start.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -26,12 +26,17 @@ from airflow.utils.session import create_session
 from airflow.utils.state import DagRunState
 from airflow.utils.types import DagRunTriggeredByType, DagRunType
 from fastapi import HTTPException, Request
-from sqlalchemy import Select, func, select, tuple_
+from sqlalchemy import Select, String, cast, func, select, tuple_
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from waldelta.config import DagKind, PipelineFile, dag_id_of
-from waldelta.config.pipeline_folder import PipelineFolder, pipelines_folder, refusal
+from waldelta.config.pipeline_folder import (
+    PipelineFolder,
+    load_unchanged,
+    pipelines_folder,
+    refusal,
+)
 from waldelta.errors import class_and_text
 from waldelta.lake.ledger import now
 from waldelta.monitoring.attention import Attention
@@ -161,6 +166,24 @@ def read_dag_run(dag_id: str, run_id: str) -> DagRunTasks | None:
             "Airflow's database doesn't answer which tasks a DAG run has: %s", class_and_text(err)
         )
     return None
+
+
+def read_runs_named(
+    text: str, dag_ids: Collection[str], most: int
+) -> list[tuple[str, str, str, datetime]]:
+    """Returns DAG, id, state and time of the latest runs of these DAGs whose id has this text."""
+    named = DagRun.run_id.icontains(text, autoescape=True) & DagRun.dag_id.in_(dag_ids)
+    columns = (DagRun.dag_id, DagRun.run_id, DagRun.state, DagRun.run_after)
+    try:
+        with create_session() as session:
+            runs = select(*columns).where(named).order_by(DagRun.run_after.desc()).limit(most)
+            return [
+                (dag_id, run_id, str(state), at)
+                for dag_id, run_id, state, at in session.execute(runs)
+            ]
+    except SQLAlchemyError as err:
+        log.warning("Airflow's database can't be searched for runs: %s", class_and_text(err))
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,13 +347,9 @@ def trigger_run(dag_id: str, prefix: str, params: Mapping[str, Any], user: BaseU
     return run_id
 
 
-# How many runs are searched for an idle check's result.
-_ANSWERS = 50
-
-
 def load_pipelines() -> dict[str, PipelineFile | str]:
     """Returns each pipeline file by its pipeline's name, or its error by the file's name."""
-    folder = PipelineFolder.read(pipelines_folder())
+    folder = PipelineFolder.read(pipelines_folder(), load_unchanged)
     pipelines = {pipeline.pipeline: pipeline for pipeline in folder.pipelines.values()}
     return pipelines | {path.name: refusal(error) for path, error in folder.refused.items()}
 
@@ -390,10 +409,10 @@ def read_schedules(
             ).all()
             known = {dag_id: (bool(is_paused), due) for dag_id, is_paused, due in dags}
             states = read_dags(session, names)
+            parsed = [name for name in names if dag_id_of(name, "cdc") in known]
             schedules = {
-                name: replace(_schedule(session, name, known), dags=states[name])
-                for name in names
-                if dag_id_of(name, "cdc") in known
+                name: replace(schedule, dags=states[name])
+                for name, schedule in _read_schedules(session, parsed, known).items()
             }
             lacks = _lacks(session, pipelines, schedules) if finds_lacks else {}
             return {
@@ -418,49 +437,47 @@ def _lacks(
     return describe_missing(read_pools(session, pipelines), read_connections(session, new))
 
 
-def _last_idle_check(session: Session, well: Select[tuple[DagRun]]) -> datetime | None:
-    """Returns when the newest of these runs with nothing to do began, by its idle check's result.
+def _newest(session: Session, runs: Select[Any]) -> dict[str, DagRun]:
+    """Returns by DAG the run with the latest ``run_after`` of those that are selected."""
+    columns = (DagRun.dag_id, func.max(DagRun.run_after))
+    latest = runs.with_only_columns(*columns).group_by(DagRun.dag_id)
+    same = tuple_(DagRun.dag_id, DagRun.run_after).in_(latest)
+    return {run.dag_id: run for run in session.scalars(runs.where(same))}
 
-    A run that was marked as successful has no such result.
-    """
 
-    own = (
+def _read_schedules(
+    session: Session, names: Sequence[str], known: Mapping[str, tuple[bool, datetime | None]]
+) -> dict[str, Schedule]:
+    """Returns the schedules of pipelines whose CDC DAGs are known; queries are of all of them."""
+    named = {dag_id_of(name, "cdc"): name for name in names}
+    # A backfill, and a run that was cleared after it succeeded, are replays: they land nothing.
+    runs = select(DagRun).where(
+        DagRun.dag_id.in_(named), DagRun.run_type != DagRunType.BACKFILL_JOB
+    )
+    # An unfinished run shows nothing yet: while it is retried, all runs before it may have failed.
+    ended = _newest(
+        session, runs.where(DagRun.state.in_([DagRunState.SUCCESS, DagRunState.FAILED]))
+    )
+    well = runs.where(DagRun.state == DagRunState.SUCCESS, DagRun.clear_number == 0)
+    # A run that was marked as successful has no result of its idle check.
+    answers = (
         (XComModel.dag_run_id == DagRun.id)
         & (XComModel.task_id == IDLE_CHECK)
         & (XComModel.key == "return_value")
+        & (cast(XComModel.value, String) == "false")
     )
-    answers = (
-        well.join(XComModel, own)
-        .with_only_columns(DagRun.start_date, XComModel.value)
-        .limit(_ANSWERS)
-    )
-    return next(
-        (began for began, found_any in session.execute(answers) if found_any is False), None
-    )
-
-
-def _schedule(
-    session: Session, name: str, known: Mapping[str, tuple[bool, datetime | None]]
-) -> Schedule:
-
-    dag_id = dag_id_of(name, "cdc")
-    is_paused, due = known[dag_id]
-    # A backfill, and a run that was cleared after it succeeded, are replays: they land nothing.
-    of_dag = select(DagRun).where(
-        DagRun.dag_id == dag_id, DagRun.run_type != DagRunType.BACKFILL_JOB
-    )
-    newest = of_dag.order_by(DagRun.run_after.desc())
-    # An unfinished run shows nothing yet: while it is retried, all runs before it may have failed.
-    ended = newest.where(DagRun.state.in_([DagRunState.SUCCESS, DagRunState.FAILED])).limit(1)
-    latest = session.scalar(ended)
-    failed = latest is not None and latest.state == DagRunState.FAILED
-    well = newest.where(DagRun.state == DagRunState.SUCCESS, DagRun.clear_number == 0)
-    last = session.scalar(well.limit(1))
-    return Schedule(
-        is_paused,
-        latest.run_id if latest is not None and failed else None,
-        due,
-        frozenset(kind for kind in WATCHED if known.get(dag_id_of(name, kind), (False, None))[0]),
-        _last_idle_check(session, well),
-        last.start_date if last is not None else None,
-    )
+    last, idle = _newest(session, well), _newest(session, well.join(XComModel, answers))
+    schedules = {}
+    for dag_id, name in named.items():
+        is_paused, due = known[dag_id]
+        latest = ended.get(dag_id)
+        kinds = (kind for kind in WATCHED if known.get(dag_id_of(name, kind), (False, None))[0])
+        schedules[name] = Schedule(
+            is_paused,
+            latest.run_id if latest is not None and latest.state == DagRunState.FAILED else None,
+            due,
+            frozenset(kinds),
+            idle[dag_id].start_date if dag_id in idle else None,
+            last[dag_id].start_date if dag_id in last else None,
+        )
+    return schedules

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import chain
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from waldelta.config import PipelineFile
-from waldelta.errors import ConfigError, LakeError, WaldeltaError, stack_without_values
+from waldelta.errors import ConfigError, LakeError, WaldeltaError
 from waldelta.lake import READ_FAILURES, local_path
 from waldelta.lake.ledger import DIFFERENT, WAITING, Ledger, now
 from waldelta.lake.ledger.check_records import Reconciliations, last_answers
@@ -28,7 +28,6 @@ from waldelta.monitoring.check_results import expectations_map, missed_earlier, 
 from waldelta.monitoring.overview import (
     OVERVIEW_AT_ONCE,
     OVERVIEW_HOURS,
-    OVERVIEW_REACH,
     REACH,
     AirflowRuns,
     Glance,
@@ -37,7 +36,7 @@ from waldelta.monitoring.overview import (
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.run_details import read_run, read_work
 from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points, read_runs
-from waldelta.monitoring.status import LastSlot, last_slot
+from waldelta.monitoring.status import last_slot
 from waldelta.monitoring.table_list import read_table_details, replicated_tables
 from waldelta.pipeline.lag import Lag
 from waldelta.stages.check.reports.docs_store import DocsStore
@@ -49,7 +48,7 @@ from waldelta.stages.check.reports.page import (
 )
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow._dag_attention import of_dags
-from waldelta_airflow.views._access import PipelineRequest, Reader
+from waldelta_airflow.views._access import PipelineRequest
 from waldelta_airflow.views._installed_pipelines import (
     Button,
     Schedule,
@@ -63,7 +62,6 @@ from waldelta_airflow.views._plot import (
     ceiling_of_bytes,
     ceiling_of_seconds,
     chart,
-    sparkline,
 )
 from waldelta_airflow.views._render import bytes_of, duration, render, url
 
@@ -86,32 +84,6 @@ _SECONDS = Measure("behind, in time", duration, ceiling_of_seconds)
 _BYTES = Measure("behind, in WAL", bytes_of, ceiling_of_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A pipeline on the overview; ``glance`` is None if it can't be read, for the reason
-    ``problem``.
-    """
-
-    name: str
-    glance: Glance | None = None
-    schedule: Schedule = field(default_factory=Schedule)
-    attention: tuple[Attention, ...] = ()
-    problem: str | None = None
-    spark: Markup | None = None
-    worst: float | None = None
-    slot: LastSlot | None = None
-
-    @property
-    def state(self) -> str:
-        """Returns the state in one word."""
-        if self.problem is not None:
-            return "failed"
-        if self.glance is None or not self.glance.is_set_up:
-            return "unknown"
-        worst = {item.severity for item in self.attention}
-        return "failed" if "failed" in worst else "warning" if worst else "ok"
-
-
 def reason(err: BaseException, pipeline: PipelineFile) -> str:
     """Returns an error in one line, with file names relative to the lake.
 
@@ -122,63 +94,7 @@ def reason(err: BaseException, pipeline: PipelineFile) -> str:
     return f"{type(err).__name__}: {shortened(message)}"
 
 
-def overview_page(base: str, pipelines: Mapping[str, PipelineFile | str], reader: Reader) -> str:
-    """Returns the overview of all pipelines, those that need attention first.
-
-    It shows runs of only the DAGs that the reader may read.
-    """
-    at = now()
-    schedules = read_schedules(
-        [pipeline for pipeline in pipelines.values() if isinstance(pipeline, PipelineFile)]
-    )
-
-    def card(name: str) -> Card:
-        schedule = schedules.get(name, Schedule())
-        return _card(name, pipelines[name], replace(schedule, dags=reader.shown(schedule.dags)), at)
-
-    with ThreadPoolExecutor(OVERVIEW_AT_ONCE) as pool:
-        cards = list(pool.map(card, pipelines))
-    order = {"failed": 0, "warning": 1, "unknown": 2, "ok": 3}
-    cards.sort(key=lambda card: (order[card.state], card.name))
-    is_under_way = any(card.schedule.under_way for card in cards)
-    return render(
-        "overview.html", base, at, is_under_way=is_under_way, here="overview", cards=cards
-    )
-
-
-def _card(name: str, pipeline: PipelineFile | str, schedule: Schedule, at: datetime) -> Card:
-    if isinstance(pipeline, str):
-        return Card(name, problem=pipeline)
-    airflow = _airflow_runs(pipeline, schedule)
-    try:
-        glance = read_glance(
-            pipeline,
-            Ledger(pipeline_lake(pipeline)),
-            at,
-            OVERVIEW_HOURS,
-            airflow,
-            OVERVIEW_REACH,
-        )
-    except Exception as err:
-        # An error of one lake must not hide the others.
-        if not isinstance(err, READ_ERRORS):
-            log.error("the overview can't show pipeline %s: %s", name, stack_without_values(err))
-        problem = f"its lake can't be read from here: {reason(err, pipeline)}"
-        return Card(name, problem=problem, schedule=schedule)
-    values = [*(point.lag.seconds for point in glance.lag), Lag.since(glance.upto, at).seconds]
-    worst = max((v for v in values if v is not None), default=None)
-    return Card(
-        name,
-        glance,
-        schedule,
-        _attention(pipeline, glance, schedule, at),
-        spark=sparkline(values, f"last 24 hours: behind by {duration(worst)} at most"),
-        worst=worst,
-        slot=last_slot(glance, at, airflow.idle_checked_at, schedule.failed),
-    )
-
-
-def _airflow_runs(pipeline: PipelineFile, schedule: Schedule) -> AirflowRuns:
+def airflow_runs(pipeline: PipelineFile, schedule: Schedule) -> AirflowRuns:
     """Returns what only Airflow knows of the runs.
 
     A standby's idle check doesn't count, because it may have lagged behind.
@@ -187,7 +103,7 @@ def _airflow_runs(pipeline: PipelineFile, schedule: Schedule) -> AirflowRuns:
     return AirflowRuns(schedule.idle_checked_at if counts else None, schedule.active)
 
 
-def _attention(
+def attention_of(
     pipeline: PipelineFile, glance: Glance, schedule: Schedule, at: datetime
 ) -> tuple[Attention, ...]:
     of_airflow = of_dags(pipeline, glance, schedule, at)
@@ -201,7 +117,7 @@ def pipeline_page(request: PipelineRequest, hours: int) -> str:
     at, pipeline = now(), request.pipeline
     hours = hours if hours in HOURS else HOURS[0]
     schedule = read_schedules([pipeline]).get(pipeline.pipeline, Schedule())
-    airflow = _airflow_runs(pipeline, schedule)
+    airflow = airflow_runs(pipeline, schedule)
     glance = read_glance(pipeline, request.ledger, at, hours, airflow)
     return request.render(
         "pipeline.html",
@@ -213,7 +129,7 @@ def pipeline_page(request: PipelineRequest, hours: int) -> str:
         glance=glance,
         slot=last_slot(glance, at, airflow.idle_checked_at, schedule.failed),
         schedule=schedule,
-        attention=_attention(pipeline, glance, schedule, at),
+        attention=attention_of(pipeline, glance, schedule, at),
         plots=[
             _lag_chart(request, glance.lag, _SECONDS, lambda lag: lag.seconds),
             _lag_chart(request, glance.lag, _BYTES, lambda lag: lag.bytes),
@@ -350,7 +266,7 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
     at, pipeline, ledger = now(), request.pipeline, request.ledger
     states = ledger.table_rows(table)
     schedules = read_schedules([pipeline], finds_lacks=False)
-    airflow = _airflow_runs(pipeline, schedules.get(pipeline.pipeline, Schedule()))
+    airflow = airflow_runs(pipeline, schedules.get(pipeline.pipeline, Schedule()))
     glance = read_glance(pipeline, ledger, at, REACH // timedelta(hours=1), airflow)
     text = request.render(
         "table.html",

@@ -6,11 +6,11 @@ Formats values for people: ages, durations, sizes, numbers; the filters of the t
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from fastapi import Request, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -230,7 +230,7 @@ FILTERS = {
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
-        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'"
+        "img-src 'self' data:; base-uri 'none'; form-action 'self'; frame-ancestors 'self'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",
@@ -244,12 +244,6 @@ REPORT_HEADERS = HEADERS | {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'self'; sandbox"
-    )
-}
-# A page with a button may submit forms only to these pages.
-FORM_HEADERS = HEADERS | {
-    "Content-Security-Policy": (
-        HEADERS["Content-Security-Policy"].replace("form-action 'none'", "form-action 'self'")
     )
 }
 STYLE_HEADERS = {"Cache-Control": "private, max-age=300", "X-Content-Type-Options": "nosniff"}
@@ -274,8 +268,12 @@ def url(base: str, *parts: str, **query: str | int) -> str:
     Each part is quoted as a whole.
     """
     path = "/".join([base, *(quote(part, safe="") for part in parts)]) if parts else f"{base}/"
-    asked = "&".join(f"{name}={quote(str(value))}" for name, value in query.items())
-    return f"{path}?{asked}" if asked else path
+    return f"{path}?{urlencode(query, quote_via=quote)}" if query else path
+
+
+def more_query(query: Mapping[str, str]) -> str:
+    """Returns what follows the first part of an address's query."""
+    return f"&{urlencode(query, quote_via=quote)}" if query else ""
 
 
 def airflow_url(base: str, *parts: str) -> str:
@@ -289,9 +287,12 @@ def render(
     at: datetime | None = None,
     *,
     is_under_way: bool = False,
+    refresh_s: int | None = None,
     **values: Any,
 ) -> str:
-    """Returns a page with every value escaped; with something unfinished it refreshes itself."""
+    """Returns a page with every value escaped; with something unfinished it refreshes itself, or
+    after ``refresh_s``.
+    """
     moment = at or now()
     values.setdefault("here", "")
     return (
@@ -304,7 +305,7 @@ def render(
             ago=partial(ago, now=moment),
             run_name=partial(run_name, now=moment),
             marks=MARKS,
-            refresh_s=_REFRESH_S if is_under_way else None,
+            refresh_s=refresh_s or (_REFRESH_S if is_under_way else None),
             **values,
         )
     )
@@ -335,5 +336,5 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    found.filters.update(FILTERS, exact=Exact)
+    found.filters.update(FILTERS, exact=Exact, asked=more_query)
     return found

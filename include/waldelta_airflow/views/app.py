@@ -33,9 +33,9 @@ from waldelta_airflow.views._installed_pipelines import (
     trigger_run,
     unpause,
 )
+from waldelta_airflow.views._overview import Find, overview_page
 from waldelta_airflow.views._pages import read_reports, served_report
 from waldelta_airflow.views._render import (
-    FORM_HEADERS,
     HEADERS,
     INDEX_HEADERS,
     REPORT_HEADERS,
@@ -146,15 +146,17 @@ def create_app() -> FastAPI:
 
 
 @_routes.get("/")
-def overview(page_request: PageRequestDep) -> str:
-    """Returns the page of all pipelines."""
-    return pages.overview_page(page_request.base, page_request.pipelines(), page_request.reader)
+def overview(page_request: PageRequestDep, find: Annotated[Find, Depends()]) -> HTMLResponse:
+    """Returns the page of all pipelines, or of what a search finds."""
+    pipelines = page_request.pipelines()
+    text = overview_page(page_request.base, pipelines, page_request.reader, find)
+    return HTMLResponse(text)
 
 
 @_routes.get("/p/{name}")
 def pipeline(request: PipelineDep, hours: int = 24) -> HTMLResponse:
     """Returns a pipeline's page."""
-    return HTMLResponse(pages.pipeline_page(request, hours), headers=FORM_HEADERS)
+    return HTMLResponse(pages.pipeline_page(request, hours))
 
 
 @_routes.get("/p/{name}/runs")
@@ -189,7 +191,7 @@ def reconciliation(
 ) -> HTMLResponse:
     """Returns the page of comparisons with the source."""
     text = pages.reconciliation_page(request, _button(request, "reconcile", run, refused))
-    return HTMLResponse(text, headers=FORM_HEADERS)
+    return HTMLResponse(text)
 
 
 @_routes.post("/p/{name}/repair", dependencies=[Depends(_may_trigger("reconcile"))])
@@ -216,7 +218,7 @@ def waiting(
 ) -> HTMLResponse:
     """Returns the page of what waits for a decision."""
     text = waiting_page(request, chosen, _button(request, "decide", run, refused))
-    return HTMLResponse(text, headers=FORM_HEADERS)
+    return HTMLResponse(text)
 
 
 @_routes.get("/p/{name}/waiting/row/{row_id}")
@@ -349,9 +351,7 @@ def _trigger(
 
 def _back(page_request: PageRequest, name: str, *page: str, **query: str) -> Response:
     # 303: reloading the page repeats no request.
-    return RedirectResponse(
-        url(page_request.base, "p", name, *page, **query), 303, headers=FORM_HEADERS
-    )
+    return RedirectResponse(url(page_request.base, "p", name, *page, **query), 303)
 
 
 @contextmanager

@@ -122,8 +122,14 @@ def spark_submit_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: F
 
 
 @pytest.fixture
-def open_pages() -> Callable[[str | None], TestClient]:
-    """A client of the plugin's application as a user with an Airflow role, or None."""
+def open_pages(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], TestClient]:
+    """A client of the plugin's application as a user with an Airflow role, or None.
+
+    The page of all pipelines waits for everything that it shows.
+    """
     from fastapi.testclient import TestClient
 
+    from tests.support.plugin_app import wait_for_glances
+
+    wait_for_glances(monkeypatch.setattr)
     return lambda role: TestClient(plugin_app(role))

@@ -23,7 +23,7 @@ from waldelta.lake.ledger.decisions import (
     SentMessage,
     watched_rows,
 )
-from waldelta.lake.ledger.ledger import Ledger
+from waldelta.lake.ledger.ledger import Ledger, LedgerVersions
 from waldelta.lake.ledger.records import (
     COPYING,
     FAILED,
@@ -71,6 +71,7 @@ __all__ = [
     "ExternalCommit",
     "Gap",
     "Ledger",
+    "LedgerVersions",
     "Reconciliation",
     "RowCounts",
     "RowDifference",

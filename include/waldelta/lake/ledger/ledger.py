@@ -42,6 +42,7 @@ from waldelta.lake.ledger.records import (
     rows_of,
 )
 from waldelta.lake.ledger.table import LedgerTable, Newest, of_run
+from waldelta.lake.storage import entry_identity, entry_path
 
 # Events of single moves; all other events are about a slot as a whole.
 OF_BATCHES = ("intent", "compared")
@@ -49,6 +50,10 @@ _OF_LIVES = ~pc.field("event").isin(OF_BATCHES)
 _TICK = timedelta(microseconds=1)
 # The status of a failed run.
 _FAILED = "failed"
+
+
+# Of some tables of a ledger: their kind, version (-1: there is none), and its entry on a disk.
+LedgerVersions = tuple[tuple[type[LedgerRow], int, tuple[int, int] | None], ...]
 
 
 class Ledger:
@@ -63,6 +68,25 @@ class Ledger:
     def table(self, kind: type[R]) -> LedgerTable[R]:
         """Returns the table of one kind of rows."""
         return LedgerTable(kind, self.lake)
+
+    def versions(self, kinds: Iterable[type[LedgerRow]]) -> LedgerVersions:
+        """Returns the versions of the tables of some kinds of rows."""
+        tables = {kind: self.table(kind) for kind in kinds}
+        versions = {kind: table.version() for kind, table in tables.items()}
+        return tuple(
+            (kind, version, entry_identity(tables[kind].uri, version))
+            for kind, version in versions.items()
+        )
+
+    def is_at(self, versions: LedgerVersions) -> bool:
+        """Returns whether the tables are still at these versions, without opening one."""
+        for kind, version, identity in versions:
+            uri = self.table(kind).uri
+            if identity != entry_identity(uri, version):
+                return False
+            if self.lake.has(f"{uri}/{entry_path(version + 1)}"):
+                return False
+        return True
 
     def append(self, row: LedgerRow) -> None:
         """Add one row to its table, creating the table with the first."""

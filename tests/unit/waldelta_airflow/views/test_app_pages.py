@@ -74,10 +74,13 @@ PAGES = [
 def schedules(monkeypatch):
     """What Airflow's database says, by pipeline; a unit test has none."""
     known: dict[str, Schedule] = {}
-    monkeypatch.setattr(
-        "waldelta_airflow.views._pages.read_schedules",
-        lambda files, **_: {f.pipeline: known[f.pipeline] for f in files if f.pipeline in known},
-    )
+    for module in ("_pages", "_overview"):
+        monkeypatch.setattr(
+            f"waldelta_airflow.views.{module}.read_schedules",
+            lambda files, **_: {
+                f.pipeline: known[f.pipeline] for f in files if f.pipeline in known
+            },
+        )
     return known
 
 
@@ -975,7 +978,7 @@ def test_enter_in_a_field_presses_its_own_button(shop, open_pages, monkeypatch):
         "waldelta.monitoring.decisions.read_stopped", lambda *_: [stopped("public.orders")]
     )
     text = open_pages("op").get("/p/shop/waiting").text
-    forms = re.findall(r"<form.*?</form>", text, re.DOTALL)
+    forms = re.findall(r"<form method=\"post\".*?</form>", text, re.DOTALL)
     first = {form: re.findall(r'<button[^>]* value="(\w+)"', form)[0] for form in forms}
     expected = ["release", "discard"]
     assert [button for form, button in first.items() if 'name="reason"' in form] == expected

@@ -29,7 +29,7 @@ from waldelta_airflow.views._installed_pipelines import (
     DagRunTasks,
     DagState,
     Schedule,
-    _schedule,
+    _read_schedules,
     read_action_dag,
     read_dag_run,
     read_dags,
@@ -68,7 +68,7 @@ def test_what_runs_say(runs, failed, looked):
                 told |= {"task_id": IDLE_CHECK, "key": "return_value", "value": answer}
                 at = NOON + timedelta(hours=n)
                 session.execute(insert(XComModel).values(**told, timestamp=at))
-        found = _schedule(session, "shop", {"shop_cdc": (False, None)})
+        found = _read_schedules(session, ["shop"], {"shop_cdc": (False, None)})["shop"]
     assert found.failed == (None if failed is None else f"run-{failed}")
     well = [n for n, (state, _) in enumerate(runs) if state == WELL]
     assert found.well == (NOON + timedelta(hours=well[-1]) if well else None)
@@ -194,9 +194,10 @@ def shop(write_pipeline, monkeypatch):
         DagState("resync", "shop_resync", False),
     )
     pages, app = "waldelta_airflow.views._pages", "waldelta_airflow.views.app"
-    monkeypatch.setattr(
-        f"{pages}.read_schedules", lambda names, **_: {"shop": Schedule(dags=states)}
-    )
+    for module in (pages, "waldelta_airflow.views._overview"):
+        monkeypatch.setattr(
+            f"{module}.read_schedules", lambda names, **_: {"shop": Schedule(dags=states)}
+        )
     monkeypatch.setattr(
         f"{pages}.read_dag_run", lambda dag_id, run_id: DagRunTasks("running", frozenset({"land"}))
     )
@@ -253,7 +254,7 @@ def test_what_runs_is_shown_and_the_page_asks_again(shop, open_pages, monkeypatc
     for page in ("/", "/p/shop", "/p/shop/runs", "/p/shop/run/consume/manual__9"):
         answer = client.get(page)
         assert REFRESH in answer.text, page
-        assert "script-src" not in answer.headers["content-security-policy"]
+        assert "script-src 'self';" in answer.headers["content-security-policy"]
     assert "reconcile running" in client.get("/").text
     monkeypatch.setattr(
         "waldelta_airflow.views._pages.read_schedules", lambda names, **_: {"shop": Schedule()}

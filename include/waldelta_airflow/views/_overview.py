@@ -1,0 +1,282 @@
+"""The page of all pipelines, by what they need, and the search over all that they have."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from functools import cached_property
+from typing import Any, Literal
+
+from markupsafe import Markup
+
+from waldelta.config import PipelineFile, dag_id_of
+from waldelta.errors import stack_without_values
+from waldelta.lake.ledger import now
+from waldelta.monitoring.attention import Attention
+from waldelta.monitoring.glance_cache import GlanceCache, KeptGlance
+from waldelta.monitoring.overview import Glance, after_idle_check
+from waldelta.monitoring.status import LastSlot, last_slot
+from waldelta.monitoring.table_list import TableLine
+from waldelta.pipeline.lag import Lag
+from waldelta_airflow._connections import pipeline_lake
+from waldelta_airflow.views import _pages as pages
+from waldelta_airflow.views._access import Reader
+from waldelta_airflow.views._installed_pipelines import (
+    DAG_VERBS,
+    Schedule,
+    read_runs_named,
+    read_schedules,
+)
+from waldelta_airflow.views._plot import sparkline
+from waldelta_airflow.views._render import duration, render
+
+log = logging.getLogger(__name__)
+
+State = Literal["person", "late", "warning", "unread", "setup", "running", "healthy"]
+# In the order of the page.
+STATES: dict[State, str] = {
+    "person": "needs a person",
+    "late": "late",
+    "warning": "warning",
+    "unread": "being read",
+    "setup": "not set up",
+    "running": "running",
+    "healthy": "healthy",
+}
+_LATE = frozenset({"overdue", "behind", "silent_run"})
+_PER_PAGE = 30
+# Up to this number of pipelines, healthy ones are shown as large as others.
+_FEW = 12
+_MOST_FOUND = 50
+_LONGEST_TEXT = 200
+# A sparkline has this many points at most.
+_POINTS = 48
+# A page with pipelines that are being read asks again after this many seconds.
+_ASK_AGAIN_S = 2
+
+_glances = GlanceCache(pipeline_lake)
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """What the reader looks for: a part of a name, pipelines in a state, and which page of them."""
+
+    q: str = ""
+    state: State | None = None
+    page: int = 1
+
+    @property
+    def text(self) -> str:
+        """Returns the part of a name, as names are compared with it."""
+        return self.q.strip()[:_LONGEST_TEXT].casefold()
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """Returns what stays in the address of another page of the list."""
+        values = {"q": self.q.strip()[:_LONGEST_TEXT], "state": self.state or ""}
+        return {name: value for name, value in values.items() if value}
+
+    def but(self, state: State | None) -> dict[str, str]:
+        """Returns what stays in the address of the same search in another state."""
+        return {**({"q": self.kept["q"]} if "q" in self.kept else {}), **_given(state)}
+
+
+def _given(state: State | None) -> dict[str, str]:
+    return {} if state is None else {"state": state}
+
+
+@dataclass(frozen=True)
+class Card:
+    """A pipeline on the page; ``glance`` is None if it isn't read yet, or for a ``problem``."""
+
+    name: str
+    at: datetime
+    glance: Glance | None = None
+    schedule: Schedule = field(default_factory=Schedule)
+    attention: tuple[Attention, ...] = ()
+    problem: str | None = None
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    is_current: bool = True
+
+    @cached_property
+    def state(self) -> State:
+        """Returns what the pipeline needs most."""
+        if self.problem is not None:
+            return "person"
+        if self.glance is None:
+            return "unread"
+        if any(item.severity == "failed" for item in self.attention):
+            return "person"
+        if not self.glance.is_set_up:
+            return "setup"
+        if self.attention:
+            return "late" if _LATE & {item.kind for item in self.attention} else "warning"
+        return "running" if self.schedule.under_way else "healthy"
+
+    @property
+    def values(self) -> list[float | None]:
+        """Returns the lag in seconds over the window, and now."""
+        glance = self.glance
+        if glance is None:
+            return []
+        lags = [point.lag.seconds for point in glance.lag]
+        return [*_highest(lags, _POINTS), Lag.since(glance.upto, self.at).seconds]
+
+    @property
+    def worst(self) -> float | None:
+        """Returns the highest lag in seconds."""
+        return max((value for value in self.values if value is not None), default=None)
+
+    @property
+    def spark(self) -> Markup:
+        """Returns the lag as a small line."""
+        text = f"last 24 hours: behind by {duration(self.worst)} at most"
+        return sparkline(self.values, text)
+
+    @property
+    def slot(self) -> LastSlot | None:
+        """Returns the slot as it was read last."""
+        if self.glance is None:
+            return None
+        return last_slot(self.glance, self.at, self.schedule.idle_checked_at, self.schedule.failed)
+
+
+def _highest(values: Sequence[float | None], most: int) -> Iterator[float | None]:
+    """Yields at most so many values: the highest of neighbours."""
+    size = max(1, -(-len(values) // most))
+    for first in range(0, len(values), size):
+        known = [value for value in values[first : first + size] if value is not None]
+        yield max(known, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class TableMatch:
+    """A table, or its ``column``, whose name has what the reader looks for."""
+
+    pipeline: str
+    line: TableLine
+    column: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunMatch:
+    """A run whose id has what the reader looks for."""
+
+    pipeline: str
+    run_id: str
+    status: str
+    at: datetime
+
+
+def overview_page(
+    base: str, pipelines: Mapping[str, PipelineFile | str], reader: Reader, find: Find
+) -> str:
+    """Returns the page of these pipelines, those that need a person first.
+
+    It shows runs of only the DAGs that the reader may read.
+    """
+    at = now()
+    cards = _cards(pipelines, reader, at)
+    found = _found(cards, find, reader) if find.text else {}
+    counts = Counter(card.state for card in cards)
+    named = [card for card in cards if find.text in card.name.casefold()]
+    listed = [card for card in named if find.state in (None, card.state)]
+    turn = pages.Turning.of(find.page, len(listed), _PER_PAGE)
+    is_unread = any(card.state == "unread" or not card.is_current for card in cards)
+    return render(
+        "overview.html",
+        base,
+        at,
+        is_under_way=any(card.schedule.under_way for card in cards),
+        refresh_s=_ASK_AGAIN_S if is_unread else None,
+        here="overview",
+        cards=listed[turn.first : turn.first + _PER_PAGE],
+        count=len(cards),
+        counts=counts,
+        states=STATES,
+        is_few=len(cards) <= _FEW,
+        find=find,
+        q=find.kept.get("q", ""),
+        found=found,
+        is_found=bool(listed or any(items for items, _ in found.values())),
+        turn=turn,
+    )
+
+
+def _cards(pipelines: Mapping[str, PipelineFile | str], reader: Reader, at: datetime) -> list[Card]:
+    files = [pipeline for pipeline in pipelines.values() if isinstance(pipeline, PipelineFile)]
+    schedules = read_schedules(files)
+    active = {name: schedule.active for name, schedule in schedules.items()}
+    glances = _glances.read(files, active, at)
+    cards = []
+    for name, pipeline in pipelines.items():
+        if isinstance(pipeline, str):
+            cards.append(Card(name, at, problem=pipeline))
+            continue
+        schedule = schedules.get(name, Schedule())
+        # Only unfinished runs of other DAGs are shown.
+        dags = reader.shown(schedule.under_way)
+        cards.append(_card(pipeline, replace(schedule, dags=dags), glances[name], at))
+    order = list(STATES)
+    return sorted(cards, key=lambda card: (order.index(card.state), card.name))
+
+
+def _card(pipeline: PipelineFile, schedule: Schedule, kept: KeptGlance, at: datetime) -> Card:
+    name, err = pipeline.pipeline, kept.error
+    if err is not None:
+        if not isinstance(err, pages.READ_ERRORS):
+            log.error("the overview can't show pipeline %s: %s", name, stack_without_values(err))
+        problem = f"its lake can't be read from here: {pages.reason(err, pipeline)}"
+        return Card(name, at, schedule=schedule, problem=problem)
+    if kept.glance is None:
+        return Card(name, at, schedule=schedule, is_current=False)
+    runs = pages.airflow_runs(pipeline, schedule)
+    glance = after_idle_check(kept.glance, runs.idle_checked_at)
+    return Card(
+        name,
+        at,
+        glance,
+        replace(schedule, idle_checked_at=runs.idle_checked_at),
+        pages.attention_of(pipeline, glance, schedule, at),
+        columns=kept.columns,
+        is_current=kept.is_current,
+    )
+
+
+def _found(cards: Iterable[Card], find: Find, reader: Reader) -> dict[str, tuple[list[Any], int]]:
+    """Returns the tables, columns and runs whose names have the text: the first, and how many."""
+    text, tables, columns = find.text, [], []
+    runs: dict[tuple[str, str], RunMatch] = {}
+    cards = [card for card in cards if find.state in (None, card.state)]
+    for card in cards:
+        for line in card.glance.tables if card.glance is not None else ():
+            name = line.table_name.casefold()
+            tables += [TableMatch(card.name, line)] if text in name else []
+            columns += [
+                TableMatch(card.name, line, column)
+                for column in card.columns.get(line.table_name, ())
+                # A text with a point may name table and column.
+                if text in column.casefold()
+                or (text in f"{name}.{column.casefold()}" and text not in name)
+            ]
+        for run in card.glance.runs if card.glance is not None else ():
+            if text in run.run_id.casefold():
+                runs[card.name, run.run_id] = RunMatch(card.name, run.run_id, run.status, run.at)
+    for found in _runs_in_airflow([card.name for card in cards], find, reader):
+        runs.setdefault((found.pipeline, found.run_id), found)
+    latest = sorted(runs.values(), key=lambda run: run.at, reverse=True)
+    return {
+        kind: (list(items[:_MOST_FOUND]), len(items))
+        for kind, items in (("tables", tables), ("columns", columns), ("runs", latest))
+    }
+
+
+def _runs_in_airflow(names: Iterable[str], find: Find, reader: Reader) -> Iterator[RunMatch]:
+    """Yields older runs, and those that didn't reach the ledger."""
+    dags = {dag_id_of(name, kind): name for name in names for kind in DAG_VERBS}
+    for dag_id, run_id, state, at in read_runs_named(find.kept["q"], dags, _MOST_FOUND):
+        if reader.may_read_dag(dag_id):
+            yield RunMatch(dags[dag_id], run_id, state, at)
