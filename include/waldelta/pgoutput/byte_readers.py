@@ -92,8 +92,8 @@ def _integers(source: Bytes, at: Positions, *, dtype: str) -> Positions:
     if len(source) < size:
         return np.zeros(len(at), np.int64)
     # A view with a stride of one byte: element p is the integer that begins at byte p.
-    every = np.ndarray((len(source) - size + 1,), dtype, buffer=source, strides=(1,))
-    return np.asarray(every[np.minimum(at, len(every) - 1)]).astype(np.int64)
+    integers = np.ndarray((len(source) - size + 1,), dtype, buffer=source, strides=(1,))
+    return np.asarray(integers[np.minimum(at, len(integers) - 1)]).astype(np.int64)
 
 
 # Unsigned and signed integers of two, four and eight bytes at each position.

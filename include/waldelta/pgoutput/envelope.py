@@ -101,9 +101,9 @@ _ABORT_SIZES = {1: (9,), 2: (9,), 3: (9,), 4: ABORT_SIZES}
 
 def _table(letters: str) -> NDArray[np.bool_]:
     """Return, for each byte, whether it is one of the letters."""
-    found = np.zeros(256, np.bool_)
-    found[list(letters.encode())] = True
-    return found
+    table = np.zeros(256, np.bool_)
+    table[list(letters.encode())] = True
+    return table
 
 
 # Scopes never nest: a transaction, a prepared transaction, or a chunk of a streamed one.
@@ -230,7 +230,9 @@ class Envelope:
         chunked = scope is not None and scope.kind == _STREAM_START
         in_front = chunked and bool(_WITH_XID[code])
         alone = letter == "M" and not chunked and raw[1:2] == b"\0"
-        known = scope if scope is not None and scope.kind == _BEGIN and not scope.is_guess else None
+        transaction = (
+            scope if scope is not None and scope.kind == _BEGIN and not scope.is_guess else None
+        )
         role = self._role(message)
         # It may end the transaction, whatever its letter: a message that ends a transaction is at
         # the end of its WAL.
@@ -247,9 +249,9 @@ class Envelope:
             "xid8": self._xid8(np.array([0 if alone else message.xid], np.int64))[0].as_py(),
             "streamed_xid": unsigned(raw, 1) if in_front else None,
             "lsn": message.lsn,
-            "commit_lsn": known.commit_lsn if known is not None else None,
+            "commit_lsn": transaction.commit_lsn if transaction is not None else None,
             "end_lsn": message.lsn if alone or may_end else None,
-            "commit_ts": known.commit_ts_us if known is not None else None,
+            "commit_ts": transaction.commit_ts_us if transaction is not None else None,
             "data": raw,
         }
         if in_place and _OPENS[code]:
@@ -268,18 +270,18 @@ class Envelope:
         """
         letter, scope = message.kind or _EMPTY, self._open
         code = ord(letter)
-        known = self._needed[code] > 0
+        is_known = self._needed[code] > 0
         if scope is None:
             # A second end of the same transaction doesn't begin one.
             is_twice = letter in "CP" and self._last is not None and self._last.xid == message.xid
-            return letter if known and (is_twice or not _INSIDE_ONLY[code]) else "B"
+            return letter if is_known and (is_twice or not _INSIDE_ONLY[code]) else "B"
         closer = int(_CLOSED_BY[scope.kind])
         misplaced = (
             _OPENS[code]
             or _OUTSIDE_ONLY[code]
             or (_CLOSES[code] and code != closer and not scope.is_guess)
         )
-        return letter if known and not misplaced else chr(closer)
+        return letter if is_known and not misplaced else chr(closer)
 
     def _guess(self, kind: int, message: UnreadMessage) -> None:
         """Open the scope that an unread message seems to begin."""
@@ -339,11 +341,11 @@ class Envelope:
         in_front = chunked & _WITH_XID[kind]
         commit_lsn, commit_ts, decided = _commits(part, kind, scopes)
         alone = _alone(part, kind, chunked)
-        kept = self._kept(part, kind)
+        is_landed = self._landing_mask(part, kind)
         letters = [None, arrow_buffer(np.arange(len(kind) + 1, dtype=np.int32)), arrow_buffer(kind)]
         body = messages.start + 1 + (4 * in_front if in_front.any() else 0)
         columns = [
-            pa.array(self._next_seq + np.cumsum(kept) - 1),
+            pa.array(self._next_seq + np.cumsum(is_landed) - 1),
             pa.Array.from_buffers(pa.string(), len(kind), letters),
             pa.array(u4(messages.bytes, body), mask=~_WITH_RELATION[kind]),
             self._xid8(_top_xids(part, kind, xid, alone)),
@@ -354,21 +356,23 @@ class Envelope:
             pa.array(commit_ts, mask=~decided).cast(pa.timestamp("us", "UTC")),
             data.cast(pa.binary()),
         ]
-        self._next_seq += int(kept.sum())
+        self._next_seq += int(is_landed.sum())
         self.given += len(kind)
         batch = pa.RecordBatch.from_arrays(columns, schema=ENVELOPE_SCHEMA)
-        return batch if kept.all() else batch.filter(pa.array(kept))
+        return batch if is_landed.all() else batch.filter(pa.array(is_landed))
 
-    def _kept(self, part: _Part, kind: Bytes) -> Mask:
+    def _landing_mask(self, part: _Part, kind: Bytes) -> Mask:
         """Returns which messages land: all but Stream Aborts of transactions without a chunk."""
-        kept = np.ones(len(kind), np.bool_)
+        is_landed = np.ones(len(kind), np.bool_)
         source, start = part.messages.bytes, part.messages.start
         if part.has[_STREAM_START]:
             self._streamed.update(u4(source, start[kind == _STREAM_START] + 1).tolist())
         if part.has[STREAM_ABORT]:
             aborts = np.flatnonzero(kind == STREAM_ABORT)
-            kept[aborts] = [xid in self._streamed for xid in u4(source, start[aborts] + 1).tolist()]
-        return kept
+            is_landed[aborts] = [
+                xid in self._streamed for xid in u4(source, start[aborts] + 1).tolist()
+            ]
+        return is_landed
 
     def _kinds(self, part: _Part) -> Bytes:
         messages = part.messages
@@ -451,13 +455,13 @@ class _Part:
 
     def error(self, row: int, field: str, offset: int, detail: str) -> DecodeError:
         """Returns the error for one message, with its position in the stream."""
-        found = self.messages.error(row, field, int(self.messages.start[row]) + offset, detail)
+        cause = self.messages.error(row, field, int(self.messages.start[row]) + offset, detail)
         unread = self.message(row)
         error = DecodeError(
             MESSAGE_NAMES.get(unread.kind, "slot"),
-            found.field,
-            found.offset,
-            f"{found.detail}, message {self.first_seq + row} of this call, at {Lsn(unread.lsn)};"
+            cause.field,
+            cause.offset,
+            f"{cause.detail}, message {self.first_seq + row} of this call, at {Lsn(unread.lsn)};"
             " the slot keeps it",
         )
         error.unread = unread
@@ -474,8 +478,8 @@ def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, begins_open: bool
     if outside.any():
         raise part.error(int(np.argmax(outside)), "transaction", 0, "no Begin message before it")
     # An opening message must not follow a row that is in a scope and doesn't close it.
-    before = np.concatenate([[begins_open], inside[:-1] & ~closes[:-1]])[: len(kind)]
-    nested = (_OPENS[kind] & before) | (inside & _OUTSIDE_ONLY[kind])
+    was_open = np.concatenate([[begins_open], inside[:-1] & ~closes[:-1]])[: len(kind)]
+    nested = (_OPENS[kind] & was_open) | (inside & _OUTSIDE_ONLY[kind])
     if nested.any():
         raise part.error(
             int(np.argmax(nested)), "transaction", 0, "the one before it has no Commit message"
@@ -511,29 +515,29 @@ def _check_chunked_sizes(part: _Part, kind: Bytes, chunked: Mask, needed: Positi
 def _commits(part: _Part, kind: Bytes, scopes: _Scopes) -> tuple[Positions, Positions, Mask]:
     """Returns commit position and time of every row, and for which rows they are known."""
     lsn, at = scopes.commit_lsn, scopes.commit_ts
-    known = scopes.inside & (scopes.kind == _BEGIN) & (lsn != _UNKNOWN)
+    has_commit = scopes.inside & (scopes.kind == _BEGIN) & (lsn != _UNKNOWN)
     for letter, (lsn_at, ts_at) in _DECIDES.items():
         if part.has[ord(letter)]:
             rows = np.flatnonzero(kind == ord(letter))
             lsn[rows] = i8(part.messages.bytes, part.messages.start[rows] + lsn_at)
             at[rows] = _unix_us(part, rows, ts_at)
-            known[rows] = True
-    return lsn, at, known
+            has_commit[rows] = True
+    return lsn, at, has_commit
 
 
 def _ends(part: _Part, kind: Bytes, alone: Positions) -> ArrowArray:
     """Returns where the WAL of each transaction, or of a message outside any, ends."""
     source, start = part.messages.bytes, part.messages.start
-    ends, known = np.zeros(len(kind), np.int64), np.zeros(len(kind), np.bool_)
+    ends, has_end = np.zeros(len(kind), np.int64), np.zeros(len(kind), np.bool_)
     for letter, offset in _END_AT.items():
         if part.has[ord(letter)]:
             rows = np.flatnonzero(kind == ord(letter))
             ends[rows] = i8(source, start[rows] + offset)
-            known[rows] = True
+            has_end[rows] = True
     if len(alone):
         ends[alone] = i8(source, start[alone] + 2)
-        known[alone] = True
-    return pa.array(ends, mask=~known)
+        has_end[alone] = True
+    return pa.array(ends, mask=~has_end)
 
 
 def _alone(part: _Part, kind: Bytes, chunked: Mask) -> Positions:

@@ -134,7 +134,7 @@ class Segments:
         Subtransactions that were rolled back are included.
         """
         key = (batch << SEQ_BITS) | seq
-        found = np.full(len(key), -1, np.int64)
+        segments = np.full(len(key), -1, np.int64)
         for is_chunk in (False, True):
             rows = (streamed_xid >= 0) == is_chunk
             numbers = self._by_place[is_chunk]
@@ -143,8 +143,8 @@ class Segments:
             at = np.searchsorted(self._table[_FIRST, numbers], key[rows], side="right") - 1
             number = numbers[np.maximum(at, 0)]
             is_inside = (at >= 0) & (key[rows] <= self._table[_LAST, number])
-            found[rows] = np.where(is_inside, number, -1)
-        return found
+            segments[rows] = np.where(is_inside, number, -1)
+        return segments
 
     def commit_lsn(self, at: Ints, own: Ints) -> Ints:
         """Returns the commit position of messages in the segments ``at``; ``own`` is each row's
@@ -156,9 +156,9 @@ class Segments:
         """Returns the commit time in microseconds since 1970, as commit_lsn() does."""
         return self._decided(_TIME, at, own)
 
-    def _decided(self, column: int, at: Ints, own: Ints) -> Ints:
+    def _decided(self, column: int, at: Ints, lsn_or_time: Ints) -> Ints:
         is_known = (at >= 0) & (self._table[_LSN, at] >= 0)
-        return np.where(is_known, self._table[column, at], own)
+        return np.where(is_known, self._table[column, at], lsn_or_time)
 
     @cached_property
     def _table(self) -> Ints:
@@ -199,7 +199,10 @@ def resolve(landmarks: Iterable[Landmark], after: int, upto: int) -> Segments:
         resolver.batch(batch, sorted(by_batch.get(batch, []), key=lambda landmark: landmark.seq))
     if not resolver.is_needed:
         return Segments(after, upto, missing=tuple(resolver.missing))
-    parts, base = tuple(s for s, _ in resolver.found), tuple(place for _, place in resolver.found)
+    parts, base = (
+        tuple(s for s, _ in resolver.segments),
+        tuple(place for _, place in resolver.segments),
+    )
     return Segments(after, upto, parts, base, frozenset(resolver.voided), tuple(resolver.missing))
 
 
@@ -208,15 +211,15 @@ def prepared_transactions(landmarks: Iterable[Landmark]) -> list[Prepared]:
 
     ``landmarks`` are in the log's order.
     """
-    found: dict[tuple[str, int], Prepared] = {}
+    candidates: dict[tuple[str, int], Prepared] = {}
     decided: list[Prepared] = []
     for landmark in landmarks:
         control, name = landmark.control, (landmark.control.gid, landmark.xid8)
         if control.kind in ("P", "p"):
-            found[name] = Prepared(*name, landmark.batch)
-        elif control.kind in ("K", "r") and name in found:
-            decided.append(Prepared(*name, found.pop(name).batch, landmark.batch))
-    return [*decided, *found.values()]
+            candidates[name] = Prepared(*name, landmark.batch)
+        elif control.kind in ("K", "r") and name in candidates:
+            decided.append(Prepared(*name, candidates.pop(name).batch, landmark.batch))
+    return [*decided, *candidates.values()]
 
 
 @dataclass
@@ -224,7 +227,7 @@ class _Resolver:
     """Walks over the batches in order and notes the segments as their transactions are decided."""
 
     after: int
-    found: list[tuple[Segment, int]] = field(default_factory=list)
+    segments: list[tuple[Segment, int]] = field(default_factory=list)
     voided: set[int] = field(default_factory=set)
     missing: list[Prepared] = field(default_factory=list)
     is_needed: bool = False
@@ -289,5 +292,5 @@ class _Resolver:
 
     def _emit(self, segment: Segment, decided_in: int) -> None:
         if decided_in > self.after:
-            self.found.append((segment, self._cursor))
+            self.segments.append((segment, self._cursor))
         self._cursor += segment.last - segment.first + 1

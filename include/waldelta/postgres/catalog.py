@@ -243,8 +243,8 @@ def read_partitions(
     A partition's constraint is read under a lock on the partition and the tables above it.
     Relations that are ``locked`` (oids) are left out.
     """
-    wanted = list(tables)
-    names = {"schemas": [t.schema for t in wanted], "names": [t.name for t in wanted]}
+    table_ids = list(tables)
+    names = {"schemas": [t.schema for t in table_ids], "names": [t.name for t in table_ids]}
     return {
         TableId(r.schema, r.name): Partition(
             r.oid, tuple(r.ancestors), r.partition_constraint, r.is_unread
@@ -279,18 +279,20 @@ def read_relations(conn: Connection, oids: Sequence[int]) -> list[CatalogRelatio
 
 def read_table_oids(conn: Connection, tables: Iterable[TableId]) -> dict[TableId, int]:
     """Returns the oids of those of these tables, views and so on that exist."""
-    wanted = list(tables)
+    table_ids = list(tables)
     rows = fetch(
-        conn, _OIDS, {"schemas": [t.schema for t in wanted], "names": [t.name for t in wanted]}
+        conn,
+        _OIDS,
+        {"schemas": [t.schema for t in table_ids], "names": [t.name for t in table_ids]},
     )
     return {TableId(row.schema, row.name): row.oid for row in rows}
 
 
 def read_bytes(conn: Connection, tables: Mapping[_Key, Collection[int]]) -> dict[_Key, int]:
     """Returns the size of each group of tables (oids) with TOAST; waits where one is locked."""
-    oids = [oid for own in tables.values() for oid in own]
+    oids = [oid for group in tables.values() for oid in group]
     sizes = {row.oid: row.bytes for row in fetch(conn, _BYTES, {"oids": oids})}
-    return {key: sum(sizes[oid] for oid in own) for key, own in tables.items()}
+    return {key: sum(sizes[oid] for oid in group) for key, group in tables.items()}
 
 
 def read_leaves(
@@ -322,7 +324,7 @@ def read_leaves(
             has_ctid=row.has_ctid,
         )
         leaves[row.root].append(leaf)
-    return {oid: tuple(own) for oid, own in leaves.items()}
+    return {oid: tuple(parts) for oid, parts in leaves.items()}
 
 
 def _quoted(name: str) -> str:
@@ -533,5 +535,5 @@ def planned_rows(conn: Connection, statement: sql.Composable) -> int:
     on the table. A superuser must not have it: see is_superuser().
     """
     query = sql.SQL("explain (format json) {}").format(statement)
-    ((found,),) = conn.execute(query).fetchall()
-    return int(found[0]["Plan"]["Plan Rows"])
+    ((plans,),) = conn.execute(query).fetchall()
+    return int(plans[0]["Plan"]["Plan Rows"])

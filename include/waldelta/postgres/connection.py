@@ -142,19 +142,23 @@ def conninfo_from_environment(conn_id: str, environment: Mapping[str, str] = os.
     Raises ConfigError when the variable is missing, isn't a PostgreSQL connection, or has a
     protection in its extra that libpq doesn't know. The error never contains the variable's value.
     """
-    found = read_connection(conn_id, SOURCE_CONNECTIONS, "a source", environment)
+    connection = read_connection(conn_id, SOURCE_CONNECTIONS, "a source", environment)
     fields = {
-        "host": found.host,
-        "port": found.port,
-        "user": found.login,
-        "password": found.password,
-        "dbname": found.schema,
+        "host": connection.host,
+        "port": connection.port,
+        "user": connection.login,
+        "password": connection.password,
+        "dbname": connection.schema,
         # What an extra has for libpq, known to it or not.
-        **{k: v for k, v in found.extra.items() if k in _LIBPQ_EXTRAS or k.startswith(_PROTECTS)},
+        **{
+            k: v
+            for k, v in connection.extra.items()
+            if k in _LIBPQ_EXTRAS or k.startswith(_PROTECTS)
+        },
     }
     if unknown := sorted(k for k in fields if k.startswith(_PROTECTS) and k not in _LIBPQ_EXTRAS):
         raise ConfigError(
-            f"{found.variable}: the extra sets {', '.join(unknown)}, which libpq"
+            f"{connection.variable}: the extra sets {', '.join(unknown)}, which libpq"
             f" {pq_version() // 10000}.{pq_version() % 10000} does not know, so it would protect"
             " nothing: correct its name, or remove it"
         )
@@ -430,8 +434,8 @@ def _opened(
                 closing.pop_all()
                 return connection
         except refused as err:
-            given = conninfo_to_dict(pinned)
-            refusal = ConnectionRefusal.of(err, pinned, float(given["connect_timeout"] or 0))
+            parameters = conninfo_to_dict(pinned)
+            refusal = ConnectionRefusal.of(err, pinned, float(parameters["connect_timeout"] or 0))
         if refusal.sqlstate != INVALID_PARAMETER_VALUE:
             break
     # The traceback doesn't show the driver's error, whose text may have values or credentials.
@@ -442,15 +446,17 @@ def _pinned(conninfo: str, application_name: str, defaults: Mapping[str, str]) -
     """Returns the connection string with our settings; the connection's own choices override
     ``defaults``.
     """
-    given = conninfo_to_dict(conninfo)
-    own = _switches(SESSION_SETTINGS | {_MARK: _MARKED})
-    options = " ".join(filter(None, (_switches(defaults), str(given.get("options") or ""), own)))
+    parameters = conninfo_to_dict(conninfo)
+    switches = _switches(SESSION_SETTINGS | {_MARK: _MARKED})
+    options = " ".join(
+        filter(None, (_switches(defaults), str(parameters.get("options") or ""), switches))
+    )
     return make_conninfo(
         conninfo,
-        **{key: value for key, value in KEEPALIVES.items() if key not in given},
+        **{key: value for key, value in KEEPALIVES.items() if key not in parameters},
         application_name=application_name[:NAME_BYTES],
         options=options,
-        connect_timeout=str(given.get("connect_timeout") or POSTGRES_CONNECT_TIMEOUT_S),
+        connect_timeout=str(parameters.get("connect_timeout") or POSTGRES_CONNECT_TIMEOUT_S),
     )
 
 
@@ -511,9 +517,9 @@ def name_unreadable(conninfo: str, err: psycopg.errors.UntranslatableCharacter) 
     with connect(conninfo, "waldelta names") as connection:
         rows = connection.execute(_NAMES.encode(), {"letters": _LETTERS}).fetchall()
         names = [(kind, oid, name) for kind, oid, name in rows if lacking in name]
-        found = list(_unconverted(connection, names))
+        culprits = list(_unconverted(connection, names))
     where = f"{describe(conninfo)}: PostgreSQL can't send a text of its catalogs as UTF-8 ({said})"
-    if not found:
+    if not culprits:
         return SourceError(
             f"{where}: look for it in constraints, defaults and comments of the published tables,"
             " and replace it there"
@@ -521,10 +527,10 @@ def name_unreadable(conninfo: str, err: psycopg.errors.UntranslatableCharacter) 
     objects = first_of(
         [
             f'{kind} "{name.decode("ascii", "backslashreplace")}" (oid {oid})'
-            for kind, oid, name in found
+            for kind, oid, name in culprits
         ]
     )
-    it = "it" if len(found) == 1 else "those that published tables need"
+    it = "it" if len(culprits) == 1 else "those that published tables need"
     return NameUnreadable(
         f"{where}, found in the name of {objects}: rename {it}, in a session with"
         " the database's encoding as client_encoding"

@@ -40,12 +40,12 @@ def limited(
     open transaction of such a session ends without a commit, so one that writes isn't for this.
     """
     limit = str(math.ceil(seconds * 1000))
-    ((before, _),) = connection.execute(_LIMIT, {"setting": setting, "limit": limit}).fetchall()
+    ((original, _),) = connection.execute(_LIMIT, {"setting": setting, "limit": limit}).fetchall()
     try:
         yield
     finally:
         try:
-            connection.execute("select set_config(%s, %s, false)", (setting, before))
+            connection.execute("select set_config(%s, %s, false)", (setting, original))
         except psycopg.OperationalError:
             # Raising would hide the interruption, which Airflow may have sent, or say of a
             # statement that succeeded that it was canceled.
@@ -96,8 +96,8 @@ def read_around(
             with limited(connection, "lock_timeout", seconds), within(connection):
                 return read(locked.relations), locked
         except psycopg.errors.LockNotAvailable:
-            found = read_locked_tables(connection)
-            locked = LockedTables(locked.relations | found.relations, found.holders)
+            new_locks = read_locked_tables(connection)
+            locked = LockedTables(locked.relations | new_locks.relations, new_locks.holders)
     raise TableBusy(
         f"published tables stayed locked, one after the other, for {seconds:g} s each; nothing was"
         f" changed, and landed changes wait. Blocking sessions:\n{locked.holders}\nwait until they"
@@ -144,8 +144,8 @@ def open_transactions(
     The oldest comes first. ``xids``: only those that hold one of these. ``older_than_s``: only
     those open for longer, or for an unknown time, and all prepared ones.
     """
-    wanted = None if xids is None else list(xids)
-    params = {"xids": wanted, "age": timedelta(seconds=older_than_s)}
+    xid_list = None if xids is None else list(xids)
+    params = {"xids": xid_list, "age": timedelta(seconds=older_than_s)}
     rows = connection.execute(_OPEN_TRANSACTIONS, params).fetchall()
     return list(dict.fromkeys(rows))  # A subtransaction has an xid of its own.
 

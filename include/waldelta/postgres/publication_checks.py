@@ -72,9 +72,9 @@ class Unpublished:
                 " no table of this name, and the target stays as it is: correct the name, or"
                 " remove the table from the file"
             )
-        if others := [name for name in self.tables if name not in self.gone]:
+        if tables := [name for name in self.tables if name not in self.gone]:
             yield (
-                f"in the pipeline file, but not published: {', '.join(others)}; the source has"
+                f"in the pipeline file, but not published: {', '.join(tables)}; the source has"
                 " the table, but its publication doesn't name it, so PostgreSQL sends none of its"
                 " changes, and the target stays as it is: run setup, then the initial sync of the"
                 " table, or remove it from the file"
@@ -87,13 +87,13 @@ def unpublished(connection: psycopg.Connection[Any], source: Source) -> Unpublis
     A table may be included itself, by a table above it, or by its schema. This is one query,
     without locks, and another one if a publication is absent.
     """
-    wanted = listed(source)
-    asked = {
-        "publications": [publication for publication, _ in wanted],
-        "schemas": [table.schema for _, table in wanted],
-        "names": [table.name for _, table in wanted],
+    tables = listed(source)
+    params = {
+        "publications": [publication for publication, _ in tables],
+        "schemas": [table.schema for _, table in tables],
+        "names": [table.name for _, table in tables],
     }
-    if not wanted or not (rows := fetch(connection, _LACKING, asked)):
+    if not tables or not (rows := fetch(connection, _LACKING, params)):
         return Unpublished()
     absent = sorted({row.publication for row in rows if row.is_absent})
     marked = []
@@ -180,10 +180,10 @@ def matched_tables(
     publications = [entry for entry in source.publications if entry.patterns]
     if not publications:
         return []
-    asked = sorted({(p.name, t.parts[0]) for p in publications for t in p.patterns})
+    schemas = sorted({(p.name, t.parts[0]) for p in publications for t in p.patterns})
     params = {
-        "publications": [name for name, _ in asked],
-        "schemas": [schema for _, schema in asked],
+        "publications": [name for name, _ in schemas],
+        "schemas": [schema for _, schema in schemas],
         "is_new": is_new,
     }
     rows = fetch(connection, _MATCHED, params)
@@ -241,13 +241,13 @@ def refused_statements(
     if connection.info.server_version >= 180000:
         causes.append((_TREE + _GENERATED_IDENTITY, _UNPUBLISHED_IDENTITY))
     return [
-        f"PostgreSQL refuses the application's UPDATEs or DELETEs of {_named(rows)}: {why}"
+        f"PostgreSQL refuses the application's UPDATEs or DELETEs of {_table_names(rows)}: {why}"
         for query, why in causes
         if (rows := fetch(connection, query, {"publications": list(publication_names)}))
     ]
 
 
-def _named(rows: Sequence[Any]) -> str:
+def _table_names(rows: Sequence[Any]) -> str:
     return first_of([f"{TableId(row.schema, row.name)} ({row.publication})" for row in rows])
 
 
@@ -409,7 +409,7 @@ def read_unreadable(connection: psycopg.Connection[Any], source: Source) -> list
     This is one query, without locks.
     """
     rows = fetch(connection, _UNREADABLE, {"publications": list(source.publication_names)})
-    found = []
+    warnings = []
     for (role, schema, name), of in groupby(
         rows, lambda row: (row.role, row.root_schema, row.root_name)
     ):
@@ -426,8 +426,8 @@ def read_unreadable(connection: psycopg.Connection[Any], source: Source) -> list
             )
             for row in of
         ]
-        found.append(f"{TableId(schema, name)}: {describe_unreadable(sql_name(role), leaves)}")
-    return found
+        warnings.append(f"{TableId(schema, name)}: {describe_unreadable(sql_name(role), leaves)}")
+    return warnings
 
 
 def describe_unreadable(role: str, leaves: Sequence[Leaf]) -> str | None:
@@ -439,24 +439,24 @@ def describe_unreadable(role: str, leaves: Sequence[Leaf]) -> str | None:
     hidden = [leaf for leaf in leaves if leaf.through is not None or not leaf.readable]
     if not hidden:
         return None
-    named = first_of([str(leaf.id) for leaf in hidden])
-    lost = [leaf for leaf in hidden if not leaf.readable]
+    names = first_of([str(leaf.id) for leaf in hidden])
+    unreadable_leaves = [leaf for leaf in hidden if not leaf.readable]
     through = ", ".join(
         sorted({str(leaf.through.id) for leaf in hidden if leaf.through is not None})
     )
     reads = (
         f"copies and repairs read them through {through}"
-        if not lost
+        if not unreadable_leaves
         else "copies and repairs that need them fail"
     )
-    if lost and through:
+    if unreadable_leaves and through:
         reads = (
             f"copies and repairs read them through {through}, and fail for"
-            f" {', '.join(str(leaf.id) for leaf in lost[:MOST_NAMED])}"
+            f" {', '.join(str(leaf.id) for leaf in unreadable_leaves[:MOST_NAMED])}"
         )
     listed = "\n".join(f"    {line}" for line in statements(role, needs_of(hidden)))
     return (
-        f"role {role} may not read partition {named} directly, so {reads}; to grant it these, and"
+        f"role {role} may not read partition {names} directly, so {reads}; to grant it these, and"
         f" future partitions of their owner:\n{listed}"
     )
 

@@ -114,9 +114,9 @@ def is_same(then: Collection[Membership], now: Collection[Membership]) -> bool:
 
     False where the earlier rules aren't known.
     """
-    before = {m.place: m for m in then}
-    kept = [m for m in now if m.place in before and m.continues(before[m.place])]
-    return bool(then) and _each(then) == _each(now) == _each(kept)
+    memberships = {m.place: m for m in then}
+    continuations = [m for m in now if m.place in memberships and m.continues(memberships[m.place])]
+    return bool(then) and _each(then) == _each(now) == _each(continuations)
 
 
 def was_interrupted(then: Collection[Membership], now: Collection[Membership]) -> bool:
@@ -125,10 +125,10 @@ def was_interrupted(then: Collection[Membership], now: Collection[Membership]) -
     Each relation is judged by itself. Relations that were or are in no publication don't count, nor
     does what isn't known.
     """
-    before, after = _by_relation(then), _by_relation(now)
+    old_rules, new_rules = _by_relation(then), _by_relation(now)
     return any(
-        _was_interrupted(before[relation], after[relation])
-        for relation in before.keys() & after.keys()
+        _was_interrupted(old_rules[relation], new_rules[relation])
+        for relation in old_rules.keys() & new_rules.keys()
     )
 
 
@@ -137,9 +137,11 @@ def lost_operations(then: Collection[Membership], now: Collection[Membership]) -
 
     Relations in no publication then or now don't count.
     """
-    before, after = _by_relation(then), _by_relation(now)
-    common = before.keys() & after.keys()
-    return frozenset().union(*(_operations(before[of]) - _operations(after[of]) for of in common))
+    old_rules, new_rules = _by_relation(then), _by_relation(now)
+    common = old_rules.keys() & new_rules.keys()
+    return frozenset().union(
+        *(_operations(old_rules[of]) - _operations(new_rules[of]) for of in common)
+    )
 
 
 def says_alike(then: Collection[Membership], now: Collection[Membership]) -> bool:
@@ -151,12 +153,19 @@ def says_alike(then: Collection[Membership], now: Collection[Membership]) -> boo
 
 def _was_interrupted(then: Collection[Membership], now: Collection[Membership]) -> bool:
     places = {m.place: m for m in now}
-    kept = {m: places[m.place] for m in then if m.place in places and places[m.place].continues(m)}
+    continuations = {
+        m: places[m.place] for m in then if m.place in places and places[m.place].continues(m)
+    }
     # The filter of an unchanged membership may read differently, because a column was renamed.
     was, there, always = (
-        _by_rules(found) for found in ([kept.get(m, m) for m in then], now, list(kept.values()))
+        _by_rules(memberships)
+        for memberships in (
+            [continuations.get(m, m) for m in then],
+            now,
+            list(continuations.values()),
+        )
     )
-    stayed = {m.place for m in kept}
+    stayed = {m.place for m in continuations}
     gone, came = (
         [m for m in then if m.place not in stayed],
         [m for m in now if m.place not in stayed],
@@ -173,10 +182,10 @@ def _was_interrupted(then: Collection[Membership], now: Collection[Membership]) 
 
 
 def _by_relation(memberships: Iterable[Membership]) -> dict[int, list[Membership]]:
-    found: dict[int, list[Membership]] = {}
+    groups: dict[int, list[Membership]] = {}
     for m in memberships:
-        found.setdefault(m.relation, []).append(m)
-    return found
+        groups.setdefault(m.relation, []).append(m)
+    return groups
 
 
 def _each(memberships: Collection[Membership]) -> dict[int, Any]:
@@ -200,8 +209,8 @@ def _taken_together(memberships: Collection[Membership]) -> tuple[frozenset[Any]
 
 
 def _ored(filters: Iterable[str | None]) -> frozenset[str | None]:
-    found = frozenset(filters)
-    return frozenset({None}) if None in found else found
+    conditions = frozenset(filters)
+    return frozenset({None}) if None in conditions else conditions
 
 
 def to_texts(memberships: Iterable[Membership]) -> list[str]:

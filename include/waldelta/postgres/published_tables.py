@@ -144,7 +144,7 @@ def _check_columns(rows: Sequence[Any]) -> None:
     """
     for number, row in enumerate(rows):
         if set(row.column_names) != set(rows[0].column_names):
-            earlier = ", ".join(other.publication for other in rows[:number])
+            earlier = ", ".join(earlier_row.publication for earlier_row in rows[:number])
             raise SourceError(
                 f"publications {earlier} and {row.publication} give"
                 f" {TableId(row.schema, row.name)} different column lists, which pgoutput can't"

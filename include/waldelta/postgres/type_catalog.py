@@ -67,16 +67,18 @@ class PgType:
 
 def read_types(conn: Connection, types: Iterable[tuple[int, int]]) -> dict[tuple[int, int], PgType]:
     """Describe types given as (oid, typmod), with their base and element types."""
-    wanted = set(types)
-    rows = {r.oid: r for r in fetch(conn, _TYPES, {"oids": [oid for oid, _ in wanted]})}
-    every = wanted | {pair for w in wanted for pair in _parts(rows, w)}
+    pairs = set(types)
+    rows = {r.oid: r for r in fetch(conn, _TYPES, {"oids": [oid for oid, _ in pairs]})}
+    all_pairs = pairs | {pair for w in pairs for pair in _parts(rows, w)}
     names = {
         (r.oid, r.typmod): r.name
         for r in fetch(
-            conn, _TYPE_NAMES, {"oids": [o for o, _ in every], "typmods": [t for _, t in every]}
+            conn,
+            _TYPE_NAMES,
+            {"oids": [o for o, _ in all_pairs], "typmods": [t for _, t in all_pairs]},
         )
     }
-    return {pair: _type(rows, names, pair) for pair in wanted}
+    return {pair: _type(rows, names, pair) for pair in pairs}
 
 
 class KnownTypes:
@@ -92,12 +94,12 @@ class KnownTypes:
 
     def __call__(self, types: Iterable[tuple[int, int]]) -> dict[tuple[int, int], PgType]:
         """Describe types as ``read_types`` does, as they were when first read."""
-        wanted = set(types)
+        pairs = set(types)
         with self._lock:
-            if unknown := wanted - self._known.keys():
+            if unknown := pairs - self._known.keys():
                 with self._connected() as connection:
                     self._known |= read_types(connection, unknown)
-        return {pair: self._known[pair] for pair in wanted}
+        return {pair: self._known[pair] for pair in pairs}
 
 
 def fetch(conn: Connection, query: str, params: dict[str, Any]) -> list[Any]:

@@ -50,8 +50,8 @@ def parse_timeline_ends(history: str) -> dict[int, Lsn]:
     >>> {timeline: str(end) for timeline, end in parse_timeline_ends(file).items()}
     {1: '0/3000148', 2: '0/5000000'}
     """
-    found = (_HISTORY_LINE.match(line) for line in history.splitlines())
-    return {int(line[1]): Lsn.parse(line[2]) for line in found if line is not None}
+    matches = (_HISTORY_LINE.match(line) for line in history.splitlines())
+    return {int(line[1]): Lsn.parse(line[2]) for line in matches if line is not None}
 
 
 def read_timeline(conninfo: str) -> int:
@@ -122,11 +122,11 @@ def stream_slot(
     Raises SourceError when the server refuses.
     """
     pairs = zip(options[::2], options[1::2], strict=True)
-    given = sql.SQL(", ").join(
+    arguments = sql.SQL(", ").join(
         sql.SQL("{} {}").format(sql.Identifier(name), sql.Literal(value)) for name, value in pairs
     )
     command = sql.SQL("START_REPLICATION SLOT {} LOGICAL 0/0 ({})").format(
-        sql.Identifier(slot), given
+        sql.Identifier(slot), arguments
     )
     connection = connect_walsender(conninfo, f"waldelta stream {slot}")
     try:  # Not as a context manager: COMMIT isn't a command of the protocol.
@@ -136,12 +136,12 @@ def stream_slot(
             raise SourceError(
                 f"the server refused to stream slot {slot!r}: {psycopg.pq.error_message(result)}"
             )
-        while (left := deadline - time.monotonic()) > 0:
+        while (remaining_s := deadline - time.monotonic()) > 0:
             size, data = pgconn.get_copy_data(1)
             if size < 0:
                 return
             if size == 0:
-                if select.select([pgconn.socket], [], [], left)[0]:
+                if select.select([pgconn.socket], [], [], remaining_s)[0]:
                     pgconn.consume_input()
             elif bytes(data[:1]) == _WAL_DATA:
                 yield bytes(data[_HEADER_BYTES:])

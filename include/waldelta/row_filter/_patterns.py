@@ -39,8 +39,8 @@ class PatternRefused(Exception):
     """
 
 
-def _refuse_if(found: object, reason: str) -> None:
-    if found:
+def _refuse_if(reject: object, reason: str) -> None:
+    if reject:
         raise PatternRefused(reason)
 
 
@@ -139,14 +139,14 @@ class _Regex:
         self.rest, self.certain_case = pattern, certain_case
 
     def skip(self, text: str) -> bool:
-        if found := self.rest.startswith(text):
+        if is_next := self.rest.startswith(text):
             self.rest = self.rest[len(text) :]
-        return found
+        return is_next
 
     def take(self) -> str:
         _refuse_if(not self.rest, "an unfinished bracket, group or escape")
-        taken, self.rest = self.rest[0], self.rest[1:]
-        return taken
+        character, self.rest = self.rest[0], self.rest[1:]
+        return character
 
     def alternatives(self) -> str:
         branches = [self.branch()]
@@ -164,9 +164,9 @@ class _Regex:
         _refuse_if(
             self.rest[0] in "*+?{", f"the quantifier {self.rest[0]!r} with nothing before it"
         )
-        before = self.rest
+        start = self.rest
         atom, is_anchor = self.atom()
-        source = before[: len(before) - len(self.rest)]
+        source = start[: len(start) - len(self.rest)]
         quantifier = self.quantifier()
         if not quantifier:
             return atom
@@ -215,19 +215,19 @@ class _Regex:
         return _literal(c), False
 
     def quantifier(self) -> str:
-        found = re.match(r"[*+?]|\{(\d+)(,(\d*))?\}", self.rest)
-        if found is None:
+        match = re.match(r"[*+?]|\{(\d+)(,(\d*))?\}", self.rest)
+        if match is None:
             _refuse_if(self.rest.startswith("{"), "a '{' that begins no quantifier")
             return ""
-        self.rest = self.rest[found.end() :]
-        least, most = int(found[1] or 0), int(found[3] or found[1] or 0)
+        self.rest = self.rest[match.end() :]
+        least, most = int(match[1] or 0), int(match[3] or match[1] or 0)
         _refuse_if(
-            max(least, most) > _MAX_REPEATS or (found[3] and most < least),
+            max(least, most) > _MAX_REPEATS or (match[3] and most < least),
             "a number of repetitions that PostgreSQL doesn't take",
         )
         self.skip("?")  # Skips the mark of a reluctant quantifier.
         _refuse_if(self.rest[:1] in ("*", "+", "?", "{") and self.rest, "two quantifiers in a row")
-        return found[0]
+        return match[0]
 
     def bracket(self) -> str:
         negated = self.skip("^")
@@ -237,11 +237,11 @@ class _Regex:
         return f"[{'^' if negated else ''}{''.join(items)}]"
 
     def bracket_item(self) -> str:
-        if named := re.match(r"\[:(\w+):\]", self.rest):
-            self.rest = self.rest[named.end() :]
-            self.need_ascii(named[0])
-            _refuse_if(named[1] not in _NAMED, f"the class {named[0]}")
-            return _NAMED[named[1]]
+        if match := re.match(r"\[:(\w+):\]", self.rest):
+            self.rest = self.rest[match.end() :]
+            self.need_ascii(match[0])
+            _refuse_if(match[1] not in _NAMED, f"the class {match[0]}")
+            return _NAMED[match[1]]
         _refuse_if(self.rest.startswith(("[.", "[=")), "a collating element")
         first = self.bracket_character()
         if len(first) > 1 or not self.rest.startswith("-") or self.rest.startswith("-]"):

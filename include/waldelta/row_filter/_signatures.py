@@ -278,12 +278,12 @@ def with_digits(typed: Typed) -> Typed:
 
 def _places(typed: Typed) -> int:
     """Returns the second argument of round() and trunc()."""
-    given = (
+    argument = (
         typed.arguments[1].value
         if len(typed.arguments) > 1 and typed.arguments[1].type.name == "int4"
         else None
     )
-    places = int(given or 0)
+    places = int(argument or 0)
     if places < 0:
         raise TooManyDigits(
             f"{typed.key.removeprefix('numeric_')} to the left of the decimal point"

@@ -138,13 +138,13 @@ def refused_filter(conn: Connection, table: TableId, text: str) -> str | None:
             return None
     if system := sorted(_SYSTEM_COLUMNS.intersection(columns)):
         return f"filter {text!r}: PostgreSQL rejects system columns in it: {', '.join(system)}"
-    asked = {
+    params = {
         "schema": table.schema,
         "name": table.name,
         "columns": list(columns),
         "functions": functions_of(text),
     }
-    refused = [f"{row.what} {row.name}" for row in fetch(conn, _REFUSED, asked)]
+    refused = [f"{row.what} {row.name}" for row in fetch(conn, _REFUSED, params)]
     if not refused:
         return None
     return (
@@ -163,13 +163,13 @@ def _analyse(conn: Connection, table: TableId, text: str) -> RowFilter:
     )
     # Filters are expressions, not values, and parse_row_filter has read this one. The line break
     # ends a comment. Validating the constraint would call functions that have constant arguments.
-    before = sql.SQL("alter table {} add constraint {} check (").format(
+    alter = sql.SQL("alter table {} add constraint {} check (").format(
         copy, sql.Identifier(_CONSTRAINT)
     )
-    _run(conn, before, text, sql.SQL("\n) not valid"))
+    _run(conn, alter, text, sql.SQL("\n) not valid"))
     analysed = fetch(conn, _ANALYSED, {"name": _CONSTRAINT})[0].analysed
-    named = {"name": f"pg_temp.{sql.Identifier(table.name).as_string(conn)}"}
-    rows = fetch(conn, _COLUMN_TYPES, named)
+    params = {"name": f"pg_temp.{sql.Identifier(table.name).as_string(conn)}"}
+    rows = fetch(conn, _COLUMN_TYPES, params)
     types = read_types(conn, [(row.oid, row.typmod) for row in rows])
     enums = enums_of({row.name: types[row.oid, row.typmod] for row in rows})
     # This refuses what isn't PostgreSQL's own: a user's functions, operators, and types but enums.
@@ -178,7 +178,7 @@ def _analyse(conn: Connection, table: TableId, text: str) -> RowFilter:
     _run(conn, sql.SQL("explain select from {} where (").format(copy), text, sql.SQL("\n)"))
     facts = fetch(conn, _DATABASE, {})[0]
     default = _collation(facts.database, facts.is_utf8)
-    rows = fetch(conn, _COLLATIONS, named)
+    rows = fetch(conn, _COLLATIONS, params)
     collations = {
         r.name: default if r.is_default else _collation(r.collation, facts.is_utf8) for r in rows
     }
@@ -186,10 +186,10 @@ def _analyse(conn: Connection, table: TableId, text: str) -> RowFilter:
     return RowFilter(text, analysed, columns, collations, default, facts.is_utf8, used)
 
 
-def _run(conn: Connection, before: sql.Composed, text: str, after: sql.SQL) -> None:
-    prefix = before.as_string(conn)
+def _run(conn: Connection, head: sql.Composed, text: str, tail: sql.SQL) -> None:
+    prefix = head.as_string(conn)
     try:
-        conn.execute((prefix + text + after.as_string(conn)).encode(), prepare=False)
+        conn.execute((prefix + text + tail.as_string(conn)).encode(), prepare=False)
     except psycopg.Error as err:
         if isinstance(err, psycopg.errors.InsufficientPrivilege | psycopg.OperationalError):
             raise

@@ -46,8 +46,8 @@ def place(text: str, offset: int) -> str:
     """
     line = text.count("\n", 0, offset) + 1
     column = offset - (text.rfind("\n", 0, offset) + 1) + 1
-    found = _NEAR.match(text, offset)
-    near = found.group().rstrip() if found else ""
+    match = _NEAR.match(text, offset)
+    near = match.group().rstrip() if match else ""
     return f"line {line}, column {column}" + (f" (near {near!r})" if near else " (its end)")
 
 
@@ -77,8 +77,8 @@ def parse_row_filter(text: str) -> tuple[str, ...]:
     except SqlglotError as err:
         raise _refused(text, len(text), "a quote or comment is not closed") from err
     if expression.find(exp.Query, exp.Star) is not None:
-        own = "a filter is one expression over the row's own columns, without subqueries or *"
-        raise _refused(text, 0, own)
+        detail = "a filter is one expression over the row's own columns, without subqueries or *"
+        raise _refused(text, 0, detail)
     _check_own(text)
     # find_all searches breadth first, but a message reads better in the order of the text.
     columns = (
@@ -106,8 +106,8 @@ def _check_own(text: str) -> None:
             or kinds[max(at - 2, 0) : at] == ["OPERATOR", "L_PAREN"]
         )
         if end > at + 1 and is_called and tokens[at].text.lower() != "pg_catalog":
-            own = "only functions, types and operators of PostgreSQL's own are allowed"
-            raise _refused(text, tokens[at].start, own)
+            detail = "only functions, types and operators of PostgreSQL's own are allowed"
+            raise _refused(text, tokens[at].start, detail)
         at = end
 
 
@@ -143,11 +143,11 @@ def _place(text: str, err: ParseError) -> tuple[int, str]:
     if not err.errors:
         return 0, "it is empty"
     first = err.errors[0]
-    before = str(first.get("start_context") or "")
+    context = str(first.get("start_context") or "")
     offset = (
         text.rfind(str(first.get("highlight") or ""), 0)
-        if not before
-        else text.find(before) + len(before)
+        if not context
+        else text.find(context) + len(context)
     )
     description = str(first.get("description") or "").split(" for <class")[0]
     return max(offset, 0), description[:1].lower() + description[1:]

@@ -99,8 +99,8 @@ class _Resolver:
             self.filter.analysed, place(self.filter.analysed, node.start), reason
         )
 
-    def refuse_if(self, found: object, node: Node | Typed, reason: str) -> None:
-        if found:
+    def refuse_if(self, is_refused: object, node: Node | Typed, reason: str) -> None:
+        if is_refused:
             raise self.refused(node, reason)
 
     def node(self, node: Node) -> Typed:
@@ -299,8 +299,8 @@ class _Resolver:
         if node.name == "IS DISTINCT FROM":
             compared = self.found(node, "=", arguments)
             if compared.is_null:  # One side is the constant NULL.
-                other = arguments[0] if arguments[1].is_null else arguments[1]
-                return Typed("is_null", BOOL, (other,), "not", node.start)
+                operand = arguments[0] if arguments[1].is_null else arguments[1]
+                return Typed("is_null", BOOL, (operand,), "not", node.start)
             return replace(compared, key="is_distinct", type=BOOL)
         if node.name in ESCAPES:
             return self.escaped(node, arguments)

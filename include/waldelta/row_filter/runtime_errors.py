@@ -181,11 +181,11 @@ def _is_safe_cast(operand: Node, kind: TypeName, types: Mapping[str, str]) -> bo
         return True
     if kind.name == "numeric" and kind.modifiers:  # The precision may be too small.
         return False
-    own = _type_of(operand, types)
-    if own in _WIDER and kind.name in _WIDER:
-        return _WIDER.index(own) <= _WIDER.index(kind.name)
-    is_wider = kind.name in _FLOATS and own in (*_WIDER[:3], "real")
-    return own == kind.name or is_wider or (own, kind.name) == _AT_MIDNIGHT
+    operand_type = _type_of(operand, types)
+    if operand_type in _WIDER and kind.name in _WIDER:
+        return _WIDER.index(operand_type) <= _WIDER.index(kind.name)
+    is_wider = kind.name in _FLOATS and operand_type in (*_WIDER[:3], "real")
+    return operand_type == kind.name or is_wider or (operand_type, kind.name) == _AT_MIDNIGHT
 
 
 def _type_of(node: Node, types: Mapping[str, str]) -> str:

@@ -59,9 +59,9 @@ def source_sql(text: str, types: Mapping[str, PgType]) -> str:
     stored = column_types(types, (), DEFAULT_TYPES)
     columns = {name: column_type(kind.name, stored[name].spark) for name, kind in types.items()}
     # Collations decide what Spark can reproduce. PostgreSQL itself evaluates this text.
-    known = dict.fromkeys(columns, Collation.CODE_POINT)
+    collations = dict.fromkeys(columns, Collation.CODE_POINT)
     names = column_names(node)
-    row_filter = RowFilter(text, text, names, known, Collation.CODE_POINT, True, enums)
+    row_filter = RowFilter(text, text, names, collations, Collation.CODE_POINT, True, enums)
     resolve(row_filter, columns)
     return _Printer(text, enum_names).sql(node)
 

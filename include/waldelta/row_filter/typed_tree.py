@@ -119,8 +119,8 @@ def column_type(printed: str, spark_type: str) -> Type:
     short, spark_type = SHORT_NAMES.get(name.removesuffix("[]").strip()), spark_type.lower()
     opaque = Type("opaque", printed=printed)
     if is_array:
-        held = short in _ELEMENTS and spark_type == f"array<{SPARK_TYPE_NAMES[short]}>"
-        return Type("array", element=short, printed=printed) if held else opaque
+        is_comparable = short in _ELEMENTS and spark_type == f"array<{SPARK_TYPE_NAMES[short]}>"
+        return Type("array", element=short, printed=printed) if is_comparable else opaque
     if short == "numeric":
         kind = stored_type(printed, spark_type)
         # For a numeric without precision any number may be raw, so its order isn't known.
@@ -160,10 +160,10 @@ def interval_parts(text: str) -> tuple[int, int, int] | None:
     >>> interval_parts("1 year 2 mons -3 days +04:05:06.5".replace("+", ""))
     (14, -3, 14706500000)
     """
-    found = _INTERVAL.fullmatch(text.replace("+", ""))
-    if found is None or not text:
+    match = _INTERVAL.fullmatch(text.replace("+", ""))
+    if match is None or not text:
         return None
-    years, months, days, sign, hours, minutes, seconds, fraction = found.groups()
+    years, months, days, sign, hours, minutes, seconds, fraction = match.groups()
     total = 12 * int(years or 0) + int(months or 0)
     microseconds = ((int(hours or 0) * 60 + int(minutes or 0)) * 60 + int(seconds or 0)) * 1_000_000
     microseconds += int((fraction or "").ljust(6, "0"))
@@ -186,12 +186,12 @@ def array_elements(text: str) -> list[str | None] | None:
     """
     if not re.fullmatch(r"\{.*\}", text, re.DOTALL) or text.startswith("{{"):
         return None
-    found: list[str | None] = []
+    elements: list[str | None] = []
     for quoted, plain, _ in re.findall(
         r'(?:"((?:[^"\\]|\\.)*)"|([^",]+))(,|$)', text[1:-1], re.DOTALL
     ):
         if plain:
-            found.append(None if plain == "NULL" else plain)
+            elements.append(None if plain == "NULL" else plain)
         else:
-            found.append(re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL))
-    return found
+            elements.append(re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL))
+    return elements

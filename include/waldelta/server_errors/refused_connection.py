@@ -195,13 +195,13 @@ def trace_login(conninfo: str, timeout_s: float) -> LoginAnswer:
     pgconn = PGconn.connect_start(conninfo.encode())
     try:
         pgconn.trace(trace)
-        while pgconn.status != ConnStatus.BAD and (left := deadline - time.monotonic()) > 0:
+        while pgconn.status != ConnStatus.BAD and (remaining_s := deadline - time.monotonic()) > 0:
             polled = pgconn.connect_poll()
             if polled not in (PollingStatus.READING, PollingStatus.WRITING):
                 break
             sockets: tuple[list[int], list[int]] = ([], [])
             sockets[polled == PollingStatus.WRITING].append(pgconn.socket)
-            select.select(*sockets, [], left)
+            select.select(*sockets, [], remaining_s)
         pgconn.untrace()
         received = os.pread(trace, _TRACE_BYTES, 0).decode(errors="replace")
         codes_received = texts.TRACED_SQLSTATE.findall(received)
@@ -218,9 +218,9 @@ def trace_login(conninfo: str, timeout_s: float) -> LoginAnswer:
 
 
 def connection_error(
-    where: str, given: Mapping[str, Any], refusal: ConnectionRefusal
+    where: str, parameters: Mapping[str, Any], refusal: ConnectionRefusal
 ) -> ConnectError:
-    """Returns the named error; ``given`` are the fields of the connection to ``where``."""
+    """Returns the named error; ``parameters`` are the fields of the connection to ``where``."""
     state, reason = refusal.sqlstate, _reason(refusal.text)
     if refusal.is_of_query:
         return _with_retry(
@@ -232,13 +232,13 @@ def connection_error(
         )
     for code, kind, remedy in _BY_SQLSTATE:
         if state is not None and state.startswith(code):
-            return kind(f"{where}: {_filled(remedy, reason, given)}")
+            return kind(f"{where}: {_filled(remedy, reason, parameters)}")
     if state is not None:
         answer = _OTHER_ANSWER.format(reason=reason, state=f", SQLSTATE {state}")
         return _with_retry(SourceError(f"{where}: {answer}"), state)
     for words, kind, remedy in _BY_TEXT:
         if words.search(refusal.text):
-            return kind(f"{where}: {_filled(remedy, reason, given)}")
+            return kind(f"{where}: {_filled(remedy, reason, parameters)}")
     if texts.SERVER_ANSWERED.search(refusal.text):
         error = SourceError(f"{where}: {_OTHER_ANSWER.format(reason=reason, state='')}")
         error.retryable = True  # It was refused once, and not the second time.
@@ -256,11 +256,11 @@ def _with_retry(error: SourceError, state: str | None) -> SourceError:
     return error
 
 
-def _filled(remedy: str, reason: str, given: Mapping[str, Any]) -> str:
-    user, database = str(given.get("user", "")), str(given.get("dbname", ""))
+def _filled(remedy: str, reason: str, parameters: Mapping[str, Any]) -> str:
+    user, database = str(parameters.get("user", "")), str(parameters.get("dbname", ""))
     role = sql_name(user)
     grant = f"grant connect on database {sql_name(database)} to {role}"
-    if given.get("replication"):
+    if parameters.get("replication"):
         grant = f"alter role {role} replication; {grant}"
     return remedy.format(reason=reason, user=user, database=database, grant=grant)
 

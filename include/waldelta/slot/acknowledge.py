@@ -268,9 +268,9 @@ def first_message(connection: Connection, source: Source, upto: Lsn) -> bytes | 
         query = _FIRST.format(
             changes=call("peek", source, upto, most, "data"), abort=STREAM_ABORT, most=most
         )
-        ((found, given),) = connection.execute(query.encode()).fetchall()
-        first = bytes(found) if found is not None else None
-        if first is not None or given < most:
+        ((data, count),) = connection.execute(query.encode()).fetchall()
+        first = bytes(data) if data is not None else None
+        if first is not None or count < most:
             return first
         most *= _MORE
 
@@ -305,12 +305,12 @@ def is_refused(err: psycopg.Error) -> bool:
 
     Errors about the server, the slot or privileges aren't.
     """
-    others = (
+    environment_errors = (
         psycopg.OperationalError
         | psycopg.errors.InsufficientPrivilege
         | psycopg.errors.UndefinedObject
     )
-    return not isinstance(err, others)
+    return not isinstance(err, environment_errors)
 
 
 # PostgreSQL's own functions have oids below 16384 (FirstNormalObjectId). Domains and enums use
@@ -417,9 +417,9 @@ def _get_verified(
         # Log before anything else may fail, so that the log has it in any case.
         log.error(differs)
         try:
-            kept = name_of_kept(source.slot)
+            copy = name_of_kept(source.slot)
             connection.execute(
-                "select pg_copy_logical_replication_slot(%s, %s, false)", (keep, kept)
+                "select pg_copy_logical_replication_slot(%s, %s, false)", (keep, copy)
             )
         except psycopg.Error as err:
             raise ConsumeMismatch(
@@ -428,8 +428,8 @@ def _get_verified(
                 " start over, run teardown, setup and resync"
             ) from err
         raise ConsumeMismatch(
-            f"{differs}; the slot {kept!r} still holds these changes: compare them with the change"
-            f" log, then drop the slot copy {kept!r}"
+            f"{differs}; the slot {copy!r} still holds these changes: compare them with the change"
+            f" log, then drop the slot copy {copy!r}"
         )
     # If its session was lost while another one consumed, the copy is gone already, and the result
     # is valid.
@@ -489,21 +489,21 @@ def check_no_mismatch(connection: Connection, slot: str) -> None:
 
     No run may continue past the changes that the copy keeps.
     """
-    if (kept := kept_copy(connection, slot)) is not None:
+    if (copy := kept_copy(connection, slot)) is not None:
         raise ConsumeMismatch(
-            f"the slot copy {kept!r} of an earlier mismatch still exists and keeps WAL: compare"
+            f"the slot copy {copy!r} of an earlier mismatch still exists and keeps WAL: compare"
             " its changes with the change log, then drop it with select"
-            f" pg_drop_replication_slot('{kept}')"
+            f" pg_drop_replication_slot('{copy}')"
         )
 
 
 def kept_copy(connection: Connection, slot: str) -> str | None:
     """Returns the name of the slot copy that an earlier mismatch left, if there is one."""
-    kept = name_of_kept(slot)
-    found = connection.execute(
-        "select 1 from pg_replication_slots where slot_name = %s", (kept,)
+    name = name_of_kept(slot)
+    row = connection.execute(
+        "select 1 from pg_replication_slots where slot_name = %s", (name,)
     ).fetchone()
-    return kept if found is not None else None
+    return name if row is not None else None
 
 
 def name_of_kept(slot: str) -> str:

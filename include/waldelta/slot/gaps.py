@@ -89,7 +89,7 @@ def record_gap(job: Job, err: SlotError) -> Gap | None:
     )
     if last is not None and last.status == OPEN:
         return last
-    begin, stands = _lost(job, identity, err)
+    begin, end = _gap_bounds(job, identity, err)
     gap = Gap(
         now(),
         job.run_id,
@@ -99,10 +99,10 @@ def record_gap(job: Job, err: SlotError) -> Gap | None:
         identity.timeline,
         identity.incarnation,
         begin,
-        stands,
+        end,
         type(err).__name__,
         str(err),
-        _REMEDY if stands else _OTHER_SERVER + _REMEDY,
+        _REMEDY if end else _OTHER_SERVER + _REMEDY,
     )
     with suppress(LateWriter):  # A run and an idle check found it at the same time.
         job.ledger.append_gap(gap, last)
@@ -136,7 +136,7 @@ def close_gaps(job: Job) -> list[Gap]:
         return []
     with job.source.connect("gap") as connection:
         standings = read_lifecycles(job, read_published(connection, job))
-    if left := requiring(
+    if tables := requiring(
         standings,
         RequiredAction.FIRST,
         RequiredAction.COPY,
@@ -146,7 +146,7 @@ def close_gaps(job: Job) -> list[Gap]:
         log.info(
             "slot=%s its gap stays open until these are copied: %s",
             identity.slot,
-            counted(len(left), "table"),
+            counted(len(tables), "table"),
         )
         return []
     return [_close(job, gap, identity.begins_at) for gap in earlier]
@@ -182,7 +182,7 @@ def _close_false(job: Job) -> None:
             _close(job, gap, gap.from_lsn)
 
 
-def _lost(job: Job, identity: SlotIdentity, err: SlotError) -> tuple[int, int | None]:
+def _gap_bounds(job: Job, identity: SlotIdentity, err: SlotError) -> tuple[int, int | None]:
     """Returns the positions between which the lost changes were committed; the end may not be
     known.
     """

@@ -95,30 +95,30 @@ def forecast(
     """Forecast the nearer of the server's limit and the pipeline file's budget; None without
     either.
     """
-    left = {}
+    headroom = {}
     if slot.safe_wal_size is not None:
-        left["max_slot_wal_keep_size"] = max(0, slot.safe_wal_size)
+        headroom["max_slot_wal_keep_size"] = max(0, slot.safe_wal_size)
     if limits.disk_budget_mb is not None:
-        left["slot_limits.disk_budget_mb"] = max(
+        headroom["slot_limits.disk_budget_mb"] = max(
             0, (limits.disk_budget_mb << 20) - slot.retained_bytes
         )
-    if not left:
+    if not headroom:
         return None
-    limit = min(left, key=left.__getitem__)
+    limit = min(headroom, key=headroom.__getitem__)
     rate = wal_rate(slot, last_move, at)
-    return Forecast(limit, left[limit], rate, left[limit] / rate if rate else None)
+    return Forecast(limit, headroom[limit], rate, headroom[limit] / rate if rate else None)
 
 
 def slot_warnings(
     slot: SlotState, limits: SlotLimits, last_move: SlotMove | None, at: datetime
 ) -> list[SlotWarning]:
     """Returns warnings about the slot before a run; none within the pipeline file's limits."""
-    found = [
+    warnings = [
         _about_to_go(slot),
         _backlog(slot, limits),
         _running_out(slot, limits, forecast(slot, limits, last_move, at)),
     ]
-    return [warning for warning in found if warning is not None]
+    return [warning for warning in warnings if warning is not None]
 
 
 def _about_to_go(slot: SlotState) -> SlotWarning | None:
@@ -138,7 +138,7 @@ def _backlog(slot: SlotState, limits: SlotLimits) -> SlotWarning | None:
     )
     if slot.retained_bytes <= bound << 20:
         return None
-    left = (
+    loss = (
         f", and is lost after {size(slot.safe_wal_size)} more"
         if slot.safe_wal_size is not None
         else ""
@@ -151,7 +151,7 @@ def _backlog(slot: SlotState, limits: SlotLimits) -> SlotWarning | None:
     )
     return SlotWarning(
         "critical" if is_critical else "warning",
-        f"slot {slot.name!r} keeps {size(slot.retained_bytes)} of WAL{left}; slot_limits.{limit}"
+        f"slot {slot.name!r} keeps {size(slot.retained_bytes)} of WAL{loss}; slot_limits.{limit}"
         f" is {bound}: run the pipeline more often, and look for long-open transactions"
         f" (restart_lsn {slot.restart_lsn}, confirmed_flush_lsn"
         f" {slot.confirmed_flush_lsn}){spilled}",
@@ -178,18 +178,18 @@ def _running_out(
     )
 
 
-def log_warnings(found: Iterable[SlotWarning]) -> list[str]:
+def log_warnings(warnings: Iterable[SlotWarning]) -> list[str]:
     """Log these warnings, critical ones as errors, and return their texts."""
     texts = []
-    for warning in found:
+    for warning in warnings:
         log.log(logging.ERROR if warning.severity == "critical" else logging.WARNING, "%s", warning)
         texts.append(str(warning))
     return texts
 
 
-def critical(found: Iterable[SlotWarning]) -> list[str]:
+def critical(warnings: Iterable[SlotWarning]) -> list[str]:
     """Returns the texts of critical warnings, which must be reported however the run ends."""
-    return [warning.text for warning in found if warning.severity == "critical"]
+    return [warning.text for warning in warnings if warning.severity == "critical"]
 
 
 # A dead pipeline's first change is found at once. WAL without any of ours is searched for this
@@ -249,7 +249,7 @@ def oldest_unapplied(job: Job, states: Sequence[TableState]) -> dict[str, dateti
 
     Targets that can't be read are left out.
     """
-    watermarks, found = Watermarks(job, job.read_identity()), {}
+    watermarks, commits = Watermarks(job, job.read_identity()), {}
     change_log = watermarks.change_log
     last = change_log.last_batch()
     if last is None:
@@ -263,5 +263,5 @@ def oldest_unapplied(job: Job, states: Sequence[TableState]) -> dict[str, dateti
             continue
         stream, snapshot = change_log.stream(applied, last), Snapshot.parse(state.snapshot)
         if (at := change_log.oldest_commit(stream, state.relation_ids, snapshot)) is not None:
-            found[state.table_name] = at
-    return found
+            commits[state.table_name] = at
+    return commits

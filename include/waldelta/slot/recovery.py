@@ -281,11 +281,11 @@ def landed_behind(
         if 0 < change_log.landed_end(first) <= confirmed.value:
             break
         behind.add(first)
-    told = change_log.commit_infos(range(first, batches.upto + 1))
-    found: list[VerifiedRange] = []
+    infos = change_log.commit_infos(range(first, batches.upto + 1))
+    ranges: list[VerifiedRange] = []
     ended = confirmed.value
     for batch in range(first, batches.upto + 1):
-        of_batch = told.get(batch, {})
+        of_batch = infos.get(batch, {})
         request = ReadRequest.read(of_batch)
         told_from = Lsn.parse(of_batch["from_lsn"]).value if of_batch.get("from_lsn") else ended
         this = VerifiedRange(request, max(told_from, confirmed.value), batch, batch)
@@ -296,11 +296,11 @@ def landed_behind(
         elif request is None:
             continue
         upto = max(ended, this.begins)
-        if found and _is_one_window(found[-1], this, upto, max_messages, max_bytes):
-            found[-1] += this
+        if ranges and _is_one_window(ranges[-1], this, upto, max_messages, max_bytes):
+            ranges[-1] += this
         else:
-            found.append(this)
-    return found or [VerifiedRange(None, ended, batches.after + 1, batches.upto)]
+            ranges.append(this)
+    return ranges or [VerifiedRange(None, ended, batches.after + 1, batches.upto)]
 
 
 def _is_one_window(
@@ -413,11 +413,11 @@ def written_down(moves: Sequence[SlotMove], confirmed: Lsn, checkpoint: datetime
 
     Returns 0 where it may have gone back since.
     """
-    before = [move.lsn for move in moves if move.at < checkpoint - MOVING]
+    early_lsns = [move.lsn for move in moves if move.at < checkpoint - MOVING]
     since = [
         move.lsn for move in moves if move.at >= checkpoint - MOVING and move.event == "intent"
     ]
-    furthest = max(before, default=0)
+    furthest = max(early_lsns, default=0)
     # A repeated move to an earlier position shows that the slot had gone back, perhaps before the
     # checkpoint.
     if confirmed.value < furthest or any(lsn <= furthest for lsn in since):

@@ -245,9 +245,9 @@ def create_slot(
     the standby wasn't informed of that.
     """
     # Before PostgreSQL 17 the function doesn't have the last argument.
-    given = (name, PLUGIN, False, two_phase, *([True] if failover else []))
+    arguments = (name, PLUGIN, False, two_phase, *([True] if failover else []))
     create = sql.SQL("select pg_create_logical_replication_slot({})").format(
-        sql.SQL(", ").join(map(sql.Literal, given))
+        sql.SQL(", ").join(map(sql.Literal, arguments))
     )
     if open_now := open_transactions(primary or conn):
         log.info(

@@ -124,10 +124,10 @@ def standby_warnings(
     ``connection`` leads to ``server``, which has the slot, and is ``primary`` where that is the
     primary.
     """
-    left = remaining_on_primary(primary, connection, job.pipeline.source.slot)
+    warnings = remaining_on_primary(primary, connection, job.pipeline.source.slot)
     return [
         *replay_warnings(server, job.pipeline.slot_limits),
-        *(SlotWarning("warning", text) for text in left),
+        *(SlotWarning("warning", text) for text in warnings),
     ]
 
 
@@ -153,12 +153,12 @@ def remaining_on_primary(primary: Connection, connection: Connection, name: str)
 
     ``connection`` leads to the server that has the pipeline's slot.
     """
-    left = read_slot(primary, name) if connection is not primary else None
-    if left is None:
+    slot = read_slot(primary, name) if connection is not primary else None
+    if slot is None:
         return []
     line = (
         f"the primary also has a slot {name!r}, which this pipeline doesn't read and which keeps"
-        f" more and more WAL (now {size(left.retained_bytes)}): unless another program reads it,"
+        f" more and more WAL (now {size(slot.retained_bytes)}): unless another program reads it,"
         f" drop it there: select pg_drop_replication_slot('{name}')"
     )
     return [line]
@@ -174,13 +174,13 @@ def wait_replayed(
     if connection is primary:
         return
     ((written, segment_bytes),) = primary.execute(f"select {WRITTEN_SQL}".encode()).fetchall()
-    wanted, deadline = Lsn.parse(written).of_record(segment_bytes), time.monotonic() + timeout_s
+    target, deadline = Lsn.parse(written).of_record(segment_bytes), time.monotonic() + timeout_s
     statement = f"select ({READABLE_LSN})::text".encode()
-    while (replayed := Lsn.parse(connection.execute(statement).fetchall()[0][0])) < wanted:
+    while (replayed := Lsn.parse(connection.execute(statement).fetchall()[0][0])) < target:
         if time.monotonic() > deadline:
             raise StandbyAway(
                 f"the standby {describe_server(connection)} has replayed WAL up to {replayed}, but"
-                f" not up to {wanted} within {timeout_s:g} s: check whether it is connected"
+                f" not up to {target} within {timeout_s:g} s: check whether it is connected"
                 " (pg_stat_wal_receiver) and replays (pg_is_wal_replay_paused())"
             )
         time.sleep(_PAUSE_S)
@@ -356,21 +356,23 @@ def judge_history(
     identity: SlotIdentity,
     server: ServerPosition,
     ends: dict[int, Lsn],
-    known: dict[int, Lsn],
+    recorded_ends: dict[int, Lsn],
     landed_end: Lsn,
 ) -> Lsn:
     """Returns where the server's history left the lake's timeline.
 
-    ``ends`` is the server's history (waldelta.postgres.walsender), ``known`` what earlier
+    ``ends`` is the server's history (waldelta.postgres.walsender), ``recorded_ends`` what earlier
     promotions recorded of it. Raises SourceChanged when the lake has changes that the history
     lacks.
     """
     switchpoint = ends.get(identity.timeline)
-    others = {timeline: end for timeline, end in known.items() if ends.get(timeline) != end}
-    if switchpoint is None or others:
+    contradictions = {
+        timeline: end for timeline, end in recorded_ends.items() if ends.get(timeline) != end
+    }
+    if switchpoint is None or contradictions:
         raise SourceChanged(
             f"{_moved(identity, server)}; the new timeline doesn't descend from the old one (its"
-            f" history: {_print(ends)}; the lake's: {_print(known) or 'none'}): point the"
+            f" history: {_print(ends)}; the lake's: {_print(recorded_ends) or 'none'}): point the"
             f" connection back, or copy the tables again ({RUNBOOK})"
         )
     if landed_end > switchpoint:
@@ -398,8 +400,8 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
     now reuses.
     """
     identity, lsn = promotion.identity, promotion.switchpoint.value
-    done = _recorded(job, identity)
-    if done is None:
+    life = _recorded(job, identity)
+    if life is None:
         return
     for state in copies_beyond(list(job.read_states().values()), promotion.switchpoint):
         with target_lock(job, state.table_name):
@@ -408,7 +410,7 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
             if (
                 latest is not None
                 and copies_beyond([latest], promotion.switchpoint)
-                and _recorded(job, identity) == done
+                and _recorded(job, identity) == life
             ):
                 copied = Lsn(latest.snapshot_lsn)
                 why = f"copied at {copied}, beyond the failover at {promotion.switchpoint}"
@@ -418,7 +420,7 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
         now(), job.run_id, "promoted", slot, system, timeline, identity.incarnation, lsn
     )
     fault_point("failover.marked")
-    job.ledger.append_life(moved, done)
+    job.ledger.append_life(moved, life)
     fault_point("failover.recorded")
     log.warning(
         "slot=%s: the server was promoted to timeline %d at %s, and all landed changes are before"

@@ -68,14 +68,14 @@ def wait_for_old_transactions(
     Raises TransactionsStillOpen, naming each by pid or gid, when some are still open after
     ``timeout_s``.
     """
-    held = _open_xids(conn)
-    if held and (holders := open_transactions(conn, held)):
+    xids = _open_xids(conn)
+    if xids and (holders := open_transactions(conn, xids)):
         log.info(
             "waiting up to %g s for older transactions: %s",
             timeout_s,
             "; ".join(f"{who} since {since}" for who, since in holders),
         )
-    if held and (old := wait_until_none(lambda: held & _open_xids(conn), timeout_s, sleep)):
+    if xids and (old := wait_until_none(lambda: xids & _open_xids(conn), timeout_s, sleep)):
         raise TransactionsStillOpen(_still_open(conn, old, timeout_s))
 
 

@@ -57,8 +57,8 @@ def whole_table(table: PublishedTable, condition: str, files: Mapping[int, int])
     """Select rows of a table and its partitions, but not of tables that inherit from it."""
     if table.relkind == "p":
         return Choice(table.id.identifier.as_string(None), condition, files, table.oid)
-    own = [leaf for leaf in table.leaves if leaf.oid == table.oid]
-    return of_leaves_together(own, condition, files)
+    leaves = [leaf for leaf in table.leaves if leaf.oid == table.oid]
+    return of_leaves_together(leaves, condition, files)
 
 
 def of_leaves_together(leaves: Sequence[Leaf], condition: str, files: Mapping[int, int]) -> Choice:
@@ -66,11 +66,11 @@ def of_leaves_together(leaves: Sequence[Leaf], condition: str, files: Mapping[in
     them.
     """
     through, oids = leaves[0].through, [leaf.oid for leaf in leaves]
-    own = {oid: files[oid] for oid in oids if oid in files}
+    leaf_files = {oid: files[oid] for oid in oids if oid in files}
     if through is None:
-        return Choice(f"only {leaves[0].id.identifier.as_string(None)}", condition, own)
+        return Choice(f"only {leaves[0].id.identifier.as_string(None)}", condition, leaf_files)
     these = f"({condition}) and {of_leaves(oids).as_string(None)}"
-    return Choice(through.id.identifier.as_string(None), these, own, through.oid)
+    return Choice(through.id.identifier.as_string(None), these, leaf_files, through.oid)
 
 
 def read_choices(
@@ -113,8 +113,8 @@ def _read(
     # an empty relation.
     with connection.cursor() as cursor:
         cursor.execute(other_files(choice))
-        others = cursor.fetch_arrow_table().column(0)[0].as_py()
-    if others:
+        changed_files = cursor.fetch_arrow_table().column(0)[0].as_py()
+    if changed_files:
         raise SnapshotLost(
             f"{copy.table} was truncated, rewritten or detached while rows of it were read"
         )

@@ -128,7 +128,7 @@ def plan_copy(
     types = column_types(
         {column.name: column.type for column in table.columns}, table.key_columns, options
     )
-    keys, own = tuple(table.key_columns), None if where is None else where.analysed
+    keys, target_filter = tuple(table.key_columns), None if where is None else where.analysed
     leaf = next((c.name for c in table.columns if c.attnum == RELID_ATTNUM), None)
     return TableCopy(
         table.id,
@@ -138,7 +138,7 @@ def plan_copy(
         relfilenodes,
         lsn,
         keys,
-        own,
+        target_filter,
         leaf,
         {c.name: c.source_name for c in table.columns if c.source_name is not None},
     )
@@ -394,10 +394,10 @@ def raw_map(raws: dict[str, ArrowArray], row_count: int) -> ArrowArray:
     offsets = pa.array(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
     keys: ArrowArray = pa.array(list(raws), pa.string()).take(pa.array(names))
     # A null slot still needs an offset, so nulls are set by mask.
-    made: ArrowArray = pa.MapArray.from_arrays(
+    result: ArrowArray = pa.MapArray.from_arrays(
         offsets, keys, texts.take(pa.array(order)), mask=pa.array(counts == 0)
     )
-    return made
+    return result
 
 
 def run_statement(connection: adbc.Connection, statement: str) -> None:
@@ -421,13 +421,13 @@ def snapshot_reader(
 
     with (
         closing(connect_arrow(conninfo, application_name)) as connection,
-        raised_as(lambda err: _named(err, conninfo, copy), adbc.Error),
+        raised_as(lambda err: _copy_error(err, conninfo, copy), adbc.Error),
     ):
         yield connection
         check_settings(conninfo, connection)
 
 
-def _named(err: adbc.Error, conninfo: str, copy: TableCopy) -> SourceError:
+def _copy_error(err: adbc.Error, conninfo: str, copy: TableCopy) -> SourceError:
     error = ServerError.of(err)
     state, without = error.sqlstate, without_values(err)
     reason = without if without.startswith("SQLSTATE") else error.shown

@@ -47,25 +47,25 @@ class Array(TargetType):
         """Find the elements of all values at once, then let the element's type read them."""
         text = utf8(text)
         source, offsets = packed(text, self.brackets)
-        held = self._is_plain(source, offsets)
-        if not held.all():
-            source, offsets = packed(split_representable(text, held)[0], self.brackets)
+        is_typed = self._is_plain(source, offsets)
+        if not is_typed.all():
+            source, offsets = packed(split_representable(text, is_typed)[0], self.brackets)
         quotes = find_quotes(source, offsets)
         if quotes is not None and not quotes.balanced.all():
-            held &= quotes.balanced
-            source, offsets = packed(split_representable(text, held)[0], self.brackets)
+            is_typed &= quotes.balanced
+            source, offsets = packed(split_representable(text, is_typed)[0], self.brackets)
             quotes = find_quotes(source, offsets)
         starts, ends, bounds = self._places(source, offsets, quotes)
         elements = self._elements(source, offsets, quotes, starts, ends)
         typed, unheld = self.element.from_text(elements)
         if unheld is not None:
             rows = np.repeat(np.arange(len(text)), np.diff(bounds))
-            held[rows[unheld.is_valid().to_numpy(zero_copy_only=False)]] = False
-        valid = text.is_valid().to_numpy(zero_copy_only=False) & held
+            is_typed[rows[unheld.is_valid().to_numpy(zero_copy_only=False)]] = False
+        valid = text.is_valid().to_numpy(zero_copy_only=False) & is_typed
         lists = pa.ListArray.from_arrays(
             numbers(bounds), typed, type=self.arrow, mask=pa.array(~valid)
         )
-        return lists, None if held.all() else split_representable(text, held)[1]
+        return lists, None if is_typed.all() else split_representable(text, is_typed)[1]
 
     def checksum_parts(self, column: sql.Composable, marks: Marks, /) -> Selected:
         """Returns the elements' texts, joined."""
@@ -87,10 +87,10 @@ class Array(TargetType):
         ).format(c=column)
         if unheld is None:
             return whole, plain
-        some = sql.SQL(
+        any_unheld = sql.SQL(
             "exists (select from pg_catalog.generate_subscripts({}, 1) _wd_i where {})"
         ).format(column, unheld)
-        return whole, sql.SQL("({} or {})").format(plain, some)
+        return whole, sql.SQL("({} or {})").format(plain, any_unheld)
 
     def checksum_text(self, values: ArrowArray, marks: Marks, /) -> ArrowArray:
         """Returns the elements' texts, joined."""

@@ -100,8 +100,8 @@ def find_quotes(source: Bytes, offsets: Positions) -> Quotes | None:
     escaped = _escaped(backslash)
     mark = quote & ~escaped
     count = np.concatenate([[0], np.cumsum(mark)])
-    before = np.repeat(count[offsets[:-1]], np.diff(offsets))
-    inside = ((count[1:] - before) & 1).astype(np.bool_)
+    quotes_ahead = np.repeat(count[offsets[:-1]], np.diff(offsets))
+    inside = ((count[1:] - quotes_ahead) & 1).astype(np.bool_)
     balanced = ((count[offsets[1:]] - count[offsets[:-1]]) & 1) == 0
     return Quotes(mark, inside, backslash & ~escaped, balanced)
 
@@ -125,8 +125,8 @@ def take_bytes(
 
     Every kept byte must be within one of these ranges.
     """
-    kept = np.concatenate([[0], np.cumsum(keep)])
-    offsets = np.concatenate([[0], np.cumsum(kept[ends] - kept[starts])])
+    kept_ahead = np.concatenate([[0], np.cumsum(keep)])
+    offsets = np.concatenate([[0], np.cumsum(kept_ahead[ends] - kept_ahead[starts])])
     return strings(source[keep], offsets, valid)
 
 
@@ -154,8 +154,8 @@ class Marks:
 def integers(values: ArrowArray) -> NDArray[Any]:
     """Returns integers without nulls, which become 0."""
     filled = pc.fill_null(values, 0) if values.null_count else values
-    found: NDArray[Any] = filled.to_numpy(zero_copy_only=False)
-    return found
+    numbers: NDArray[Any] = filled.to_numpy(zero_copy_only=False)
+    return numbers
 
 
 def bytea_text(numbers: NDArray[Any], values: ArrowArray) -> ArrowArray:
@@ -291,11 +291,11 @@ class TargetType(ABC):
 
         A value that the type can't hold is PostgreSQL's text with ``keeps_raw``, else null.
         """
-        held, unheld = self.checksum_parts(column, marks)
+        value, unheld = self.checksum_parts(column, marks)
         if unheld is None:
-            return held
+            return value
         raw = printed(column) if keeps_raw else sql.SQL("null")
-        return sql.SQL("case when {} then {} else {} end").format(unheld, raw, held)
+        return sql.SQL("case when {} then {} else {} end").format(unheld, raw, value)
 
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
         """Returns SQL for the text of a value that the type can hold, and the condition that it
@@ -347,9 +347,9 @@ def as_text(column: sql.Composable) -> sql.Composable:
     return sql.SQL("{}::pg_catalog.text").format(column)
 
 
-def split_representable(text: ArrowArray, held: Mask) -> tuple[ArrowArray, ArrowArray]:
+def split_representable(text: ArrowArray, is_typed: Mask) -> tuple[ArrowArray, ArrowArray]:
     """Returns the texts to convert (null where not held), and the raw ones (null where held)."""
-    text, keep, nothing = utf8(text), pa.array(held), pa.scalar(None, pa.string())
+    text, keep, nothing = utf8(text), pa.array(is_typed), pa.scalar(None, pa.string())
     return pc.if_else(keep, text, nothing), pc.if_else(keep, nothing, text)
 
 
@@ -363,17 +363,17 @@ def cast_or_raw(text: ArrowArray, arrow: pa.DataType, unheld: str | None = None)
     except pa.ArrowInvalid:
         pass
     text = utf8(text)
-    held = np.ones(len(text), np.bool_)
+    is_typed = np.ones(len(text), np.bool_)
     if unheld is not None:
         matched: ArrowArray = pc.match_substring_regex(text, unheld)
-        held = ~matched.fill_null(False).to_numpy(zero_copy_only=False)
-    rest, _ = split_representable(text, held)
-    _drop_uncastable(rest, arrow, held)
-    rest, raw = split_representable(text, held)
-    return rest.cast(arrow), raw
+        is_typed = ~matched.fill_null(False).to_numpy(zero_copy_only=False)
+    castable_text, _ = split_representable(text, is_typed)
+    _drop_uncastable(castable_text, arrow, is_typed)
+    castable_text, raw = split_representable(text, is_typed)
+    return castable_text.cast(arrow), raw
 
 
-def _drop_uncastable(text: ArrowArray, arrow: pa.DataType, held: Mask) -> None:
+def _drop_uncastable(text: ArrowArray, arrow: pa.DataType, is_typed: Mask) -> None:
     """Find the few other values, if any, by halving."""
     ranges = [(0, len(text))]
     while ranges:
@@ -382,7 +382,7 @@ def _drop_uncastable(text: ArrowArray, arrow: pa.DataType, held: Mask) -> None:
             text.slice(first, last - first).cast(arrow)
         except pa.ArrowInvalid:
             if last - first == 1:
-                held[first] = False
+                is_typed[first] = False
             else:
                 middle = (first + last) // 2
                 ranges += [(first, middle), (middle, last)]

@@ -45,8 +45,8 @@ class Bytea(TargetType):
 
         Each value has an even length, so the pairs of digits are aligned over the whole buffer.
         """
-        held = _is_hex(text)
-        text, raw = (text, None) if held.all() else split_representable(text, held)
+        is_typed = _is_hex(text)
+        text, raw = (text, None) if is_typed.all() else split_representable(text, is_typed)
         valid = text.is_valid().to_numpy(zero_copy_only=False)
         digits, offsets = packed(text, "\\x")
         pairs = _NIBBLES[digits].reshape(-1, 2)
@@ -69,9 +69,11 @@ class Bytea(TargetType):
 def _is_hex(text: ArrowArray) -> Mask:
     digits, offsets = packed(text, "\\x")
     size, start = np.diff(offsets), offsets[:-1]
-    held = (size >= 2) & (size % 2 == 0)
-    held[held] = (digits[start[held]] == _PREFIX[0]) & (digits[start[held] + 1] == _PREFIX[1])
+    is_even = (size >= 2) & (size % 2 == 0)
+    is_even[is_even] = (digits[start[is_even]] == _PREFIX[0]) & (
+        digits[start[is_even] + 1] == _PREFIX[1]
+    )
     # The number of bytes that aren't hex digits, up to each position; the prefix itself has two of
     # them.
     wrong = np.concatenate([[0], np.cumsum(_NIBBLES[digits] == _BAD)])
-    return np.asarray(held & (wrong[offsets[1:]] - wrong[start] == 2))
+    return np.asarray(is_even & (wrong[offsets[1:]] - wrong[start] == 2))

@@ -72,10 +72,10 @@ class Moment(TargetType):
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
         """Returns the bytes of the binary format, which is faster than printing."""
         outside = self.copy_expressions(column)[1]
-        sent = sql.SQL("pg_catalog.{}({}::pg_catalog.{})::text").format(
+        bits = sql.SQL("pg_catalog.{}({}::pg_catalog.{})::text").format(
             sql.Identifier(f"{self.name}_send"), column, sql.Identifier(self.name)
         )
-        return sent, sql.SQL("({}) is not null").format(outside)
+        return bits, sql.SQL("({}) is not null").format(outside)
 
     def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
         """Returns the bytes of the binary format."""

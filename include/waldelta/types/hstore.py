@@ -44,10 +44,10 @@ class Hstore(TargetType):
     def read(self, text: ArrowArray) -> Representable:
         """Read keys and values: the quoted texts before and after each => outside quotes."""
         text = utf8(text)
-        held = np.asarray(pc.fill_null(pc.match_substring_regex(text, _SHAPE), True))
-        kept, raw = (text, None) if held.all() else split_representable(text, held)
-        source, offsets = packed(kept, "")
-        valid = kept.is_valid().to_numpy(zero_copy_only=False)
+        is_typed = np.asarray(pc.fill_null(pc.match_substring_regex(text, _SHAPE), True))
+        typed_text, raw = (text, None) if is_typed.all() else split_representable(text, is_typed)
+        source, offsets = packed(typed_text, "")
+        valid = typed_text.is_valid().to_numpy(zero_copy_only=False)
         quotes = find_quotes(source, offsets)
         if quotes is None:
             none = pa.array([], pa.string())
@@ -60,12 +60,12 @@ class Hstore(TargetType):
         is_text = source[arrows + 2] == ord('"')
         value = np.minimum(key + 1, len(opens) - 1)
         content = quotes.inside & ~quotes.mark & ~quotes.escaping
-        every = take_bytes(source, content, opens + 1, closes, np.ones(len(opens), np.bool_))
-        values = every.take(numbers(value, ~is_text))
+        texts = take_bytes(source, content, opens + 1, closes, np.ones(len(opens), np.bool_))
+        values = texts.take(numbers(value, ~is_text))
         bounds = numbers(np.searchsorted(arrows, offsets))
         return (
             pa.MapArray.from_arrays(
-                bounds, every.take(numbers(key)), values, mask=pa.array(~valid)
+                bounds, texts.take(numbers(key)), values, mask=pa.array(~valid)
             ),
             raw,
         )

@@ -67,15 +67,15 @@ class Variant(TargetType):
             nothing = np.zeros(len(source), np.bool_)
             quotes = Quotes(nothing, nothing, nothing, np.ones(len(text), np.bool_))
         if not quotes.balanced.all():  # The text isn't JSON, so PostgreSQL doesn't print it.
-            rest, raw = split_representable(text, quotes.balanced)
-            typed, more = self.read(rest)
-            return typed, raw if more is None else pc.coalesce(raw, more)
-        held, odd = self._judge(_Documents(source, offsets, quotes))
+            balanced_text, raw = split_representable(text, quotes.balanced)
+            typed, deeper_raw = self.read(balanced_text)
+            return typed, raw if deeper_raw is None else pc.coalesce(raw, deeper_raw)
+        is_typed, odd = self._judge(_Documents(source, offsets, quotes))
         odd |= np.asarray(pc.match_substring_regex(text, _SURROGATE).fill_null(False))
-        odd &= held & text.is_valid().to_numpy(zero_copy_only=False)
+        odd &= is_typed & text.is_valid().to_numpy(zero_copy_only=False)
         for row in np.flatnonzero(odd):
-            held[row] = _is_exact(text[int(row)].as_py())
-        return (text, None) if held.all() else split_representable(text, held)
+            is_typed[row] = _is_exact(text[int(row)].as_py())
+        return (text, None) if is_typed.all() else split_representable(text, is_typed)
 
     def stored_sql(self, value: str) -> str:
         """Returns the variant of a document's text."""
@@ -99,16 +99,16 @@ class Variant(TargetType):
         examination.
         """
         outside = documents.outside()
-        held = (np.diff(documents.offsets) <= _MAX_BYTES) & documents.are_flat()
-        held &= ~np.asarray(pc.match_substring_regex(outside, _LONG_NUMBER))
+        is_typed = (np.diff(documents.offsets) <= _MAX_BYTES) & documents.are_flat()
+        is_typed &= ~np.asarray(pc.match_substring_regex(outside, _LONG_NUMBER))
         odd = np.asarray(pc.match_substring_regex(outside, _EXPONENT)).copy()
         keys = documents.keys()
-        held[keys.rows[keys.ends - keys.starts > _MAX_NAME_BYTES]] = False
+        is_typed[keys.rows[keys.ends - keys.starts > _MAX_NAME_BYTES]] = False
         if self.may_repeat_keys and len(keys.rows):
-            held[documents.rows_that_repeat(keys)] = False
+            is_typed[documents.rows_that_repeat(keys)] = False
             escaped = np.concatenate([[0], np.cumsum(documents.quotes.escaping)])
             odd[keys.rows[escaped[keys.ends] > escaped[keys.starts]]] = True
-        return held, odd
+        return is_typed, odd
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,8 @@ class _Documents:
 
 
 def _canonical(text: str) -> str:
-    found = json.loads(text, parse_float=_number, parse_int=_number)
-    return json.dumps(found, sort_keys=True)
+    document = json.loads(text, parse_float=_number, parse_int=_number)
+    return json.dumps(document, sort_keys=True)
 
 
 def _number(text: str) -> str:
@@ -203,18 +203,18 @@ def _number(text: str) -> str:
 def _is_exact(text: str) -> bool:
     """Returns whether one document survives a conversion to a variant and back."""
     try:
-        found = json.loads(text, object_pairs_hook=_distinct, parse_float=_exact, parse_int=str)
-        json.dumps(found, ensure_ascii=False).encode()
+        document = json.loads(text, object_pairs_hook=_distinct, parse_float=_exact, parse_int=str)
+        json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return False
     return True
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise ValueError("a key twice")
-    return found
+    return members
 
 
 def _exact(number: str) -> str:

@@ -61,12 +61,12 @@ class Boolean(TargetType):
     def read(self, text: ArrowArray) -> Representable:
         """Read t and f; anything else is raw."""
         true: ArrowArray = pc.equal(text, pa.scalar("t"))
-        known: ArrowArray = pc.or_(true, pc.equal(text, pa.scalar("f")))
-        if pc.all(known).as_py() is not False:
+        is_letter: ArrowArray = pc.or_(true, pc.equal(text, pa.scalar("f")))
+        if pc.all(is_letter).as_py() is not False:
             return true, None
-        held = known.fill_null(True)
-        _, raw = split_representable(text, held.to_numpy(zero_copy_only=False))
-        return pc.if_else(held, true, pa.scalar(None, pa.bool_())), raw
+        is_typed = is_letter.fill_null(True)
+        _, raw = split_representable(text, is_typed.to_numpy(zero_copy_only=False))
+        return pc.if_else(is_typed, true, pa.scalar(None, pa.bool_())), raw
 
     def copy_expressions(self, column: sql.Composable) -> Selected:
         """Returns the value itself."""
@@ -155,13 +155,13 @@ class Float(Fraction, Number):
 
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
         """Returns the bits, which is faster than printing; floats have many NaN bit patterns."""
-        sent = sql.SQL(
+        bits = sql.SQL(
             "pg_catalog.{send}(case when {column} = 'NaN' then 'NaN'::pg_catalog.{name} else"
             " {column} end)::text"
         ).format(
             send=sql.Identifier(f"{self.name}send"), column=column, name=sql.Identifier(self.name)
         )
-        return sent, None
+        return bits, None
 
     def checksum_text(self, values: ArrowArray, _: Marks, /) -> ArrowArray:
         """Returns the bits."""
@@ -234,13 +234,13 @@ class NumericAsDouble(Fraction):
             text, _ = split_representable(text, typed.is_valid().to_numpy(zero_copy_only=False))
         else:
             text = utf8(text)
-        same: ArrowArray = pc.equal(_digits(text), _digits(typed.cast(pa.string())))
+        has_same_digits: ArrowArray = pc.equal(_digits(text), _digits(typed.cast(pa.string())))
         special: ArrowArray = pc.match_substring_regex(text, _UNHELD)
-        held = pc.or_(same, special).fill_null(True)
-        if pc.all(held).as_py():
+        is_exact = pc.or_(has_same_digits, special).fill_null(True)
+        if pc.all(is_exact).as_py():
             return typed, raw
-        _, rounded = split_representable(text, held.to_numpy(zero_copy_only=False))
-        return pc.if_else(held, typed, pa.scalar(None, self.arrow)), (
+        _, rounded = split_representable(text, is_exact.to_numpy(zero_copy_only=False))
+        return pc.if_else(is_exact, typed, pa.scalar(None, self.arrow)), (
             rounded if raw is None else pc.coalesce(raw, rounded)
         )
 
@@ -304,10 +304,13 @@ def scaled_decimal(scale: int) -> Decimal:
 
     Values with more digits before or after the point are raw.
     """
-    before, behind = rf"^-?[0-9]{{{MAX_PRECISION - scale + 1},}}", rf"\.[0-9]{{{scale}}}[0-9]*[1-9]"
+    too_large, too_precise = (
+        rf"^-?[0-9]{{{MAX_PRECISION - scale + 1},}}",
+        rf"\.[0-9]{{{scale}}}[0-9]*[1-9]",
+    )
     if scale == MAX_PRECISION:
-        before = "^-?[1-9]"
-    unheld = f"{_UNHELD}|{before}|{behind}"
+        too_large = "^-?[1-9]"
+    unheld = f"{_UNHELD}|{too_large}|{too_precise}"
     return Decimal(f"decimal({MAX_PRECISION},{scale})", pa.decimal128(MAX_PRECISION, scale), unheld)
 
 

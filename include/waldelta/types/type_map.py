@@ -150,8 +150,8 @@ def _as_text(oid: int) -> Text:
     if oid == NUMERIC_OID:
         return NumericAsText()
     kind = _SCALARS.get(oid, _TEXT)
-    other = Text(type_oid=oid) if kind.prints_alike else _TEXT
-    return kind if isinstance(kind, Text) else other
+    text = Text(type_oid=oid) if kind.prints_alike else _TEXT
+    return kind if isinstance(kind, Text) else text
 
 
 def _extension(pg_type: PgType) -> TargetType:

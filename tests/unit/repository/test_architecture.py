@@ -419,9 +419,8 @@ KEPT = {
     "_outside_years(left)",
     "compare(left)",
     "lambda(left)",
-    # PostgreSQL's function left(), and the left margin of a picture.
+    # PostgreSQL's function left().
     "_left_text",
-    "_LEFT",
     # Delta's change data feed.
     "CHANGE_DATA_FEED",
     "Target.change_data_feed",

@@ -96,14 +96,14 @@ def evaluate(condition: str, rows: pa.Table) -> pa.ChunkedArray | None:
     if isinstance(tree, Exception):
         return None
     try:
-        found = _Evaluation(rows).value(tree)
+        result = _Evaluation(rows).value(tree)
     except (_Uncertain, pa.ArrowException, OverflowError):
         return None
-    if not pa.types.is_boolean(found.type):
+    if not pa.types.is_boolean(result.type):
         return None
-    if isinstance(found, pa.Scalar):
-        found = pa.array([found.as_py()] * len(rows), pa.bool_())
-    return found if isinstance(found, pa.ChunkedArray) else pa.chunked_array([found])
+    if isinstance(result, pa.Scalar):
+        result = pa.array([result.as_py()] * len(rows), pa.bool_())
+    return result if isinstance(result, pa.ChunkedArray) else pa.chunked_array([result])
 
 
 class _Evaluation:
@@ -173,8 +173,8 @@ class _Evaluation:
         if is_constant and (len(kinds) == 1 or all(map(pa.types.is_integer, kinds))):
             kind = pa.int64() if pa.types.is_integer(value.type) else value.type
             values = pa.array([one.as_py() for one in listed], kind)
-            found = pc.is_in(value.cast(kind), value_set=values)
-            return pc.if_else(pc.is_valid(value), found, pa.scalar(None, pa.bool_()))
+            is_member = pc.is_in(value.cast(kind), value_set=values)
+            return pc.if_else(pc.is_valid(value), is_member, pa.scalar(None, pa.bool_()))
         return reduce(pc.or_kleene, [_compare("eq", value, one) for one in listed])
 
     def null_safe_equal(self, node: exp.Expr) -> Datum:
@@ -200,17 +200,17 @@ class _Evaluation:
         results.append(pa.scalar(None) if default is None else self.value(default))
         _check_alike(results)
         kind = next(one.type for one in results if not pa.types.is_null(one.type))
-        found = results[-1].cast(kind)
+        value = results[-1].cast(kind)
         for condition, result in reversed(list(zip(conditions, results, strict=False))):
-            found = pc.if_else(condition, result.cast(kind), found)
-        return found
+            value = pc.if_else(condition, result.cast(kind), value)
+        return value
 
     def like(self, node: exp.Expr) -> Datum:
         pattern = self.value(node.expression)
         if not isinstance(pattern, pa.Scalar) or _ESCAPE in (pattern.as_py() or _ESCAPE):
             raise _Uncertain(node.key)
-        found = pc.match_like(self.text(node), pattern.as_py())
-        return pc.invert(found) if node.args.get("negate") else found
+        is_match = pc.match_like(self.text(node), pattern.as_py())
+        return pc.invert(is_match) if node.args.get("negate") else is_match
 
     def matches(self, node: exp.Expr) -> Datum:
         texts, pattern = self.text(node), self.value(node.expression)
@@ -242,8 +242,8 @@ class _Evaluation:
 
     def has_entry(self, node: exp.Expr) -> Datum:
         key = node.args["key"]
-        found = pc.is_valid(self._lookup(node, key, "all"))
-        return pc.if_else(pc.is_valid(self.value(node.this)), found, pa.scalar(None, pa.bool_()))
+        has_key = pc.is_valid(self._lookup(node, key, "all"))
+        return pc.if_else(pc.is_valid(self.value(node.this)), has_key, pa.scalar(None, pa.bool_()))
 
     def _lookup(self, node: exp.Expr, key: exp.Expr, occurrence: str) -> Datum:
         entries = self.value(node.this)

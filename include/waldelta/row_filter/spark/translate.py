@@ -90,16 +90,16 @@ class _Translation:
             else _STRUCTURE.get(typed.key, _Translation.call)
         )
         try:
-            found = build(self, typed)
+            translation = build(self, typed)
         except UnheldConstant as err:
             raise FilterNotTranslatable(
                 self.text,
                 place(self.text, err.start),
                 "a constant that Spark can't hold, in more than a comparison",
             ) from None
-        if len(found.value) + len(found.raw or "") > _MAX_LENGTH:
+        if len(translation.value) + len(translation.raw or "") > _MAX_LENGTH:
             raise self.refused(typed, "an expression that becomes too long")
-        return found
+        return translation
 
     def refused(self, typed: Typed, reason: str) -> FilterNotTranslatable:
         return FilterNotTranslatable(self.text, place(self.text, typed.start), reason)
@@ -139,19 +139,19 @@ class _Translation:
         """
         arguments = [self.sql(argument) for argument in typed.arguments]
         rule = RAW_FUNCTIONS.get(typed.key)
-        given = [a.judged() if rule is None else a for a in arguments]
+        operands = [a.judged() if rule is None else a for a in arguments]
         template = BUILT[typed.key](typed) if typed.key in BUILT else TEMPLATES[typed.key]
-        raises = template.startswith("!") or any(a.raises for a in given)
+        raises = template.startswith("!") or any(a.raises for a in operands)
         value = template.removeprefix("!").format(
-            *(a.value for a in given), type=spark_type(typed.type)
+            *(a.value for a in operands), type=spark_type(typed.type)
         )
         result = Sql(f"({value})" if value.startswith("case ") else value, raises=raises)
         result = replace(
-            result, in_years=typed.type.name not in MOMENTS or stays_in_years(typed, given)
+            result, in_years=typed.type.name not in MOMENTS or stays_in_years(typed, operands)
         )
-        if rule is not None and any(a.raw is not None for a in given):
-            result = rule(typed, given, result)
-        return _guarded(given, result)
+        if rule is not None and any(a.raw is not None for a in operands):
+            result = rule(typed, operands, result)
+        return _guarded(operands, result)
 
     def logic(self, typed: Typed) -> Sql:
         parts = [self.sql(argument) for argument in typed.arguments]
@@ -188,21 +188,23 @@ class _Translation:
         if not compared:
             return _after([self.sql(operand)], Sql("false" if typed.key == "any" else "true"))
         # A Spark IN is a hash lookup, which distinguishes 0 and -0.
-        found = self.sql(operand)
-        plain = operand.type.name not in (*FLOATS, "bpchar") and found.raw is None
+        value = self.sql(operand)
+        plain = operand.type.name not in (*FLOATS, "bpchar") and value.raw is None
         constants = [node.arguments[1] for node in compared if node.arguments]
-        same = len(constants) == len(compared) and all(
+        is_one_type = len(constants) == len(compared) and all(
             c.is_constant and c.type.name == operand.type.name for c in constants
         )
         membership = (typed.key, typed.value) in (("any", "="), ("all", "<>"))
         listed = (
-            [self.sql(constant) for constant in constants] if plain and same and membership else []
+            [self.sql(constant) for constant in constants]
+            if plain and is_one_type and membership
+            else []
         )
         if listed and all(constant.raw is None for constant in listed):
             values = ", ".join(constant.value for constant in listed)
             return Sql(
-                f"({found.value} {'in' if typed.key == 'any' else 'not in'} ({values}))",
-                raises=found.raises,
+                f"({value.value} {'in' if typed.key == 'any' else 'not in'} ({values}))",
+                raises=value.raises,
             )
         parts = [self.sql(node) for node in compared]
         word = " or " if typed.key == "any" else " and "
@@ -224,8 +226,8 @@ class _Translation:
         condition = self.sql(compared)
         self.names = outer
         function = "exists" if typed.key == "any_element" else "forall"
-        held = self.sql(array).judged()
-        return Sql(f"{function}({held.value}, {name} -> {condition.value})", raises=True)
+        elements = self.sql(array).judged()
+        return Sql(f"{function}({elements.value}, {name} -> {condition.value})", raises=True)
 
     def case(self, typed: Typed) -> Sql:
         *whens, default = typed.arguments
@@ -235,10 +237,10 @@ class _Translation:
 
     def result(self, typed: Typed, node: Typed) -> Sql:
         """Returns one of several results, converted to the type of them all."""
-        found = self.sql(node)
+        value = self.sql(node)
         if typed.type.name == "numeric" and typed.type.digits != node.type.digits:
-            return replace(found, value=f"cast({found.value} as {spark_type(typed.type)})")
-        return found
+            return replace(value, value=f"cast({value.value} as {spark_type(typed.type)})")
+        return value
 
     def coalesce(self, typed: Typed) -> Sql:
         *first, last = (self.result(typed, node) for node in typed.arguments)
@@ -255,9 +257,9 @@ class _Translation:
         raw = (
             None if first.raw is None else f"case when {equal.value} then null else {first.raw} end"
         )
-        chosen = f"(case when {equal.value} then null else {first.value} end)"
+        value = f"(case when {equal.value} then null else {first.value} end)"
         return Sql(
-            chosen, raw, first.raises or second.raises, in_years=first.in_years, unheld=first.unheld
+            value, raw, first.raises or second.raises, in_years=first.in_years, unheld=first.unheld
         )
 
     def extreme(self, typed: Typed) -> Sql:
@@ -270,14 +272,14 @@ class _Translation:
         ):
             return _joined(f"{typed.key}({', '.join(each.value for each in results)})", results)
         kinds = [Type(typed.type.name, typed.type.digits)] * 2
-        found, raises = results[0], any(each.raises for each in results)
-        for other in results[1:]:
-            keeps = compare("ge" if typed.key == "greatest" else "le", kinds, found, other)
+        winner, raises = results[0], any(each.raises for each in results)
+        for candidate in results[1:]:
+            keeps = compare("ge" if typed.key == "greatest" else "le", kinds, winner, candidate)
             condition = Sql(
-                f"({other.is_null} or coalesce({keeps.value}, false))", raises=keeps.raises
+                f"({candidate.is_null} or coalesce({keeps.value}, false))", raises=keeps.raises
             )
-            found = _choose([(condition, found)], other)
-        return replace(found, raises=raises)
+            winner = _choose([(condition, winner)], candidate)
+        return replace(winner, raises=raises)
 
     def field(self, typed: Typed) -> Sql:
         """Translate a field of a date or timestamp; an infinite one has an infinite year and no
@@ -313,17 +315,17 @@ class _Translation:
     def truncated(self, typed: Typed) -> Sql:
         moment = self.sql(typed.arguments[1])
         value = TRUNCATIONS[typed.arguments[0].value or ""].format(moment.value)
-        found = Sql(value, raises=moment.raises, in_years=moment.in_years)
-        return found if moment.raw is None else keep_infinite(typed, [moment], found)
+        truncation = Sql(value, raises=moment.raises, in_years=moment.in_years)
+        return truncation if moment.raw is None else keep_infinite(typed, [moment], truncation)
 
     def finite(self, typed: Typed) -> Sql:
         moment = self.sql(typed.arguments[0])
-        held = f"case when {moment.value} is not null then true end"
+        is_finite = f"case when {moment.value} is not null then true end"
         if moment.raw is None:
-            return Sql(held, raises=moment.raises)
+            return Sql(is_finite, raises=moment.raises)
         return Sql(
             f"case when {moment.raw} is not null then {moment.raw} not in ('infinity', '-infinity')"
-            f" else {held} end",
+            f" else {is_finite} end",
             raises=moment.raises,
         )
 

@@ -134,8 +134,10 @@ def compare(key: str, kinds: Sequence[Type], left: Sql, right: Sql) -> Sql:
         return Sql(_outside_years(operator, plain, left, right), raises=raises)
     else:
         keys = f"({_order_key(kinds[0], left)} {operator} {_order_key(kinds[1], right)})"
-    held = " and ".join(f"{side.raw} is null" for side in (left, right) if side.raw is not None)
-    return Sql(f"case when {held} then {plain} else {keys} end", raises=raises)
+    are_typed = " and ".join(
+        f"{side.raw} is null" for side in (left, right) if side.raw is not None
+    )
+    return Sql(f"case when {are_typed} then {plain} else {keys} end", raises=raises)
 
 
 def _rank(side: Sql) -> str:
@@ -154,27 +156,27 @@ def _outside_years(operator: str, plain: str, left: Sql, right: Sql) -> str:
     The other side, where it is raw, is then before or after all of them.
     """
     raw = left if left.raw is not None else right
-    held = right if left.raw is not None else left
+    typed_side = right if left.raw is not None else left
     early = f"({raw.raw} = '-infinity' or endswith({raw.raw}, 'BC'))"
     one, two = ("-1", "1") if raw is left else ("1", "-1")
     outside = f"(case when {early} then {one} else {two} end {operator} 0)"
-    if not held.is_constant:
-        outside = f"case when {held.value} is not null then {outside} end"
+    if not typed_side.is_constant:
+        outside = f"case when {typed_side.value} is not null then {outside} end"
     return f"case when {raw.raw} is null then {plain} else {outside} end"
 
 
 def _order_key(kind: Type, side: Sql) -> str:
     """Returns a number that grows with the date or timestamp, raw or not."""
-    held = _key_of_value(kind, side.value)
+    typed_key = _key_of_value(kind, side.value)
     if side.raw is None:
-        return held
+        return typed_key
     raw = f"regexp_replace({side.raw}, '[+]00| BC', '')"
     parts = [f"cast(nullif(regexp_extract({raw}, '{form}', 1), '') as bigint)" for form in _PARTS]
     year = f"case when endswith({side.raw}, 'BC') then 1 - {parts[0]} else {parts[0]} end"
     fraction = f"cast(rpad(regexp_extract({raw}, '[.]([0-9]+)', 1), 6, '0') as bigint)"
     verbatim = _key(year, *parts[1:3], *(f"coalesce({part}, 0)" for part in parts[3:]), fraction)
     return (
-        f"case when {side.value} is not null then {held} when {side.raw} = 'infinity' then"
+        f"case when {side.value} is not null then {typed_key} when {side.raw} = 'infinity' then"
         f" {_INFINITE_KEY} when {side.raw} = '-infinity' then - {_INFINITE_KEY} when {side.raw} is"
         f" not null then {verbatim} end"
     )
@@ -236,16 +238,16 @@ def _to_date(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
     return replace(result, raw=raw, unheld=arguments[0].unheld)
 
 
-def only(values: Sequence[Sql], kept: Sequence[str]) -> tuple[tuple[str, int], ...]:
+def only(values: Sequence[Sql], texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
     """Returns the constants that no type holds, when they are among those that are kept.
 
     Raises UnheldConstant for any other.
     """
-    found = tuple(each for value in values for each in value.unheld)
-    for text, start in found:
-        if text not in kept:
+    constants = tuple(each for value in values for each in value.unheld)
+    for text, start in constants:
+        if text not in texts:
             raise UnheldConstant(start)
-    return found
+    return constants
 
 
 INFINITE = ("infinity", "-infinity")
@@ -254,23 +256,25 @@ INFINITE = ("infinity", "-infinity")
 def keep_infinite(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
     """Keep an infinite date infinite whatever is added; another raw one can't be judged."""
     moment = next(a for a in arguments if a.raw is not None)
-    others = [a for a in arguments if a is not moment]
-    known = "".join(f" and not {a.is_null}" for a in others)
+    operands = [a for a in arguments if a is not moment]
+    checks = "".join(f" and not {a.is_null}" for a in operands)
     infinite = f"{moment.raw} in ('infinity', '-infinity')"
     unjudged = Sql("null", moment.raw).judged().value
-    raw = f"case when {infinite}{known} then {moment.raw} when not ({infinite}) then {unjudged} end"
+    raw = (
+        f"case when {infinite}{checks} then {moment.raw} when not ({infinite}) then {unjudged} end"
+    )
     return replace(result, raw=raw, raises=True, unheld=only([moment], INFINITE))
 
 
 def _nan(_: Typed, arguments: Sequence[Sql], result: Sql) -> Sql:
     """Returns NaN for NaN with anything but NULL; an infinity can't be judged."""
-    known = " and ".join(f"not {a.is_null}" for a in arguments)
+    checks = " and ".join(f"not {a.is_null}" for a in arguments)
     raws = [a.raw for a in arguments if a.raw is not None]
     is_nan = " or ".join(f"coalesce({raw} = 'NaN', false)" for raw in raws)
     is_raw = " or ".join(f"{raw} is not null" for raw in raws)
     unjudged = fail("waldelta: arithmetic on an infinite number")
     raw = (
-        f"case when {known} then case when {is_nan} then 'NaN' when {is_raw} then {unjudged}"
+        f"case when {checks} then case when {is_nan} then 'NaN' when {is_raw} then {unjudged}"
         " end end"
     )
     return replace(result, raw=raw, raises=True, unheld=only(arguments, ("NaN",)))

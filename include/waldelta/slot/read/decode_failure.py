@@ -78,8 +78,8 @@ def position(text: str) -> Lsn | None:
     >>> str(position(f"{context}, associated LSN 0/15D76A8"))
     '0/15D76A8'
     """
-    found = DECODED_POSITION.search(text)
-    return Lsn.parse(found[1]) if found else None
+    match = DECODED_POSITION.search(text)
+    return Lsn.parse(match[1]) if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +105,11 @@ def last_readable(ask: ReadWhole, first: Answer) -> tuple[Answer, Refusal | None
     """
     last, refusal, too_many = first, None, 0
     while not too_many or too_many - last.messages > 1:
-        wanted = (last.messages + too_many) // 2 if too_many else 2 * max(last.messages, 1)
-        answer = ask(wanted)
+        limit = (last.messages + too_many) // 2 if too_many else 2 * max(last.messages, 1)
+        answer = ask(limit)
         if isinstance(answer, Refusal):
-            refusal, too_many = answer, wanted
-        elif answer.messages < wanted:
+            refusal, too_many = answer, limit
+        elif answer.messages < limit:
             return answer, None
         else:
             last = answer
@@ -232,9 +232,9 @@ from ({changes}) as changes
 
 
 def _unreadable(job: Job, source: Source, refusal: Refusal) -> SlotUnreadable:
-    found = _identify(job, source)
+    names = _identify(job, source)
     where = f"at {refusal.at}" if refusal.at is not None else "at its current position"
-    details = [*found, *([] if found and "table" in found[-1] else _suspects(job, refusal))]
+    details = [*names, *([] if names and "table" in names[-1] else _suspects(job, refusal))]
     of = f" ({', '.join(details)})" if details else ""
     return SlotUnreadable(
         f"slot {source.slot!r} can't be decoded {where}{of}: PostgreSQL says {refusal.words!r}"
@@ -257,8 +257,8 @@ def _identify(job: Job, source: Source) -> list[str]:
         ):
             kind = message[:1]
             if kind in (b"B", b"b"):
-                begun = read_begin(message)
-                transaction, table = f"transaction {begun.xid}, commit at {Lsn(begun.lsn)}", ""
+                begin = read_begin(message)
+                transaction, table = f"transaction {begin.xid}, commit at {Lsn(begin.lsn)}", ""
             elif kind == b"R":
                 relation = read_relation(message)
                 table = f"table {relation.schema}.{relation.name}"

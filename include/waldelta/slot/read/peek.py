@@ -176,18 +176,18 @@ def plugin_options(source: Source) -> list[str]:
     Source: the chapter on logical streaming replication parameters.
     """
     names = ",".join('"' + p.name.replace('"', '""') + '"' for p in source.publications)
-    chosen = source.options
-    options = {"proto_version": str(protocol_version(chosen)), "publication_names": names}
-    if chosen.streaming != "off":
-        options["streaming"] = chosen.streaming
+    choices = source.options
+    options = {"proto_version": str(protocol_version(choices)), "publication_names": names}
+    if choices.streaming != "off":
+        options["streaming"] = choices.streaming
     flags = {
-        "two_phase": chosen.two_phase,
-        "messages": chosen.messages,
-        "binary": chosen.binary,
+        "two_phase": choices.two_phase,
+        "messages": choices.messages,
+        "binary": choices.binary,
     }
     options |= {name: "true" for name, is_on in flags.items() if is_on}
-    if chosen.origin != "any":
-        options["origin"] = chosen.origin
+    if choices.origin != "any":
+        options["origin"] = choices.origin
     return [text for pair in options.items() for text in pair]
 
 
@@ -324,10 +324,10 @@ def _end(connection: psycopg.Connection[Any], slot: str, query: str) -> None:
 
     Those of another role are left; the slot's check reports them by pid.
     """
-    wanted = {"reader": reader_name(slot), "slot": slot, "copy": name_of_copy(slot)}
+    params = {"reader": reader_name(slot), "slot": slot, "copy": name_of_copy(slot)}
 
     def found() -> list[int]:
-        return [pid for (pid,) in connection.execute(query.encode(), wanted)]
+        return [pid for (pid,) in connection.execute(query.encode(), params)]
 
     ended = set()
     for pid in found():
@@ -357,8 +357,8 @@ where s.slot_name in (%(slot)s, %(copy)s)
 
 
 def _landing_batch(envelope: Envelope, batch: pa.RecordBatch) -> pa.RecordBatch:
-    lsn, xid, given = (storage(column) for column in batch.columns)
-    enveloped = envelope.add(_big_endian(lsn, ">u8"), _big_endian(xid, ">u4"), given)
+    lsn, xid, messages = (storage(column) for column in batch.columns)
+    enveloped = envelope.add(_big_endian(lsn, ">u8"), _big_endian(xid, ">u4"), messages)
     kind, data = enveloped.column("kind"), enveloped.column("data")
     timeline = pc.or_(
         pc.is_in(kind, value_set=pa.array(TIMELINE_KINDS)), pc.starts_with(kind, MARK)
@@ -394,7 +394,7 @@ NO_ROOM = (
 )
 
 
-def _lost(slot: str, error: ServerError) -> SourceUnreachable | StandbyAway | None:
+def _reader_error(slot: str, error: ServerError) -> SourceUnreachable | StandbyAway | None:
     """Returns the error for a reader that was ended from outside; the next one may succeed."""
     if error.is_one_of(codes.SERIALIZATION_FAILURE):
         return ended_by_replay(f"reading slot {slot!r}", error)
@@ -455,8 +455,8 @@ def peek_error(slot: str, error: ServerError, *, timed_out: bool = True) -> Sour
         return SlotInUse(f"slot {slot!r} is being read by another process: {error.shown}")
     if error.is_one_of(codes.QUERY_CANCELED) and timed_out:
         return PeekTimeout(f"reading slot {slot!r} took longer than the statement timeout")
-    if (named := _lost(slot, error) or _lacks_room(slot, error)) is not None:
-        return named
+    if (error_of_reader := _reader_error(slot, error) or _lacks_room(slot, error)) is not None:
+        return error_of_reader
     if error.is_one_of(codes.INSUFFICIENT_PRIVILEGE):
         return PrivilegeMissing(
             f"reading slot {slot!r} was refused ({error.shown}): give the role that reads it the"

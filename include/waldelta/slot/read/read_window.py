@@ -89,11 +89,11 @@ class ReadWindows:
         self._job = job
         batch = job.pipeline.batch
         self._file = self._widest = ReadWindow(batch.wal_window_mb << 20, batch.statement_timeout_s)
-        kept = job.ledger.table(ReadWindowSetting).newest()
+        setting = job.ledger.table(ReadWindowSetting).newest()
         self._kept = (
             None
-            if kept is None or kept.window_bytes is None
-            else ReadWindow(kept.window_bytes, kept.timeout_s)
+            if setting is None or setting.window_bytes is None
+            else ReadWindow(setting.window_bytes, setting.timeout_s)
         )
         self.next = self._file if self._kept is None else self._kept.within(self._file)
 
@@ -160,12 +160,14 @@ class ReadWindows:
 
     def _take(self, read_window: ReadWindow) -> None:
         self.next = read_window
-        kept = read_window if read_window != self._file else None
-        if kept == self._kept:
+        setting = read_window if read_window != self._file else None
+        if setting == self._kept:
             return
-        window, timeout = (kept.window_bytes, kept.timeout_s) if kept is not None else (None, 0)
+        window, timeout = (
+            (setting.window_bytes, setting.timeout_s) if setting is not None else (None, 0)
+        )
         self._job.ledger.append(ReadWindowSetting(now(), self._job.run_id, window, timeout))
-        self._kept = kept
+        self._kept = setting
 
     def _suspect(self) -> str:
         """Returns a sentence on the transaction that likely determines the slot's restart_lsn.

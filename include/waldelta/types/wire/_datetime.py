@@ -23,16 +23,16 @@ _LEAST4, _MOST4, _LEAST8, _MOST8 = -(1 << 31), (1 << 31) - 1, -(1 << 63), (1 << 
 
 def _date(values: Messages, valid: Mask) -> ArrowArray:
     days = i4(values.bytes, sized(values, valid, 4))
-    held = (days + _EPOCH_DAY >= _FIRST_DAY) & (days + _EPOCH_DAY < _BEYOND_DAY)
+    is_in_years = (days + _EPOCH_DAY >= _FIRST_DAY) & (days + _EPOCH_DAY < _BEYOND_DAY)
     plain = (
-        pa.array(np.where(held, days + _EPOCH_DAY, 0).astype(np.int32))
+        pa.array(np.where(is_in_years, days + _EPOCH_DAY, 0).astype(np.int32))
         .cast(pa.date32())
         .cast(pa.string())
     )
     return _with_odd_ones(
         plain,
         valid,
-        held,
+        is_in_years,
         days,
         lambda day: _infinite(day, _LEAST4, _MOST4) or _far(day, 0, "date"),
     )
@@ -41,9 +41,9 @@ def _date(values: Messages, valid: Mask) -> ArrowArray:
 def _timestamp(values: Messages, valid: Mask, *, zone: str) -> ArrowArray:
     at = i8(values.bytes, sized(values, valid, 8))
     day = at // _DAY_US + _EPOCH_DAY
-    held = (day >= _FIRST_DAY) & (day < _BEYOND_DAY)
+    is_in_years = (day >= _FIRST_DAY) & (day < _BEYOND_DAY)
     unix = (
-        pa.array(np.where(held, at + _EPOCH_DAY * _DAY_US, 0))
+        pa.array(np.where(is_in_years, at + _EPOCH_DAY * _DAY_US, 0))
         .cast(pa.timestamp("us"))
         .cast(pa.string())
     )
@@ -54,19 +54,19 @@ def _timestamp(values: Messages, valid: Mask, *, zone: str) -> ArrowArray:
         text = _far(us // _DAY_US, us % _DAY_US, "timestamp")
         return text.removesuffix(" BC") + zone + (" BC" if text.endswith(" BC") else "")
 
-    return _with_odd_ones(joined(unix, zone), valid, held, at, odd)
+    return _with_odd_ones(joined(unix, zone), valid, is_in_years, at, odd)
 
 
 def _with_odd_ones(
-    plain: ArrowArray, valid: Mask, held: Mask, numbers: Positions, odd: Callable[[int], str]
+    plain: ArrowArray, valid: Mask, is_in_years: Mask, numbers: Positions, odd: Callable[[int], str]
 ) -> ArrowArray:
     """Returns the texts, where the few outside the years 1 to 9999 are printed one by one."""
     plain = masked(plain, valid)
-    outside = np.flatnonzero(valid & ~held)
+    outside = np.flatnonzero(valid & ~is_in_years)
     if not len(outside):
         return plain
     texts = pa.array([odd(int(n)) for n in numbers[outside]], pa.string())
-    return pc.replace_with_mask(plain, pa.array(valid & ~held), texts)
+    return pc.replace_with_mask(plain, pa.array(valid & ~is_in_years), texts)
 
 
 def _infinite(number: int, least: int, most: int) -> str | None:
@@ -155,18 +155,18 @@ def _interval(values: Messages, valid: Mask) -> ArrowArray:
     text = pa.array([""] * len(valid), pa.string())
     after_minus = np.zeros(len(valid), np.bool_)
     for unit, number in parts:
-        told = joined(
+        part = joined(
             pc.if_else(pc.equal(text, ""), "", " "),
             pc.if_else(pa.array(after_minus & (number > 0)), "+", ""),
             pa.array(number).cast(pa.string()),
             pc.if_else(pa.array(number == 1), f" {unit}", f" {unit}s"),
         )
-        text = pc.if_else(pa.array(number != 0), joined(text, told), text)
+        text = pc.if_else(pa.array(number != 0), joined(text, part), text)
         after_minus = np.where(number != 0, number < 0, after_minus)
     span = np.where(us < 0, np.negative(us), us).view(
         np.uint64
     )  # The least integer's negative is itself.
-    minutes, rest = (
+    minutes, microseconds = (
         (span // (60 * _SECOND_US)).astype(np.int64),
         (span % (60 * _SECOND_US)).astype(np.int64),
     )
@@ -175,7 +175,7 @@ def _interval(values: Messages, valid: Mask) -> ArrowArray:
     clock = joined(
         pc.if_else(pc.equal(text, ""), "", " "),
         pc.if_else(pa.array(us < 0), "-", pc.if_else(pa.array(after_minus), "+", "")),
-        hours, ":", digits(minutes % 60, 2), ":", _seconds(rest),
+        hours, ":", digits(minutes % 60, 2), ":", _seconds(microseconds),
     )  # fmt: skip
     text = pc.if_else(pc.or_(pc.equal(text, ""), pa.array(us != 0)), joined(text, clock), text)
     for infinite, most8, most4 in (("infinity", _MOST8, _MOST4), ("-infinity", _LEAST8, _LEAST4)):

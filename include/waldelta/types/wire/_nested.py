@@ -40,28 +40,30 @@ def array_text(values: Messages, valid: Mask, read: ElementReader, delimiter: st
     refuse(values, valid & wrong, "no array")
     count, is_odd = (dimensions > 0).astype(np.int64), dimensions > 1
     for k in range(_MOST_DIMENSIONS):
-        here = dimensions > k
+        has_dimension = dimensions > k
         size = i4(source, start + 12 + 8 * k)
         # Each element needs at least the bytes of its length.
         refuse(
             values,
-            here & ((size < 0) | (count * size > values.end - start)),
+            has_dimension & ((size < 0) | (count * size > values.end - start)),
             "more elements than bytes",
         )
-        count = np.where(here, count * size, count)
-        is_odd |= here & (i4(source, start + 16 + 8 * k) != 1)
+        count = np.where(has_dimension, count * size, count)
+        is_odd |= has_dimension & (i4(source, start + 16 + 8 * k) != 1)
     starts, ends = _walk(values, valid, start + 12 + 8 * dimensions, count)
     elements = _copied(values, starts, ends)
     text = _joined(_elements(read(elements, False), delimiter), count, delimiter, "{", "}")
     for row in np.flatnonzero(is_odd & valid):
         first = int(count[:row].sum())
-        own = _elements(read(elements.slice(first, int(count[row])), True), delimiter).to_pylist()
+        elements_of_row = _elements(
+            read(elements.slice(first, int(count[row])), True), delimiter
+        ).to_pylist()
         # The size and the lower bound of each dimension.
         shape = list(struct.iter_unpack("!ii", values.at(int(row))[12 : 12 + 8 * dimensions[row]]))
         text = pc.replace_with_mask(
             text,
             pa.array(np.arange(len(valid)) == row),
-            pa.array([_printed(own, shape, delimiter)]),
+            pa.array([_printed(elements_of_row, shape, delimiter)]),
         )
     return masked(text, valid)
 
@@ -128,14 +130,14 @@ def _walk(
     at, step = first.copy(), 0
     active = np.flatnonzero(count > 0)
     while len(active) > _FEW:
-        here = at[active] + 4
+        start = at[active] + 4
         length = i4(values.bytes, at[active])
-        end = np.where(length == _NULL, here, here + length)
+        end = np.where(length == _NULL, start, start + length)
         bad = np.zeros(len(valid), np.bool_)
-        bad[active] = (length < _NULL) | (end > values.end[active]) | (here > values.end[active])
+        bad[active] = (length < _NULL) | (end > values.end[active]) | (start > values.end[active])
         refuse(values, bad, "an inner value doesn't fit")
         place = offsets[active] + step
-        starts[place], ends[place] = here, np.where(length == _NULL, here - 1, end)
+        starts[place], ends[place] = start, np.where(length == _NULL, start - 1, end)
         at[active] = end
         step += 1
         active = active[count[active] > step]
@@ -152,18 +154,18 @@ def _walk(
 
 
 def _walk_alone(
-    values: Messages, row: int, at: int, places: slice, found: tuple[Positions, Positions]
+    values: Messages, row: int, at: int, places: slice, bounds: tuple[Positions, Positions]
 ) -> int:
-    starts, ends = found
+    starts, ends = bounds
     data, base, limit = values.at(row), int(values.start[row]), int(values.end[row])
     for place in range(places.start, places.stop):
         if at + 4 > limit:
             raise values.error(row, "value", at, "an inner value doesn't fit")
         (length,) = struct.unpack_from("!i", data, at - base)
-        here, at = at + 4, at + 4 + max(length, 0)
+        start, at = at + 4, at + 4 + max(length, 0)
         if length < _NULL or at > limit:
-            raise values.error(row, "value", here, "an inner value doesn't fit")
-        starts[place], ends[place] = here, here - 1 if length == _NULL else at
+            raise values.error(row, "value", start, "an inner value doesn't fit")
+        starts[place], ends[place] = start, start - 1 if length == _NULL else at
     return at
 
 
@@ -184,9 +186,9 @@ def range_text(values: Messages, valid: Mask, read: ElementReader) -> ArrowArray
     _refuse_nulls(values, starts, ends, count, "a bound is null")
     special = r'^$|["\\()\[\],]|[ \t\n\r\v\f]'
     texts = _quoted(utf8(read(_copied(values, starts, ends), True)), special, r'(["\\])', r"\1\1")
-    before = np.cumsum(count) - count
-    lower = pc.fill_null(texts.take(pa.array(before, mask=~has_lower)), "")
-    upper = pc.fill_null(texts.take(pa.array(before + has_lower, mask=~has_upper)), "")
+    bound_index = np.cumsum(count) - count
+    lower = pc.fill_null(texts.take(pa.array(bound_index, mask=~has_lower)), "")
+    upper = pc.fill_null(texts.take(pa.array(bound_index + has_lower, mask=~has_upper)), "")
     opening = pc.if_else(pa.array(flags & _LOWER_INCLUSIVE != 0), "[", "(")
     closing = pc.if_else(pa.array(flags & _UPPER_INCLUSIVE != 0), "]", ")")
     text = joined(opening, lower, ",", upper, closing)

@@ -47,8 +47,8 @@ def _bits(values: Messages, valid: Mask) -> ArrowArray:
     unpacked = np.unpackbits(data) + np.uint8(ord("0"))
     # The padding at the end of each value is left out.
     place = np.arange(len(unpacked)) - np.repeat(8 * (np.cumsum(sizes) - sizes), 8 * sizes)
-    kept = place < np.repeat(count, 8 * sizes)
-    return strings(unpacked[kept], np.concatenate([[0], np.cumsum(count)]), valid)
+    is_bit = place < np.repeat(count, 8 * sizes)
+    return strings(unpacked[is_bit], np.concatenate([[0], np.cumsum(count)]), valid)
 
 
 def _char(values: Messages, valid: Mask) -> ArrowArray:

@@ -78,11 +78,11 @@ def one_by_one(read: Callable[[bytes], str]) -> Converter:
     """
 
     def convert(values: Messages, valid: Mask) -> ArrowArray:
-        known = cache(read)
+        convert_value = cache(read)
         texts: list[str | None] = [None] * len(valid)
         for row in np.flatnonzero(valid).tolist():
             try:
-                texts[row] = known(values.at(row))
+                texts[row] = convert_value(values.at(row))
             except (ValueError, IndexError, struct.error, OverflowError) as err:
                 raise values.error(
                     row, "value", int(values.start[row]), str(err) or "cut off"
