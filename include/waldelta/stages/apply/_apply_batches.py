@@ -47,15 +47,17 @@ def plan_apply_batches(*measures: _BatchSizes) -> list[int]:
     [2, 3, 4]
     """
     ends: list[int] = []
-    taken = [0] * len(measures)
+    sizes_taken = [0] * len(measures)
     for batch in sorted(measures[0][0]):
-        more = [sizes.get(batch, 0) for sizes, _ in measures]
-        together = [held + size for held, size in zip(taken, more, strict=True)]
+        sizes_of_batch = [sizes.get(batch, 0) for sizes, _ in measures]
+        together = [
+            size_taken + size for size_taken, size in zip(sizes_taken, sizes_of_batch, strict=True)
+        ]
         if ends and all(size <= most for size, (_, most) in zip(together, measures, strict=True)):
             ends.pop()
-            taken = together
+            sizes_taken = together
         else:
-            taken = more
+            sizes_taken = sizes_of_batch
         ends.append(batch)
     return ends
 
@@ -72,7 +74,7 @@ def whole_upto(*measures: _BatchSizes) -> int | None:
     >>> whole_upto(({1: 40}, 100))
     """
     last = max(measures[0][0], default=0)
-    expected = [({**held, last + 1: held.get(last, 0)}, most) for held, most in measures]
+    expected = [({**sizes, last + 1: sizes.get(last, 0)}, most) for sizes, most in measures]
     return next(iter(plan_apply_batches(*expected)[:-1]), None)
 
 
@@ -81,11 +83,11 @@ def reported_batches(sizes: Mapping[int, int], ends: Sequence[int]) -> Iterator[
     began = time.monotonic()
     for number, upto in enumerate(ends, 1):
         yield upto
-        done = sum(size for batch, size in sizes.items() if batch <= upto)
-        left = sum(sizes.values()) - done
+        messages = sum(size for batch, size in sizes.items() if batch <= upto)
+        remaining = sum(sizes.values()) - messages
         if number < len(ends):
-            seconds = (time.monotonic() - began) * left / max(done, 1)
+            seconds = (time.monotonic() - began) * remaining / max(messages, 1)
             log.info(
                 "apply batch %d of %d done, up to batch %d: %s left, about %.0f s",
-                number, len(ends), upto, counted(left, "message"), seconds,
+                number, len(ends), upto, counted(remaining, "message"), seconds,
             )  # fmt: skip

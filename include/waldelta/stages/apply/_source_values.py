@@ -90,7 +90,7 @@ def read_values(
     publications = list(job.pipeline.source.publication_names)
     with (
         job.source.connect("reread") as connection,
-        raised_as(lambda err: _named(err, job, plan.state, connection), psycopg.Error),
+        raised_as(lambda err: _lookup_error(err, job, plan.state, connection), psycopg.Error),
         limited(connection, "lock_timeout", LOCK_TIMEOUT_S),
     ):
         lookup = _lookup(connection, publications, plan, flagged, lacking, values)
@@ -129,24 +129,24 @@ def _lookup(
     state, names = plan.state, plan.decode.names
     # For merged partitions, the partitioned table returns each row's leaf partition too.
     relation_id = state.relation_ids[0] if state.root_id is None else state.root_id
-    asked = {"relation": relation_id, "publications": publications}
-    found = connection.execute(_TABLE.encode(), asked).fetchone()
+    params = {"relation": relation_id, "publications": publications}
+    row = connection.execute(_TABLE.encode(), params).fetchone()
     type_ids = {
-        name: (oid, typmod) for name, oid, typmod in connection.execute(_COLUMNS.encode(), asked)
+        name: (oid, typmod) for name, oid, typmod in connection.execute(_COLUMNS.encode(), params)
     }
     leaf_columns = {c.name for c in state.columns if c.attnum == RELID_ATTNUM}
     type_ids |= dict.fromkeys(leaf_columns, (INT8, -1))
     sources = {c.name: c.name_on_source for c in state.columns}
     type_ids = {name: type_ids[source] for name, source in sources.items() if source in type_ids}
     usable = {c.name for c in state.columns if type_ids.get(c.name) == (c.type_oid, c.typmod)}
-    if found is None or not usable.issuperset(state.key_columns):
-        what = "the table isn't published any more" if found is None else "its key was changed"
+    if row is None or not usable.issuperset(state.key_columns):
+        what = "the table isn't published any more" if row is None else "its key was changed"
         _give_up(values, lacking, f"{what} on the source")
         return None
     for i, rows in flagged.items():
         if names[i] not in usable:
             _give_up(values, rows, f"column {names[i]} was dropped or changed on the source")
-    schema, table, is_root, above = found
+    schema, table, is_root, above = row
     through = Through.of(above)
     # ONLY, because an inheritance parent is published without its children.
     only = sql.SQL("" if is_root or through is not None else "only ")
@@ -169,12 +169,12 @@ def _read(
 ) -> Bools:
     """Read the values of these rows; returns the rows that the source doesn't show."""
     absent = lacking.copy()
-    wanted = np.flatnonzero(lacking)
-    if not len(wanted):
+    places = np.flatnonzero(lacking)
+    if not len(places):
         return absent
-    query, arrays = _values_query(lookup), [[texts[n] for n in wanted] for texts in keys]
+    query, arrays = _values_query(lookup), [[texts[n] for n in places] for texts in keys]
     for number, *texts in connection.execute(query, arrays):
-        row = int(wanted[number - 1])
+        row = int(places[number - 1])
         absent[row] = False
         for i, text in zip(lookup.columns, texts, strict=True):
             values.texts[i][row] = text
@@ -187,12 +187,12 @@ def _values_query(lookup: _Lookup) -> sql.Composed:
     """
     columns = [text_sql(name, relation="t.") for name in lookup.columns.values()]
     numbered = [sql.Identifier(f"k{n}") for n in range(len(lookup.key))]
-    same = [
+    conditions = [
         sql.SQL("{} = {}").format(*column.compared(sql.SQL("k.{}").format(number), "t."))
         for number, column in zip(numbered, lookup.key, strict=True)
     ]
     if lookup.leaf is not None:
-        same.append(sql.SQL("t.tableoid = {}::oid").format(sql.Literal(lookup.leaf)))
+        conditions.append(sql.SQL("t.tableoid = {}::oid").format(sql.Literal(lookup.leaf)))
     return sql.SQL(
         "select {selected} from unnest({arrays}) with ordinality as k ({names}) join {relation} as"
         " t on {same}"
@@ -201,7 +201,7 @@ def _values_query(lookup: _Lookup) -> sql.Composed:
         arrays=sql.SQL(", ").join([sql.SQL("%s::text[]")] * len(numbered)),
         names=sql.SQL(", ").join([*numbered, sql.Identifier("n")]),
         relation=lookup.relation,
-        same=sql.SQL(" and ").join(same),
+        same=sql.SQL(" and ").join(conditions),
     )
 
 
@@ -211,7 +211,7 @@ def _give_up(values: SourceValues, rows: Bools, reason: str) -> None:
     values.missing |= rows
 
 
-def _named(
+def _lookup_error(
     err: psycopg.Error, job: Job, state: TableState, connection: psycopg.Connection[Any]
 ) -> SourceError:
     reason = without_values(err)

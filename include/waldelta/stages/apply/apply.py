@@ -236,8 +236,8 @@ def _apply_batch(
     run.caller.verify()
     with applied.isolated(state):
         cut = _apply_locked(run, target, BatchNumbers(run.batches[name], upto))
-        if (before := unreported.pop(name, None)) is not None:
-            cut = before + cut
+        if (earlier_cut := unreported.pop(name, None)) is not None:
+            cut = earlier_cut + cut
         applied.reached[name, state.generation] = run.batches[name] = max(run.batches[name], upto)
         # External commits are searched before the cut states up to which version all are reported.
         with applied.isolated(state):
@@ -257,11 +257,11 @@ def _apply_locked(run: _Run, target: InspectedTarget, batches: BatchNumbers) -> 
         try:
             cut = _apply_target(run, current, batches._replace(after=after), fence)
         except NeedsSync as err:
-            named = of_table(err, target.name)
+            error = of_table(err, target.name)
             if may_resync(run.job, state):
                 # The state is read again, because its columns may have been recorded since.
-                mark_for_copy(run.job, check_same_copy(run.job, state), str(named))
-            raise named from err
+                mark_for_copy(run.job, check_same_copy(run.job, state), str(error))
+            raise error from err
     fault_point("apply.applied")
     log.info(
         "table=%s applied up to batch %d: %d inserted, %d updated, %d deleted, %d skipped, %.1f s",

@@ -110,17 +110,17 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     if not plan.decode.shape.key:
         return staged if judge is None else judge(staged).staged
     state, after = plan.state, plan.batches.after
-    held = quarantine.outlines(state.table_name, state.generation)
-    if not staged.incomplete and not held and judge is None:
+    outlines = quarantine.outlines(state.table_name, state.generation)
+    if not staged.incomplete and not outlines and judge is None:
         return staged
     work = _Work(job, change_log, plan, staged)
-    work.follow(quarantine, [row for row in held if row.batch <= after], after)
+    work.follow(quarantine, [row for row in outlines if row.batch <= after], after)
     for rows in _chunks(staged, plan):
         work.complete(rows)
     judged = JudgedChanges(work.completed()) if judge is None else judge(work.completed())
     work.record_aside(judged.aside)
     work.keep_messages()
-    if work.recorded or any(row.batch > after for row in held):
+    if work.recorded or any(row.batch > after for row in outlines):
         quarantine.replace(state.table_name, state.generation, after, work.recorded, fence)
     fault_point("complete.recorded")
     if quarantined := judged.staged.counts.get(QUARANTINED_ROWS):
@@ -141,8 +141,8 @@ def _why_quarantined(rows: int, failing: int) -> str:
     if rows == failing:
         return "fail a gate"
     lacks = "lack values that the source no longer has"
-    others = f"{failing} of them {'fails' if failing == 1 else 'fail'} a gate instead"
-    return f"{lacks}, {others}" if failing else lacks
+    suffix = f"{failing} of them {'fails' if failing == 1 else 'fail'} a gate instead"
+    return f"{lacks}, {suffix}" if failing else lacks
 
 
 @dataclass
@@ -174,8 +174,8 @@ class _Work:
         if not watched and not discarded:
             return
         emptied = _truncated_keys(quarantine, self.plan, {*watched, *discarded})
-        taken, moved = discarded_since(self.staged, self.plan, discarded - emptied)
-        self.recorded += [self.row(RESOLVED, key) for key in sorted(emptied | taken)]
+        replaced_keys, moved = discarded_since(self.staged, self.plan, discarded - emptied)
+        self.recorded += [self.row(RESOLVED, key) for key in sorted(emptied | replaced_keys)]
         still = {key: row for key, row in watched.items() if key not in emptied}
         self.resolve(still, partial(_messages, quarantine, self.plan, after))
         # These follow the records of the rows that replaced them.
@@ -213,9 +213,11 @@ class _Work:
             # The target has no row at the base key; a separate row purges the one at the new key.
             self.counts[ACTION_UPDATE] -= len(updated)
             self.counts[ACTION_INSERT] += len(updated)
-            before, after = (keys_of(updated, self.plan, which) for which in "bc")
-            messages = messages_of(before)
-            self.earlier = {now: messages[then] for then, now in zip(before, after, strict=True)}
+            old_keys, new_keys = (keys_of(updated, self.plan, which) for which in "bc")
+            messages = messages_of(old_keys)
+            self.earlier = {
+                now: messages[then] for then, now in zip(old_keys, new_keys, strict=True)
+            }
             self.complete(without_base(with_action(updated, ACTION_INSERT), self.plan))
         if len(overlaid):
             self.complete(overlaid)
@@ -230,17 +232,18 @@ class _Work:
         filled = _filled(rows, self.plan, values)
         self._record(rows, keys, values, lacks)
         missing = pa.array(values.missing)
-        lost = rows.filter(missing)
-        gone = lost.filter(
+        rows_lost = rows.filter(missing)
+        gone = rows_lost.filter(
             pa.array(
-                np.asarray(pc.equal(lost["action"], ACTION_UPSERT)) | move_keys(lost, self.plan)
+                np.asarray(pc.equal(rows_lost["action"], ACTION_UPSERT))
+                | move_keys(rows_lost, self.plan)
             )
         )
         for action in (*FRESH, ACTION_UPDATE):
-            self.counts[action] -= pc.sum(pc.equal(lost["action"], action)).as_py() or 0
+            self.counts[action] -= pc.sum(pc.equal(rows_lost["action"], action)).as_py() or 0
         self.counts[ACTION_PURGE] += len(gone)
         self.counts[COMPLETED_ROWS] += int((lacks & ~values.missing).sum())
-        self.counts[QUARANTINED_ROWS] += len(lost)
+        self.counts[QUARANTINED_ROWS] += len(rows_lost)
         ready = pa.concat_tables([filled.filter(pc.invert(missing)), purges(gone, self.plan)])
         write_parquet(self._folder, ready, self.parts)
         self.parts += 1
@@ -294,12 +297,12 @@ class _Work:
 
     def keep_messages(self) -> None:
         """Store the messages that rows came from with the rows that go into quarantine."""
-        wanted = {row.key for row in self.recorded if row.status == WAITING}
-        found = sent_messages(self.change_log, self.plan, wanted)
+        keys = {row.key for row in self.recorded if row.status == WAITING}
+        messages = sent_messages(self.change_log, self.plan, keys)
         self.recorded = [
             (
-                replace(row, messages=self.earlier.get(row.key, []) + found.get(row.key, []))
-                if row.key in wanted
+                replace(row, messages=self.earlier.get(row.key, []) + messages.get(row.key, []))
+                if row.key in keys
                 else row
             )
             for row in self.recorded
@@ -312,10 +315,12 @@ class _Work:
         flags = " or ".join(f"s.u{i}" for i in self.plan.decode.shape.completable) or "false"
         fresh = ", ".join(f"'{action}'" for action in FRESH)
         names = self.plan.decode.net_schema.names
-        same = " and ".join(f"s.{base} <=> r.{base}" for base in self.plan.decode.shape.bases)
+        has_same_base = " and ".join(
+            f"s.{base} <=> r.{base}" for base in self.plan.decode.shape.bases
+        )
         but = (
             f" left anti join {parquet(self._replaced)} as r on s.action = '{ACTION_UPDATE}' and"
-            f" {same}"
+            f" {has_same_base}"
         )
         # The SQL contains only numbered columns and waldelta's own folders, no names from the
         # source.
@@ -336,7 +341,7 @@ class _Work:
     def _record(
         self, rows: pa.Table, keys: Sequence[str], values: SourceValues, lacks: Bools
     ) -> None:
-        absent, told = unsent(rows, self.plan), sent(rows, self.plan, unsent(rows, self.plan))
+        absent, texts = unsent(rows, self.plan), sent(rows, self.plan, unsent(rows, self.plan))
         stay = ~move_keys(rows, self.plan)
         for n, row in enumerate(rows.select(["action", "lsn", "commit_ts"]).to_pylist()):
             if not lacks[n]:
@@ -348,7 +353,7 @@ class _Work:
                     WAITING if is_lost else COMPLETED,
                     keys[n],
                     columns=absent[n],
-                    sent=told[n] if is_lost else None,
+                    sent=texts[n] if is_lost else None,
                     lsn=row["lsn"],
                     commit_ts=row["commit_ts"],
                     reason=values.reasons[n],
@@ -395,10 +400,10 @@ def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:
     if not staged.incomplete:
         return
     lacks = reduce(or_, (pc.field(f"u{i}") for i in plan.decode.shape.completable))
-    chosen = pc.field("action").isin(list(FRESH)) & lacks
-    files = by_row_group(open_parquet(staged.folder), chosen)
+    condition = pc.field("action").isin(list(FRESH)) & lacks
+    files = by_row_group(open_parquet(staged.folder), condition)
     scanner = files.scanner(
-        filter=chosen, batch_size=SOURCE_ROWS_PER_READ, batch_readahead=1, fragment_readahead=1
+        filter=condition, batch_size=SOURCE_ROWS_PER_READ, batch_readahead=1, fragment_readahead=1
     )
     for part in scanner.to_batches():
         if part.num_rows:
@@ -415,8 +420,8 @@ def _touched(staged: Staged, plan: TargetPlan, opened: Collection[str]) -> pa.Ta
         )
     files = open_parquet(staged.folder)
     values = first_values(opened, plan.decode, files.schema.field("b0").type)
-    found = as_net(files.to_table(filter=pc.field("b0").isin(values)), plan)
-    return found.filter(pa.array([key in opened for key in keys_of(found, plan, "b")], pa.bool_()))
+    rows = as_net(files.to_table(filter=pc.field("b0").isin(values)), plan)
+    return rows.filter(pa.array([key in opened for key in keys_of(rows, plan, "b")], pa.bool_()))
 
 
 def discarded_since(
@@ -427,24 +432,26 @@ def discarded_since(
     At the former keys these changes write a row, or the source has no row any more.
     """
     key = plan.decode.shape.key
-    named = own_keys(discarded, plan.decode)
-    if not named:
+    keys = own_keys(discarded, plan.decode)
+    if not keys:
         return set(), {}
     files = open_parquet(staged.folder)
-    values = first_values(named, plan.decode, files.schema.field("b0").type)
+    values = first_values(keys, plan.decode, files.schema.field("b0").type)
     first = pc.field(f"c{key[0]}").isin(values) | pc.field("b0").isin(values)
     rows = as_net(files.to_table(filter=first), plan)
     actions, moves = rows["action"].to_pylist(), move_keys(rows, plan)
-    before, after = (keys_of(rows, plan, which) for which in "bc")
-    left = [action in FRESH or bool(moves[n]) for n, action in enumerate(actions)]
-    present = {text for n, text in enumerate(after) if left[n]}
-    gone = {text for n, text in enumerate(before) if actions[n] in (ACTION_DELETE, ACTION_PURGE)}
+    old_keys, new_keys = (keys_of(rows, plan, which) for which in "bc")
+    has_left = [action in FRESH or bool(moves[n]) for n, action in enumerate(actions)]
+    present = {text for n, text in enumerate(new_keys) if has_left[n]}
+    gone = {text for n, text in enumerate(old_keys) if actions[n] in (ACTION_DELETE, ACTION_PURGE)}
     # A target with row versions reports each of them: where a row is at the end is unknown.
     is_mirror = plan.decode.unfolding is None
     moved = {
-        text: after[n] for n, text in enumerate(before) if is_mirror and moves[n] and text in named
+        text: new_keys[n]
+        for n, text in enumerate(old_keys)
+        if is_mirror and moves[n] and text in keys
     }
-    return named & (present | gone | moved.keys()), moved
+    return keys & (present | gone | moved.keys()), moved
 
 
 def _filled(rows: pa.Table, plan: TargetPlan, values: SourceValues) -> pa.Table:
@@ -454,10 +461,10 @@ def _filled(rows: pa.Table, plan: TargetPlan, values: SourceValues) -> pa.Table:
         flags, texts = rows[f"u{i}"].to_pylist(), values.texts[i]
         typed, raw = plan.decode.types[i].from_text(pa.array(texts, pa.string()))
         both = pa.concat_arrays([one_array(rows[f"c{i}"]), typed])
-        chosen = pa.array(
+        places = pa.array(
             [n + len(rows) if flag else n for n, flag in enumerate(flags)], pa.int64()
         )
-        rows = with_column(rows, f"c{i}", both.take(chosen))
+        rows = with_column(rows, f"c{i}", both.take(places))
         rows = with_column(rows, f"u{i}", pa.array([False] * len(rows)))
         for n, text in enumerate(raw.to_pylist() if raw is not None else []):
             if flags[n] and text is not None:
@@ -470,31 +477,33 @@ MOST_EARLIER_BYTES = 1 << 20
 
 
 def sent_messages(
-    change_log: ChangeLog, plan: TargetPlan, wanted: Collection[str]
+    change_log: ChangeLog, plan: TargetPlan, keys: Collection[str]
 ) -> dict[str, list[SentMessage]]:
     """Returns the messages behind the rows that a range of batches writes, in commit order.
 
-    ``wanted`` are the rows' keys (as row_keys()). A chain goes back to the row's INSERT, or to the
+    ``keys`` are the rows' keys (as row_keys()). A chain goes back to the row's INSERT, or to the
     first UPDATE in the range. The target's own filter is ignored, so changes of the row that the
     filter excluded are included.
     """
-    if not wanted:
+    if not keys:
         return {}
     decode_plan = replace(plan.decode, routing=None)
-    found = _chains(_keys_of_events(change_log, plan, decode_plan), decode_plan, wanted)
-    messages = _read(change_log, plan, {place for places in found.values() for place in places})
-    return {key: keep_bytes([messages[place] for place in places]) for key, places in found.items()}
+    chains = _chains(_keys_of_events(change_log, plan, decode_plan), decode_plan, keys)
+    messages = _read(change_log, plan, {place for places in chains.values() for place in places})
+    return {
+        key: keep_bytes([messages[place] for place in places]) for key, places in chains.items()
+    }
 
 
 def keep_bytes(messages: list[SentMessage]) -> list[SentMessage]:
     """Returns the messages to store: for a row changed very often, earlier ones without their
     bytes.
     """
-    kept, taken = messages[-1:], 0
+    result, size = messages[-1:], 0
     for message in reversed(messages[:-1]):
-        taken += len(message.raw or b"")
-        kept.append(message if taken <= MOST_EARLIER_BYTES else replace(message, raw=None))
-    return kept[::-1]
+        size += len(message.raw or b"")
+        result.append(message if size <= MOST_EARLIER_BYTES else replace(message, raw=None))
+    return result[::-1]
 
 
 def _keys_of_events(change_log: ChangeLog, plan: TargetPlan, decode_plan: DecodePlan) -> pa.Table:
@@ -508,7 +517,9 @@ def _keys_of_events(change_log: ChangeLog, plan: TargetPlan, decode_plan: Decode
     return events.take(pa.array(in_order_of(events)))
 
 
-def _chains(events: pa.Table, plan: DecodePlan, wanted: Collection[str]) -> dict[str, list[int]]:
+def _chains(
+    events: pa.Table, plan: DecodePlan, keys_wanted: Collection[str]
+) -> dict[str, list[int]]:
     """Returns by key the places of the events that led to its row, in commit order."""
     op = events["op"].to_numpy().astype(np.int64)
     old, new = identity_codes(events, plan.shape)
@@ -517,7 +528,7 @@ def _chains(events: pa.Table, plan: DecodePlan, wanted: Collection[str]) -> dict
     columns = _new_keys(plan)
     near = pc.is_in(
         events[columns[0]],
-        value_set=first_values(wanted, plan, events.schema.field(columns[0]).type),
+        value_set=first_values(keys_wanted, plan, events.schema.field(columns[0]).type),
     )
     last = last[np.asarray(near)[last]]
     return {
@@ -525,34 +536,34 @@ def _chains(events: pa.Table, plan: DecodePlan, wanted: Collection[str]) -> dict
         for key, event in zip(
             row_keys(events.take(pa.array(last)), plan, columns), last.tolist(), strict=True
         )
-        if key in wanted
+        if key in keys_wanted
     }
 
 
 def _back(chains: Chains, event: int) -> list[int]:
     """Returns the events of a chain up to this one."""
-    found = [event]
-    while (parent := int(chains.parent[found[-1]])) >= 0:
-        found.append(parent)
-    return found[::-1]
+    events = [event]
+    while (parent := int(chains.parent[events[-1]])) >= 0:
+        events.append(parent)
+    return events[::-1]
 
 
 def _read(
     change_log: ChangeLog, plan: TargetPlan, places: Collection[int]
 ) -> dict[int, SentMessage]:
     """Returns the messages at these places in commit order."""
-    wanted = np.array(sorted(places), np.int64)
-    found: dict[int, SentMessage] = {}
+    numbers = np.array(sorted(places), np.int64)
+    messages: dict[int, SentMessage] = {}
     for part in _changes(change_log, plan, ["batch", "seq", "streamed_xid", "lsn", "xid8", "data"]):
         at = plan.decode.segments.places(*place_columns(part))
-        chosen = np.isin(at, wanted)
+        mask = np.isin(at, numbers)
         for place, row in zip(
-            at[chosen].tolist(), part.filter(pa.array(chosen)).to_pylist(), strict=True
+            at[mask].tolist(), part.filter(pa.array(mask)).to_pylist(), strict=True
         ):
-            found[place] = SentMessage(
+            messages[place] = SentMessage(
                 row["batch"], row["seq"], row["lsn"], row["xid8"], row["data"]
             )
-    return found
+    return messages
 
 
 def _changes(

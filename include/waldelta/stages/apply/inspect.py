@@ -289,11 +289,11 @@ def _select_unchanged(job: Job) -> _Selected:
         standings = read_lifecycles(job, published)
         states = due_states(standings, RequiredAction.APPLY)
         source = _read_source(connection, job, states, published, locked, 0)
-    kept = {state.table_name for state in states if with_leaves(state, published) is state}
+    names = {state.table_name for state in states if with_leaves(state, published) is state}
     unchanged = [
         state
         for state in source.states
-        if state.table_name in kept and _has_nothing_to_report(job, state, source)
+        if state.table_name in names and _has_nothing_to_report(job, state, source)
     ]
     is_all = len(unchanged) == len(states) and not requiring(
         standings, RequiredAction.BROKEN, RequiredAction.COPY

@@ -60,37 +60,37 @@ def write_messages(runner: Runner, job: Job) -> int:
     """
     identity = job.read_identity()
     change_log = job.change_log(identity)
-    if (done := messages_applied(job, identity)) >= (change_log.last_batch() or 0):
-        return done
+    if (start := messages_applied(job, identity)) >= (change_log.last_batch() or 0):
+        return start
     with messages_lock(job) as lock:
         # Read under the lock: of two runs, the last one to hold it has no lower number, and Delta
         # skips what the other one still begins.
         last = change_log.last_batch() or 0
         # Another run may have written some since. Delta alone would write them again under a later
         # batch's number.
-        done = messages_applied(job, identity)
-        if done >= last:
-            return done
-        job.read_landed_sizes(identity, done, last)  # raises SlotGap
-        return _append(runner, job, identity, done, last, lock)
+        start = messages_applied(job, identity)
+        if start >= last:
+            return start
+        job.read_landed_sizes(identity, start, last)  # raises SlotGap
+        return _append(runner, job, identity, start, last, lock)
 
 
 def _append(
     runner: Runner,
     job: Job,
     identity: SlotIdentity,
-    done: int,
+    start: int,
     last: int,
     lock: AdvisoryLock,
 ) -> int:
-    """Append the messages of the batches after ``done`` up to ``last``."""
+    """Append the messages of the batches after ``start`` up to ``last``."""
     change_log = job.change_log(identity)
-    segments = change_log.stream(done, last).segments
+    segments = change_log.stream(start, last).segments
     place, tag = job.lake.bookkeeping(MESSAGES), CommitTag(messages_app_id(identity), last)
     rows = plainly_typed(_messages(runner, change_log, segments))
     lock.verify()
     # The identity is read again: with a new slot, batches have other numbers.
-    if messages_applied(job, job.read_identity()) != done:
+    if messages_applied(job, job.read_identity()) != start:
         raise LateWriter("another run wrote logical messages at the same time: run again")
     fault_point("messages.writing")
     try:
@@ -98,13 +98,13 @@ def _append(
     except Exception as err:
         if is_conflict(err):
             raise LateWriter("another run is writing logical messages: run again") from err
-        named = named_error(err)
+        error = named_error(err)
         if (
-            isinstance(named, DecodeError)
+            isinstance(error, DecodeError)
             and (unread := find_unreadable_logical(change_log, segments)) is not None
         ):
-            named = record_unreadable(job, unread, named)
-        raise named or ApplyError(f"messages not written: {without_values(err)}") from err
+            error = record_unreadable(job, unread, error)
+        raise error or ApplyError(f"messages not written: {without_values(err)}") from err
     fault_point("messages.written")
     place.sync_commit(place.version)
     return last
@@ -115,10 +115,8 @@ def _messages(runner: Runner, change_log: ChangeLog, segments: Segments) -> Data
         for part in parts:
             yield from read_messages(part, segments)
 
-    chosen = (
-        _read_changes(runner, change_log, segments).where(F.col("kind") == "M").select(*_COLUMNS)
-    )
-    return chosen.mapInArrow(once(read), ddl(SCHEMA))
+    rows = _read_changes(runner, change_log, segments).where(F.col("kind") == "M").select(*_COLUMNS)
+    return rows.mapInArrow(once(read), ddl(SCHEMA))
 
 
 def read_messages(changes: pa.RecordBatch, segments: Segments) -> Iterator[pa.RecordBatch]:
@@ -128,21 +126,21 @@ def read_messages(changes: pa.RecordBatch, segments: Segments) -> Iterator[pa.Re
     if not counts.any():
         return
     changes, place = changes.filter(pa.array(counts)), place[counts]
-    found = decode_logical_messages(changes["data"], place_columns(changes)[2] >= 0)
+    messages = decode_logical_messages(changes["data"], place_columns(changes)[2] >= 0)
     _, commit_ts = commits(changes, segments)
     at: Any = pc.if_else(
-        pa.array(found.is_transactional), commit_ts, pa.scalar(None, commit_ts.type)
+        pa.array(messages.is_transactional), commit_ts, pa.scalar(None, commit_ts.type)
     )
     yield pa.RecordBatch.from_arrays(
         [
             pa.array(place >> SEQ_BITS),
             pa.array(place & LAST_SEQ),
-            pa.array(found.lsn),
+            pa.array(messages.lsn),
             changes["xid8"],
             at.cast(SCHEMA.field("commit_ts").type),
-            pa.array(found.is_transactional),
-            found.prefix,
-            found.content,
+            pa.array(messages.is_transactional),
+            messages.prefix,
+            messages.content,
         ],
         schema=SCHEMA,
     )
@@ -156,9 +154,9 @@ def _read_changes(runner: Runner, change_log: ChangeLog, segments: Segments) -> 
     """
     # Conditions can be made only once the session has started.
     messages = change_log.place.frame(runner.spark())
-    chosen = (F.col("batch") > segments.after) & (F.col("batch") <= segments.upto)
+    condition = (F.col("batch") > segments.after) & (F.col("batch") <= segments.upto)
     for part in segments.older:
-        chosen = chosen | (
+        condition = condition | (
             (F.col("batch") == part.batch) & F.col("seq").between(part.first, part.last)
         )
-    return messages.where(chosen)
+    return messages.where(condition)

@@ -309,15 +309,15 @@ class _SlotDrain:
 
 def _report_progress(job: Job, drained: Drained, server: ServerPosition) -> None:
     seconds = max(drained.seconds_landing + drained.seconds_consuming, 1e-3)
-    done, left = drained.end - drained.start, max(0, server.flush_lsn - drained.end)
+    size, remaining = drained.end - drained.start, max(0, server.flush_lsn - drained.end)
     log.info(
         "slot %s at %s: %s landed, %.0f/s, %.1f MB of WAL left, about %.0f s",
         job.pipeline.source.slot,
         drained.end,
         counted(drained.changes, "change"),
         drained.changes / seconds,
-        left / 1e6,
-        left * seconds / max(done, 1),
+        remaining / 1e6,
+        remaining * seconds / max(size, 1),
     )
 
 
@@ -363,15 +363,15 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
         times = PeekTimes()
         try:
             file = change_log.write(batch, peek(conninfo, source, bound, times), LANDING_SCHEMA)
-            told = (asdict(file) if file is not None else {}) | asdict(times)
+            row = (asdict(file) if file is not None else {}) | asdict(times)
         except OSError as err:
             # If this were raised, Spark would peek again and find no more disk space.
-            told = {"failed": task_error(err)}
+            row = {"failed": task_error(err)}
         except DecodeError as err:
             if err.unread is None:
                 raise
-            told = {"failed": task_error(err)} | asdict(err.unread.shortened())
-        return pa.Table.from_pylist([told], schema=_WRITTEN)
+            row = {"failed": task_error(err)} | asdict(err.unread.shortened())
+        return pa.Table.from_pylist([row], schema=_WRITTEN)
 
     row = _written(runner, change_log.uri, read)
     file = BatchFile(row["path"], row["size"], row["stats"]) if row["path"] is not None else None
@@ -385,7 +385,7 @@ def land(  # noqa: PLR0913, PLR0917 - one call, with nothing that its parts woul
 
 
 def _commit_metadata(batch: int, source: Source, bound: PeekBound) -> str:
-    told = {
+    info = {
         "batch": batch,
         "slot": source.slot,
         "from_lsn": str(bound.from_lsn) if bound.from_lsn is not None else None,
@@ -393,7 +393,7 @@ def _commit_metadata(batch: int, source: Source, bound: PeekBound) -> str:
         "attempt": uuid.uuid4().hex,
         **asdict(ReadRequest.of(source)),
     }
-    return json.dumps({"waldelta": told})
+    return json.dumps({"waldelta": info})
 
 
 def _written(runner: Runner, uri: str, read: Task) -> Answer:
@@ -406,12 +406,12 @@ def _written(runner: Runner, uri: str, read: Task) -> Answer:
     except Exception as err:
         # The task's own error is raised, not Spark's, because a read window that timed out is
         # retried with a smaller one.
-        named = named_error(err)
-        if isinstance(named, DecodeError) and row is not None and row["raw"] is not None:
-            named.unread = UnreadMessage(
+        error = named_error(err)
+        if isinstance(error, DecodeError) and row is not None and row["raw"] is not None:
+            error.unread = UnreadMessage(
                 row["id"], row["lsn"], row["xid"], bytes(row["raw"]), streamed=row["streamed"]
             )
-        raise named or change_log_write_error(uri, err) or err from err
+        raise error or change_log_write_error(uri, err) or err from err
     return row
 
 

@@ -106,8 +106,8 @@ def check_idle(job: Job) -> IdleCheck:
         end_old_backends(connection, job.pipeline.source.slot)
         slot = check_slot(connection, job)
         elsewhere = standby_warnings(primary, connection, job, server)
-        own = slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now())
-        warnings = [*own, *elsewhere]
+        slot_texts = slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now())
+        warnings = [*slot_texts, *elsewhere]
         log_warnings(warnings)
         found_critical = tuple(critical(warnings))
         try:
@@ -120,14 +120,14 @@ def check_idle(job: Job) -> IdleCheck:
         reason = _work_or_unknown(
             primary, job, recovered.identity, change_log, read_oldest_xid(connection)
         )
-        stands = recovered.confirmed
+        position = recovered.confirmed
         if reason is None:
-            reason, stands = _search_wal(connection, job, recovered, server, slot.restart_lsn)
+            reason, position = _search_wal(connection, job, recovered, server, slot.restart_lsn)
         return IdleCheck(
             reason is not None,
             reason or "no changes",
-            server.lag_of(stands),
-            str(stands) if stands > recovered.confirmed else None,
+            server.lag_of(position),
+            str(position) if position > recovered.confirmed else None,
             found_critical,
         )
 
@@ -143,20 +143,20 @@ def _search_wal(
 
     Returns the reason, and the slot's new position.
     """
-    position = stands = recovered.confirmed
+    position = slot_position = recovered.confirmed
     identity, reason = recovered.identity, None
     deadline = time.monotonic() + IDLE_CHECK_BUDGET_S
     while reason is None and position < server.flush_lsn:
         upto = min(server.flush_lsn, position + (job.pipeline.batch.wal_window_mb << 20))
         reason = _reason_to_run(connection, job, position, upto, deadline - time.monotonic())
-        check_unmoved(connection, job, identity, stands)
-        must_move = reason is None and server.must_move(stands, upto, restart_lsn)
+        check_unmoved(connection, job, identity, slot_position)
+        must_move = reason is None and server.must_move(slot_position, upto, restart_lsn)
         if must_move and (reason := _needs_other_request(job, job.change_log(identity))) is None:
             move = slot_move(identity, job.run_id, upto.value)
             move_idle_slot(connection, job.pipeline.source.slot, job.ledger, move)
-            stands = upto
+            slot_position = upto
         position = upto
-    return reason, stands
+    return reason, slot_position
 
 
 def _reason_to_run(
@@ -182,7 +182,7 @@ def _reason_to_run(
     source = whole(job.pipeline.source)
     try:
         with limited(connection, "statement_timeout", timeout_s):
-            found = first_message(connection, source, upto)
+            message = first_message(connection, source, upto)
     except (psycopg.errors.QueryCanceled, *NO_ROOM):
         # Landing reads smaller windows until it succeeds, or reports what is missing.
         return too_much
@@ -192,7 +192,7 @@ def _reason_to_run(
         # The error may be of the first transaction, or of one after messages that are discarded.
         check_next(job, err, PeekBound(upto, 1, timeout_s, 0))
         return f"changes {between}"
-    return f"changes {between}" if found is not None else None
+    return f"changes {between}" if message is not None else None
 
 
 def _needs_other_request(job: Job, change_log: ChangeLog) -> str | None:
@@ -255,7 +255,9 @@ def _remaining_work(
     standings = read_lifecycles(job, published)
     record_removed(job, standings)
     adopted = copied_by_runs(job, published, standings)
-    if notice := never_copied(job, [found for found in standings if found not in adopted]):
+    if notice := never_copied(
+        job, [lifecycle for lifecycle in standings if lifecycle not in adopted]
+    ):
         log.warning("%s", notice)
     for notice in refused_statements(connection, job.pipeline.source.publication_names):
         log.warning("%s", notice)
@@ -269,7 +271,7 @@ def _remaining_work(
     if edited := corrected(job, [state.table_name for state in replicated]):
         return f"expectations were edited since they failed: {', '.join(edited)}"
     if waiting := [*requiring(standings, RequiredAction.COPY), *adopted]:
-        return f"a new copy is needed: {', '.join(found.table_name for found in waiting)}"
+        return f"a new copy is needed: {', '.join(lifecycle.table_name for lifecycle in waiting)}"
     return _changed_on_source(connection, job, published, replicated, locked, oldest_xid)
 
 
@@ -316,7 +318,7 @@ def _drifted(
 ) -> list[str]:
     """Returns targets whose drift a run would repair or hasn't reported; locked ones come later."""
     targets = read_published_now(connection, job, mappings, replicated, locked)
-    found = []
+    names = []
     for state in replicated:
         target = targets.get(state.table_name)
         if target is None or target.is_unread or target.problem is not None:
@@ -327,8 +329,8 @@ def _drifted(
         if drift is None:
             continue
         if (drift.mends and may_resync(job, state)) or (drift.is_new and drift.reasons):
-            found.append(state.table_name)
-    return found
+            names.append(state.table_name)
+    return names
 
 
 def _behind(

@@ -62,18 +62,18 @@ def land_to_now(
 def _add_attempts(job: Job, result: RunResult) -> None:
     """Count what all attempts at the run landed, instead of this one alone."""
     identity = job.read_identity()
-    found = job.ledger.landed_by(identity.slot, identity.incarnation, job.run_id)
-    if found is None:
+    attempts = job.ledger.landed_by(identity.slot, identity.incarnation, job.run_id)
+    if attempts is None:
         return
     log_of_changes = job.change_log(identity)
     landed = result.landed
     # A batch that was recovered wasn't counted when the slot was moved past it.
     landed.changes = sum(
         log_of_changes.landed(batch).transactions.changes if changes is None else changes
-        for batch, changes in found.changes.items()
+        for batch, changes in attempts.changes.items()
     )
-    landed.start_lsn = str(Lsn(found.start_lsn))
-    landed.end_lsn = landed.end_lsn or str(Lsn(found.end_lsn))
+    landed.start_lsn = str(Lsn(attempts.start_lsn))
+    landed.end_lsn = landed.end_lsn or str(Lsn(attempts.end_lsn))
 
 
 def _land(
@@ -112,7 +112,7 @@ def _add_health(job: Job, lock: AdvisoryLock, result: RunResult) -> int:
         job.source.connect("health") as primary,
         job.source.connect_slot("health", primary) as connection,
     ):
-        asked = now()
+        at = now()
         # The servers are compared first: on a standby or another cluster the slot's state means
         # nothing.
         server = slot_position(connection, job, primary)
@@ -125,12 +125,12 @@ def _add_health(job: Job, lock: AdvisoryLock, result: RunResult) -> int:
         slot = check_slot(connection, job)
         elsewhere = standby_warnings(primary, connection, job, server)
         uncompared = never_compared(connection, job, identity)
-        result.landed.as_of = committed_upto(connection, server, asked).isoformat()
+        result.landed.as_of = committed_upto(connection, server, at).isoformat()
     result.warn(new.warnings)
     result.targets.new_tables = list(new.reported)
-    result.landed.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), asked)
-    found = slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now())
-    found = [*found, *elsewhere]
-    result.landed.slot_critical = critical(found)
-    result.warnings += [f"when the run began, {text}" for text in log_warnings(found)] + uncompared
+    result.landed.slot_before = reading(slot, server.lag_of(slot.confirmed_flush_lsn), at)
+    texts = slot_warnings(slot, job.pipeline.slot_limits, job.ledger.last_move(), now())
+    texts = [*texts, *elsewhere]
+    result.landed.slot_critical = critical(texts)
+    result.warnings += [f"when the run began, {text}" for text in log_warnings(texts)] + uncompared
     return oldest_xid

@@ -74,7 +74,7 @@ class RepairRows:
     """
 
     drifted: Repair
-    own: RowFilter | None
+    target_filter: RowFilter | None
     holder: SnapshotHolder
     copy: TableCopy
     choices: tuple[Choice, ...]
@@ -105,12 +105,12 @@ class RepairRows:
 def plan_rows(
     job: Job,
     drifted: Repair,
-    own: RowFilter | None,
+    target_filter: RowFilter | None,
     holder: SnapshotHolder,
     connection: psycopg.Connection[Any],
-    named: Collection[str],
+    keys: Collection[str],
 ) -> RepairRows:
-    """Plan which rows to read and which to remove; ``named`` are the quarantined keys to read.
+    """Plan which rows to read and which to remove; ``keys`` are the quarantined keys to read.
 
     Raises FilterNotTranslatable when Spark can't evaluate the rows to remove, and NeedsSync when
     too many enter. Queries that lock a relation run on ``connection``: the holder's transaction
@@ -118,29 +118,35 @@ def plan_rows(
     """
     state, table = drifted.state, drifted.table
     files = holder.relfilenodes([leaf.oid for leaf in table.stored_leaves])
-    moving = moving_rows(drifted, own, files)
+    moving = moving_rows(drifted, target_filter, files)
     with_metadata = job.pipeline.target.metadata_columns
     copy = plan_copy(
         table, holder.snapshot_id, files, holder.lsn.value if with_metadata else None,
-        job.pipeline.target.types_of(state.table_name), own,
+        job.pipeline.target.types_of(state.table_name), target_filter,
     )  # fmt: skip
     key = key_columns(table, state.key_columns)
     again = whole_table(table, within_leaves(drifted, moving.after.condition), files)
-    leaves = _leaving(drifted, moving, own, connection, with_metadata=with_metadata)
+    leaves = _leaving(drifted, moving, target_filter, connection, with_metadata=with_metadata)
     # A target of one partition doesn't take its siblings' rows.
-    taken = own.analysed if own is not None and drifted.partition is not None else "true"
+    condition = (
+        target_filter.analysed
+        if target_filter is not None and drifted.partition is not None
+        else "true"
+    )
     size, *entering = estimate_rows(
         connection,
         job.lake.target(state.table_name),
-        [sql.SQL(c.statement(copy)) for c in (whole_table(table, taken, files), *moving.enter)],
+        [sql.SQL(c.statement(copy)) for c in (whole_table(table, condition, files), *moving.enter)],
     )
     if is_dear(sum(entering), size):
         raise NeedsSync(
             f"the target lacks about {sum(entering):,} of {size:,} rows, so a full copy costs no"
             " more"
         )
-    unheld = _unheld_keys(connection, state.key_columns, named)
-    return RepairRows(drifted, own, holder, copy, moving.enter, again, key, leaves, size, unheld)
+    unheld = _unheld_keys(connection, state.key_columns, keys)
+    return RepairRows(
+        drifted, target_filter, holder, copy, moving.enter, again, key, leaves, size, unheld
+    )
 
 
 def estimate_rows(
@@ -159,7 +165,7 @@ def estimate_rows(
 def _leaving(
     drifted: Repair,
     moving: MovingRows,
-    own: RowFilter | None,
+    target_filter: RowFilter | None,
     connection: psycopg.Connection[Any],
     *,
     with_metadata: bool,
@@ -175,7 +181,10 @@ def _leaving(
     stay, away = [], []
     if set(moving.after.parts) - set(moving.before.parts):
         published = [published_filter(table.row_filter)] if table.row_filter is not None else []
-        rules = [as_spark(rule) for rule in (*published, *([own] if own is not None else []))]
+        rules = [
+            as_spark(rule)
+            for rule in (*published, *([target_filter] if target_filter is not None else []))
+        ]
         # The second is evaluated only for rows that the first admits.
         stay.append(
             rules[0] if len(rules) == 1 else f"(case when {' then '.join(rules)} else false end)"
@@ -202,14 +211,14 @@ def _spark_bounds(
     table = drifted.table
     if merges_partitions(drifted):
         return {leaf.oid: f"{quote(RELID)} = {leaf.oid:d}" for leaf in table.leaves}
-    found = connection.execute(_BOUNDS, (drifted.partition or table.oid,)).fetchall()
-    if drifted.detached and any(is_default for *_, is_default in found):
+    rows = connection.execute(_BOUNDS, (drifted.partition or table.oid,)).fetchall()
+    if drifted.detached and any(is_default for *_, is_default in rows):
         raise NeedsSync(
             "partitions were detached or dropped, and its default partition takes over their bounds"
         )
-    if {oid for oid, is_leaf, *_ in found if is_leaf} != {leaf.oid for leaf in table.leaves}:
+    if {oid for oid, is_leaf, *_ in rows if is_leaf} != {leaf.oid for leaf in table.leaves}:
         raise NeedsSync("its partitions changed again during the repair")
-    return {oid: as_spark(published_filter(text)) for oid, is_leaf, text, _ in found if is_leaf}
+    return {oid: as_spark(published_filter(text)) for oid, is_leaf, text, _ in rows if is_leaf}
 
 
 _BOUNDS = """
@@ -247,9 +256,13 @@ def _unheld_keys(
     """
     if connection.info.parameter_status("server_encoding") == "UTF8":
         return frozenset()
-    held = [json.loads(key) for key in keys]
-    named = {tuple(key[column] for column in columns) for key in held if key.keys() >= set(columns)}
-    return frozenset(texts for texts in named if not _has_key(connection, "".join(texts)))
+    keys_by_column = [json.loads(key) for key in keys]
+    key_texts = {
+        tuple(key[column] for column in columns)
+        for key in keys_by_column
+        if key.keys() >= set(columns)
+    }
+    return frozenset(texts for texts in key_texts if not _has_key(connection, "".join(texts)))
 
 
 def _has_key(connection: psycopg.Connection[Any], text: str) -> bool:
@@ -371,21 +384,21 @@ def stage_to_judge(
     ``brought`` write. Accepted rows aren't judged. ``t<k>`` is the key in the quarantine's form,
     null for rows that aren't in quarantine.
     """
-    named, let = (quarantined_keys(rows, keys) for keys in (judged, accepted))
-    of_net, of_let, of_named, *of_brought = key_codes(
-        rows.key_types, net.bases, *map(typed_columns, (let, named, *brought))
+    rows_to_judge, let = (quarantined_keys(rows, keys) for keys in (judged, accepted))
+    of_net, of_let, of_judged, *of_brought = key_codes(
+        rows.key_types, net.bases, *map(typed_columns, (let, rows_to_judge, *brought))
     )
-    chosen = np.isin(of_net, np.concatenate([of_named, *of_brought])) & ~np.isin(of_net, of_let)
-    chosen &= np.asarray(pc.not_equal(net.keys["action"], ACTION_DELETE))
-    order = np.argsort(of_named, kind="stable")
-    at = np.searchsorted(of_named, of_net, sorter=order).clip(max=max(len(order) - 1, 0))
+    mask = np.isin(of_net, np.concatenate([of_judged, *of_brought])) & ~np.isin(of_net, of_let)
+    mask &= np.asarray(pc.not_equal(net.keys["action"], ACTION_DELETE))
+    order = np.argsort(of_judged, kind="stable")
+    at = np.searchsorted(of_judged, of_net, sorter=order).clip(max=max(len(order) - 1, 0))
     place = order[at] if len(order) else at
-    is_named = np.isin(of_net, of_named)
-    texts = named.select([f"t{k}" for k in range(len(rows.key))]).take(
-        pa.array(place, mask=~is_named)
+    is_quarantined = np.isin(of_net, of_judged)
+    texts = rows_to_judge.select([f"t{k}" for k in range(len(rows.key))]).take(
+        pa.array(place, mask=~is_quarantined)
     )
-    write_rows(net.files, chosen, folder, texts)
-    return bool(chosen.any())
+    write_rows(net.files, mask, folder, texts)
+    return bool(mask.any())
 
 
 def hold_back(rows: RepairRows, net: NetRows, folder: str, keys: Collection[str]) -> NetRows:
@@ -399,14 +412,14 @@ def untouched(rows: RepairRows, keys: Collection[str], touched: pa.Table | None)
     """Returns those of these quarantined keys that aren't among the keys ``touched``."""
     if not keys or touched is None:
         return set(keys)
-    named = quarantined_keys(rows, keys)
-    of_named, of_touched = key_codes(rows.key_types, *map(typed_columns, (named, touched)))
-    names, left = sorted(keys), ~np.isin(of_named, of_touched)
-    return {name for name, is_left in zip(names, left.tolist(), strict=True) if is_left}
+    key_rows = quarantined_keys(rows, keys)
+    of_keys, of_touched = key_codes(rows.key_types, *map(typed_columns, (key_rows, touched)))
+    names, are_left = sorted(keys), ~np.isin(of_keys, of_touched)
+    return {name for name, is_left in zip(names, are_left.tolist(), strict=True) if is_left}
 
 
 def untouched_keys(rows: RepairRows, touched: pa.Table, keys: Collection[str]) -> pa.Table:
     """Returns the keys ``touched`` without these quarantined keys."""
-    named = quarantined_keys(rows, keys)
-    of_touched, of_named = key_codes(rows.key_types, *map(typed_columns, (touched, named)))
-    return touched.filter(pa.array(~np.isin(of_touched, of_named)))
+    key_rows = quarantined_keys(rows, keys)
+    of_touched, of_keys = key_codes(rows.key_types, *map(typed_columns, (touched, key_rows)))
+    return touched.filter(pa.array(~np.isin(of_touched, of_keys)))

@@ -179,9 +179,9 @@ class Again:
 
         Raises ConfigError when one isn't in quarantine any more.
         """
-        if lost := self.accepted - {row.id for row in watched.values()}:
+        if absent := self.accepted - {row.id for row in watched.values()}:
             raise ConfigError(
-                f"not in quarantine: {', '.join(sorted(lost))}: waldelta decide FILE list has the"
+                f"not in quarantine: {', '.join(sorted(absent))}: waldelta decide FILE list has the"
                 " rows that are"
             )
         return frozenset(
@@ -194,14 +194,14 @@ class _Quarantined:
     """A target's quarantine: by key, rows to read again and discarded rows; and unreadable
     messages.
 
-    ``named`` are the keys to read again, ``accepted`` those of rows that are written without a
+    ``keys`` are those to read again, ``accepted`` those of rows that are written without a
     gate.
     """
 
     watched: dict[str, Decision]
     discarded: dict[str, Decision]
     messages: tuple[Decision, ...]
-    named: frozenset[str]
+    keys: frozenset[str]
     accepted: frozenset[str]
 
 
@@ -213,7 +213,7 @@ class _Work:
     job: Job
     lock: AdvisoryLock
     again: Again | None
-    held: _Quarantined
+    quarantined: _Quarantined
     generation: int
     folder: str
 
@@ -246,12 +246,13 @@ def repair(runner: Runner, job: Job, drifted: Repair, again: Again | None = None
         check_same_copy(job, state if again is not None else replace(state, status=NEEDS_SYNC))
         check_target(job, state)
         check_columns(job, state)
-        done = _repair(runner, job, drifted, lock, again)
+        result = _repair(runner, job, drifted, lock, again)
     log.info(
         "table=%s repaired lsn=%s: entered=%d left=%d completed=%d seconds=%.1f",
-        name, done.lsn, done.entered, done.exited, done.read_again, time.monotonic() - began,
+        name, result.lsn, result.entered, result.exited, result.read_again,
+        time.monotonic() - began,
     )  # fmt: skip
-    return done
+    return result
 
 
 def _repair(
@@ -262,9 +263,9 @@ def _repair(
     lock.verify()
     fence = TargetFence(lock, Watermarks(job, job.read_identity()), state)
     take_over_target(runner, job, state, quarantine, fence)
-    held = _read_quarantined(quarantine, state, again)
+    quarantined = _read_quarantined(quarantine, state, again)
     folder = staging_folder(job.lake, state.table_name, generation, 0, job.run_id)
-    work = _Work(runner, job, lock, again, held, generation, folder)
+    work = _Work(runner, job, lock, again, quarantined, generation, folder)
     drained = land_backlog(runner, job)
     with staged_in(runner, folder):
         rows, net, waiting, drained = _stage_rows(work, drifted, drained)
@@ -275,9 +276,9 @@ def _repair(
         net, carried = _decide(work, rows, net, waiting)
         carried = [replace(row, at=now(), generation=generation, row_id=row.id) for row in carried]
         cut = _commit(work, rows, net, carried)
-    kept = sum(row.status == WAITING for row in carried)
+    waiting_count = sum(row.status == WAITING for row in carried)
     entered, exited, read_again = (net.counts.get(why, 0) for why in (ENTERS, LEAVES, TOUCHED))
-    return Repaired(cut, rows.holder.lsn, entered, exited, read_again, drained, kept)
+    return Repaired(cut, rows.holder.lsn, entered, exited, read_again, drained, waiting_count)
 
 
 def _read_quarantined(
@@ -313,8 +314,8 @@ def _read_quarantined(
     last = latest_rows(quarantine.messages(state.table_name, state.generation))
     messages = [row for row in last.values() if row.status != RESOLVED]
     accepted = again.accepts(watched) if again is not None else frozenset()
-    named = frozenset({*watched, *(keys or ())})
-    return _Quarantined(watched, discarded, tuple(messages), named, accepted)
+    keys_to_read = frozenset({*watched, *(keys or ())})
+    return _Quarantined(watched, discarded, tuple(messages), keys_to_read, accepted)
 
 
 def _stage_rows(
@@ -324,10 +325,10 @@ def _stage_rows(
 
     Returns the keys, too, that changes after the target's position touch.
     """
-    runner, job, named, state = work.runner, work.job, work.held.named, drifted.state
+    runner, job, key_names, state = work.runner, work.job, work.quarantined.keys, drifted.state
     name, publications = state.table_name, job.pipeline.source.publication_names
     with job.source.connect("repair") as connection:
-        own = read_target_filter(connection, name, drifted.where, drifted.table)
+        target_filter = read_target_filter(connection, name, drifted.where, drifted.table)
         version = wait_for_version(connection, publications, OLD_TRANSACTIONS_TIMEOUT_S)
     with SnapshotHolder(
         job.source.conninfo, f"waldelta repair {job.pipeline.source.slot} {name}"
@@ -337,13 +338,13 @@ def _stage_rows(
         membership = read_version_as_of(holder, version, replicated.table.relation_ids)
         drifted = _as_seen(job, drifted, replicated, storage)
         with job.source.connect("repair") as connection:
-            rows = plan_rows(job, drifted, own, holder, connection, named)
+            rows = plan_rows(job, drifted, target_filter, holder, connection, key_names)
         drained = drained.before(land_through(runner, job, holder.lsn))
         identity = job.read_identity()
         last = job.change_log(identity).last_batch() or 0
         batches = BatchNumbers(Watermarks(job, identity).of(state), last)
         waiting = changed_keys(runner, job, state, batches, f"{work.folder}/touched")
-        keys = quarantined_keys(rows, named)
+        keys = quarantined_keys(rows, key_names)
         if waiting is not None:
             keys = pa.concat_tables([keys, waiting.cast(keys.schema)])
         if is_dear(len(keys), rows.size):
@@ -351,7 +352,7 @@ def _stage_rows(
                 f"{len(keys):,} of its rows changed during the repair, so a full copy costs no more"
             )
         if work.touched is not None:
-            let = untouched_keys(rows, work.touched, work.held.discarded.keys())
+            let = untouched_keys(rows, work.touched, work.quarantined.discarded.keys())
             keys = pa.concat_tables([keys, let.cast(keys.schema)])
         staged = stage_rows(runner, job, rows, keys, work.folder)
         check_unaltered(job, replicated, membership)
@@ -363,19 +364,19 @@ def _decide(
     work: _Work, rows: RepairRows, net: NetRows, waiting: pa.Table | None
 ) -> tuple[NetRows, list[Decision]]:
     """Returns the net changes to merge, and the quarantine's rows of the new generation."""
-    job, held, again = work.job, work.held, work.again
-    left_out = untouched(rows, held.discarded.keys(), waiting)
-    carried = [held.discarded[key] for key in sorted(left_out)]
+    job, quarantined, again = work.job, work.quarantined, work.again
+    left_out = untouched(rows, quarantined.discarded.keys(), waiting)
+    carried = [quarantined.discarded[key] for key in sorted(left_out)]
     if again is not None:
-        if left_out != held.discarded.keys():
+        if left_out != quarantined.discarded.keys():
             raise StateError(
                 f"{rows.drifted.state.table_name}: changes of discarded rows wait in the change"
                 " log, and this would write them: run consume (the _cdc DAG) first"
             )
         if still := _judge(work, rows, net, waiting):
             net = hold_back(rows, net, work.folder, still.keys())
-        carried += _decided(job, again, held, still, rows.holder.lsn)
-    return net, [*carried, *held.messages]
+        carried += _decided(job, again, quarantined, still, rows.holder.lsn)
+    return net, [*carried, *quarantined.messages]
 
 
 def _judge(
@@ -386,13 +387,15 @@ def _judge(
     Waiting changes are judged with them, because rows that a run would keep out must not enter this
     way.
     """
-    job, held, state = work.job, work.held, rows.drifted.state
-    judged = {key: row for key, row in held.watched.items() if key not in held.accepted}
+    job, quarantined, state = work.job, work.quarantined, rows.drifted.state
+    judged = {
+        key: row for key, row in quarantined.watched.items() if key not in quarantined.accepted
+    }
     brought = [keys for keys in (waiting, work.touched) if keys is not None]
     gate, folder = read_gates(job, [state]).get(state.table_name), f"{work.folder}/judged"
     if gate is None or not (judged or brought):
         return {}
-    if not stage_to_judge(rows, net, folder, brought, judged, held.accepted):
+    if not stage_to_judge(rows, net, folder, brought, judged, quarantined.accepted):
         return {}
     names = rows.named(judged)
     opened = {texts for texts, key in names.items() if judged[key].status == WAITING}
@@ -401,7 +404,7 @@ def _judge(
 
 
 def _decided(
-    job: Job, again: Again, held: _Quarantined, still: Mapping[str, StillFails], as_of: Lsn
+    job: Job, again: Again, quarantined: _Quarantined, still: Mapping[str, StillFails], as_of: Lsn
 ) -> Iterator[Decision]:
     """Yields the new quarantine records: rows that still fail, with current values, and accepted
     ones.
@@ -409,24 +412,24 @@ def _decided(
     A discarded row that still fails stays discarded. A row keeps its id while its values do: an
     operator who has seen other values must look again before deciding by the id.
     """
-    for key, found in sorted(still.items()):
-        row = held.watched[key]
+    for key, failure in sorted(still.items()):
+        row = quarantined.watched[key]
         if row.status == WAITING:
             row = replace(
                 row,
-                row_id=row.id if _values(found.sent) == _values(row.sent) else None,
+                row_id=row.id if _values(failure.sent) == _values(row.sent) else None,
                 run_id=job.run_id,
                 columns=[],
-                sent=found.sent,
+                sent=failure.sent,
                 lsn=as_of.value,
                 commit_ts=None,
-                reason=found.reason,
+                reason=failure.reason,
                 by=again.by,
                 why=again.why,
             )
         yield row
-    for key in sorted(held.accepted):
-        row = held.watched[key]
+    for key in sorted(quarantined.accepted):
+        row = quarantined.watched[key]
         yield Decision(
             row.at,
             job.run_id,
@@ -443,8 +446,8 @@ def _decided(
         )
 
 
-def _values(sent: str | None) -> Any:
-    return None if sent is None else json.loads(sent)
+def _values(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
 
 
 def _as_seen(
@@ -464,9 +467,9 @@ def _as_seen(
     ) or was_interrupted(then.entries, table.entries)
     if altered or leaves != {leaf.oid for leaf in then.leaves}:
         raise NeedsSync("what is published of it changed again during the repair")
-    if told := unsent_changes(state, storage, outdated_columns(job, state, storage)):
-        raise NeedsSync("; ".join(told))
-    then_files, files = (found.files if found else [] for found in (drifted.storage, storage))
+    if changes := unsent_changes(state, storage, outdated_columns(job, state, storage)):
+        raise NeedsSync("; ".join(changes))
+    then_files, files = (side.files if side else [] for side in (drifted.storage, storage))
     if then_files != files:
         raise NeedsSync("a partition was rewritten or truncated again during the repair")
     present = column_states(
@@ -485,7 +488,7 @@ def _first_row(work: _Work, rows: RepairRows, marked: TableState) -> TableState:
     state, storage = rows.drifted.state, rows.drifted.storage
     types = job.pipeline.target.types_of(state.table_name)
     row = replace(
-        as_published(state, table, storage, to_text(rows.own), types),
+        as_published(state, table, storage, to_text(rows.target_filter), types),
         at=now(),
         run_id=job.run_id,
         generation=work.generation,
@@ -512,44 +515,44 @@ def _commit(work: _Work, rows: RepairRows, net: NetRows, carried: Sequence[Decis
     marked = job.read_states()[name]
     first = _first_row(work, rows, marked)
     lock.verify()
-    begun = job.ledger.append_state(first, marked)
-    carry_over(job, begun, carried)
+    state = job.ledger.append_state(first, marked)
+    carry_over(job, state, carried)
     fault_point("repair.begun")
     try:
-        cut = _merge(work, rows, begun, net) if net.counts else commit_untouched(runner, job, begun)
+        cut = _merge(work, rows, state, net) if net.counts else commit_untouched(runner, job, state)
         fault_point("repair.merged")
         lock.verify()
         present = job.read_states()[name]
-        if (present.generation, present.status) != (begun.generation, COPYING):
+        if (present.generation, present.status) != (state.generation, COPYING):
             raise LateWriter(
                 f"{name} left the publications while it was repaired: sync it again once it is"
                 " published"
             )
-        record_repaired(runner, job, begun, cut, work.again.by if work.again is not None else None)
+        record_repaired(runner, job, state, cut, work.again.by if work.again is not None else None)
     except (LateWriter, LockHeld):
         raise
     except Exception:
-        _end(runner, job, begun, lock)
+        _end(runner, job, state, lock)
         raise
     return cut
 
 
-def _end(runner: Runner, job: Job, begun: TableState, lock: AdvisoryLock) -> None:
+def _end(runner: Runner, job: Job, state: TableState, lock: AdvisoryLock) -> None:
     """Record how an aborted repair ended; if that fails now, the next run finds out."""
     try:
         lock.verify()
-        end_repair(runner, job, begun)
+        end_repair(runner, job, state)
     except Exception as err:
         log.warning(
             "table=%s its repair may or may not be committed, the next run finds out: %s",
-            begun.table_name,
+            state.table_name,
             without_values(err),
         )
 
 
-def _merge(work: _Work, rows: RepairRows, begun: TableState, net: NetRows) -> TargetCut:
-    job, name, folder = work.job, begun.table_name, net.files.folder
-    tag, expected = repair_tag(begun, job.run_id, net.counts), rows.expected(job.lake, folder)
+def _merge(work: _Work, rows: RepairRows, state: TableState, net: NetRows) -> TargetCut:
+    job, name, folder = work.job, state.table_name, net.files.folder
+    tag, expected = repair_tag(state, job.run_id, net.counts), rows.expected(job.lake, folder)
     merge_differences(work.runner, job, name, expected, folder, tag=tag, fence=work.lock)
     # A touched key that the target never had isn't a skipped change.
-    return replace(read_commit(job, begun, tag), skipped=0)
+    return replace(read_commit(job, state, tag), skipped=0)

@@ -76,8 +76,8 @@ _DOUBLED = "its target has rows with the same key"
 
 def bucket_count(target: TargetVersion | None, source_bytes: int) -> int:
     """Returns into how many buckets all rows of a table are divided."""
-    held = (row_count(target.files) or 0) if target is not None else 0
-    return 1 + max(held // BUCKET_ROWS, source_bytes // BUCKET_BYTES)
+    target_rows = (row_count(target.files) or 0) if target is not None else 0
+    return 1 + max(target_rows // BUCKET_ROWS, source_bytes // BUCKET_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +150,11 @@ class ExpectedRows:
         def staged() -> Iterator[pa.Table]:
             for part in parts_at_once(parts):
                 rows = part.rename_columns(names)
-                same = [pa.array([text] * len(part), pa.string()) for text in (why, ACTION_UPSERT)]
+                constants = [
+                    pa.array([text] * len(part), pa.string()) for text in (why, ACTION_UPSERT)
+                ]
                 key = [rows[f"c{i}"] for i in shape.key]
-                yield pa.table([*same, *key, *rows.columns], schema=schema)
+                yield pa.table([*constants, *key, *rows.columns], schema=schema)
 
         return self.divide_rows("expected", schema, name, staged(), shape.bases)
 
@@ -187,11 +189,9 @@ class ExpectedRows:
             for table in rows:
                 of_row = self._buckets_of([table[column] for column in key])
                 for bucket in np.unique(of_row):
-                    chosen = (
-                        table if self.buckets == 1 else table.filter(pa.array(of_row == bucket))
-                    )
-                    writers[bucket].write_table(chosen)
-                    counts[bucket] += len(chosen)
+                    part = table if self.buckets == 1 else table.filter(pa.array(of_row == bucket))
+                    writers[bucket].write_table(part)
+                    counts[bucket] += len(part)
         sizes = [info.size for info in files.get_file_info(paths)]
         return [
             {"path": path, "size": size, "rows": count}
@@ -240,44 +240,46 @@ class NetRows:
     @property
     def counts(self) -> dict[str, int]:
         """Returns how many there are by reason and by action."""
-        found: Counter[str] = Counter()
+        totals: Counter[str] = Counter()
         for name in ("why", "action"):
             for of in pc.value_counts(self.keys[name].drop_null()).to_pylist():
-                found[of["values"]] += of["counts"]
-        return dict(found)
+                totals[of["values"]] += of["counts"]
+        return dict(totals)
 
     @property
     def bases(self) -> list[pa.ChunkedArray]:
         """Returns the columns of their keys."""
         return [self.keys[name] for name in self.keys.column_names if name.startswith("b")]
 
-    def kept(self, chosen: Bools, folder: str) -> NetRows:
+    def kept(self, mask: Bools, folder: str) -> NetRows:
         """Returns the chosen ones, which are written into ``folder`` unless all are chosen."""
-        if chosen.all():
+        if mask.all():
             return self
-        if not chosen.any():
+        if not mask.any():
             return NetRows(NetFiles(folder, self.files.lake, [], []), self.keys.slice(0, 0))
-        write_rows(self.files, chosen, folder)
+        write_rows(self.files, mask, folder)
         bases = [name for name in self.keys.column_names if name.startswith("b")]
         return NetRows.of(folder, self.files.lake, bases)
 
 
 def write_rows(
-    net: NetFiles, chosen: Bools, folder: str, further: pa.Table | None = None, first: int = 0
+    net: NetFiles, mask: Bools, folder: str, further: pa.Table | None = None, first: int = 0
 ) -> int:
     """Write the chosen net changes into another folder, with further columns if given.
 
     The first file has the number ``first``; returns the number after the last one.
     """
-    places, number, done = np.flatnonzero(chosen), first, 0
-    for of_file, here in enumerate(np.split(chosen, np.cumsum(net.rows)[:-1])):
-        for part in net.parts_of(of_file, here) if here.any() else ():
+    places, number, position = np.flatnonzero(mask), first, 0
+    for of_file, mask_of_file in enumerate(np.split(mask, np.cumsum(net.rows)[:-1])):
+        for part in net.parts_of(of_file, mask_of_file) if mask_of_file.any() else ():
             columns = dict(zip(part.column_names, part.columns, strict=True))
             if further is not None:
-                own = further.take(pa.array(places[done : done + len(part)]))
-                columns |= dict(zip(own.column_names, own.columns, strict=True))
+                columns_of_part = further.take(pa.array(places[position : position + len(part)]))
+                columns |= dict(
+                    zip(columns_of_part.column_names, columns_of_part.columns, strict=True)
+                )
             write_parquet(folder, pa.table(columns), number)
-            number, done = number + 1, done + len(part)
+            number, position = number + 1, position + len(part)
     return number
 
 
@@ -293,11 +295,11 @@ def differences(
     ``count`` rows were staged. ``live`` are the rows to compare of a target that keeps more. Raises
     NeedsSync for a target with a key twice, or with too many differences, and StagedLost.
     """
-    own = HeldRows.of(target.open(), expected.written) if live is None else None
+    rows = HeldRows.of(target.open(), expected.written) if live is None else None
     names = expected.written.names
-    if own is not None:
+    if rows is not None:
         try:
-            return _differing(runner, expected, count, own, names)
+            return _differing(runner, expected, count, rows, names)
         except WaldeltaError:
             raise
         except Exception as err:
@@ -307,7 +309,7 @@ def differences(
 
 
 def _differing(
-    runner: Runner, expected: ExpectedRows, count: int, held: HeldRows, names: Sequence[str]
+    runner: Runner, expected: ExpectedRows, count: int, target_rows: HeldRows, names: Sequence[str]
 ) -> NetRows:
     """Compare with the target's rows, whose columns have these ``names`` in their files."""
     folder, bases = f"{expected.folder}/differing", expected.shape.bases
@@ -315,19 +317,19 @@ def _differing(
     kinds = dict(zip(names, (kind for _, kind in expected.copy.columns), strict=True))
     remove_folder(folder)  # An attempt that failed may have written it.
     first, read, differing = 1, 0, 0
-    for number, of_bucket in enumerate(_divided(runner, expected, held, written.key_names)):
+    for number, of_bucket in enumerate(_divided(runner, expected, target_rows, written.key_names)):
         net = expected.net_files(number)
         extra = folder if expected.is_whole else None
-        found = Comparison(net, of_bucket, written, kinds, extra).run(runner)
-        if found.is_doubled:
+        comparison = Comparison(net, of_bucket, written, kinds, extra).run(runner)
+        if comparison.is_doubled:
             raise NeedsSync(_DOUBLED)
-        chosen = np.asarray(found.actions.is_valid())
+        mask = np.asarray(comparison.actions.is_valid())
         if not expected.is_whole:  # A key may have two printed forms, and was then read twice.
-            once, keys = np.zeros(len(chosen), np.bool_), net.read(bases).columns
+            once, keys = np.zeros(len(mask), np.bool_), net.read(bases).columns
             once[first_of_each(*key_codes(expected.key_types, keys))] = True
-            chosen &= once
-        first = write_rows(net, chosen, folder, pa.table({"action": found.actions}), first)
-        read, differing = read + len(chosen), differing + int(chosen.sum()) + found.extra
+            mask &= once
+        first = write_rows(net, mask, folder, pa.table({"action": comparison.actions}), first)
+        read, differing = read + len(mask), differing + int(mask.sum()) + comparison.extra
         if differing > MOST_DIFFERING:
             raise NeedsSync(f"at least {differing:,} of its rows differ")
     if read != count:
@@ -344,15 +346,15 @@ def _differing(
 
 
 def _divided(
-    runner: Runner, expected: ExpectedRows, held: HeldRows, key: Sequence[str]
+    runner: Runner, expected: ExpectedRows, target_rows: HeldRows, key: Sequence[str]
 ) -> list[HeldRows]:
     """Returns the target's rows by bucket."""
-    parts = shares(held_files(held.files))
+    parts = shares(held_files(target_rows.files))
     if expected.buckets == 1 or not parts:
-        return [held] * expected.buckets
+        return [target_rows] * expected.buckets
 
     def divide(number: int) -> pa.Table:
-        return expected.divide(held, key, parts[number], number)
+        return expected.divide(target_rows, key, parts[number], number)
 
     runner.run(len(parts), STAGED_ROWS, divide)
     folders = (expected.bucket("held", number) for number in range(expected.buckets))
@@ -370,9 +372,9 @@ def _export(runner: Runner, expected: ExpectedRows, frame: DataFrame) -> HeldRow
     raw = [F.col(RAW)] if expected.written.metadata else []
     rows = frame.select(*(c.alias(n) for c, n in zip(columns, names, strict=True)), *raw)
     if not expected.is_whole:
-        wanted = runner.spark().read.parquet(expected.bucket("expected", 0)).select(*shape.bases)
+        keys = runner.spark().read.parquet(expected.bucket("expected", 0)).select(*shape.bases)
         on = [F.col(f"c{i}") == F.col(base) for base, i in zip(shape.bases, shape.key, strict=True)]
-        rows = rows.join(wanted, on, "left_semi")
+        rows = rows.join(keys, on, "left_semi")
     rows.write.mode("overwrite").parquet(folder)
     return HeldRows.staged(folder, expected.lake)
 
@@ -392,9 +394,9 @@ def merge_differences(  # noqa: PLR0913 - a target, what is written to it, and h
     def merge() -> CommitTag | None:
         return merge_written(runner, job, name, expected.written, folder, tag=tag, fence=fence)
 
-    done = without_partitions(runner, job.lake.target(name).open, name, merge)
-    if done is not None:
-        return done
+    earlier_tag = without_partitions(runner, job.lake.target(name).open, name, merge)
+    if earlier_tag is not None:
+        return earlier_tag
     # A run that committed concurrently may have copied the target again.
     fence.verify()
     target = job.lake.target(name)

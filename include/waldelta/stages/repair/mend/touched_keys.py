@@ -60,12 +60,12 @@ def read_touched(runner: Runner, change_log: ChangeLog, plan: TargetPlan, folder
     decode = replace(plan.decode, routing=None)
     if plan.rows is not None:
         return touched_keys(plan.rows.to_batches(), decode)
-    chosen = row_messages(decode.segments, plan.state.relation_ids, decode.snapshot)
-    dealt, lake = shares(change_log.pieces(chosen)), change_log.lake
+    condition = row_messages(decode.segments, plan.state.relation_ids, decode.snapshot)
+    dealt, lake = shares(change_log.pieces(condition)), change_log.lake
     base, _, name = folder.rpartition("/")
 
     def write(number: int) -> pa.Table:
-        keys = touched_keys(change_log.read(dealt[number], chosen, CHANGE_COLUMNS), decode)
+        keys = touched_keys(change_log.read(dealt[number], condition, CHANGE_COLUMNS), decode)
         files = lake.files(base)
         files.create_dir(name)
         pq.write_table(keys, f"{name}/part-{number}.parquet", filesystem=files)
@@ -100,16 +100,16 @@ def touched_keys(changes: Iterable[pa.RecordBatch], plan: DecodePlan) -> pa.Tabl
     """
     plan = _of_key(plan)
     names = [f"t{k}" for k in range(len(plan.shape.key))]
-    found = [pa.schema([(name, pa.string()) for name in names]).empty_table()]
+    tables = [pa.schema([(name, pa.string()) for name in names]).empty_table()]
     for events in (events for part in changes for events in decode(part, plan)):
         op = events["op"].to_numpy()
-        for columns, chosen in (
+        for columns, mask in (
             (plan.shape.old_keys, op != INSERT),
             ([f"c{i}" for i in plan.shape.key], op != DELETE),
         ):
-            rows = events.select(columns).filter(pa.array(chosen)).rename_columns(names)
-            found.append(rows.cast(found[0].schema))
-    keys = pa.concat_tables(found).group_by(names).aggregate([])
+            rows = events.select(columns).filter(pa.array(mask)).rename_columns(names)
+            tables.append(rows.cast(tables[0].schema))
+    keys = pa.concat_tables(tables).group_by(names).aggregate([])
     present = np.ones(len(keys), np.bool_)
     for k, i in enumerate(plan.shape.key):
         keys = keys.append_column(

@@ -51,56 +51,60 @@ _REPAIR, _VOID = "repair", "void"
 
 
 def repair_tag(
-    begun: TableState, run_id: str, counts: Mapping[str, int] | None = None
+    first_row: TableState, run_id: str, counts: Mapping[str, int] | None = None
 ) -> CommitTag:
     """Returns the identity of the repair's single commit.
 
-    ``begun`` is its first ledger row, whose time is unique.
+    ``first_row`` is its first ledger row, whose time is unique.
     """
-    app_id = f"waldelta:repair:{begun.table_name}:{begun.generation}:{begun.at.isoformat()}"
+    app_id = (
+        f"waldelta:repair:{first_row.table_name}:{first_row.generation}:{first_row.at.isoformat()}"
+    )
     return CommitTag(app_id, 1, run_id, counts=dict(counts or {}), verb=_REPAIR)
 
 
-def carry_over(job: Job, begun: TableState, rows: Sequence[Decision]) -> None:
+def carry_over(job: Job, first_row: TableState, rows: Sequence[Decision]) -> None:
     """Make these the quarantine's rows of the generation that a repair begins; it has no others.
 
     They are the rows that the target continues to lack, and accepted rows, whose decision is
     recorded with the repair.
     """
     quarantine = Decisions(job.lake)
-    if rows or quarantine.outlines(begun.table_name, begun.generation):
-        quarantine.replace(begun.table_name, begun.generation, -1, rows)
+    if rows or quarantine.outlines(first_row.table_name, first_row.generation):
+        quarantine.replace(first_row.table_name, first_row.generation, -1, rows)
 
 
 def record_repaired(
-    runner: Runner, job: Job, begun: TableState, cut: TargetCut, by: str | None = None
+    runner: Runner, job: Job, first_row: TableState, cut: TargetCut, by: str | None = None
 ) -> None:
     """Record in the ledger that a repair is done, and that its quarantined rows were read again.
 
     Raises LateWriter when another run owns the target now.
     """
-    before = _before(job, begun)
-    held = _count_rows(runner, job, begun.table_name)
+    original = _original_state(job, first_row)
+    row_count = _count_rows(runner, job, first_row.table_name)
     at = now()
-    done = replace(begun, at=at, status=SYNCED, rows=held, seconds=(at - begun.at).total_seconds())
-    job.ledger.append_state(done, begun)
+    last_row = replace(
+        first_row, at=at, status=SYNCED, rows=row_count, seconds=(at - first_row.at).total_seconds()
+    )
+    job.ledger.append_state(last_row, first_row)
     fault_point("repair.recorded")
     # These records are for readers: rows of an earlier generation have no effect any more.
     quarantine = Decisions(job.lake)
-    carried = latest_rows(quarantine.rows(begun.table_name, begun.generation))
-    reason = f"read again as of {Lsn(begun.snapshot_lsn)}" + (
-        f": {begun.reason}" if begun.reason else ""
+    carried = latest_rows(quarantine.rows(first_row.table_name, first_row.generation))
+    reason = f"read again as of {Lsn(first_row.snapshot_lsn)}" + (
+        f": {first_row.reason}" if first_row.reason else ""
     )
     past = []
-    for key in sorted(watched_rows(quarantine.rows(before.table_name, before.generation))):
+    for key in sorted(watched_rows(quarantine.rows(original.table_name, original.generation))):
         if key not in carried:
             past.append(
                 Decision(
                     at,
-                    begun.run_id,
+                    first_row.run_id,
                     RESOLVED,
-                    before.table_name,
-                    before.generation,
+                    original.table_name,
+                    original.generation,
                     0,
                     key,
                     why=reason,
@@ -108,10 +112,10 @@ def record_repaired(
                 )
             )
         elif carried[key].status == ACCEPTED:
-            past.append(replace(carried[key], at=at, generation=before.generation))
+            past.append(replace(carried[key], at=at, generation=original.generation))
     if past:
         quarantine.add(past)
-    log.info("table=%s repaired at version %d", begun.table_name, cut.version)
+    log.info("table=%s repaired at version %d", first_row.table_name, cut.version)
 
 
 def _count_rows(runner: Runner, job: Job, name: str) -> int:
@@ -122,20 +126,20 @@ def _count_rows(runner: Runner, job: Job, name: str) -> int:
     return target.frame(runner.spark()).count() if counted is None else counted
 
 
-def end_repair(runner: Runner, job: Job, begun: TableState) -> TargetCut | None:
+def end_repair(runner: Runner, job: Job, first_row: TableState) -> TargetCut | None:
     """Find out whether an aborted repair was committed, and record its end in the ledger.
 
     Returns None when it never will be committed. The caller must have the target's lock. Raises
     StateError when the target's Delta log no longer contains that, LateWriter when another run owns
     the target now.
     """
-    name, tag = begun.table_name, repair_tag(begun, begun.run_id)
-    if committed_verb(job, begun, tag) is None:
-        _void(runner, job, begun, tag)
-    verb = committed_verb(job, begun, tag)
+    name, tag = first_row.table_name, repair_tag(first_row, first_row.run_id)
+    if committed_verb(job, first_row, tag) is None:
+        _void(runner, job, first_row, tag)
+    verb = committed_verb(job, first_row, tag)
     if verb == _REPAIR:
-        cut = replace(read_commit(job, begun, tag), skipped=0)
-        record_repaired(runner, job, begun, cut)
+        cut = replace(read_commit(job, first_row, tag), skipped=0)
+        record_repaired(runner, job, first_row, cut)
         log.warning("table=%s its interrupted repair was committed, nothing to do", name)
         return cut
     if verb != _VOID:
@@ -143,10 +147,10 @@ def end_repair(runner: Runner, job: Job, begun: TableState) -> TargetCut | None:
             f"{name}: its Delta log doesn't show whether its repair was committed: it needs a new"
             " copy"
         )
-    before = _before(job, begun)
+    original = _original_state(job, first_row)
     # The generation was never a target's, and pruning would keep discarded rows of it for ever.
-    carry_over(job, begun, [])
-    job.ledger.append_state(replace(before, at=now(), run_id=job.run_id), begun)
+    carry_over(job, first_row, [])
+    job.ledger.append_state(replace(original, at=now(), run_id=job.run_id), first_row)
     log.warning(
         "table=%s its interrupted repair was not committed, so its target is unchanged", name
     )
@@ -162,32 +166,32 @@ def end_killed_repairs(
     SparkUnreachable where no session is available, which isn't about a table.
     """
     standings, cuts, ended = read_lifecycles(job, published), {}, False
-    for found in standings:
-        begun = found.state
+    for lifecycle in standings:
+        first_row = lifecycle.state
         # A copy's first row has no snapshot yet.
-        if begun is None or begun.status != COPYING or not begun.snapshot:
+        if first_row is None or first_row.status != COPYING or not first_row.snapshot:
             continue
-        if found.action not in (RequiredAction.COPY, RequiredAction.BROKEN):
+        if lifecycle.action not in (RequiredAction.COPY, RequiredAction.BROKEN):
             continue
         try:
-            _check_same_timeline(job, begun)
-            with target_lock(job, begun.table_name):
+            _check_same_timeline(job, first_row)
+            with target_lock(job, first_row.table_name):
                 if (
-                    job.read_state(begun.table_name) == begun
-                    and (cut := end_repair(runner, job, begun)) is not None
+                    job.read_state(first_row.table_name) == first_row
+                    and (cut := end_repair(runner, job, first_row)) is not None
                 ):
-                    cuts[begun.table_name] = cut
+                    cuts[first_row.table_name] = cut
             ended = True
         except (LateWriter, LockHeld) as err:
-            log.info("table=%s %s", begun.table_name, err)
+            log.info("table=%s %s", first_row.table_name, err)
         except (ConfigError, SparkUnreachable):
             raise
         except Exception as err:  # Spark's errors too: a copy repairs the table.
-            log.warning("table=%s needs a new copy: %s", begun.table_name, without_values(err))
+            log.warning("table=%s needs a new copy: %s", first_row.table_name, without_values(err))
     return (read_lifecycles(job, published) if ended else standings), cuts
 
 
-def _check_same_timeline(job: Job, begun: TableState) -> None:
+def _check_same_timeline(job: Job, first_row: TableState) -> None:
     """Raise StateError after a failover: it checks only ``synced`` targets against the new primary.
 
     A repair may have begun before the failover.
@@ -195,28 +199,28 @@ def _check_same_timeline(job: Job, begun: TableState) -> None:
     moves, slot = job.ledger.slot_moves(), job.pipeline.source.slot
     if identity_of(slot, moves).timeline != incarnation_of(slot, moves).timeline:
         raise StateError(
-            f"{begun.table_name}: the source failed over, perhaps since its repair began"
+            f"{first_row.table_name}: the source failed over, perhaps since its repair began"
         )
 
 
-def _void(runner: Runner, job: Job, begun: TableState, tag: CommitTag) -> None:
-    target = job.lake.target(begun.table_name)
+def _void(runner: Runner, job: Job, first_row: TableState, tag: CommitTag) -> None:
+    target = job.lake.target(first_row.table_name)
     try:
-        commit_nothing(runner, target, replace(tag, verb=_VOID), begun.key_columns[0])
+        commit_nothing(runner, target, replace(tag, verb=_VOID), first_row.key_columns[0])
     except (ConfigError, SparkUnreachable):
         raise
     except Exception as err:
         # The repair may have just committed after all.
-        if committed_verb(job, begun, tag) is None:
-            raise ApplyError(f"{begun.table_name}: {without_values(err)}") from err
+        if committed_verb(job, first_row, tag) is None:
+            raise ApplyError(f"{first_row.table_name}: {without_values(err)}") from err
 
 
-def _before(job: Job, begun: TableState) -> TableState:
+def _original_state(job: Job, first_row: TableState) -> TableState:
     """Returns the target's ledger row that a repair replaced."""
-    rows = [row for row in job.read_all_states(begun.table_name) if row.at < begun.at]
+    rows = [row for row in job.read_all_states(first_row.table_name) if row.at < first_row.at]
     if not rows:
         raise StateError(
-            f"{begun.table_name}: the ledger doesn't show its state before its repair: it needs a"
-            " new copy"
+            f"{first_row.table_name}: the ledger doesn't show its state before its repair: it needs"
+            " a new copy"
         )
     return rows[-1]

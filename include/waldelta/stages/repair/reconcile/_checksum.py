@@ -61,18 +61,18 @@ def hash_texts(texts: ArrowArray, seed: int) -> Hashes:
     lengths = np.diff(offsets)
     # The longest come first, so that rows with rounds left are adjacent.
     order = np.argsort(-lengths, kind="stable")
-    found = np.empty(len(lengths), np.int64)
+    hashes = np.empty(len(lengths), np.int64)
     with np.errstate(over="ignore"):
         for first in range(0, len(order), _ROWS):
             rows = order[first : first + _ROWS]
-            found[rows] = _hash(words, offsets[:-1][rows], lengths[rows], seed)
-    return found
+            hashes[rows] = _hash(words, offsets[:-1][rows], lengths[rows], seed)
+    return hashes
 
 
 def _hash(words: Words, starts: NDArray[np.int64], lengths: NDArray[np.int64], seed: int) -> Hashes:
     """Returns the hashes of rows in descending order of their lengths."""
-    begun = (lengths + _INITIAL).astype(np.uint32)
-    state = [begun, begun.copy(), begun.copy()]
+    initial = (lengths + _INITIAL).astype(np.uint32)
+    state = [initial, initial.copy(), initial.copy()]
     if seed:
         state[0] += np.uint32(seed >> 32 & 0xFFFFFFFF)
         state[1] += np.uint32(seed & 0xFFFFFFFF)
@@ -88,11 +88,11 @@ def _hash(words: Words, starts: NDArray[np.int64], lengths: NDArray[np.int64], s
         for place in range(3):
             part[place] += words[at + 4 * place]
         _mix(part)
-    rest = lengths - _ROUND * rounds
-    kept, at = _KEPT[rest], starts + _ROUND * rounds
-    state[0] += words[at] & kept[:, 0]
-    state[1] += words[at + 4] & kept[:, 1]
-    state[2] += (words[at + 8] & kept[:, 2]) << np.uint32(8)
+    tail_bytes = lengths - _ROUND * rounds
+    masks, at = _KEPT[tail_bytes], starts + _ROUND * rounds
+    state[0] += words[at] & masks[:, 0]
+    state[1] += words[at + 4] & masks[:, 1]
+    state[2] += (words[at + 8] & masks[:, 2]) << np.uint32(8)
     for target, by, bits in _FINAL:
         state[target] ^= state[by]
         state[target] -= _rotated(state[by], bits)
@@ -186,8 +186,8 @@ def bucket_count(rows: int) -> int:
     >>> bucket_count(0), bucket_count(1_000_000), bucket_count(10**9)
     (16, 2048, 65536)
     """
-    wanted = 1 << max(0, rows // _ROWS_PER_BUCKET).bit_length()
-    return min(_MOST, max(_FEWEST, wanted))
+    count = 1 << max(0, rows // _ROWS_PER_BUCKET).bit_length()
+    return min(_MOST, max(_FEWEST, count))
 
 
 def hash_as(texts: ArrowArray, plan: Fingerprint, seed: int) -> Hashes:
@@ -240,18 +240,18 @@ class Sums:
 
     def without(self, keys: Hashes, rows: Hashes) -> Sums:
         """Returns these sums without some of their rows."""
-        taken = Sums(len(self.rows))
-        taken.add(keys, rows)
-        left = Sums(len(self.rows))
-        left.rows, left.totals = self.rows - taken.rows, self.totals - taken.totals
-        return left
+        sums = Sums(len(self.rows))
+        sums.add(keys, rows)
+        difference = Sums(len(self.rows))
+        difference.rows, difference.totals = self.rows - sums.rows, self.totals - sums.totals
+        return difference
 
-    def differing(self, other: Sums) -> NDArray[np.int64]:
+    def differing(self, others: Sums) -> NDArray[np.int64]:
         """Returns the numbers of the buckets that differ."""
-        found: NDArray[np.int64] = np.flatnonzero(
-            (self.rows != other.rows) | (self.totals != other.totals)
+        numbers: NDArray[np.int64] = np.flatnonzero(
+            (self.rows != others.rows) | (self.totals != others.totals)
         )
-        return found
+        return numbers
 
     @property
     def count(self) -> int:
@@ -261,8 +261,8 @@ class Sums:
 
 def buckets_of(keys: Hashes, buckets: int) -> NDArray[np.int64]:
     """Returns the bucket of each key."""
-    found: NDArray[np.int64] = keys & np.int64(buckets - 1)
-    return found
+    numbers: NDArray[np.int64] = keys & np.int64(buckets - 1)
+    return numbers
 
 
 _FUNCTION_ARGUMENTS = 90  # PostgreSQL takes at most 100.

@@ -45,10 +45,10 @@ class HashedRows:
         )
 
     @classmethod
-    def of(cls, found: Sequence[tuple[Any, ...]], texts: int) -> HashedRows:
+    def of(cls, rows: Sequence[tuple[Any, ...]], texts: int) -> HashedRows:
         """Returns the rows from tuples."""
         schema = cls.schema(texts)
-        columns = list(zip(*found, strict=True)) or [()] * len(schema)
+        columns = list(zip(*rows, strict=True)) or [()] * len(schema)
         return cls(
             pa.table(
                 [pa.array(values, f.type) for values, f in zip(columns, schema, strict=True)],
@@ -58,10 +58,10 @@ class HashedRows:
 
     def named(self, hashes: pa.Array[Any], names: Sequence[str]) -> dict[int, str]:
         """Returns by hash of these keys the name of one row."""
-        chosen = self.table.filter(pc.is_in(self.table["k"], value_set=hashes)).to_pylist()
+        rows = self.table.filter(pc.is_in(self.table["k"], value_set=hashes)).to_pylist()
         return {
             row["k"]: json.dumps({name: row[f"t{n}"] for n, name in enumerate(names)})
-            for row in chosen
+            for row in rows
         }
 
 
@@ -82,9 +82,10 @@ def differing_rows(
     hashes = pc.unique(odd["k"])
     rows = [_total(rows, hashes) for rows in (source, target)]
     called = target.named(hashes, names) | source.named(hashes, names)
-    found = _of_keys(hashes.to_pylist(), *rows) if keyed else _of_multisets(odd)
+    differences = _of_keys(hashes.to_pylist(), *rows) if keyed else _of_multisets(odd)
     return sorted(
-        (replace(one, key=called[one.hash]) for one in found), key=lambda one: (one.key, one.kind)
+        (replace(one, key=called[one.hash]) for one in differences),
+        key=lambda one: (one.key, one.kind),
     )
 
 
@@ -92,17 +93,17 @@ def _of_keys(
     hashes: Sequence[int], source: dict[int, int], target: dict[int, int]
 ) -> Iterator[RowDifference]:
     for key in hashes:
-        here, there = source.get(key, 0), target.get(key, 0)
+        source_rows, target_rows = source.get(key, 0), target.get(key, 0)
         kind = (
             DOUBLED
-            if there > 1
+            if target_rows > 1
             else MISSING
-            if not there
+            if not target_rows
             else EXTRA
-            if not here
+            if not source_rows
             else DIFFERENT_VALUES
         )
-        yield RowDifference(kind, "", there - 1 if there > 1 else 1, hash=key)
+        yield RowDifference(kind, "", target_rows - 1 if target_rows > 1 else 1, hash=key)
 
 
 def _of_multisets(odd: pa.Table) -> Iterator[RowDifference]:
@@ -117,13 +118,13 @@ def _counts(rows: HashedRows) -> pa.Table:
 
 
 def _total(rows: HashedRows, hashes: pa.Array[Any]) -> dict[int, int]:
-    chosen = rows.table.filter(pc.is_in(rows.table["k"], value_set=hashes))
-    counts = chosen.group_by("k").aggregate([([], "count_all")])
+    key_rows = rows.table.filter(pc.is_in(rows.table["k"], value_set=hashes))
+    counts = key_rows.group_by("k").aggregate([([], "count_all")])
     return dict(zip(counts["k"].to_pylist(), counts["count_all"].to_pylist(), strict=True))
 
 
 def with_columns(
-    found: RowDifference,
+    difference: RowDifference,
     names: Sequence[str],
     source: Valued | None,
     target: Valued | None,
@@ -131,13 +132,13 @@ def with_columns(
 ) -> RowDifference:
     """Returns a differing row with the columns that differ; values longer than ``most`` are cut."""
     if source is None or target is None:
-        return found
+        return difference
     columns = [
         ColumnDifference(name, _cut(source.shown[n], most), _cut(target.shown[n], most))
         for n, name in enumerate(names)
         if source.exact[n] != target.exact[n]
     ]
-    return replace(found, columns=columns)
+    return replace(difference, columns=columns)
 
 
 def _cut(text: str | None, most: int) -> str | None:

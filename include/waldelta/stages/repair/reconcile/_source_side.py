@@ -97,39 +97,39 @@ class SourceSide:
         Raises ConfigError for a server whose hashes differ from this machine's.
         """
         total = Sums(self.plan.buckets)
-        for found in self._of_chunks(self._sums_statement):
-            if found:
-                buckets, rows, totals = zip(*found, strict=True)
+        for chunk in self._of_chunks(self._sums_statement):
+            if chunk:
+                buckets, rows, totals = zip(*chunk, strict=True)
                 exact = np.array([int(text) & 0xFFFF_FFFF_FFFF_FFFF for text in totals], np.uint64)
                 total.add_sums(np.array(buckets), np.array(rows), exact)
         return total
 
     def rows(self, buckets: Sequence[int]) -> HashedRows:
         """Returns the rows of these buckets: hashes, and keys as texts."""
-        found = [
+        tuples = [
             row
             for part in self._of_chunks(lambda rows: self._rows_statement(rows, buckets))
             for row in part
         ]
-        return HashedRows.of(found, len(self.shown))
+        return HashedRows.of(tuples, len(self.shown))
 
     def hashes(self, texts: Sequence[ArrowArray]) -> tuple[Hashes, Hashes]:
         """Returns the key hashes and row hashes of the rows with these keys (texts by column)."""
-        found = dict(self._of_keys(texts, []))
-        return np.array(list(found), np.int64), np.array(list(found.values()), np.int64)
+        row_hashes = dict(self._of_keys(texts, []))
+        return np.array(list(row_hashes), np.int64), np.array(list(row_hashes.values()), np.int64)
 
     def values(self, texts: Sequence[ArrowArray]) -> dict[int, Valued]:
         """Returns by key hash each column's printed text and canonical text, of the rows with these
         keys.
         """
         columns = self._columns(self.plan.columns)
-        shown = [printed(column) for column, _ in columns]
+        printed_columns = [printed(column) for column, _ in columns]
         marks, raw = self.plan.marks, self.plan.raw
         exact = [source_text([column], marks, raw=raw) for column in columns]
         count = len(columns)
         return {
             row[0]: Valued(row[2 : 2 + count], row[2 + count :])
-            for row in self._of_keys(texts, [*shown, *exact])
+            for row in self._of_keys(texts, [*printed_columns, *exact])
         }
 
     @property
@@ -237,11 +237,11 @@ class SourceSide:
         with self._session(0) as connection:
             for first in range(0, len(texts[0]) if texts else 0, KEYS_PER_READ):
                 part = [column.slice(first, KEYS_PER_READ) for column in texts]
-                named = is_one_of(self.key, part)
+                has_key = is_one_of(self.key, part)
                 conditions = [
                     sql.SQL(f"({self.again.condition})"),
                     *filter_conditions(self.copy),
-                    named,
+                    has_key,
                 ]
                 listed = sql.SQL(", ").join([self._hashes(), *further])
                 rows = rows_where(sql.SQL(self.again.relation), conditions)
@@ -259,7 +259,7 @@ class SourceSide:
         name = reader_name(self.holder_pid, number, self.copy.table).replace("copy", "reconcile", 1)
         with (
             connect(self.conninfo, name) as connection,
-            raised_as(lambda err: _named(err, self.conninfo, self.copy), psycopg.Error),
+            raised_as(lambda err: _comparison_error(err, self.conninfo, self.copy), psycopg.Error),
         ):
             connection.execute("select set_config('statement_timeout', '0', false)")
             connection.execute(
@@ -271,8 +271,8 @@ class SourceSide:
 
     def _check_hash(self, connection: Connection) -> None:
         query = sql.SQL(_PROBE).format(hashed=self._hash_of(sql.SQL("text"), self.plan.seed))
-        ((text, found),) = connection.execute(query).fetchall()
-        if found != int(hash_as(pa.array([text]), self.plan, self.plan.seed)[0]):
+        ((text, server_hash),) = connection.execute(query).fetchall()
+        if server_hash != int(hash_as(pa.array([text]), self.plan, self.plan.seed)[0]):
             raise ConfigError(
                 f"{describe(self.conninfo)} hashes texts differently from this machine (another"
                 " byte order?): its tables can't be reconciled"
@@ -288,7 +288,7 @@ class SourceSide:
         connection.execute("commit")
 
 
-def _named(err: psycopg.Error, conninfo: str, copy: TableCopy) -> SourceError:
+def _comparison_error(err: psycopg.Error, conninfo: str, copy: TableCopy) -> SourceError:
     reason = without_values(err)
     if err.sqlstate in GONE | NO_SNAPSHOT:
         return SnapshotLost(

@@ -63,13 +63,13 @@ class TargetSide:
         plan = self.plan
 
         def sum_up(batches: Batches) -> Batches:
-            found = Sums(plan.buckets)
+            part_sums = Sums(plan.buckets)
             for batch in (part for whole in batches for part in in_parts(whole)):
                 keys, rows = hash_rows(batch, plan)
-                kept = ~is_among(keys, aside)
-                found.add(keys[kept], rows[kept])
-            held = np.flatnonzero(found.rows)
-            columns = [held, found.rows[held], found.totals[held].view(np.int64)]
+                is_compared = ~is_among(keys, aside)
+                part_sums.add(keys[is_compared], rows[is_compared])
+            filled = np.flatnonzero(part_sums.rows)
+            columns = [filled, part_sums.rows[filled], part_sums.totals[filled].view(np.int64)]
             yield pa.RecordBatch.from_arrays([pa.array(column) for column in columns], schema=_SUMS)
 
         total = Sums(plan.buckets)
@@ -82,21 +82,23 @@ class TargetSide:
         """Returns the rows of these buckets except those in ``aside``: hashes, and keys as
         texts.
         """
-        plan, shown, wanted = self.plan, self.shown, np.sort(np.array(buckets, np.int64))
+        plan, labels, numbers = self.plan, self.shown, np.sort(np.array(buckets, np.int64))
         names = [name for name, _ in plan.columns]
-        places, schema = [names.index(name) for name in shown], HashedRows.schema(len(shown))
+        places, schema = [names.index(name) for name in labels], HashedRows.schema(len(labels))
 
         def choose(batches: Batches) -> Batches:
             for batch in (part for whole in batches for part in in_parts(whole)):
                 keys, rows = hash_rows(batch, plan)
-                chosen = is_among(buckets_of(keys, plan.buckets), wanted) & ~is_among(keys, aside)
-                kept = batch.filter(pa.array(chosen))
-                raws = plan.raws_of(kept)
+                mask = is_among(buckets_of(keys, plan.buckets), numbers) & ~is_among(keys, aside)
+                selection = batch.filter(pa.array(mask))
+                raws = plan.raws_of(selection)
                 texts = [
-                    _shown(kept.column(n), plan.columns[n][1], raws[n], whole=bool(plan.key))
+                    _readable_texts(
+                        selection.column(n), plan.columns[n][1], raws[n], whole=bool(plan.key)
+                    )
                     for n in places
                 ]
-                columns = [pa.array(keys[chosen]), pa.array(rows[chosen]), *texts]
+                columns = [pa.array(keys[mask]), pa.array(rows[mask]), *texts]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
         return HashedRows(self._run(choose, schema))
@@ -105,30 +107,30 @@ class TargetSide:
         """Returns by key hash each column's shown text and canonical text, of the rows with these
         keys.
         """
-        plan, wanted = self.plan, np.sort(np.array(list(hashes), np.int64))
+        plan, key_hashes = self.plan, np.sort(np.array(list(hashes), np.int64))
         names, count = [name for name, _ in plan.columns], len(plan.columns)
         schema = pa.schema([("k", pa.int64()), *((f"c{n}", pa.string()) for n in range(2 * count))])
 
         def read(batches: Batches) -> Batches:
             for batch in (part for whole in batches for part in in_parts(whole)):
                 keys = hash_keys([batch.column(names.index(name)) for name in plan.key], plan)
-                chosen = is_among(keys, wanted)
-                kept = batch.filter(pa.array(chosen))
-                raws = plan.raws_of(kept)
-                shown = [
-                    _shown(kept.column(n), kind, raws[n], whole=True)
+                mask = is_among(keys, key_hashes)
+                selection = batch.filter(pa.array(mask))
+                raws = plan.raws_of(selection)
+                texts = [
+                    _readable_texts(selection.column(n), kind, raws[n], whole=True)
                     for n, (_, kind) in enumerate(plan.columns)
                 ]
                 exact = [
-                    lake_rows([(kept.column(n), kind)], [raws[n]], plan.marks)
+                    lake_rows([(selection.column(n), kind)], [raws[n]], plan.marks)
                     for n, (_, kind) in enumerate(plan.columns)
                 ]
                 yield pa.RecordBatch.from_arrays(
-                    [pa.array(keys[chosen]), *shown, *exact], schema=schema
+                    [pa.array(keys[mask]), *texts, *exact], schema=schema
                 )
 
-        found = self._run(read, schema)
-        rows = zip(*(column.to_pylist() for column in found.columns), strict=True)
+        table = self._run(read, schema)
+        rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
         return {row[0]: Valued(row[1 : 1 + count], row[1 + count :]) for row in rows}
 
     def _run(self, task: Callable[[Batches], Batches], schema: pa.Schema) -> pa.Table:
@@ -162,8 +164,8 @@ class TargetSide:
             F.try_element_at(RAW, F.lit(name)).alias(f"r{n}")
             for n, name in enumerate(self.plan.raw_columns)
         ]
-        chosen = frame.select(*columns, *raws)
-        return chosen.mapInArrow(task, ddl(schema)).toArrow().cast(schema).combine_chunks()
+        compared = frame.select(*columns, *raws)
+        return compared.mapInArrow(task, ddl(schema)).toArrow().cast(schema).combine_chunks()
 
 
 def read_small(target: DeltaTarget, version: int | None = None) -> ds.Dataset | None:
@@ -184,15 +186,17 @@ def read_small(target: DeltaTarget, version: int | None = None) -> ds.Dataset | 
         return None
 
 
-def is_among(values: Hashes, chosen: Hashes) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Returns which values are among the sorted ``chosen``."""
-    if not len(chosen):
+def is_among(values: Hashes, members: Hashes) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Returns which values are among the sorted ``members``."""
+    if not len(members):
         return np.zeros(len(values), np.bool_)
-    at = np.minimum(np.searchsorted(chosen, values), len(chosen) - 1)
-    return np.asarray(chosen[at] == values)
+    at = np.minimum(np.searchsorted(members, values), len(members) - 1)
+    return np.asarray(members[at] == values)
 
 
-def _shown(values: pa.Array, kind: TargetType, raw: pa.Array | None, *, whole: bool) -> pa.Array:
+def _readable_texts(
+    values: pa.Array, kind: TargetType, raw: pa.Array | None, *, whole: bool
+) -> pa.Array:
     """Returns values as readable text; used only for the few rows that are reported."""
     texts = kind.pg_text(storage(values))
     texts = texts if raw is None else pc.coalesce(raw, texts)

@@ -128,9 +128,9 @@ def why_not_compared(job: Job, feeding: ComparedTarget) -> str | None:
     if not mode.supports(Feature.MEND):
         return f"its mode is {mode}: only a mirror holds what its source holds"
     if not table.publishes >= EVERY_CHANGE:
-        left = ", ".join(sorted(EVERY_CHANGE - table.publishes))
+        events = ", ".join(sorted(EVERY_CHANGE - table.publishes))
         return (
-            f"its publications don't publish every {left}, so its target differs from the source"
+            f"its publications don't publish every {events}, so its target differs from the source"
             " by design"
         )
     if sorted(state.key_columns) != sorted(table.key_columns):
@@ -163,9 +163,9 @@ def compare(runner: Runner, job: Job, holder: SnapshotHolder, feeding: ComparedT
         )
     ours, theirs, source_seconds = _sum_up(source, target, aside)
     differing = ours.differing(theirs)
-    found, is_complete = _drill(source, target, ours, theirs, differing, aside)
+    differences, is_complete = _drill(source, target, ours, theirs, differing, aside)
     counts: dict[str, Any] = {
-        kind: sum(one.rows for one in found if one.kind == kind) for kind in DIFFERENCE_KINDS
+        kind: sum(one.rows for one in differences if one.kind == kind) for kind in DIFFERENCE_KINDS
     }
     _check_same(job, state)
     status = DIFFERENT if len(differing) else EQUAL
@@ -175,7 +175,7 @@ def compare(runner: Runner, job: Job, holder: SnapshotHolder, feeding: ComparedT
         snapshot=holder.snapshot, source_rows=ours.count, target_rows=theirs.count, **counts,
         in_flight=aside.in_flight, lacking=aside.lacking, buckets=plan.buckets,
         differing_buckets=len(differing), is_complete=is_complete, skipped_columns=skipped_columns,
-        differences=found[:ROWS_KEPT], seconds=round(time.monotonic() - began, 3),
+        differences=differences[:ROWS_KEPT], seconds=round(time.monotonic() - began, 3),
         source_seconds=round(source_seconds, 3),
     )  # fmt: skip
     log.info(
@@ -184,7 +184,7 @@ def compare(runner: Runner, job: Job, holder: SnapshotHolder, feeding: ComparedT
         row.table_name, row.source_rows, row.target_rows, row.differing, row.in_flight,
         row.lacking, len(differing), plan.buckets, row.seconds,
     )  # fmt: skip
-    return Found(row, frozenset(one.key for one in found))
+    return Found(row, frozenset(one.key for one in differences))
 
 
 def _sides(
@@ -234,13 +234,13 @@ def _sum_up(source: SourceSide, target: TargetSide, aside: _Aside) -> tuple[Sums
     the source took.
     """
     nothing = np.zeros(0, np.int64)
-    taken = source.hashes(aside.texts) if len(aside.hashes) else (nothing, nothing)
+    hashes = source.hashes(aside.texts) if len(aside.hashes) else (nothing, nothing)
     with ThreadPoolExecutor(1, thread_name_prefix="reconcile source") as pool:
         began = time.monotonic()
-        asked = pool.submit(lambda: (source.sums(), time.monotonic() - began))
+        future = pool.submit(lambda: (source.sums(), time.monotonic() - began))
         theirs = target.sums(aside.on_both)
-        whole, source_seconds = asked.result()
-    return whole.without(*taken), theirs, source_seconds
+        whole, source_seconds = future.result()
+    return whole.without(*hashes), theirs, source_seconds
 
 
 def _copy(job: Job, feeding: ComparedTarget, holder: SnapshotHolder | None) -> TableCopy:
@@ -250,20 +250,26 @@ def _copy(job: Job, feeding: ComparedTarget, holder: SnapshotHolder | None) -> T
     if holder is None:
         return plan_copy(table, "", {}, None, options)
     with job.source.connect("reconcile") as connection:
-        own = read_target_filter(connection, state.table_name, feeding.as_copied.where, table)
+        target_filter = read_target_filter(
+            connection, state.table_name, feeding.as_copied.where, table
+        )
     files = holder.relfilenodes([leaf.oid for leaf in table.stored_leaves])
-    return plan_copy(table, holder.snapshot_id, files, None, options, own)
+    return plan_copy(table, holder.snapshot_id, files, None, options, target_filter)
 
 
 def _uncompared_columns(state: TableState, copy: TableCopy) -> list[str]:
     """Returns columns that only one side has, whose types differ, or that have no canonical
     text.
     """
-    held = {column.name: column.spark_type for column in state.columns if not column.stopped}
-    same = {
-        name for name, kind in copy.columns if held.get(name) == kind.spark and kind.has_checksum
+    stored_types = {
+        column.name: column.spark_type for column in state.columns if not column.stopped
     }
-    return sorted((held.keys() | dict(copy.columns).keys()) - same)
+    compared = {
+        name
+        for name, kind in copy.columns
+        if stored_types.get(name) == kind.spark and kind.has_checksum
+    }
+    return sorted((stored_types.keys() | dict(copy.columns).keys()) - compared)
 
 
 def _set_aside(
@@ -289,10 +295,10 @@ def _set_aside(
         np.concatenate([np.zeros(0, np.int64), *(hashes for hashes, _ in touched)])
     )
     outdated, absent = _lacking(job, feeding, plan)
-    every = [*touched, outdated, absent]
-    hashes, first = np.unique(np.concatenate([hashes for hashes, _ in every]), return_index=True)
+    groups = [*touched, outdated, absent]
+    hashes, first = np.unique(np.concatenate([hashes for hashes, _ in groups]), return_index=True)
     texts = [
-        pa.concat_arrays([texts[k] for _, texts in every]).take(pa.array(first))
+        pa.concat_arrays([texts[k] for _, texts in groups]).take(pa.array(first))
         for k in range(len(plan.key))
     ]
     on_both = np.union1d(in_flight, outdated[0])
@@ -315,14 +321,14 @@ def _lacking(job: Job, feeding: ComparedTarget, plan: Fingerprint) -> tuple[_Key
 
     A key with other columns is from before the key was changed, and is skipped.
     """
-    told = Decisions(job.lake).lacking(
+    records = Decisions(job.lake).lacking(
         feeding.state.table_name, feeding.state.generation, feeding.batch
     )
-    own = {key for key in told if json.loads(key).keys() == set(plan.key)}
-    outdated = {key for key in own if told[key].outdated}
+    keys = {key for key in records if json.loads(key).keys() == set(plan.key)}
+    outdated = {key for key in keys if records[key].outdated}
     return (
         _hashed(named_keys(outdated, plan.key_columns), plan),
-        _hashed(named_keys(own - outdated, plan.key_columns), plan),
+        _hashed(named_keys(keys - outdated, plan.key_columns), plan),
     )
 
 
@@ -345,9 +351,9 @@ def _between(job: Job, holder: SnapshotHolder, feeding: ComparedTarget) -> list[
     ranges: list[_Range] = [(state, BatchNumbers(feeding.batch, change_log.last_batch() or 0))]
     # A decoded transaction may not be visible yet: a commit that waits for a synchronous standby.
     of_snapshot = replace(state, snapshot=holder.snapshot)
-    held = change_log.visible_upto(Snapshot.parse(holder.snapshot), identity.floor)
-    if held < feeding.batch:
-        ranges.append((of_snapshot, BatchNumbers(held, feeding.batch)))
+    visible = change_log.visible_upto(Snapshot.parse(holder.snapshot), identity.floor)
+    if visible < feeding.batch:
+        ranges.append((of_snapshot, BatchNumbers(visible, feeding.batch)))
     return ranges
 
 
@@ -380,34 +386,38 @@ def _drill(
         return [], True
     plan = source.plan
     sizes = np.cumsum(np.maximum(ours.rows[differing], theirs.rows[differing]))
-    chosen = differing[
+    buckets = differing[
         : max(1, int(np.searchsorted(sizes, MOST_COMPARED_ROWS, side="right")))
     ].tolist()
-    held, there = source.rows(chosen), target.rows(chosen, aside.on_both)
-    held = HashedRows(
-        held.table.filter(pa.array(~is_among(held.table["k"].to_numpy(), aside.hashes)))
+    source_rows, target_rows = source.rows(buckets), target.rows(buckets, aside.on_both)
+    source_rows = HashedRows(
+        source_rows.table.filter(
+            pa.array(~is_among(source_rows.table["k"].to_numpy(), aside.hashes))
+        )
     )
-    rows = differing_rows(held, there, source.shown, keyed=bool(plan.key))
+    rows = differing_rows(source_rows, target_rows, source.shown, keyed=bool(plan.key))
     if plan.key:
-        rows = _with_values(source, target, rows, held)
-    return rows, len(chosen) == len(differing)
+        rows = _with_values(source, target, rows, source_rows)
+    return rows, len(buckets) == len(differing)
 
 
 def _with_values(
-    source: SourceSide, target: TargetSide, rows: list[RowDifference], held: HashedRows
+    source: SourceSide, target: TargetSide, rows: list[RowDifference], source_rows: HashedRows
 ) -> list[RowDifference]:
     """Returns the rows, the first ones with the columns that differ."""
     valued = [one.hash for one in rows if one.kind == DIFFERS][:ROWS_VALUED]
     if not valued:
         return rows
-    named = held.table.filter(pc.is_in(held.table["k"], value_set=pa.array(valued)))
-    ours = source.values([one_array(named[f"t{n}"]) for n in range(len(source.shown))])
+    key_rows = source_rows.table.filter(
+        pc.is_in(source_rows.table["k"], value_set=pa.array(valued))
+    )
+    ours = source.values([one_array(key_rows[f"t{n}"]) for n in range(len(source.shown))])
     theirs = target.values(valued)
-    names, wanted = [name for name, _ in source.plan.columns], set(valued)
+    names, hashes = [name for name, _ in source.plan.columns], set(valued)
     return [
         (
             with_columns(one, names, ours.get(one.hash), theirs.get(one.hash), TEXT_KEPT)
-            if one.hash in wanted
+            if one.hash in hashes
             else one
         )
         for one in rows
