@@ -13,6 +13,7 @@ from waldelta.config import PipelineFile
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     BatchCut,
+    ColumnState,
     Decision,
     Decisions,
     ExpectationResult,
@@ -23,10 +24,12 @@ from waldelta.lake.ledger import (
     RowDifference,
     Run,
     SlotReading,
+    StorageState,
     TableState,
     TargetCut,
 )
 from waldelta.lake.ledger.check_records import ColumnDifference, Reconciliations
+from waldelta.lake.ledger.records import AttributeState
 from waldelta.lsn import Lsn
 from waldelta.pipeline import RunResult, StageResult, describe_error
 from waldelta.pipeline.run_result import ReportedLag
@@ -37,6 +40,28 @@ _MEANINGS = (
     "status has labels of its enum only", "created_at isn't in the future",
 )  # fmt: skip
 _LABELS = 3
+_COLUMNS = [
+    ColumnState(name, 0, -1, type_name, spark_type, not_null, number)
+    for number, (name, type_name, spark_type, not_null) in enumerate(
+        (
+            ("id", "bigint", "bigint", True),
+            ("status", "order_status", "string", True),
+            ("amount", "numeric(12,2)", "decimal(12,2)", False),
+            ("created_at", "timestamp with time zone", "timestamp", True),
+        ),
+        start=1,
+    )
+]
+_COMMENTS = {"status": "where it is on its way", "amount": "in the order's currency, with tax"}
+_STORAGE = StorageState(
+    attributes=[
+        *(
+            AttributeState(c.attnum, 1, name=c.name, comment=_COMMENTS.get(c.name))
+            for c in _COLUMNS
+        ),
+        AttributeState(5, 1, name="card_number"),
+    ]
+)
 _COPIED = SINCE - timedelta(days=40)
 _KEEP_SIZE = 10 << 30
 # From a run's begin until it asks the source.
@@ -121,6 +146,11 @@ class _Lake:
             ended, result.run_id, "consume", result.status, "scheduled", at - self.tale.step, at,
             changes=changes, seconds=sum(seconds[name] for name in result.stages),
             result=result.to_json(), targets=list(result.attempt.done.values()),
+            **{
+                f"{name}_seconds": stage.seconds
+                for name, stage in result.stages.items()
+                if name != "report"
+            },
         )  # fmt: skip
         if after is not None:
             run = replace(
@@ -247,7 +277,14 @@ def write_lake(pipeline: PipelineFile, tale: Tale) -> None:
     lake.live()
     ledger = Ledger(Lake(root))
     copied = partial(TableState, _COPIED, "manual__sync", generation=1, status="synced")
-    ledger.append_all([copied(table_name=name, rows=rows[name]) for name in names])
+    described = {
+        "columns": _COLUMNS,
+        "key_columns": ["id"],
+        "storage": _STORAGE,
+        "unpublished": [5],
+        "publishes": ["insert", "update", "delete", "truncate"],
+    }
+    ledger.append_all([copied(table_name=name, rows=rows[name], **described) for name in names])
     ledger.append_all(lake.runs)
     ledger.append_all(lake.results)
     Reconciliations(Lake(root)).add(lake.found)

@@ -89,6 +89,10 @@ class CheckedAt:
         return self.at.date()
 
 
+# A label, and its cells by run.
+HeatRow = tuple[str, tuple[Cell | None, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class HeatMap:
     """Verdicts by row and run, the newest run last; a cell is None where nothing was checked.
@@ -97,7 +101,7 @@ class HeatMap:
     """
 
     runs: tuple[CheckedAt, ...]
-    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
+    rows: tuple[HeatRow, ...]
     not_checked: tuple[str, ...] = ()
 
     @property

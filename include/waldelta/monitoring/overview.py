@@ -62,6 +62,8 @@ REACH = timedelta(days=7)
 # which is less than REACH and enough for a daily pipeline.
 OVERVIEW_HOURS = 24
 OVERVIEW_REACH = timedelta(days=2)
+# How many of the last runs a page shows as bars.
+_RECENT = 50
 # They read this many pipelines at once, because object stores are slow.
 OVERVIEW_AT_ONCE = 8
 # An older failed nightly run has little meaning today.
@@ -88,7 +90,8 @@ class Glance:
     """A pipeline by its ledger; the lake has everything that the source had committed by ``upto``.
 
     ``runs``, ``lag``, ``operations``, ``copied`` (rows of copies) and ``changed_tables`` cover the
-    window; the tables' lines may have older changes.
+    window; the tables' lines may have older changes. ``recent`` are the last runs that land
+    changes, newest first, also those before the window.
     """
 
     is_set_up: bool
@@ -104,6 +107,7 @@ class Glance:
     compared: Compared
     active: frozenset[str] = frozenset()
     attention: tuple[Attention, ...] = ()
+    recent: tuple[RunLine, ...] = ()
 
     @property
     def landing(self) -> RunLine | None:
@@ -152,8 +156,7 @@ def read_glance(
     """Returns a pipeline over the last ``hours``, with the latest run and tables' latest changes
     searched back to ``reach``; raises the store's errors.
     """
-    idle_checked_at = airflow.idle_checked_at
-    since = now - timedelta(hours=hours)
+    idle_checked_at, since = airflow.idle_checked_at, now - timedelta(hours=hours)
     start = min(since, now - reach)
     runs = _runs(ledger, start)
     landing = [run for run in runs if run.verb in LANDING]
@@ -176,6 +179,7 @@ def read_glance(
         gaps=tuple(open_gaps(ledger.gaps(pipeline.source.slot))),
         compared=read_compared(ledger, fed),
         active=airflow.active,
+        recent=tuple(landing[:_RECENT]),
     )
     results, waiting = results_of(ledger), read_waiting(pipeline, ledger, _behind(tables))
     items = [

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger import (
+    COPYING,
     SYNCED,
     Decision,
     Ledger,
@@ -25,7 +26,7 @@ from waldelta.monitoring.check_results import Check, read_checks
 from waldelta.monitoring.decisions import read_of_run
 from waldelta.monitoring.run_history import LANDING, RunLine, parsed, read_result, read_runs
 from waldelta.monitoring.stopped_tables import Unmet, unmet_in_run
-from waldelta.monitoring.table_list import read_operations
+from waldelta.monitoring.table_list import copied_rows, read_operations
 from waldelta.pipeline import SourceBill, StageResult, TableResult
 from waldelta.quantities import counted
 
@@ -212,3 +213,38 @@ def _work(verb: str, tables: Mapping[str, Mapping[str, Any]], copied: Mapping[st
         written = sum(int(done.get(name) or 0) for done in tables.values() for name in _WRITTEN)
         return f"{counted(written, 'row')} corrected"
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyProgress:
+    """A copy under way: ``rows`` of the tables that are ``done``, the tables in work, and the rows
+    of all, which are known if each of them was copied before.
+    """
+
+    done: int
+    copying: tuple[str, ...]
+    rows: int
+    expected: int | None
+    rows_per_second: float | None
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """Returns the seconds that the rest takes at this speed."""
+        if self.expected is None or not self.rows_per_second:
+            return None
+        return max(0, self.expected - self.rows) / self.rows_per_second
+
+
+def read_progress(ledger: Ledger, run_id: str, seconds: float) -> CopyProgress | None:
+    """Returns how far a run is that copies tables, after this time; None before its first table."""
+    columns = ("at", "table_name", "status", "rows")
+    states = ledger.table(TableState).scan(columns, None, pc.field("run_id") == run_id)
+    latest = last_rows(states, ["table_name"]).to_pylist()
+    if not latest:
+        return None
+    done = [state for state in latest if state["status"] == SYNCED]
+    copying = tuple(sorted(s["table_name"] for s in latest if s["status"] == COPYING))
+    rows, before = sum(state["rows"] or 0 for state in done), copied_rows(ledger, copying)
+    expected = rows + sum(before.values()) if len(before) == len(copying) else None
+    speed = rows / seconds if rows and seconds > 0 else None
+    return CopyProgress(len(done), copying, rows, expected, speed)

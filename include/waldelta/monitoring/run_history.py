@@ -32,6 +32,9 @@ _COLUMNS = (
     "retained_bytes",
     "wal_status",
     "applied",
+    "land_seconds",
+    "apply_seconds",
+    "check_seconds",
 )
 
 

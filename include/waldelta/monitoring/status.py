@@ -6,18 +6,20 @@ server has it now, for alerts, which are sent while no run reads it, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+from waldelta.config import PipelineFile
 from waldelta.config.parse_text import parse_json
 from waldelta.errors import StateError, WaldeltaError
-from waldelta.lake.ledger import Decisions, Gap, now
+from waldelta.lake.ledger import Decisions, Gap, Ledger, SlotReading, now
+from waldelta.lake.ledger.records import row_of
 from waldelta.lsn import Lsn
 from waldelta.monitoring.attention import SLOT_WORDS, Attention, shortened
 from waldelta.monitoring.overview import Glance, recorded_drift
-from waldelta.monitoring.run_history import LANDING
+from waldelta.monitoring.run_history import LANDING, RunLine, read_result
 from waldelta.monitoring.stopped_tables import Stopped, read_failures, read_stopped
 from waldelta.monitoring.table_list import copied_rows, read_content
 from waldelta.pipeline import Job
@@ -41,7 +43,7 @@ from waldelta.slot import (
     slot_warnings,
     standby_warnings,
 )
-from waldelta.slot.health import SlotWarning, forecast
+from waldelta.slot.health import Forecast, SlotWarning, forecast, forecast_at
 
 # After this time without a run or an idle check, the slot may be in another state.
 _KNOWN_FOR = timedelta(hours=1)
@@ -86,6 +88,28 @@ def last_slot(
         word = "not readable" if is_unread else "not read lately"
         return LastSlot("unknown", word, _HEALTHY, run.retained_bytes, read_at)
     return LastSlot("ok", word, "", run.retained_bytes, read_at)
+
+
+def slot_forecast(pipeline: PipelineFile, ledger: Ledger, glance: Glance) -> Forecast | None:
+    """Returns when the slot reaches its limit if no run moves it, by what runs recorded.
+
+    The rate is that of the window's WAL. None without a limit or a reading.
+    """
+    run = glance.landing
+    result = read_result(ledger, run.verb, run.run_id, run.at) if run is not None else None
+    found = (result or {}).get("slot_after") or (result or {}).get("slot_before")
+    if not found:
+        return None
+    return forecast_at(row_of(SlotReading, found), pipeline.slot_limits, wal_per_hour(glance.runs))
+
+
+def wal_per_hour(runs: Sequence[RunLine]) -> float | None:
+    """Returns the WAL that the source wrote in an hour, by the positions of runs, newest first."""
+    ends = [(run.at, run.end_lsn) for run in runs if run.end_lsn is not None]
+    if len(ends) < 2 or ends[0][0] == ends[-1][0]:
+        return None
+    hours = (ends[0][0] - ends[-1][0]) / timedelta(hours=1)
+    return max(0, ends[0][1] - ends[-1][1]) / hours
 
 
 def of_live_slot(job: Job) -> Iterator[Attention]:

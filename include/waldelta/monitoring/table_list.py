@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import reduce
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake import READ_FAILURES, row_count
+from waldelta.lake import READ_FAILURES, DeltaTarget, row_count
 from waldelta.lake.ledger import (
     COPYING,
     FAILED,
@@ -115,6 +115,28 @@ def read_changed(ledger: Ledger, since: datetime | None) -> dict[str, WindowChan
     }
 
 
+@dataclass(frozen=True, slots=True)
+class RunRows:
+    """What a run did to one table."""
+
+    at: datetime
+    verb: str
+    run_id: str
+    operations: RowCounts
+
+
+def read_rows_by_run(ledger: Ledger, table: str, since: datetime, most: int) -> list[RunRows]:
+    """Returns what the latest of the runs since then did to a table, newest first."""
+    scanned = ledger.table(Run).scan((*_RUN, "targets"), since)
+    flat = _targets(scanned)
+    flat = flat.filter(pc.field("table_name") == table)
+    keys = flat.group_by(["verb", "run_id"], use_threads=False).aggregate(
+        [("at", "last"), *((name, "sum") for name in _OPERATIONS)]
+    )
+    rows = sorted(keys.to_pylist(), key=lambda row: row["at_last"], reverse=True)
+    return [RunRows(r["at_last"], r["verb"], r["run_id"], _counts(r)) for r in rows[:most]]
+
+
 def read_operations(ledger: Ledger, verb: str, run_id: str) -> dict[str, RowCounts]:
     """Returns by table what all attempts at a run did."""
     rows = ledger.table(Run).scan((*_RUN, "targets"), None, of_run(run_id, verb))
@@ -130,23 +152,31 @@ def _counts(row: Mapping[str, Any]) -> RowCounts:
     return RowCounts(**{name: row[f"{name}_sum"] for name in _OPERATIONS})
 
 
+def _targets(rows: pa.Table) -> pa.Table:
+    """Returns what these attempts did, one row for each attempt and table."""
+    lists = rows["targets"].combine_chunks()
+    targets = pc.list_flatten(lists)
+    parents = rows.select(list(_RUN)).take(pc.list_parent_indices(lists))
+    columns = {name: parents[name] for name in _RUN} | {
+        name: pc.struct_field(targets, name)
+        for name in ("table_name", "commit_ts", "version", "generation")
+    }
+    for name in _OPERATIONS:
+        columns[name] = pc.fill_null(pc.cast(pc.struct_field(targets, name), pa.int64()), 0)
+    return pa.table(columns)
+
+
 def _sums_by_table(rows: pa.Table) -> list[dict[str, Any]]:
     """Returns by table what these attempts did, with the latest of them.
 
     Version and generation are those of the latest attempt that wrote rows.
     """
-    lists = rows["targets"].combine_chunks()
-    targets = pc.list_flatten(lists)
-    parents = rows.select(list(_RUN)).take(pc.list_parent_indices(lists))
-    columns = {name: parents[name] for name in _RUN} | {
-        "table_name": pc.struct_field(targets, "table_name")
-    }
-    columns["committed_at"] = pc.coalesce(pc.struct_field(targets, "commit_ts"), parents["at"])
-    for name in _OPERATIONS:
-        columns[name] = pc.fill_null(pc.cast(pc.struct_field(targets, name), pa.int64()), 0)
+    flat = _targets(rows)
+    columns = {name: flat[name] for name in flat.column_names}
+    columns["committed_at"] = pc.coalesce(columns.pop("commit_ts"), flat["at"])
     written = reduce(pc.add, (columns[name] for name in _WRITTEN))
     for name in ("version", "generation"):
-        columns[name] = pc.if_else(pc.greater(written, 0), pc.struct_field(targets, name), None)
+        columns[name] = pc.if_else(pc.greater(written, 0), columns[name], None)
     # "last" skips nulls.
     lasts = [(name, "last") for name in ("verb", "run_id", "version", "generation")]
     sums = [(name, "sum") for name in _OPERATIONS]
@@ -379,11 +409,8 @@ def _limits(state: TableState) -> Iterator[str]:
 def _hidden_columns(state: TableState) -> Iterator[str]:
     if stopped := [column.name for column in state.columns if column.stopped]:
         yield f"last values only of {', '.join(stopped)}: an operator refused the source's change"
-    unpublished = set(state.unpublished).difference(column.attnum for column in state.columns)
-    if state.storage is not None:
-        unpublished &= {attribute.attnum for attribute in state.storage.attributes}
-    if unpublished:
-        yield f"{counted(len(unpublished), 'column')} of the source not published"
+    if names := list(_unpublished(state)):
+        yield f"{counted(len(names), 'column')} of the source not published: {', '.join(names)}"
 
 
 def _missing(state: TableState) -> list[str]:
@@ -416,19 +443,28 @@ class ColumnLine:
     source_type: str | None = None
     is_key: bool = False
     is_required: bool = False
+    comment: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TableDetails:
     """A target as readers of the lake find it.
 
-    ``rows``, ``bytes``, ``files`` and ``version`` are None where it can't be read.
+    ``published`` are the operations that reach it, ``filter`` the condition of its rows.
+    ``unpublished`` are the columns that only the source has; a number where the name wasn't
+    recorded. ``quarantined`` and ``discarded`` rows are kept out of it. ``rows``, ``bytes``,
+    ``files`` and ``version`` are None where it can't be read.
     ``has_deleted_rows``: its files may contain deleted rows, which ``rows`` counts.
     """
 
     uri: str
     columns: tuple[ColumnLine, ...]
     content: TargetContent
+    published: tuple[str, ...] = ()
+    filter: str = ""
+    unpublished: tuple[str, ...] = ()
+    quarantined: int = 0
+    discarded: int = 0
     rows: int | None = None
     bytes: int | None = None
     files: int | None = None
@@ -477,32 +513,56 @@ def read_table_details(
         return None
     state = states[-1]
     counts = Decisions(ledger.lake).missing_counts({state.table_name: state.generation})
-    content = read_content(state, *(rows.get(state.table_name, 0) for rows in counts))
+    quarantined, discarded = (rows.get(state.table_name, 0) for rows in counts)
+    details = TableDetails(
+        target.uri,
+        tuple(_line(column.name, column.spark_type, column, state) for column in state.columns),
+        read_content(state, quarantined, discarded),
+        tuple(name for name in state.publishes if name not in _missing(state)),
+        " and ".join(filter(None, (state.row_filter, state.target_filter))),
+        tuple(_unpublished(state)),
+        quarantined,
+        discarded,
+    )
+    return _opened(target, state, details)
+
+
+def _opened(target: DeltaTarget, state: TableState, details: TableDetails) -> TableDetails:
+    """Adds what a target's Delta log has; where it isn't copied yet, or is gone, the ledger's
+    columns stay.
+    """
     try:
         table = target.open()
         types, files = table.spark_types, table.files
     except READ_FAILURES:
-        # The target isn't copied yet, or is gone: the ledger's columns are shown.
-        columns = (_line(column.name, column.spark_type, column, state) for column in state.columns)
-        return TableDetails(target.uri, tuple(columns), content)
-    size = pc.sum(files["size_bytes"]).as_py() or 0 if files.num_rows else 0
+        return details
     sources = {column.name: column for column in state.columns}
     lines = [_line(name, kind, sources.get(name), state) for name, kind in types.items()]
     # The source's columns as the target has them, then waldelta's own.
     lines.sort(key=lambda line: line.source_type is None and line.name.startswith(PREFIX))
-    return TableDetails(
-        target.uri,
-        tuple(lines),
-        content,
-        row_count(files),
-        size,
-        files.num_rows,
-        table.version,
-        table.has_deletion_vectors,
+    return replace(
+        details,
+        columns=tuple(lines),
+        rows=row_count(files),
+        bytes=pc.sum(files["size_bytes"]).as_py() or 0 if files.num_rows else 0,
+        files=files.num_rows,
+        version=table.version,
+        has_deleted_rows=table.has_deletion_vectors,
     )
+
+
+def _unpublished(state: TableState) -> Iterator[str]:
+    """Yields the columns that the source has, by name or else by number, and publishes not."""
+    known = {a.attnum: a.name for a in state.storage.attributes} if state.storage else {}
+    for number in sorted(set(state.unpublished) - {column.attnum for column in state.columns}):
+        if not known or number in known:
+            yield known.get(number) or f"column {number}"
 
 
 def _line(name: str, type_name: str, column: ColumnState | None, state: TableState) -> ColumnLine:
     if column is None:
         return ColumnLine(name, type_name)
-    return ColumnLine(name, type_name, column.type_name, name in state.key_columns, column.not_null)
+    attributes = state.storage.attributes if state.storage else ()
+    comment = next((a.comment for a in attributes if a.attnum == column.attnum), None)
+    is_key = name in state.key_columns
+    return ColumnLine(name, type_name, column.type_name, is_key, column.not_null, comment)

@@ -409,6 +409,11 @@ class RunResult:
                 applied=self._applied(),
                 started_at=self.attempt.started_at,
                 targets=list(self.attempt.done.values()),
+                **{
+                    f"{name}_seconds": stage.seconds
+                    for name, stage in self.stages.items()
+                    if name in ("land", "apply", "check")
+                },
             )
         )
 

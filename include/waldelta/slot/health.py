@@ -92,8 +92,15 @@ def wal_rate(slot: SlotState, last_move: SlotMove | None, at: datetime) -> float
 def forecast(
     slot: SlotState, limits: SlotLimits, last_move: SlotMove | None, at: datetime
 ) -> Forecast | None:
+    """Forecast the slot's limit at the rate since its last move; None without a limit."""
+    return forecast_at(slot, limits, wal_rate(slot, last_move, at))
+
+
+def forecast_at(
+    slot: SlotState | SlotReading, limits: SlotLimits, rate: float | None
+) -> Forecast | None:
     """Forecast the nearer of the server's limit and the pipeline file's budget; None without
-    either.
+    either. ``rate`` is the WAL of an hour.
     """
     headroom = {}
     if slot.safe_wal_size is not None:
@@ -105,7 +112,6 @@ def forecast(
     if not headroom:
         return None
     limit = min(headroom, key=headroom.__getitem__)
-    rate = wal_rate(slot, last_move, at)
     return Forecast(limit, headroom[limit], rate, headroom[limit] / rate if rate else None)
 
 

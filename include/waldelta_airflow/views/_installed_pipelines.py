@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from airflow.api.common.trigger_dag import trigger_dag
 from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.configuration import conf
+from airflow.models.asset import AssetModel, DagScheduleAssetReference
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
 from airflow.models.log import Log
@@ -135,12 +136,31 @@ def _runs(session: Session, dag_ids: Collection[str]) -> Iterator[Any]:
         yield from session.execute(under_way.order_by(DagRun.run_after.desc()))
 
 
+def read_consumers(pipeline: str) -> dict[str, list[str]]:
+    """Returns the DAGs that are scheduled on a pipeline's assets, by table."""
+    consumers: dict[str, list[str]] = {}
+    try:
+        with create_session() as session:
+            asked = (
+                select(AssetModel.name, DagScheduleAssetReference.dag_id)
+                .join(AssetModel, AssetModel.id == DagScheduleAssetReference.asset_id)
+                .where(AssetModel.name.startswith(f"{pipeline}/", autoescape=True))
+                .order_by(DagScheduleAssetReference.dag_id)
+            )
+            for name, dag_id in session.execute(asked):
+                consumers.setdefault(name.removeprefix(f"{pipeline}/"), []).append(dag_id)
+    except SQLAlchemyError as err:
+        log.warning("Airflow's database doesn't answer who reads: %s", class_and_text(err))
+    return consumers
+
+
 @dataclass(frozen=True, slots=True)
 class DagRunTasks:
-    """A run of a DAG, and its tasks, whose logs Airflow stores."""
+    """A run of a DAG, its tasks, whose logs Airflow stores, and when the running ones began."""
 
     state: str
     tasks: frozenset[str]
+    running: Mapping[str, datetime] = field(default_factory=dict)
 
     @property
     def is_under_way(self) -> bool:
@@ -156,11 +176,12 @@ def read_dag_run(dag_id: str, run_id: str) -> DagRunTasks | None:
             state = session.scalar(
                 select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
             )
-            tasks = select(TaskInstance.task_id).where(
-                TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id
-            )
+            of_run = (TaskInstance.dag_id == dag_id) & (TaskInstance.run_id == run_id)
+            columns = (TaskInstance.task_id, TaskInstance.state, TaskInstance.start_date)
+            tasks = session.execute(select(*columns).where(of_run)).all()
             if state is not None:
-                return DagRunTasks(str(state), frozenset(session.scalars(tasks)))
+                running = {task: at for task, s, at in tasks if s == _RUNNING and at is not None}
+                return DagRunTasks(str(state), frozenset(task for task, *_ in tasks), running)
     except SQLAlchemyError as err:
         log.warning(
             "Airflow's database doesn't answer which tasks a DAG run has: %s", class_and_text(err)

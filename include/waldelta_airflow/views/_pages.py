@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,7 +25,14 @@ from waldelta.monitoring.attention import (
     shortened,
     worst_first,
 )
-from waldelta.monitoring.check_results import expectations_map, missed_earlier, tables_map
+from waldelta.monitoring.check_results import (
+    HeatMap,
+    HeatRow,
+    expectations_map,
+    missed_earlier,
+    tables_map,
+)
+from waldelta.monitoring.decisions import read_decided
 from waldelta.monitoring.overview import (
     OVERVIEW_AT_ONCE,
     OVERVIEW_HOURS,
@@ -34,10 +42,15 @@ from waldelta.monitoring.overview import (
     read_glance,
 )
 from waldelta.monitoring.reconciliation_status import read_compared
-from waldelta.monitoring.run_details import read_run, read_work
+from waldelta.monitoring.run_details import CopyProgress, read_progress, read_run, read_work
 from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points, read_runs
-from waldelta.monitoring.status import last_slot
-from waldelta.monitoring.table_list import read_table_details, replicated_tables
+from waldelta.monitoring.status import last_slot, slot_forecast
+from waldelta.monitoring.table_history import read_comparisons, table_events
+from waldelta.monitoring.table_list import (
+    read_rows_by_run,
+    read_table_details,
+    replicated_tables,
+)
 from waldelta.pipeline.lag import Lag
 from waldelta.stages.check.reports.docs_store import DocsStore
 from waldelta.stages.check.reports.page import (
@@ -49,21 +62,23 @@ from waldelta.stages.check.reports.page import (
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow._dag_attention import of_dags
 from waldelta_airflow.views._access import PipelineRequest
+from waldelta_airflow.views._headline import read_headline
 from waldelta_airflow.views._installed_pipelines import (
     Button,
     Schedule,
     dag_of_verb,
+    read_consumers,
     read_dag_run,
     read_schedules,
 )
+from waldelta_airflow.views._pictures import flow, rows_strip, run_strip, wal_chart
 from waldelta_airflow.views._plot import (
     Measure,
     Point,
-    ceiling_of_bytes,
     ceiling_of_seconds,
     chart,
 )
-from waldelta_airflow.views._render import bytes_of, duration, render, url
+from waldelta_airflow.views._render import duration, render, url
 
 log = logging.getLogger(__name__)
 
@@ -75,13 +90,13 @@ ANY_VERB = "any"
 _RUNS_PER_PAGE = 50
 _REPORTS_PER_PAGE = 30
 _HEAT_MAP_RUNS = 30
+_RUNS_OF_TABLE = 50
 _MOST_LISTED = 200
 _ROWS_SHOWN = 100
 # How far back the lists of runs and of reconciliations go.
 _HISTORY_SHOWN = timedelta(days=30)
 
 _SECONDS = Measure("behind, in time", duration, ceiling_of_seconds)
-_BYTES = Measure("behind, in WAL", bytes_of, ceiling_of_bytes)
 
 
 def reason(err: BaseException, pipeline: PipelineFile) -> str:
@@ -111,32 +126,49 @@ def attention_of(
 
 
 def pipeline_page(request: PipelineRequest, hours: int) -> str:
-    """Returns one pipeline's page: lag, slot, tables, and its DAGs with the reader's
-    permissions.
+    """Returns one pipeline's page: its state, runs, lag, slot, tables, and its DAGs with the
+    reader's permissions.
     """
-    at, pipeline = now(), request.pipeline
+    at, pipeline, base, name = now(), request.pipeline, request.base, request.pipeline.pipeline
     hours = hours if hours in HOURS else HOURS[0]
-    schedule = read_schedules([pipeline]).get(pipeline.pipeline, Schedule())
+    schedule = read_schedules([pipeline]).get(name, Schedule())
     airflow = airflow_runs(pipeline, schedule)
     glance = read_glance(pipeline, request.ledger, at, hours, airflow)
+    slot = last_slot(glance, at, airflow.idle_checked_at, schedule.failed)
+    forecast = slot_forecast(pipeline, request.ledger, glance)
+    lines = request.reader.lines(schedule.dags)
+    attention = attention_of(pipeline, glance, schedule, at)
     return request.render(
         "pipeline.html",
         at,
         is_under_way=bool(schedule.under_way),
-        dags=request.reader.lines(schedule.dags),
+        dags=lines,
         here="pipeline",
         pipeline=pipeline,
         glance=glance,
-        slot=last_slot(glance, at, airflow.idle_checked_at, schedule.failed),
+        slot=slot,
+        forecast=forecast,
         schedule=schedule,
-        attention=attention_of(pipeline, glance, schedule, at),
+        headline=read_headline(base, name, glance, lines, attention),
+        attention=attention[1:],
+        strip=run_strip(base, name, glance.recent, at),
+        flow=flow(pipeline, glance, slot, hours, read_consumers(name)),
+        progress=_progress(request.ledger, schedule, at),
         plots=[
             _lag_chart(request, glance.lag, _SECONDS, lambda lag: lag.seconds),
-            _lag_chart(request, glance.lag, _BYTES, lambda lag: lag.bytes),
+            wal_chart(base, name, glance.runs, forecast),
         ],
         hours=hours,
         choices=HOURS,
     )
+
+
+def _progress(ledger: Ledger, schedule: Schedule, at: datetime) -> CopyProgress | None:
+    """Returns how far the copy is that is under way, if there is one."""
+    for state in schedule.under_way:
+        if state.kind in ("initial_sync", "resync") and state.run_id and state.run_at:
+            return read_progress(ledger, state.run_id, (at - state.run_at).total_seconds())
+    return None
 
 
 def _lag_chart(
@@ -261,26 +293,56 @@ def repair_of(tables: Sequence[str]) -> dict[str, Any]:
 def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
     """Returns one table's page, and whether the ledger knows the table.
 
-    It shows the target's content and how to read it, its expectations by runs, and its copies.
+    It shows what the target has of its source, its columns with their expectations, its runs and
+    what happened to it.
     """
     at, pipeline, ledger = now(), request.pipeline, request.ledger
     states = ledger.table_rows(table)
     schedules = read_schedules([pipeline], finds_lacks=False)
     airflow = airflow_runs(pipeline, schedules.get(pipeline.pipeline, Schedule()))
     glance = read_glance(pipeline, ledger, at, REACH // timedelta(hours=1), airflow)
+    heat = expectations_map(ledger, table, at, _HEAT_MAP_RUNS)
+    details = read_table_details(ledger, table, states)
+    compared = read_comparisons(ledger, table)
+    runs = read_rows_by_run(ledger, table, at - REACH, _RUNS_OF_TABLE)
+    decided = [one for one in read_decided(ledger) if one.table_name == table]
+    beside, others = _by_column(
+        heat, [column.name for column in details.columns] if details else ()
+    )
     text = request.render(
         "table.html",
         at,
         here="pipeline",
         table=table,
-        states=states[::-1],
+        states=states,
         line=next((line for line in glance.tables if line.table_name == table), None),
-        heat=expectations_map(ledger, table, at, _HEAT_MAP_RUNS),
-        details=read_table_details(ledger, table, states),
+        heat=heat,
+        beside=beside,
+        others=others,
+        details=details,
+        compared=compared[-1] if compared else None,
+        runs=runs,
+        strip=rows_strip(request.base, pipeline.pipeline, runs, at),
+        events=table_events(states, decided, compared),
         attention=(found := concerning(table, glance.attention)),
         is_in_doubt=any(item.kind in IN_DOUBT for item in found),
     )
     return text, bool(states)
+
+
+def _by_column(
+    heat: HeatMap, columns: Sequence[str]
+) -> tuple[dict[str, list[HeatRow]], list[HeatRow]]:
+    """Returns a table's expectations by the column that their words name, and all others."""
+    beside: dict[str, list[HeatRow]] = {}
+    others = []
+    for row in heat.rows:
+        named = [name for name in columns if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", row[0])]
+        if len(named) == 1:
+            beside.setdefault(named[0], []).append(row)
+        else:
+            others.append(row)
+    return beside, others
 
 
 def reports_page(

@@ -2,7 +2,7 @@
 // what the reader opened, filled in or stands in. A page works without it, and reloads itself then.
 const root = document.documentElement;
 
-// Airflow keeps the reader's choice in localStorage, and a change of it reaches all other documents as an event.
+// Airflow keeps the reader's choice in localStorage; other documents get a change of it as an event.
 function followTheme() {
   const theme = localStorage.getItem("theme");
   if (["light", "dark"].includes(theme)) root.dataset.theme = theme;
@@ -21,22 +21,39 @@ function duration(seconds) {
   return `${Math.floor(seconds)} s`;
 }
 
+// The zone that the reader chose in Airflow, or else the browser's.
+function zone() {
+  try {
+    const timeZone = localStorage.getItem("timezone")?.replaceAll('"', "") || undefined;
+    return new Intl.DateTimeFormat("en", { timeZone }).resolvedOptions().timeZone;
+  } catch {
+    return undefined;
+  }
+}
+const timeZone = zone();
+const exact = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long", timeZone });
+const parts = new Intl.DateTimeFormat("en-GB", { day: "2-digit", month: "2-digit", year: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZone });
+
+// A time by a form of strftime.
+function format(at, form) {
+  const { day: d, month: m, hour: H, minute: M, second: S } = Object.fromEntries(parts.formatToParts(at).map((part) => [part.type, part.value]));
+  return form.replace(/%(.)/g, (_, letter) => ({ d, m, H, M, S })[letter]);
+}
+
 function clock(at, now) {
-  const time = at.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
-  const days = Math.round((new Date(now).setHours(0, 0, 0, 0) - new Date(at).setHours(0, 0, 0, 0)) / 86400000);
-  const date = at.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
-  return `${{ 0: "today", 1: "yesterday", "-1": "tomorrow" }[days] ?? date} ${time}`;
+  const near = [[0, "today"], [-1, "yesterday"], [1, "tomorrow"]].find(([days]) => format(new Date(now.getTime() + days * 86400000), "%m%d") === format(at, "%m%d"));
+  return `${near?.[1] ?? at.toLocaleDateString("en-GB", { day: "numeric", month: "short", timeZone })} ${format(at, "%H:%M")}`;
 }
 
 // The server's clock counts, also where the reader's is wrong.
 let ahead = 0;
-const exact = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "long" });
 function tick() {
   const now = new Date(Date.now() - ahead);
   for (const time of document.querySelectorAll("time[datetime]")) {
     const at = new Date(time.dateTime), seconds = (now - at) / 1000;
     if (time.dataset.as === "clock") time.textContent = clock(at, now);
     else if (time.dataset.as === "since") time.textContent = duration(Math.max(0, seconds));
+    else if (time.dataset.as) time.textContent = format(at, time.dataset.as);
     else time.textContent = seconds < 0 ? `in ${duration(-seconds)}` : `${duration(seconds)} ago`;
     const title = `${time.dataset.title ? `${time.dataset.title}, ` : ""}${exact.format(at)}`;
     if (time.title !== title) time.title = title;

@@ -38,7 +38,10 @@ def entries(*published: tuple[str, str | None]) -> list[str]:
 
 
 def attributes(*numbers: int) -> StorageState:
-    return StorageState(attributes=[AttributeState(number, 1) for number in numbers])
+    names = {2: "phone"}
+    return StorageState(
+        attributes=[AttributeState(number, 1, name=names.get(number, "")) for number in numbers]
+    )
 
 
 CONTENT = [
@@ -77,7 +80,7 @@ CONTENT = [
     (
         "a column list",
         {"unpublished": [2, 3], "storage": attributes(1, 2, 3)},
-        "2 columns of the source not published",
+        "2 columns of the source not published: phone, column 3",
         None,
     ),
     (

@@ -75,6 +75,7 @@ MEANINGS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "verb, run_type, interval_start, interval_end": "as given",
             "status": "`running`, `succeeded` or `failed`",
             "start_lsn, end_lsn, changes, seconds": "landed WAL range, changes, duration",
+            "land_seconds, apply_seconds, check_seconds": "durations of these stages",
             "result": "the whole result, JSON",
             "as_of": "everything committed by then has landed",
             "lag_before_bytes, lag_bytes": "replication lag before, after",

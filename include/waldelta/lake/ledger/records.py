@@ -233,6 +233,9 @@ class AttributeState:
     xmin: int
     has_missing: bool = False
     default_oid: int | None = None
+    # For pages, as they were when the rest was recorded; a change of them alone is none.
+    name: str = field(default="", compare=False)
+    comment: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -474,6 +477,10 @@ class Run(LedgerRow):
     # What this attempt did to targets, without what earlier attempts at the run recorded. So the
     # sum over all rows counts each change once. None in rows of earlier versions.
     targets: list[TargetCut] | None = None
+    # How long the stages of a CDC run took; None for one that didn't run.
+    land_seconds: float | None = None
+    apply_seconds: float | None = None
+    check_seconds: float | None = None
 
     table: ClassVar[str] = "runs"
 

@@ -166,7 +166,9 @@ def _table(row: Any) -> CatalogTable:
         for c in row.columns
     }
     attributes = [
-        AttributeState(c["attnum"], c["xmin"], c["has_missing"], c["default_oid"])
+        AttributeState(
+            c["attnum"], c["xmin"], c["has_missing"], c["default_oid"], c["name"], c["comment"]
+        )
         for c in row.columns
     ]
     labels = [LabelState(*label) for label in row.labels or ()]
@@ -255,6 +257,7 @@ attribute as (
            min(a.xmin::text::bigint) as xmin,
            bool_or(a.atthasmissing) as has_missing,
            min(d.oid::bigint) as default_oid,
+           min(said.description) as comment,
            bool_or(a.atthasdef or coalesce(l.atthasdef, false)) as has_default,
            bool_or(a.attnotnull) as not_null,
            max((select max(d.attnum) from pg_attribute d
@@ -268,6 +271,8 @@ attribute as (
     left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
     left join pg_attribute l on l.attrelid = leaf.oid and l.attname = a.attname
       and not l.attisdropped
+    left join pg_description said on said.objoid = a.attrelid and said.objsubid = a.attnum
+      and said.classoid = 'pg_class'::regclass
     group by leaf.root, a.attname
 ),
 part (root, attnum, oid) as (

@@ -52,8 +52,9 @@ TABLES = {
         string, rows: int64, bytes: int64, seconds: double, reason: string, incarnation:
         string, storage: struct<files: list<item: struct<oid: int64, relfilenode: int64,
         inherits: string>>, attributes: list<item: struct<attnum: int64, xmin: int64,
-        has_missing: bool, default_oid: int64>>, labels: list<item: struct<attnum: int64,
-        oid: int64, label: string>>, as_of: int64>, target_filter: string, later_filters:
+        has_missing: bool, default_oid: int64, name: string, comment: string>>,
+        labels: list<item: struct<attnum: int64, oid: int64, label: string>>, as_of: int64>,
+        target_filter: string, later_filters:
         list<item: string>, publishes: list<item: string>, unpublished: list<item: int64>,
         source_table: string, root_id: int64, unrepaired_leaves: list<item: int64>, entries:
         list<item: string>, version: int64, external_commits: list<item: struct<version:
@@ -65,7 +66,8 @@ TABLES = {
         verb: string, status: string, run_type: string, interval_start: TIME, interval_end: TIME,
         start_lsn: int64, end_lsn: int64, changes: int64, seconds: double, result: string, as_of:
         TIME, lag_before_bytes: int64, lag_bytes: int64, retained_bytes: int64, wal_status:
-        string, applied: bool, started_at: TIME, targets: TARGETS""",
+        string, applied: bool, started_at: TIME, targets: TARGETS,
+        land_seconds: double, apply_seconds: double, check_seconds: double""",
     Gap: """gaps
         status: string, slot: string, system_identifier: string, timeline: int64, incarnation:
         string, from_lsn: int64, to_lsn: int64, cause: string, detail: string, remedy: string""",

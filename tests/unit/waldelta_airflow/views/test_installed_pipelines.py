@@ -249,17 +249,19 @@ def test_what_the_buttons_do(shop, open_pages, path, role, headers, status, expe
 
 
 def test_what_runs_is_shown_and_the_page_asks_again(shop, open_pages, monkeypatch):
-    """Without a script; once nothing runs the page stays as it is."""
+    """Also without its script; once nothing runs it asks less often, by its script alone."""
     client = open_pages("viewer")
     for page in ("/", "/p/shop", "/p/shop/runs", "/p/shop/run/consume/manual__9"):
         answer = client.get(page)
         assert REFRESH in answer.text, page
         assert "script-src 'self';" in answer.headers["content-security-policy"]
+        assert 'data-every="5"' in answer.text
     assert "reconcile running" in client.get("/").text
     monkeypatch.setattr(
         "waldelta_airflow.views._pages.read_schedules", lambda names, **_: {"shop": Schedule()}
     )
-    assert REFRESH not in client.get("/p/shop").text
+    text = client.get("/p/shop").text
+    assert (REFRESH in text, 'data-every="60"' in text) == (False, True)
 
 
 def test_a_run_leads_to_airflow_and_its_logs(shop, open_pages):

@@ -1,0 +1,150 @@
+"""The pictures of a pipeline: its last runs, the slot's WAL, and the way of its changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import chain
+
+from markupsafe import Markup
+
+from waldelta.config import PipelineFile
+from waldelta.monitoring.overview import Glance
+from waldelta.monitoring.run_history import RunLine
+from waldelta.monitoring.status import LastSlot, wal_per_hour
+from waldelta.monitoring.table_list import RunRows
+from waldelta.quantities import counted, size
+from waldelta.slot.health import Forecast
+from waldelta_airflow.views._plot import Bar, Measure, Point, bars, ceiling_of_bytes, chart
+from waldelta_airflow.views._render import bytes_of, duration, number, run_name, url
+
+_WAL = Measure("WAL kept by the slot", bytes_of, ceiling_of_bytes)
+# A limit much above the line would press it to the ground.
+_MUCH = 5
+_STAGES = ("land", "apply", "check")
+_KINDS = ("inserted", "updated", "deleted")
+
+
+def run_strip(base: str, name: str, runs: Sequence[RunLine], at: datetime) -> Markup:
+    """Returns runs as bars as high as their changes; ``runs`` are newest first."""
+    most = max((run.changes for run in runs), default=0) or 1
+    drawn = [
+        Bar(
+            url(base, "p", name, "run", run.verb, run.run_id),
+            f"{run_name(run.run_id, at).striptags()}: {run.status},"
+            f" {counted(run.changes, 'change')}, {duration(run.seconds)}",
+            run.changes / most,
+            list(_parts(run)),
+        )
+        for run in reversed(runs)
+    ]
+    return bars(drawn, f"the last {counted(len(drawn), 'run')}, oldest first")
+
+
+def _parts(run: RunLine) -> Iterator[tuple[str, float]]:
+    """Yields the shares of a run's time by stage; a failed or unfinished run has one part."""
+    if run.status != "succeeded":
+        yield run.status, 1.0
+        return
+    seconds = {name: getattr(run, f"{name}_seconds") or 0.0 for name in _STAGES}
+    total = sum(seconds.values())
+    for stage, part in seconds.items():
+        yield stage, part / total if total else float(stage == "apply")
+
+
+def rows_strip(base: str, name: str, runs: Sequence[RunRows], at: datetime) -> Markup:
+    """Returns what runs did to a table as bars; ``runs`` are newest first."""
+    most = max((run.operations.written for run in runs), default=0) or 1
+    drawn = []
+    for run in reversed(runs):
+        counts = {kind: getattr(run.operations, kind) for kind in _KINDS}
+        told = ", ".join(f"{number(count)} {kind}" for kind, count in counts.items())
+        drawn.append(
+            Bar(
+                url(base, "p", name, "run", run.verb, run.run_id),
+                f"{run_name(run.run_id, at).striptags()}: {told}",
+                run.operations.written / most,
+                [(kind, count / (run.operations.written or 1)) for kind, count in counts.items()],
+            )
+        )
+    return bars(drawn, f"rows by run, the last {counted(len(drawn), 'run')}, oldest first")
+
+
+def wal_chart(base: str, name: str, runs: Sequence[RunLine], forecast: Forecast | None) -> Markup:
+    """Returns the WAL that the slot kept at the end of each run, with its limit if that is near."""
+    points = [
+        Point(
+            run.at,
+            float(run.retained_bytes),
+            run.status,
+            run.run_id,
+            url(base, "p", name, "run", run.verb, run.run_id),
+        )
+        for run in reversed(runs)
+        if run.retained_bytes is not None
+    ]
+    limit = points[-1].value + forecast.remaining_bytes if points and forecast else None
+    worst = max((point.value for point in points), default=0.0)
+    return chart(points, _WAL, limit if limit is not None and limit < _MUCH * worst else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place that changes pass through; ``rate`` is what reaches it in an hour."""
+
+    label: str
+    value: str
+    note: str = ""
+    rate: str = ""
+    state: str = ""
+    href: str = ""
+
+
+def flow(
+    pipeline: PipelineFile,
+    glance: Glance,
+    slot: LastSlot,
+    hours: int,
+    consumers: Mapping[str, Sequence[str]],
+) -> list[Place]:
+    """Returns the way of changes from the source to the DAGs that read the targets."""
+    wal = wal_per_hour(glance.runs)
+    landed = sum(run.changes for run in glance.runs)
+    readers = sorted(set(chain.from_iterable(consumers.values())))
+    return [
+        Place(
+            "source",
+            pipeline.source.conn_id,
+            counted(len(pipeline.source.publications), "publication"),
+        ),
+        Place(
+            "slot",
+            f"{size(slot.retained_bytes)} of WAL" if slot.retained_bytes is not None else "–",
+            pipeline.source.slot,
+            f"{bytes_of(wal)} of WAL/h" if wal is not None else "",
+            slot.mark if slot.mark in ("failed", "warning") else "",
+        ),
+        Place(
+            "change log",
+            f"{number(landed)} changes",
+            f"in {hours} h",
+            _rate(landed, hours, "changes"),
+        ),
+        Place(
+            "targets",
+            counted(len(glance.tables), "table"),
+            f"{glance.changed_tables} changed in {hours} h",
+            _rate(glance.operations.written + glance.copied, hours, "rows"),
+        ),
+        Place(
+            "consumers",
+            counted(len(readers), "DAG"),
+            ", ".join(readers[:3]) + (" …" if len(readers) > 3 else "")
+            or "none is scheduled on its assets",
+        ),
+    ]
+
+
+def _rate(count: int, hours: int, what: str) -> str:
+    return f"{number(round(count / hours))} {what}/h"

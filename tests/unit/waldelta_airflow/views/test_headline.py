@@ -1,0 +1,106 @@
+"""The state of a pipeline in one sentence, and the one button."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+from tests.cases import cases
+from tests.support.bookkeeping import NOON
+from waldelta.lake.ledger import RowCounts
+from waldelta.monitoring.attention import KINDS, Attention
+from waldelta.monitoring.overview import Glance
+from waldelta.monitoring.reconciliation_status import Compared
+from waldelta.monitoring.run_history import RunLine
+from waldelta_airflow.views._access import DagLine
+from waldelta_airflow.views._headline import read_headline
+from waldelta_airflow.views._installed_pipelines import RUN_NOW, DagState
+from waldelta_airflow.views._render import first_sentence, run_name
+
+GLANCE = Glance(True, NOON, (), None, (), RowCounts(), 0, 0, (), (), Compared())
+LINES = [DagLine(DagState(kind, f"shop_{kind}"), True, True) for kind in RUN_NOW]
+
+
+def run(hours, status):
+    return RunLine(NOON + timedelta(hours=hours), f"r{hours}", "consume", status)
+
+
+def headline(*attention, glance=GLANCE, lines=LINES):
+    return read_headline("", "shop", glance, lines, attention)
+
+
+BUTTONS = [
+    ("a paused DAG", Attention("failed", "paused", "the CDC DAG is paused"),
+     ("Unpause shop_cdc", "/p/shop/dags/cdc/unpause", True)),
+    ("never copied", Attention("warning", "never_copied", "t: never copied"),
+     ("Copy the tables", "/p/shop/dags/initial_sync/run", True)),
+    ("a difference", Attention("failed", "different", "t: different", ("reconciliation",)),
+     ("See the rows and repair them", "/p/shop/reconciliation", False)),
+    ("a lost slot", Attention("failed", "data_gap", "lost", ("run", "any", "r")),
+     ("Open the resync DAG", "/dags/shop_resync", False)),
+    ("one table's check", Attention("failed", "failed_expectations", "t: failed",
+                                    ("expectations",), objects=("t",)),
+     ("See what failed", "/p/shop/table/t", False)),
+    ("two tables' checks", Attention("failed", "failed_expectations", "t, u: failed",
+                                     ("expectations",), objects=("t", "u")),
+     ("See what failed", "/p/shop/expectations", False)),
+    ("nothing to press", Attention("warning", "lacks", "no pool"), None),
+]  # fmt: skip
+
+
+@cases("item, expected", BUTTONS)
+def test_the_button_is_the_one_that_helps(item, expected):
+    step = headline(item).action
+    assert (step and (step.label, step.address, step.is_form)) == expected
+
+
+def test_no_button_for_what_may_not_or_would_not_start():
+    item = Attention("failed", "paused", "the CDC DAG is paused")
+    assert headline(item, lines=[replace(line, may_unpause=False) for line in LINES]).action is None
+    drift = Attention("warning", "drift", "t: drifted", ("reconciliation",))
+    busy = [replace(line, state=replace(line.state, run_state="running")) for line in LINES]
+    assert not headline(drift, lines=busy).action.is_form
+
+
+def test_a_failure_began_with_the_first_run_that_failed_and_says_its_cause():
+    glance = replace(GLANCE, runs=(run(4, "failed"), run(3, "failed"), run(2, "succeeded")))
+    text = "the latest run failed: SchemaChanged: public.t: column a changed"
+    found = headline(Attention("failed", "failed_run", text, cause="SchemaChanged"), glance=glance)
+    assert found.sentence == "The latest run failed"
+    assert found.cause == "SchemaChanged: public.t: column a changed"
+    assert found.since == NOON + timedelta(hours=3)
+    assert found.then == "which tries again"
+
+
+def test_a_remedy_names_no_file_of_the_repository():
+    for kind in KINDS:
+        assert "docs/" not in headline(Attention("warning", kind, "x")).remedy
+
+
+def test_a_pipeline_without_trouble():
+    assert headline().state == "ok"
+    empty = headline(glance=replace(GLANCE, is_set_up=False))
+    assert (empty.state, empty.action.address) == ("unknown", "/p/shop/dags/setup/run")
+
+
+NAMES = [
+    ("today", "scheduled__2026-01-01T09:30:00+00:00", "today 09:30"),
+    ("in another zone", "scheduled__2026-01-01T09:30:00+02:00", "today 07:30"),
+    ("yesterday, by hand", "manual__2025-12-31T23:00:00.5+00:00", "yesterday 23:00, manual"),
+    ("earlier, repeated", "backfill__2025-12-24T23:00:00+00:00", "24 Dec 23:00, backfill"),
+    ("another id", "nightly <1>", "nightly <1>"),
+]
+
+
+@cases("run_id, name", NAMES)
+def test_a_run_has_a_short_name(run_id, name):
+    at = NOON.replace(year=2026, month=1, day=1)
+    markup = run_name(run_id, at)
+    assert markup.striptags() == name
+    assert "<1>" not in markup
+
+
+def test_a_long_error_is_folded_behind_its_first_sentence():
+    assert first_sentence("short: do this") == ("short: do this", "")
+    long = "The slot is lost. " + "x" * 300
+    assert first_sentence(long) == ("The slot is lost.", long)
+    first, rest = first_sentence("word " * 80)
+    assert (len(first) < 170, first.endswith(" …"), rest) == (True, True, "word " * 80)
