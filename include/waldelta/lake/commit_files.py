@@ -55,10 +55,10 @@ class FileChange:
 
     def log_entry(self, tag: Tag) -> bytes:
         """Returns the lines of the commit's log entry."""
-        at = int(time.time() * 1000)
+        at, has_files = int(time.time() * 1000), bool(self.removed or self.added)
         info = {
             "timestamp": at,
-            "operation": "WRITE" if self.definition is None else "ADD COLUMNS",
+            "operation": "WRITE" if has_files or self.definition is None else "ADD COLUMNS",
             "operationParameters": {"mode": "Append"},
             "userMetadata": tag.metadata,
             "engineInfo": "waldelta",

@@ -25,6 +25,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from deltalake import Schema
 from deltalake.exceptions import DeltaError
 from pyarrow.fs import FileSelector, FileSystem
 
@@ -36,8 +37,10 @@ from waldelta.lake.layout import (
     Layout,
     NewFile,
     Partition,
+    Redefinition,
     bounded_columns,
     folder_of,
+    redefined_fields,
 )
 from waldelta.pgoutput.commit_time import UNIX_EPOCH
 
@@ -359,6 +362,25 @@ class DataFiles(AbstractContextManager["DataFiles"]):
         self._written.append(written)
 
 
+def redefined(table: TargetVersion, columns: pa.Schema) -> Redefinition | None:
+    """Returns a table with these columns, as Spark defines it when it replaces all rows; None where
+    only Spark can.
+    """
+    stored, new = (
+        json.loads(schema.to_json())["fields"]
+        for schema in (table.table.schema(), Schema.from_arrow(columns))
+    )
+    if table.is_clustered or not table.may_have(new):
+        return None
+    fields = redefined_fields(stored, new)
+    text = json.dumps({"type": "struct", "fields": fields}, ensure_ascii=False)
+    schema = pa.schema(Schema.from_json(text).to_arrow())
+    names = [name for name in table.layout.partition_by if name in schema.names]
+    layout = Layout.of(schema, names, table.properties)
+    action = table.defined(schemaString=text, partitionColumns=names)
+    return Redefinition(layout, action) if layout.is_known else None
+
+
 def replace_by_rows(  # noqa: PLR0913 - a target, what is written to it, and how it is committed
     table: TargetVersion,
     removed: Sequence[HeldFile],
@@ -368,13 +390,15 @@ def replace_by_rows(  # noqa: PLR0913 - a target, what is written to it, and how
     *,
     changes_data: bool = True,
     changes: pa.Table | None = None,
+    redefinition: Redefinition | None = None,
 ) -> int:
     """Replace files of a table by new ones with these rows, as replace_files() does.
 
     Without rows there is no new file. ``changes`` are rows of the change data feed. The files are
     removed when they will never be read.
     """
-    place, layout = table.place.files, table.layout
+    place = table.place.files
+    layout = table.layout if redefinition is None else redefinition.layout
     with DataFiles(place, layout) as files, DataFiles(place, layout.of_changes) as change_files:
         for start in range(0, len(rows), rows_per_group or max(1, len(rows))):
             files.write(rows.slice(start, rows_per_group))
@@ -382,7 +406,9 @@ def replace_by_rows(  # noqa: PLR0913 - a target, what is written to it, and how
             change_files.write(changes)
         added, cdc = (list(map(NewFile.of, written.close())) for written in (files, change_files))
     try:
-        return table.replace_files(removed, added, tag, changes_data=changes_data, changes=cdc)
+        return table.replace_files(
+            removed, added, tag, changes_data=changes_data, changes=cdc, redefinition=redefinition
+        )
     except Overtaken:
         remove_files(place, (file.path for file in (*added, *cdc)))
         raise

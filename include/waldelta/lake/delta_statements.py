@@ -101,6 +101,11 @@ def map_columns(spark: SparkSession, target: DeltaTarget) -> None:
     _set_properties(spark, target, _MAPPING)
 
 
+def add_feature(spark: SparkSession, target: DeltaTarget, name: str) -> None:
+    """Have a table list a feature, by Delta's name, so that its columns may need it."""
+    _set_properties(spark, target, {f"delta.feature.{name}": "supported"})
+
+
 def set_deletion_vectors(spark: SparkSession, target: DeltaTarget, wanted: bool) -> None:
     """Set whether later commits mark rows as deleted; existing marks stay readable either way."""
     _set_properties(spark, target, {DELETION_VECTORS: str(wanted).lower()})

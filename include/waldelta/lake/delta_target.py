@@ -25,13 +25,20 @@ from deltalake import (
     write_deltalake,
 )
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, VariantType
 from psycopg import sql
 
 from waldelta.lake import driver_limits
 from waldelta.lake.commit_files import FileChange, commit_files, creates_entries, transaction
 from waldelta.lake.delta_log import Definition, DeltaLog, Overtaken, Tag
-from waldelta.lake.layout import CHANGE_DATA_FEED, HeldFile, Layout, NewFile, held_files
+from waldelta.lake.layout import (
+    CHANGE_DATA_FEED,
+    HeldFile,
+    Layout,
+    NewFile,
+    Redefinition,
+    held_files,
+    spark_type,
+)
 from waldelta.lake.log_copy import CopiedTable, NotCopied, StoredLog
 from waldelta.lake.storage import (
     INT96_AS_MICROSECONDS,
@@ -45,7 +52,7 @@ from waldelta.lake.storage import (
     write_checkpoint,
 )
 from waldelta.permissions import private_files
-from waldelta.spark_sql import quote, simple_type
+from waldelta.spark_sql import quote
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -68,10 +75,10 @@ WRITE_FAILURES = (TableError, OSError)
 # feature is written by Spark.
 # Version 4 adds the change data feed, and CHECK constraints and generated columns, which aren't.
 _LEGACY_WRITER = 4
-_NOT_NULL = "invariants"
+_NOT_NULL, _NTZ = "invariants", "timestampNtz"
 # delta-rs commits to no such table; files of it are committed without delta-rs.
 _CLUSTERED = ("clustering", "domainMetadata")
-_KNOWN = frozenset({"appendOnly", _NOT_NULL, "timestampNtz", "changeDataFeed", *_CLUSTERED})
+_KNOWN = frozenset({"appendOnly", _NOT_NULL, _NTZ, "changeDataFeed", *_CLUSTERED})
 # Spark writes checkpoints of targets at the same interval, in versions.
 CHECKPOINT_INTERVAL = 10
 _ONE_COMMIT: dict[str, Any] = {
@@ -334,7 +341,7 @@ class TargetVersion:
     @property
     def spark_types(self) -> dict[str, str]:
         """The type of each column as Spark's ``simpleString`` writes it."""
-        return {field.name: _spark_type(field.type) for field in self.table.schema().fields}
+        return {field.name: spark_type(field.type) for field in self.table.schema().fields}
 
     @property
     def definition(self) -> Definition:
@@ -479,17 +486,26 @@ class TargetVersion:
         )
         self.update()
 
-    def list_not_null(self) -> None:
-        """List the feature of NOT NULL columns, in a durable commit, where the table lists features
-        without it.
+    def list_features(self, columns: pa.Schema) -> None:
+        """List the features that the table with these columns needs, in a durable commit, where it
+        lists some without them, or gets its first.
 
-        delta-rs creates such a table when a type needs a feature; Spark refuses to read it.
+        delta-rs creates a table without NOT NULL's when a type needs one; Spark refuses to read it.
         """
         listed = self.table.protocol().writer_features
-        if listed is None or _NOT_NULL in listed:
+        fields = [*self.table.schema().fields, *Schema.from_arrow(columns).fields]
+        has_ntz = any('"timestamp_ntz"' in field.type.to_json() for field in fields)
+        if self.is_clustered or not self.is_writable or (listed is None and not has_ntz):
             return
-        if any(not field.nullable for field in self.table.schema().fields):
-            self._stored.alter.add_feature(TableFeatures.Invariants, **_ONE_COMMIT)
+        needed = {
+            _NTZ: (TableFeatures.TimestampWithoutTimezone, has_ntz),
+            _NOT_NULL: (TableFeatures.Invariants, not all(field.nullable for field in fields)),
+            "changeDataFeed": (TableFeatures.ChangeDataFeed, self.shows_changes),
+        }
+        missing = needed.keys() - {*(listed or ())}
+        if lacking := [needed[name][0] for name in sorted(missing) if needed[name][1]]:
+            alter = self._stored.alter
+            alter.add_feature(lacking, allow_protocol_versions_increase=True, **_ONE_COMMIT)
             self.update()
             self.keep(self.version)
 
@@ -514,19 +530,24 @@ class TargetVersion:
         *,
         changes_data: bool = True,
         changes: Sequence[NewFile] = (),
-        partition_by: Sequence[str] | None = None,
+        redefinition: Redefinition | None = None,
     ) -> int:
         """Replace files by others; returns the version.
 
         Without ``changes_data`` they have the same rows. ``changes`` are files of the change data
-        feed, where it needs any. ``partition_by`` are the columns that divide all rows from then
-        on, where they change. The commit is a compare-and-swap on this version, and durable on
-        return. When only its answer was lost, it is found by its userMetadata. Raises Overtaken, or
-        CommitFailedError when it isn't known whether the commit exists.
+        feed, where it needs any. ``redefinition`` is for a commit that replaces all files. The
+        commit is a compare-and-swap on this version, and durable on return. When only its answer
+        was lost, it is found by its userMetadata. Raises Overtaken, or CommitFailedError when it
+        isn't known whether the commit exists.
         """
-        definition = None if partition_by is None else self._defined(partitionColumns=partition_by)
+        definition = None if redefinition is None else redefinition.action
         files = FileChange([*removed], [*added], changes, changes_data, definition)
         return self._commit(files, tag)
+
+    def divided_by(self, columns: Sequence[str]) -> Redefinition:
+        """Returns the table as it is, but with rows divided by other columns."""
+        layout = Layout.of(self.schema, columns, self.properties)
+        return Redefinition(layout, self.defined(partitionColumns=[*columns]))
 
     def add_columns(self, columns: Sequence[pa.Field], after: str, tag: Tag) -> bool:
         """Add nullable columns behind another one, in a commit as of replace_files().
@@ -534,20 +555,23 @@ class TargetVersion:
         Returns False where only Spark can: for features of Delta that the table lacks, or that only
         Spark writes.
         """
-        features = self.table.protocol().writer_features or ()
-        is_plain = "timestampNtz" in features or not any(
-            pa.types.is_timestamp(column.type) and column.type.tz is None for column in columns
-        )
-        if not (is_plain and self.is_definable):
-            return False
         schema = json.loads(self.table.schema().to_json())
         names = [field["name"] for field in schema["fields"]]
         added = json.loads(Schema.from_arrow(pa.schema(columns)).to_json())["fields"]
+        self.list_features(pa.schema(columns))
+        if not self.may_have(added):
+            return False
         behind = names.index(after) + 1
         schema["fields"][behind:behind] = added
-        definition = self._defined(schemaString=json.dumps(schema, ensure_ascii=False))
+        definition = self.defined(schemaString=json.dumps(schema, ensure_ascii=False))
         self._commit(FileChange([], [], definition=definition), tag)
         return True
+
+    def may_have(self, fields: Sequence[Mapping[str, Any]]) -> bool:
+        """Returns whether columns (as of Delta's log) may be the table's without Spark."""
+        features = self.table.protocol().writer_features or ()
+        types = json.dumps([field["type"] for field in fields])
+        return self.is_definable and (_NTZ in features or '"timestamp_ntz"' not in types)
 
     def _commit(self, files: FileChange, tag: Tag) -> int:
         made = self.version + 1
@@ -564,7 +588,8 @@ class TargetVersion:
         self.keep(made)
         return made
 
-    def _defined(self, **changed: Any) -> dict[str, Any]:
+    def defined(self, **changed: Any) -> dict[str, Any]:
+        """Returns the table's metaData action, with these changes."""
         held = self.table.metadata()
         return {
             "id": held.id,
@@ -621,16 +646,3 @@ def query(text: str, versions: Mapping[str, TargetVersion]) -> pa.RecordBatchRea
     for name, version in versions.items():
         builder.register(name, version.table)
     return pa.RecordBatchReader.from_stream(builder.execute(text))
-
-
-def _spark_type(kind: PrimitiveType | ArrayType | MapType | StructType | VariantType) -> str:
-    match kind:
-        case ArrayType():
-            return f"array<{_spark_type(kind.element_type)}>"
-        case MapType():
-            return f"map<{_spark_type(kind.key_type)},{_spark_type(kind.value_type)}>"
-        case StructType():
-            fields = ",".join(f"{field.name}:{_spark_type(field.type)}" for field in kind.fields)
-            return f"struct<{fields}>"
-        case _:
-            return simple_type(kind.type)

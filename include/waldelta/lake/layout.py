@@ -17,12 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from deltalake.schema import ArrayType, MapType, PrimitiveType, StructType, VariantType
 
 from waldelta.arrow import Ints
 from waldelta.config.layout_options import LayoutOptions
 from waldelta.errors import ConfigError, EmptyPartitionValue
 from waldelta.lake.storage import parquet_format
 from waldelta.spark_sql import quote as quoted
+from waldelta.spark_sql import simple_type
 
 if TYPE_CHECKING:
     from waldelta.lake.lake import Lake
@@ -263,6 +265,14 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class Redefinition:
+    """A table's layout from a commit on, and the metaData action of that commit."""
+
+    layout: Layout
+    action: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class TableOptions:
     """What a new table is created with, besides its columns."""
 
@@ -336,3 +346,39 @@ def _name(name: str, value: str | None) -> str:
 
 def _escaped(text: str) -> str:
     return "".join(f"%{ord(c):02X}" if c in _ESCAPED else c for c in text)
+
+
+def redefined_fields(
+    stored: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Returns a table's columns (as of Delta's log) once Spark has replaced its rows by some with
+    the ``new`` columns.
+
+    Further columns follow the others, whose NOT NULL stays where both have it. If a column is gone
+    or has another type, all columns are the new ones, and may be null.
+    """
+    by_name = {field["name"]: field for field in new}
+    names = {field["name"] for field in stored}
+    if any(by_name.get(field["name"], {}).get("type") != field["type"] for field in stored):
+        return [{**field, "nullable": True} for field in new]
+    return [
+        *(
+            {**field, "nullable": field["nullable"] or by_name[field["name"]]["nullable"]}
+            for field in stored
+        ),
+        *({**field, "nullable": True} for field in new if field["name"] not in names),
+    ]
+
+
+def spark_type(kind: PrimitiveType | ArrayType | MapType | StructType | VariantType) -> str:
+    """Returns a type as Spark's ``simpleString`` writes it."""
+    match kind:
+        case ArrayType():
+            return f"array<{spark_type(kind.element_type)}>"
+        case MapType():
+            return f"map<{spark_type(kind.key_type)},{spark_type(kind.value_type)}>"
+        case StructType():
+            fields = ",".join(f"{field.name}:{spark_type(field.type)}" for field in kind.fields)
+            return f"struct<{fields}>"
+        case _:
+            return simple_type(kind.type)

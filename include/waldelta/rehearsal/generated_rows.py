@@ -171,24 +171,30 @@ def fill(connection: Connection, tables: Sequence[WritableTable]) -> dict[str, s
     Sequences go on behind them. Returns by name why tables have no rows.
     """
     connection.execute("set session_replication_role = replica")
-    answers = {str(table.id): write_rows(connection, table, 1, ROWS) for table in tables}
+    refusals = {str(table.id): write_rows(connection, table, 1, ROWS) for table in tables}
     connection.execute("reset session_replication_role")
     for (name,) in connection.execute(_SEQUENCES).fetchall():
         connection.execute("select setval(%s::regclass, %s)", [name, 1_000_000])
-    return {name: why for name, why in answers.items() if why is not None}
+    return {
+        name: str(err.diag.message_primary or err)
+        for name, err in refusals.items()
+        if err is not None
+    }
 
 
-def write_rows(connection: Connection, table: WritableTable, first: int, last: int) -> str | None:
+def write_rows(
+    connection: Connection, table: WritableTable, first: int, last: int
+) -> psycopg.Error | None:
     """Write rows by the first attempt that writes one; returns why none did, or None."""
-    why = "no row was written"
+    refusal = psycopg.Error("no row was written")
     for attempt in range(_ATTEMPTS):
         try:
             with connection.transaction():
                 if connection.execute(table.insert(attempt, first, last)).rowcount:
                     return None
         except psycopg.Error as err:
-            why = str(err.diag.message_primary or err)
-    return why
+            refusal = err
+    return refusal
 
 
 def changes(table: WritableTable) -> Iterator[tuple[str, sql.Composed]]:

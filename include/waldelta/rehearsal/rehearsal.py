@@ -114,6 +114,7 @@ class _Stage:
         self.pipeline.begin(runner)
         published = self._published()
         self._take_role(published)
+        # What is refused before the migration is no effect of it.
         self.failing = {(one.table, op) for op, one in self._write(published)}
         self.pipeline.pipeline.consume(runner)
         names = {str(table.id) for table in published}
@@ -198,7 +199,9 @@ class _Stage:
             is_kept = kept is None or str(table.id) in kept
             with self.admin.transaction(force_rollback=not is_kept):
                 self.admin.execute(sql.SQL("set role {}").format(sql.Identifier(table.owner)))
-                write_rows(self.admin, table, self.number, self.number + 1)
+                refusal = write_rows(self.admin, table, self.number, self.number + 1)
+                if isinstance(refusal, psycopg.errors.InsufficientPrivilege):
+                    yield "insert", _refusal(table, "insert", refusal)
                 for operation, statement in changes(table):
                     try:
                         with self.admin.transaction():
@@ -254,6 +257,8 @@ class _Stage:
                 seconds = 0.0 if at is None else at.bytes / work.bytes_per_second
                 time_ = "" if at is None else f" ({size(at.bytes)}, about {duration(seconds)})"
                 yield Impact("lock", name, f"{who} wait while it {work.text}{time_}", work.way)
+        for oid in effect.secured:
+            yield Impact("note", effect.names[oid], _SECURED, _BYPASS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +270,11 @@ class _Work:
     bytes_per_second: int = COPIED_PER_SECOND
 
 
+_SECURED = (
+    "row-level security is on: changes still arrive, but copies and comparisons fail for a role"
+    " from which a policy hides rows"
+)
+_BYPASS = "let a superuser run alter role … bypassrls for the role of the pipeline's connection"
 _REWRITE = "writes all its rows again"
 _ALTERS = _Work(
     _REWRITE,
@@ -293,11 +303,13 @@ def _work_on(oid: int, effect: Effect) -> _Work | None:
 
 def _refusal(table: WritableTable, operation: str, err: psycopg.Error) -> Impact:
     text = ": ".join(part for part in (err.diag.message_primary, err.diag.message_detail) if part)
-    way = (
-        f"alter table {table.id} replica identity using index … before the old key goes"
-        if isinstance(err, psycopg.errors.ObjectNotInPrerequisiteState)
-        else f"cover the columns by the replica identity of {table.id} first"
-    )
+    match err:
+        case psycopg.errors.ObjectNotInPrerequisiteState():
+            way = f"alter table {table.id} replica identity using index … before the old key goes"
+        case psycopg.errors.InsufficientPrivilege():
+            way = f"create the policies of {table.id} first, in the same transaction"
+        case _:
+            way = f"cover the columns by the replica identity of {table.id} first"
     return Impact("app-error", str(table.id), f"{operation.upper()} fails: {text}", way)
 
 

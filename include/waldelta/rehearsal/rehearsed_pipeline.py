@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,7 @@ COPIED_PER_SECOND = 50 << 20
 # Errors of a target after which a copy is all that it needs.
 _COPIES = (NeedsSync.__name__, SyncFailed.__name__)
 _AGAIN = 3
+_SYNC = "sync the table again right after the migration"
 
 
 @dataclass(slots=True)
@@ -107,9 +108,11 @@ class RehearsedPipeline:
         """
         said: set[tuple[str, str]] = set()
         stopped: set[Impact] = set()
+        warnings: list[str] = []
         for _ in range(_AGAIN):
             result, error = self._consume(runner)
             impacts = [] if result is None else list(self._of_result(result))
+            warnings += [] if result is None else result.warnings
             if error is not None and (result is None or not result.targets.table_errors):
                 impacts.append(Impact("stop", "", f"{error['class']}: {error['message']}"))
             questions = list(self._agree(runner))
@@ -122,7 +125,7 @@ class RehearsedPipeline:
                 break
             self._copy(runner)
         self.stopped = stopped
-        yield from self._compare(runner, touched)
+        yield from self._compare(runner, touched, warnings)
         yield from self._readers(renamed)
         yield from self._warnings()
 
@@ -186,13 +189,19 @@ class RehearsedPipeline:
         if tables:
             self.pipeline.decide(runner, "agree", tables=sorted(tables), reason="rehearsal")
 
-    def _copy(self, runner: Runner) -> None:
+    def _copy(self, runner: Runner, tables: Sequence[str] | None = None) -> None:
         try:
-            self.pipeline.sync(runner)
+            self.pipeline.sync(runner, tables, reason="rehearsal")
         except WaldeltaError:  # The next run says what is left.
             return
 
-    def _compare(self, runner: Runner, touched: Collection[str] | None) -> Iterator[Impact]:
+    def _compare(
+        self, runner: Runner, touched: Collection[str] | None, warnings: Sequence[str]
+    ) -> Iterator[Impact]:
+        """Yields which targets differ, and copies them again, to judge later statements.
+
+        Of ``warnings``, one that a run gave for the table says why.
+        """
         if touched is not None and not touched:
             return
         is_named = touched is not None and self.columns.keys() >= set(touched)
@@ -200,10 +209,17 @@ class RehearsedPipeline:
         try:
             self.pipeline.reconcile(runner, tables)
         except RunFailed as failed:
-            for name, table in failed.result.tables.items():
-                if table.differing:
-                    rows = counted(table.differing, "row")
-                    yield Impact("data-loss", name, f"{rows} differ from the source, unnoticed")
+            differing = {
+                name: table.differing
+                for name, table in failed.result.tables.items()
+                if table.differing
+            }
+            for name, number in differing.items():
+                told = next((text for text in warnings if text.startswith(f"{name}:")), None)
+                why = "no run notices it" if told is None else told.removeprefix(f"{name}: ")
+                rows = counted(number, "row")
+                yield Impact("data-loss", name, f"{rows} differ from the source: {why}", _SYNC)
+            self._copy(runner, sorted(differing))
         except TargetDiffers as err:
             yield Impact("data-loss", "", str(err))
         except WaldeltaError:  # The run before it has failed as well, and said why.

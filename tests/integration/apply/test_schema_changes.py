@@ -36,6 +36,9 @@ CASES = {
     "a volatile default": ("alter table t add column x float8 default random()", True),
     "a generated column, which isn't published":
     ("alter table t add column x int generated always as (id * 2) stored", False),
+    "a timestamp without a zone": ("alter table t add column x timestamp", False),
+    "an array of them, with a default":
+    ("alter table t add column x timestamp[] default array['2026-01-31 12:00'::timestamp]", False),
     "a dropped column": ("alter table t drop column v", False),
     "a renamed column": ("alter table t rename column v to w", False),
     "a renamed key": ("alter table t rename column id to key", False),
@@ -119,7 +122,13 @@ def job(database, lake):
 
 
 # One of each kind: added, dropped and renamed, with and without a copy.
-SOME = ("a column with a constant default", "a renamed key", "another type", "several at once")
+SOME = (
+    "a column with a constant default",
+    "a timestamp without a zone",
+    "a renamed key",
+    "another type",
+    "several at once",
+)
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 import os
 import random
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 
+import psycopg
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -118,3 +120,116 @@ def test_targets_are_equal_on_both_runners(runner, spark_jvm, database, lake, tm
                 seen = (f"WALDELTA_SEED={seed}", run, name)
                 assert (seen, *rows_of(job, name)) == (seen, *rows_of(other, name))
                 assert name in WORKLOAD or rows_of(job, name)[1], seen
+
+
+# What follows without a copy, and what needs one.
+ALTERS = (
+    "add column n{k} int",
+    "add column n{k} numeric(6,2) not null default 1.50",
+    "add column n{k} numeric(6,2) default 'NaN'",
+    "add column n{k} text[] default array['a', 'b,\"c']",
+    "add column n{k} timestamptz default '2026-01-31 12:00+00'",
+    "add column n{k} timestamp default '2026-01-31 12:00'",
+    "add column n{k} timestamp[]",
+    "add column n{k} float8 default '-0'",
+    "add column n{k} bytea default '\\x00ff'",
+    "add column n{k} int default 7, drop column b, add column b int",
+    "drop column b",
+    "rename column b to r{k}",
+    "rename column id to key{k}",
+    "alter column small type numeric(30,9)",
+    "alter column small type numeric",
+    "alter column v type varchar(99)",
+)
+COPIES = (
+    "alter column a type bigint",
+    "alter column small type text using small::text || '!'",
+    "add column n{k} uuid default gen_random_uuid()",
+)
+SHAPES = {
+    "plain": {},
+    "parts": {"partition_by": ["part"]},
+    "shown": {"change_data_feed": True},
+    "soft": {"mode": "soft_delete"},
+    "kept": {"mode": "history"},
+    "log": {"mode": "changelog"},
+}
+SHAPE = (
+    "create table {}(id int primary key, part int, a int, b text, v varchar(9),"
+    " small numeric(12,9));"
+)
+
+
+KEY = """
+select attname::text from pg_attribute
+where attrelid = %s::regclass and attname ~ '^(id|key.*)$' and not attisdropped
+"""
+
+
+def definition_of(job, name: str) -> tuple:
+    """A target's columns and partitions by its log."""
+    table = DeltaTable(job.lake.target(f"public.{name}").uri)
+    return table.schema().to_json(), table.metadata().partition_columns
+
+
+@pytest.mark.nightly("random statements on each shape; unit tests have the columns of a copy")
+@pytest.mark.parametrize(
+    ("statements", "names"),
+    [
+        (ALTERS, ("plain", "parts", "shown")),
+        (COPIES, ("plain", "parts", "shown")),
+        (ALTERS, ("soft", "kept", "log")),
+    ],
+    ids=["follow", "copy", "modes"],
+)
+def test_columns_are_equal_on_both_runners(
+    runner, spark_jvm, database, lake, tmp_path, statements, names
+):
+    """Random ALTER TABLEs, and what the same rows become with them: definitions and values."""
+    seed = chosen_seed()
+    rng, folder = random.Random(seed), local_path(lake)
+    tables = {name: SHAPES[name] for name in names}
+    for name in tables:
+        database.execute(SHAPE.format(name) + f"alter table {name} replica identity full")
+    target = {"root": lake, "tables": {f"public.{n}": s for n, s in tables.items() if s}}
+    file = pipeline_file(
+        lake, f"s_{database.name}", [f"public.{name}" for name in tables], target=target
+    )
+    job = bare_slot(database, file)
+    for name in tables:
+        database.execute(
+            f"insert into {name} select g, g % 3, g, 'é' || g, null,"
+            " case when g % 4 = 0 then 'NaN' else g / 1e9 end from generate_series(1, 20) g"
+        )
+    sync(runner, job)
+    for number in range(int(os.environ.get("WALDELTA_ROUNDS") or 3)):
+        done = {}
+        for name in tables:
+            done[name] = rng.choice(statements).format(k=number)
+            with suppress(psycopg.Error):  # The column may be gone.
+                database.execute(f"alter table {name} {done[name]}")
+            ((key,),) = database.execute(KEY, [name])
+            database.execute(f"insert into {name}({key}, part) values ({100 + number}, 1)")
+        drain(runner, job)
+        here, there = InProcess(spark_jvm), OnSpark(spark_jvm())
+        copy = tmp_path / f"copy{number}"
+        shutil.copytree(folder, copy)
+        root = file.target.model_copy(update={"root": copy.as_uri()})
+        moved = file.model_copy(update={"target": root, "runner": "spark"})
+        other = replace(load_job(moved, job.run_id), source=job.source)
+        stopped = [apply(one, of).failures for one, of in ((there, other), (here, job))]
+        assert [*stopped[0]] == [*stopped[1]]
+        if stopped[0]:
+            sync(there, other, [*stopped[0]])
+            sync(here, job, [*stopped[0]])
+        assert here.uses == 0 or "plain" not in names
+        for name in tables:
+            seen = (f"WALDELTA_SEED={seed}", number, name, done[name])
+            assert (seen, definition_of(job, name)) == (seen, definition_of(other, name))
+            ours, theirs = (rows_of(of, name)[1] for of in (job, other))
+            if f"public.{name}" in stopped[0]:  # The snapshots are not the same.
+                ours, theirs = (
+                    [{k: v for k, v in row.items() if k != "_wd_lsn"} for row in rows]
+                    for rows in (ours, theirs)
+                )
+            assert (seen, repr(ours)) == (seen, repr(theirs))

@@ -23,8 +23,23 @@ alter table {name} owner to app;
 TYPES = """
 create role app; create type mood as enum ('ok', 'bad'); alter type mood owner to app;
 create schema other authorization app;
+create role team; grant team to app; grant usage, create on schema public to team;
+set allow_in_place_tablespaces = on; create tablespace fast owner app location '';
 """
+# What a migration's own table has besides.
+FURTHER = {
+    "rename_enum_value": """
+create type size as enum ('s', 'm'); alter type size owner to app;
+alter table rename_enum_value add column size size not null default 's';
+""",
+    "logged": "create unlogged table aside(id int primary key); alter table aside owner to app;",
+}
 LOCK, COPY, READERS, LOSS, STOP, APP = "lock", "copy", "readers", "data-loss", "stop", "app-error"
+
+POLICIES = """begin;
+alter table {t} enable row level security, force row level security;
+create policy everything on {t} using (true); commit;"""
+BACKFILL = "insert into {t} (id, n, code) select g, g, g from generate_series(1000, 40000) g"
 
 # name: statement, and the kinds that are found besides notes
 QUICK = {
@@ -76,6 +91,18 @@ FULL = {
     "comments": ("comment on table {t} is 'x'", set()),
     "statistics": ("alter table {t} alter column n set statistics 500", set()),
     "rename_key": ("alter table {t} rename column id to key", {READERS}),
+    "rename_enum_value": ("alter type size rename value 's' to 'small'", {LOSS}),
+    "owner": ("alter table {t} owner to team", set()),
+    "tablespace": ("alter table {t} set tablespace fast", {LOCK}),
+    "logged": ("alter table aside set logged", {LOCK}),
+    "force_row_security": (
+        "alter table {t} enable row level security, force row level security", {APP}),
+    "policies": (POLICIES, set()),
+    "backfill": (BACKFILL, set()),
+    "another_publication": ("create publication another for table {t}", set()),
+    "another_filter": ("create publication filtering for table {t} where (n > 5)", {APP}),
+    "another_without_key": ("create publication listing for table {t} (code)", {APP}),
+    "set_unlogged": ("alter table {t} set unlogged", {"error"}),
 }  # fmt: skip
 
 
@@ -96,11 +123,12 @@ def pipeline_of(names, **target):
     "migrations",
     [
         pytest.param(QUICK, id="quick"),
-        pytest.param(FULL, id="full", marks=pytest.mark.nightly("thirty more kinds of statements")),
+        pytest.param(FULL, id="full", marks=pytest.mark.nightly("forty more kinds of statements")),
     ],
 )
 def test_each_claim_is_what_happens(migrations):
     schema = TYPES + "".join(TABLE.format(name=name) for name in migrations)
+    schema += "".join(FURTHER.get(name, "") for name in migrations)
     migration = [
         statement
         for name, (text, _) in migrations.items()
@@ -108,7 +136,68 @@ def test_each_claim_is_what_happens(migrations):
     ]
     sizes = {f"public.{name}": TableSize(1_000_000, 1 << 30) for name in migrations}
     report = rehearse(pipeline_of(migrations), Production(schema, "schema", None, sizes), migration)
-    assert report.notes == []
-    assert {step.place: {one.kind for one in step.impacts} - {"note"} for step in report.steps} == {
-        f"{name}:1": kinds for name, (_, kinds) in migrations.items()
-    }, report.as_text([])
+    assert claims(report) == {f"{name}:1": kinds for name, (_, kinds) in migrations.items()}, (
+        report.as_text([])
+    )
+
+
+def claims(report):
+    """The kinds that a report has for each place, besides notes."""
+    kinds = {}
+    for step in report.steps:
+        kinds.setdefault(step.place, set()).update({one.kind for one in step.impacts} - {"note"})
+    return kinds
+
+
+PARTS = """
+create role app;
+create table parts(id int primary key, v text) partition by range (id);
+create table low partition of parts for values from (0) to (1000);
+create table high partition of parts for values from (1000) to (3000);
+create table loose(id int primary key, v text); insert into loose values (3001, 'x');
+alter table parts owner to app; alter table low owner to app; alter table high owner to app;
+alter table loose owner to app;
+"""
+SPLIT = """begin;
+alter table parts detach partition high;
+create table middle partition of parts for values from (1000) to (2000);
+create table upper partition of parts for values from (2000) to (3000);
+insert into parts select * from high;
+drop table high;
+commit;"""
+# Statements, and what is found where the pipeline has one target, and one for each partition.
+PARTITIONS = {
+    "new": ("create table new partition of parts for values from (4000) to (5000)",
+            set(), {COPY, READERS}),
+    "attach": ("alter table parts attach partition loose for values from (3000) to (4000)",
+               {LOCK, LOSS}, {LOCK, COPY, READERS}),
+    "split": (SPLIT, set(), set()),
+    "detach": ("alter table parts detach partition low", {LOSS}, set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("through_root", [True, False], ids=["root", "partitions"])
+@pytest.mark.nightly("partitions are four further kinds")
+def test_partitions(through_root):
+    """What a target of the root gets, and what the targets of its partitions get."""
+    file = pipeline_of(["parts"])
+    source = file.source.model_copy(
+        update={
+            "publications": [
+                file.source.publications[0].model_copy(
+                    update={"publish_via_partition_root": through_root}
+                )
+            ]
+        }
+    )
+    migration = [
+        statement for name, (text, *_) in PARTITIONS.items() for statement in statements(text, name)
+    ]
+    report = rehearse(
+        file.model_copy(update={"source": source}), Production(PARTS, "schema", None), migration
+    )
+    expected = {
+        f"{name}:1": root if through_root else leaves
+        for name, (_, root, leaves) in PARTITIONS.items()
+    }
+    assert claims(report) == expected, report.as_text([])

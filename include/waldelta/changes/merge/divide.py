@@ -151,9 +151,8 @@ class Division:
         """
         added, table = self.write(runner), self.table
         tag = Tag.of(_DIVISION, table.version, {"verb": "maintain", "attempt": uuid.uuid4().hex})
-        table.replace_files(
-            table.held_files, added, tag, changes_data=False, partition_by=self.partition_by
-        )
+        divided = table.divided_by(self.partition_by)
+        table.replace_files(table.held_files, added, tag, changes_data=False, redefinition=divided)
         remove_folder(self._records.folder)
         by = ", ".join(self.partition_by) or "no column"
         log.info("table=%s is divided by %s", self.table_name, by)

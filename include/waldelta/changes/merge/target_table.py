@@ -19,6 +19,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from waldelta.changes.merge.reshape_by_driver import reshape_by_driver
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.config import TypeOptions
 from waldelta.errors import (
@@ -42,6 +43,7 @@ from waldelta.lake import (
 )
 from waldelta.lake.delta_statements import (
     USER_METADATA,
+    add_feature,
     create_table,
     find_commit,
     is_absent,
@@ -137,8 +139,8 @@ def prepare_target(
 ) -> None:
     """Create the empty target, with these options, when there is none; raises TargetNotWritable.
 
-    Only CREATE TABLE gives Delta NOT NULL columns: those of a DataFrame are all nullable once
-    written.
+    Columns of an existing one may be null where these may. Only CREATE TABLE gives Delta NOT NULL
+    columns: those of a DataFrame are all nullable once written.
     """
 
     def not_writable(err: Exception) -> WaldeltaError:
@@ -157,8 +159,18 @@ def prepare_target(
                 for c in columns
             )
             create_table(runner.spark(), target, listed, options, mapped=mapped)
-        elif mapped and not needs_mapping(existing.names):
+            return
+        if mapped and not needs_mapping(existing.names):
             map_columns(runner.spark(), target)
+        # Delta takes such a column into an existing table only if the table lists its feature.
+        types = " ".join(column.spark_type for column in columns)
+        if _NTZ in types and _NTZ not in existing.simpleString():
+            add_feature(runner.spark(), target, "timestampNtz")
+        nullable = {column.name for column in columns if column.nullable}
+        for name in (f.name for f in existing.fields if not f.nullable and f.name in nullable):
+            runner.spark().sql(
+                f"alter table {target.relation} alter column {quote(name)} drop not null"
+            )
 
 
 def replace_target(
@@ -232,6 +244,7 @@ def _read_schema(runner: Runner, target: DeltaTarget) -> StructType | None:
         raise
 
 
+_NTZ = "timestamp_ntz"
 # A column with the value for existing rows of a new column, by number; no target has one like it.
 _FILL = "_wd_fill_{}"
 
@@ -299,11 +312,13 @@ def _rewrite(
     """Replace the target's rows by those with the new columns; external writers' columns stay."""
     name, target = state.table_name, job.lake.target(state.table_name)
     kept = job.pipeline.target.metadata_columns
+    mode, foreign = state.kept_as if kept else None, foreign_columns(job, state)
+    with writing_target(target):
+        if reshape_by_driver(target, evolution, types, tag, mode, foreign):
+            return
     fills = staging_folder(job.lake, name, state.generation, tag.number, job.run_id) + "-fills"
     prepare_target(runner, target, _target_columns(evolution, types))
     try:
-        mode = state.kept_as if kept else None
-        foreign = foreign_columns(job, state)
         frame = _reshaped(target.frame(runner.spark()), evolution, types, fills, mode, foreign)
         replace_target(runner, target, frame, tag)
     finally:

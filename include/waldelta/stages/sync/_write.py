@@ -57,7 +57,7 @@ from waldelta.postgres import TableId
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
 from waldelta.spark.runner import once
-from waldelta.spark_sql import parquet, quote, simple_type
+from waldelta.spark_sql import parquet, simple_type
 from waldelta.stages.repair.mend.mend import (
     ExpectedRows,
     bucket_count,
@@ -69,6 +69,7 @@ from waldelta.stages.sync._write_files import (
     ChunkReader,
     RowDiff,
     WrittenCopy,
+    columns_of,
     copy_files,
     open_target,
 )
@@ -171,8 +172,9 @@ def _copy_files(runner: Runner, target: TargetVersion, rows: CopyRows) -> Writte
     """
     try:
         return copy_files(
-            runner, target, rows.tasks, rows.reader, rows.tag, rows.all_read, rows.staged
-        )
+            runner, target, columns_of(rows.columns), rows.tasks, rows.reader, rows.tag,
+            rows.all_read, rows.staged,
+        )  # fmt: skip
     except EmptyPartitionValue as err:
         if rows.staged is not None:
             rows.staged.records.remove()
@@ -382,10 +384,6 @@ def prepare_states(
         TargetColumn(name, kind, columns[0].arrow, nullable=True) for name, kind in added.items()
     ]
     prepare_target(runner, target, wanted, options)
-    for name in key if is_log else ():
-        runner.spark().sql(
-            f"alter table {target.relation} alter column {quote(name)} drop not null"
-        )
 
 
 def copy_states(runner: Runner, job: Job, begun: TableState, rows: CopyRows) -> CommitResult:

@@ -30,7 +30,7 @@ from waldelta.lake import (
     TargetVersion,
     named_write_errors,
 )
-from waldelta.lake.data_file import DataFiles, discard, new_prefix
+from waldelta.lake.data_file import DataFiles, discard, new_prefix, redefined
 from waldelta.lake.delta_statements import needs_mapping
 from waldelta.lake.layout import PLAIN, Layout, NewFile, TableOptions
 from waldelta.lake.storage import is_within
@@ -112,25 +112,27 @@ def open_target(
 ) -> TargetVersion | None:
     """Returns the target with these columns, created if missing; None when Spark must write it.
 
-    Spark must write tables with column mapping, variants, deletion vectors or other features,
-    tables with other columns, and tables that delta-rs can't access.
+    Spark must write tables with column mapping, variants, deletion vectors or other features, and
+    tables that delta-rs can't access. A table with other columns gets these when copy_files()
+    replaces its rows.
     """
     mapped = needs_mapping(column.name for column in columns)
     if mapped or any(column.spark_type == Variant.spark for column in columns):
         return None
     try:
         table = _opened(place, columns, options)
-        if table is None or not _fits(table, _wanted(columns)):
+        if table is None:
             return None
         with private_files():
-            table.list_not_null()
-        return table
+            table.list_features(columns_of(columns))
+        return table if _fits(table, columns_of(columns)) else None
     except WRITE_FAILURES as err:
         log.info("Spark writes %s, since the driver can't: %s", place.uri, without_values(err))
         return None
 
 
-def _wanted(columns: Sequence[TargetColumn]) -> pa.Schema:
+def columns_of(columns: Sequence[TargetColumn]) -> pa.Schema:
+    """Returns columns of a target as Arrow's."""
     return pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns])
 
 
@@ -148,7 +150,7 @@ def _opened(
     if options.cluster_by:
         return None
     return place.create(
-        _wanted(columns),
+        columns_of(columns),
         configuration={**options.properties},
         partition_by=[*options.partition_by] or None,
         raise_if_key_not_exists=False,
@@ -156,8 +158,8 @@ def _opened(
 
 
 def _fits(table: TargetVersion, wanted: pa.Schema) -> bool:
-    """Returns whether the table has the wanted columns, and no feature that requires Spark."""
-    if not (table.is_writable and table.can_store(wanted)):
+    """Returns whether the table has the wanted columns, or may get them, without Spark."""
+    if not table.is_writable or not (table.can_store(wanted) or redefined(table, wanted)):
         return False
     return all(is_within(file.path) for file in table.held_files)
 
@@ -165,6 +167,7 @@ def _fits(table: TargetVersion, wanted: pa.Schema) -> bool:
 def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and how
     runner: Runner,
     target: TargetVersion,
+    columns: pa.Schema,
     tasks: int,
     reader: ChunkReader,
     tag: Tag,
@@ -173,13 +176,14 @@ def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and
 ) -> WrittenCopy:
     """Have tasks write what ``reader`` reads, and replace the target's files; durable on return.
 
-    ``all_read`` is called once all tasks have returned their files. With ``staged``, files of
-    earlier attempts are taken over, and a failed copy's files stay for the next one. Raises the
-    error a task named, LateWriter when another waldelta run committed in between,
-    TargetNotWritable.
+    The target has these columns afterwards, as Spark would define it. ``all_read`` is called once
+    all files are written. With ``staged``, files of earlier attempts are taken over, and a failed
+    copy's stay. Raises a task's error, LateWriter after another run's commit, TargetNotWritable.
     """
     place, prefix = target.place, new_prefix()
-    folder = ChunkFolder(place.uri, target.schema, _writer(place, target.layout, prefix))
+    redefinition = None if target.can_store(columns) else redefined(target, columns)
+    layout = target.layout if redefinition is None else redefinition.layout
+    folder = ChunkFolder(place.uri, layout.schema, _writer(place, layout, prefix))
 
     def discard_files() -> None:
         discard(place, prefix, staged.records.paths() if staged is not None else ())
@@ -195,17 +199,15 @@ def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and
     files = [NewFile.of(row) for row in told if row["path"] is not None]
     try:
         with named_write_errors(place.uri), private_files():
-            version = _commit(target, files, tag)
+            version = _commit(target, columns, files, tag)
     except LateWriter:
         # After any other error the commit may exist: its response was lost, or a later step failed.
         discard_files()
         raise
     if staged is not None:
         staged.records.remove()
-    rows, size, raw_rows = (
-        sum(row[name] or 0 for row in told) for name in ("rows", "size", "raw_rows")
-    )
-    return WrittenCopy(CommitResult(version, rows, size), raw_rows)
+    rows, size, raw = (sum(row[n] or 0 for row in told) for n in ("rows", "size", "raw_rows"))
+    return WrittenCopy(CommitResult(version, rows, size), raw)
 
 
 def _writer(place: DeltaTarget, layout: Layout, prefix: str) -> WriteRows:
@@ -230,11 +232,11 @@ def _raw_rows(rows: pa.Table) -> int:
     return len(rows) - rows[RAW].null_count if RAW in rows.column_names else 0
 
 
-def _commit(table: TargetVersion, files: Sequence[NewFile], tag: Tag) -> int:
+def _commit(table: TargetVersion, columns: pa.Schema, files: Sequence[NewFile], tag: Tag) -> int:
     """Replace the old files with the new ones; returns the version that has them, or raises
     LateWriter.
     """
-    place, wanted = table.place, table.schema
+    place, schema = table.place, table.schema
     late = LateWriter(
         f"{place.uri} was changed by another writer while it was replaced: run the sync again"
     )
@@ -242,7 +244,8 @@ def _commit(table: TargetVersion, files: Sequence[NewFile], tag: Tag) -> int:
         if table.committed(tag.app_id) >= tag.number:
             break
         try:
-            return table.replace_files(table.held_files, files, tag)
+            redefinition = None if table.can_store(columns) else redefined(table, columns)
+            return table.replace_files(table.held_files, files, tag, redefinition=redefinition)
         except Overtaken as err:
             if (ours := next((one for one in err.commits if one.metadata), None)) is not None:
                 raise LateWriter(
@@ -250,6 +253,6 @@ def _commit(table: TargetVersion, files: Sequence[NewFile], tag: Tag) -> int:
                 ) from None
             # The copy replaces external rows like all others, as if they had come before it.
             table = place.open()
-            if not _fits(table, wanted):
+            if table.schema != schema or not _fits(table, columns):
                 raise late from err
     raise late

@@ -15,7 +15,7 @@ from waldelta.errors import LateWriter, SnapshotLost, TargetNotWritable
 from waldelta.lake import Tag, delta_target, local_path
 from waldelta.lake.data_file import recurring_columns
 from waldelta.snapshot.read_table import METADATA_COLUMNS, RAW_TYPE
-from waldelta.stages.sync._write_files import copy_files, open_target
+from waldelta.stages.sync._write_files import columns_of, copy_files, open_target
 
 COLUMNS = [
     TargetColumn("id", "bigint", pa.int64(), False),
@@ -39,9 +39,9 @@ def part(*ids, raw=None) -> pa.RecordBatch:
     )
 
 
-def copied(uri, *tasks, attempt=1, target=None, meanwhile=None):
+def copied(uri, *tasks, attempt=1, target=None, meanwhile=None, columns=COLUMNS):
     """A copy whose tasks read these parts; each is done twice, as Spark may."""
-    target = target or open_target(table_at(uri), COLUMNS)
+    target = target or open_target(table_at(uri), columns)
 
     def run(count, schema, task, *, stops):
         told = one_by_one(count, schema, task)
@@ -50,7 +50,7 @@ def copied(uri, *tasks, attempt=1, target=None, meanwhile=None):
         return told
 
     return copy_files(
-        SimpleNamespace(run=run), target, len(tasks), lambda n: iter(tasks[n]),
+        SimpleNamespace(run=run), target, columns_of(columns), len(tasks), lambda n: iter(tasks[n]),
         Tag.of("app", attempt, {"verb": "sync", "n": attempt}), lambda: None,
     )  # fmt: skip
 
@@ -187,7 +187,9 @@ def test_the_error_that_a_task_names_is_raised(uri):
 
     target = open_target(table_at(uri), COLUMNS)
     with pytest.raises(SnapshotLost):
-        copy_files(ONE_BY_ONE, target, 1, lambda _: lost(), Tag.of("app", 1, {}), pytest.fail)
+        copy_files(
+            ONE_BY_ONE, target, SCHEMA, 1, lambda _: lost(), Tag.of("app", 1, {}), pytest.fail
+        )
     assert (ids(uri), list(local_path(uri).glob("*.parquet"))) == ([], [])
 
 
@@ -207,7 +209,7 @@ def test_a_copy_that_fails_leaves_no_file_of_the_tasks_that_ended(uri, err):
 
     with pytest.raises((SnapshotLost, TargetNotWritable)):
         copy_files(
-            SimpleNamespace(run=run), open_target(table_at(uri), COLUMNS), 2,
+            SimpleNamespace(run=run), open_target(table_at(uri), COLUMNS), SCHEMA, 2,
             lambda n: iter([part(n)]), Tag.of("app", 2, {}), pytest.fail,
         )  # fmt: skip
     assert (ids(uri), sorted(local_path(uri).glob("*.parquet"))) == ([1], before)
@@ -221,25 +223,61 @@ def test_a_disk_that_takes_nothing_is_told(uri):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(TargetNotWritable, match="free space"):
-        copy_files(ONE_BY_ONE, target, 1, lambda _: full(), Tag.of("app", 1, {}), pytest.fail)
+        copy_files(
+            ONE_BY_ONE, target, SCHEMA, 1, lambda _: full(), Tag.of("app", 1, {}), pytest.fail
+        )
 
 
 UNKNOWN = {
     "a name that Parquet can't hold":
      lambda uri: [*COLUMNS, TargetColumn("a b", "int", pa.int32(), True)],
     "a variant": lambda uri: [*COLUMNS, TargetColumn("j", "variant", pa.string(), True)],
-    "another column": lambda uri: (copied(uri, []) and [*COLUMNS,
-      TargetColumn("w", "int", pa.int32(), True)]),
-    "another type": lambda uri: (copied(uri, []) and [COLUMNS[0],
-      TargetColumn("v", "int", pa.int32(), True), COLUMNS[2]]),
-    "a key that is none any more":
-     lambda uri: (copied(uri, []) and [TargetColumn("id", "bigint", pa.int64(), True),
-                                       *COLUMNS[1:]]),
     "append only": lambda uri: (DeltaTable.create(uri, SCHEMA,
       configuration={"delta.appendOnly": "true"}) and COLUMNS),
     "somebody's files": lambda uri: ((local_path(uri).mkdir(parents=True),
                                       (local_path(uri) / "x").touch()) and COLUMNS),
 }  # fmt: skip
+
+
+OTHER = {
+    "another column": (
+        [*COLUMNS, TargetColumn("w", "int", pa.int32(), True)],
+        [("id", False), ("v", True), ("_wd_raw", True), ("w", True)],
+    ),
+    "another type": (
+        [COLUMNS[0], TargetColumn("v", "int", pa.int32(), True), COLUMNS[2]],
+        [("id", True), ("v", True), ("_wd_raw", True)],
+    ),
+    "a column less": ([COLUMNS[0], COLUMNS[2]], [("id", True), ("_wd_raw", True)]),
+    "a key that is none any more": (
+        [TargetColumn("id", "bigint", pa.int64(), True), *COLUMNS[1:]],
+        [("id", True), ("v", True), ("_wd_raw", True)],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_a_target_gets_other_columns_with_its_rows(uri, case):
+    """In one commit, also when an external writer commits before it."""
+    columns, fields = OTHER[case]
+    copied(uri, [part(1)])
+    schema = columns_of(columns)
+    row = {"id": 2, "v": 5 if case == "another type" else "v"}
+    batch = pa.RecordBatch.from_pylist([row], schema)
+    external = pa.table(part(9).to_pydict(), SCHEMA)
+    done = copied(
+        uri,
+        [batch],
+        attempt=2,
+        columns=columns,
+        meanwhile=lambda: write_deltalake(uri, external, mode="append"),
+    )
+    table = DeltaTable(uri)
+    assert (table.version(), [(f.name, f.nullable) for f in table.schema().fields]) == (
+        done.written.version,
+        fields,
+    )
+    assert table.to_pyarrow_table().select(schema.names).to_pylist() == batch.to_pylist()
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
