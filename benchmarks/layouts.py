@@ -27,6 +27,8 @@ _LAYOUTS: dict[str, dict[str, Any]] = {
     "partition_by": {"partition_by": ["region"]},
     "cluster_by": {"cluster_by": ["region"]},
 }
+# The least of so many rounds counts.
+_ROUNDS = 3
 # A row has a random region; each statement changes a hundredth of the rows.
 _CREATE = """
 create table {name}(id bigint primary key, region int, amount numeric(12, 2), note text);
@@ -41,31 +43,39 @@ _CHANGES = {
 
 
 def _measure(server: EmbeddedPostgres, lake: str, rows: int) -> None:
-    """Copy a table of this many rows to each layout, maintain it, and merge the changes."""
+    """Copy a table of this many rows to each layout, maintain it, and merge the changes.
+
+    The layouts take turns, so that another program on the machine slows all of them.
+    """
     os.environ[_CONNECTION] = server.uri()
     spark = spark_session(name="bench")
     table = Table(title=f"{rows:,} rows, a hundredth changed: ratios to no layout")
     for heading in ("changes", "layout", "seconds", "ratio", "MB written", "ratio"):
         table.add_column(heading, justify="right")
-    measured = {}
+    pipelines = {}
     for layout, options in _LAYOUTS.items():
         name = f"t_{layout}"
         with psycopg.connect(server.conninfo(), autocommit=True) as connection:
             connection.execute(_CREATE.format(name=name, rows=rows).encode())
-        pipeline = _pipeline(lake, name, options)
+        pipeline = pipelines[layout] = _pipeline(lake, name, options)
         pipeline.setup()
         pipeline.sync(spark)
         pipeline.maintain(spark)
-        for change, statement in _CHANGES.items():
+    measured: dict[tuple[str, str], list[tuple[float, int]]] = {}
+    for change, statement in _CHANGES.items():
+        for layout, pipeline in [*pipelines.items()] * _ROUNDS:
+            name = f"t_{layout}"
             with psycopg.connect(server.conninfo(), autocommit=True) as connection:
                 connection.execute(statement.format(name=name, rows=rows).encode())
             uri = pipeline.target_path(f"public.{name}")
             version, began = DeltaTable(uri).version(), time.perf_counter()
             pipeline.consume(spark)
-            measured[change, layout] = time.perf_counter() - began, _written(uri, version)
+            done = time.perf_counter() - began, _written(uri, version)
+            measured.setdefault((change, layout), []).append(done)
     spark.stop()
-    for (change, layout), (seconds, size) in sorted(measured.items()):
-        plain_seconds, plain_size = measured[change, "none"]
+    least = {of: tuple(map(min, zip(*done, strict=True))) for of, done in measured.items()}
+    for (change, layout), (seconds, size) in sorted(least.items()):
+        plain_seconds, plain_size = least[change, "none"]
         ratios = f"{seconds / plain_seconds:.2f}", f"{size / plain_size:.2f}"
         shown = change, layout, f"{seconds:.1f}", ratios[0], f"{size / 1e6:.1f}", ratios[1]
         table.add_row(*shown)

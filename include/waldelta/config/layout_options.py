@@ -13,6 +13,12 @@ from waldelta.metadata_columns import METADATA_TYPES
 _SIZE = re.compile(r"\A([1-9]\d{0,5}) ?(kb|mb|gb)\Z", re.IGNORECASE)
 _UNITS = {"kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30}
 _LEAST_FILE = 64 << 10
+# Options that exclude each other.
+_RIVALS = {
+    "partition_by": ("cluster_by",),
+    "cluster_by": ("partition_by", "z_order"),
+    "z_order": ("cluster_by",),
+}
 
 
 def _size(value: str) -> str:
@@ -50,6 +56,13 @@ class LayoutOptions(StrictModel):
             " four; [] for none"
         ),
     )
+    z_order: Annotated[Columns, Field(max_length=4)] | None = Field(
+        None,
+        description=(
+            "columns by whose Z-order maintenance sorts the target's rows, up to four, once a tenth"
+            " of them is new; [] for none"
+        ),
+    )
     file_size: Annotated[str, AfterValidator(_size)] | None = Field(
         None,
         description=(
@@ -73,11 +86,23 @@ class LayoutOptions(StrictModel):
             self.partition_by and self.cluster_by,
             "partition_by and cluster_by exclude each other: Delta clusters no partitioned table",
         )
-        left_out = [name for name in self.cluster_by or () if name not in (self.statistics or ())]
         refuse_if(
-            self.statistics is not None and left_out,
-            f"cluster_by needs statistics of its columns: add {', '.join(left_out)} to statistics",
+            self.z_order and self.cluster_by,
+            "z_order and cluster_by exclude each other: Delta sorts a clustered table itself",
         )
+        both = [name for name in self.z_order or () if name in (self.partition_by or ())]
+        refuse_if(
+            both,
+            f"{', '.join(both)} has one value in each partition: name it under partition_by or"
+            " z_order",
+        )
+        for key in ("cluster_by", "z_order"):
+            columns = getattr(self, key) or ()
+            left_out = [name for name in columns if name not in (self.statistics or ())]
+            refuse_if(
+                self.statistics is not None and left_out,
+                f"{key} needs statistics of its columns: add {', '.join(left_out)} to statistics",
+            )
         return self
 
     @property
@@ -88,15 +113,13 @@ class LayoutOptions(StrictModel):
     def over(self, default: LayoutOptions) -> LayoutOptions:
         """Returns these options where set, else the default's.
 
-        A partitioned target isn't clustered by default, nor a clustered one partitioned.
+        By default, a target that has one of two options that exclude each other lacks the other.
         """
         names = list(LayoutOptions.model_fields)
         options = {name: getattr(self, name) for name in names} | {"properties": {}}
-        both = ("partition_by", "cluster_by")
-        is_chosen = any(options[name] for name in both)
         values = {
             name: getattr(default, name)
-            if value is None and not (is_chosen and name in both)
+            if value is None and not any(options[rival] for rival in _RIVALS.get(name, ()))
             else value
             for name, value in options.items()
         }

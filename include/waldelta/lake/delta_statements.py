@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import tenacity
@@ -244,9 +244,10 @@ def purge_deleted_rows(spark: SparkSession, target: DeltaTarget) -> None:
     spark.sql(f"reorg table {target.relation} apply (purge)").collect()
 
 
-def optimize(spark: SparkSession, target: DeltaTarget) -> None:
-    """Compact small files, by the session's settings of file sizes."""
-    spark.sql(f"optimize {target.relation}").collect()
+def optimize(spark: SparkSession, target: DeltaTarget, z_order: Sequence[str] = ()) -> None:
+    """Compact small files, by the session's settings of file sizes, or sort the rows of all."""
+    order = f" zorder by ({', '.join(map(quote, z_order))})" if z_order else ""
+    spark.sql(f"optimize {target.relation}{order}").collect()
 
 
 def vacuum(spark: SparkSession, target: DeltaTarget, hours: int) -> None:

@@ -3,8 +3,9 @@
 import pytest
 
 from tests.oracles.change_feed import compare_change_feed
+from tests.oracles.compare import differing
 from tests.support.fixtures.stores import ON_EACH_STORE
-from tests.support.pipelines import pipeline_file
+from tests.support.pipelines import new_pipeline, pipeline_file
 from tests.support.servers.s3_server import READER, Identity
 from waldelta import Pipeline
 from waldelta.errors import PreflightFailed, StoreUnreachable, TargetNotWritable
@@ -153,3 +154,47 @@ def test_a_store_that_is_away_is_named(database, bucket, proxy, runner, monkeypa
     with pytest.raises(OSError, match="Generic S3 error") as unnamed:
         lake.target("public.t").open()
     assert isinstance(last_error(unnamed.value), StoreUnreachable)
+
+
+def test_another_name_waits_until_the_operator_has_moved_the_objects(
+    database, bucket, runner, monkeypatch
+):
+    """Runs go on at the old place, whatever part of the objects the new one has already."""
+    for name, value in bucket.storage_options.items():
+        monkeypatch.setenv(name, value)
+    database.execute("create table t(id int primary key, v text); insert into t values (1, 'a')")
+
+    def pipeline(**target):
+        root = {"root": bucket.uri("lake")}
+        return new_pipeline(database, root["root"], ["public.t"], target=root | target)
+
+    def copy(keys):
+        for key in keys:
+            to = key.replace("lake/public/t/", "lake/raw/public_t/")
+            bucket.client.copy_object(Bucket=bucket.name, Key=to, CopySource=f"{bucket.name}/{key}")
+
+    def run(number, where):
+        database.execute(f"insert into t values ({number}, 'b')")
+        warnings = moved.consume(runner).warnings
+        assert differing(runner, where.job(), "public.t") == {}
+        return [text.partition(": ")[2] for text in warnings if "in the lake" in text]
+
+    bucket.configure(runner)
+    former = pipeline()
+    former.setup(spark=runner.spark())
+    former.sync(runner)
+    moved = pipeline(names="raw.{schema}_{table}")
+    (warning,) = run(2, former)
+    assert warning.startswith("an object store can't rename a folder: move")
+    copy(key for key in bucket.keys("lake/public/t/") if "_delta_log" not in key)
+    assert run(3, former) == [warning]
+    copy(bucket.keys("lake/public/t/"))
+    (warning,) = run(4, former)
+    assert "exists already" in warning
+    copy(keys := bucket.keys("lake/public/t/"))
+    for key in keys:
+        bucket.client.delete_object(Bucket=bucket.name, Key=key)
+    assert run(5, moved) == []
+    assert bucket.keys("lake/public/t/") == []
+    first = Lake.of(bucket.uri("lake")).target_named("raw.public_t").open(1)
+    assert first.dataset().to_table(["id"])["id"].to_pylist() == [1]

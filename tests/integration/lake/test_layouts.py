@@ -5,6 +5,7 @@ A layout that changes later in the pipeline file is followed by maintenance.
 
 import random
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
@@ -134,6 +135,40 @@ def test_maintenance_that_is_killed_continues(runner, table, lake, monkeypatch):
     changed(table, random.Random(1))
     pipeline.consume(runner)
     check(runner, table, pipeline, "later")
+
+
+@pytest.mark.nightly("Spark sorts the rows, in each of two maintenances")
+def test_maintenance_sorts_rows_once_enough_are_new(runner, table, lake):
+    """By Z-order, so that a value is in few files, which have as many rows as others."""
+    table.execute(
+        "insert into t select i, '2026-01-01', 'p' || i * 7919 % 1000, md5(i::text) from"
+        " generate_series(1000, 40000) i"
+    )
+    pipeline = laid_out(table, lake, z_order=["place"], file_size="128kb")
+    copied_pipeline(runner, pipeline)
+    uri = pipeline.target_path("public.t")
+
+    def orders():
+        found = [one.get("operationParameters", {}).get("zOrderBy") for one in history()]
+        return [order for order in found if order not in (None, "[]")]
+
+    def history():
+        return DeltaTable(uri).history()
+
+    pipeline.maintain(runner)
+    assert orders() == ['["place"]']
+    files = pa.table(DeltaTable(uri).get_add_actions(flatten=True)).to_pylist()
+    wide = [one for one in files if one["min.place"] <= "p500" <= one["max.place"]]
+    assert len(wide) < len(files) / 3, "rows are sorted by place"
+    table.execute("insert into t values (50000, '2026-01-01', 'p1', 'new')")
+    pipeline.consume(runner)
+    pipeline.maintain(runner)
+    assert len(orders()) == 1, "few rows are new"
+    table.execute("update t set v = 'new' where id % 2 = 0")
+    pipeline.consume(runner)
+    pipeline.maintain(runner)
+    assert len(orders()) == 2
+    check(runner, table, pipeline, "sorted")
 
 
 def test_maintenance_follows_other_partitions(runner, table, lake):

@@ -4,12 +4,15 @@ and reports.
 
 from __future__ import annotations
 
+import json
 import logging
 import uuid
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 
+import pyarrow.compute as pc
 import tenacity
 
 from waldelta.changes.merge.by_driver import small_rows
@@ -36,7 +39,7 @@ from waldelta.lake.delta_statements import (
     set_retention,
     vacuum,
 )
-from waldelta.lake.layout import empty_value, folder_of
+from waldelta.lake.layout import ROWS_PER_FILE, empty_value, folder_of
 from waldelta.lake.ledger import Decisions, TableState, now
 from waldelta.lake.ledger.prune_ledger import prune_ledger
 from waldelta.lake.staging_leftovers import find_leftovers
@@ -60,6 +63,9 @@ _FILE_SIZES = {
 _ATTEMPTS = 3
 # Delta's transaction id of a compaction, numbered by the version that it compacts.
 _COMPACTION = "waldelta:compaction"
+# The share of a table's bytes that maintenance leaves unsorted, and the number of commits among
+# which it looks for the last one that sorted them.
+_UNSORTED, _MOST_COMMITS = 0.1, 2000
 # Longer than any run: an interrupted one may continue in a Spark Connect server.
 _STAGED_FOR = timedelta(hours=24)
 
@@ -106,12 +112,13 @@ def _compact_as_chosen(
     def compact() -> None:
         _keep_as_chosen(runner, table, chosen.deletion_vectors_of(name))
         set_change_data_feed(runner.spark, table, chosen.change_data_feed_of(name))
-        set_layout(runner.spark, table, chosen.layout_of(name))
+        layout = chosen.layout_of(name)
+        set_layout(runner.spark, table, layout)
         division, _ = _division(job, name, table)
         if division is not None:
             division.commit(runner)
         set_retention(runner.spark, table, job.pipeline.maintenance.keep_versions_hours)
-        _compact(runner, table)
+        _compact(runner, table, layout.z_order or ())
 
     def see_that_commit(_: tenacity.RetryCallState) -> None:
         log.warning(
@@ -189,14 +196,47 @@ def _division(job: Job, name: str, table: TargetVersion) -> tuple[Division | Non
     return Division(table, name, by), None
 
 
-def _compact(runner: Runner, table: TargetVersion) -> None:
+def _compact(runner: Runner, table: TargetVersion, z_order: Sequence[str]) -> None:
     table.update()
-    if _has_work(table) and not _compact_small(table):
-        size = table.layout.file_bytes
+    order = z_order if _lacks_order(table, z_order) else ()
+    if order or (_has_work(table) and not _compact_small(table)):
+        is_sorted = bool(order) or table.is_clustered
+        size = _sorted_bytes(table) if is_sorted else table.layout.file_bytes
         sizes = {SMALLEST_FILE: str(size // 2), LARGEST_FILE: str(size)} if size else {}
         with session_settings(runner.spark(), _FILE_SIZES | sizes):
-            optimize(runner.spark(), table.place)
+            optimize(runner.spark(), table.place, order)
     fault_point("maintain.compacted")
+
+
+def _sorted_bytes(table: TargetVersion) -> int:
+    """Returns the size of the files into which OPTIMIZE sorts all rows of a table.
+
+    Without a size of its own they get as many rows as other files, since a merge rewrites each file
+    that it touches.
+    """
+    files = table.held_files
+    size, rows = sum(file.bytes for file in files), sum(file.rows for file in files)
+    return table.layout.file_bytes or max(_SMALL_FILE, size * ROWS_PER_FILE // max(1, rows))
+
+
+def _lacks_order(table: TargetVersion, z_order: Sequence[str]) -> bool:
+    """Returns whether too many rows were written since all were sorted by these columns.
+
+    Sorting rewrites the table. A table of one file has nothing to sort.
+    """
+    files = table.files["size_bytes"]
+    size = pc.sum(files).as_py() or 0
+    if not z_order or size < 2 * _sorted_bytes(table):
+        return False
+    for commit in table.commits(_MOST_COMMITS):
+        order = (commit.get("operationParameters") or {}).get("zOrderBy") or "[]"
+        if json.loads(order) == list(z_order):
+            try:
+                new = table.files_since(commit["version"])["size_bytes"]
+            except READ_FAILURES:  # Its log entries are gone.
+                return True
+            return bool((pc.sum(new).as_py() or 0) >= _UNSORTED * size)
+    return True
 
 
 def _compact_small(table: TargetVersion) -> bool:

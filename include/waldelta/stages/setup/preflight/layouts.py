@@ -44,8 +44,8 @@ def judge_layouts(
         except ConfigError as err:
             yield problem(f"{where}.properties: {err}")
         tables = planned.tables_of(name)
-        columns = (*(options.partition_by or ()), *(options.cluster_by or ()))
-        if not tables or not (columns or options.statistics):
+        columns = [options.partition_by, options.cluster_by, options.z_order]
+        if not tables or not (any(columns) or options.statistics):
             continue
         overrides = pipeline.target.types_of(name)
         kinds: dict[str, TargetType] = {}
@@ -90,7 +90,7 @@ def _judge_texts(
 def _judge_names(
     where: str, options: LayoutOptions, kinds: Mapping[str, Any], there: set[str]
 ) -> Iterator[Finding]:
-    for key in ("partition_by", "cluster_by", "statistics"):
+    for key in ("partition_by", "cluster_by", "z_order", "statistics"):
         for name in getattr(options, key) or ():
             if name not in kinds:
                 why = "isn't published: publish it" if name in there else "doesn't exist"
@@ -108,17 +108,18 @@ def _judge_types(
             " cluster_by instead",
         )
     first = list(kinds)[:MOST_COLUMNS] if options.statistics is None else options.statistics
-    for name in options.cluster_by or ():
+    keys = [("cluster_by", n) for n in options.cluster_by or ()]
+    for key, name in [*keys, *(("z_order", n) for n in options.z_order or ())]:
         kind = kinds[name].arrow
         is_unfit = pa.types.is_nested(kind) or pa.types.is_boolean(kind) or pa.types.is_binary(kind)
         yield from problem_if(
             is_unfit,
-            f"{where}.cluster_by: column {name!r} is {kinds[name].spark} in the lake, which has no"
-            " statistics to cluster by: name another column",
+            f"{where}.{key}: column {name!r} is {kinds[name].spark} in the lake, which has no"
+            " statistics to sort by: name another column",
         )
         yield from problem_if(
             not is_unfit and name not in first,
-            f"{where}.cluster_by: column {name!r} has no statistics, since it isn't among the first"
+            f"{where}.{key}: column {name!r} has no statistics, since it isn't among the first"
             f" {MOST_COLUMNS}: name it under statistics, too",
         )
 
