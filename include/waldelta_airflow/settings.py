@@ -18,6 +18,8 @@ FORK_SERVER_VARIABLE = "WALDELTA_FORK_SERVER"
 RETRY_DELAY_VARIABLE = "WALDELTA_RETRY_DELAY"
 # Ids of Airflow connections, separated by commas, that receive alerts of all pipelines.
 ALERTS_VARIABLE = "WALDELTA_ALERTS"
+# "true": alerts show keys and values of rows that fail expectations.
+ALERT_VALUES_VARIABLE = "WALDELTA_ALERT_VALUES"
 ALERTS_DAG = "waldelta_alerts"
 
 # Where Airflow serves the plugin's pages.
@@ -67,6 +69,11 @@ def retry_delay() -> timedelta:
 def alert_connections() -> list[str]:
     """Returns the connections that receive alerts; none: alerts aren't configured."""
     return [name.strip() for name in os.environ.get(ALERTS_VARIABLE, "").split(",") if name.strip()]
+
+
+def alert_values() -> bool:
+    """Returns whether alerts show keys and values of rows; a pipeline file may forbid it."""
+    return os.environ.get(ALERT_VALUES_VARIABLE, "").lower() == "true"
 
 
 def land_timeout(longest_call_s: float) -> timedelta:

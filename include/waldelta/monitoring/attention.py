@@ -152,7 +152,7 @@ class Attention:
     ``kind`` is one of KINDS. ``page`` has the parts of a page's address below the pipeline's own
     page, and is empty for that page. ``anchor`` names a part of the page. Without either there is
     nothing more to see. ``objects`` are the tables concerned, if it is about tables. ``cause`` is
-    the class of an error: another one is news.
+    the class of an error: another one is news. ``details`` are lines about single objects.
     """
 
     severity: AttentionLevel
@@ -162,6 +162,7 @@ class Attention:
     anchor: str = ""
     objects: tuple[str, ...] = ()
     cause: str = ""
+    details: tuple[tuple[str, str], ...] = ()
 
     def only(self, objects: Sequence[str]) -> Attention:
         """Returns the attention for some of its objects.
@@ -172,7 +173,8 @@ class Attention:
         text = self.text
         if self.objects:
             text = text.replace(names(self.objects), names(objects), 1)
-        return replace(self, objects=tuple(objects), text=text)
+        details = tuple(detail for detail in self.details if detail[0] in objects)
+        return replace(self, objects=tuple(objects), text=text, details=details)
 
 
 def names(found: Sequence[str]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from functools import partial
@@ -62,6 +63,35 @@ class Check:
             f"{', '.join(f'{count} {what}' for count, what in parts if count)} of"
             f" {self.expectations}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FailedExpectation:
+    """An expectation that a check found not met; ``finding`` is in words, without values.
+
+    ``examples`` are some of the rows that fail it: each has its ``key``, and ``values``.
+    """
+
+    at: datetime
+    run_id: str
+    table_name: str
+    meaning: str
+    severity: str
+    finding: str
+    examples: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """Returns how bad it is."""
+        return "warning" if self.severity == "warning" else "failed"
+
+    def describe(self, *, shows_values: bool) -> str:
+        """Returns table, expectation, result and run in a line, with the examples if allowed."""
+        text = f"{self.table_name}: {self.meaning}: {self.finding}, run {self.run_id}"
+        if not shows_values or not self.examples:
+            return text
+        rows = (json.dumps({**one["key"], **one["values"]}) for one in self.examples)
+        return f"{text}: {', '.join(rows)}"
 
 
 _CHECK = tuple(Check.__dataclass_fields__)
@@ -181,6 +211,41 @@ def read_latest_checks(
     # Discarding rows is no check: a table's check is as old as its results for a version.
     rows = rows.take(np.argsort(rows["version"].is_valid().to_numpy(), kind="stable"))
     return {check.table_name: check for check in _checks(rows, ("table_name",))}
+
+
+_FAILED = (*_JUDGED, "unexpected_count", "examples")
+
+
+def read_failed_in_run(ledger: Ledger, run_id: str) -> list[FailedExpectation]:
+    """Returns the expectations that a run's check found not met, critical ones first."""
+    rows = _without_retried(_read(ledger, None, _FAILED, pc.field("run_id") == run_id))
+    return _failed(_last_of(rows, ("table_name", "meaning")))
+
+
+def read_failed(ledger: Ledger, tables: Collection[str]) -> list[FailedExpectation]:
+    """Returns the expectations that these tables' last checks found not met, critical ones first.
+
+    Those of gates aren't among them.
+    """
+    rows = _known(_read(ledger, None, _FAILED, of_tables(tables)))
+    return _failed(_last_of(rows, ("table_name", "meaning")))
+
+
+def _failed(rows: pa.Table) -> list[FailedExpectation]:
+    missed = rows.filter(pc.invert(pc.field("success")) & pc.is_valid(pc.field("version")))
+    found = [
+        FailedExpectation(
+            row["at"],
+            row["run_id"],
+            row["table_name"],
+            row["meaning"],
+            row["severity"],
+            counted(row["unexpected_count"], "row") if row["unexpected_count"] else "not met",
+            tuple(map(json.loads, row["examples"] or ())),
+        )
+        for row in missed.to_pylist()
+    ]
+    return sorted(found, key=lambda one: (one.verdict == "warning", one.table_name, one.meaning))
 
 
 def _checked(rows: pa.Table) -> pa.Table:

@@ -22,7 +22,12 @@ from waldelta.lake.ledger import (
     of_run,
 )
 from waldelta.lake.ledger.records import row_of
-from waldelta.monitoring.check_results import Check, read_checks
+from waldelta.monitoring.check_results import (
+    Check,
+    FailedExpectation,
+    read_checks,
+    read_failed_in_run,
+)
 from waldelta.monitoring.decisions import read_of_run
 from waldelta.monitoring.run_history import LANDING, RunLine, parsed, read_result, read_runs
 from waldelta.monitoring.stopped_tables import Unmet, unmet_in_run
@@ -63,9 +68,10 @@ class RunDetails:
     """A run as its page shows it.
 
     ``work`` is what it did, in words. It and ``tables`` add up all attempts at the run; the rest is
-    of the latest one, and ``is_retried`` whether an earlier one failed. ``unmet`` are by table the
-    gates that stopped it. ``quarantined`` are the first rows that came without values,
-    ``quarantined_count`` is their number.
+    of the latest one, and ``is_retried`` whether an earlier one failed. ``failed`` are the
+    expectations that its check found not met, ``unmet`` by table those of the gates that stopped
+    it. ``quarantined`` are the first rows that came without values, ``quarantined_count`` is their
+    number.
     """
 
     line: RunLine
@@ -74,6 +80,7 @@ class RunDetails:
     stages: Mapping[str, StageResult]
     tables: tuple[TableChange, ...]
     unmet: Mapping[str, Sequence[Unmet]]
+    failed: tuple[FailedExpectation, ...]
     quarantined: tuple[Decision, ...]
     quarantined_count: int
     warnings: tuple[str, ...]
@@ -103,6 +110,7 @@ def read_run(ledger: Ledger, verb: str, run_id: str) -> RunDetails | None:
         },
         tables=_tables(ledger, line, result),
         unmet=unmet_in_run(ledger, run_id, result.get("not_applied") or ()),
+        failed=tuple(read_failed_in_run(ledger, run_id)),
         quarantined=tuple(lacking),
         quarantined_count=count,
         warnings=tuple(map(str, result.get("warnings") or ())),

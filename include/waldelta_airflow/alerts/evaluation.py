@@ -27,6 +27,7 @@ from waldelta.errors import WaldeltaError, stack_without_values
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.monitoring.attention import KINDS, Attention, shortened, worst_first
+from waldelta.monitoring.check_results import read_failed
 from waldelta.monitoring.overview import (
     OVERVIEW_AT_ONCE,
     OVERVIEW_HOURS,
@@ -48,6 +49,8 @@ FILES = "pipeline files"
 _OF_DAGS = frozenset(
     {"paused", "overdue", "failed_dag_run", *(f"paused_{kind}" for kind in WATCHED)}
 )
+# Attention that expectations cause, and the verdict on these.
+_OF_CHECKS = {"failed_expectations": "failed", "warned_expectations": "warning"}
 # A failure of these DAGs that the ledger already explains.
 _EXPLAINED = {
     "maintenance": {"failed_maintenance"},
@@ -119,7 +122,35 @@ def _evaluate(
         unknown |= {"slot"}
     # The server's answer about the slot replaces that of the latest run.
     found += [item for item in glance.attention if item.kind != "slot"]
+    found = _with_details(pipeline, ledger, found)
     return Evaluation(name, worst_first([*found, *slot]), frozenset(KINDS) - unknown)
+
+
+def _with_details(
+    pipeline: PipelineFile, ledger: Ledger, found: Sequence[Attention]
+) -> list[Attention]:
+    """Returns the attention with the expectations that failed, by their tables.
+
+    They have values of rows only if the installation and the pipeline file allow it.
+    """
+    tables = {name for item in found if item.kind in _OF_CHECKS for name in item.objects}
+    if not tables:
+        return list(found)
+    shows_values = settings.alert_values() and pipeline.row_values == "read"
+    failed = read_failed(ledger, tables)
+    return [
+        replace(
+            item,
+            details=tuple(
+                (one.table_name, one.describe(shows_values=shows_values))
+                for one in failed
+                if one.verdict == _OF_CHECKS[item.kind] and one.table_name in item.objects
+            ),
+        )
+        if item.kind in _OF_CHECKS
+        else item
+        for item in found
+    ]
 
 
 def _of_slot(pipeline: PipelineFile, lake: Lake) -> Iterator[Attention]:

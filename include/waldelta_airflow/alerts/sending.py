@@ -194,6 +194,8 @@ _SENDERS: dict[str, Callable[[Connection, Message], None]] = {
 
 # Slack takes 50 blocks, of 3,000 characters each.
 _MOST_BLOCKS, _MOST_IN_A_BLOCK = 45, 2_900
+# An alert names so many expectations that failed.
+_MOST_DETAILS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,13 @@ class Line(Alert):
             return "RECOVERED"
         word = "PROBLEM" if self.attention.severity == "failed" else "WARNING"
         return f"{word} CONTINUES" if self.state == "lasting" else word
+
+    @property
+    def details(self) -> list[str]:
+        """Returns the first lines about single objects, and how many more there are."""
+        texts = [as_one_entry(text) for _, text in self.attention.details]
+        more = len(texts) - _MOST_DETAILS
+        return texts[:_MOST_DETAILS] + ([f"and {counted(more, 'more')}"] if more > 0 else [])
 
     @property
     def more(self) -> str:
@@ -246,6 +255,7 @@ class Message:
         parts = [self.subject]
         for line in self.lines:
             parts += [f"{line.word}: {line.attention.text}", f"  {line.more}"]
+            parts += [f"  - {text}" for text in line.details]
             parts += [f"  {line.url}"] if line.url else []
         return "\n".join(parts)
 
@@ -255,11 +265,9 @@ class Message:
         shown = [_section(f"*{_mrkdwn(self.subject)}*")]
         for line in self.lines[:_MOST_BLOCKS]:
             link = f" <{line.url}|open>" if line.url else ""
-            shown.append(
-                _section(
-                    f"*{line.word}*: {_mrkdwn(line.attention.text)}\n_{_mrkdwn(line.more)}_{link}"
-                )
-            )
+            details = "".join(f"\n• {_mrkdwn(text)}" for text in line.details)
+            text = f"*{line.word}*: {_mrkdwn(line.attention.text)}\n_{_mrkdwn(line.more)}_{link}"
+            shown.append(_section(text + details))
         if more := len(self.lines) - _MOST_BLOCKS:
             shown += [_section(f"and {counted(more, 'more alert')}")] if more > 0 else []
         return {"text": self.subject, "blocks": shown}
@@ -274,6 +282,7 @@ class Message:
                 "kind": line.attention.kind,
                 "tables": list(line.attention.objects),
                 "text": line.attention.text,
+                "details": line.details,
                 "since": line.since.isoformat(),
                 "remedy": line.remedy,
                 "url": line.url,

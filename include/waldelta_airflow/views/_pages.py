@@ -30,6 +30,7 @@ from waldelta.monitoring.check_results import (
     HeatRow,
     expectations_map,
     missed_earlier,
+    read_failed,
     tables_map,
 )
 from waldelta.monitoring.decisions import read_decided
@@ -324,6 +325,8 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
         runs=runs,
         strip=rows_strip(request.base, pipeline.pipeline, runs, at),
         events=table_events(states, decided, compared),
+        failed=(failed := read_failed(ledger, [table])),
+        reports=reports_of(pipeline, failed[0].run_id) if failed else {},
         attention=(found := concerning(table, glance.attention)),
         is_in_doubt=any(item.kind in IN_DOUBT for item in found),
     )

@@ -60,8 +60,8 @@ class ExpectationResult(LedgerRow):
     ``version`` is the target's Delta version. It is null for a gate, which judges changes before
     the merge, and for rows that an operator discarded or repaired. ``not_checked`` is in the first
     row of a table's check: what couldn't be judged at all, and why. ``suite`` is in each row of a
-    check: the digest of the table's own expectations. ``examples`` are, of a gate that isn't met,
-    some failing rows as JSON, with ``key`` where it is known, and ``values``.
+    check: the digest of the table's own expectations. ``examples`` are some rows as JSON
+    that fail an expectation on single rows: ``key`` where it is known, and ``values``.
     """
 
     table_name: str

@@ -139,7 +139,7 @@ MEANINGS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "observed, unexpected_count": "what was found; rows that fail it",
             "not_checked": "the table's rules that couldn't be judged, in the first row of a check",
             "suite": "digest of the table's own expectations",
-            "examples": "rows that fail a gate, with key and values",
+            "examples": "rows that fail the expectation, with key and values",
         },
     ),
     "profiles": (

@@ -123,6 +123,7 @@ def _record(
             verdict.version,
             list(verdict.omitted) if outcome is verdict.outcomes[0] else None,
             digest,
+            list(outcome.examples) or None,
         )
         for verdict in _last_words(report, later)
         for digest in [own.digest_of(verdict.table)]

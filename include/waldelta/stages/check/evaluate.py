@@ -36,6 +36,7 @@ from waldelta.metadata_columns import LSN
 from waldelta.quantities import counted
 from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.spark import Runner
+from waldelta.spark_sql import quote
 from waldelta.stages.check.check_run import (
     CheckRun,
     are_met,
@@ -59,12 +60,13 @@ from waldelta.stages.check.great_expectations.own_expectations import (
     unevaluable,
     why_not_built,
 )
-from waldelta.stages.check.measure.failing_rows import FailingRows
+from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows, examples_of
 from waldelta.stages.check.measure.profile import Measured
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.suite.expectation import (
     CheckedTarget,
     Outcome,
+    PlannedExpectation,
     TableVerdict,
     TargetRows,
     unchecked,
@@ -77,6 +79,8 @@ log = logging.getLogger(__name__)
 # A merge rewrites whole files, of whose rows few have changed. This process reads up to so many.
 _MOST_ROWS = 50 * MOST_DRIVER_ROWS
 _ROWS_AT_ONCE = 1 << 16
+# Failing rows of so many expectations of a target are searched: each search reads the target.
+_MOST_EXEMPLIFIED = 20
 
 
 @dataclass
@@ -127,6 +131,7 @@ class SuiteEvaluation:
         positions = self.run.decided.get(self.plan.table)
         if positions and LSN in self.rows.types:
             self._judge_gates_again(positions)
+        self._take_examples()
 
     def _of_kind(self, planned: Numbered) -> None:
         """Have a kind judge its expectations, unless it is Great Expectations' own."""
@@ -202,6 +207,60 @@ class SuiteEvaluation:
         for number, found in counts.items():
             each = planned[number]
             self.found[number] = kind_of(each.type).outcome(each, found)
+
+    def _take_examples(self) -> None:
+        """Give expectations on single rows that aren't met some of the rows that fail them.
+
+        Without examples the results are the same, so an error is only logged.
+        """
+        missed = [
+            (number, outcome)
+            for number, outcome in sorted(self.found.items())
+            if outcome.success is False
+            and kind_of(outcome.planned.type).judges_rows(outcome.planned.kwargs)
+        ]
+        key = self.rows.target.state.key_columns
+        for number, outcome in missed[:_MOST_EXEMPLIFIED]:
+            try:
+                failing = self._failing_by_arrow(outcome.planned, key)
+                if failing is None:
+                    failing = self._failing_by_spark(outcome.planned, key)
+                examples = tuple(examples_of(failing, key))
+                self.found[number] = replace(outcome, examples=examples)
+            except Exception as err:
+                log.warning(
+                    "table=%s: rows that fail an expectation can't be shown: %s",
+                    self.plan.table,
+                    class_and_text(err),
+                )
+
+    def _failing_by_arrow(self, planned: PlannedExpectation, key: Sequence[str]) -> pa.Table | None:
+        """Returns the first rows that fail: their key, and the columns of the expectation."""
+        kind, table = kind_of(planned.type), self.rows.table
+        read = kind.columns_read(planned)
+        if read is None or table is None or table.place.lake.on_spark:
+            return None
+        if (dataset := written_since(table, None)) is None:
+            return None
+        failing = dataset.schema.empty_table().select([*dict.fromkeys((*key, *read))])
+        batches = by_row_group(dataset).scanner(failing.column_names, batch_size=_ROWS_AT_ONCE)
+        for batch in batches.to_batches():
+            rows = pa.Table.from_batches([batch])
+            if (masks := kind.failing(rows, planned)) is None:
+                return None
+            failing = pa.concat_tables([failing, rows.filter(masks[0])]).slice(0, MOST_EXAMPLES)
+            if len(failing) == MOST_EXAMPLES:
+                break
+        return failing
+
+    def _failing_by_spark(self, planned: PlannedExpectation, key: Sequence[str]) -> pa.Table:
+        frame = self.rows.frame()
+        condition = kind_of(planned.type).row_condition(planned.kwargs)
+        if condition is None:  # Only Great Expectations takes these arguments.
+            return pa.table({})
+        names = dict.fromkeys((*key, *(condition.columns or ())))
+        failing = frame.where(condition.unexpected).select(*map(quote, names))
+        return failing.limit(MOST_EXAMPLES).toArrow()
 
     def _let_in(self, outcome: Outcome, decision: str) -> Outcome:
         """Returns the outcome of a gate that only rows don't meet which operators let in."""

@@ -1,5 +1,6 @@
 """What a suite's evaluation finds by Arrow, and what it leaves to Spark."""
 
+import json
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -122,6 +123,32 @@ def failing_or_spark(*given, **named):
 def test_what_fails(tmp_path, rows, rules, expected):
     plan = plan_suite(state(COLUMNS), HELD, None, rules)
     assert failing_or_spark(write(tmp_path, rows), plan) == expected
+
+
+def example(key, **values):
+    return {"key": {"id": key}, "values": values}
+
+
+# Rows, rules, and examples of the rows that fail.
+EXAMPLES = {
+    "none": (FINE, LABELS, []),
+    "a value": ([*FINE, (3, "happy", Decimal(3), None)], LABELS, [example("3", mood="happy")]),
+    "a key that is null": ([*FINE, (None, "ok", Decimal(3), None)], LABELS, [example(None)]),
+    "a long value": ([(3, "x" * 1000, Decimal(3), None)], LABELS, [example("3", mood="x" * 200)]),
+    "markup": ([(3, "<b>", Decimal(3), None)], LABELS, [example("3", mood="<b>")]),
+    "many": ([(n, "no", Decimal(3), None) for n in range(9)], LABELS,
+     [example(str(n), mood="no") for n in range(5)]),
+    "a condition": (FINE, SourceRules([CheckConstraint("c", "(id > 1)")]), [example("1")]),
+    "no single rows": ([*FINE, FINE[0]], LABELS, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "rules", "expected"), EXAMPLES.values(), ids=EXAMPLES)
+def test_examples_of_failing_rows(tmp_path, rows, rules, expected):
+    """They have the key, and the values that the expectation reads."""
+    plan = plan_suite(state(COLUMNS), HELD, None, rules)
+    outcomes = outcomes_of(write(tmp_path, rows), plan).outcomes
+    assert [json.loads(text) for one in outcomes for text in one.examples] == expected
 
 
 @pytest.mark.parametrize(

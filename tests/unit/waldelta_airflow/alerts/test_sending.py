@@ -85,6 +85,7 @@ def test_as_json(message):
         "kind": "decision",
         "tables": ["c"],
         "text": "c: rows are in quarantine",
+        "details": [],
         "since": NOON.isoformat(),
         "remedy": KINDS["decision"].remedy,
         "url": "https://airflow.example/af/waldelta/p/shop/waiting",

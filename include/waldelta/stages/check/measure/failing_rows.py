@@ -8,8 +8,9 @@ process answers it where the keys fit into its memory, Spark otherwise.
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -30,6 +31,8 @@ from waldelta.spark_sql import quote
 
 # The most failing values or keys that a report shows.
 MOST_EXAMPLES = 5
+# A value of an example has at most so many characters.
+_LONGEST_VALUE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,22 @@ def rows_of(text: str, **relations: Relation) -> list[dict[str, Any]]:
         rows = next(iter(frames.values())).sparkSession.sql(text, **frames).toArrow()
     found: list[dict[str, Any]] = rows.to_pylist()
     return found
+
+
+def examples_of(rows: pa.Table, key: Sequence[str]) -> Iterator[str]:
+    """Yields rows as JSON: ``key``, and ``values`` of the other columns; null, or a text.
+
+    >>> list(examples_of(pa.table({"id": [7], "amount": [-1.5], "_wd_lsn": [1]}), ["id"]))
+    ['{"key": {"id": "7"}, "values": {"amount": "-1.5"}}']
+    """
+    for row in rows.to_pylist():
+        shown = {
+            name: value if value is None else _as_text(value)[:_LONGEST_VALUE]
+            for name, value in row.items()
+            if not name.startswith(PREFIX)
+        }
+        own = {name: shown.pop(name) for name in key if name in shown}
+        yield json.dumps({"key": own, "values": shown})
 
 
 log = logging.getLogger(__name__)

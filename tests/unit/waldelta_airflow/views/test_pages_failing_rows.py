@@ -1,0 +1,111 @@
+"""Rows that fail an expectation: where pages and alerts show them, and to whom."""
+
+import json
+from datetime import timedelta
+
+import pytest
+from airflow.models.dag import DagModel
+from airflow.models.dagrun import DagRun
+from airflow.models.taskinstance import TaskInstance
+from airflow.models.xcom import XComModel
+
+from tests.support.bookkeeping import add_reports
+from waldelta.config import load_pipeline_file
+from waldelta.lake import Lake
+from waldelta.lake.ledger import ExpectationResult, Ledger, Run, TableState, now
+from waldelta.monitoring.attention import Attention
+from waldelta.monitoring.check_results import read_failed
+from waldelta.stages.check.reports.page import ReportEntry
+from waldelta_airflow.alerts.evaluation import Alert, _with_details
+from waldelta_airflow.alerts.sending import message_of
+
+RUN_ID, TABLE = "scheduled__2026-01-01T12:00:00+00:00", "public.orders"
+MEANING = "status has labels of its enum only"
+HOSTILE = "<script>alert(1)</script>\u202e"
+# A pipeline file's row_values, a role, and whether the role sees values.
+READERS = [("read", "viewer", True), ("edit", "viewer", False), ("edit", "op", True)]
+
+
+@pytest.fixture
+def fill(write_pipeline, airflow_tables):
+    """Writes a pipeline with a check that failed; returns it."""
+    airflow_tables(DagModel, DagRun, XComModel, TaskInstance)
+
+    def write(more="", value=HOSTILE):
+        pipeline = load_pipeline_file(write_pipeline("shop", more))
+        ledger, at = Ledger(Lake(pipeline.target.root)), now()
+        ledger.append(TableState(at - timedelta(days=1), "manual__1", TABLE, 1, "synced"))
+        ledger.append(Run(at, RUN_ID, "consume", "failed", as_of=at))
+        examples = [json.dumps({"key": {"id": "881204"}, "values": {"status": value}})]
+        examples += [json.dumps({"key": {}, "values": {"status": None}})]
+        results = (
+            (MEANING, "critical", False, examples),
+            ("created_at isn't in the future", "warning", False, None),
+            ("key (id) is unique", "critical", True, None),
+        )
+        ledger.append_all(
+            [
+                ExpectationResult(
+                    at, RUN_ID, TABLE, f"e{n}", meaning, severity, "key", success, None,
+                    None if success else 2, 3, examples=some,
+                )
+                for n, (meaning, severity, success, some) in enumerate(results)
+            ]
+        )  # fmt: skip
+        run = (at, pipeline.pipeline, RUN_ID)
+        add_reports(pipeline, ReportEntry(*run, TABLE, 3, 3, (MEANING,), (), "page"), name="page")
+        return pipeline
+
+    return write
+
+
+@pytest.mark.parametrize("page", [f"/p/shop/run/consume/{RUN_ID}", f"/p/shop/table/{TABLE}"])
+@pytest.mark.parametrize(("permission", "role", "shown"), READERS)
+def test_pages_show_failing_rows(fill, open_pages, page, permission, role, shown):
+    fill(f"row_values: {permission}")
+    text = open_pages(role).get(page).text
+    assert MEANING in text
+    assert "2 rows" in text
+    assert ("id = 881204" in text) is shown
+    assert ("&lt;script&gt;alert(1)&lt;/script&gt;\\u202e" in text) is shown
+    assert "<script>alert" not in text
+    assert ("examples hidden" in text) is not shown
+    assert 'page.html#failed"' in text
+
+
+def test_the_last_check_counts(fill):
+    ledger = Ledger(Lake(fill().target.root))
+    first, second = read_failed(ledger, [TABLE])
+    assert (first.meaning, first.verdict, second.verdict) == (MEANING, "failed", "warning")
+    assert [one["key"] for one in first.examples] == [{"id": "881204"}, {}]
+    ledger.append(
+        ExpectationResult(now(), "later", TABLE, "e0", MEANING, "critical", "key", True, None, 0, 4)
+    )
+    assert read_failed(ledger, [TABLE]) == []
+    assert read_failed(ledger, ["public.other"]) == []
+
+
+# Whether the installation's alerts may have values, the file's row_values, and whether they do.
+ALERTS = [("", "read", False), ("true", "read", True), ("true", "edit", False)]
+
+
+@pytest.mark.parametrize(("setting", "permission", "shown"), ALERTS)
+def test_alerts_name_expectations(fill, monkeypatch, setting, permission, shown):
+    """They have values of rows only where the setting and the pipeline file allow it."""
+    monkeypatch.setenv("WALDELTA_ALERT_VALUES", setting)
+    pipeline = fill(f"row_values: {permission}", value="s3cret<b>\nPROBLEM: forged")
+    found = [
+        Attention("failed", "failed_expectations", "text", objects=(TABLE,)),
+        Attention("warning", "warned_expectations", "text", objects=(TABLE,)),
+        Attention("failed", "slot", "text"),
+    ]
+    items = _with_details(pipeline, Ledger(Lake(pipeline.target.root)), found)
+    message = message_of("shop", [Alert("new", item, now()) for item in items], "")
+    assert [len(one["details"]) for one in message.document["alerts"]] == [1, 1, 0]
+    assert f"  - {TABLE}: {MEANING}: 2 rows, run {RUN_ID}" in message.text
+    assert f"{TABLE}: created_at isn't in the future: 2 rows" in message.text
+    for text in (message.text, json.dumps(message.document), json.dumps(message.slack)):
+        assert ("s3cret" in text) is shown
+        assert "\nPROBLEM: forged" not in text
+    assert "<b>" not in json.dumps(message.slack)
+    assert items[0].only(["public.other"]).details == ()
