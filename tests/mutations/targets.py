@@ -107,8 +107,8 @@ MUTATIONS = (
     ),
     Mutation(
         "stages/sync/sync.py",
-        "return self.known is None or (self.known.generation, self.known.status) != (",
-        "return self.known is None or (self.known.generation, SYNCED) != (",
+        "return self.state is None or (self.state.generation, self.state.status) != (",
+        "return self.state is None or (self.state.generation, SYNCED) != (",
         "A table is copied again although another run's copy has ended.",
         ("unit/stages/sync/test_sync.py",),
     ),

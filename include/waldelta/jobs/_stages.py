@@ -56,9 +56,9 @@ def run_stages(
     attempt = result.attempt
     attempt.started_at = attempt.started_at or job.ledger.begin_run(result.run_id, result.verb)
     fault_point("run.begun")
-    chosen = [name for name in stages if only is None or name in only]
+    names = [name for name in stages if only is None or name in only]
     with runner.prepared(), _record_for_application(job, result):
-        failures = _run_each(runner, job, result, stages, chosen)
+        failures = _run_each(runner, job, result, stages, names)
     result.error = next(
         (stage.error for stage in result.stages.values() if stage.status == "failed"), None
     )
@@ -66,7 +66,7 @@ def run_stages(
     # A stage that left no result was killed.
     is_complete = result.error is None and stages.keys() <= result.stages.keys()
     result.status = "succeeded" if is_complete else "failed"
-    if result.error is None and chosen[-1:] != list(stages)[-1:]:
+    if result.error is None and names[-1:] != list(stages)[-1:]:
         result.status = "running"
     _follow_commits(job, result)
     result.store_requests += job.lake.cache.new_requests()
@@ -109,14 +109,14 @@ def _run_each(
     job: Job,
     result: RunResult,
     stages: Mapping[str, Stage],
-    chosen: Sequence[str],
+    names: Sequence[str],
 ) -> dict[str, Exception]:
     """Run these stages and return their errors; a stage that builds on a failed one is left out.
 
     A stage that another run's lock stops begins again for as long as the job may wait.
     """
     failures: dict[str, Exception] = {}
-    for name in chosen:
+    for name in names:
         # Running this stage again may change other tables for the later ones.
         for later in list(stages)[list(stages).index(name) + 1 :]:
             result.stages.pop(later, None)
@@ -136,11 +136,11 @@ def _run_each(
 
 @contextmanager
 def _runner_recorded(runner: Runner, stage: StageResult) -> Iterator[None]:
-    before = runner.uses
+    uses = runner.uses
     try:
         yield
     finally:
-        is_here = before is not None and runner.uses == before
+        is_here = uses is not None and runner.uses == uses
         stage.runner = THIS_PROCESS if is_here else f"{SPARK}: {runner.why}"
 
 
@@ -154,11 +154,11 @@ def _reason(err: Exception, earlier: Mapping[str, Exception]) -> str:
     The process ends with the first error's message, and later stages often fail by the same error.
     """
     described = describe_error(err)
-    same = next(
-        (name for name, other in earlier.items() if describe_error(other) == described), None
+    stage = next(
+        (name for name, error in earlier.items() if describe_error(error) == described), None
     )
-    if same is not None:
-        return f" as {same} did"
+    if stage is not None:
+        return f" as {stage} did"
     return ": {class}: {message}".format(**described) if earlier else ""
 
 
@@ -170,16 +170,16 @@ def _report_unread(job: Job, result: RunResult) -> None:
         log.warning("unreadable messages can't be listed: %s", err)
 
 
-def continued(job: Job, verb: str, *, fresh: bool, begun: datetime | None = None) -> RunResult:
+def continued(job: Job, verb: str, *, fresh: bool, started_at: datetime | None = None) -> RunResult:
     """Returns a run's result as its earlier stages recorded it, or a new one.
 
-    The attempt begins now, unless ``begun`` is given.
+    The attempt begins now, unless ``started_at`` is given.
     """
     # Recorded first: what another attempt records after this is newer.
-    begun = begun or job.ledger.begin_run(job.run_id, verb)
+    started_at = started_at or job.ledger.begin_run(job.run_id, verb)
     run = None if fresh else job.ledger.run_result(job.run_id, verb)
     result = RunResult.from_json(run.result) if run is not None else RunResult(verb, job.run_id)
-    result.attempt.started_at = begun
+    result.attempt.started_at = started_at
     return result
 
 

@@ -109,9 +109,9 @@ def _write_messages(runner: Runner, job: Job) -> dict[str, WaldeltaError]:
     except SlotGap:  # No table can be brought past the gap either.
         raise
     except Exception as err:
-        named = unexpected_error(_MESSAGES, err)
-        log.error("logical messages not written: %s", named, exc_info=named is not err)
-        return {_MESSAGES: named}
+        error = unexpected_error(_MESSAGES, err)
+        log.error("logical messages not written: %s", error, exc_info=error is not err)
+        return {_MESSAGES: error}
     return {}
 
 
@@ -129,11 +129,11 @@ def consume(runner: Runner, job: Job, only: Collection[str] | None = None) -> Ru
     A run's stages may run in several processes one after another: each continues the result in the
     ledger. So does a process that runs what another one, or a killed attempt, has left of a run.
     """
-    begun = job.ledger.begin_run(job.run_id, "consume")
+    started_at = job.ledger.begin_run(job.run_id, "consume")
     if is_replay(job, only):
         return replay(runner, job, only)
     begins = only is None or "land" in only
     last = job.ledger.run_result(job.run_id, "consume") if begins and job.again else None
     is_unfinished = last is not None and last.status == "running"
-    result = continued(job, "consume", fresh=begins and not is_unfinished, begun=begun)
+    result = continued(job, "consume", fresh=begins and not is_unfinished, started_at=started_at)
     return run_stages(runner, job, result, CONSUME_STAGES, only)

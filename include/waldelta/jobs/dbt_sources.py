@@ -39,13 +39,13 @@ def dbt_sources(job: Job) -> str:
         raise StateError("no table has been copied yet, so there is nothing to describe: run sync")
     pipeline = job.pipeline
     folder = pipeline.quality.suites
-    own = read_own_suites(Path(folder) if folder else None, states).by_table
+    suites = read_own_suites(Path(folder) if folder else None, states).by_table
     tables = {name: state.source_table or name for name, state in states.items()}
     with job.source.connect("dbt-sources") as connection:
         comments = read_comments(connection, tables)
     schemas: dict[str, list[dict[str, Any]]] = {}
     for name, state in sorted(states.items()):
-        expectations = own[name].suite.expectations if name in own else ()
+        expectations = suites[name].suite.expectations if name in suites else ()
         schemas.setdefault(split_table_name(job.lake.stored_name(name))[0], []).append(
             _table(job, state, comments, expectations)
         )
@@ -66,9 +66,9 @@ def dbt_sources(job: Job) -> str:
 
 
 def _table(
-    job: Job, state: TableState, comments: Comments, own: Iterable[OwnExpectation]
+    job: Job, state: TableState, comments: Comments, expectations: Iterable[OwnExpectation]
 ) -> dict[str, Any]:
-    tests = _tests(state, own)
+    tests = _tests(state, expectations)
     table: dict[str, Any] = {
         "name": split_table_name(job.lake.stored_name(state.table_name))[1],
         "description": comments.get((state.table_name, None), ""),
@@ -90,7 +90,7 @@ def _table(
     return table
 
 
-def _tests(state: TableState, own: Iterable[OwnExpectation]) -> dict[str, list[Any]]:
+def _tests(state: TableState, expectations: Iterable[OwnExpectation]) -> dict[str, list[Any]]:
     """Returns dbt's tests by column; an expectation on a part of the rows has none."""
     tests: dict[str, list[Any]] = {column.name: [] for column in state.columns}
     for column in state.columns:
@@ -98,10 +98,10 @@ def _tests(state: TableState, own: Iterable[OwnExpectation]) -> dict[str, list[A
             tests[column.name].append("not_null")
     if len(state.key_columns) == 1:
         tests[state.key_columns[0]].append("unique")
-    for item in own:
+    for item in expectations:
         test, kwargs = _TESTS.get(item.type), item.kwargs
-        name, others = str(kwargs.get("column")), kwargs.keys() - {"column", "value_set"}
-        if test is None or others or name not in tests:
+        name, other_arguments = str(kwargs.get("column")), kwargs.keys() - {"column", "value_set"}
+        if test is None or other_arguments or name not in tests:
             continue
         config = {"config": {"severity": "warn"}} if item.severity == "warning" else {}
         values = {"arguments": {"values": kwargs["value_set"]}} if "value_set" in kwargs else {}

@@ -86,29 +86,29 @@ def _accept_commits(job: Job, request: DecisionRequest) -> DecisionRequest | Non
     if request.action != "accept" or not request.ids:
         return request
     decisions, at = Decisions(job.lake), now()
-    chosen = [row for row in read_commits(job.ledger) if row.id in request.ids]
-    rows = [row.decided(ACCEPTED, job.run_id, at, request.by, request.reason) for row in chosen]
+    commits = [row for row in read_commits(job.ledger) if row.id in request.ids]
+    rows = [row.decided(ACCEPTED, job.run_id, at, request.by, request.reason) for row in commits]
     if rows:
         decisions.add(rows)
     # Another attempt at the run finds what it has recorded.
-    own = {row.id for row in decisions.accepted_commits() if row.run_id == job.run_id}
-    ids = set(request.ids) - own
+    accepted_ids = {row.id for row in decisions.accepted_commits() if row.run_id == job.run_id}
+    ids = set(request.ids) - accepted_ids
     return replace(request, ids=ids) if ids else None
 
 
 def _discard(job: Job, request: DecisionRequest) -> str:
-    done = discard_quarantined(
+    decisions = discard_quarantined(
         job, request.ids, request.tables, by=request.by, reason=request.reason
     )
-    return f"{counted(len({row.id for row in done}), 'decision')} recorded"
+    return f"{counted(len({row.id for row in decisions}), 'decision')} recorded"
 
 
 def _release(job: Job, request: DecisionRequest) -> str:
     tables = request.tables or ()
     check_stopped(job, tables)
-    done = release_tables(job, tables, by=request.by, reason=request.reason)
-    upto = Lsn(done[0].upto_lsn)
-    return f"{counted(len(done), 'table')} released up to {upto}; the next consume merges them"
+    releases = release_tables(job, tables, by=request.by, reason=request.reason)
+    upto = Lsn(releases[0].upto_lsn)
+    return f"{counted(len(releases), 'table')} released up to {upto}; the next consume merges them"
 
 
 def _skip(job: Job, request: DecisionRequest) -> str:
@@ -117,8 +117,8 @@ def _skip(job: Job, request: DecisionRequest) -> str:
 
 
 def _answer(job: Job, request: DecisionRequest, answer: str) -> str:
-    done = answer_questions(job, answer, request.ids, request.tables, request.by, request.reason)
-    return f"{counted(len(done), 'schema change')} {answer}; the next consume goes on from there"
+    answers = answer_questions(job, answer, request.ids, request.tables, request.by, request.reason)
+    return f"{counted(len(answers), 'schema change')} {answer}; the next consume goes on from there"
 
 
 # Decisions that only the ledger has; the next run reads them there.
@@ -177,11 +177,11 @@ def _rows_to_read(
             if watched_rows(quarantine.outlines(name, states[name].generation))
         ]
         return dict.fromkeys(open_tables, replace(again, accepts_all=True))
-    chosen: dict[str, set[str]] = {}
+    ids_by_table: dict[str, set[str]] = {}
     for row in rows_to_accept(job, request.ids, tables):
-        chosen.setdefault(row.table_name, set()).add(row.id)
+        ids_by_table.setdefault(row.table_name, set()).add(row.id)
     # The other quarantined rows of these tables are judged again, as by a retry.
-    return {name: replace(again, accepted=frozenset(ids)) for name, ids in chosen.items()}
+    return {name: replace(again, accepted=frozenset(ids)) for name, ids in ids_by_table.items()}
 
 
 def _read_again(
@@ -190,12 +190,12 @@ def _read_again(
     """Returns how many rows were corrected and left the quarantine, and how many it kept."""
     try:
         as_copied = current.as_copied(job, name)
-        before = Decisions(job.lake).open_counts({name: as_copied.state.generation})
-        done = repair(runner, job, as_copied, again)
+        open_counts = Decisions(job.lake).open_counts({name: as_copied.state.generation})
+        effect = repair(runner, job, as_copied, again)
     except NeedsSync as err:
         raise NeedsSync(
             f"{of_table(err, name)}; its rows stay in quarantine: sync --tables {name} copies it"
             " again"
         ) from err
-    done.add_to(result)
-    return {"corrected": before.get(name, 0) - done.kept, "kept": done.kept}
+    effect.add_to(result)
+    return {"corrected": open_counts.get(name, 0) - effect.kept, "kept": effect.kept}

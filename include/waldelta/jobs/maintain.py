@@ -71,8 +71,8 @@ def _targets(runner: Runner, job: Job, result: RunResult, stage: StageResult) ->
     # Compacting needs the session's settings for itself.
     with RunnerPool.open(runner, len(names)) as pool:
         ended = dict(zip(names, pool.map(one, names), strict=True))
-    held = {name: err for name, err in ended.items() if isinstance(err, LockHeld)}
-    failures = {name: err for name, err in ended.items() if err is not None and name not in held}
+    busy = {name: err for name, err in ended.items() if isinstance(err, LockHeld)}
+    failures = {name: err for name, err in ended.items() if err is not None and name not in busy}
     result.tables |= {name: TableResult() for name, err in ended.items() if err is None}
     result.targets.keep_errors({name: err for name, err in ended.items() if err is not None})
     fault_point("maintain.cleaned")
@@ -81,13 +81,13 @@ def _targets(runner: Runner, job: Job, result: RunResult, stage: StageResult) ->
     stage.detail = (
         f"{counted(len(result.tables), 'target')} compacted, versions older than {hours} h vacuumed"
     )
-    if held:
-        stage.detail += f"; in use by other runs and left: {', '.join(held)}"
-        result.warnings.append(f"maintenance left out {', '.join(held)}: in use by another run")
+    if busy:
+        stage.detail += f"; in use by other runs and left: {', '.join(busy)}"
+        result.warnings.append(f"maintenance left out {', '.join(busy)}: in use by another run")
     if failures:
         raise all_failures(failures)
-    if held and not result.tables:
-        raise next(iter(held.values()))
+    if busy and not result.tables:
+        raise next(iter(busy.values()))
 
 
 def _check(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
@@ -105,8 +105,8 @@ def _check(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> N
     from waldelta.stages.check.suite.source_constraints import read_rules
 
     tables = [state.table_name for state in synced_states(job)]
-    left = RunOutcome(rules=read_rules(job, result, tables), is_upkeep=True)
-    report = check(runner, job.pipeline, job.ledger, job.run_id, tables, left)
+    outcome = RunOutcome(rules=read_rules(job, result, tables), is_upkeep=True)
+    report = check(runner, job.pipeline, job.ledger, job.run_id, tables, outcome)
     result.add_check(report)
     result.warnings += report.warnings
     full = sum(verdict.whole for verdict in report.tables)

@@ -243,17 +243,17 @@ class Pipeline:
         spark: SparkSession | Runner | None,
         action: str,
         run_id: str | None = None,
-        **named: Any,
+        **fields: Any,
     ) -> RunResult:
         """Carry out a decision on what waits; only retry and accept may need Spark.
 
-        ``named`` are the other fields of a DecisionRequest: ``ids``, ``tables``, ``reason``,
+        ``fields`` are the other fields of a DecisionRequest: ``ids``, ``tables``, ``reason``,
         ``by``.
         """
         from waldelta.jobs.decide import run_decide
 
         with self._run(spark, run_id) as run:
-            return run_decide(*run, DecisionRequest(action, **named))
+            return run_decide(*run, DecisionRequest(action, **fields))
 
     def cut(self) -> dict[str, int]:
         """Returns the newest consistent cut: each target's Delta version, to be read together.
@@ -302,14 +302,14 @@ class Pipeline:
             job.source.connect("orphans") as connection,
             job.source.connect_slot("orphans", connection) as slot_connection,
         ):
-            found = find_slots_without_pipeline(
+            slots = find_slots_without_pipeline(
                 connection, {*named, self.file.source.slot}, slot_connection
             )
             if drop:
                 return drop_slots_without_pipeline(
-                    connection, job.source.conninfo, found, drop, slot_connection
+                    connection, job.source.conninfo, slots, drop, slot_connection
                 )
-            return [orphan.describe() for orphan in found]
+            return [orphan.describe() for orphan in slots]
 
     def target_path(self, table: str) -> str:
         """Returns the URI of a table's Delta target, by its name in the pipeline file."""

@@ -89,22 +89,22 @@ def run_reconcile(
         try:
             compare_all(work)
         finally:
-            found = [work.found[name] for name in sorted(work.found)]
+            rows = [work.results[name] for name in sorted(work.results)]
             result.targets.keep_errors(work.failures)
             # Other runs may have compared or repaired some of many tables since this one began.
-            Reconciliations(job.lake).add(found, began)
+            Reconciliations(job.lake).add(rows, began)
             are_equal = [
                 row.table_name
-                for row in found
+                for row in rows
                 if row.status in (EQUAL, REPAIRED) and not row.skipped_columns
             ]
             close_compared(job, are_equal, began)
-            add_to_result(result, stage, found)
-            repaired = sorted(row.table_name for row in found if row.status == REPAIRED)
-            result.checked = CheckFindings(write_report(job, found), passed=repaired)
+            add_to_result(result, stage, rows)
+            repaired = sorted(row.table_name for row in rows if row.status == REPAIRED)
+            result.checked = CheckFindings(write_report(job, rows), passed=repaired)
         if work.failures:
             raise all_failures(work.failures)
-        if different := [row for row in found if row.status == DIFFERENT]:
+        if different := [row for row in rows if row.status == DIFFERENT]:
             raise TargetDiffers(describe_different(different, repair=order.repair))
 
     stages: dict[str, Stage] = {"reconcile": reconcile_stage, "report": report_stage}
@@ -159,21 +159,21 @@ class Reconciling:
     job: Job
     order: ReconcileRequest
     result: RunResult
-    found: dict[str, Reconciliation] = field(default_factory=dict)
+    results: dict[str, Reconciliation] = field(default_factory=dict)
     failures: dict[str, WaldeltaError] = field(default_factory=dict)
 
     def put(self, table_name: str, status: str, reason: str) -> None:
         """Record why a table has no result."""
-        self.found[table_name] = Reconciliation(
+        self.results[table_name] = Reconciliation(
             now(), self.job.run_id, table_name, status, reason, by=self.order.by
         )
         log.warning("table=%s %s: %s", table_name, status, reason)
 
     def fail(self, table_name: str, err: Exception) -> None:
         """Record a failure, which doesn't stop the other tables."""
-        named = unexpected_error(table_name, err)
-        self.failures[table_name] = of_table(named, table_name)
-        self.put(table_name, COMPARISON_FAILED, f"{type(named).__name__}: {named}")
+        error = unexpected_error(table_name, err)
+        self.failures[table_name] = of_table(error, table_name)
+        self.put(table_name, COMPARISON_FAILED, f"{type(error).__name__}: {error}")
 
 
 def compare_all(work: Reconciling) -> None:
@@ -191,44 +191,44 @@ def compare_all(work: Reconciling) -> None:
     standings, ended = end_killed_repairs(work.runner, job, mappings)
     for cut in ended.values():
         work.result.add_repair(cut)
-    chosen = list(_chosen(standings, work.order))
+    lifecycles = list(_lifecycles(standings, work.order))
     for name in sorted(
-        (work.order.tables or frozenset()) - {found.table_name for found in standings}
+        (work.order.tables or frozenset()) - {lifecycle.table_name for lifecycle in standings}
     ):
         work.put(name, NOT_COMPARED, "it is no longer replicated: status lists the tables")
-    fed: dict[str, TableState] = {}
-    for found in chosen:
-        if found.action != RequiredAction.APPLY or found.state is None:
-            work.put(found.table_name, NOT_COMPARED, found.why or "it gets no changes")
-        elif why := why_other_rows(found.state):
-            work.put(found.table_name, NOT_COMPARED, why)
+    states: dict[str, TableState] = {}
+    for lifecycle in lifecycles:
+        if lifecycle.action != RequiredAction.APPLY or lifecycle.state is None:
+            work.put(lifecycle.table_name, NOT_COMPARED, lifecycle.why or "it gets no changes")
+        elif why := why_other_rows(lifecycle.state):
+            work.put(lifecycle.table_name, NOT_COMPARED, why)
         else:
-            fed[found.table_name] = found.state
+            states[lifecycle.table_name] = lifecycle.state
     keys: dict[str, tuple[ComparedTarget, Found]] = {}
-    for names in in_groups({name: sizes.get(name, 0) for name in fed}):
-        keys |= _compare_group(work, [fed[name] for name in names])
+    for names in in_groups({name: sizes.get(name, 0) for name in states}):
+        keys |= _compare_group(work, [states[name] for name in names])
     if work.order.repair:
         for name, (feeding, compared) in sorted(keys.items()):
             _repair(work, name, feeding, compared)
 
 
-def _chosen(
+def _lifecycles(
     standings: Sequence[TableLifecycle], order: ReconcileRequest
 ) -> Iterator[TableLifecycle]:
-    known = {found.table_name: found for found in standings}
-    asked = order.tables or frozenset()
-    unknown = sorted(asked - known.keys())
-    if unknown and len(unknown) == len(asked):
-        raise unknown_tables(unknown, known)
-    for name, found in sorted(known.items()):
+    by_name = {lifecycle.table_name: lifecycle for lifecycle in standings}
+    names = order.tables or frozenset()
+    unknown = sorted(names - by_name.keys())
+    if unknown and len(unknown) == len(names):
+        raise unknown_tables(unknown, by_name)
+    for name, lifecycle in sorted(by_name.items()):
         # Tables that are not published any more, or were never copied, are compared only if
         # requested by name.
         if (
             name in order.tables
             if order.tables is not None
-            else found.action not in (RequiredAction.REMOVED, RequiredAction.FIRST)
+            else lifecycle.action not in (RequiredAction.REMOVED, RequiredAction.FIRST)
         ):
-            yield found
+            yield lifecycle
 
 
 def in_groups(sizes: dict[str, int]) -> list[list[str]]:
@@ -238,13 +238,13 @@ def in_groups(sizes: dict[str, int]) -> list[list[str]]:
     ([['a'], ['c', 'b']], [['empty']])
     """
     groups: list[list[str]] = []
-    left = 0
+    free_bytes = 0
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        if not groups or sizes[name] > left:
+        if not groups or sizes[name] > free_bytes:
             groups.append([])
-            left = max(BYTES_PER_SNAPSHOT, sizes[name])
+            free_bytes = max(BYTES_PER_SNAPSHOT, sizes[name])
         groups[-1].append(name)
-        left -= sizes[name]
+        free_bytes -= sizes[name]
     return groups
 
 
@@ -272,15 +272,17 @@ def _compare_group(
             if feedings:
                 work.result.add_drained(land_through(runner, job, holder.lsn))
             with ThreadPoolExecutor(COMPARED_AT_ONCE, thread_name_prefix="reconcile") as pool:
-                done = pool.map(lambda feeding: _compare_one(work, holder, feeding), feedings)
+                comparisons = pool.map(
+                    lambda feeding: _compare_one(work, holder, feeding), feedings
+                )
                 return {
-                    found.row.table_name: (feeding, found)
-                    for feeding, found in done
-                    if found is not None and found.row.differing_buckets
+                    comparison.row.table_name: (feeding, comparison)
+                    for feeding, comparison in comparisons
+                    if comparison is not None and comparison.row.differing_buckets
                 }
     except Exception as err:
         for state in states:
-            if state.table_name not in work.found:
+            if state.table_name not in work.results:
                 work.fail(state.table_name, err)
         return {}
 
@@ -300,18 +302,18 @@ def _readable(
     work: Reconciling, states: Sequence[TableState], versions: dict[str, int]
 ) -> list[TableState]:
     """Returns the targets that can be read safely at these versions; the others are failures."""
-    job, cut, found = work.job, work.job.ledger.last_cut(), []
+    job, cut, readable_states = work.job, work.job.ledger.last_cut(), []
     for state in states:
         name = state.table_name
         try:
             check_readable(job.lake.target(name).log, state, cut, versions[name])
             check_columns(job, state)
-            found.append(state)
+            readable_states.append(state)
         except NeedsSync as err:
             work.put(name, NOT_COMPARED, str(err))
         except StateError as err:
             work.fail(name, err)
-    return found
+    return readable_states
 
 
 def _feedings(
@@ -325,7 +327,7 @@ def _feedings(
 
     Records the reason for each of the others.
     """
-    job, found = work.job, []
+    job, feedings = work.job, []
     mappings, read, locked = read_unlocked_sources(
         holder.connection, job.pipeline
     )  # The snapshot delays vacuum during the comparison.
@@ -346,18 +348,18 @@ def _feedings(
             work.put(name, NOT_COMPARED, str(locked.busy(name)))
             continue
         try:
-            fed = source_as_copied(
+            source = source_as_copied(
                 job.pipeline, *of_partition(state, present[name], mappings.get(name)), target
             )
-            feeding = ComparedTarget(fed, batches[name], versions[name])
+            feeding = ComparedTarget(source, batches[name], versions[name])
             why = why_not_compared(job, feeding)
         except NeedsSync as err:
             why = str(err)
         if why is not None:
             work.put(name, NOT_COMPARED, why)
         else:
-            found.append(feeding)
-    return found
+            feedings.append(feeding)
+    return feedings
 
 
 def _compare_one(
@@ -365,7 +367,7 @@ def _compare_one(
 ) -> tuple[ComparedTarget, Found | None]:
     name = feeding.state.table_name
     try:
-        found = compare(work.runner, work.job, holder, feeding)
+        comparison = compare(work.runner, work.job, holder, feeding)
     except NeedsSync as err:
         work.put(name, NOT_COMPARED, str(err))
         return feeding, None
@@ -374,13 +376,13 @@ def _compare_one(
         log.exception("table=%s", name)
         work.fail(name, err)
         return feeding, None
-    work.found[name] = replace(found.row, by=work.order.by)
-    return feeding, found
+    work.results[name] = replace(comparison.row, by=work.order.by)
+    return feeding, comparison
 
 
-def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found) -> None:
+def _repair(work: Reconciling, name: str, feeding: ComparedTarget, comparison: Found) -> None:
     """Read the rows that differ again, as of a snapshot from which the stream continues."""
-    row, job, order = work.found[name], work.job, work.order
+    row, job, order = work.results[name], work.job, work.order
     reason = f"reconcile --repair by {order.by}: {counted(row.differing, 'row')} differed" + (
         f": {order.reason}" if order.reason else ""
     )
@@ -388,24 +390,24 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
     # be reported.
     compared = None if row.in_flight or row.skipped_columns else feeding.version
     try:
-        _check_repairable(found)
+        _check_repairable(comparison)
         warnings = [] if compared is None else repaired_commits(job, feeding.state, compared)
-        again = Again(reason, order.by, found.keys, compared)
-        done = repair(work.runner, job, feeding.as_copied, again)
+        again = Again(reason, order.by, comparison.keys, compared)
+        result = repair(work.runner, job, feeding.as_copied, again)
     except NeedsSync as err:
         remedy = f"sync --tables {name} copies it again"
-        work.found[name] = replace(row, reason=f"not repaired: {err}: {remedy}")
+        work.results[name] = replace(row, reason=f"not repaired: {err}: {remedy}")
         return
     except Exception as err:
         if not isinstance(err, WaldeltaError):
             log.exception("table=%s", name)
         work.fail(name, err)
-        work.found[name] = replace(row, reason=f"not repaired: {err}")
+        work.results[name] = replace(row, reason=f"not repaired: {err}")
         return
-    cut = done.cut
-    done.add_to(work.result)
+    cut = result.cut
+    result.add_to(work.result)
     work.result.warnings += warnings
-    work.found[name] = replace(
+    work.results[name] = replace(
         row,
         status=REPAIRED,
         repaired=cut.written,
@@ -414,34 +416,34 @@ def _repair(work: Reconciling, name: str, feeding: ComparedTarget, found: Found)
     record_current(job, [name])  # The repair also wrote quarantined rows.
 
 
-def _check_repairable(found: Found) -> None:
+def _check_repairable(comparison: Found) -> None:
     """Raise NeedsSync when rows can't be repaired by their keys."""
-    if not found.row.is_complete:
+    if not comparison.row.is_complete:
         raise NeedsSync(
-            f"{found.row.differing_buckets:,} of {found.row.buckets:,} groups of rows differ, too"
-            " many to compare each row"
+            f"{comparison.row.differing_buckets:,} of {comparison.row.buckets:,} groups of rows"
+            " differ, too many to compare each row"
         )
-    if found.row.doubled:
+    if comparison.row.doubled:
         raise NeedsSync("its target has rows with the same key")
-    if not found.keys:
+    if not comparison.keys:
         raise NeedsSync("no row that differs was found")
 
 
-def write_report(job: Job, found: Sequence[Reconciliation]) -> str | None:
+def write_report(job: Job, rows: Sequence[Reconciliation]) -> str | None:
     """Returns the index of the pages, or their folder in a store; None where there are none."""
     from waldelta.stages.check.reports.data_docs import list_reconciliation
 
     try:
-        index = list_reconciliation(job.pipeline, job.lake, found) if found else None
+        index = list_reconciliation(job.pipeline, job.lake, rows) if rows else None
     except (OSError, TargetNotWritable) as err:
         log.warning("no page was written: %s", err)
         return None
     return None if index is None else str(index)
 
 
-def add_to_result(result: RunResult, stage: StageResult, found: Sequence[Reconciliation]) -> None:
+def add_to_result(result: RunResult, stage: StageResult, results: Sequence[Reconciliation]) -> None:
     """Add the results, by table and in one line, to the run's result."""
-    for row in found:
+    for row in results:
         if row.compared:
             result.tables[row.table_name] = replace(
                 result.tables.get(row.table_name, TableResult(version=row.version)),
@@ -460,12 +462,12 @@ def add_to_result(result: RunResult, stage: StageResult, found: Sequence[Reconci
             )
         if row.lacking:
             result.warnings.append(f"{row.table_name}: {kept_out(row.lacking)}")
-    compared = [row for row in found if row.compared]
+    compared = [row for row in results if row.compared]
     rows, differing = (
         sum(n) for n in (((r.source_rows or 0) for r in compared), (r.differing for r in compared))
     )
     stage.detail = (
-        f"{len(compared)} of {counted(len(found), 'table')} compared, {counted(rows, 'row')},"
+        f"{len(compared)} of {counted(len(results), 'table')} compared, {counted(rows, 'row')},"
         f" {differing:,} with differences, {sum(row.in_flight for row in compared):,} skipped"
         f" (changing), {sum(row.repaired for row in compared):,} repaired"
     )

@@ -46,14 +46,14 @@ def replay(
             return
         # No later process finds the rows that this one has corrected.
         leave_to_application()
-        done = mend(runner, job, result, span, tables)
-        result.targets.leave_behind(done.failures)
+        outcome = mend(runner, job, result, span, tables)
+        result.targets.leave_behind(outcome.failures)
         stage.detail = (
-            f"{span}: {counted(done.keys, 'key')} of {counted(done.tables, 'table')},"
-            f" {counted(done.rows, 'row')} corrected"
+            f"{span}: {counted(outcome.keys, 'key')} of {counted(outcome.tables, 'table')},"
+            f" {counted(outcome.rows, 'row')} corrected"
         )
-        if done.failures:
-            raise all_failures(done.failures)
+        if outcome.failures:
+            raise all_failures(outcome.failures)
 
     result = continued(job, REPLAY, fresh=only is None or "land" in only)
     stages = {"land": plan_stage, "apply": mend_stage, "check": check_stage, "report": report_stage}

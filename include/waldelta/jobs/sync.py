@@ -55,7 +55,7 @@ def run_sync(
             lambda: sync(runner, job, tables, reason, only_waiting=only_waiting),
         )
         stage.detail = (
-            f"{counted(len(copied), 'table')}, {counted(sum(done.rows for done in copied), 'row')}"
+            f"{counted(len(copied), 'table')}, {counted(sum(copy.rows for copy in copied), 'row')}"
         )
         if failed is not None:
             raise failed
@@ -73,10 +73,10 @@ def _add_copies(
     """Add what was copied to the result; returns it, and the error that names the rest."""
     failed: SyncFailed | None = None
     try:
-        done = copy()
+        results = copy()
     except SyncFailed as err:
-        done, failed = cast("list[SyncResult]", list(err.results)), err
-    for copied in done:
+        results, failed = cast("list[SyncResult]", list(err.results)), err
+    for copied in results:
         raw_rows = copied.raw_rows
         if raw_rows is None and copied.diff is None:
             raw_rows = count_raw_rows(runner, job, str(copied.table), copied.version)
@@ -86,7 +86,7 @@ def _add_copies(
         if copied.skipped is not None:
             result.warnings.append(f"{copied.table} was {copied.skipped}")
     result.targets.leave_behind(failed.failures if failed is not None else {})
-    return done, failed
+    return results, failed
 
 
 def run_resync(
@@ -111,12 +111,12 @@ def run_resync(
         if gap is not None:
             result.warnings += _warnings_of(job, gap, accept_server)
         cause = reason or (gap.cause if gap is not None else None)
-        done, failed = _add_copies(
+        copies, failed = _add_copies(
             runner, job, result, lambda: sync(runner, job, tables, cause, by_diff=True)
         )
-        written = sum(c.rows if c.diff is None else c.diff.written for c in done)
+        written = sum(c.rows if c.diff is None else c.diff.written for c in copies)
         stage.detail = (
-            f"{counted(len(done), 'table')}, {counted(written, 'row')} written or removed;"
+            f"{counted(len(copies), 'table')}, {counted(written, 'row')} written or removed;"
             f" slot {'unchanged' if gap is None else 'created again'}"
         )
         if failed is not None:
@@ -145,8 +145,8 @@ def _renew_slot(runner: Runner, job: Job, accept_server: str | None) -> Gap | No
 
 
 def _warnings_of(job: Job, gap: Gap, accept_server: str | None) -> list[str]:
-    lost = f"the changes in {describe(gap)} were lost: {gap.cause}: {gap.detail}"
-    warnings = [f"the slot was created again, so {lost}"]
+    loss = f"the changes in {describe(gap)} were lost: {gap.cause}: {gap.detail}"
+    warnings = [f"the slot was created again, so {loss}"]
     if accept_server is not None:
         warnings.append(
             f"slot {gap.slot!r} on the previous server (system {gap.system_identifier},"

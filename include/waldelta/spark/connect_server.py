@@ -264,7 +264,7 @@ class ConnectServer:
         own.
         """
         master = f"local[{os.cpu_count() or 2},{TASK_ATTEMPTS}]"
-        own = {
+        server_settings = {
             "spark.master": master,
             **authentication(master),
             "spark.app.name": "waldelta",
@@ -283,7 +283,7 @@ class ConnectServer:
             # Sessions of finished runs are kept no longer than they are useful.
             "spark.connect.session.manager.defaultSessionTimeout": "30m",
         }
-        return driver_settings(self.store or os.environ) | LOCAL_WORKERS | own
+        return driver_settings(self.store or os.environ) | LOCAL_WORKERS | server_settings
 
 
 @contextmanager
@@ -317,14 +317,14 @@ def run_connect_server(port: int) -> NoReturn:
         )
     check_java()
     spark_submit = str(pyspark_folder() / "bin" / "spark-submit")
-    with private_files(), port_on_ipv6(port) as held:
+    with private_files(), port_on_ipv6(port) as sockets:
         folder = Path(tempfile.mkdtemp(prefix="waldelta-connect-"))
-        command, own = ConnectServer(folder, port, driver_memory()).prepare(spark_submit)
-        for descriptor in held:
+        command, environment = ConnectServer(folder, port, driver_memory()).prepare(spark_submit)
+        for descriptor in sockets:
             os.set_inheritable(descriptor, True)
         sys.stderr.write(
             f"starting a Spark Connect server at {HOST}:{port}; Ctrl-C ends it. Its clients:\n"
             f"    export SPARK_REMOTE='sc://{HOST}:{port}/;token='${TOKEN_VARIABLE}\n"
         )
         sys.stderr.flush()
-        os.execve(command[0], command, {**os.environ, **own})  # noqa: S606 - no shell
+        os.execve(command[0], command, {**os.environ, **environment})  # noqa: S606 - no shell

@@ -86,10 +86,10 @@ def check_java() -> FoundJava | None:
 def _version(home: Path) -> int | None:
     """Returns the major version recorded in a Java's folder; None where there is no record."""
     try:
-        found = _RELEASE.search((home / "release").read_text(encoding="utf-8", errors="replace"))
+        match = _RELEASE.search((home / "release").read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return None
-    return int(found[1]) if found else None
+    return int(match[1]) if match else None
 
 
 # The version of Delta that is built for each Spark; other versions of either fail at run time.
@@ -120,12 +120,12 @@ def fetch_delta_jars(folder: Path) -> None:
     make_jars_folder(folder)
     with resolved(artifact) as downloaded:
         main = _main_jar(artifact)
-        found = {jar for pattern in WANTED for jar in downloaded.glob(f"{pattern}.jar")}
-        for jar in found:
+        jars = {jar for pattern in WANTED for jar in downloaded.glob(f"{pattern}.jar")}
+        for jar in jars:
             check_jar(jar)
         # Without the main jar the folder is incomplete, so a killed download is repeated.
         remove_jars(folder, (main.removesuffix(".jar"), *WANTED))
-        for jar in sorted(found, key=lambda jar: (jar.name == main, jar.name)):
+        for jar in sorted(jars, key=lambda jar: (jar.name == main, jar.name)):
             copy_jar(jar, folder)
     if not has_delta_jars(folder, artifact):
         raise ConfigError(
@@ -222,8 +222,8 @@ def resolved(*packages: str, excluded: Sequence[str] = ()) -> Iterator[Path]:
     check_java()
     spark = pyspark_folder()
     environment = {**os.environ, "SPARK_HOME": str(spark), "PYSPARK_PYTHON": sys.executable}
-    for other in ("SPARK_REMOTE", "SPARK_CONF_DIR"):
-        environment.pop(other, None)
+    for variable in ("SPARK_REMOTE", "SPARK_CONF_DIR"):
+        environment.pop(variable, None)
     with tempfile.TemporaryDirectory(prefix="waldelta-jars-") as folder:
         # spark-submit resolves the packages before it runs this empty program.
         program, ivy = Path(folder) / "resolved.py", Path(folder) / "ivy"
@@ -238,12 +238,14 @@ def resolved(*packages: str, excluded: Sequence[str] = ()) -> Iterator[Path]:
             ",".join(excluded),
             str(program),
         ]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
+        process = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        )
+        if process.returncode:
             raise ConfigError(
                 f"{', '.join(packages)} can't be fetched: let this machine reach Maven Central, or"
                 f" copy the jars from one that can, and set {JARS_VARIABLE} to their folder"
-                f"\n{done.stderr[-3000:]}"
+                f"\n{process.stderr[-3000:]}"
             )
         yield ivy / "jars"
 
@@ -264,7 +266,7 @@ class Store:
     """What an object store needs: Maven packages, and those of their jars that pyspark lacks."""
 
     packages: tuple[str, ...]
-    wanted: tuple[str, ...]
+    patterns: tuple[str, ...]
     excluded: tuple[str, ...] = ()
 
 
@@ -277,12 +279,12 @@ def stores() -> dict[str, Store]:
             *(f"{_SDK}:{module}:{SDK_VERSION}" for module in _SDK_MODULES),
             _COMPILER,
         ),
-        wanted=("org.apache.hadoop_hadoop-aws-*", "software.amazon.*", "org.reactivestreams_*"),
+        patterns=("org.apache.hadoop_hadoop-aws-*", "software.amazon.*", "org.reactivestreams_*"),
         excluded=(f"{_SDK}:bundle",),
     )
     azure = Store(
         packages=(f"org.apache.hadoop:hadoop-azure:{hadoop}",),
-        wanted=("org.apache.hadoop_hadoop-azure-*", "org.wildfly.openssl_*"),
+        patterns=("org.apache.hadoop_hadoop-azure-*", "org.wildfly.openssl_*"),
     )
     return {S3_JARS: s3, "azure": azure}
 
@@ -298,15 +300,15 @@ def fetch_jars(folder: Path, names: Iterable[str] = ()) -> None:
     The network is used only when they are missing. Raises ConfigError for an unknown store, for a
     store's folder with files of the user, and as fetch_delta_jars() does.
     """
-    by_name, chosen = stores(), list(names)
-    for name in chosen:
+    by_name, store_names = stores(), list(names)
+    for name in store_names:
         if name not in by_name:
             raise ConfigError(
                 f"there are no jars of a store {name!r}: write {' or '.join(by_name)}"
             )
         _check_own(folder / name)
     fetch_delta_jars(folder)
-    for name in chosen:
+    for name in store_names:
         _fetch(by_name[name], folder, folder / name)
 
 
@@ -329,8 +331,8 @@ def _fetch(store: Store, delta_jars: Path, folder: Path) -> None:
     with resolved(*store.packages, excluded=store.excluded) as downloaded:
         # Empty until all jars are there: a killed download is repeated, in a folder known as own.
         stamp.write_text("")
-        remove_jars(folder, (Path(LOG_STORE_JAR).stem, *store.wanted))
-        for pattern in store.wanted:
+        remove_jars(folder, (Path(LOG_STORE_JAR).stem, *store.patterns))
+        for pattern in store.patterns:
             if not (jars := sorted(downloaded.glob(f"{pattern}.jar"))):
                 raise ConfigError(f"Maven has no {pattern}.jar, which {folder.name} needs")
             for jar in jars:
@@ -374,10 +376,10 @@ def compile_log_store(jar: Path, compiler: Path, delta_jars: Path) -> None:
             *("-source", "17", "-target", "17", "-encoding", "UTF-8"),
             *("-classpath", classpath, "-d", classes, str(LOG_STORE)),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
+        if process.returncode:
             raise ConfigError(
-                f"{LOG_STORE.name} can't be compiled: install Java 17 or 21\n{done.stderr}"
+                f"{LOG_STORE.name} can't be compiled: install Java 17 or 21\n{process.stderr}"
             )
         packed = Path(classes) / jar.name
         with zipfile.ZipFile(packed, "w") as archive:

@@ -415,7 +415,7 @@ def _numbered(
             for number in part["id"].to_pylist():
                 try:
                     with private_files(umask):
-                        done = task(number)
+                        answer = task(number)
                 except WaldeltaError as err:
                     if stops:
                         raise
@@ -423,8 +423,8 @@ def _numbered(
                         [{_FAILED.name: error_text(err)}], schema=schema
                     )
                     return
-                yield from done.append_column(
-                    _FAILED, pa.nulls(len(done), _FAILED.type)
+                yield from answer.append_column(
+                    _FAILED, pa.nulls(len(answer), _FAILED.type)
                 ).to_batches()
                 # Spark keeps the process for later tasks, perhaps for hours.
                 pa.default_memory_pool().release_unused()
@@ -445,8 +445,8 @@ def _collected(answers: DataFrame) -> list[Answer]:
     try:
         return [row.asDict() for row in answers.collect()]
     except Exception as err:
-        if (named := named_error(err)) is not None:
-            raise named from None
+        if (error := named_error(err)) is not None:
+            raise error from None
         raise
 
 

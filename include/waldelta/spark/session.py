@@ -135,8 +135,8 @@ def borrowed_session(spark: SparkSession | None) -> Iterator[SparkSession]:
 
     Raises the named error when that one can't be opened.
     """
-    if (found := spark or _active_session()) is not None:
-        yield found
+    if (session := spark or _active_session()) is not None:
+        yield session
         return
     with open_session("waldelta check") as opened:
         yield opened
@@ -314,11 +314,11 @@ def _classic_session(master: str, name: str) -> SparkSession:
                 submitted.setIfMissing(key, value)
             return SparkSession.builder.config(conf=submitted).getOrCreate()
     check_java()
-    own = {
+    jvm_settings = {
         "spark.jars": ",".join(str(jar) for jar in jars()),
         "spark.driver.memory": driver_memory(),
     }
-    settings = driver_settings() | local_settings(master) | log_settings() | own
+    settings = driver_settings() | local_settings(master) | log_settings() | jvm_settings
     conf = SparkConf().setMaster(master).setAppName(name).setAll(list(settings.items()))
     if master.startswith("local"):  # Otherwise Spark warns about the host's name at each start.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -345,13 +345,13 @@ def _stdout_as_stderr() -> Iterator[None]:
     Delta's VACUUM prints to the JVM's stdout, where only the result of a verb belongs.
     """
     sys.stdout.flush()
-    own = os.dup(1)
+    stdout = os.dup(1)
     try:
         os.dup2(2, 1)
         yield
     finally:
-        os.dup2(own, 1)
-        os.close(own)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 @contextmanager
@@ -418,12 +418,12 @@ def session_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterat
 
     Raises ConfigError as set_settings() does.
     """
-    before = _different(spark, settings)
+    earlier_values = _different(spark, settings)
     try:
-        _set_all(spark, settings, before)
+        _set_all(spark, settings, earlier_values)
         yield
     finally:
-        for name, value in before.items():
+        for name, value in earlier_values.items():
             if value is None:
                 spark.conf.unset(name)
             else:
@@ -459,9 +459,9 @@ def set_settings(
 
     Raises ConfigError for a setting that the session refuses, or that has another value afterwards.
     """
-    before = _different(spark, settings)
-    _set_all(spark, settings, before)
-    return before
+    earlier_values = _different(spark, settings)
+    _set_all(spark, settings, earlier_values)
+    return earlier_values
 
 
 def is_connect(spark: SparkSession) -> bool:

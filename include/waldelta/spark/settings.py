@@ -115,10 +115,10 @@ def log_store_settings() -> dict[str, str]:
     spark-defaults.conf names another.
     """
     compiled = (jars_folder() / S3_JARS / LOG_STORE_JAR).exists()
-    own = any(
+    has_log_store = any(
         _OWN_LOG_STORE.search(file.read_text()) for file in _conf_files("spark-defaults.conf")
     )
-    if own or not compiled:
+    if has_log_store or not compiled:
         return {}
     return {f"spark.delta.logStore.{scheme}.impl": S3_LOG_STORE for scheme in STORES["s3"].schemes}
 
@@ -204,13 +204,13 @@ def jars() -> list[Path]:
     Raises ConfigError when Delta's are missing.
     """
     folder = jars_folder()
-    found = sorted(folder.glob("*.jar"))
-    if not found:
+    delta_jars = sorted(folder.glob("*.jar"))
+    if not delta_jars:
         raise ConfigError(
             f"no Delta jars in {folder}: run `waldelta jars`, or set {JARS_VARIABLE} to a folder"
             " that has them"
         )
-    return found + sorted(folder.glob("*/*.jar"))
+    return delta_jars + sorted(folder.glob("*/*.jar"))
 
 
 def jars_folder() -> Path:

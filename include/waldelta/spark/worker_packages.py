@@ -32,8 +32,8 @@ def read_workers(spark: SparkSession, packages: Sequence[str]) -> list[Workers]:
     # Arrow is one of the packages that they may lack.
     ask = udf(_question(tuple(packages), _SECONDS_PER_TASK), "string", useArrow=False)
     answers = spark.range(0, _TASKS, 1, _TASKS).select(ask("id").alias("answer")).distinct()
-    found = [Workers(**json.loads(row.answer)) for row in answers.collect()]
-    return sorted(found, key=lambda one: (one.host, one.python))
+    workers = [Workers(**json.loads(row.answer)) for row in answers.collect()]
+    return sorted(workers, key=lambda one: (one.host, one.python))
 
 
 def _question(packages: tuple[str, ...], seconds: float) -> Any:

@@ -85,10 +85,10 @@ def replay(
                 " again, which adds what differs as changes"
             )
     current = CurrentTargets.read(runner, job, "replay", result)
-    identity, done = job.read_identity(), Replayed()
+    identity, outcome = job.read_identity(), Replayed()
     change_log, numbers = job.change_log(identity), BatchNumbers(span.after, span.upto)
     touched = BatchRanges(change_log, change_log.sizes(*numbers)).of(numbers)
-    work = _Replay(runner, job, result, span, touched, done)
+    work = _Replay(runner, job, result, span, touched, outcome)
     marks = Watermarks(job, identity)
     for lifecycle in current.lifecycles:
         name, state = lifecycle.table_name, lifecycle.state
@@ -105,8 +105,8 @@ def replay(
             result.warn([f"{of_table(err, name)}: it isn't replayed, and stays as it is"])
         except WaldeltaError as err:
             log.error("table=%s not replayed: %s", name, err)
-            done.failures[name] = of_table(err, name)
-    return done
+            outcome.failures[name] = of_table(err, name)
+    return outcome
 
 
 def _why_not(
@@ -130,7 +130,7 @@ class _Replay:
     result: RunResult
     span: Span
     touched: BatchRange
-    done: Replayed
+    outcome: Replayed
 
     def mend(self, current: CurrentTargets, state: TableState) -> None:
         """Bring the rows of one target that the range touched to the source's present state."""
@@ -155,8 +155,8 @@ class _Replay:
             mended = repair(runner, job, as_copied, Again(reason, touched=keys))
             mended.add_to(self.result)
             rows = mended.cut.written
-            self.done.keys += len(keys)
-        self.done.tables, self.done.rows = self.done.tables + 1, self.done.rows + rows
+            self.outcome.keys += len(keys)
+        self.outcome.tables, self.outcome.rows = self.outcome.tables + 1, self.outcome.rows + rows
 
 
 # A snapshot that sees no transaction: the range's changes count, also those that a later copy has.
@@ -165,8 +165,8 @@ _SEES_NOTHING = "1:1:"
 
 def _is_touched(batch_range: BatchRange, state: TableState) -> bool:
     # A TRUNCATE may be of its table.
-    every = replace(state, snapshot=_SEES_NOTHING)
-    return batch_range.count(every) > 0 or batch_range.stream.has_truncates()
+    whole_history = replace(state, snapshot=_SEES_NOTHING)
+    return batch_range.count(whole_history) > 0 or batch_range.stream.has_truncates()
 
 
 def _touched_rows(
@@ -182,11 +182,11 @@ def _touched_rows(
     It does with a TRUNCATE, and in a table without a key. Raises SchemaChanged for columns that the
     ledger can't map to the key.
     """
-    every, stream = replace(state, snapshot=_SEES_NOTHING), batch_range.stream
+    whole_history, stream = replace(state, snapshot=_SEES_NOTHING), batch_range.stream
     check_prepared(stream, state, Snapshot.parse(state.snapshot))
-    snapshot = Snapshot.parse(every.snapshot)
-    volume = batch_range.volume(every)
-    if last_truncates(stream, every, snapshot) or not state.key_columns:
+    snapshot = Snapshot.parse(whole_history.snapshot)
+    volume = batch_range.volume(whole_history)
+    if last_truncates(stream, whole_history, snapshot) or not state.key_columns:
         return None
     rules = job.pipeline.target.schema_rules_of(state.table_name)
     described = read_versions(stream, state.relation_ids) if volume.rows else []
@@ -194,9 +194,9 @@ def _touched_rows(
     history = [row for row in job.read_all_states(state.table_name) if row.status == SYNCED]
     evolution = _as_they_are(state, history, versions, follows=rules.policy != "ignore")
     types = partial(read_types, connection)
-    decode = plan_decode(types, batch_range, every, versions, evolution, rules)
-    rows = batch_range.rows_of(every)
-    plan = TargetPlan(every, batch_range.batches, volume, decode, False, rows, False, None)
+    decode = plan_decode(types, batch_range, whole_history, versions, evolution, rules)
+    rows = batch_range.rows_of(whole_history)
+    plan = TargetPlan(whole_history, batch_range.batches, volume, decode, False, rows, False, None)
     return read_touched(runner, batch_range.change_log, plan, folder)
 
 
@@ -210,12 +210,12 @@ def _as_they_are(
     """Returns the evolution that keeps the target's columns, with their positions in old rows
     too.
     """
-    held = [row.columns for row in history]
+    column_sets = [row.columns for row in history]
     positions = []
     for version in versions:
         relation = as_merged_partition(version.relation, state)
         places = (
-            place_columns_by_history(state, held, relation)
+            place_columns_by_history(state, column_sets, relation)
             if follows
             else place_columns_by_name(state, relation)
         )

@@ -69,9 +69,9 @@ def resync_targets(runner: Runner, applied: Applied, result: RunResult) -> dict[
                 _copy(runner, job, result, copy)
         except WaldeltaError as err:
             failures[name] = err
-    others = [found for found in standings if found not in adopted]
-    targets.never_copied = [found.table_name for found in requiring(others, RequiredAction.FIRST)]
-    if notice := never_copied(job, others):
+    tables = [table for table in standings if table not in adopted]
+    targets.never_copied = [table.table_name for table in requiring(tables, RequiredAction.FIRST)]
+    if notice := never_copied(job, tables):
         result.warnings.append(notice)
     return failures
 
@@ -85,17 +85,17 @@ def _repair(
     from waldelta.stages.repair.repair import repair
 
     try:
-        done = repair(runner, job, drift)
+        effect = repair(runner, job, drift)
     except WaldeltaError as err:
         log.warning("table=%s needs a whole copy: %s", copy.table_name, err)
         result.warnings.append(f"{copy.table_name} needs a whole copy: {err}")
         return False
-    done.add_to(result)
-    result.landed.end_lsn = str(result.landed.read_upto(done.drained.end))
+    effect.add_to(result)
+    result.landed.end_lsn = str(result.landed.read_upto(effect.drained.end))
     result.warnings.append(
-        f"{_warning(copy)}: it was repaired as of {done.lsn}: {counted(done.entered, 'row')}"
-        f" added, {done.exited:,} removed, {done.read_again:,} that changed during the repair were"
-        " read again"
+        f"{_warning(copy)}: it was repaired as of {effect.lsn}: {counted(effect.entered, 'row')}"
+        f" added, {effect.exited:,} removed, {effect.read_again:,} that changed during the repair"
+        " were read again"
     )
     record_current(job, [copy.table_name])
     return True
@@ -122,15 +122,15 @@ def _hand_over(job: Job, result: RunResult, copy: TableLifecycle) -> None:
 def _copy(runner: Runner, job: Job, result: RunResult, copy: TableLifecycle) -> None:
     from waldelta.stages.sync.sync import sync
 
-    done = sync(runner, job, [copy.table_name], only_waiting=True)
-    if not done:
+    results = sync(runner, job, [copy.table_name], only_waiting=True)
+    if not results:
         result.targets.not_applied.append(copy.table_name)
         result.warnings.append(
             f"{_warning(copy)}: another run has already copied it, and the next run applies the"
             " changes since then"
         )
         return
-    (copied,) = done
+    (copied,) = results
     result.add_copy(copied)
     again = "" if copy.action == RequiredAction.FIRST else " again"
     how = f"copied{again}, {counted(copied.rows, 'row')}"

@@ -130,40 +130,40 @@ class _Adoption:
 
     def _refusal(self) -> str | None:
         """Returns why setup would refuse the table, or what the role lacks; None if nothing."""
-        problems = [found for found in self._judge() if found.severity == "problem"]
+        problems = [finding for finding in self._judge() if finding.severity == "problem"]
         texts = [f.text for f in merged(problems, sql_name(self.facts.server.role), for_dba=True)]
-        owners = "; ".join(found.text for found in problems if found.lacks == "ownership")
+        owners = "; ".join(finding.text for finding in problems if finding.lacks == "ownership")
         # A DBA could run the statement although the application's own statements would then fail.
-        if owners and all(found.lacks is not None for found in problems):
+        if owners and all(finding.lacks is not None for finding in problems):
             sql = self._statement().text()
             texts.append(f"{owners}: let a role that owns table and publication run: {sql};")
         return f"it isn't adopted: {'; '.join(texts)}" if texts else None
 
     def _judge(self) -> Iterator[Finding]:
-        wanted = self._wanted()
-        yield from privileges_needed(wanted, self.publication, self.facts)
+        trial = self._trial_publication()
+        yield from privileges_needed(trial, self.publication, self.facts)
         unreadable = judge_filters(self.table.publication)
         yield from unreadable
         if not unreadable:  # Only filters that were parsed are sent to the server.
-            wanted, objections = try_publications(self.conn, wanted)
+            trial, objections = try_publications(self.conn, trial)
             yield from map(problem, objections)
-        yield from judge_members(self.job.pipeline, wanted, self.facts)
-        yield from self._judge_targets(wanted)
+        yield from judge_members(self.job.pipeline, trial, self.facts)
+        yield from self._judge_targets(trial)
 
-    def _judge_targets(self, wanted: PublicationState) -> Iterator[Finding]:
+    def _judge_targets(self, trial: PublicationState) -> Iterator[Finding]:
         """Yields what preflight finds about the targets of the table, or of its partitions."""
-        entries, in_force = self.job.pipeline.target.tables, {wanted.name: wanted}
+        entries, in_force = self.job.pipeline.target.tables, {trial.name: trial}
         without = self._with_targets({})
         names = plan_targets(self.conn, without, in_force, self.facts).published.keys()
-        if taken := sorted(names & sources(entries).keys()):
+        if conflicts := sorted(names & sources(entries).keys()):
             yield problem(
-                f"target.tables.{taken[0]}.from: target {taken[0]} has rows of another table: give"
-                f" it another name, or exclude {self.table.id}"
+                f"target.tables.{conflicts[0]}.from: target {conflicts[0]} has rows of another"
+                f" table: give it another name, or exclude {self.table.id}"
             )
             return
-        own = {n: entries[n] for n in entries if n in names or n == str(self.table.id)}
-        if own:
-            pipeline = self._with_targets(own)
+        entries_of_table = {n: entries[n] for n in entries if n in names or n == str(self.table.id)}
+        if entries_of_table:
+            pipeline = self._with_targets(entries_of_table)
             planned = plan_targets(self.conn, pipeline, in_force, self.facts)
             yield from planned.findings
             yield from judge_wheres(self.conn, pipeline, planned)
@@ -184,11 +184,11 @@ class _Adoption:
                 read_published_tables(self.conn, names, sizes=False, locked=locked)
         log.info("%s", statement.reason)
 
-    def _wanted(self) -> PublicationState:
-        wanted = PublicationTable(self.table.id, None, self.table.entry.where)
-        return replace(self.publication, tables=(wanted,))
+    def _trial_publication(self) -> PublicationState:
+        member = PublicationTable(self.table.id, None, self.table.entry.where)
+        return replace(self.publication, tables=(member,))
 
     def _statement(self) -> Statement:
-        before = {self.publication.name: self.publication}
-        (statement,) = plan_publications([self._wanted()], before)
+        current = {self.publication.name: self.publication}
+        (statement,) = plan_publications([self._trial_publication()], current)
         return statement

@@ -74,8 +74,8 @@ def slot_life(job: Job) -> list[SlotMove]:
     return _begun_or_ended(job.ledger.slot_lives(job.pipeline.source.slot))
 
 
-def _begun_or_ended(done: Sequence[SlotMove]) -> list[SlotMove]:
-    return [move for move in done if move.event != "promoted"]
+def _begun_or_ended(moves: Sequence[SlotMove]) -> list[SlotMove]:
+    return [move for move in moves if move.event != "promoted"]
 
 
 def was_created_by_pipeline(moves: Sequence[SlotMove]) -> bool:
@@ -131,8 +131,8 @@ def end_life(conn: Connection, job: Job) -> bool:
     since.
     """
     name, dropped = job.pipeline.source.slot, False
-    done = job.ledger.slot_lives(name)
-    moves = _begun_or_ended(done)
+    lives = job.ledger.slot_lives(name)
+    moves = _begun_or_ended(lives)
     if not moves or moves[-1].event == "dropped":
         return False
     if was_created_by_pipeline(moves) and (slot := read_slot(conn, name)) is not None:
@@ -140,7 +140,7 @@ def end_life(conn: Connection, job: Job) -> bool:
         dropped = beyond(job, slot) is None and drop_slot(conn, name)
     fault_point("setup.dropped")
     job.ledger.append_life(
-        replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None), done[-1]
+        replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None), lives[-1]
     )
     return dropped
 
@@ -276,8 +276,8 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job, *, scripted: bo
     does the same; its record stays.
     """
     name = job.pipeline.source.slot
-    done, slot = job.ledger.slot_lives(name), read_slot(conn, name)
-    moves, last = _begun_or_ended(done), done[-1] if done else None
+    lives, slot = job.ledger.slot_lives(name), read_slot(conn, name)
+    moves, last = _begun_or_ended(lives), lives[-1] if lives else None
     if moves and moves[-1].event in ("created", "adopted"):
         return
     wait_replayed(primary, conn)
@@ -458,16 +458,16 @@ def _read_all(conn: Connection, source: Source, names: Sequence[str]) -> None:
 
     Raises PublicationGone and psycopg.Error.
     """
-    asked = source.model_copy(
+    trial = source.model_copy(
         update={"slot": f"waldelta_trial_{conn.info.backend_pid}",
                 "publications": [entry for entry in source.publications if entry.name in names]}
     )  # fmt: skip
     copy = "select pg_copy_logical_replication_slot(%s, %s, true)"
-    conn.execute(copy, (source.slot, asked.slot))
+    conn.execute(copy, (source.slot, trial.slot))
     ((flushed,),) = conn.execute(f"select ({READABLE_LSN})::text".encode()).fetchall()
     conn.execute(f"set statement_timeout = '{TRIAL_S}s'".encode())
     try:
-        conn.execute(call("peek", whole(asked), Lsn.parse(flushed), None, "count(*)").encode())
+        conn.execute(call("peek", whole(trial), Lsn.parse(flushed), None, "count(*)").encode())
     except psycopg.errors.UndefinedObject as err:
         raise peek_error(source.slot, ServerError.of(err)) from None
 
@@ -478,11 +478,11 @@ def entries_kept(connection: psycopg.Connection[Any], job: Job) -> Iterator[None
 
     A table is recorded only if the ledger's entry was valid until then.
     """
-    before = _entries(connection, job)
+    old_entries = _entries(connection, job)
     yield
-    after = _entries(connection, job)
+    new_entries = _entries(connection, job)
     for name, state in job.ledger.table_states().items():
-        was, now_are = before.get(name, frozenset()), after.get(name, frozenset())
+        was, now_are = old_entries.get(name, frozenset()), new_entries.get(name, frozenset())
         if state.status != SYNCED or not now_are or not is_replaced(state.entries, was, now_are):
             continue
         # For a new slot incarnation all tables are copied again; a run that is working on this

@@ -108,20 +108,20 @@ class FoundTable:
         Without any, PostgreSQL would refuse the table's own UPDATEs and DELETEs once these are
         published.
         """
-        own = self.relation.identity_columns
+        columns = self.relation.identity_columns
         stored = [leaf for leaf in self.leaves if leaf.relkind == "r" and leaf.persistence == "p"]
-        same = all(
-            set(leaf.identity_columns) == set(own)
+        is_uniform = all(
+            set(leaf.identity_columns) == set(columns)
             and (leaf.replica_identity == "f") == (self.relation.replica_identity == "f")
             for leaf in stored
         )
-        return own if same and not self.is_identity_generated else ()
+        return columns if is_uniform and not self.is_identity_generated else ()
 
     @property
     def is_identity_generated(self) -> bool:
         """Returns whether a generated column is part of its replica identity."""
-        own = self.relation.identity_columns
-        return any(c.generated and c.name in own for c in self.relation.columns)
+        columns = self.relation.identity_columns
+        return any(c.generated and c.name in columns for c in self.relation.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +266,8 @@ class Draft:
     def _excluded(self) -> list[str]:
         reasons = [f"{table}: {reason}" for table, reason in self.inventory.excluded.items()]
         lines = ["Left out:", *map(on_one_line, reasons[:_MOST_EXCLUDED])] if reasons else []
-        more = len(reasons) - _MOST_EXCLUDED
-        return [f"    # {line}" for line in lines + [f"and {more} more"] * (more > 0)]
+        surplus = len(reasons) - _MOST_EXCLUDED
+        return [f"    # {line}" for line in lines + [f"and {surplus} more"] * (surplus > 0)]
 
 
 def _scalar(text: str) -> str:
@@ -414,12 +414,12 @@ def _needs(inventory: Inventory, tables: Sequence[FoundTable]) -> Iterator[Need]
 
 
 def _publications(file: PipelineFile, actual: Mapping[str, PublicationState]) -> Iterator[str]:
-    wanted = [
+    publications = [
         wanted_publication(file.pipeline, entry, file.source.slot)
         for entry in file.source.publications
         if entry.manage
     ]
-    planned = plan_publications(wanted, actual)
+    planned = plan_publications(publications, actual)
     if not planned:
         yield "-- They are as the pipeline file says."
         return
@@ -467,7 +467,7 @@ def _read(conn: Connection, conninfo: str, locked: frozenset[int]) -> Inventory:
         facts = {row.oid: row for row in fetch(conn, _TABLES, {"locked": list(locked)})}
         relations = {relation.id: relation for relation in read_relations(conn, list(facts))}
         reasons = {table_id: _reasons(relation) for table_id, relation in relations.items()}
-        fit = [relations[table_id] for table_id, own in reasons.items() if not own]
+        fit = [relations[table_id] for table_id, grounds in reasons.items() if not grounds]
         leaves = read_leaves(conn, [relation.oid for relation in fit], locked=locked)
         tables = [
             _table(conn, relation, leaves[relation.oid], facts[relation.oid], locked)
@@ -478,7 +478,7 @@ def _read(conn: Connection, conninfo: str, locked: frozenset[int]) -> Inventory:
             server.role,
             server.is_superuser,
             tuple(sorted(tables, key=attrgetter("id"))),
-            {table_id: own[0] for table_id, own in sorted(reasons.items()) if own},
+            {table_id: grounds[0] for table_id, grounds in sorted(reasons.items()) if grounds},
             frozenset(server.publications),
             frozenset(server.slots),
             frozenset(server.roles),

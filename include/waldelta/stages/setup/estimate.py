@@ -125,13 +125,13 @@ class CopyEstimate:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Returns a warning if the slot would be lost before the copy ends."""
-        limit, kept = self.wal_limit_mb << 20, self.wal_bytes
-        if kept is None or self.wal_limit_mb < 0 or kept <= limit:
+        limit, wal = self.wal_limit_mb << 20, self.wal_bytes
+        if wal is None or self.wal_limit_mb < 0 or wal <= limit:
             return ()
         return (
             warning(
                 f"the initial copy takes about {duration(self.seconds)}, until when the slot keeps"
-                f" about {size(kept)} of WAL, but max_slot_wal_keep_size is {size(limit)}: the slot"
+                f" about {size(wal)} of WAL, but max_slot_wal_keep_size is {size(limit)}: the slot"
                 " may be lost before the copy ends. Raise the limit, copy when less is written, or"
                 " begin with fewer tables"
             ),
@@ -173,8 +173,8 @@ class CopyEstimate:
         return lines
 
     def _wal(self) -> str:
-        rate, kept = self.wal_bytes_per_minute, self.wal_bytes
-        if rate is None or kept is None:
+        rate, wal = self.wal_bytes_per_minute, self.wal_bytes
+        if rate is None or wal is None:
             return (
                 "WAL that the slot keeps until the copy ends: unknown, the sample was too short for"
                 " a rate"
@@ -182,7 +182,7 @@ class CopyEstimate:
         limit = "no limit" if self.wal_limit_mb < 0 else size(self.wal_limit_mb << 20)
         return (
             f"WAL: the server writes about {size(int(rate))} a minute now, so the slot keeps about"
-            f" {size(kept)} until the copy ends (max_slot_wal_keep_size: {limit})"
+            f" {size(wal)} until the copy ends (max_slot_wal_keep_size: {limit})"
         )
 
 
@@ -215,23 +215,23 @@ def _estimate(
     began, first = _wal_position(connection)
     sampled = _samples(job, readable, sizes)
     ended, last = _wal_position(connection)
-    found = {copy: _of_whole(copy, sample) for copy, sample in sampled.items()}
-    known = max(1, sum(sizes[copy.table.oid] for copy in found))
-    seconds = sum(one.seconds for one in found.values()) / known
-    encoded = sum(one.file_bytes for one in found.values()) / known
-    rest = [copy for copy in readable if copy not in sampled]
-    for copy, rows in _planned(connection, job.pipeline.target, rest).items():
-        own = sizes[copy.table.oid]
-        found[copy] = Sample(copy.blocks, rows, int(own * encoded), own * seconds)
+    samples = {copy: _of_whole(copy, sample) for copy, sample in sampled.items()}
+    sampled_bytes = max(1, sum(sizes[copy.table.oid] for copy in samples))
+    seconds = sum(one.seconds for one in samples.values()) / sampled_bytes
+    encoded = sum(one.file_bytes for one in samples.values()) / sampled_bytes
+    unsampled = [copy for copy in readable if copy not in sampled]
+    for copy, rows in _planned(connection, job.pipeline.target, unsampled).items():
+        table_bytes = sizes[copy.table.oid]
+        samples[copy] = Sample(copy.blocks, rows, int(table_bytes * encoded), table_bytes * seconds)
     return CopyEstimate(
         tables=len({copy.target for copy in copies}),
-        rows=sum(one.rows for one in found.values()),
-        source_bytes=sum(sizes[copy.table.oid] for copy in found),
-        lake_bytes=sum(one.file_bytes for one in found.values()),
-        seconds=_seconds(found),
-        longest_seconds=max((_seconds({copy: one}) for copy, one in found.items()), default=0.0),
+        rows=sum(one.rows for one in samples.values()),
+        source_bytes=sum(sizes[copy.table.oid] for copy in samples),
+        lake_bytes=sum(one.file_bytes for one in samples.values()),
+        seconds=_seconds(samples),
+        longest_seconds=max((_seconds({copy: one}) for copy, one in samples.items()), default=0.0),
         sampled={copy.target: one.seconds for copy, one in sampled.items()},
-        unread=tuple(sorted({copy.target for copy in copies if copy not in found})),
+        unread=tuple(sorted({copy.target for copy in copies if copy not in samples})),
         wal_bytes_per_minute=_wal_rate(server, last - first, ended - began),
         wal_limit_mb=server.number("max_slot_wal_keep_size"),
     )
@@ -257,10 +257,10 @@ def _samples(
     """Returns samples of the largest tables, each for its share of the time."""
     largest = sorted(copies, key=lambda copy: -sizes[copy.table.oid])[:_MOST_SAMPLED]
     total = max(1, sum(sizes[copy.table.oid] for copy in largest))
-    found: dict[PlannedCopy, Sample] = {}
+    samples: dict[PlannedCopy, Sample] = {}
     for copy in largest:
         share = sizes[copy.table.oid] / total
-        if not copy.blocks or (found and share < _LEAST_SHARE):
+        if not copy.blocks or (samples and share < _LEAST_SHARE):
             continue
         with SnapshotHolder(job.source.conninfo, "waldelta estimate") as holder:
             try:
@@ -271,8 +271,8 @@ def _samples(
                 log.info("table=%s can't be sampled: %s", copy.table.id, err)
                 continue
         if sample.blocks:
-            found[copy] = sample
-    return found
+            samples[copy] = sample
+    return samples
 
 
 def _of_whole(copy: PlannedCopy, sample: Sample) -> Sample:
@@ -291,10 +291,10 @@ def _planned(
     connection: Connection, target: Target, copies: Sequence[PlannedCopy]
 ) -> dict[PlannedCopy, int]:
     """Returns the planner's estimate of the rows of copies; locked ones are left out."""
-    found = {}
+    row_counts = {}
     for copy in copies:
         if not copy.blocks:  # The planner would assume that rows are being added.
-            found[copy] = 0
+            row_counts[copy] = 0
             continue
         options = target.types_of(copy.target)
         conditions = filter_conditions(
@@ -307,15 +307,15 @@ def _planned(
             limited(connection, "lock_timeout", _LOCK_TIMEOUT_S),
         ):
             rows = sql.SQL("select from {}").format(rows_where(relation, conditions))
-            found[copy] = planned_rows(connection, rows)
-    return found
+            row_counts[copy] = planned_rows(connection, rows)
+    return row_counts
 
 
 def _sizes(connection: Connection, copies: Sequence[PlannedCopy]) -> dict[int, int]:
     """Returns each copy's bytes with TOAST, by its relation, without locked tables."""
     locked = read_locked_tables(connection).relations
     leaves = {copy.table.oid: [leaf.oid for leaf in copy.table.stored_leaves] for copy in copies}
-    free = {oid: own for oid, own in leaves.items() if locked.isdisjoint(own)}
+    free = {oid: oids for oid, oids in leaves.items() if locked.isdisjoint(oids)}
     with limited(connection, "lock_timeout", _LOCK_TIMEOUT_S):
         return read_bytes(connection, free)
 
@@ -426,8 +426,8 @@ class _Places:
         step = float(_FIRST_BLOCKS)
         with suppress(IndexError):  # Another reader took the last one.
             while began < self._until:
-                chunk, blocks, rest = _part(self._chunks.popleft(), int(step))
-                self._chunks.extend(rest)
+                chunk, blocks, chunks = _part(self._chunks.popleft(), int(step))
+                self._chunks.extend(chunks)
                 yield chunk
                 self.blocks.append(blocks)
                 took, began = time.monotonic() - began, time.monotonic()
@@ -440,13 +440,13 @@ def _part(place: Chunk, most_blocks: int) -> tuple[Chunk, int, list[Chunk]]:
     """
     end = max(leaf.blocks for leaf in place.leaves)
     last = end if place.last_block is None else min(place.last_block, end)
-    rest = []
+    chunks = []
     if all(leaf.has_ctid for leaf in place.leaves) and last - place.first_block > most_blocks:
         last = place.first_block + most_blocks
-        rest = [replace(place, first_block=last)]
+        chunks = [replace(place, first_block=last)]
         place = replace(place, last_block=last)
     blocks = sum(max(0, min(last, leaf.blocks) - place.first_block) for leaf in place.leaves)
-    return place, blocks, rest
+    return place, blocks, chunks
 
 
 def plan_copies(
@@ -468,10 +468,10 @@ def plan_copies(
     leaves = read_leaves(conn, list({table.oid for _, _, table in sources}), locked=locked)
     copies = []
     for name, mapping, table in sources:
-        own = leaves[table.oid]
+        table_leaves = leaves[table.oid]
         if mapping.partition is not None:
-            own = tuple(leaf for leaf in own if leaf.is_of(mapping.partition))
-        copies.append(PlannedCopy(name, replace(table, leaves=own), mapping.where))
+            table_leaves = tuple(leaf for leaf in table_leaves if leaf.is_of(mapping.partition))
+        copies.append(PlannedCopy(name, replace(table, leaves=table_leaves), mapping.where))
     return tuple(copies)
 
 

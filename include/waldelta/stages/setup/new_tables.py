@@ -36,17 +36,17 @@ def adopt_or_report(conn: Connection, job: Job) -> NewTables:
     The caller holds the slot's lock, so that no setup runs at the same time. This is one query
     without new tables, and none without patterns.
     """
-    found = matched_tables(conn, job.pipeline.source, is_new=True)
-    wanted = [table for table in found if table.publication.new_tables == "adopt"]
+    tables = matched_tables(conn, job.pipeline.source, is_new=True)
+    to_adopt = [table for table in tables if table.publication.new_tables == "adopt"]
     refused: dict[MatchedTable, str] = {}
-    if wanted:
+    if to_adopt:
         # An idle check without new tables doesn't load preflight.
         from waldelta.stages.setup._adoption import adopt
 
-        refused = adopt(conn, job, wanted)
-    to_report = [table for table in found if table.publication.new_tables == "report"]
+        refused = adopt(conn, job, to_adopt)
+    to_report = [table for table in tables if table.publication.new_tables == "report"]
     listed = [f"{table.id} ({table.patterns})" for table in to_report]
-    adopted = sorted({str(table.id) for table in wanted if table not in refused})
+    adopted = sorted({str(table.id) for table in to_adopt if table not in refused})
     warnings = [
         *([f"new tables were added to the publication: {first_of(adopted)}"] if adopted else []),
         *([_UNPUBLISHED.format(tables=first_of(listed))] if listed else []),

@@ -67,8 +67,8 @@ def renew_slot(
         plan = carry_out(connection, job, lock, renew=True)
         for text in plan.warnings:
             log.warning("%s", text)
-        slot, lost = job.pipeline.source.slot, describe(gap) if gap else ""
-        log.info("slot=%s recreated after the gap %s", slot, lost)
+        slot, span = job.pipeline.source.slot, describe(gap) if gap else ""
+        log.info("slot=%s recreated after the gap %s", slot, span)
         return gap
 
 
@@ -78,11 +78,11 @@ def _check_accepted(connection: Connection, err: SourceChanged, accepted: str | 
     A resync makes the targets equal to it.
     """
     server = read_position(connection)
-    found = f"{server.system_identifier}/{server.timeline}"
-    if accepted != found:
+    identity = f"{server.system_identifier}/{server.timeline}"
+    if accepted != identity:
         raise SourceChanged(
             f"{err}. A resync makes the targets equal to this server: only if this is the intended"
-            f" server, run it with --accept-server {found} (in Airflow: the param accept_server)"
+            f" server, run it with --accept-server {identity} (in Airflow: the param accept_server)"
         ) from err
 
 

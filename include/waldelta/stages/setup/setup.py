@@ -238,8 +238,8 @@ class SetupPlan:
             estimate = None  # A filter that PostgreSQL refuses can't be sampled either.
         else:
             estimate = estimate_copies(job, self.targets, self.server)
-        found = () if estimate is None else estimate.findings
-        return replace(self, estimate=estimate, findings=(*self.findings, *found))
+        warnings = () if estimate is None else estimate.findings
+        return replace(self, estimate=estimate, findings=(*self.findings, *warnings))
 
     def require(self) -> None:
         """Raise PreflightFailed with every problem."""
@@ -485,34 +485,38 @@ def _publications_in_force(
     objections: list[Finding] = []
     for entry in job.pipeline.source.publications:
         if entry.manage:
-            by_name[entry.name], found = _wanted(conn, job, entry, facts)
-            objections += found
+            by_name[entry.name], problems = _publication_in_force(conn, job, entry, facts)
+            objections += problems
         elif entry.name in facts.actual:
             by_name[entry.name] = facts.actual[entry.name]
     return by_name, objections
 
 
-def _wanted(
+def _publication_in_force(
     conn: Connection, job: Job, entry: Publication, facts: Facts
 ) -> tuple[PublicationState, list[Finding]]:
     """Returns the wanted publication as PostgreSQL prints it, and PostgreSQL's objections."""
-    wanted = wanted_publication(
+    publication = wanted_publication(
         job.pipeline.pipeline, entry, job.pipeline.source.slot, facts.matched
     )
     if unreadable := judge_filters(entry):
         # Only filters that were parsed are sent to the server; the rest of the entry is judged
         # without them.
         return (
-            replace(wanted, tables=tuple(replace(t, row_filter=None) for t in wanted.tables)),
+            replace(
+                publication, tables=tuple(replace(t, row_filter=None) for t in publication.tables)
+            ),
             unreadable,
         )
     if not _can_be_queried(facts):
-        return wanted, []
-    known = facts.actual.get(entry.name)
-    tried = replace(wanted, tables=tuple(t for t in wanted.tables if t.id in facts.tables))
-    trial = partial(try_publications, conn, tried, known)
+        return publication, []
+    current = facts.actual.get(entry.name)
+    tried = replace(
+        publication, tables=tuple(t for t in publication.tables if t.id in facts.tables)
+    )
+    trial = partial(try_publications, conn, tried, current)
     state, problems = _with_lock_retry(conn, trial, timeout_ms=trial_timeout_ms(conn))
-    absent = [t for t in wanted.tables if t.id not in facts.tables]
+    absent = [t for t in publication.tables if t.id not in facts.tables]
     return replace(state, tables=tuple(sorted([*state.tables, *absent]))), [
         problem(text) for text in problems
     ]

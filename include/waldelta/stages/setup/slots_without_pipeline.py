@@ -59,15 +59,15 @@ class SlotWithoutPipeline:
 
 
 def find_slots_without_pipeline(
-    conn: Connection, named: Collection[str], slot_conn: Connection | None = None
+    conn: Connection, slot_names: Collection[str], slot_conn: Connection | None = None
 ) -> list[SlotWithoutPipeline]:
-    """Returns the pgoutput slots of this database that are not ``named`` by pipeline files.
+    """Returns the pgoutput slots of this database except ``slot_names``, those of pipeline files.
 
     Slots left by a mismatch of named slots are not included: a run reports those. ``slot_conn``
     connects to a standby whose own slots count too. Slots that PostgreSQL synchronizes there from
     the primary don't.
     """
-    of_pipelines = {*named, *map(name_of_kept, named)}
+    of_pipelines = {*slot_names, *map(name_of_kept, slot_names)}
     marks = [
         (p, mark) for p in read_marked(conn).values() if (mark := Mark.parse(p.comment)) is not None
     ]
@@ -75,9 +75,11 @@ def find_slots_without_pipeline(
     for server in _servers(conn, slot_conn):
         for (name,) in server.execute(_SLOTS, (PLUGIN,)).fetchall():
             if name not in of_pipelines and (slot := read_slot(server, name)) is not None:
-                own = [(publication, mark) for publication, mark in marks if mark.slot == name]
-                pipeline = own[0][1].pipeline if own else None
-                publications = tuple(publication for publication, _ in own)
+                publications_of_slot = [
+                    (publication, mark) for publication, mark in marks if mark.slot == name
+                ]
+                pipeline = publications_of_slot[0][1].pipeline if publications_of_slot else None
+                publications = tuple(publication for publication, _ in publications_of_slot)
                 slots.append(SlotWithoutPipeline(slot, pipeline, publications))
     return slots
 
@@ -105,8 +107,8 @@ def drop_slots_without_pipeline(
             drop_slot(servers[-1] if by_name[name].slot.in_recovery else conn, name)
             publications = [publication.name for publication in by_name[name].publications]
             dropped.append(f"slot {name}")
-            others = [slot for server in servers if (slot := read_slot(server, name)) is not None]
-            if any(not slot.is_servers_own for slot in others):
+            twins = [slot for server in servers if (slot := read_slot(server, name)) is not None]
+            if any(not slot.is_servers_own for slot in twins):
                 stays = f"stays: another server has a slot {name} too"
                 dropped += [f"publication {publication} {stays}" for publication in publications]
                 continue

@@ -141,18 +141,20 @@ class ChunkLog:
 
         Raises NeedsSync when it isn't of this origin, or when its files were committed.
         """
-        found = []
+        attempts = []
         for entry in self._entries():
             of = entry["origin"]
-            if other := sorted(name for name in self.origin if of.get(name) != self.origin[name]):
-                raise NeedsSync(f"{' and '.join(other)} changed since")
+            if changes := sorted(name for name in self.origin if of.get(name) != self.origin[name]):
+                raise NeedsSync(f"{' and '.join(changes)} changed since")
             chunks = tuple((leaf, first, last) for leaf, first, last in entry["chunks"])
-            found.append(ChunkFiles(entry["snapshot"], entry["lsn"], chunks, tuple(entry["files"])))
+            attempts.append(
+                ChunkFiles(entry["snapshot"], entry["lsn"], chunks, tuple(entry["files"]))
+            )
         place = self.lake.files(self.rows) if self.buckets else table.place.files
-        held = {file.path for file in table.held_files}
-        if any(log_path(file["path"]) in held for one in found for file in one.files):
+        live_paths = {file.path for file in table.held_files}
+        if any(log_path(file["path"]) in live_paths for one in attempts for file in one.files):
             raise NeedsSync("an earlier attempt was committed")
-        return [one for one in found if _are_there(place, one.files)]
+        return [one for one in attempts if _are_there(place, one.files)]
 
     def paths(self) -> set[str]:
         """Returns the recorded files, of whatever origin."""
@@ -171,15 +173,15 @@ class ChunkLog:
 
     def remove(self) -> bool:
         """Remove the records; the files stay. Returns whether there were any."""
-        found = bool(self.paths())
+        had_records = bool(self.paths())
         remove_folder(self.folder)
-        return found
+        return had_records
 
 
 def _are_there(place: FileSystem, files: Iterable[Mapping[str, Any]]) -> bool:
     sizes = {file["path"]: file["size"] for file in files}
-    found = place.get_file_info(list(sizes))
-    return all(info.size == sizes[info.path] for info in found)
+    infos = place.get_file_info(list(sizes))
+    return all(info.size == sizes[info.path] for info in infos)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +247,10 @@ class TakenRows:
             files: Files = []
             for place, file in enumerate(self.files[number - shares]):
                 former = HeldFile.of(file).open(lake, folder.uri, folder.schema)
-                rest = self._rest(former, key)
-                files += [file] if rest is None else rewrite(f"rest-{number}-{place}", rest)
+                rows_kept = self._untouched_rows(former, key)
+                files += (
+                    [file] if rows_kept is None else rewrite(f"rest-{number}-{place}", rows_kept)
+                )
             return pa.Table.from_pylist(files, schema)
 
         return runner.run(shares + len(self.files), schema, write, stops=True)
@@ -264,7 +268,9 @@ class TakenRows:
         parts = texts.to_batches(KEYS_PER_READ)
         return read_keys(self.source.conninfo, copy, choice, key, parts, name)
 
-    def _rest(self, file: ds.Dataset, key: Sequence[str]) -> Iterator[pa.RecordBatch] | None:
+    def _untouched_rows(
+        self, file: ds.Dataset, key: Sequence[str]
+    ) -> Iterator[pa.RecordBatch] | None:
         """Returns a file's rows without those of touched keys; None when it has none of them."""
         types = dict(self.source.copy.columns)
         kinds = [types[name] for name in self.source.copy.key_columns]
@@ -282,7 +288,7 @@ class ContinuedCopy:
     records: ChunkLog
     state: TableState
     source: CopySource
-    found: Sequence[ChunkFiles]
+    files: Sequence[ChunkFiles]
     chunks: Sequence[Chunk]
 
     def take(self, runner: Runner, schema: pa.Schema, folder: ChunkFolder) -> list[Answer]:
@@ -297,7 +303,7 @@ class ContinuedCopy:
                 raised_as(partial(unexpected_error, name), psycopg.Error),
                 named_loss(self.source.conninfo),
             ):
-                touched = _touched(runner, self.job, self.state, self.found, Lsn(self.records.lsn))
+                touched = _touched(runner, self.job, self.state, self.files, Lsn(self.records.lsn))
         except WaldeltaError as err:
             if err.retryable:
                 raise
@@ -308,11 +314,11 @@ class ContinuedCopy:
             ) from err
         log.info(
             "table=%s its copy continues: %s of %s are there, %s changed since",
-            name, counted(sum(one.rows for one in self.found), "row"),
-            counted(len(self.found), "task"), counted(len(touched), "key"),
+            name, counted(sum(one.rows for one in self.files), "row"),
+            counted(len(self.files), "task"), counted(len(touched), "key"),
         )  # fmt: skip
-        files = tuple(one.files for one in self.found)
-        rows = TakenRows(files, touched, _ranges(self.found), self.source)
+        files = tuple(one.files for one in self.files)
+        rows = TakenRows(files, touched, _ranges(self.files), self.source)
         return rows.bring_up_to_date(runner, schema, self.job.lake, folder)
 
 
@@ -350,8 +356,8 @@ def write_chunks(
     if staged is None or staged.earlier is None:
         return runner.run(tasks, schema, write, stops=True)
     with ThreadPoolExecutor(1, "earlier chunks") as pool:
-        taken = pool.submit(staged.earlier.take, runner, schema, folder)
-        return [*runner.run(tasks, schema, write, stops=True), *taken.result()]
+        future = pool.submit(staged.earlier.take, runner, schema, folder)
+        return [*runner.run(tasks, schema, write, stops=True), *future.result()]
 
 
 def stage_copy(
@@ -394,21 +400,21 @@ def continued(
     name = state.table_name
     try:
         target = job.lake.target(name).find()
-        found = records.read(target) if target is not None else []
-        chunks = _missing(source.table.stored_leaves, found, chunk_bytes)
+        files = records.read(target) if target is not None else []
+        chunks = _missing(source.table.stored_leaves, files, chunk_bytes)
     except WaldeltaError as err:
         log.warning("table=%s its copy starts again: %s", name, without_values(err))
         records.remove()
         return None
-    return ContinuedCopy(job, records, state, source, found, chunks) if found else None
+    return ContinuedCopy(job, records, state, source, files, chunks) if files else None
 
 
-def _missing(leaves: Sequence[Leaf], found: Sequence[ChunkFiles], chunk_bytes: int) -> list[Chunk]:
+def _missing(leaves: Sequence[Leaf], files: Sequence[ChunkFiles], chunk_bytes: int) -> list[Chunk]:
     """Returns the chunks of the blocks that no record has."""
     chunks: list[Chunk] = []
     for leaf in leaves:
         begin: int | None = 0
-        ranges = ((first, last) for one in found for oid, first, last in one.chunks
+        ranges = ((first, last) for one in files for oid, first, last in one.chunks
                   if oid == leaf.oid)  # fmt: skip
         for first, last in sorted(ranges, key=lambda blocks: blocks[0]):
             if begin is None or first < begin:
@@ -425,12 +431,12 @@ def _touched(
     runner: Runner,
     job: Job,
     state: TableState,
-    found: Sequence[ChunkFiles],
+    files: Sequence[ChunkFiles],
     upto: Lsn,
 ) -> pa.Table:
     """Returns the keys that changes touched since the first of the recorded snapshots."""
-    first = min((Snapshot.parse(one.snapshot) for one in found), key=_age)
-    oldest = next(one for one in found if Snapshot.parse(one.snapshot) == first)
+    first = min((Snapshot.parse(one.snapshot) for one in files), key=_age)
+    oldest = next(one for one in files if Snapshot.parse(one.snapshot) == first)
     state = replace(state, snapshot=oldest.snapshot, snapshot_lsn=oldest.lsn)
     land_through(runner, job, upto)
     identity = job.read_identity()
@@ -439,7 +445,7 @@ def _touched(
     folder = staging_folder(job.lake, state.table_name, state.generation, 0, job.run_id)
     touched = changed_keys(runner, job, state, batches, folder)
     fault_point("sync.touched")
-    rows, count = sum(one.rows for one in found), 0 if touched is None else len(touched)
+    rows, count = sum(one.rows for one in files), 0 if touched is None else len(touched)
     if is_dear(count, rows):
         raise NeedsSync(f"{counted(count, 'row')} changed since, of {rows:,} that are there")
     return pa.table({}) if touched is None else touched
@@ -450,10 +456,10 @@ def _age(snapshot: Snapshot) -> tuple[int, int]:
     return snapshot.xmax, -len(snapshot.running)
 
 
-def _ranges(found: Sequence[ChunkFiles]) -> str:
+def _ranges(files: Sequence[ChunkFiles]) -> str:
     """Returns the condition that a row is in a recorded chunk."""
     parts = []
-    for leaf, first, last in (chunk for one in found for chunk in one.chunks):
+    for leaf, first, last in (chunk for one in files for chunk in one.chunks):
         part = f"tableoid = {leaf:d} and ctid >= '({first:d},0)'::pg_catalog.tid"
         parts.append(part if last is None else f"{part} and ctid < '({last:d},0)'::pg_catalog.tid")
     return " or ".join(f"({part})" for part in parts)

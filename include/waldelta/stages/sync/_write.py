@@ -136,19 +136,19 @@ def write_copy(
     place, mode = job.lake.target(name), target.mode_of(name)
     marks = target.deletion_vectors_of(name)
     options = _set_properties(runner, place, target, name)
-    begun = TableState(now(), job.run_id, name, generation, COPYING)
+    state = TableState(now(), job.run_id, name, generation, COPYING)
     if not mode.keeps_rows:  # In other modes this follows once the copy is known not to be refused.
         take_over_for_copy(runner, job, name, generation)
         if former is not None:
             with writing_target(place):
-                diff = mend_target(runner, job, begun, former, rows)
+                diff = mend_target(runner, job, state, former, rows)
             rows = _without_staged(rows, diff)
             if isinstance(diff, RowDiff):
                 return WrittenCopy(CommitResult(diff.version, diff.compared, 0), diff=diff)
             whole = diff
-        here = None if marks else _open(runner, job, rows, options)
-        if here is not None:
-            return replace(_copy_files(runner, here, rows), whole=whole)
+        table = None if marks else _open(runner, job, rows, options)
+        if table is not None:
+            return replace(_copy_files(runner, table, rows), whole=whole)
     if rows.staged is not None:
         rows.staged.records.remove()
         if rows.staged.earlier is not None:
@@ -159,7 +159,7 @@ def write_copy(
     if marks and not marked:
         set_deletion_vectors(runner.spark(), place, wanted=True)
     if mode.keeps_rows:
-        return WrittenCopy(copy_states(runner, job, begun, rows))
+        return WrittenCopy(copy_states(runner, job, state, rows))
     written = replace_target(runner, place, _stored(runner, rows), rows.tag)
     if marked and not marks:  # This can follow only now, when no deletion vectors are left.
         set_deletion_vectors(runner.spark(), place, wanted=False)
@@ -225,12 +225,15 @@ def _stored(runner: Runner, rows: CopyRows) -> DataFrame:
 
 
 def obstacle(
-    former: Former, key: Sequence[str], held: Mapping[str, str], wanted: Mapping[str, str]
+    former: Former,
+    key: Sequence[str],
+    target_types: Mapping[str, str],
+    copy_types: Mapping[str, str],
 ) -> str | None:
     """Returns why only a whole copy is exact, or None when merging what differs is.
 
-    ``held`` and ``wanted`` are Spark types by column: the target's, and those that a copy would
-    write.
+    ``target_types`` and ``copy_types`` are Spark types by column: the target's, and those that a
+    copy would write.
     """
     if former.state is None:
         return "it was never copied completely"
@@ -238,20 +241,20 @@ def obstacle(
         return "it has no key"
     if sorted(former.state.key_columns) != sorted(key):
         return "its key has changed since it was copied"
-    if dict(held) != dict(wanted):
+    if dict(target_types) != dict(copy_types):
         return "its columns, or their types, differ from its target's"
     return None
 
 
 def mend_target(
-    runner: Runner, job: Job, begun: TableState, former: Former, rows: CopyRows
+    runner: Runner, job: Job, state: TableState, former: Former, rows: CopyRows
 ) -> RowDiff | str:
     """Compare a copy's rows with the target by key, and merge the differences.
 
     Returns the reason instead when only a whole copy is exact. Raises LateWriter, SnapshotLost, or
     the error that a task named.
     """
-    name = begun.table_name
+    name = state.table_name
     target = job.lake.target(name)
     if (table := target.find()) is None:
         return "it has no target any more"
@@ -263,13 +266,13 @@ def mend_target(
     try:
         if former.state is not None:
             check_target(job, former.state, table.version)
-        wanted = {column.name: simple_type(column.spark_type) for column in rows.columns}
-        why = obstacle(former, rows.copy.key_columns, table.spark_types, wanted)
+        types = {column.name: simple_type(column.spark_type) for column in rows.columns}
+        why = obstacle(former, rows.copy.key_columns, table.spark_types, types)
     except StateError as err:
         why = str(err)
     try:
         if why is None:
-            return _merge_all(runner, job, begun, rows, table, merge=merge)
+            return _merge_all(runner, job, state, rows, table, merge=merge)
     except NeedsSync as err:
         why = str(err)
     log.warning("table=%s is copied as a whole: %s", name, why)
@@ -279,7 +282,7 @@ def mend_target(
 def _merge_all(  # noqa: PLR0913 - a copy, its target, and how it is merged
     runner: Runner,
     job: Job,
-    begun: TableState,
+    state: TableState,
     rows: CopyRows,
     table: TargetVersion,
     *,
@@ -291,10 +294,10 @@ def _merge_all(  # noqa: PLR0913 - a copy, its target, and how it is merged
     Raises NeedsSync, with nothing committed, when the target has a key twice, and SnapshotLost when
     another writer changed it since this version.
     """
-    name, number = begun.table_name, rows.tag.number
+    name, number = state.table_name, rows.tag.number
     staged = rows.staged
     buckets = staged.records.buckets if staged is not None else bucket_count(table, rows.bytes)
-    folder = staging_folder(job.lake, name, begun.generation, number, job.run_id)
+    folder = staging_folder(job.lake, name, state.generation, number, job.run_id)
     key = rows.copy.key_columns
     expected = ExpectedRows(job.lake, folder, rows.copy, key, buckets, is_whole=True)
     with staged_in(runner, folder):
@@ -304,14 +307,14 @@ def _merge_all(  # noqa: PLR0913 - a copy, its target, and how it is merged
         fault_point("resync.compared")
         # The same transaction id as a copy's, which this replaces.
         tag = CommitTag(rows.tag.app_id, number, job.run_id, counts=net.counts, verb="resync")
-        done = (
-            read_commit(job, begun, merge(expected, net.files.folder, tag))
+        cut = (
+            read_commit(job, state, merge(expected, net.files.folder, tag))
             if net.counts
-            else commit_equal(runner, job, begun, tag, key[0])
+            else commit_equal(runner, job, state, tag, key[0])
         )
-        check_alone(job, done, table.version)
-    equal = count - done.inserted - done.updated
-    return RowDiff(done.version, done.inserted, done.updated, done.deleted, equal)
+        check_alone(job, cut, table.version)
+    equal = count - cut.inserted - cut.updated
+    return RowDiff(cut.version, cut.inserted, cut.updated, cut.deleted, equal)
 
 
 def _why_by_spark(rows: CopyRows, mode: TargetMode, *, marks: bool) -> str:
@@ -355,11 +358,11 @@ def keeps_earlier_rows(job: Job, table: str, key: Sequence[str]) -> bool:
     """
     mode = job.pipeline.target.mode_of(table)
     mode.check_key(table, key)
-    held = job.ledger.complete_states(table)
-    if not held or not job.lake.target(table).exists:
+    states = job.ledger.complete_states(table)
+    if not states or not job.lake.target(table).exists:
         return False
-    held[-1].kept_as.check_change(table, mode)
-    return held[-1].kept_as.keeps_rows
+    states[-1].kept_as.check_change(table, mode)
+    return states[-1].kept_as.keeps_rows
 
 
 def prepare_states(
@@ -378,24 +381,26 @@ def prepare_states(
     types = {column.name: column.spark_type for column in columns}
     added = mode.columns({name: types[name] for name in key})
     is_log = mode.fold.has_changes
-    wanted = [TargetColumn(c.name, c.spark_type, c.arrow, c.nullable or is_log) for c in columns]
+    all_columns = [
+        TargetColumn(c.name, c.spark_type, c.arrow, c.nullable or is_log) for c in columns
+    ]
     # Delta's DDL needs only these; their Arrow types aren't used.
-    wanted += [
+    all_columns += [
         TargetColumn(name, kind, columns[0].arrow, nullable=True) for name, kind in added.items()
     ]
-    prepare_target(runner, target, wanted, options)
+    prepare_target(runner, target, all_columns, options)
 
 
-def copy_states(runner: Runner, job: Job, begun: TableState, rows: CopyRows) -> CommitResult:
+def copy_states(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CommitResult:
     """Bring a target to the state of a snapshot, in one commit."""
-    mode, target = job.pipeline.target.mode_of(begun.table_name), job.lake.target(begun.table_name)
+    mode, target = job.pipeline.target.mode_of(state.table_name), job.lake.target(state.table_name)
     if not rows.keeps:
-        take_over_for_copy(runner, job, begun.table_name, begun.generation)
+        take_over_for_copy(runner, job, state.table_name, state.generation)
         first = _first(mode, rows.copy, rows.moment)
         frame = _stored(runner, rows).selectExpr("*", *first)
         return replace_target(runner, target, frame, rows.tag)
     with writing_target(target):
-        return _add(runner, job, begun, rows)
+        return _add(runner, job, state, rows)
 
 
 def _first(mode: TargetMode, copy: TableCopy, moment: SnapshotMoment) -> list[str]:
@@ -406,19 +411,19 @@ def _first(mode: TargetMode, copy: TableCopy, moment: SnapshotMoment) -> list[st
     return [f"cast({first.get(name, 'null')} as {kind}) as {name}" for name, kind in types.items()]
 
 
-def _add(runner: Runner, job: Job, begun: TableState, rows: CopyRows) -> CommitResult:
-    mode = job.pipeline.target.mode_of(begun.table_name)
-    copy, name, target = rows.copy, begun.table_name, job.lake.target(begun.table_name)
+def _add(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CommitResult:
+    mode = job.pipeline.target.mode_of(state.table_name)
+    copy, name, target = rows.copy, state.table_name, job.lake.target(state.table_name)
     table = target.open()
     if complete := job.ledger.complete_states(name):
         check_target(job, complete[-1], table.version)
-    held = target.frame(runner.spark())
-    shared = held.drop(*mode.columns(dict.fromkeys(copy.key_columns, "")))
-    stored_key = mode.stored_key(name, held, copy.key_columns)
-    wanted = {column.name: simple_type(column.spark_type) for column in rows.columns}
-    _check_comparable(name, copy, dict(shared.dtypes), wanted)
-    _check_position(name, held, mode, rows.moment.lsn)
-    take_over_for_copy(runner, job, name, begun.generation)
+    frame = target.frame(runner.spark())
+    shared = frame.drop(*mode.columns(dict.fromkeys(copy.key_columns, "")))
+    stored_key = mode.stored_key(name, frame, copy.key_columns)
+    types = {column.name: simple_type(column.spark_type) for column in rows.columns}
+    _check_comparable(name, copy, dict(shared.dtypes), types)
+    _check_position(name, frame, mode, rows.moment.lsn)
+    take_over_for_copy(runner, job, name, state.generation)
 
     def merge(expected: ExpectedRows, folder: str, tag: CommitTag) -> CommitTag:
         names = tuple(expected.written.names)
@@ -431,24 +436,24 @@ def _add(runner: Runner, job: Job, begun: TableState, rows: CopyRows) -> CommitR
         statement = mode.statement(target.relation, kept, f"({states})")
         return commit_statement(runner, tag, statement)
 
-    live = mode.live_rows(held, copy.key_columns)
+    live = mode.live_rows(frame, copy.key_columns)
     try:
-        done = _merge_all(runner, job, begun, rows, table, merge=merge, live=live)
+        diff = _merge_all(runner, job, state, rows, table, merge=merge, live=live)
     except NeedsSync as err:
         raise ModeRefused(
             f"the target of {name} can't be compared ({err}), and its mode keeps rows: move"
             " its folder away and sync it again"
         ) from None
-    return CommitResult(done.version, done.compared, 0)
+    return CommitResult(diff.version, diff.compared, 0)
 
 
-def _check_position(table: str, held: DataFrame, mode: TargetMode, lsn: Lsn) -> None:
+def _check_position(table: str, frame: DataFrame, mode: TargetMode, lsn: Lsn) -> None:
     """Raise ModeRefused when the target has positions after the snapshot's.
 
     Positions identify states. A state that begins after its own end would be taken for one that
     never existed, and be removed.
     """
-    (row,) = held.agg(*(F.max(name) for name in mode.positions)).collect()
+    (row,) = frame.agg(*(F.max(name) for name in mode.positions)).collect()
     newest = max((position for position in row if position is not None), default=0)
     if newest > lsn.value:
         raise ModeRefused(
@@ -459,7 +464,7 @@ def _check_position(table: str, held: DataFrame, mode: TargetMode, lsn: Lsn) -> 
 
 
 def _check_comparable(
-    table: str, copy: TableCopy, held: Mapping[str, str], wanted: Mapping[str, str]
+    table: str, copy: TableCopy, target_types: Mapping[str, str], copy_types: Mapping[str, str]
 ) -> None:
     """Raise ModeRefused when old and new rows can't be in one table as they are."""
     if not copy.key_columns:
@@ -467,9 +472,11 @@ def _check_comparable(
             f"{table} has no key, so a new copy can't be compared with its changelog: move its"
             " folder away and sync it again"
         )
-    if dict(held) != dict(wanted):
+    if dict(target_types) != dict(copy_types):
         differing = sorted(
-            name for name in held.keys() | wanted.keys() if held.get(name) != wanted.get(name)
+            name
+            for name in target_types.keys() | copy_types.keys()
+            if target_types.get(name) != copy_types.get(name)
         )
         raise ModeRefused(
             f"{table} keeps rows with other columns, or types, than the source has now"

@@ -157,9 +157,9 @@ def _opened(
     )
 
 
-def _fits(table: TargetVersion, wanted: pa.Schema) -> bool:
+def _fits(table: TargetVersion, schema: pa.Schema) -> bool:
     """Returns whether the table has the wanted columns, or may get them, without Spark."""
-    if not table.is_writable or not (table.can_store(wanted) or redefined(table, wanted)):
+    if not table.is_writable or not (table.can_store(schema) or redefined(table, schema)):
         return False
     return all(is_within(file.path) for file in table.held_files)
 
@@ -189,14 +189,14 @@ def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and
         discard(place, prefix, staged.records.paths() if staged is not None else ())
 
     try:
-        told = write_chunks(runner, tasks, reader, folder, _WRITTEN, staged)
+        answers = write_chunks(runner, tasks, reader, folder, _WRITTEN, staged)
         all_read()
     except Exception as err:
         discard_files()
         if isinstance(err, WaldeltaError):
             raise
         raise target_write_error(place, err) from None
-    files = [NewFile.of(row) for row in told if row["path"] is not None]
+    files = [NewFile.of(row) for row in answers if row["path"] is not None]
     try:
         with named_write_errors(place.uri), private_files():
             version = _commit(target, columns, files, tag)
@@ -206,7 +206,7 @@ def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and
         raise
     if staged is not None:
         staged.records.remove()
-    rows, size, raw = (sum(row[n] or 0 for row in told) for n in ("rows", "size", "raw_rows"))
+    rows, size, raw = (sum(row[n] or 0 for row in answers) for n in ("rows", "size", "raw_rows"))
     return WrittenCopy(CommitResult(version, rows, size), raw)
 
 
@@ -222,8 +222,10 @@ def _writer(place: DeltaTarget, layout: Layout, prefix: str) -> WriteRows:
             for group in row_groups(rows, layout.file_rows):
                 files.write(group.select(schema.names).cast(schema))
                 raw_rows += _raw_rows(group)
-            told = files.close()
-        return [{**file, "raw_rows": raw_rows * (not number)} for number, file in enumerate(told)]
+            entries = files.close()
+        return [
+            {**file, "raw_rows": raw_rows * (not number)} for number, file in enumerate(entries)
+        ]
 
     return write
 

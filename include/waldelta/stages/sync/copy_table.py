@@ -101,14 +101,14 @@ class SyncResult:
 
 
 def synced_state(
-    begun: TableState, copied: SyncResult, replicated: ReplicatedTarget, pipeline: PipelineFile
+    first_row: TableState, copied: SyncResult, replicated: ReplicatedTarget, pipeline: PipelineFile
 ) -> TableState:
-    """Returns the ledger row after ``begun`` for a complete copy, with the source as of the
+    """Returns the ledger row after ``first_row`` for a complete copy, with the source as of the
     snapshot.
     """
-    mode = pipeline.target.mode_of(begun.table_name)
+    mode = pipeline.target.mode_of(first_row.table_name)
     state = replace(
-        _as_published(begun, replicated, copied.storage, copied.target_filter, pipeline),
+        _as_published(first_row, replicated, copied.storage, copied.target_filter, pipeline),
         status=SYNCED,
         snapshot=copied.snapshot,
         snapshot_lsn=copied.lsn.value,
@@ -128,15 +128,15 @@ def synced_state(
 
 
 def _as_published(
-    begun: TableState,
+    first_row: TableState,
     replicated: ReplicatedTarget,
     storage: StorageState | None,
     target_filter: str | None,
     pipeline: PipelineFile,
 ) -> TableState:
-    table, types = replicated.table, pipeline.target.types_of(begun.table_name)
+    table, types = replicated.table, pipeline.target.types_of(first_row.table_name)
     return replace(
-        as_published(begun, table, storage, target_filter, types),
+        as_published(first_row, table, storage, target_filter, types),
         key_columns=list(table.key_columns),
         source_table=replicated.other_source,
         root_id=replicated.mapping.root_id,
@@ -216,8 +216,8 @@ def sync_table(
         SnapshotHolder(job.source.conninfo, name) as holder,
         ExitStack() as watch,
     ):
-        held = CopySnapshot(job, holder, began, read_clock(holder.connection), watch)
-        result, replicated = _copy_as_of(runner, held, table_id, attempt, drained, former)
+        snapshot = CopySnapshot(job, holder, began, read_clock(holder.connection), watch)
+        result, replicated = _copy_as_of(runner, snapshot, table_id, attempt, drained, former)
     log.info(
         "table=%s copied rows=%d bytes=%d seconds=%.1f",
         table_id,
@@ -230,26 +230,26 @@ def sync_table(
 
 def _copy_as_of(
     runner: Runner,
-    held: CopySnapshot,
+    snapshot: CopySnapshot,
     table_id: TableId,
     attempt: Attempt,
     drained: PublicationVersion,
     former: Former | None,
 ) -> tuple[SyncResult, ReplicatedTarget]:
-    job, holder = held.job, held.holder
+    job, holder = snapshot.job, snapshot.holder
     check_version(holder, drained)
     replicated, storage = source_as_of(holder, job, table_id)
     membership = read_version_as_of(holder, drained, replicated.table.relation_ids)
     where = _target_filter(job, replicated)
     skipped = skip_copy(job, replicated, holder)
-    records = _records(held, replicated, where, drained, former) if skipped is None else None
-    begun = TableState(now(), job.run_id, str(table_id), attempt.generation, COPYING)
-    state = _as_published(begun, replicated, storage, to_text(where), job.pipeline)
-    source = _source(held, replicated, where)
-    rows = _copy_rows(held, source, state, attempt, records)
+    records = _records(snapshot, replicated, where, drained, former) if skipped is None else None
+    first_row = TableState(now(), job.run_id, str(table_id), attempt.generation, COPYING)
+    state = _as_published(first_row, replicated, storage, to_text(where), job.pipeline)
+    source = _source(snapshot, replicated, where)
+    rows = _copy_rows(snapshot, source, state, attempt, records)
     fault_point("sync.planned")
     copy = _write(runner, job, rows, attempt.generation, former, skipped)
-    held.end()
+    snapshot.end()
     check_unaltered(job, replicated, membership)
     begins = skipped or holder
     return SyncResult(
@@ -260,12 +260,12 @@ def _copy_as_of(
         begins.lsn,
         copy.written.rows,
         copy.written.bytes,
-        time.monotonic() - held.began,
+        time.monotonic() - snapshot.began,
         attempt.number,
         replicated.table.relation_ids,
         storage,
         to_text(where),
-        held.bill,
+        snapshot.bill,
         copy.diff,
         copy.whole,
         copy.raw_rows,
@@ -274,7 +274,7 @@ def _copy_as_of(
 
 
 def _records(
-    held: CopySnapshot,
+    snapshot: CopySnapshot,
     replicated: ReplicatedTarget,
     where: RowFilter | None,
     drained: PublicationVersion,
@@ -284,7 +284,7 @@ def _records(
 
     Records of earlier attempts are then removed.
     """
-    job, holder, table, name = held.job, held.holder, replicated.table, str(replicated.id)
+    job, holder, table, name = snapshot.job, snapshot.holder, replicated.table, str(replicated.id)
     target, identity = job.pipeline.target, job.read_identity()
     columns = target_columns(table, target.types_of(name), target.metadata_columns)
     files = holder.relfilenodes([leaf.oid for leaf in table.stored_leaves])
@@ -316,13 +316,13 @@ def _records(
 
 
 def _plan_tasks(
-    held: CopySnapshot,
+    snapshot: CopySnapshot,
     source: CopySource,
     state: TableState,
     records: ChunkLog | None,
 ) -> tuple[Sequence[Sequence[Chunk]], StagedCopy | None]:
     """Returns the chunks that each task reads, and what an earlier attempt has read already."""
-    job, table = held.job, source.table
+    job, table = snapshot.job, source.table
     if not job.pipeline.target.copies(state.table_name):
         return [], None
     size = bytes_per_task(table.size_bytes)
@@ -347,9 +347,9 @@ def _write(
 
 
 def _source(
-    held: CopySnapshot, replicated: ReplicatedTarget, where: RowFilter | None
+    snapshot: CopySnapshot, replicated: ReplicatedTarget, where: RowFilter | None
 ) -> CopySource:
-    job, holder, table = held.job, held.holder, replicated.table
+    job, holder, table = snapshot.job, snapshot.holder, replicated.table
     target = job.pipeline.target
     files = holder.relfilenodes([leaf.oid for leaf in table.stored_leaves])
     lsn = holder.lsn.value if target.metadata_columns else None
@@ -359,7 +359,7 @@ def _source(
 
 
 def _copy_rows(
-    held: CopySnapshot,
+    snapshot: CopySnapshot,
     source: CopySource,
     state: TableState,
     attempt: Attempt,
@@ -368,15 +368,15 @@ def _copy_rows(
     """Returns the rows to copy, as the snapshot sees them, with the names they are committed
     under.
     """
-    job, holder, table, name = held.job, held.holder, source.table, state.table_name
+    job, holder, table, name = snapshot.job, snapshot.holder, source.table, state.table_name
     target = job.pipeline.target
-    tasks, staged = _plan_tasks(held, source, state, records)
+    tasks, staged = _plan_tasks(snapshot, source, state, records)
     log.info(
         "table=%s generation=%d snapshot=%s lsn=%s chunks=%d bytes=%d",
         name, attempt.generation, holder.snapshot, holder.lsn, sum(map(len, tasks)),
         table.size_bytes,
     )  # fmt: skip
-    held.resources.enter_context(progress(holder, name, tasks))
+    snapshot.resources.enter_context(progress(holder, name, tasks))
     return CopyRows(
         TableId.parse(name),
         source.copy,
@@ -384,8 +384,8 @@ def _copy_rows(
         max(1, len(tasks)),
         _reader(source, tasks),
         _tag(job, holder, name, attempt),
-        SnapshotMoment(holder.lsn, held.at),
-        held.end,
+        SnapshotMoment(holder.lsn, snapshot.at),
+        snapshot.end,
         table.size_bytes,
         attempt.fence,
         staged,
@@ -453,9 +453,9 @@ def check_unaltered(job: Job, copied: ReplicatedTarget, membership: str) -> None
     """
     with job.source.connect("sync") as connection:
         check_primary(connection, job)
-        found = read_target(connection, job.pipeline, copied.id, catalogs=True)
-        present = found.table if found is not None else None
-        same = (
+        target = read_target(connection, job.pipeline, copied.id, catalogs=True)
+        present = target.table if target is not None else None
+        is_unaltered = (
             read_version(
                 connection, job.pipeline.source.publication_names, copied.table.relation_ids
             )
@@ -468,7 +468,7 @@ def check_unaltered(job: Job, copied: ReplicatedTarget, membership: str) -> None
         or not then <= {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in present.columns}
     ):
         raise SnapshotLost(f"{copied.id} was altered while it was copied: its copy starts again")
-    if not same:
+    if not is_unaltered:
         raise SnapshotLost(
             f"what is published of {copied.id} changed while it was copied: its copy starts again"
         )
@@ -535,11 +535,11 @@ def describe_progress(
     Spark starts its tasks in order, so those before ``started`` that aren't active are done.
     """
     sizes = [max(1, sum(chunk.size_bytes for chunk in task)) for task in tasks]
-    done = sum(size for number, size in enumerate(sizes[:started]) if number not in active)
+    bytes_read = sum(size for number, size in enumerate(sizes[:started]) if number not in active)
     reading = (
         f", reading {len(active)} ({counted(sum(active.values()), 'row')} so far)" if active else ""
     )
     return (
-        f"{100 * done // sum(sizes or [1])}%: {started - len(active)} of"
+        f"{100 * bytes_read // sum(sizes or [1])}%: {started - len(active)} of"
         f" {counted(len(tasks), 'task')} done{reading}"
     )

@@ -72,14 +72,14 @@ OLD_TRANSACTIONS_TIMEOUT_S = 600.0
 class CopyRequest:
     """A target to copy, the reason, and, where rows are compared first, its former copy.
 
-    ``known`` is its ledger row when it was chosen. With ``insists`` the target is copied even if
+    ``state`` is its ledger row when it was chosen. With ``insists`` the target is copied even if
     another run has copied it since.
     """
 
     target: ReplicatedTarget
     reason: str | None
     former: Former | None
-    known: TableState | None
+    state: TableState | None
     insists: bool
 
     def is_done(self, last: TableState | None, incarnation: str) -> bool:
@@ -89,7 +89,7 @@ class CopyRequest:
         """
         if self.insists or last is None or (last.status, last.incarnation) != (SYNCED, incarnation):
             return False
-        return self.known is None or (self.known.generation, self.known.status) != (
+        return self.state is None or (self.state.generation, self.state.status) != (
             last.generation,
             SYNCED,
         )
@@ -119,22 +119,22 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
         check_source(connection, job)
         check_primary(connection, job)
         move_targets(job)
-        known, insists = job.ledger.table_states(), tables is not None and not only_waiting
+        states, insists = job.ledger.table_states(), tables is not None and not only_waiting
         # Tables whose size can't be read now come last.
         _, targets, _ = read_unlocked_sources(connection, job.pipeline)
-        wanted = _choose(runner, targets, job, tables, known, insists=insists)
-        if not wanted:
+        choice = _choose(runner, targets, job, tables, states, insists=insists)
+        if not choice:
             close_gaps(job)
             return []
-        refused = _refused(job, wanted, known)
+        refused = _refused(job, choice, states)
         if insists and refused:  # Raised before anything is changed.
             raise next(iter(refused.values()))
         check_writable(job.pipeline.target.root)
         drained = wait_for_version(
             connection, job.pipeline.source.publication_names, old_transactions_timeout_s
         )
-    allowed = [target for target in wanted if str(target.id) not in refused]
-    orders = _orders(job, allowed, known, reason, by_diff=by_diff, insists=insists)
+    allowed = [target for target in choice if str(target.id) not in refused]
+    orders = _orders(job, allowed, states, reason, by_diff=by_diff, insists=insists)
     results, failures = _copy_each(runner, job, orders, drained)
     if failures := refused | failures:
         raise SyncFailed(failures, results)
@@ -145,7 +145,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
 def _orders(
     job: Job,
     targets: Sequence[ReplicatedTarget],
-    known: Mapping[str, TableState],
+    states: Mapping[str, TableState],
     reason: str | None,
     *,
     by_diff: bool,
@@ -155,7 +155,7 @@ def _orders(
     log.info("copying %s: %s", counted(len(targets), "table"), ", ".join(names))
     formers = _formers(job, names, by_diff=by_diff)
     return [
-        CopyRequest(target, reason, formers.get(name), known.get(name), insists)
+        CopyRequest(target, reason, formers.get(name), states.get(name), insists)
         for name, target in zip(names, targets, strict=True)
     ]
 
@@ -171,8 +171,8 @@ def _copy_each(
     def attempt(order: CopyRequest) -> None:
         name = str(order.target.id)
         try:
-            if (done := _sync_locked(runner, job, order, ledger_lock, drained)) is not None:
-                results.append(done)
+            if (result := _sync_locked(runner, job, order, ledger_lock, drained)) is not None:
+                results.append(result)
         except Exception as err:
             # A defect of waldelta or Spark in one table's copy must not stop the others.
             if not isinstance(err, WaldeltaError):
@@ -204,39 +204,43 @@ def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Form
 
     ``Former(None)`` is a table that never had one.
     """
-    known = job.ledger.table_rows()
-    rows = [row for row in known if row.status == SYNCED]
+    ledger_rows = job.ledger.table_rows()
+    rows = [row for row in ledger_rows if row.status == SYNCED]
     copied = {row.table_name: row for row in rows}
     if by_diff:
         return {name: Former(copied.get(name)) for name in names}
     identity = job.read_identity()
-    begun = {
+    interrupted_names = {
         name
-        for name, life in lives(identity.states_of(known)).items()
+        for name, life in lives(identity.states_of(ledger_rows)).items()
         if not life.copied and life.attempts
     }
     earlier = {row.table_name: row for row in rows if row.incarnation != identity.incarnation}
-    return {name: Former(earlier[name]) for name in names if name in begun and name in earlier}
+    return {
+        name: Former(earlier[name])
+        for name in names
+        if name in interrupted_names and name in earlier
+    }
 
 
 def _refused(
-    job: Job, wanted: Sequence[ReplicatedTarget], names: Iterable[str]
+    job: Job, targets: Sequence[ReplicatedTarget], names: Iterable[str]
 ) -> dict[str, WaldeltaError]:
     """Returns by name why targets can't be synced as the pipeline file requires.
 
     ``names`` are the targets that the ledger has.
     """
     owners = {name: job.lake.stored_name(name) for name in names}
-    new = {str(target.id) for target in wanted} - owners.keys()
+    new = {str(target.id) for target in targets} - owners.keys()
     problems = name_problems(job.lake.names, new, owners)
-    found: dict[str, WaldeltaError] = {name: ConfigError(why) for name, why in problems.items()}
-    for target in wanted:
+    errors: dict[str, WaldeltaError] = {name: ConfigError(why) for name, why in problems.items()}
+    for target in targets:
         try:
             keeps_earlier_rows(job, str(target.id), target.table.key_columns)
             check_skipped_copy(job, target)
         except (ConfigError, ModeRefused) as err:
-            found[str(target.id)] = err
-    return found
+            errors[str(target.id)] = err
+    return errors
 
 
 def _sync_locked(
@@ -270,18 +274,18 @@ def _sync_locked(
             now(), job.run_id, name, next_generation(rows), COPYING, reason=reason, incarnation=life
         )
         lock.verify()
-        begun = _append(job, ledger_lock, row, last)
+        state = _append(job, ledger_lock, row, last)
         fault_point("sync.begun")
         try:
-            result, replicated = _copy(runner, job, order, begun.generation, drained, lock)
+            result, replicated = _copy(runner, job, order, state.generation, drained, lock)
         except Exception as err:
-            _record_failure(job, ledger_lock, last, begun, err)
+            _record_failure(job, ledger_lock, last, state, err)
             raise
         fault_point("sync.committed")
         lock.verify()
-        _check_not_removed(job, name, begun.generation)
+        _check_not_removed(job, name, state.generation)
         _check_same_server(job, name, identity)
-        _append(job, ledger_lock, synced_state(begun, result, replicated, job.pipeline), begun)
+        _append(job, ledger_lock, synced_state(state, result, replicated, job.pipeline), state)
         fault_point("sync.recorded")
         return result
 
@@ -324,18 +328,20 @@ def _record_failure(
     job: Job,
     ledger_lock: threading.Lock,
     last: TableState | None,
-    begun: TableState,
+    first_row: TableState,
     err: Exception,
 ) -> None:
-    """Record how the copy begun by ``begun`` ended; ``last`` is the ledger row before it."""
+    """Record how the copy begun by ``first_row`` ended; ``last`` is the ledger row before it."""
     # A copy that was refused before it changed a target with changes, which then continue.
-    is_kept = last and (last.status, last.incarnation) == (SYNCED, begun.incarnation)
+    is_kept = last and (last.status, last.incarnation) == (SYNCED, first_row.incarnation)
     if last and is_kept and isinstance(err, ModeRefused):
         row = replace(last, run_id=job.run_id)
     else:
-        row = replace(begun, status=FAILED, reason=f"{type(err).__name__}: {without_values(err)}")
+        row = replace(
+            first_row, status=FAILED, reason=f"{type(err).__name__}: {without_values(err)}"
+        )
     with suppress(LateWriter):  # Another run owns the table now.
-        _append(job, ledger_lock, row, begun)
+        _append(job, ledger_lock, row, first_row)
 
 
 def _check_not_removed(job: Job, name: str, generation: int) -> None:
@@ -393,23 +399,23 @@ def _choose(
     """Returns the targets of these names, or all; without ``insists`` only those that need a
     copy.
     """
-    named, published = None if names is None else _named(names), {target.id for target in targets}
-    absent = (named or set()) - published
+    ids, published = None if names is None else _table_ids(names), {target.id for target in targets}
+    absent = (ids or set()) - published
     removed = {name for name, state in states.items() if state.status == REMOVED}
     if insists and (lacking := removed & set(map(str, absent))):
         raise ConfigError(f"{min(lacking)} {NOT_PUBLISHED}")
     # Without ``insists`` the names may be outdated: a table that was published once is no error.
-    if unknown := sorted(absent - (set() if insists else _named(states))):
+    if unknown := sorted(absent - (set() if insists else _table_ids(states))):
         raise unknown_tables(list(map(str, unknown)), set(map(str, published)))
-    chosen = [target for target in targets if named is None or target.id in named]
+    choice = [target for target in targets if ids is None or target.id in ids]
     if insists:
-        return chosen
+        return choice
     standings, _ = end_killed_repairs(runner, job, {str(t.id): t.mapping for t in targets})
-    fine = {found.table_name for found in requiring(standings, RequiredAction.APPLY)}
-    return [target for target in chosen if str(target.id) not in fine]
+    fine = {lifecycle.table_name for lifecycle in requiring(standings, RequiredAction.APPLY)}
+    return [target for target in choice if str(target.id) not in fine]
 
 
-def _named(names: Iterable[str]) -> set[TableId]:
+def _table_ids(names: Iterable[str]) -> set[TableId]:
     try:
         return {TableId.parse(name) for name in names}
     except ValueError as err:

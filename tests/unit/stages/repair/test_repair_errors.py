@@ -29,7 +29,7 @@ def test_a_failed_comparison_is_reported_by_name_and_tried_again(err, kind):
     job = SimpleNamespace(run_id="run")
     work = Reconciling(None, job, ReconcileRequest(by="me"), RunResult("reconcile", "run"))
     work.fail("public.t", err)
-    failure, row = work.failures["public.t"], work.found["public.t"]
+    failure, row = work.failures["public.t"], work.results["public.t"]
     assert (type(failure), failure.retryable) == (kind, True)
     assert "public.t" in str(failure)
     assert row.status == COMPARISON_FAILED

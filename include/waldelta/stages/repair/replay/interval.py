@@ -87,33 +87,33 @@ def read_span(job: Job) -> Span:
     rows = within_history(
         [run for run in ledger.runs() if run.verb == CONSUME_VERB], ledger.slot_lives()
     )
-    own = [run for run in rows if run.run_id == job.run_id]
+    runs_of_id = [run for run in rows if run.run_id == job.run_id]
     interval = None
-    if job.run_type == "backfill" or not own:
+    if job.run_type == "backfill" or not runs_of_id:
         if job.interval_start is None or job.interval_end is None:
             raise StateError("a replay needs the start and the end of an interval: give both")
         interval = (job.interval_start, job.interval_end)
-    chosen = [
+    runs = [
         run
         for run in rows
         if run.run_id == job.run_id or (interval is not None and falls_into(run, *interval))
     ]
-    kept = [
+    spans = [
         segment
         for segment in segments(run for run in rows if run.at >= identity.since)
-        if segment.run in chosen
+        if segment.run in runs
     ]
-    if not kept:
-        return Span(Lsn(0), Lsn(0), why=_why_nothing(chosen, interval))
+    if not spans:
+        return Span(Lsn(0), Lsn(0), why=_why_nothing(runs, interval))
     change_log = job.change_log(identity)
     # Keys are brought to their current states, so everything that landed since the span's start is
     # read.
-    start = min(segment.start for segment in kept)
+    start = min(segment.start for segment in spans)
     consumed = ledger.consumed_batches(identity.slot, identity.incarnation)
     change_log.whole_sizes(
         {b: of for b, of in consumed.items() if of.lsn > start}, 0, max(consumed, default=0)
     )
-    return plan_span(kept, range_by_cuts(change_log.reach(identity.floor), ledger.batches()))
+    return plan_span(spans, range_by_cuts(change_log.reach(identity.floor), ledger.batches()))
 
 
 def falls_into(run: Run, start: datetime, end: datetime) -> bool:
@@ -129,11 +129,12 @@ def within_history(runs: Iterable[Run], lives: Iterable[SlotMove]) -> list[Run]:
     """Returns the runs, with those before a failover ending where the new server left their
     timeline.
     """
-    left = [move for move in lives if move.event == "promoted"]
+    promotions = [move for move in lives if move.event == "promoted"]
     return [
         (
             replace(
-                run, end_lsn=min([run.end_lsn, *(move.lsn for move in left if run.at < move.at)])
+                run,
+                end_lsn=min([run.end_lsn, *(move.lsn for move in promotions if run.at < move.at)]),
             )
             if run.end_lsn is not None
             else run
@@ -172,9 +173,9 @@ def range_by_cuts(reach: Reach, cuts: Iterable[BatchCut]) -> Reach:
     return replace(reach, begins_at=max(ends)) if reach.is_cut and ends else reach
 
 
-def plan_span(kept: Sequence[ConsumedWal], reach: Reach) -> Span:
+def plan_span(spans: Sequence[ConsumedWal], reach: Reach) -> Span:
     """Returns the batches with the WAL of these segments and between them; raises StateError."""
-    start, end = min(s.start for s in kept), max(s.end for s in kept)
+    start, end = min(s.start for s in spans), max(s.end for s in spans)
     if reach.is_cut and start < reach.begins_at:
         raise StateError(
             f"the change log no longer reaches back to {Lsn(start)}, where the runs to be replayed"
@@ -190,8 +191,8 @@ def plan_span(kept: Sequence[ConsumedWal], reach: Reach) -> Span:
     return Span(Lsn(start), Lsn(end), min(batches) - 1, max(batches))
 
 
-def _why_nothing(chosen: Sequence[Run], interval: tuple[datetime, datetime] | None) -> str:
-    if chosen:
+def _why_nothing(runs: Sequence[Run], interval: tuple[datetime, datetime] | None) -> str:
+    if runs:
         return (
             "its runs landed nothing, or used an earlier incarnation of the slot, and every table"
             " was copied since"
@@ -214,14 +215,14 @@ def place_columns_by_history(
     relation's column set for certain.
     """
     names = {column.name: k for k, column in enumerate(relation.columns)}
-    known = {
+    layouts = {
         tuple((c.name_on_source, c.attnum) for c in columns)
         for columns in history
         if {c.name_on_source for c in columns} == set(names)
     }
-    if len(known) != 1:
+    if len(layouts) != 1:
         return None
-    numbers = {number: names[name] for name, number in known.pop()}
+    numbers = {number: names[name] for name, number in layouts.pop()}
     return tuple(numbers.get(column.attnum) for column in state.columns)
 
 

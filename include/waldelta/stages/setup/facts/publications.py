@@ -108,8 +108,8 @@ class Mark:
     @classmethod
     def parse(cls, comment: str | None) -> Mark | None:
         """Returns the mark in a comment, or None."""
-        found = _MARK.fullmatch(comment or "")
-        return cls(found["pipeline"], found["definition"], found["slot"] or "") if found else None
+        match = _MARK.fullmatch(comment or "")
+        return cls(match["pipeline"], match["definition"], match["slot"] or "") if match else None
 
     @classmethod
     def of(cls, pipeline: str, entry: Publication, slot: str = "") -> Mark:
@@ -138,9 +138,9 @@ def wanted_publication(
         if not t.is_pattern
     ]
     listed += [
-        PublicationTable(found.id, None, found.entry.where)
-        for found in matched
-        if found.publication.name == entry.name
+        PublicationTable(match.id, None, match.entry.where)
+        for match in matched
+        if match.publication.name == entry.name
     ]
     return PublicationState(
         name=entry.name,
@@ -156,7 +156,7 @@ def wanted_publication(
 
 
 def plan_publications(
-    wanted: Iterable[PublicationState], actual: Mapping[str, PublicationState]
+    publications: Iterable[PublicationState], actual: Mapping[str, PublicationState]
 ) -> tuple[Statement, ...]:
     """Returns the statements that create the wanted state, for one transaction; empty if nothing
     differs.
@@ -164,9 +164,7 @@ def plan_publications(
     Filters are compared as text, so both sides must be as PostgreSQL prints them
     (``try_publications``).
     """
-    return tuple(
-        s for publication in wanted for s in _plan(publication, actual.get(publication.name))
-    )
+    return tuple(s for state in publications for s in _plan(state, actual.get(state.name)))
 
 
 def plan_drop(name: str, reason: str) -> Statement:
@@ -195,27 +193,31 @@ def read_publications(
 
 
 def try_publications(
-    conn: Connection, wanted: PublicationState, known: PublicationState | None = None
+    conn: Connection, publication: PublicationState, current: PublicationState | None = None
 ) -> tuple[PublicationState, list[str]]:
     """Have PostgreSQL check each filter and column list, in transactions that are rolled back.
 
     Returns the wanted state with filters and column lists as the server stores them, and what
     PostgreSQL rejected. A table can't be checked when the role doesn't own it or it is locked, for
-    example by an autovacuum for hours. Then the text of ``known`` is used if it has this
+    example by an autovacuum for hours. Then the text of ``current`` is used if it has this
     definition, else the filter as written and the columns it names. Raises
     psycopg.errors.LockNotAvailable when a table with a new definition stays locked.
     """
     timeout_ms = trial_timeout_ms(conn)
-    earlier = _stored_tables(known) if known is not None and known.comment == wanted.comment else {}
+    earlier = (
+        _stored_tables(current)
+        if current is not None and current.comment == publication.comment
+        else {}
+    )
     trials = [
-        _try_table(conn, wanted, table, earlier.get(table.id), timeout_ms)
-        for table in wanted.tables
+        _try_table(conn, publication, table, earlier.get(table.id), timeout_ms)
+        for table in publication.tables
     ]
     state = replace(
-        wanted,
+        publication,
         tables=tuple(sorted(trial.table for trial in trials)),
         filter_columns={trial.table.id: trial.filter_columns for trial in trials},
-        as_written=wanted.as_written - {trial.table.id for trial in trials if trial.is_stored},
+        as_written=publication.as_written - {trial.table.id for trial in trials if trial.is_stored},
         rejected=frozenset(trial.table.id for trial in trials if trial.problem is not None),
     )
     return state, [trial.problem for trial in trials if trial.problem is not None]
@@ -243,7 +245,7 @@ def _stored_tables(state: PublicationState) -> dict[TableId, _Trial]:
 
 def _try_table(
     conn: Connection,
-    wanted: PublicationState,
+    publication: PublicationState,
     table: PublicationTable,
     earlier: _Trial | None,
     timeout_ms: int,
@@ -254,8 +256,8 @@ def _try_table(
     if table.is_plain:
         return _Trial(table)
     try:
-        found = _try(
-            conn, replace(wanted, tables=(table,), schemas=(), all_tables=False), timeout_ms
+        stored = _try(
+            conn, replace(publication, tables=(table,), schemas=(), all_tables=False), timeout_ms
         )
     except psycopg.errors.LockNotAvailable:
         if earlier is None:
@@ -263,10 +265,10 @@ def _try_table(
         return earlier
     except psycopg.errors.InsufficientPrivilege:
         # Whether privileges suffice is checked by preflight.
-        return earlier or _judge_untried(conn, wanted.name, table)
+        return earlier or _judge_untried(conn, publication.name, table)
     except psycopg.Error as err:
-        return _Trial(table, problem=_rejected(wanted.name, table, err))
-    return _stored_tables(found)[table.id]
+        return _Trial(table, problem=_rejected(publication.name, table, err))
+    return _stored_tables(stored)[table.id]
 
 
 def _judge_untried(conn: Connection, publication: str, table: PublicationTable) -> _Trial:
@@ -296,8 +298,8 @@ def trial_timeout_ms(conn: Connection) -> int:
     return min(DDL_LOCK_TIMEOUT_MS, max(1, int(deadlock_timeout / timedelta(milliseconds=2))))
 
 
-def _try(conn: Connection, wanted: PublicationState, timeout_ms: int) -> PublicationState:
-    trial = replace(wanted, name=f"waldelta_trial_{conn.info.backend_pid}")
+def _try(conn: Connection, publication: PublicationState, timeout_ms: int) -> PublicationState:
+    trial = replace(publication, name=f"waldelta_trial_{conn.info.backend_pid}")
     with conn.transaction(force_rollback=True):
         conn.execute(sql.SQL("set local lock_timeout = {}").format(timeout_ms))
         allow_views(conn)
@@ -315,9 +317,9 @@ def _rejected(publication: str, table: PublicationTable, err: psycopg.Error) -> 
     )
 
 
-def _plan(wanted: PublicationState, actual: PublicationState | None) -> Iterable[Statement]:
-    name = wanted.name
-    if actual is not None and actual.all_tables != wanted.all_tables:
+def _plan(publication: PublicationState, actual: PublicationState | None) -> Iterable[Statement]:
+    name = publication.name
+    if actual is not None and actual.all_tables != publication.all_tables:
         # FOR ALL TABLES can't be altered; within one transaction the stream always sees the name.
         yield plan_drop(
             name,
@@ -326,31 +328,34 @@ def _plan(wanted: PublicationState, actual: PublicationState | None) -> Iterable
         )
         actual = None
     if actual is None:
-        yield Statement(_create(wanted), f"publication {name} doesn't exist yet: creating it")
-        yield _comment(wanted)
+        yield Statement(_create(publication), f"publication {name} doesn't exist yet: creating it")
+        yield _comment(publication)
         return
-    settings, members = _plan_settings(wanted, actual), list(_plan_members(wanted, actual))
+    settings, members = (
+        _plan_settings(publication, actual),
+        list(_plan_members(publication, actual)),
+    )
     # Filters and lists on a partition root are allowed only while it publishes via root.
-    yield from (settings + members) if wanted.via_root else (members + settings)
-    if actual.comment != wanted.comment:
-        yield _comment(wanted)
+    yield from (settings + members) if publication.via_root else (members + settings)
+    if actual.comment != publication.comment:
+        yield _comment(publication)
 
 
-def _plan_settings(wanted: PublicationState, actual: PublicationState) -> list[Statement]:
-    before = _options(actual)
-    changed = {name: v for name, v in _options(wanted).items() if v != before[name]}
+def _plan_settings(publication: PublicationState, actual: PublicationState) -> list[Statement]:
+    current = _options(actual)
+    changed = {name: v for name, v in _options(publication).items() if v != current[name]}
     reason = f"{' and '.join(changed)} changed"
-    return [_alter(wanted, "set (", _settings(changed), ")", reason=reason)] if changed else []
+    return [_alter(publication, "set (", _settings(changed), ")", reason=reason)] if changed else []
 
 
-def _plan_members(wanted: PublicationState, actual: PublicationState) -> Iterable[Statement]:
-    before, after = {t.id: t for t in actual.tables}, {t.id: t for t in wanted.tables}
-    changed = sorted(i for i in before.keys() & after.keys() if before[i] != after[i])
-    gone, new = sorted(before.keys() - after.keys()), sorted(after.keys() - before.keys())
-    schemas_gone = sorted(set(actual.schemas) - set(wanted.schemas))
-    schemas_new = sorted(set(wanted.schemas) - set(actual.schemas))
-    in_both = [after[i] for i in sorted(after.keys() & before.keys())]
-    schemas_in_both = sorted(set(wanted.schemas) & set(actual.schemas))
+def _plan_members(publication: PublicationState, actual: PublicationState) -> Iterable[Statement]:
+    current, tables = {t.id: t for t in actual.tables}, {t.id: t for t in publication.tables}
+    changed = sorted(i for i in current.keys() & tables.keys() if current[i] != tables[i])
+    gone, new = sorted(current.keys() - tables.keys()), sorted(tables.keys() - current.keys())
+    schemas_gone = sorted(set(actual.schemas) - set(publication.schemas))
+    schemas_new = sorted(set(publication.schemas) - set(actual.schemas))
+    in_both = [tables[i] for i in sorted(tables.keys() & current.keys())]
+    schemas_in_both = sorted(set(publication.schemas) & set(actual.schemas))
     dropped = sql.SQL(", ").join([sql.SQL("only {}").format(i.identifier) for i in gone])
     for names, clause, members, reason in (
         (
@@ -361,12 +366,12 @@ def _plan_members(wanted: PublicationState, actual: PublicationState) -> Iterabl
         ),
         (changed, "set ", _members(in_both, schemas_in_both), "filter or column list changed:"),
         ([] if changed else gone, "drop table ", dropped, "no longer published:"),
-        (new, "add ", _members([after[i] for i in new], []), "newly published:"),
+        (new, "add ", _members([tables[i] for i in new], []), "newly published:"),
         (schemas_new, "add ", _members([], schemas_new), "newly published: schema"),
     ):
         removed = f"; removed: {_list(gone)}" if clause == "set " and gone else ""
         if names:
-            yield _alter(wanted, clause, members, reason=f"{reason} {_list(names)}{removed}")
+            yield _alter(publication, clause, members, reason=f"{reason} {_list(names)}{removed}")
 
 
 def _list(names: Iterable[TableId | str]) -> str:
@@ -377,23 +382,25 @@ def _names(names: Iterable[str]) -> sql.Composable:
     return sql.SQL(", ").join([sql.Identifier(n) for n in names])
 
 
-def _alter(wanted: PublicationState, *parts: sql.Composable | str, reason: str) -> Statement:
+def _alter(publication: PublicationState, *parts: sql.Composable | str, reason: str) -> Statement:
     composed = sql.SQL("").join([sql.SQL(p) if isinstance(p, str) else p for p in parts])
-    statement = sql.SQL("alter publication {} {}").format(sql.Identifier(wanted.name), composed)
-    return Statement(statement, f"publication {wanted.name}: {reason}")
+    statement = sql.SQL("alter publication {} {}").format(
+        sql.Identifier(publication.name), composed
+    )
+    return Statement(statement, f"publication {publication.name}: {reason}")
 
 
-def _create(wanted: PublicationState) -> sql.Composed:
+def _create(publication: PublicationState) -> sql.Composed:
     members: sql.Composable = sql.SQL("")
-    if wanted.all_tables:
+    if publication.all_tables:
         members = sql.SQL(" for all tables")
-    elif wanted.tables or wanted.schemas:
-        members = sql.SQL(" for {}").format(_members(wanted.tables, wanted.schemas))
-    options = _options(wanted)
-    if not wanted.publishes_generated:
+    elif publication.tables or publication.schemas:
+        members = sql.SQL(" for {}").format(_members(publication.tables, publication.schemas))
+    options = _options(publication)
+    if not publication.publishes_generated:
         del options["publish_generated_columns"]  # Before 18 there is no such option.
     return sql.SQL("create publication {}{} with ({})").format(
-        sql.Identifier(wanted.name), members, _settings(options)
+        sql.Identifier(publication.name), members, _settings(options)
     )
 
 
@@ -435,11 +442,11 @@ def _settings(options: Mapping[str, sql.Composable]) -> sql.Composable:
     )
 
 
-def _comment(wanted: PublicationState) -> Statement:
+def _comment(publication: PublicationState) -> Statement:
     statement = sql.SQL("comment on publication {} is {}").format(
-        sql.Identifier(wanted.name), sql.Literal(wanted.comment)
+        sql.Identifier(publication.name), sql.Literal(publication.comment)
     )
-    return Statement(statement, f"publication {wanted.name}: mark it as this pipeline's")
+    return Statement(statement, f"publication {publication.name}: mark it as this pipeline's")
 
 
 def _state(row: Any, relations: list[Any]) -> PublicationState:

@@ -119,11 +119,14 @@ def read_facts(
     """
     covered = _read_covered(conn, pipeline, actual)
     matched = matched_tables(conn, pipeline.source)
-    named = _named(pipeline, actual).union(table.id for table in matched)
+    table_ids = _table_ids(pipeline, actual).union(table.id for table in matched)
     publishable = {
-        table for own in covered.values() for table, is_publishable in own.items() if is_publishable
+        table
+        for tables_of_publication in covered.values()
+        for table, is_publishable in tables_of_publication.items()
+        if is_publishable
     }
-    tables = _read_tables(conn, named | publishable)
+    tables = _read_tables(conn, table_ids | publishable)
     schemas = _read_schemas(conn, pipeline, actual)
     server = read_server(conn)
     return Facts(
@@ -164,14 +167,14 @@ def _read_covered(
     return covered
 
 
-def _named(pipeline: PipelineFile, actual: Mapping[str, PublicationState]) -> set[TableId]:
+def _table_ids(pipeline: PipelineFile, actual: Mapping[str, PublicationState]) -> set[TableId]:
     """Returns the tables that the pipeline file's entries or their existing publications name."""
-    named: set[TableId] = set()
+    table_ids: set[TableId] = set()
     for entry in pipeline.source.publications:
-        named |= {TableId(*table.parts) for table in entry.tables if not table.is_pattern}
+        table_ids |= {TableId(*table.parts) for table in entry.tables if not table.is_pattern}
         if not entry.manage and entry.name in actual:
-            named |= {table.id for table in actual[entry.name].tables}
-    return named
+            table_ids |= {table.id for table in actual[entry.name].tables}
+    return table_ids
 
 
 def _read_schemas(
@@ -181,9 +184,9 @@ def _read_schemas(
     publications = pipeline.source.publications
     of_file = {schema for entry in publications for schema in entry.schemas}
     of_patterns = {pattern.parts[0] for entry in publications for pattern in entry.patterns}
-    named = sorted(of_file.union(of_patterns, *(state.schemas for state in actual.values())))
+    names = sorted(of_file.union(of_patterns, *(state.schemas for state in actual.values())))
     rows = conn.execute(
-        "select nspname from pg_namespace where nspname = any(%s::name[])", (named,)
+        "select nspname from pg_namespace where nspname = any(%s::name[])", (names,)
     ).fetchall()
     return frozenset(name for (name,) in rows)
 
@@ -214,9 +217,9 @@ def read_server(conn: Connection) -> ServerFacts:
 
 
 def _read_tables(
-    conn: Connection, wanted: Iterable[TableId], *, sizes: bool = True
+    conn: Connection, table_ids: Iterable[TableId], *, sizes: bool = True
 ) -> dict[TableId, TableFacts]:
-    oids = read_table_oids(conn, wanted)
+    oids = read_table_oids(conn, table_ids)
     relations = read_relations(conn, list(oids.values()))
     leaves = read_leaves(conn, [r.oid for r in relations], sizes=sizes)
     access = {
@@ -243,13 +246,13 @@ def members(state: PublicationState, facts: Facts) -> list[PublicationTable]:
 
     Of partition trees that it covers, only the topmost table is returned.
     """
-    named = {table.id for table in state.tables}
+    listed = {table.id for table in state.tables}
     return [
         *state.tables,
         *(
             PublicationTable(table_id)
             for table_id, is_publishable in facts.covered.get(state.name, {}).items()
-            if is_publishable and table_id not in named
+            if is_publishable and table_id not in listed
         ),
     ]
 
@@ -261,12 +264,12 @@ def is_overruled(state: PublicationState, table: TableFacts, facts: Facts) -> bo
     """
     if not state.via_root:
         return False
-    named = {
+    oids = {
         facts.tables[member.id].relation.oid
         for member in members(state, facts)
         if member.id in facts.tables
     }
-    return not named.isdisjoint(table.relation.ancestors)
+    return not oids.isdisjoint(table.relation.ancestors)
 
 
 def own_leaves(state: PublicationState, table: TableFacts) -> list[Leaf]:

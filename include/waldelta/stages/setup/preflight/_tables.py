@@ -235,13 +235,16 @@ def judge_binary(
 
 
 def _is_unchanged(
-    wanted: PublicationState, table: PublicationTable, actual: PublicationState | None
+    publication: PublicationState, table: PublicationTable, actual: PublicationState | None
 ) -> bool:
     """Returns whether the existing publication publishes the table as wanted.
 
     Setup then doesn't change it.
     """
-    if actual is None or (wanted.publish, wanted.via_root) != (actual.publish, actual.via_root):
+    if actual is None or (publication.publish, publication.via_root) != (
+        actual.publish,
+        actual.via_root,
+    ):
         return False
     covered = table.is_plain and (actual.all_tables or table.id.schema in actual.schemas)
     return covered or table in actual.tables

@@ -83,11 +83,12 @@ _NO_CHANGES = "after the copy its tables get no changes, as with a subscription"
 
 
 def judge(
-    pipeline: PipelineFile, facts: Facts, wanted: Mapping[str, PublicationState]
+    pipeline: PipelineFile, facts: Facts, in_force: Mapping[str, PublicationState]
 ) -> list[Finding]:
     """Returns all findings.
 
-    ``wanted`` are the publications in force after setup, managed or not, as the server prints them.
+    ``in_force`` are the publications in force after setup, managed or not, as the server prints
+    them.
     """
     findings = [
         *_server(pipeline, facts.server, facts.slot is not None),
@@ -98,7 +99,7 @@ def judge(
         *judge_store(pipeline.target),
     ]
     for entry in pipeline.source.publications:
-        state = wanted.get(entry.name)
+        state = in_force.get(entry.name)
         findings += _ownership(pipeline, entry, facts)
         if state is not None:
             findings += _scope(entry, state, facts)
@@ -136,25 +137,25 @@ def judge_filters(entry: Publication) -> list[Finding]:
 
 
 def privileges_needed(
-    state: PublicationState, before: PublicationState | None, facts: Facts
+    state: PublicationState, current: PublicationState | None, facts: Facts
 ) -> Iterator[Finding]:
     """Yields the grants that a publication's change needs and the role lacks."""
-    server, actual = facts.server, {} if before is None else {before.name: before}
+    server, actual = facts.server, {} if current is None else {current.name: current}
     if server.superuser or not plan_publications([state], actual):
         return
-    if before is None and not server.can_create:
+    if current is None and not server.can_create:
         yield owning(
             f"publication {state.name!r} must be created",
             Grant("create on database", sql_name(server.database)),
         )
-    if before is not None and not before.owned:
-        yield owning(f"publication {state.name!r} belongs to {before.owner}")
-    new_schemas = set(state.schemas) - set(before.schemas if before else ())
+    if current is not None and not current.owned:
+        yield owning(f"publication {state.name!r} belongs to {current.owner}")
+    new_schemas = set(state.schemas) - set(current.schemas if current else ())
     if state.all_tables or new_schemas:
         yield owning(
             f"publication {state.name!r}: only a superuser may publish all tables or whole schemas"
         )
-    new = set(state.tables) - set(before.tables if before else ())
+    new = set(state.tables) - set(current.tables if current else ())
     foreign: dict[str, list[str]] = {}
     for table_id in sorted(facts.tables.keys() & {table.id for table in new}):
         relation = facts.tables[table_id].relation
@@ -253,13 +254,13 @@ def _options(pipeline: PipelineFile, server: ServerFacts) -> Iterator[Finding]:
     """Yields a problem for each option that the server's pgoutput lacks; it would fail at the first
     call.
     """
-    chosen = pipeline.source.options
+    options = pipeline.source.options
     version = server.settings.get("server_version")
     for is_asked, since, name in (
-        (chosen.streaming == "on", 14, "streaming: on"),
-        (chosen.streaming == "parallel", 16, "streaming: parallel"),
-        (chosen.two_phase, 15, "two_phase: true"),
-        (chosen.origin != "any", 16, f"origin: {chosen.origin}"),
+        (options.streaming == "on", 14, "streaming: on"),
+        (options.streaming == "parallel", 16, "streaming: parallel"),
+        (options.two_phase, 15, "two_phase: true"),
+        (options.origin != "any", 16, f"origin: {options.origin}"),
     ):
         yield from problem_if(
             is_asked and server.version < since * 10_000,
@@ -439,8 +440,8 @@ def _scope(entry: Publication, state: PublicationState, facts: Facts) -> Iterato
 
 
 def _patterns(entry: Publication, facts: Facts) -> Iterator[Finding]:
-    matched = [found for found in facts.matched if found.publication.name == entry.name]
-    yield from (problem(found.problem) for found in matched if found.problem is not None)
+    matched = [match for match in facts.matched if match.publication.name == entry.name]
+    yield from (problem(match.problem) for match in matched if match.problem is not None)
     for pattern in entry.patterns:
         # A renamed schema would take all its tables out of the publication.
         if pattern.parts[0] not in facts.schemas:
@@ -448,7 +449,7 @@ def _patterns(entry: Publication, facts: Facts) -> Iterator[Finding]:
                 f"publication {entry.name!r}: schema {pattern.parts[0]} of pattern {pattern.name}"
                 " does not exist: check its spelling"
             )
-        elif not any(pattern in found.entries for found in matched):
+        elif not any(pattern in match.entries for match in matched):
             yield warning(
                 f"publication {entry.name!r}: pattern {pattern.name} stands for no table: check its"
                 " spelling, or leave it for tables created later"

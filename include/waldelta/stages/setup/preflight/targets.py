@@ -120,7 +120,7 @@ def plan_targets(
     published = {str(table.id): table for table in tables if table.columns}
     ids = [TableId.parse(name) for name in [*merged_roots(entries), *sources(entries)]]
     there = read_partitions(conn, ids) if ids else {}
-    named = {
+    relations_by_name = {
         str(relation.id): relation
         for relation in read_relations(conn, [p.oid for p in there.values()])
     }
@@ -130,7 +130,10 @@ def plan_targets(
     planned = PlannedTargets(dict(sorted(published.items())), mappings, relations=relations)
     judged = (
         *(_judge_entries(relations[oid].id, of) for oid, of in topmost.items()),
-        *(_judge_merged(name, named.get(name), entries, planned) for name in merged_roots(entries)),
+        *(
+            _judge_merged(name, relations_by_name.get(name), entries, planned)
+            for name in merged_roots(entries)
+        ),
         *(_judge_source(*each, there, entries, planned) for each in sources(entries).items()),
         judge_modes(entries, planned),
         judge_columns(pipeline, planned),
@@ -181,14 +184,14 @@ def judge_replaced(
 ) -> Iterator[Finding]:
     """Yields a warning for each target whose source was replaced since its copy."""
     for state in sorted(states, key=attrgetter("table_name")):
-        found = facts.tables.get(TableId.parse(state.source_table or state.table_name))
-        if found is None or state.root_id is not None or not state.relation_ids:
+        table = facts.tables.get(TableId.parse(state.source_table or state.table_name))
+        if table is None or state.root_id is not None or not state.relation_ids:
             continue
-        if found.relation.relkind == "r" and found.relation.oid not in state.relation_ids:
-            known = conn.execute(_NAME_OF_OID, (list(state.relation_ids),)).fetchone()
+        if table.relation.relkind == "r" and table.relation.oid not in state.relation_ids:
+            row = conn.execute(_NAME_OF_OID, (list(state.relation_ids),)).fetchone()
             yield warning(
-                f"{found.relation.id} isn't the table that its target was copied from, which"
-                f" {'was dropped' if known is None else f'is {known[0]} now'}: setup publishes the"
+                f"{table.relation.id} isn't the table that its target was copied from, which"
+                f" {'was dropped' if row is None else f'is {row[0]} now'}: setup publishes the"
                 f" new one, and the next run copies it into {state.table_name}"
             )
 
@@ -210,10 +213,10 @@ class _Entry:
     publishes: frozenset[str]
     sends_generated: bool | None
 
-    def clashes(self, other: _Entry) -> bool:
+    def clashes(self, second: _Entry) -> bool:
         """Returns whether pgoutput stops permanently where both publish a relation."""
-        options = {self.sends_generated, other.sends_generated}
-        return self.columns != other.columns or options == {True, False}
+        options = {self.sends_generated, second.sends_generated}
+        return self.columns != second.columns or options == {True, False}
 
 
 def _entries(
@@ -235,21 +238,21 @@ def _entries(
             table = facts.tables.get(member.id)
             if table is None or table.relation.relkind not in ("r", "p"):
                 continue
-            own = table.relation
-            published = {own.oid: table.leaves}
-            if own.relkind == "p" and not state.via_root:
+            relation = table.relation
+            published = {relation.oid: table.leaves}
+            if relation.relkind == "p" and not state.via_root:
                 stored = [leaf for leaf in table.leaves if leaf.relkind == "r"]
                 published = {leaf.oid: (leaf,) for leaf in stored if leaf.id not in listed}
-            relations[own.oid], leaves = own, leaves | published
+            relations[relation.oid], leaves = relation, leaves | published
             for oid in published:
-                columns, is_own = relations[oid].columns, oid == own.oid
+                columns, is_own = relations[oid].columns, oid == relation.oid
                 names = member.columns if is_own else None
-                sent = names or [column.name for column in columns if state.sends(column)]
+                names_sent = names or [column.name for column in columns if state.sends(column)]
                 has_generated = names is None and any(column.generated for column in columns)
                 entries.setdefault(oid, []).append(
                     _Entry(
                         state.name,
-                        frozenset(sent),
+                        frozenset(names_sent),
                         member.row_filter if is_own else None,
                         state.publish,
                         state.publishes_generated if has_generated else None,
@@ -259,11 +262,11 @@ def _entries(
 
 
 def _judge_entries(table: TableId, entries: Sequence[_Entry]) -> Iterator[Finding]:
-    first, *others = entries
-    for other in others:
+    first, *tail = entries
+    for entry in tail:
         yield from problem_if(
-            first.clashes(other),
-            f"publications {first.publication!r} and {other.publication!r} give {table} different"
+            first.clashes(entry),
+            f"publications {first.publication!r} and {entry.publication!r} give {table} different"
             " column lists, which pgoutput can't decode: give it the same columns (and"
             " publish_generated_columns) in both",
         )
@@ -320,23 +323,23 @@ def _judge_leaves(
             len(set(map(of, leaves))) > 1,
             f"{where}: its partitions have different {what} ({listed}): {_REMEDIES[what]}",
         )
-    own = sorted(str(table.id) for table in leaves if str(table.id) in entries)
+    names = sorted(str(table.id) for table in leaves if str(table.id) in entries)
     oids = {table.oid for table in leaves}
-    others = sorted(
+    overlaps = sorted(
         n
         for n, f in planned.sources.items()
         if n != name and f.root_id is not None and f.relation_ids & oids
     )
     yield from problem_if(
-        own,
-        f"{where}: {', '.join(own)} can't be a target too: remove its entry under target.tables",
+        names,
+        f"{where}: {', '.join(names)} can't be a target too: remove its entry under target.tables",
     )
     yield from problem_if(
-        others, f"{where}: {', '.join(others)} merges the same partitions: remove one of them"
+        overlaps, f"{where}: {', '.join(overlaps)} merges the same partitions: remove one of them"
     )
-    if taken := [c.name for c in root.columns if c.name.lower() == RELID]:
+    if conflicts := [c.name for c in root.columns if c.name.lower() == RELID]:
         yield problem(
-            f"{where}: it has a column {taken[0]}, a name that the target needs for each row's"
+            f"{where}: it has a column {conflicts[0]}, a name that the target needs for each row's"
             " partition: rename it"
         )
 
@@ -524,10 +527,10 @@ def judge_suites(
     can't be judged by.
     """
     folder = pipeline.quality.suites
-    own = read_own_suites(Path(folder) if folder else None, planned.sources, "of this pipeline")
-    for name, err in sorted(own.refused.items()):
+    suites = read_own_suites(Path(folder) if folder else None, planned.sources, "of this pipeline")
+    for name, err in sorted(suites.refused.items()):
         yield problem(f"expectations of {name}: {err}")
-    for name, file in sorted(own.by_table.items()):
+    for name, file in sorted(suites.by_table.items()):
         mode = pipeline.target.mode_of(name)
         for number, item in enumerate(file.suite.expectations):
             if item.gate != "warn" and not mode.supports(Feature.GATES):
@@ -536,8 +539,8 @@ def judge_suites(
                     f" this one has mode {mode}: make it warn"
                 )
         yield from judge(name, file, _columns(pipeline, name, planned, states.get(name)))
-    for told in own.unused:
-        yield warning(f"unused expectations: {told}")
+    for text in suites.unused:
+        yield warning(f"unused expectations: {text}")
 
 
 def _columns(
