@@ -372,7 +372,7 @@ def test_a_run_that_is_done_again_tells_each_row_once(runner, database, job):
     database.execute("update t set a = 'x'")
     drain(runner, job)
     database.execute("delete from t where id = 1")
-    with killed_in("waldelta.changes.merge.merge._merge"):
+    with killed_in("waldelta.changes.merge.merge.merge_files"):
         apply(runner, job)
     assert len(told(job)) == 2
     assert apply(runner, job).failures == {}
@@ -400,7 +400,7 @@ def test_a_run_that_broke_off_whose_rows_the_next_one_finds_whole(
         real(*args)
 
     if fate == "killed":
-        with killed_in("waldelta.changes.merge.merge._merge"):
+        with killed_in("waldelta.changes.merge.merge.merge_files"):
             apply(runner, job)
         run(runner, job)
     else:

@@ -221,8 +221,8 @@ def _merge_staged(
     done = None
     if plan.decode.unfolding is None:
         done = None if changes.net is None else merge_in_driver(job, plan, changes.net, tag, fence)
-        if done is None and changes.files is not None:
-            done = merge_files(runner, job, plan, changes.files, tag, fence)
+        if done is None:
+            done = merge_files(runner, job, plan, changes.folder, tag, fence)
     if done is not None:
         return done
     # Another run may have copied the target again since: Spark would treat that copy as ours.
@@ -239,7 +239,7 @@ def _merge_staged(
     if plan.decode.unfolding is not None:
         target = job.lake.target(plan.state.table_name)
         return again(merge_states, runner, target, plan, changes, tag)
-    if changes.net is None and changes.files is not None:
+    if changes.net is None:
         check_whole(runner, changes)
     return again(_merge, runner, job, changes.source, plan, tag, fence)
 

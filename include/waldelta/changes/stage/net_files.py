@@ -84,20 +84,17 @@ class NetFiles:
         read = {name: pc.field(name) for name in columns}
         return parts_at_once(batches(self._opened([self.paths[number]]), read))
 
-    def without(
-        self, runner: Runner, numbers: Ints, folder: str, more: pa.Table | None = None
-    ) -> NetFiles:
-        """Write all rows but these into another folder, by a task for each file, and some more.
+    def without(self, runner: Runner, numbers: Ints, folder: str, begin: int = 0) -> NetFiles:
+        """Write all rows but these into another folder, by a task for each file.
 
-        Returns that folder's files.
+        The folder may already have ``begin`` files of other rows. Returns all its files.
         """
-        write_parquet(folder, self.schema.empty_table() if more is None else more)
         rest = np.split(~self.are_in(numbers), np.cumsum(self.rows)[:-1])
 
         def write(number: int) -> pa.Table:
             parts = self.parts_of(number, rest[number])
             rows = pa.concat_tables([self.schema.empty_table(), *parts])
-            write_parquet(folder, rows, number + 1)
+            write_parquet(folder, rows, begin + number)
             return pa.table([[len(rows)]], schema=_WRITTEN)
 
         runner.run(len(self.paths), _WRITTEN, write)

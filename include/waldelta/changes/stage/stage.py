@@ -241,11 +241,6 @@ class Staged:
     incomplete: bool = False
     net: pa.Table | None = None
 
-    @property
-    def files(self) -> str | None:
-        """The folder, when its files are all there is to merge."""
-        return self.folder if self.source == parquet(self.folder) else None
-
 
 def stage(runner: Runner, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Staged:
     """Write the net changes as Parquet into ``folder``."""

@@ -335,7 +335,7 @@ def _bring(
     fence: TargetFence,
 ) -> CommitTag:
     """Stage the net changes in a folder and commit them; returns the tag of the commit."""
-    job, state = run.job, plan.state
+    job, state, change_log = run.job, plan.state, run.ranges.change_log
     fence.verify()  # The folder may be the staging folder of the run that owns the target now.
     take_over_target(run.runner, job, state, run.quarantine, fence)
     if plan.evolution is not None:
@@ -349,11 +349,11 @@ def _bring(
             state=replace(state, columns=evolved, key_columns=list(plan.evolution.key_columns)),
         )
     check_columns(job, plan.state)
-    changes = stage(run.runner, run.ranges.change_log, plan, f"{staged}/net")
+    changes = stage(run.runner, change_log, plan, f"{staged}/net")
     judged = partial(judge, run.runner, job, plan, gate) if gate is not None else None
     if state.kept_as.completes_rows:
         changes = complete_rows(
-            job, run.ranges.change_log, plan, changes, run.quarantine, judged, fence=fence
+            run.runner, job, change_log, plan, changes, run.quarantine, judge=judged, fence=fence
         )
     elif judged is not None:
         changes = judged(changes).staged

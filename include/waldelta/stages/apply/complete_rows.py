@@ -17,7 +17,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from operator import or_
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.arrow import Bools, one_array, with_column
+from waldelta.arrow import Bools, Ints, one_array, with_column
 from waldelta.changes.decode.collapse import (
     ACTION_DELETE,
     ACTION_INSERT,
@@ -56,6 +56,7 @@ from waldelta.changes.decode.net_rows import (
     without_base,
 )
 from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.stage.net_files import NetFiles
 from waldelta.changes.stage.stage import Staged
 from waldelta.errors import NeedsSync
 from waldelta.failpoints import fault_point
@@ -75,6 +76,7 @@ from waldelta.lake.ledger.decisions import COMPLETED, Outline, discarded_rows, l
 from waldelta.metadata_columns import RELID
 from waldelta.pipeline import Job
 from waldelta.snapshot.read_table import RAW_TYPE
+from waldelta.spark import Runner
 from waldelta.spark_sql import parquet
 from waldelta.stages.apply._source_values import SourceValues, read_values
 from waldelta.stages.check.gate.gate import AsideRow, JudgedChanges
@@ -91,13 +93,14 @@ MessagesOf = Callable[[Sequence[str]], Mapping[str, list[SentMessage]]]
 
 
 def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is about
+    runner: Runner,
     job: Job,
     change_log: ChangeLog,
     plan: TargetPlan,
     staged: Staged,
     quarantine: Decisions,
-    judge: Judge | None = None,
     *,
+    judge: Judge | None,
     fence: Fence,
 ) -> Staged:
     """Complete the staged rows that lack values, and have ``judge`` (the gate) judge all of them.
@@ -113,7 +116,7 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     outlines = quarantine.outlines(state.table_name, state.generation)
     if not staged.incomplete and not outlines and judge is None:
         return staged
-    work = _Work(job, change_log, plan, staged)
+    work = _Work(runner, job, change_log, plan, staged)
     work.follow(quarantine, [row for row in outlines if row.batch <= after], after)
     for rows in _chunks(staged, plan):
         work.complete(rows)
@@ -149,6 +152,7 @@ def _why_quarantined(rows: int, failing: int) -> str:
 class _Work:
     """The incomplete rows of one range of batches while they are completed."""
 
+    runner: Runner
     job: Job
     change_log: ChangeLog
     plan: TargetPlan
@@ -157,11 +161,16 @@ class _Work:
     # By current key of rows that an update takes out of quarantine: the messages they came from.
     earlier: dict[str, list[SentMessage]] = field(default_factory=dict)
     parts: int = 0
-    # Whether some updates of the staged rows were staged again as complete rows.
-    replaces: bool = False
+    # The numbers of the updates among the staged rows that were staged again as complete rows.
+    replaced: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __post_init__(self) -> None:
         self.counts = Counter(self.staged.counts)
+
+    @cached_property
+    def files(self) -> NetFiles:
+        """The staged rows."""
+        return NetFiles.of(self.staged.folder, self.change_log.lake)
 
     def follow(self, quarantine: Decisions, rows: Sequence[Outline], after: int) -> None:
         """Record what this range does to rows that are in quarantine since earlier batches.
@@ -191,7 +200,7 @@ class _Work:
         """
         if not watched:
             return
-        touched = _touched(self.staged, self.plan, watched.keys())
+        numbers, touched = _touched(self.files, self.plan, watched.keys())
         keys = keys_of(touched, self.plan, "b")
         self.recorded += [self.row(RESOLVED, key) for key in sorted(set(keys))]
         is_update = np.array(
@@ -203,12 +212,7 @@ class _Work:
         # set aside.
         lacks = self.plan.decode.shape.lacks_values(touched)
         overlaid = touched.filter(pa.array(is_update & is_there & lacks))
-        if len(updated) + len(overlaid):
-            bases = self.plan.decode.shape.bases
-            write_parquet(
-                self._replaced, pa.concat_tables([updated.select(bases), overlaid.select(bases)])
-            )
-            self.replaces = True
+        self.replaced = numbers[is_update & (lacks | ~is_there)]
         if len(updated):
             # The target has no row at the base key; a separate row purges the one at the new key.
             self.counts[ACTION_UPDATE] -= len(updated)
@@ -249,11 +253,15 @@ class _Work:
         self.parts += 1
 
     def completed(self) -> Staged:
-        """Returns the staged rows, completed where possible."""
+        """Returns the staged rows, completed where possible, in files of their own."""
         counts = {name: count for name, count in self.counts.items() if count}
         if not self.parts:
             return replace(self.staged, counts=counts)
-        return replace(self.staged, source=self._source(), counts=counts, net=None)
+        numbers = np.union1d(_incomplete(self.files, self.plan), self.replaced)
+        self.files.without(self.runner, numbers, self._folder, self.parts)
+        return replace(
+            self.staged, folder=self._folder, source=parquet(self._folder), counts=counts, net=None
+        )
 
     def record_moved(self, moved: Mapping[str, str], rows: Sequence[Decision]) -> None:
         """Record that discarded ``rows`` have another key now; without ``by``, as it is no new
@@ -308,35 +316,9 @@ class _Work:
             for row in self.recorded
         ]
 
-    def _source(self) -> str:
-        """Returns what the merge reads: the staged rows that were complete, and the completed
-        ones.
-        """
-        flags = " or ".join(f"s.u{i}" for i in self.plan.decode.shape.completable) or "false"
-        fresh = ", ".join(f"'{action}'" for action in FRESH)
-        names = self.plan.decode.net_schema.names
-        has_same_base = " and ".join(
-            f"s.{base} <=> r.{base}" for base in self.plan.decode.shape.bases
-        )
-        but = (
-            f" left anti join {parquet(self._replaced)} as r on s.action = '{ACTION_UPDATE}' and"
-            f" {has_same_base}"
-        )
-        # The SQL contains only numbered columns and waldelta's own folders, no names from the
-        # source.
-        return (
-            f"(select {', '.join(f's.{name}' for name in names)} from {self.staged.source} as"
-            f" s{but if self.replaces else ''} where not (s.action in ({fresh}) and ({flags}))"
-            f" union all select {', '.join(names)} from {parquet(self._folder)})"
-        )
-
     @property
     def _folder(self) -> str:
         return f"{self.staged.folder}-completed"
-
-    @property
-    def _replaced(self) -> str:
-        return f"{self.staged.folder}-replaced"
 
     def _record(
         self, rows: pa.Table, keys: Sequence[str], values: SourceValues, lacks: Bools
@@ -410,18 +392,28 @@ def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:
             yield as_net(pa.Table.from_batches([part]), plan)
 
 
-def _touched(staged: Staged, plan: TargetPlan, opened: Collection[str]) -> pa.Table:
-    """Returns the staged rows whose base key is one of these."""
+def _incomplete(files: NetFiles, plan: TargetPlan) -> Ints:
+    """Returns the numbers of the new rows that lack a value."""
+    flags = [f"u{i}" for i in plan.decode.shape.completable]
+    rows = files.read(["action", *flags])
+    lacks = reduce(pc.or_, (pc.fill_null(rows[flag], False) for flag in flags), pa.scalar(False))
+    is_fresh = pc.is_in(rows["action"], value_set=pa.array(FRESH))
+    return np.flatnonzero(np.asarray(pc.and_(is_fresh, lacks)))
+
+
+def _touched(files: NetFiles, plan: TargetPlan, opened: Collection[str]) -> tuple[Ints, pa.Table]:
+    """Returns the staged rows whose base key is one of these, and their numbers."""
     first = plan.decode.names[plan.decode.shape.key[0]]
     if renamed := [key for key in opened if first not in json.loads(key)]:
         raise NeedsSync(
             f"{plan.state.table_name}: its key was renamed while {len(renamed)} of its rows are in"
             " quarantine"
         )
-    files = open_parquet(staged.folder)
     values = first_values(opened, plan.decode, files.schema.field("b0").type)
-    rows = as_net(files.to_table(filter=pc.field("b0").isin(values)), plan)
-    return rows.filter(pa.array([key in opened for key in keys_of(rows, plan, "b")], pa.bool_()))
+    numbers = np.flatnonzero(np.asarray(pc.is_in(files.read(["b0"])["b0"], value_set=values)))
+    rows = as_net(files.at(numbers), plan)
+    is_open = np.array([key in opened for key in keys_of(rows, plan, "b")], np.bool_)
+    return numbers[is_open], rows.filter(pa.array(is_open))
 
 
 def discarded_since(

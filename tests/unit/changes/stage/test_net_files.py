@@ -74,6 +74,6 @@ def test_rows_are_taken_out_by_their_numbers_among_all_files(tmp_path, out):
         write_parquet(folder, pa.table({"n": values}), part)
     files = NetFiles.of(folder, Lake(tmp_path.as_uri()))
     assert files.at(numbers)["n"].to_pylist() == out
-    more = pa.table({"n": [-1]})
-    rest = files.without(InProcess(pytest.fail), numbers, f"{folder}-let", more)
+    write_parquet(f"{folder}-let", pa.table({"n": [-1]}))
+    rest = files.without(InProcess(pytest.fail), numbers, f"{folder}-let", 1)
     assert rest.read(["n"])["n"].to_pylist() == [-1, *(n for n in range(5) if n not in out)]

@@ -45,6 +45,7 @@ def test_spark_merges_only_what_this_run_may_still_write(monkeypatch):
     """Another run that committed meanwhile may have copied the target again."""
     merged = []
     monkeypatch.setattr(merge_module, "merge_in_driver", lambda *_: None)
+    monkeypatch.setattr(merge_module, "merge_files", lambda *_: None)
     monkeypatch.setattr(merge_module, "_merge", lambda *_: merged.append(1))
 
     def taken() -> None:
@@ -54,7 +55,7 @@ def test_spark_merges_only_what_this_run_may_still_write(monkeypatch):
     changes = Staged("folder", "source", {}, net=pa.table({"action": ["insert"]}))
     plan = SimpleNamespace(decode=SimpleNamespace(unfolding=None))
     with pytest.raises(LockHeld):
-        merge_module.merge_staged(None, None, changes, plan, CommitTag("app", 1), fence)
+        merge_module._merge_staged(None, None, changes, plan, CommitTag("app", 1), fence)
     assert merged == []
 
 

@@ -53,6 +53,7 @@ from waldelta.changes.stage.net_files import NetFiles
 from waldelta.changes.stage.stage import Staged
 from waldelta.config.expectation_files import assign_suites, read_each
 from waldelta.errors import ConfigError, QualityFailed
+from waldelta.lake import write_parquet
 from waldelta.lake.ledger import Decision, TableState
 from waldelta.lake.ledger.decisions import FAILS
 from waldelta.pipeline import Job
@@ -134,7 +135,8 @@ def set_aside(
         strict=True,
     )
     folder, net = f"{staged.folder}-let", staged.net
-    files.without(runner, numbers, folder, gone)
+    write_parquet(folder, gone)
+    files.without(runner, numbers, folder, 1)
     if net is not None:
         net = pa.concat_tables([gone, net.filter(pa.array(~files.are_in(numbers)))])
     return JudgedChanges(
@@ -187,7 +189,6 @@ def judge(
     asides, stops = read_verdicts(gate, columns, job.pipeline.folder)
     if not any(staged.counts.get(action) for action in WRITTEN):
         return JudgedChanges(staged)
-    staged = _in_files(runner, plan, staged)
     is_written = f"action in ({', '.join(map(string, WRITTEN))})"
     rows = StagedRows(runner, NetFiles.of(staged.folder, job.lake), columns, gate.table, is_written)
     try:
@@ -202,19 +203,6 @@ def judge(
     finally:
         record(job, gate, [*asides, *stops])
     return judged
-
-
-def _in_files(runner: Runner, plan: TargetPlan, staged: Staged) -> Staged:
-    """Returns the staged changes as files, where some rows were completed since they were
-    staged.
-    """
-    if staged.files is not None:
-        return staged
-    folder, names = f"{staged.folder}-whole", ", ".join(plan.decode.net_schema.names)
-    # The SQL contains only numbered columns and waldelta's own folders, no names from the source.
-    rows = runner.spark().sql(f"select {names} from {staged.source}")  # noqa: S608
-    rows.write.mode("overwrite").parquet(folder)
-    return replace(staged, folder=folder, source=parquet(folder))
 
 
 @dataclass(frozen=True, slots=True)
