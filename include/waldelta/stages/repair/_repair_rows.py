@@ -339,9 +339,9 @@ def _leaving_keys(runner: Runner, job: Job, rows: RepairRows, folder: str) -> pa
         leaves = evaluate(rows.leaves, small)
         if leaves is not None:
             return small.filter(leaves).select(names).rename_columns(bases).cast(schema)
+    leaving = target.frame(runner.spark()).where(rows.leaves)
     columns = [F.col(quote(name)).alias(base) for name, base in zip(names, bases, strict=True)]
-    leaving = target.frame(runner.spark()).where(rows.leaves).select(*columns)
-    leaving.write.mode("overwrite").parquet(folder)
+    leaving.select(*columns).write.mode("overwrite").parquet(folder)
     # Spark's files don't store these types exactly.
     return open_parquet(folder).to_table().cast(schema)
 
