@@ -23,7 +23,7 @@ _WIDTH = 1340
 PICTURES = {
     "ui-pipelines": ("/", "light", 1200),
     "ui-pipeline": ("/p/orders", "light", 1000),
-    "ui-table": ("/p/orders/table/public.invoices", "dark", 1000),
+    "ui-table": ("/p/orders/table/public.invoices", "dark", 880),
     "ui-run": (f"/p/orders/run/consume/{run_id(TALES[3].runs()[-1])}", "light", 900),
     "ui-expectations": ("/p/orders/expectations", "light", 900),
     "ui-reconciliation": ("/p/orders/reconciliation", "dark", 900),

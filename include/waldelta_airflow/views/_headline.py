@@ -95,7 +95,9 @@ def read_headline(
     if not attention:
         if glance.is_set_up:
             return Headline("ok", "All is well: the lake follows its source.")
-        return Headline("unknown", "Not set up yet.", action=_start(base, name, "setup", lines))
+        return Headline(
+            "unknown", "No table has been copied yet.", action=_start(base, name, "setup", lines)
+        )
     first = attention[0]
     sentence, cause = first.text, ""
     if first.cause and f": {first.cause}: " in first.text:

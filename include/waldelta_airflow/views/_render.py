@@ -144,7 +144,7 @@ def first_sentence(text: str) -> tuple[str, str]:
     """
     first = _SENTENCE.split(text, maxsplit=1)[0]
     if len(text) <= _SHORT:
-        return (text, "") if "\n" not in text.strip() else (first, text)
+        return text, ""
     return (first if len(first) <= _SHORT else f"{first[:_SHORT].rsplit(' ', 1)[0]} …"), text
 
 

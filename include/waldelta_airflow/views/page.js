@@ -77,8 +77,11 @@ function renew(shown, fresh) {
     shown.data = fresh.data;
     return;
   }
-  for (const { name, value } of fresh.attributes) if (shown.getAttribute(name) !== value) shown.setAttribute(name, value);
-  for (const name of shown.getAttributeNames()) if (!fresh.hasAttribute(name) && name !== "open") shown.removeAttribute(name);
+  for (const name of new Set([...shown.getAttributeNames(), ...fresh.getAttributeNames()])) {
+    if (name === "open") continue; // The reader's choice.
+    if (!fresh.hasAttribute(name)) shown.removeAttribute(name);
+    else if (shown.getAttribute(name) !== fresh.getAttribute(name)) shown.setAttribute(name, fresh.getAttribute(name));
+  }
   const before = [...shown.childNodes], after = [...fresh.childNodes];
   before.slice(after.length).forEach((node) => !isBusy(node) && node.remove());
   after.forEach((node, n) => (before[n] ? renew(before[n], node) : shown.append(node)));

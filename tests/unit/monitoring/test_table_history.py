@@ -1,11 +1,14 @@
 """What happened to a table, from the ledger's rows."""
 
+from dataclasses import replace
 from datetime import timedelta
 
+from tests.cases import cases
 from tests.support.bookkeeping import NOON
 from waldelta.lake import Lake
 from waldelta.lake.ledger import ExternalCommit, Ledger, Reconciliation, Run, TableState, TargetCut
 from waldelta.monitoring.decisions import Decided
+from waldelta.monitoring.run_details import read_progress
 from waldelta.monitoring.table_history import table_events
 from waldelta.monitoring.table_list import read_rows_by_run
 
@@ -14,7 +17,9 @@ COMMIT = ExternalCommit(7, "DELETE", "notebook", NOON + timedelta(hours=3))
 
 
 def state(hours, status, generation=1, **more):
-    return TableState(NOON + timedelta(hours=hours), f"r{hours}", NAME, generation, status, **more)
+    more.setdefault("table_name", NAME)
+    at = NOON + timedelta(hours=hours)
+    return TableState(at, f"r{hours}", generation=generation, status=status, **more)
 
 
 def compared(hours, status, **more):
@@ -53,6 +58,27 @@ def test_events_are_told_once_newest_first():
         ("copying", "copy generation 2"),
         ("discarded", "2 rows by ann: noise"),
     ]
+
+
+PROGRESS = [
+    ("not begun", [], None),
+    ("all done", [state(0, "copying"), state(1, "synced", rows=500)], (1, 500, 500, 5.0, 0.0)),
+    ("copied before", [state(0, "copying", 2)], (0, 0, 300, None, None)),
+    ("never copied", [state(0, "copying", table_name="public.u")], (0, 0, None, None, None)),
+]
+
+
+@cases("states, expected", PROGRESS)
+def test_how_far_a_copy_is(tmp_path, states, expected):
+    """What it comes to is known once each table in work was copied before."""
+    ledger = Ledger(Lake((tmp_path / "lake").as_uri()))
+    ledger.append(state(-9, "copying"))
+    ledger.append(state(-8, "synced", rows=300, snapshot="s"))
+    for one in states:
+        ledger.append(replace(one, run_id="sync"))
+    found = read_progress(ledger, "sync", 100.0)
+    names = ("done", "rows", "expected", "rows_per_second", "remaining_seconds")
+    assert (found and tuple(getattr(found, name) for name in names)) == expected
 
 
 def test_rows_by_run_add_up_attempts_of_one_table(tmp_path):

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
+from airflow.models.asset import AssetModel, DagScheduleAssetReference
 from airflow.models.connection import Connection
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
@@ -31,6 +32,7 @@ from waldelta_airflow.views._installed_pipelines import (
     Schedule,
     _read_schedules,
     read_action_dag,
+    read_consumers,
     read_dag_run,
     read_dags,
     read_schedules,
@@ -142,6 +144,25 @@ def test_what_airflow_knows_of_one_run(airflow_db):
     add_run(airflow_db, "shop_cdc", 1, "running")
     assert read_dag_run("shop_cdc", "run-1") == DagRunTasks("running", frozenset())
     assert read_dag_run("shop_cdc", "run-2") is None
+
+
+def test_consumers_are_the_dags_scheduled_on_a_pipelines_assets(monkeypatch, airflow_tables):
+    """By table; another pipeline whose name begins alike is another."""
+    engine = airflow_tables(AssetModel, DagScheduleAssetReference)
+    names = ("shop/public.orders", "shop/public.items", "shop_eu/public.orders")
+    with Session(engine) as session:
+        monkeypatch.setattr(
+            "waldelta_airflow.views._installed_pipelines.create_session",
+            lambda: nullcontext(session),
+        )
+        for number, name in enumerate(names):
+            asset = {"id": number, "name": name, "uri": name, "group": "", "extra": {}}
+            session.execute(insert(AssetModel).values(**asset, created_at=NOON, updated_at=NOON))
+        for number, dag_id in ((0, "report"), (0, "export"), (1, "export"), (2, "other")):
+            reads = {"asset_id": number, "dag_id": dag_id}
+            session.execute(insert(DagScheduleAssetReference).values(**reads))
+        found = read_consumers("shop")
+    assert found == {"public.orders": ["export", "report"], "public.items": ["export"]}
 
 
 def test_what_a_button_needs_to_know(airflow_db):
