@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -59,6 +60,7 @@ from waldelta.stages.check.reports.page import (
     ReportEntry,
     checked_runs,
     run_table,
+    table_index,
 )
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow._dag_attention import of_dags
@@ -358,22 +360,52 @@ def reports_page(
     unread = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
     runs = {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
     listed = sorted(chain.from_iterable(runs.values()), key=lambda run: run.at, reverse=True)
-    if only_failed:
-        listed = [run for run in listed if run.verdict == "failed"]
-    turn = Turning.of(number, len(listed), _REPORTS_PER_PAGE)
-    shown = listed[turn.first : turn.first + _REPORTS_PER_PAGE]
-    table = run_table(shown, lambda run: url(base, "docs", run.pipeline, *run.page.split("/")))
     return render(
         "reports.html",
         base,
         here="docs",
         has_pipelines=bool(files),
-        table=Markup(table) if shown else None,  # noqa: S704 - run_table() escapes
-        turn=turn,
-        only_failed=only_failed,
         unread=unread,
+        names=[name for name, found in runs.items() if found],
         without=[name for name, found in runs.items() if not found],
+        **_listed_reports(base, listed, number, only_failed=only_failed),
     )
+
+
+def reports_page_of(base: str, pipeline: PipelineFile, number: int, *, only_failed: bool) -> str:
+    """Returns the page of a pipeline's reports by table and by time.
+
+    Raises the errors of the store that the lake is in.
+    """
+    runs = read_reports(pipeline)
+    tables = table_index(runs, partial(_report_url, base)) if runs else ""
+    return render(
+        "reports_of.html",
+        base,
+        here="reports",
+        name=pipeline.pipeline,
+        tables=Markup(tables),  # noqa: S704 - table_index() escapes
+        **_listed_reports(base, runs, number, only_failed=only_failed),
+    )
+
+
+def _listed_reports(
+    base: str, runs: Sequence[CheckedRun], number: int, *, only_failed: bool
+) -> dict[str, Any]:
+    """Returns what a page of runs with reports shows, which are newest first."""
+    listed = [run for run in runs if run.verdict == "failed"] if only_failed else runs
+    turn = Turning.of(number, len(listed), _REPORTS_PER_PAGE)
+    shown = listed[turn.first : turn.first + _REPORTS_PER_PAGE]
+    table = run_table(shown, partial(_report_url, base)) if shown else ""
+    return {
+        "table": Markup(table),  # noqa: S704 - run_table() escapes
+        "turn": turn,
+        "only_failed": only_failed,
+    }
+
+
+def _report_url(base: str, entry: ReportEntry) -> str:
+    return url(base, "docs", entry.pipeline, *entry.page.split("/"))
 
 
 def _reports_or_reason(pipeline: PipelineFile) -> list[CheckedRun] | str:

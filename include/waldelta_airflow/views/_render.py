@@ -22,7 +22,6 @@ from waldelta.lake.ledger import now
 from waldelta.lsn import Lsn
 from waldelta.monitoring.attention import SLOT_WORDS
 from waldelta.quantities import counted, size
-from waldelta.stages.check.reports.page import POLICY
 from waldelta_airflow.settings import REPOSITORY, URL_PREFIX
 
 # The line with the report's path, which ends the error of a failed check.
@@ -236,14 +235,12 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "private, no-store",
 }
-# The list of reports contains its own style.
-INDEX_HEADERS = HEADERS | {"Content-Security-Policy": f"{POLICY}; frame-ancestors 'self'"}
 # In a sandbox neither a script nor a refresh in a report takes effect, also in one written by an
-# earlier version.
+# earlier version. Its links lead back with the reader's login, since its origin stays the same.
 REPORT_HEADERS = HEADERS | {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'self'; sandbox"
+        "frame-ancestors 'self'; sandbox allow-same-origin"
     )
 }
 STYLE_HEADERS = {"Cache-Control": "private, max-age=300", "X-Content-Type-Options": "nosniff"}

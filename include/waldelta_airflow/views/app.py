@@ -18,7 +18,6 @@ from waldelta.config import DagKind, PipelineFile, dag_id_of
 from waldelta.lake.ledger import Ledger, now
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.table_list import replicated_tables
-from waldelta.stages.check.reports.page import static_index
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views import _pages as pages
 from waldelta_airflow.views._access import PipelineRequest, Reader
@@ -34,10 +33,9 @@ from waldelta_airflow.views._installed_pipelines import (
     unpause,
 )
 from waldelta_airflow.views._overview import Find, overview_page
-from waldelta_airflow.views._pages import read_reports, served_report
+from waldelta_airflow.views._pages import served_report
 from waldelta_airflow.views._render import (
     HEADERS,
-    INDEX_HEADERS,
     REPORT_HEADERS,
     STYLE_HEADERS,
     add_headers,
@@ -277,11 +275,13 @@ def reports(page_request: PageRequestDep, page: int = 1, *, failed: bool = False
 
 @_routes.get("/docs/{name}/")
 @_routes.get("/docs/{name}/index.html")
-def reports_of(page_request: PageRequestDep, name: str) -> HTMLResponse:
-    """Returns the list of a pipeline's reports."""
+def reports_of(
+    page_request: PageRequestDep, name: str, page: int = 1, *, failed: bool = False
+) -> str:
+    """Returns a pipeline's reports by table and by time."""
     pipeline = page_request.pipeline(name)
     with _lake_errors(pipeline):
-        return HTMLResponse(static_index(name, read_reports(pipeline)), headers=INDEX_HEADERS)
+        return pages.reports_page_of(page_request.base, pipeline, page, only_failed=failed)
 
 
 @_routes.get("/docs/{name}/{path:path}")

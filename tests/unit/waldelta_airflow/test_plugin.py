@@ -159,7 +159,11 @@ def test_a_table_that_couldnt_be_checked_has_no_link(client, pipelines):
     text = client.get("/docs/?failed=true").text
     assert "couldn&#x27;t be checked" in text
     assert "&lt;img src=x&gt;" in text
-    assert not [part for part in ("/docs/shop/", "<script>", "<img") if part in text]
+    assert not [
+        part
+        for part in ("/docs/shop/c", '<a class="failed', "<script>alert", "<img")
+        if part in text
+    ]
 
 
 def test_the_index_has_pages_and_can_show_failed_runs_only(client, pipelines):
@@ -194,7 +198,7 @@ def test_reports_are_served_without_scripts(client, listed):
     assert answer.text == "<h1>page</h1>"
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
-    assert policy.endswith("; sandbox")
+    assert policy.endswith("; sandbox allow-same-origin")
     assert "script-src" not in policy
     assert "http" not in policy
 
@@ -208,8 +212,8 @@ def test_a_pipelines_own_list_is_made_anew(client, pipelines, path):
     assert "public.mine" in answer.text
     assert "public.theirs" not in answer.text
     assert "<h1>index</h1>" not in answer.text
-    (link,) = re.findall(r'href="([^"]+mine[^"]+)"', answer.text)
-    assert client.get(f"/docs/shop/{link}").text == "<h1>page</h1>"
+    (link,) = set(re.findall(r'href="([^"]+mine[^"]+)"', answer.text))
+    assert client.get(link).text == "<h1>page</h1>"
 
 
 def test_nothing_else_is_served(client, docs, listed, tmp_path, pipelines):

@@ -54,6 +54,7 @@ from waldelta.stages.check.measure.profile import Before, bounds_of
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.reports.data_docs import list_reports, page_name, write_page
 from waldelta.stages.check.reports.docs_store import DocsStore, RunFolder
+from waldelta.stages.check.reports.trend import Trend, read_trends
 from waldelta.stages.check.suite.expectation import (
     CheckedTarget,
     QualityReport,
@@ -228,8 +229,13 @@ def _judge(run: CheckRun, ledger: Ledger, states: Sequence[TableState]) -> Quali
     docs = DocsStore(run.pipeline, ledger.lake)
     place = docs.begin(CHECKS, run.run_id, run.began)
     by_name = {target.state.table_name: target for target in targets}
+    paged = [verdict.table for verdict in verdicts if run.outcome.has_page(verdict)]
+    trends = read_trends(ledger, paged, run.began) if paged else {}
     verdicts = [
-        replace(verdict, page=_write_page(run, place, by_name[verdict.table], verdict))
+        replace(
+            verdict,
+            page=_write_page(run, place, by_name[verdict.table], verdict, trends[verdict.table]),
+        )
         if run.outcome.has_page(verdict)
         else verdict
         for verdict in verdicts
@@ -241,7 +247,11 @@ def _judge(run: CheckRun, ledger: Ledger, states: Sequence[TableState]) -> Quali
 
 
 def _write_page(
-    run: CheckRun, place: RunFolder, target: CheckedTarget, verdict: TableVerdict
+    run: CheckRun,
+    place: RunFolder,
+    target: CheckedTarget,
+    verdict: TableVerdict,
+    trend: Trend,
 ) -> Path | str | None:
     """Write a verdict's page; returns where it is, or None where nothing could be judged."""
     if all(outcome.error is not None for outcome in verdict.outcomes):
@@ -259,7 +269,8 @@ def _write_page(
     if omitted := (*verdict.omitted, *errors):
         facts["not checked"] = "; ".join(omitted)
     result = suite_result(verdict, page_name(verdict.table), facts)
-    return write_page(place, run.run_id, run.began, verdict.table, result)
+    shown = trend.with_outcomes(verdict.outcomes, run.began)
+    return write_page(place, run.run_id, run.began, verdict.table, result, shown)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The page of all pipelines: what it reads, what it finds, and for whom."""
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 
@@ -171,3 +172,17 @@ def test_pipelines_that_need_a_person_come_first(shop, write_pipeline, open_page
     assert "1 needs a person" in text
     assert 'href="/p/empty"' not in client.get("/?state=person").text
     assert 'href="/p/shop"' not in client.get("/?state=setup").text
+
+
+def test_reports_of_a_pipeline_by_table_and_by_time(install, open_pages):
+    """In the looks of the other pages; each square leads to a report, and this one back."""
+    install(1)
+    client = open_pages("viewer")
+    for address in (f"/docs/{name_of(1)}/", f"/docs/{name_of(1)}/index.html"):
+        answer = client.get(address)
+        assert 'class="squares"' in answer.text
+        assert 'aria-current="page">reports</a>' in answer.text
+        links = re.findall(r'<a class="passed"[^>]* href="([^"]+)"', answer.text)
+        assert links
+        assert client.get(links[-1]).status_code == 200
+    assert f'href="/docs/{name_of(1)}/"' in client.get("/docs/").text

@@ -31,7 +31,7 @@ from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.report_folder import CHECKS, RECONCILIATIONS
 from waldelta.quantities import counted
 from waldelta.stages.check.reports.docs_store import DocsStore, RunFolder
-from waldelta.stages.check.reports.page import ReportEntry, fact_table, mark, page
+from waldelta.stages.check.reports.page import ReportEntry, fact_table, mark, report_page
 from waldelta.stages.check.suite.expectation import TableVerdict
 from waldelta.stages.check.suite.kinds import kind_of
 
@@ -75,9 +75,11 @@ def write_page(
     at: datetime,
     table: str,
     result: ExpectationSuiteValidationResult,
+    trend: str = "",
 ) -> Path | str | None:
-    """Write the page of a table's result; returns its path or URI, or None where it can't be
-    written.
+    """Write the page of a table's result, with the trend as HTML.
+
+    Returns its path or URI, or None where it can't be written.
     """
     from great_expectations.core.expectation_validation_result import (
         expectationSuiteValidationResultSchema,
@@ -87,7 +89,7 @@ def write_page(
     result.meta["run_id"] = RunIdentifier(run_name=run_id, run_time=at)
     # The renderers describe values as JSON has them.
     as_json = expectationSuiteValidationResultSchema.dumps(result.to_json_dict(), sort_keys=True)
-    text = check_page(expectationSuiteValidationResultSchema.loads(as_json))
+    text = check_page(expectationSuiteValidationResultSchema.loads(as_json), trend)
     with pages_may_be_missing():
         return place.write_page(page_name(table), text)
     return None
@@ -193,7 +195,7 @@ def table_page(row: Reconciliation) -> str:
         body += f"<h2>Rows that differ</h2>{_rows(row.differences)}"
     if (more := row.differing - sum(one.rows for one in row.differences)) > 0:
         body += f"<p>and {more:,} more</p>"
-    return page(f"Reconciliation of {row.table_name}", body)
+    return report_page(f"Reconciliation of {row.table_name}", body)
 
 
 def _facts(row: Reconciliation) -> Iterator[tuple[str, str]]:
@@ -271,17 +273,20 @@ _LINE_BREAK = re.compile(r"<br\s*/?>")
 _COUNTED = re.compile(r"^( unexpected value| character| row)s\b")
 
 
-def check_page(result: ExpectationSuiteValidationResult) -> str:
-    """Returns the page of one table's check, with the facts in ``batch_parameters``."""
+def check_page(result: ExpectationSuiteValidationResult, trend: str = "") -> str:
+    """Returns the page of one table's check, with the facts in ``batch_parameters`` and the trend
+    of its expectations as HTML.
+    """
     about: Mapping[str, Any] = result.meta.get("batch_parameters") or {}
     body = (
         f"<p>{mark(_verdict(result))} {html_text(_summary(result))}</p>"
         + fact_table((str(name), str(value)) for name, value in about.items())
+        + trend
         + "".join(_section(section) for section in _sections(result))
         + '<p class="dim">Great Expectations'
         f" {html_text(str(result.meta.get('great_expectations_version')))}</p>"
     )
-    return page(f"Check of {about.get('table', result.suite_name)}", body)
+    return report_page(f"Check of {about.get('table', result.suite_name)}", body)
 
 
 def _summary(result: ExpectationSuiteValidationResult) -> str:

@@ -17,7 +17,9 @@ from waldelta.stages.check.reports.page import (
     checked_runs,
     dump_entry,
     parse_entry,
+    report_page,
     static_index,
+    table_index,
 )
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -107,10 +109,32 @@ def test_the_index_is_text_and_needs_no_network(docs, text):
     index = static_index(text, checked_runs(docs.read_entries()))
     assert text not in index
     assert not re.search(r"<script|<img|https?://|@import|url\(", index)
-    assert index.count("public.t") == 2  # a link and its text
+    assert index.count("public.t") == 4  # by table and by time, with links
 
 
 def test_the_index_shows_control_characters_as_escapes(docs):
     entry(docs, failures=("a\u202eb\x9b",))
     index = static_index("shop", checked_runs(docs.read_entries()))
     assert r"a\u202eb\x9b" in index
+
+
+def test_the_index_by_table_has_the_newest_at_the_right():
+    """A table that wasn't checked has none; those that failed last come first."""
+    late = NOON + timedelta(minutes=1)
+    runs = checked_runs(
+        [
+            made("a", run_id="early", failures=("f",)),
+            made("a", late, run_id="late"),
+            made("b", late, run_id="late", failures=("f",), page=""),
+        ]
+    )
+    index = table_index(runs, lambda entry: f"{entry.run_id}/{entry.table}")
+    assert index.index(">b<") < index.index(">a<")
+    assert re.findall(r'href="([^"]+)">(.)<', index) == [("early/a", "✕"), ("late/a", "✓")]
+    assert "<td></td><td><span" in index
+
+
+def test_a_report_leads_back_and_shows_only_what_failed():
+    page = report_page("t", "<p>x</p>")
+    assert re.findall(r'href="([^"]+)"', page) == ["../../index.html", "#failed", "#"]
+    assert ":has(#failed:target)" in page
