@@ -362,9 +362,13 @@ class DataFiles(AbstractContextManager["DataFiles"]):
         self._written.append(written)
 
 
-def redefined(table: TargetVersion, columns: pa.Schema) -> Redefinition | None:
+def redefined(
+    table: TargetVersion, columns: pa.Schema, partition_by: Sequence[str] | None = None
+) -> Redefinition | None:
     """Returns a table with these columns, as Spark defines it when it replaces all rows; None where
     only Spark can.
+
+    ``partition_by`` divides it, by default the columns that divide it already.
     """
     stored, new = (
         json.loads(schema.to_json())["fields"]
@@ -375,9 +379,10 @@ def redefined(table: TargetVersion, columns: pa.Schema) -> Redefinition | None:
     fields = redefined_fields(stored, new)
     text = json.dumps({"type": "struct", "fields": fields}, ensure_ascii=False)
     schema = pa.schema(Schema.from_json(text).to_arrow())
-    names = [name for name in table.layout.partition_by if name in schema.names]
-    layout = Layout.of(schema, names, table.properties)
-    action = table.defined(schemaString=text, partitionColumns=names)
+    if partition_by is None:
+        partition_by = [name for name in table.layout.partition_by if name in schema.names]
+    layout = Layout.of(schema, partition_by, table.properties)
+    action = table.defined(schemaString=text, partitionColumns=[*partition_by])
     return Redefinition(layout, action) if layout.is_known else None
 
 

@@ -93,7 +93,7 @@ def test_an_empty_text_ends_the_partitions_and_no_row_waits(runner, database, la
     database.execute("insert into t values (10, ''), (11, null)")
     assert divided.consume(runner).status == "succeeded"
     assert (columns(), differing(runner, divided.job(), "public.t")) == ([], {})
-    kept = [text for text in divided.maintain(runner).warnings if "keeps its partitions" in text]
+    kept = [text for text in divided.maintain(runner).warnings if "keeps its layout" in text]
     assert len(kept) == 1
     assert "p has an empty text" in kept[0]
     database.execute("delete from t where p = ''")
@@ -103,3 +103,25 @@ def test_an_empty_text_ends_the_partitions_and_no_row_waits(runner, database, la
     database.execute("update t set p = '' where id = 1")
     divided.sync(runner, ["public.t"])
     assert (columns(), differing(runner, divided.job(), "public.t")) == ([], {})
+
+
+@pytest.mark.parametrize("columns", [{}, {"place": "site"}], ids=["its name", "a name of its own"])
+def test_a_partition_column_that_the_source_renames(runner, database, lake, columns):
+    """Partitions follow it, and maintenance says that the pipeline file doesn't."""
+    database.execute("create table t(id int primary key, place int)")
+    database.execute("insert into t select i, i % 3 from generate_series(1, 9) i")
+    name = columns.get("place", "place")
+    layout = {"partition_by": [name], "columns": columns}
+    target = {"root": lake, "tables": {"public.t": layout}}
+    pipeline = copied_pipeline(runner, new_pipeline(database, lake, ["public.t"], target=target))
+
+    def divided_by():
+        return DeltaTable(pipeline.target_path("public.t")).metadata().partition_columns
+
+    assert divided_by() == [name]
+    database.execute("alter table t rename place to location; insert into t values (10, 5)")
+    pipeline.consume(runner)
+    assert (divided_by(), differing(runner, pipeline.job(), "public.t")) == (["location"], {})
+    (warning,) = [text for text in pipeline.maintain(runner).warnings if "its layout" in text]
+    assert f"the pipeline file names {name}, which the target doesn't have" in warning
+    assert divided_by() == ["location"]

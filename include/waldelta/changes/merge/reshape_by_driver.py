@@ -18,6 +18,7 @@ from waldelta.errors import without_values
 from waldelta.lake import READ_FAILURES, DeltaTarget, Overtaken, Tag, TargetVersion, replace_by_rows
 from waldelta.lake.data_file import redefined
 from waldelta.lake.delta_statements import needs_mapping
+from waldelta.lake.layout import divides
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline.drift import Evolution, NewColumn
 from waldelta.target_modes import TargetMode
@@ -62,7 +63,7 @@ def reshape_by_driver(
         return False
     fields = [*_fields(table.schema, evolution.columns, types), *map(table.schema.field, kept)]
     table.list_features(pa.schema(fields))
-    redefinition = redefined(table, pa.schema(fields))
+    redefinition = redefined(table, pa.schema(fields), partitions_after(table, evolution, types))
     rows = None if redefinition is None else _rows(table, evolution, types, kept)
     if redefinition is None or rows is None:
         return False
@@ -74,6 +75,17 @@ def reshape_by_driver(
         log.info("Spark rewrites %s, since the driver can't: %s", target.uri, without_values(err))
         return False
     return True
+
+
+def partitions_after(
+    table: TargetVersion, evolution: Evolution, types: Mapping[str, TargetType]
+) -> list[str]:
+    """Returns the columns that divide a target after an evolution: renamed ones by their new names,
+    without those that are gone or have a type that can't divide it.
+    """
+    names = {column.source: column.state.name for column in evolution.columns}
+    followed = [names.get(name) for name in table.layout.partition_by]
+    return [name for name in followed if name is not None and divides(types[name].arrow)]
 
 
 def _rows(

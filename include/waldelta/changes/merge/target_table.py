@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from waldelta.changes.merge.reshape_by_driver import reshape_by_driver
+from waldelta.changes.merge.reshape_by_driver import partitions_after, reshape_by_driver
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.config import TypeOptions
 from waldelta.errors import (
@@ -178,18 +178,21 @@ def replace_target(
     target: DeltaTarget,
     frame: DataFrame,
     tag: Tag,
+    partition_by: Sequence[str] | None = None,
 ) -> CommitResult:
     """Replace the target's content, and its schema when that differs, in one durable commit.
 
-    Raises the named error of a task, or LateWriter when another writer committed at the same time.
+    ``partition_by`` divides it, by default the columns that divide it already. Raises the named
+    error of a task, or LateWriter when another writer committed at the same time.
     """
     options = {"maxRecordsPerFile": str(ROWS_PER_FILE)}
     if (option := schema_option(_read_schema(runner, target), frame.schema)) is not None:
         frame, options[option] = plainly_typed(frame), "true"
-    columns = () if (table := target.find()) is None else table.layout.partition_by
+    if partition_by is None:
+        held = () if (table := target.find()) is None else table.layout.partition_by
+        partition_by = [name for name in held if name in frame.columns]
     with writing_target(target):
-        names = [name for name in columns if name in frame.columns]
-        target.write(frame, "overwrite", tag, options, names)
+        target.write(frame, "overwrite", tag, options, partition_by)
     if (commit := find_commit(runner.spark(), target, tag.metadata)) is None:
         # Delta silently skips a repeated txnVersion.
         raise LateWriter(
@@ -320,7 +323,8 @@ def _rewrite(
     prepare_target(runner, target, _target_columns(evolution, types))
     try:
         frame = _reshaped(target.frame(runner.spark()), evolution, types, fills, mode, foreign)
-        replace_target(runner, target, frame, tag)
+        partition_by = partitions_after(target.open(), evolution, types)
+        replace_target(runner, target, frame, tag, partition_by)
     finally:
         remove_folder(fills)
 

@@ -10,6 +10,7 @@ import uuid
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import timedelta
 
 import pyarrow.compute as pc
@@ -17,6 +18,7 @@ import tenacity
 
 from waldelta.changes.merge.by_driver import small_rows
 from waldelta.changes.merge.divide import Division, empty_texts
+from waldelta.config.layout_options import LayoutOptions
 from waldelta.errors import LateWriter, LockHeld, class_and_text
 from waldelta.failpoints import fault_point
 from waldelta.lake import (
@@ -78,9 +80,9 @@ def maintain_target(runner: Runner, job: Job, name: str) -> list[str]:
     """
     target, hours = job.lake.target(name), job.pipeline.maintenance.keep_versions_hours
     # Most files of another division are written before runs have to wait for the lock.
-    division, why_not = _division(job, name, target.open())
-    if division is not None:
-        division.write(runner)
+    plan = _Plan.of(job, name, target.open())
+    if plan.division is not None:
+        plan.division.write(runner)
     with target_lock(job, name):
         table = target.open()
         version = table.version
@@ -96,7 +98,7 @@ def maintain_target(runner: Runner, job: Job, name: str) -> list[str]:
     target.sync_behind(version)
     if overtaken is not None:
         raise overtaken
-    return [] if why_not is None else [f"{name} keeps its partitions: {why_not}"]
+    return [] if plan.why_not is None else [f"{name} keeps its layout: {plan.why_not}"]
 
 
 def _compact_as_chosen(
@@ -112,13 +114,12 @@ def _compact_as_chosen(
     def compact() -> None:
         _keep_as_chosen(runner, table, chosen.deletion_vectors_of(name))
         set_change_data_feed(runner.spark, table, chosen.change_data_feed_of(name))
-        layout = chosen.layout_of(name)
-        set_layout(runner.spark, table, layout)
-        division, _ = _division(job, name, table)
-        if division is not None:
-            division.commit(runner)
+        plan = _Plan.of(job, name, table)
+        set_layout(runner.spark, table, plan.layout)
+        if plan.division is not None:
+            plan.division.commit(runner)
         set_retention(runner.spark, table, job.pipeline.maintenance.keep_versions_hours)
-        _compact(runner, table, layout.z_order or ())
+        _compact(runner, table, plan.layout.z_order or ())
 
     def see_that_commit(_: tenacity.RetryCallState) -> None:
         log.warning(
@@ -181,19 +182,35 @@ def _keep_as_chosen(runner: Runner, table: TargetVersion, deletion_vectors: bool
     set_deletion_vectors(runner.spark(), table.place, deletion_vectors)
 
 
-def _division(job: Job, name: str, table: TargetVersion) -> tuple[Division | None, str | None]:
-    """Returns what divides the target as the pipeline file says, and why it can't be divided so."""
-    by = job.pipeline.target.layout_of(name).partition_by
-    if by is None or list(by) == list(table.layout.partition_by):
-        return None, None
-    if not table.is_definable or (by and table.is_clustered):
-        return None, (
-            "only Spark writes it: move its folder away and sync the table again, or write the"
-            " former partition_by"
-        )
-    if texts := empty_texts(table, by):
-        return None, str(empty_value(texts))
-    return Division(table, name, by), None
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What maintenance makes of a target's layout, and why it leaves a part of it as it is."""
+
+    layout: LayoutOptions
+    division: Division | None = None
+    why_not: str | None = None
+
+    @classmethod
+    def of(cls, job: Job, name: str, table: TargetVersion) -> _Plan:
+        """Returns what the pipeline file says, as far as the target can have it."""
+        layout = job.pipeline.target.layout_of(name)
+        by = layout.partition_by
+        named = (by, layout.cluster_by, layout.z_order, layout.statistics)
+        if absent := {column for names in named for column in names or ()} - {*table.schema.names}:
+            return cls(LayoutOptions(), why_not=(
+                f"the pipeline file names {', '.join(sorted(absent))}, which the target doesn't"
+                " have: correct the name, if the source renamed the column, or leave it out"
+            ))  # fmt: skip
+        if by is None or list(by) == list(table.layout.partition_by):
+            return cls(layout)
+        if not table.is_definable or (by and table.is_clustered):
+            return cls(layout, why_not=(
+                "only Spark writes it: move its folder away and sync the table again, or write the"
+                " former partition_by"
+            ))  # fmt: skip
+        if texts := empty_texts(table, by):
+            return cls(layout, why_not=str(empty_value(texts)))
+        return cls(layout, Division(table, name, by))
 
 
 def _compact(runner: Runner, table: TargetVersion, z_order: Sequence[str]) -> None:

@@ -48,10 +48,12 @@ def judge_layouts(
         if not tables or not (any(columns) or options.statistics):
             continue
         overrides = pipeline.target.types_of(name)
+        renames = pipeline.target.columns_of(name)
         kinds: dict[str, TargetType] = {}
         for table in tables:
-            types = {column.name: column.type for column in table.columns}
-            kinds |= column_types(types, table.key_columns, overrides)
+            types = {renames.get(c.name, c.name): c.type for c in table.columns}
+            keys = [renames.get(key, key) for key in table.key_columns]
+            kinds |= column_types(types, keys, overrides)
         there = {name for table in tables for name in planned.relations[table.oid].column_names}
         absent = list(_judge_names(where, options, kinds, there))
         yield from absent
@@ -61,7 +63,8 @@ def judge_layouts(
         yield from _judge_texts(where, pipeline.target, name, options, kinds)
         if options.partition_by:
             rows = conn.execute(_STATISTICS, ([table.oid for table in tables],)).fetchall()
-            yield from _judge_partitions(where, options, rows)
+            named = [(renames.get(column, column), *of) for column, *of in rows]
+            yield from _judge_partitions(where, options, named)
 
 
 def _judge_texts(
@@ -93,7 +96,8 @@ def _judge_names(
     for key in ("partition_by", "cluster_by", "z_order", "statistics"):
         for name in getattr(options, key) or ():
             if name not in kinds:
-                why = "isn't published: publish it" if name in there else "doesn't exist"
+                is_there = name in there
+                why = "isn't published: publish it" if is_there else "doesn't exist: correct it"
                 yield problem(f"{where}.{key}: column {name!r} {why}, or leave it out here")
 
 
