@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from tools import alerts
 from waldelta.cli._options import RUN_OPTIONS, build_parser
 from waldelta.config import PipelineFile
+from waldelta.config.pipeline_file import Target, TargetTable
 from waldelta.config.type_options import TableTypeOptions
 from waldelta.error_catalog import ERROR_CATALOG, ERRORS
 from waldelta.lake.ledger.meanings import MEANINGS
@@ -137,12 +138,18 @@ def _values(annotation: Any) -> list[str]:
 
 
 def _keys(model: type[BaseModel]) -> str:
-    """A line for each key; those that a section of their own explains stand in the last one."""
-    lines, sections = [], []
+    """A line for each key; those that a section of their own explains stand in the last one.
+
+    A table's keys that the target has, too, stand in one line.
+    """
+    lines, sections, overrides = [], [], []
     own = model.__annotations__
     fields = sorted(model.model_fields.items(), key=lambda field: field[0] not in own)
     for name, field in fields:
         key = f"`{field.alias or name}`"
+        if model is TargetTable and name in Target.model_fields:
+            overrides.append(key)
+            continue
         default = _default(field)
         if next(_models(field.annotation), None) is not None:
             sections.append(f"{key} (required)" if field.is_required() else key)
@@ -154,6 +161,8 @@ def _keys(model: type[BaseModel]) -> str:
         facts = f"{', '.join(choices[:-1])} or {choices[-1]}" if is_one_of else default
         text = key + (f" ({facts})" if facts else "")
         lines.append(wrap(f"{text}: {_marked(field.description or '')}", "  ", "- "))
+    if overrides:
+        lines.append(wrap(f"{', '.join(overrides)}: override those of `target`", "  ", "- "))
     if sections:
         lines.append(wrap(f"{', '.join(sections)}: see below", "  ", "- "))
     return "\n".join(lines)

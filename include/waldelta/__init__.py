@@ -1,6 +1,6 @@
 """PostgreSQL logical replication into Delta Lake; ``Pipeline`` is the Python API.
 
-The packages stand in the order of the flow in docs/explanation/architecture.md.
+The packages stand in the order of the flow in CONTRIBUTING.md.
 """
 
 from typing import TYPE_CHECKING

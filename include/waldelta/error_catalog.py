@@ -18,7 +18,7 @@ from waldelta.errors import WaldeltaError
 class ErrorEntry:
     """One error for its reader.
 
-    ``afterwards`` is empty where the error changed nothing: neither the slot nor the lake.
+    ``afterwards`` adds to what holds after every error: committed work stays, other changes wait.
     ``retried`` says when Airflow retries, where the class alone doesn't decide it.
     """
 
@@ -40,14 +40,11 @@ ERROR_CATALOG: Final = MappingProxyType(
             "  - target.tables.public.orders.wher: unknown key: remove it, or correct its spelling",
         ),
         "JavaMissing": ErrorEntry(
-            "A run has more to do than one process does, or needs Spark for another reason, and"
-            " Spark finds no Java, or one that is too old.",
-            "What was landed before stays: the next run goes on from there.",
+            "A run needs Spark, which finds no Java, or one that is too old.",
+            "",
             "install Java 17 or 21 on the machine that runs the job, and set JAVA_HOME to it, or"
             " set SPARK_REMOTE to a Spark Connect server",
-            "Spark needs Java: JAVA_HOME isn't set, and there is no java on PATH: set JAVA_HOME, or"
-            " install Java 17 or 21 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless;"
-            " macOS: brew install openjdk@17)",
+            "Spark needs Java: JAVA_HOME isn't set, and there is no java on PATH …",
         ),
         "FilterNotTranslatable": ErrorEntry(
             "Spark can't evaluate a part of a row filter exactly as PostgreSQL does.",
@@ -73,8 +70,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "The role lacks a privilege.",
             "",
             "run the grant that the message names (docs/reference/privileges.md)",
-            "public.orders can't be copied (permission denied for table orders): grant select on"
-            " it",
+            "public.orders can't be copied (permission denied for table orders): …",
         ),
         "SessionAltered": ErrorEntry(
             "A function or a login trigger of the source changed a setting of our session that"
@@ -100,13 +96,13 @@ ERROR_CATALOG: Final = MappingProxyType(
         ),
         "LockHeld": ErrorEntry(
             "Another run works on the same slot, target or stage.",
-            "Committed work stays.",
+            "",
             "wait until the other run ends, or end it",
             "lock 'consume:shop_cdc' is held by another run, pid …",
         ),
         "TableBusy": ErrorEntry(
             "Another session keeps a table locked.",
-            "The table's changes wait.",
+            "",
             "wait for the listed sessions, or end them",
             "a table of the publications stayed locked through 10 attempts of 1000 ms; …",
         ),
@@ -147,8 +143,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             " consumer.",
             "",
             "choose another slot name; or drop the slot when no other program needs it",
-            "slot 'shop_cdc' belongs to database 'crm': choose another slot name in the pipeline"
-            " file",
+            "slot 'shop_cdc' belongs to database 'crm': …",
         ),
         "SlotInUse": ErrorEntry(
             "Another process reads the slot, or holds its copy.",
@@ -174,7 +169,7 @@ ERROR_CATALOG: Final = MappingProxyType(
         "SlotUnreadable": ErrorEntry(
             "PostgreSQL can't decode the next transaction: a row filter fails, a byte has no UTF-8"
             " character, or a row is too large.",
-            "Everything before it is applied.",
+            "",
             "correct the filter or the row for later changes, then run resync"
             " (docs/how-to/recover-a-slot.md)",
             "slot 'shop_cdc' can't be decoded at 0/5A000028: PostgreSQL says …",
@@ -190,8 +185,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             " The run tried smaller read windows first.",
             "",
             "change the setting that the message names",
-            "the server has no room for the result of reading slot 'shop_cdc' (temporary file size"
-            " exceeds temp_file_limit (1048576kB)): …",
+            "the server has no room for the result of reading slot 'shop_cdc' (…): …",
         ),
         "SourceDiskFull": ErrorEntry(
             "A disk of the server is full, and reading the slot needs space on it.",
@@ -250,35 +244,33 @@ ERROR_CATALOG: Final = MappingProxyType(
         ),
         "DecodeError": ErrorEntry(
             "A replication message can't be decoded. Quarantine keeps its bytes.",
-            "Later changes wait.",
+            "",
             "report the message as a bug; to continue, skip it by the command in the error"
             " (docs/how-to/decide.md), or sync its table",
             "malformed Message message: prefix at byte 10: not UTF-8",
         ),
         "SyncFailed": ErrorEntry(
             "Some tables could not be copied. The others are done.",
-            "Targets of failed tables stay.",
+            "",
             "correct each table's error, then run the sync again",
-            "1 of 3 tables not synced:\n  - public.orders: PrivilegeMissing: public.orders can't be"
-            " copied (permission denied for table orders): grant select on it",
+            "1 of 3 tables not synced:\n  - public.orders: PrivilegeMissing: permission denied",
             retried="Retried when Airflow retries the error of at least one table.",
         ),
         "TargetNotWritable": ErrorEntry(
             "The run can't write to the lake, or can't remove files that another run left there.",
-            "Changes wait in the slot or the change log.",
+            "",
             "follow the message: disk space, permissions, or the object store",
             "file:///data/lake/public/orders can't be written (No space left on device (os error"
             " 28)): …",
             retried="Retried after an unknown cause, or when an object store did not answer.",
         ),
         "EmptyPartitionValue": ErrorEntry(
-            "A column of partition_by has an empty text, which a Delta partition can't have. A run"
-            " or copy that meets one removes the target's partitions first and continues, so the"
-            " error ends only work that Spark does.",
-            "Changes wait in the change log.",
-            "write cluster_by instead of partition_by, or have the source refuse such values",
-            "column 'country' has an empty text, which every reader takes for null in a partition:"
-            " …",
+            "Spark met an empty text in a column of partition_by, which a Delta partition can't"
+            " have.",
+            "",
+            "write cluster_by instead of partition_by, or have the source refuse such values"
+            " (docs/how-to/lay-out-a-target.md)",
+            "column 'country' has an empty text, …",
         ),
         "StoreRefused": ErrorEntry(
             "The lake's object store refuses the credentials, or they lack a permission, or the"
@@ -307,37 +299,34 @@ ERROR_CATALOG: Final = MappingProxyType(
         ),
         "CatalogUnreachable": ErrorEntry(
             "The catalog can't be reached, or doesn't answer in time.",
-            "Tables stay as they were registered.",
+            "",
             "nothing; the next run tries again",
-            "the Hive metastore at metastore.example:9083 can't be reached (Could not connect to"
-            " any of [('10.0.0.7', 9083)])",
+            "the Hive metastore at metastore.example:9083 can't be reached …",
         ),
         "CatalogRefused": ErrorEntry(
             "The catalog refuses the credentials or a request, or they lack a permission, or it has"
             " no such catalog.",
-            "Tables stay as they were registered.",
+            "",
             "correct the connection of target.catalog.conn_id, or its permissions"
             " (docs/how-to/register-tables.md)",
             "the Hive metastore at metastore.example:9083 refuses public.orders: …",
         ),
         "CatalogNameRefused": ErrorEntry(
             "The catalog can't have a target's name, or can't distinguish two targets' names.",
-            "The target isn't registered; the others are.",
+            "",
             "give the target another name (target.tables, from), or read it by its path",
-            "the Hive metastore can't have the name 'order items': it has other characters than"
-            " letters without accents, digits and underscores: …",
+            "the Hive metastore can't have the name 'order items': …",
         ),
         "CatalogTableForeign": ErrorEntry(
             "The catalog has an entry of a target's name that this pipeline didn't make.",
             "The entry stays as it is, and the target isn't registered.",
             "drop or rename the entry, or set target.catalog.schema",
-            "the catalog has another public.orders (waldelta didn't make it, at"
-            " s3://lake/other/orders): …",
+            "the catalog has another public.orders (waldelta didn't make it, …",
         ),
         "ApplyError": ErrorEntry(
             "Changes can't be merged, a key value doesn't fit its type in the lake, or a table"
             " failed otherwise.",
-            "The table's changes wait.",
+            "",
             "follow the message",
             "key column 'valid_to' has a value that timestamp can't hold, …",
         ),
@@ -345,13 +334,13 @@ ERROR_CATALOG: Final = MappingProxyType(
             "A staged file that one Spark task wrote for another is missing or incomplete.",
             "",
             "nothing; if the error returns, check the lake's disk or network file system",
-            "staged net changes are gone: file:///lake/_waldelta/staging/17 has 0 rows of 42: …",
+            "staged net changes are gone: …",
         ),
         "SchemaChanged": ErrorEntry(
             "The columns of a source table changed and the pipeline file says fail; the table or a"
             " column of its filter was renamed; a target with `copy: false` needs a copy; or a"
             " replay can't place the key's columns.",
-            "The table's changes wait.",
+            "",
             "follow the message, then sync the table: initial sync with tables"
             " (docs/how-to/migrate-a-schema.md)",
             "public.orders is called public.sales on the source now, …",
@@ -359,23 +348,22 @@ ERROR_CATALOG: Final = MappingProxyType(
         "ConsentNeeded": ErrorEntry(
             "With `schema_changes: ask`, the source dropped a column, or changed a table so that"
             " only a new copy is exact.",
-            "The table's changes wait in the change log.",
+            "",
             "decide on the page *waiting for you*, or by waldelta decide FILE agree, or refuse"
             " (docs/how-to/migrate-a-schema.md)",
-            "public.orders: the source has dropped column note (if you agree, …); its changes wait"
-            " in the change log until an operator decides: waldelta decide FILE list",
+            "public.orders: the source has dropped column note (if you agree, …",
         ),
         "NeedsSync": ErrorEntry(
             "A source table changed in a way that replication doesn't send, so only a new copy is"
             " exact.",
-            "The table's changes wait.",
+            "",
             "nothing: the run copies a small table again, _initial_sync copies a large one",
             "public.orders was dropped and created again on the source: …",
         ),
         "SparkUnreachable": ErrorEntry(
             "The Spark Connect server or the Spark master doesn't answer, TLS or token don't"
             " match, or the driver ended.",
-            "Committed work stays.",
+            "",
             "start the server, or correct address, token or TLS (docs/how-to/connect-spark.md)",
             "the Spark Connect server spark.example:15002 can't be reached (Connection refused): …",
             retried="Retried, except after a refused token or with TLS on one side only.",
@@ -389,7 +377,7 @@ ERROR_CATALOG: Final = MappingProxyType(
         "StageTimeout": ErrorEntry(
             "A stage after landing took longer than its task may"
             " (batch.apply_timeout_minutes). Airflow ended it.",
-            "Committed work stays.",
+            "",
             "nothing, if the stage was slow: the next run continues; otherwise find what it waited"
             " for, or raise the limit",
             "Airflow ended apply after 60 minutes; what it committed stays, …",
@@ -414,24 +402,21 @@ ERROR_CATALOG: Final = MappingProxyType(
             " reaches further back than the change log.",
             "",
             "follow the message",
-            "public.orders: its target file:///data/lake/public/orders is gone: run the initial"
-            " sync for it again",
+            "public.orders: its target file:///data/lake/public/orders is gone: …",
         ),
         "TargetAltered": ErrorEntry(
             "An external writer dropped, renamed or added a column of a target, added a constraint"
             " that changes violate, set `delta.appendOnly`, or enabled a Delta feature that"
             " waldelta doesn't know.",
-            "The table's changes wait.",
+            "",
             "follow the message: undo the commit that it names, or sync the table again",
-            "public.orders: an external writer altered its target: column `note` is missing by"
-            " version 12 (DROP COLUMNS by …): …",
+            "public.orders: an external writer altered its target: …",
         ),
         "ModeRefused": ErrorEntry(
             "The operation would delete rows that a target's mode keeps, or the mode needs a key.",
             "",
             "follow the message (docs/how-to/keep-history.md)",
-            "public.orders has mode history in the lake, and the pipeline file says mirror,"
-            " which would lose what it keeps: …",
+            "public.orders has mode history in the lake, and the pipeline file says mirror, …",
         ),
     }
 )

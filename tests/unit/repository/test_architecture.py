@@ -122,9 +122,9 @@ DOORS = ("__init__.py", "__main__.py")
 def layers() -> list[str]:
     """The packages of the library from the bottom to the top; "" holds the modules next to them.
 
-    As docs/explanation/architecture.md shows them.
+    As CONTRIBUTING.md shows them.
     """
-    page = (ROOT / "docs/explanation/architecture.md").read_text()
+    page = (ROOT / "CONTRIBUTING.md").read_text()
     picture = page.split("```text\nwaldelta:")[1].split("```")[0]
     return ["", *re.findall(r"^([a-z_.]+)  +\S", picture, re.MULTILINE)]
 
