@@ -6,15 +6,20 @@ import argparse
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from waldelta.cli._output import Output
 from waldelta.config import PipelineFile, load_pipeline_file
 from waldelta.config.airflow_connection import take_from_airflow
-from waldelta.errors import ConfigError
+from waldelta.errors import ConfigError, WaldeltaError, without_values
+from waldelta.jobs import Pipeline
+from waldelta.lake import READ_FAILURES
 from waldelta.postgres import TableId, conninfo_from_environment
 from waldelta.rehearsal.migration import read_migrations
 from waldelta.rehearsal.production import Production, read_production, read_schema_file
 from waldelta.rehearsal.rehearsal import RehearsalOptions, rehearse
+
+log = logging.getLogger(__name__)
 
 
 def run_rehearse(options: argparse.Namespace, output: Output) -> bool:
@@ -71,7 +76,23 @@ def _production(options: argparse.Namespace, file: PipelineFile) -> Production:
         if not table.is_pattern
     ]
     conninfo = _conninfo(options.source or file.source.conn_id)
-    return read_production(conninfo, options.sample, tables)
+    production = read_production(conninfo, options.sample, tables)
+    return replace(production, copies=_copies(file))
+
+
+def _copies(file: PipelineFile) -> dict[str, tuple[int, float]]:
+    """Returns the rows and seconds of each target's last copy; none where the lake can't be read.
+
+    Then the report says which speed it assumes.
+    """
+    try:
+        if file.target.conn_id is not None:
+            take_from_airflow([file.target.conn_id])
+        states = Pipeline(file).job().read_states()
+    except (WaldeltaError, *READ_FAILURES) as err:
+        log.info("the speed of copies is assumed: %s", without_values(err))
+        return {}
+    return {name: (state.rows, state.seconds) for name, state in states.items()}
 
 
 def _conninfo(conn_id: str) -> str:

@@ -53,19 +53,23 @@ class FileChange:
     changes_data: bool = True
     definition: Mapping[str, Any] | None = None
 
-    def log_entry(self, tag: Tag) -> bytes:
-        """Returns the lines of the commit's log entry."""
+    def log_entry(self, tag: Tag | None) -> bytes:
+        """Returns the lines of the commit's log entry; without a tag it sets properties alone."""
         at, has_files = int(time.time() * 1000), bool(self.removed or self.added)
-        info = {
+        info: dict[str, Any] = {
             "timestamp": at,
             "operation": "WRITE" if has_files or self.definition is None else "ADD COLUMNS",
             "operationParameters": {"mode": "Append"},
-            "userMetadata": tag.metadata,
             "engineInfo": "waldelta",
         }
-        transaction = {"appId": tag.app_id, "version": tag.number, "lastUpdated": at}
+        if tag is None:
+            info |= {"operation": "SET TBLPROPERTIES", "operationParameters": {}}
+        else:
+            info["userMetadata"] = tag.metadata
         is_data = {"dataChange": self.changes_data}
-        actions: list[dict[str, Any]] = [{"commitInfo": info}, {"txn": transaction}]
+        actions: list[dict[str, Any]] = [{"commitInfo": info}]
+        if tag is not None:
+            actions += [{"txn": {"appId": tag.app_id, "version": tag.number, "lastUpdated": at}}]
         actions += [] if self.definition is None else [{"metaData": {**self.definition}}]
         actions += [
             # Without extended metadata, Spark doesn't read the changes of this version.
@@ -96,7 +100,7 @@ def creates_entries(table: DeltaTable, uri: str) -> bool:
     return is_local(uri) or isinstance(table, CopiedTable)
 
 
-def commit_files(table: DeltaTable, uri: str, files: FileChange, tag: Tag) -> None:
+def commit_files(table: DeltaTable, uri: str, files: FileChange, tag: Tag | None) -> None:
     """Commit files to the version after the table's; durable only in an object store.
 
     Raises CommitFailedError, also when another writer has made that version.
@@ -114,8 +118,10 @@ def commit_files(table: DeltaTable, uri: str, files: FileChange, tag: Tag) -> No
             raise CommitFailedError(f"{path.name} can't be created: {err.strerror}") from None
         finally:
             draft.unlink(missing_ok=True)
-    else:
+    elif tag is not None:
         _commit_transaction(table, files, tag)
+    else:
+        raise CommitFailedError(f"only delta-rs sets properties of {uri}")
 
 
 def _commit_transaction(table: DeltaTable, files: FileChange, tag: Tag) -> None:

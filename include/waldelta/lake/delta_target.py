@@ -510,12 +510,19 @@ class TargetVersion:
             self.keep(self.version)
 
     def set_properties(self, properties: Mapping[str, str]) -> None:
-        """Set properties of the table in one commit, which is durable on return."""
-        self._stored.alter.set_table_properties(
-            {**properties}, raise_if_not_exists=False, **_ONE_COMMIT
-        )
-        self.update()
-        self.keep(self.version)
+        """Set properties of the table in one commit, which is durable on return.
+
+        delta-rs lists features for it that the table doesn't use, and other readers lack.
+        """
+        if self.is_definable and not any(name.startswith("delta.enable") for name in properties):
+            action = self.defined(configuration={**self.properties, **properties})
+            commit_files(self.table, self.place.uri, FileChange([], [], definition=action), None)
+            self.keep(self.version + 1)
+        else:
+            alter = self._stored.alter
+            alter.set_table_properties({**properties}, raise_if_not_exists=False, **_ONE_COMMIT)
+            self.update()
+            self.keep(self.version)
 
     @property
     def _stored(self) -> DeltaTable:
@@ -543,11 +550,6 @@ class TargetVersion:
         definition = None if redefinition is None else redefinition.action
         files = FileChange([*removed], [*added], changes, changes_data, definition)
         return self._commit(files, tag)
-
-    def divided_by(self, columns: Sequence[str]) -> Redefinition:
-        """Returns the table as it is, but with rows divided by other columns."""
-        layout = Layout.of(self.schema, columns, self.properties)
-        return Redefinition(layout, self.defined(partitionColumns=[*columns]))
 
     def add_columns(self, columns: Sequence[pa.Field], after: str, tag: Tag) -> bool:
         """Add nullable columns behind another one, in a commit as of replace_files().

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -65,7 +66,8 @@ def statements(text: str, file: str) -> Iterator[SqlCommand]:
         tokens = Postgres.Tokenizer().tokenize(text)
     except TokenError:
         raise ConfigError(
-            f"{file} can't be divided into statements: a quote, comment or dollar quote has no end"
+            f"{file}:{_open_line(text)}: a quote, comment or dollar quote that begins here has no"
+            " end"
         ) from None
     for first, end in _spans(tokens):
         _refuse_command(first, text, file)
@@ -77,6 +79,18 @@ def statements(text: str, file: str) -> Iterator[SqlCommand]:
                 f"{statement.place}: COPY FROM stdin reads rows that only psql sends: write INSERTs"
             )
         yield statement
+
+
+def _open_line(text: str) -> int:
+    """Returns the line where the quote or comment begins that has no end: the lines before it are
+    whole.
+    """
+    lines = text.splitlines(keepends=True)
+    for number in range(len(lines) - 1, 0, -1):
+        with suppress(TokenError):
+            Postgres.Tokenizer().tokenize("".join(lines[:number]))
+            return number + 1
+    return 1
 
 
 def _spans(tokens: Sequence[Token]) -> Iterator[tuple[Token, Token | None]]:

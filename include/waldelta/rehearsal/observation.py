@@ -41,7 +41,8 @@ class Effect:
     ``locks`` has the strongest mode on each table, ``read`` how many rows were read of it,
     ``rewritten`` the tables with new files, ``indexed`` those with a new index, ``secured`` those
     whose row-level security was switched on, ``renamed`` columns by table and former name, and
-    ``error`` why PostgreSQL refused the statement. ``names`` has the tables before and after it.
+    ``error`` why PostgreSQL refused the statement; of a table's rows, it is ``violated_by`` them,
+    and there may be a ``way`` around. ``names`` has the tables before and after it.
     """
 
     names: Mapping[int, str] = field(default_factory=dict)
@@ -53,6 +54,8 @@ class Effect:
     renamed: Mapping[tuple[str, str], str] = field(default_factory=dict)
     status: str = ""
     error: str | None = None
+    violated_by: TableId | None = None
+    way: str = ""
 
     def blocked_by(self, oid: int) -> str:
         """Returns who waits for the statement's lock on a table; empty if nobody does."""
@@ -77,13 +80,16 @@ def observe(session: Connection, watcher: Connection, text: str) -> Effect:
         psycopg.errors.InvalidTransactionTermination,
     ) as err:
         if not is_own:
-            return Effect(start.names, error=str(err.diag.message_primary))
+            return _refused(start, text, err)
         session.execute("rollback")
         return _observe_outside(session, watcher, text, start)
     except psycopg.Error as err:
         if is_own and not session.closed:
             session.execute("rollback")
-        return Effect(start.names, error=_error_text(err))
+        schema, table = err.diag.schema_name, err.diag.table_name
+        is_of_rows = is_own and isinstance(err, psycopg.errors.IntegrityError)
+        violated = TableId(schema, table) if is_of_rows and schema and table else None
+        return _refused(start, text, err, violated)
     status = cursor.statusmessage or ""
     if _is_idle(session):  # The statement ended the transaction.
         return _between(status, start, _Relations.read(session))
@@ -95,7 +101,7 @@ def observe(session: Connection, watcher: Connection, text: str) -> Effect:
         try:
             session.execute("commit")
         except psycopg.Error as err:  # A deferred constraint
-            return Effect(start.names, error=_error_text(err))
+            return _refused(start, text, err)
     return _between(status, start, end, added, {oid: n for oid, n in read.items() if n > 0})
 
 
@@ -120,7 +126,7 @@ def _observe_outside(
     try:
         cursor = session.execute(text)
     except psycopg.Error as err:
-        return Effect(start.names, error=_error_text(err))
+        return _refused(start, text, err)
     finally:
         stop.set()
         thread.join()
@@ -156,9 +162,23 @@ def _between(
     )
 
 
-def _error_text(err: psycopg.Error) -> str:
+# What to do about an error of a statement, besides what PostgreSQL's hint says.
+_WAYS: Mapping[type[psycopg.Error], str] = {
+    psycopg.errors.QueryCanceled: "allow it more time with --statement-timeout",
+    psycopg.errors.ActiveSqlTransaction: "run it outside of BEGIN and COMMIT",
+    psycopg.errors.InsufficientPrivilege: "name the role that runs migrations with --role",
+}
+_EXTENSION = "pass --scratch with the connection of a server that has the extension"
+
+
+def _refused(
+    start: _Relations, text: str, err: psycopg.Error, violated_by: TableId | None = None
+) -> Effect:
     parts = (err.diag.message_primary or str(err), err.diag.message_detail, err.diag.message_hint)
-    return "; ".join(part for part in parts if part)
+    is_extension = [word.lower() for word in text.split()[:2]] == ["create", "extension"]
+    way = _EXTENSION if is_extension else _WAYS.get(type(err), "")
+    error = "; ".join(part for part in parts if part)
+    return Effect(start.names, error=error, violated_by=violated_by, way=way)
 
 
 def _is_idle(session: Connection) -> bool:

@@ -20,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from waldelta.errors import ConfigError
 from waldelta.postgres import Connection, TableId, connect, named_loss
+from waldelta.quantities import size
 from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, local_versions
 from waldelta.rehearsal.generated_rows import WritableTable
 from waldelta.rehearsal.migration import SqlCommand, read_sql, statements
@@ -43,20 +44,54 @@ class TableSize:
     bytes: int
 
 
+# What copies read in a second, where no copy of the pipeline is known.
+COPIED_PER_SECOND = 50 << 20
+# A copy of fewer rows says nothing about the time of a large one.
+_TELLING_ROWS = 10_000
+
+
 @dataclass(frozen=True, slots=True)
 class Production:
     """The schema as SQL, and, where a connection gave it, the sizes of tables by name.
 
-    ``version`` is the server's major version, ``source`` what the schema was read from, and
-    ``rows`` are samples of tables as COPY writes them, by table and column list.
+    ``version`` is the server's major version, ``source`` what the schema was read from, ``copies``
+    the rows and seconds of each target's last copy, and ``rows`` are samples of tables as COPY
+    writes them, by table and column list.
     """
 
     schema: str = field(repr=False)
     source: str
     version: int | None
     sizes: Mapping[str, TableSize] = field(default_factory=dict)
+    copies: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     wal_bytes_per_second: float | None = None
     rows: Mapping[TableId, tuple[Sequence[str], bytes]] = field(default_factory=dict, repr=False)
+
+    def copy_time(self, name: str) -> tuple[float, str]:
+        """Returns the seconds that a copy of a table with a known size takes, and at which speed.
+
+        That is the speed of its last copy, else of all tables' copies, else an assumption.
+        """
+        at = self.sizes[name]
+        measured = {
+            table: (copied, seconds)
+            for table, (copied, seconds) in self.copies.items()
+            if copied >= _TELLING_ROWS and seconds > 0 and table in self.sizes
+        }
+        if name in measured:
+            copied, seconds = measured[name]
+            return at.rows * seconds / copied, "at the speed of its last copy"
+        read = sum(
+            self.sizes[table].bytes * copied / max(copied, self.sizes[table].rows)
+            for table, (copied, _) in measured.items()
+        )
+        if read:
+            seconds = sum(seconds for _, seconds in measured.values())
+            return at.bytes * seconds / read, "at the speed of this pipeline's copies"
+        return (
+            at.bytes / COPIED_PER_SECOND,
+            f"at an assumed {size(COPIED_PER_SECOND)} in a second",
+        )
 
 
 def read_schema_file(path: Path) -> Production:
@@ -82,8 +117,8 @@ def read_production(conninfo: str, sample: int = 0, tables: Sequence[TableId] = 
             at = f"the connection to {connection.info.host or 'the socket'}"
             schema = _dump(conninfo, version, snapshot)
             sizes = {
-                str(TableId(schema, name)): TableSize(int(rows), int(size))
-                for schema, name, rows, size in connection.execute(_SIZES).fetchall()
+                str(TableId(schema, name)): TableSize(int(rows), int(bytes_))
+                for schema, name, rows, bytes_ in connection.execute(_SIZES).fetchall()
             }
             ((rate,),) = connection.execute(_WAL).fetchall()
             rows = {
@@ -92,7 +127,7 @@ def read_production(conninfo: str, sample: int = 0, tables: Sequence[TableId] = 
                 if sample and (columns := _readable_columns(connection, table))
             }
     speed = float(rate) if rate is not None else None
-    return Production(schema, at, version, sizes, speed, rows)
+    return Production(schema, at, version, sizes, {}, speed, rows)
 
 
 @contextmanager
@@ -165,8 +200,7 @@ def load_schema(connection: Connection, production: Production) -> None:
         words = statement.text.lower().split(maxsplit=3)
         if tuple(words[:2]) in _SKIPPED:
             continue
-        if words[0] in ("alter", "grant", "revoke", "create"):
-            _make_roles(connection, statement)
+        make_roles(connection, statement)
         try:
             connection.execute(statement.text)
         except psycopg.errors.DuplicateSchema:
@@ -192,8 +226,11 @@ def _refused(statement: SqlCommand, words: Sequence[str], err: psycopg.Error) ->
     )
 
 
-def _make_roles(connection: Connection, statement: SqlCommand) -> None:
-    if statement.text.lower().startswith("create") and "policy" not in statement.text.lower():
+def make_roles(connection: Connection, statement: SqlCommand) -> None:
+    """Make the roles that a statement names and that aren't there: no dump of a schema has them."""
+    text = statement.text.lower()
+    names_some = ("alter", "grant", "revoke") + (("create",) if "policy" in text else ())
+    if not text.startswith(names_some):
         return
     for listed in _ROLES.findall(statement.text):
         for name in re.findall(_NAME, listed):

@@ -30,8 +30,6 @@ from waldelta.spark import Runner
 from waldelta.stages.setup.setup import SetupPlan
 
 _CONN_ID = "waldelta_rehearsal"
-# What copies read in a second, where only a table's size is known.
-COPIED_PER_SECOND = 50 << 20
 # Errors of a target after which a copy is all that it needs.
 _COPIES = (NeedsSync.__name__, SyncFailed.__name__)
 _AGAIN = 3
@@ -158,16 +156,18 @@ class RehearsedPipeline:
             if error["class"] in _COPIES or name in targets.needs_sync:
                 yield self._copied(name, error["message"])
             else:
-                yield Impact("stop", name, f"{error['class']}: {error['message']}")
+                text = error["message"].removeprefix(f"{name}: ")
+                yield Impact("stop", name, f"{error['class']}: {text}")
         for name in targets.needs_sync:
             if name not in targets.table_errors:
                 yield self._copied(name, "it must be copied again")
 
-    def _copied(self, name: str, why: str) -> Impact:
+    def _copied(self, name: str, reason: str) -> Impact:
+        why = reason.removeprefix(f"{name}: ")
         at = self.production.sizes.get(name)
         if at is None:
             return Impact("copy", name, f"all rows are read again: {why}")
-        seconds = at.bytes / COPIED_PER_SECOND
+        seconds, speed = self.production.copy_time(name)
         wal = self.production.wal_bytes_per_second
         retention = (
             "" if wal is None else f", while the slot keeps {size(int(wal * seconds))} of WAL"
@@ -176,7 +176,7 @@ class RehearsedPipeline:
             "copy",
             name,
             f"{counted(at.rows, 'row')} ({size(at.bytes)}) are read again, about"
-            f" {duration(seconds)}{retention}: {why}",
+            f" {duration(seconds)} {speed}{retention}: {why}",
         )
 
     def _agree(self, runner: Runner) -> Iterator[Impact]:

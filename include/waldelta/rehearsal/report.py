@@ -107,6 +107,8 @@ class Report:
         lines += [f"note: {note}" for note in self.notes]
         for step in self.steps:
             lines += ["", f"{step.place}: {step.verdict}", *(f"    {text}" for text in _code(step))]
+            if not step.impacts:
+                lines.append("  the pipeline follows by itself")
             for part, impacts in _by_part(step):
                 lines.append(f"  {part}")
                 for impact in impacts:

@@ -154,6 +154,74 @@ def test_what_the_scratch_server_lacks_is_named(pipeline, schema, options, messa
         rehearse(file, production, migration, chosen)
 
 
+# What ends a rehearsal, and what the report says of it: the line, the error and the way.
+ERRORS = {
+    "fails half-way": (
+        "alter table shop.orders add x int;\nalter table shop.orders\n  drop nope;\n",
+        2, 'column "nope" of relation "orders" does not exist', "",
+    ),
+    "a row violates it": (
+        "begin;\nalter table shop.orders add check (n < 0);\ncommit;\n",
+        2, "is violated by some row", "",
+    ),
+    "an extension": (
+        "\ncreate extension no_such_extension;\n", 2, "is not available", "pass --scratch",
+    ),
+    "takes for ever": (
+        "select 1;\nselect pg_sleep(99);\n", 2, "due to statement timeout", "--statement-timeout",
+    ),
+    "concurrently within a transaction": (
+        "begin;\ncreate index concurrently on shop.orders (n);\ncommit;\n",
+        2, "cannot run inside a transaction block", "outside of BEGIN",
+    ),
+    "another owner's": (
+        "alter table shop.orders add y int;\nalter role reader createdb;\n",
+        2, "permission denied", "--role",
+    ),
+    "no COMMIT": ("begin;\nalter table shop.orders add x int;\n", 1, "without COMMIT", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name, marks=() if name == "an extension" else pytest.mark.nightly("another error alike")
+        )
+        for name in ERRORS
+    ],
+)
+def test_an_error_names_the_line_and_the_way(pipeline, capsys, name):
+    """The rehearsal ends there, and the steps before it are reported."""
+    sql, line, error, way = ERRORS[name]
+    assert rehearsed(pipeline, sql, "--json", "--statement-timeout", "2") == 1
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    (impact,) = (one for one in steps[-1]["impacts"] if one["kind"] == "error")
+    place = impact["text"].partition(": ")[0] if name != "no COMMIT" else steps[-1]["place"]
+    assert place == f"{pipeline.parent / 'm.sql'}:{line}"
+    assert error in impact["text"]
+    assert way in impact["way"]
+    assert bool(way) == bool(impact["way"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"select 1;\n\\i other.sql\n", "m.sql:2: \\i other.sql is a command of psql"),
+        (b"select 1;\nselect '\xe4';\n", "m.sql:2: the file isn't UTF-8"),
+        (b"select 1;\nselect 'a;\n", "m.sql:2: a quote, comment or dollar quote"),
+    ],
+)
+def test_a_file_that_psql_alone_reads_starts_no_server(pipeline, capsys, content, message):
+    path = pipeline.with_name("bad m.sql")
+    path.write_bytes(content)
+    schema = pipeline.with_name("schema.sql")
+    schema.write_text(SCHEMA)
+    options = ("--migration", str(path), "--schema", str(schema))
+    assert main(["rehearse", str(pipeline), *options]) == 1
+    assert message in capsys.readouterr().err
+
+
 def test_production_is_only_read(pipeline, database, monkeypatch):
     """By a superuser, who could write; the sample has real rows, and nothing gets an id."""
     database.execute("create schema shop")

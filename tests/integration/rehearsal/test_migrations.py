@@ -99,6 +99,7 @@ FULL = {
         "alter table {t} enable row level security, force row level security", {APP}),
     "policies": (POLICIES, set()),
     "backfill": (BACKFILL, set()),
+    "violated_check": ("alter table {t} add check (note in ('a', 'b'))", {LOCK}),
     "another_publication": ("create publication another for table {t}", set()),
     "another_filter": ("create publication filtering for table {t} where (n > 5)", {APP}),
     "another_without_key": ("create publication listing for table {t} (code)", {APP}),
@@ -154,7 +155,7 @@ create role app;
 create table parts(id int primary key, v text) partition by range (id);
 create table low partition of parts for values from (0) to (1000);
 create table high partition of parts for values from (1000) to (3000);
-create table loose(id int primary key, v text); insert into loose values (3001, 'x');
+create table loose(id int primary key, v text);
 alter table parts owner to app; alter table low owner to app; alter table high owner to app;
 alter table loose owner to app;
 """
@@ -169,8 +170,9 @@ commit;"""
 PARTITIONS = {
     "new": ("create table new partition of parts for values from (4000) to (5000)",
             set(), {COPY, READERS}),
+    "fill": ("delete from loose; insert into loose values (3001, 'x')", set(), set()),
     "attach": ("alter table parts attach partition loose for values from (3000) to (4000)",
-               {LOCK, LOSS}, {LOCK, COPY, READERS}),
+               {LOSS}, {COPY, READERS}),
     "split": (SPLIT, set(), set()),
     "detach": ("alter table parts detach partition low", {LOSS}, set()),
 }  # fmt: skip

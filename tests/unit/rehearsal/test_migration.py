@@ -44,9 +44,9 @@ def test_statements(name):
     [
         ("select 1;\n\\i other.sql\n", r"m\.sql:2: \\i other.sql is a command of psql"),
         ("select 1;\n\nCOPY t FROM STDIN;\n1\n\\.\n", r"m\.sql:3: COPY FROM stdin"),
-        ("select 'a", "a quote, comment or dollar quote has no end"),
-        ("do $x$ begin end; $y$;", "a quote, comment or dollar quote has no end"),
-        ("select 1; /* ", "a quote, comment or dollar quote has no end"),
+        ("select 'a", r"m\.sql:1: a quote, comment or dollar quote that begins here has no end"),
+        ("select '\n';\ndo $x$ begin\n end; $y$;\nselect 1;", r"m\.sql:3: a quote, comment or"),
+        ("select 1;\n\n/* \n select", r"m\.sql:3: a quote, comment"),
     ],
 )
 def test_what_only_psql_reads_is_refused(text, message):

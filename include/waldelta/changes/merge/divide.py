@@ -26,7 +26,7 @@ from waldelta.errors import EmptyPartitionValue
 from waldelta.failpoints import fault_point
 from waldelta.lake import Tag, TargetVersion, remove_folder
 from waldelta.lake.data_file import DataFiles, new_prefix, remove_files
-from waldelta.lake.layout import HeldFile, Layout, NewFile
+from waldelta.lake.layout import HeldFile, Layout, NewFile, Redefinition
 from waldelta.lake.staging_leftovers import division_folder
 from waldelta.lake.storage import sync_files
 from waldelta.spark import Runner
@@ -151,7 +151,8 @@ class Division:
         """
         added, table = self.write(runner), self.table
         tag = Tag.of(_DIVISION, table.version, {"verb": "maintain", "attempt": uuid.uuid4().hex})
-        divided = table.divided_by(self.partition_by)
+        layout = Layout.of(table.schema, self.partition_by, table.properties)
+        divided = Redefinition(layout, table.defined(partitionColumns=[*self.partition_by]))
         table.replace_files(table.held_files, added, tag, changes_data=False, redefinition=divided)
         remove_folder(self._records.folder)
         by = ", ".join(self.partition_by) or "no column"

@@ -318,3 +318,16 @@ def test_timestamps_without_a_zone(uri, is_there):
     assert {*DeltaTable(uri).protocol().writer_features} == {"timestampNtz", "invariants"}
     assert open_target(table_at(uri), columns).version == 1
     assert open_target(table_at(f"{uri}-2"), COLUMNS).version == 0
+
+
+def test_a_property_adds_no_feature(uri):
+    """delta-rs would list some that the table doesn't use, and that other readers lack."""
+    columns = [*COLUMNS, TargetColumn("at", "timestamp_ntz", pa.timestamp("us"), True)]
+    table = open_target(table_at(uri), columns)
+    features = {*DeltaTable(uri).protocol().writer_features}
+    table.set_properties({"waldelta.generation": "2"})
+    stored = DeltaTable(uri)
+    assert stored.version() == table.version
+    assert {*stored.protocol().writer_features} == features
+    assert stored.metadata().configuration == {"waldelta.generation": "2"}
+    assert stored.history(1)[0]["operation"] == "SET TBLPROPERTIES"
