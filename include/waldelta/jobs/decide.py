@@ -38,9 +38,9 @@ from waldelta.spark import Runner
 from waldelta.stages.check.gate.quarantined_rows import (
     current_user,
     discard_quarantined,
+    release_tables,
     rows_to_accept,
 )
-from waldelta.stages.check.gate.release import release_tables
 from waldelta.stages.repair.mend.current_targets import CurrentTargets
 from waldelta.stages.repair.repair import Again, repair
 

@@ -30,8 +30,9 @@ from waldelta.stages.check.gate.quarantined_rows import (
     STOP,
     chosen_states,
     judged_by_gates,
+    landed_upto,
+    valid_releases,
 )
-from waldelta.stages.check.gate.release import landed_upto, valid_releases
 
 # How far back a run is searched that reached its apply stage.
 _REACH = timedelta(days=7)

@@ -335,6 +335,6 @@ def test_a_release_after_a_kill(runner, database, tmp_path, when):
 
 
 def _release(job, tables):
-    from waldelta.stages.check.gate.release import release_tables
+    from waldelta.stages.check.gate.quarantined_rows import release_tables
 
     return release_tables(job, tables, by="ann")

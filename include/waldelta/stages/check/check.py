@@ -47,8 +47,7 @@ from waldelta.spark import Runner, RunnerPool
 from waldelta.spark.runner import MOST_AT_ONCE
 from waldelta.stages.check.check_run import CheckRun, Known, RunOutcome, failed
 from waldelta.stages.check.evaluate import judge_target
-from waldelta.stages.check.gate.quarantined_rows import record_unknown
-from waldelta.stages.check.gate.release import read_decided
+from waldelta.stages.check.gate.quarantined_rows import read_decided, record_unknown
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 from waldelta.stages.check.measure.profile import Before, bounds_of
 from waldelta.stages.check.measure.references import Reference

@@ -25,7 +25,7 @@ from waldelta.lake.ledger.check_records import PassedSuite
 from waldelta.metadata_columns import LSN
 from waldelta.pipeline import Job, RunResult, unexpected_error
 from waldelta.spark import RunnerPool
-from waldelta.stages.check.gate.release import PositionRange
+from waldelta.stages.check.gate.quarantined_rows import PositionRange
 from waldelta.stages.check.great_expectations.own_expectations import why_refused
 from waldelta.stages.check.measure.profile import Before
 from waldelta.stages.check.suite.expectation import (

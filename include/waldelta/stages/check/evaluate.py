@@ -48,7 +48,7 @@ from waldelta.stages.check.check_run import (
     rest_of,
     suite_of,
 )
-from waldelta.stages.check.gate.release import PositionRange, decision_on, undecided
+from waldelta.stages.check.gate.quarantined_rows import PositionRange, decision_on, undecided
 from waldelta.stages.check.great_expectations.own_expectations import (
     Counts,
     Numbered,

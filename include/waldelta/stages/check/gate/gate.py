@@ -4,9 +4,8 @@ merge.
 The gate judges the rows that the merge would write, as the target would store them; deletes always
 pass. A value that a change didn't send (an unchanged TOASTed value) isn't judged again.
 ``quarantine`` rows are set aside first (set_aside). ``stop`` then judges the rest without released
-changes (waldelta.stages.check.gate.release). No verdict is carried from one attempt to the next:
-each attempt judges the range by the current expectation files, and reports what its own commit left
-out.
+changes (quarantined_rows). No verdict is carried from one attempt to the next: each attempt judges
+the range by the current expectation files, and reports what its own commit left out.
 
 The target then agrees with what is certain about the source. Of rows that are set aside, a new one
 isn't written, and a row with its key is deleted, because the source replaced it. An update isn't
@@ -61,7 +60,7 @@ from waldelta.quantities import counted
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
 from waldelta.spark_sql import parquet, string
-from waldelta.stages.check.gate.release import landed_upto, valid_releases
+from waldelta.stages.check.gate.quarantined_rows import landed_upto, valid_releases
 from waldelta.stages.check.gate.table_gate import (
     EXAMPLE_ROWS,
     MOST_SET_ASIDE,
