@@ -16,7 +16,7 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/decode/collapse.py",
-        "np.where(before < 0, Root.BASE, Root.MISSING)",
+        "np.where(previous < 0, Root.BASE, Root.MISSING)",
         "Root.BASE",
         "An UPDATE of a row that the batch deleted changes the target's row.",
         (_COLLAPSE,),
@@ -30,8 +30,8 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/decode/collapse.py",
-        "taken = np.isin(chains.destination[fresh], kept_keys)",
-        "taken = np.zeros(len(fresh), np.bool_)",
+        "is_kept_key = np.isin(chains.destination[fresh], kept_keys)",
+        "is_kept_key = np.zeros(len(fresh), np.bool_)",
         "A new row replaces the row that has just moved away from its key.",
         (_COLLAPSE,),
     ),
@@ -51,8 +51,8 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/decode/collapse.py",
-        "pa.array(found * cardinality + part)",
-        "pa.array(found + part)",
+        "pa.array(codes * cardinality + part)",
+        "pa.array(codes + part)",
         "Rows with different keys of several columns are one row.",
         (_COLLAPSE,),
     ),

@@ -71,8 +71,8 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/decode/decode.py",
-        "wanted &= (place > at) | (relation_id != truncated)",
-        "wanted &= place > at",
+        "is_new &= (place > at) | (relation_id != truncated)",
+        "is_new &= place > at",
         "A TRUNCATE of one leaf discards earlier changes of the others.",
         (_DECODE,),
     ),
@@ -99,7 +99,7 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/decode/decode.py",
-        "pc.if_else(pa.array(same), new, rows.old[k])",
+        "pc.if_else(pa.array(is_unchanged), new, rows.old[k])",
         "pc.if_else(pa.array(~rows.old.has_tuple), rows.old[k], new)",
         "An UPDATE of a key changes the row that has the new key.",
         (_DECODE,),
@@ -148,8 +148,8 @@ MUTATIONS = (
     ),
     Mutation(
         "lake/changelog/row_messages.py",
-        "found[oid] = max(place, found.get(oid, place))",
-        "found[oid] = min(place, found.get(oid, place))",
+        "places[oid] = max(place, places.get(oid, place))",
+        "places[oid] = min(place, places.get(oid, place))",
         "Rows between two TRUNCATEs stay.",
         (_ORDER,),
     ),

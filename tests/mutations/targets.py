@@ -24,8 +24,8 @@ MUTATIONS = (
     ),
     Mutation(
         "pipeline/targets/target_sources.py",
-        "if relation.oid not in taken and name not in fed",
-        "if name not in fed",
+        "if relation.oid not in merged_oids and name not in with_source",
+        "if name not in with_source",
         "A merged leaf is a target of its own, too.",
         (_SOURCES,),
     ),
@@ -62,17 +62,17 @@ MUTATIONS = (
         """\
     if state.status == REMOVED:
         return TableLifecycle(table_name, RequiredAction.FIRST, state, _RETURNED)
-    if state.status == SYNCED and same:
+    if state.status == SYNCED and is_same_source:
 """,
         """\
-    if state.status in (REMOVED, SYNCED) and same:
+    if state.status in (REMOVED, SYNCED) and is_same_source:
 """,
         "A table that was away from its publications gets changes without a new copy.",
         (_LIFECYCLE,),
     ),
     Mutation(
         "pipeline/targets/lifecycle.py",
-        "(SYNCED, NEEDS_SYNC) or (before is not None and before.copied)",
+        "(SYNCED, NEEDS_SYNC) or (previous is not None and previous.copied)",
         "(SYNCED, NEEDS_SYNC)",
         "A resync that failed counts as an initial copy.",
         (_LIFECYCLE,),

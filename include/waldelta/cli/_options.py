@@ -494,33 +494,33 @@ def build_parser(program: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{COMMAND} {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb, (does, own) in _OWN.items():
+    for verb, (does, own_options) in _OWN.items():
         # An abbreviation that is unique today may match another option later.
-        known = verbs.add_parser(verb, help=does, description=does, allow_abbrev=False)
-        known.add_argument("file", metavar="FILE", type=Path, help="the pipeline file")
+        verb_parser = verbs.add_parser(verb, help=does, description=does, allow_abbrev=False)
+        verb_parser.add_argument("file", metavar="FILE", type=Path, help="the pipeline file")
         # An operator who replays by hand must choose the interval.
-        for name, details in (*own.items(), *OUTPUT_OPTIONS.items()):
-            known.add_argument(name, **details)
-        interval = known.add_argument_group("interval to replay") if verb == REPLAY else None
+        for name, details in (*own_options.items(), *OUTPUT_OPTIONS.items()):
+            verb_parser.add_argument(name, **details)
+        interval = verb_parser.add_argument_group("interval to replay") if verb == REPLAY else None
         for name, details in RUN_OPTIONS.items():
             if interval is not None and name in _INTERVAL:
                 interval.add_argument(name, **details)
             else:  # Airflow's tasks pass these; who types a verb needs none of them.
-                known.add_argument(name, **details | {"help": argparse.SUPPRESS})
-        known.set_defaults(
-            **{option: None for option in ("stage", "tables") if f"--{option}" not in own}
+                verb_parser.add_argument(name, **details | {"help": argparse.SUPPRESS})
+        verb_parser.set_defaults(
+            **{option: None for option in ("stage", "tables") if f"--{option}" not in own_options}
         )
-    for verb, (does, own) in _WITHOUT_FILE.items():
+    for verb, (does, own_options) in _WITHOUT_FILE.items():
         program, _, last = verb.rpartition(" ")
         parsers = verbs
         if program:  # It has verbs of its own, by which waldelta sets it up.
             group = verbs.add_parser(program, help=f"what waldelta needs in {program}")
             group.set_defaults(verb_group=True)
             parsers = group.add_subparsers(dest="action", metavar="VERB", required=True)
-        known = parsers.add_parser(last, help=does, description=does, allow_abbrev=False)
-        for name, details in own.items():
-            known.add_argument(name, **details)
-        known.set_defaults(file=None, result=None)
+        verb_parser = parsers.add_parser(last, help=does, description=does, allow_abbrev=False)
+        for name, details in own_options.items():
+            verb_parser.add_argument(name, **details)
+        verb_parser.set_defaults(file=None, result=None)
     return parser
 
 

@@ -70,8 +70,8 @@ class Output:
             return
         document = self._document
         if self._error is not None:
-            before = document if isinstance(document, Mapping) else {}
-            document = {**before, "error": self._error}
+            parts = document if isinstance(document, Mapping) else {}
+            document = {**parts, "error": self._error}
         if document is not None:
             printed = json.dumps(document, indent=2, ensure_ascii=False)
             sys.stdout.write(f"{visible_json(printed)}\n")
@@ -129,13 +129,13 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[object]], title: str 
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
+    result = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD)
     for heading in headings:
         # An id is copied into the next command.
-        made.add_column(heading, overflow="fold", no_wrap=heading == "id")
+        result.add_column(heading, overflow="fold", no_wrap=heading == "id")
     for row in rows:
-        made.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
-    return made
+        result.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    return result
 
 
 def plan_document(pipeline: PipelineFile, plan: SetupPlan) -> dict[str, Any]:
@@ -144,7 +144,9 @@ def plan_document(pipeline: PipelineFile, plan: SetupPlan) -> dict[str, Any]:
     """
     return {
         "pipeline": pipeline.pipeline,
-        "findings": [{"severity": found.severity, "text": found.text} for found in plan.reported()],
+        "findings": [
+            {"severity": finding.severity, "text": finding.text} for finding in plan.reported()
+        ],
         "targets": plan.targets.describe(),
         "estimate": None if plan.estimate is None else plan.estimate.as_json(),
         "slot": {"name": plan.source.slot, "create": plan.create_slot},
@@ -167,24 +169,26 @@ def plan_text(plan: SetupPlan) -> RenderableType:
     return text
 
 
-def waiting_table(found: Sequence[Mapping[str, Any]], file: str = "FILE") -> RenderableType:
+def waiting_table(items: Sequence[Mapping[str, Any]], file: str = "FILE") -> RenderableType:
     """Returns the rows and messages that wait for a decision, with the columns that any of them
     has; and below the tables that a gate stops. Commands name the pipeline file as ``file``.
     """
     from rich.console import Group
     from rich.text import Text
 
-    if not found:
+    if not items:
         return "nothing waits for a decision"
-    rows = [one for one in found if "waiting" not in one]
+    rows = [one for one in items if "waiting" not in one]
     columns = [name for name in _WAITING if any(one.get(name) is not None for one in rows)]
     parts: list[RenderableType] = []
     if rows:
         parts.append(
-            table(columns, [[_cell(_shown(one, name), name) for name in columns] for one in rows])
+            table(
+                columns, [[_cell(_cell_value(one, name), name) for name in columns] for one in rows]
+            )
         )
     gates: dict[str, list[Mapping[str, Any]]] = {}
-    for one in found:
+    for one in items:
         if "waiting" in one:
             gates.setdefault(one["table"], []).append(one)
     if gates:
@@ -200,17 +204,17 @@ def waiting_table(found: Sequence[Mapping[str, Any]], file: str = "FILE") -> Ren
     return Group(*parts)
 
 
-def _shown(one: Mapping[str, Any], name: str) -> object:
+def _cell_value(one: Mapping[str, Any], name: str) -> object:
     is_taken = name == "status" and one.get("applied") is False
     return f"{one['status']}, not applied yet" if is_taken else one.get(name)
 
 
-def waiting_details(found: Sequence[Mapping[str, Any]], file: str = "FILE") -> RenderableType:
+def waiting_details(items: Sequence[Mapping[str, Any]], file: str = "FILE") -> RenderableType:
     """Returns the same with all that is known of each: values, messages, rows that fail."""
     from rich.console import Group
 
-    parts = [waiting_table(found, file)]
-    for one in found:
+    parts = [waiting_table(items, file)]
+    for one in items:
         parts.append(whole(""))
         for name, value in one.items():
             each = value if isinstance(value, list) else [value]
@@ -262,6 +266,6 @@ def _cell(value: object, name: str = "") -> object:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, dict):
-        shown = {**(value.get("key") or {}), **value["values"]} if "values" in value else value
-        return json.dumps(shown, ensure_ascii=False)
+        values = {**(value.get("key") or {}), **value["values"]} if "values" in value else value
+        return json.dumps(values, ensure_ascii=False)
     return value

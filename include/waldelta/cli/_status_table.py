@@ -154,7 +154,7 @@ def _message(file: str, message: Mapping[str, Any]) -> Iterator[str]:
 def _findings(status: Mapping[str, Any], file: str) -> Iterator[tuple[str, list[str]]]:
     """What needs attention or limits the targets, by heading; nothing of a healthy mirror."""
     targets = sorted(status["targets"].items())
-    found = {
+    lines_by_heading = {
         "Behind": [
             f"{name}: since run {error['run_id']}, {moment(error['at'])}: {error['class']}:"
             f" {error['message'].removeprefix(f'{name}: ')}"
@@ -183,7 +183,7 @@ def _findings(status: Mapping[str, Any], file: str) -> Iterator[tuple[str, list[
             f"{name}: {drift}" for name, one in targets for drift in one["drift"]
         ],
     }
-    return ((heading, lines) for heading, lines in found.items() if lines)
+    return ((heading, lines) for heading, lines in lines_by_heading.items() if lines)
 
 
 LAKE_TIMEOUT_S = 10.0
@@ -248,20 +248,20 @@ def _entry(path: Path, pipeline: PipelineFile) -> dict[str, Any]:
 
 def _last_runs(pipelines: Mapping[Path, PipelineFile]) -> dict[Path, dict[str, Any]]:
     pool = ThreadPoolExecutor(_AT_ONCE)
-    asked = {path: pool.submit(_last_run, pipeline) for path, pipeline in pipelines.items()}
-    found: dict[Path, dict[str, Any]] = {}
-    for path, answer in asked.items():
+    futures = {path: pool.submit(_last_run, pipeline) for path, pipeline in pipelines.items()}
+    runs: dict[Path, dict[str, Any]] = {}
+    for path, answer in futures.items():
         try:
-            found[path] = {"last_run": answer.result(LAKE_TIMEOUT_S), "lake_error": None}
+            runs[path] = {"last_run": answer.result(LAKE_TIMEOUT_S), "lake_error": None}
         except TimedOut:
             why = f"its lake did not answer within {LAKE_TIMEOUT_S:g} s"
-            found[path] = {"last_run": None, "lake_error": why}
+            runs[path] = {"last_run": None, "lake_error": why}
         except Exception as err:  # An error of one lake doesn't hide the others.
             described = describe_error(err)
             why = f"{described['class']}: {described['message']}"
-            found[path] = {"last_run": None, "lake_error": why}
+            runs[path] = {"last_run": None, "lake_error": why}
     pool.shutdown(wait=False, cancel_futures=True)
-    return found
+    return runs
 
 
 def _last_run(pipeline: PipelineFile) -> dict[str, Any] | None:

@@ -117,9 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.close()
         return 1
     except Exception as err:
-        if (named := last_error(err)) is None:
+        if (error := last_error(err)) is None:
             raise
-        _end_with(named, options, output)
+        _end_with(error, options, output)
         return 1
     return 0
 
@@ -282,14 +282,14 @@ def _status(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> 
 
 
 def _show_waiting(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
-    found = [
+    items = [
         one
         for one in pipeline.waiting(options.tables)
         if not options.ids or one.get("id") in options.ids
     ]
     text = waiting_table if options.action == "list" else waiting_details
-    output.show(found, text(found, str(options.file)))
-    _write_result(options, json.dumps(found, indent=2, ensure_ascii=False))
+    output.show(items, text(items, str(options.file)))
+    _write_result(options, json.dumps(items, indent=2, ensure_ascii=False))
 
 
 def _dbt_sources(pipeline: Pipeline, _: argparse.Namespace, output: Output) -> None:
@@ -301,9 +301,9 @@ def _teardown(pipeline: Pipeline, options: argparse.Namespace, output: Output) -
     if options.orphans or options.drop:
         # A file that can't be read may name any slot, so it is an error.
         files = pipeline_paths(options.file.absolute().parent)
-        named = [load_pipeline_file(path).source.slot for path in files]
+        slots = [load_pipeline_file(path).source.slot for path in files]
         lines, nothing = (
-            pipeline.slots_without_pipeline(named, options.drop or ()),
+            pipeline.slots_without_pipeline(slots, options.drop or ()),
             "no slot on the source is without a pipeline file",
         )
         key = "dropped" if options.drop else "slots_without_pipeline"

@@ -81,18 +81,18 @@ def examine(path: Path | None, output: Output, *, workers: bool) -> bool:
     """Run the checks of the installation, a pipeline, and Spark's ``workers``; returns whether one
     is a problem.
     """
-    found = _results(installation_checks())
+    results = _results(installation_checks())
     if workers:
-        found += run_check("workers", check_workers, _SESSION_TIMEOUT_S)
+        results += run_check("workers", check_workers, _SESSION_TIMEOUT_S)
     if path is not None:
-        found += _of_pipeline(path)
-    count = Counter(one.status for one in found)
+        results += _of_pipeline(path)
+    count = Counter(one.status for one in results)
     document = {
-        "checks": [asdict(one) for one in found],
+        "checks": [asdict(one) for one in results],
         "problems": count["problem"],
         "warnings": count["warning"],
     }
-    output.show(document, as_text(found))
+    output.show(document, as_text(results))
     return count["problem"] > 0
 
 
@@ -116,10 +116,10 @@ def _of_pipeline(path: Path) -> list[CheckResult]:
     return [loaded, *source, *_results(checks)]
 
 
-def as_text(found: Iterable[CheckResult]) -> str:
+def as_text(results: Iterable[CheckResult]) -> str:
     """Returns a line for each result, with its remedy below it, and how many need attention."""
-    lines, count = [], Counter(one.status for one in found)
-    for one in found:
+    lines, count = [], Counter(one.status for one in results)
+    for one in results:
         lines.append(f"{_mark(one.status)} {one.check}: {_indented(one.text)}")
         if one.remedy and one.status != "ok":
             lines.append(f"    {_indented(one.remedy)}")
@@ -148,31 +148,31 @@ def run_check(name: str, check: Check, timeout_s: float = CHECK_TIMEOUT_S) -> li
 
     A check that takes too long is left to its thread, which ends with the process.
     """
-    found: list[CheckResult] = []
-    thread = threading.Thread(target=_collect, args=(name, check, found), daemon=True)
+    results: list[CheckResult] = []
+    thread = threading.Thread(target=_collect, args=(name, check, results), daemon=True)
     thread.start()
     thread.join(timeout_s)
     if not thread.is_alive():
-        return found
+        return results
     late = CheckResult(
         name,
         "problem",
         f"no answer within {timeout_s:g} s",
         "see that host and port are right, and that no firewall drops packets; run doctor again",
     )
-    return [*found, late]
+    return [*results, late]
 
 
-def _collect(name: str, check: Check, found: list[CheckResult]) -> None:
+def _collect(name: str, check: Check, results: list[CheckResult]) -> None:
     try:
-        found.extend(check())
+        results.extend(check())
     except WaldeltaError as err:
-        found.append(problem_of(name, err))
+        results.append(problem_of(name, err))
     except Exception as err:
         # Only the first line: what follows may repeat a request with its signature.
         line = str(err).strip().partition("\n")[0]
         text = f"{type(err).__name__}: {line}" if line else type(err).__name__
-        found.append(CheckResult(name, "problem", text))
+        results.append(CheckResult(name, "problem", text))
 
 
 def problem_of(name: str, err: WaldeltaError) -> CheckResult:
@@ -195,8 +195,8 @@ def installation_checks() -> dict[str, Check]:
 
 def _python() -> list[CheckResult]:
     version = platform.python_version()
-    own = _installed(_NAME)
-    needs = own.metadata["Requires-Python"] if own is not None else None
+    distribution = _installed(_NAME)
+    needs = distribution.metadata["Requires-Python"] if distribution is not None else None
     text = f"Python {version}"
     if needs and not _is_within(version, needs):
         text = f"{text}, and waldelta needs {needs}"
@@ -206,17 +206,17 @@ def _python() -> list[CheckResult]:
 
 def check_packages() -> list[CheckResult]:
     """Compare the installed packages with the ranges in the wheel's metadata."""
-    own = _installed(_NAME)
-    if own is None:
+    distribution = _installed(_NAME)
+    if distribution is None:
         text = "waldelta is on Python's path but not installed: package versions can't be checked"
         return [CheckResult("packages", "warning", text, "install waldelta's wheel")]
-    results = [CheckResult("packages", "ok", f"waldelta {own.version}")]
+    results = [CheckResult("packages", "ok", f"waldelta {distribution.version}")]
     try:
         from packaging.requirements import Requirement
     except ImportError:
         text = "package packaging is missing, so that versions can't be compared"
         return [*results, CheckResult("packages", "warning", text, "run `pip install packaging`")]
-    requirements = [Requirement(text) for text in own.requires or ()]
+    requirements = [Requirement(text) for text in distribution.requires or ()]
     for extra in ("", *_EXTRAS):
         results += _of_extra(extra, [one for one in requirements if _is_of(one, extra)])
     return results
@@ -236,7 +236,10 @@ def _of_extra(extra: str, requirements: list[Requirement]) -> Iterator[CheckResu
     source = f"{_NAME}[{extra}]" if extra else _NAME
     remedy = f"run `pip install '{source}'`"
     packages = {one: _installed(one.name) for one in requirements}
-    versions = {one: None if own is None else own.version for one, own in packages.items()}
+    versions = {
+        one: None if distribution is None else distribution.version
+        for one, distribution in packages.items()
+    }
     wrong = _out_of_range(versions)
     missing = [one.name for one, version in versions.items() if version is None]
     if wrong:
@@ -268,11 +271,11 @@ def check_workers() -> Iterator[CheckResult]:
     from waldelta.spark.session import borrowed_session
     from waldelta.spark.worker_packages import read_workers
 
-    if (own := _installed(_NAME)) is None:
+    if (distribution := _installed(_NAME)) is None:
         raise ConfigError("waldelta is on Python's path but not installed: install its wheel")
     requirements = [
         requirement
-        for requirement in map(Requirement, own.requires or ())
+        for requirement in map(Requirement, distribution.requires or ())
         if _is_of(requirement, "")
     ]
     with borrowed_session(None) as spark:
@@ -352,16 +355,16 @@ def _variables() -> Iterator[CheckResult]:
     from waldelta.permissions import lake_umask
     from waldelta.spark.settings import log_level
 
-    given = sorted(name for name in os.environ if name.startswith("WALDELTA_"))
-    known = [name for name in given if name in _VARIABLES]
+    names = sorted(name for name in os.environ if name.startswith("WALDELTA_"))
+    known_names = [name for name in names if name in _VARIABLES]
     log_level()
     lake_umask()
-    text = f"{', '.join(known)} set" if known else "no variable WALDELTA_… is set"
+    text = f"{', '.join(known_names)} set" if known_names else "no variable WALDELTA_… is set"
     yield CheckResult("variables", "ok", text)
     folder = os.environ.get(PIPELINES_VARIABLE)
     if folder and not Path(folder).is_dir():
         raise ConfigError(f"{PIPELINES_VARIABLE} is {folder!r}, which is no folder: correct it")
-    for name in given:
+    for name in names:
         if name not in _VARIABLES and (
             close := difflib.get_close_matches(name, _VARIABLES, 1, 0.9)
         ):
@@ -493,8 +496,10 @@ def _slot(pipeline: Pipeline, path: Path) -> Iterator[CheckResult]:
 
 def _of_slot(slot: dict[str, Any]) -> Iterator[CheckResult]:
     use = "a run reads it now" if slot["active"] else "no run reads it now"
-    left = slot["safe_wal_size"]
-    limit = "no limit" if left is None else f"{size(left)} left before PostgreSQL may drop it"
+    headroom = slot["safe_wal_size"]
+    limit = (
+        "no limit" if headroom is None else f"{size(headroom)} left before PostgreSQL may drop it"
+    )
     text = f"slot {slot['name']}: {slot['wal_status']}, {use}; keeps {size(slot['retained_bytes'])}"
     yield CheckResult("slot", "ok", f"{text} of WAL, {limit}")
     for warning in slot["warnings"]:
@@ -513,14 +518,14 @@ def _airflow(path: Path) -> list[CheckResult]:
     command = [sys.executable, "-P", "-m", "waldelta", "airflow", "setup", str(path)]
     remedy = f"run `waldelta airflow setup {path} --dry-run`"
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, "--dry-run", "--json"],
             capture_output=True,
             text=True,
             check=False,
             timeout=CHECK_TIMEOUT_S - 1,
         )
-        answer = json.loads(done.stdout)
+        answer = json.loads(process.stdout)
     except subprocess.TimeoutExpired:
         return [CheckResult("airflow", "warning", "Airflow's database did not answer", remedy)]
     except ValueError:

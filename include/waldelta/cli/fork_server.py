@@ -174,18 +174,18 @@ class ForkServer:
     def _fork(self, asker: socket.socket, request: dict[str, Any], output: int) -> int | None:
         # A signal between fork and registration would miss the job, or in the child run the handler
         # that ends other jobs.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        signals = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
         try:
             pid = os.fork()
             if pid == 0:
                 asker.close()
-                self._become_job(request, output, before)
+                self._become_job(request, output, signals)
             self._jobs[pid] = _Job(pid, asker)
         except OSError as err:
             log.warning("no job can be forked: %s", err)
             return None
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         return pid
 
     def _become_job(
@@ -204,8 +204,8 @@ class ForkServer:
             os.close(nothing)
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             self._selector.close()
-            for held in (self._listener, *(job.asker for job in self._jobs.values())):
-                held.close()
+            for inherited in (self._listener, *(job.asker for job in self._jobs.values())):
+                inherited.close()
             for descriptor in (output, self._woken, self._wake):
                 os.close(descriptor)
             os.environ.clear()
@@ -265,14 +265,14 @@ def code_stamp() -> str:
     """
     ours = Path(waldelta.__file__ or "").parent
     installed = [Path(entry) for entry in sys.path if entry.endswith("site-packages")]
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted({ours, *installed, *ours.rglob("*.py")}):
         with contextlib.suppress(FileNotFoundError):
             status = path.stat()
-            found.update(
+            digest.update(
                 f"{path} {status.st_mtime_ns} {status.st_size if path.is_file() else 0}\n".encode()
             )
-    return found.hexdigest()
+    return digest.hexdigest()
 
 
 def code_place() -> str:
@@ -289,20 +289,20 @@ def _listen(path: Path) -> socket.socket:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     coming = path.with_name(f"{os.getpid()}")
-    before = os.umask(0o177)
+    umask = os.umask(0o177)
     try:
         listener.bind(str(coming))
     finally:
-        os.umask(before)
+        os.umask(umask)
     listener.listen()
     coming.replace(path)  # This replaces the socket of a killed server.
     return listener
 
 
 def _answers(path: Path) -> bool:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
-        other.settimeout(1)
-        other.connect(str(path))
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(1)
+        client.connect(str(path))
         return True
     return False
 

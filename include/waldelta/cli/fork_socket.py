@@ -43,15 +43,15 @@ def receive_request(asker: socket.socket, timeout_s: float) -> tuple[dict[str, A
         if len(head) != _LENGTH.size or len(files) != 1:
             raise ValueError("it has no length, or no file for the output")
         os.set_inheritable(files[0], False)
-        (left,), parts = _LENGTH.unpack(head), []
-        _check_length(left)
-        while left:
+        (remaining,), parts = _LENGTH.unpack(head), []
+        _check_length(remaining)
+        while remaining:
             asker.settimeout(max(deadline - time.monotonic(), 0.001))
-            part = asker.recv(min(left, 1 << 16))
+            part = asker.recv(min(remaining, 1 << 16))
             if not part:
                 raise ValueError("it is incomplete")
             parts.append(part)
-            left -= len(part)
+            remaining -= len(part)
         return json.loads(b"".join(parts)), files[0]
     except BaseException:
         for number in files:

@@ -119,11 +119,11 @@ def check_options(options: argparse.Namespace, *, asks: bool) -> None:
 def _proposed(options: argparse.Namespace, inventory: Inventory) -> Draft:
     tables: Sequence[FoundTable] = inventory.tables
     if options.tables or options.schema:
-        named = [
+        choice = [
             *choose_schemas(inventory, options.schema or ()),
             *choose_named(inventory, options.tables or ()),
         ]
-        tables = sorted(dict.fromkeys(named), key=lambda table: table.id)
+        tables = sorted(dict.fromkeys(choice), key=lambda table: table.id)
     draft = Draft(
         inventory,
         tuple(tables),
@@ -194,11 +194,14 @@ def _write(path: Path, text: str) -> None:
 
 def _summary(draft: Draft, path: Path, sql_path: Path, sql: str) -> str:
     tables = draft.tables
-    known = [table.rows for table in tables if table.rows is not None]
-    unknown = len(tables) - len(known)
+    row_counts = [table.rows for table in tables if table.rows is not None]
+    unknown = len(tables) - len(row_counts)
     rows = [
-        *([f"≈ {counted(sum(known), 'row')}"] if known else []),
-        *([f"{unknown} of them not analyzed yet" if known else "not analyzed yet"] * bool(unknown)),
+        *([f"≈ {counted(sum(row_counts), 'row')}"] if row_counts else []),
+        *(
+            [f"{unknown} of them not analyzed yet" if row_counts else "not analyzed yet"]
+            * bool(unknown)
+        ),
     ]
     total = sum(table.size_bytes + table.toast_bytes for table in tables)
     lines = [f"{path}: {', '.join([counted(len(tables), 'table'), *rows, size(total)])}"]
@@ -228,29 +231,29 @@ def choose_named(inventory: Inventory, names: Iterable[str]) -> list[FoundTable]
 
 def choose_schemas(inventory: Inventory, names: Iterable[str]) -> list[FoundTable]:
     """Returns the tables of these schemas; raises ConfigError for one without any."""
-    chosen = []
+    choice = []
     for name in map(_unquoted, names):
-        found = [table for table in inventory.tables if table.id.schema == name]
-        if not found:
+        tables = [table for table in inventory.tables if table.id.schema == name]
+        if not tables:
             raise ConfigError(
                 f"schema {name!r} has no table that can be replicated; schemas with some:"
                 f" {first_of(inventory.schemas)}"
             )
-        chosen += found
-    return chosen
+        choice += tables
+    return choice
 
 
 def choose_answered(inventory: Inventory, answers: Iterable[str]) -> list[FoundTable]:
     """Returns the tables of an answer: numbers in the list (``1``, ``3-5``), tables and schemas."""
-    chosen = [table for answer in answers for table in _answered(inventory, answer)]
-    return sorted(dict.fromkeys(chosen), key=lambda table: table.id)
+    tables = [table for answer in answers for table in _answered(inventory, answer)]
+    return sorted(dict.fromkeys(tables), key=lambda table: table.id)
 
 
 def _answered(inventory: Inventory, answer: str) -> Iterator[FoundTable]:
     if answer == "all":
         yield from inventory.tables
-    elif found := _RANGE.fullmatch(answer):
-        first, last = int(found[1]), int(found[2] or found[1])
+    elif match := _RANGE.fullmatch(answer):
+        first, last = int(match[1]), int(match[2] or match[1])
         if not 1 <= first <= last <= len(inventory.tables):
             raise ConfigError(f"the list has numbers 1 to {len(inventory.tables)}, not {answer}")
         yield from inventory.tables[first - 1 : last]
@@ -262,20 +265,20 @@ def _answered(inventory: Inventory, answer: str) -> Iterator[FoundTable]:
 
 def _table(inventory: Inventory, name: str) -> FoundTable:
     try:
-        wanted = TableId.parse(name)
+        table_id = TableId.parse(name)
     except ValueError as err:
         raise ConfigError(str(err)) from None
     for table in inventory.tables:
-        if table.id == wanted:
+        if table.id == table_id:
             return table
-    if (reason := inventory.excluded.get(wanted)) is not None:
-        raise ConfigError(f"{wanted} can't be replicated: {reason}")
+    if (reason := inventory.excluded.get(table_id)) is not None:
+        raise ConfigError(f"{table_id} can't be replicated: {reason}")
     for table in inventory.tables:
-        if wanted in (leaf.id for leaf in table.leaves):
-            raise ConfigError(f"{wanted} is a partition: name its root, {table.id}")
-    near = get_close_matches(str(wanted), [str(table.id) for table in inventory.tables], 1)
+        if table_id in (leaf.id for leaf in table.leaves):
+            raise ConfigError(f"{table_id} is a partition: name its root, {table.id}")
+    near = get_close_matches(str(table_id), [str(table.id) for table in inventory.tables], 1)
     hint = f"did you mean {near[0]}?" if near else "check schema and spelling"
-    raise ConfigError(f"there is no table {wanted} in database {inventory.database!r}: {hint}")
+    raise ConfigError(f"there is no table {table_id} in database {inventory.database!r}: {hint}")
 
 
 def _unquoted(name: str) -> str:
@@ -330,8 +333,8 @@ def _prompt(question: str, default: str, read: Callable[[str], _Answer]) -> _Ans
                 " --schema, or take the defaults with --yes"
             ) from None
         try:
-            found = read(answer or default)
-            if found:
-                return found
+            value = read(answer or default)
+            if value:
+                return value
         except ConfigError as err:
             sys.stdout.write(f"{err}\n")

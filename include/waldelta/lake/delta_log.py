@@ -126,7 +126,7 @@ class Commit:
         """The paths of the files that it adds, as they are written, including paths outside the
         table.
         """
-        return (path for action in self._actions("add") for path in _named(action))
+        return (path for action in self._actions("add") for path in _paths_of(action))
 
     @property
     def removed(self) -> set[str]:
@@ -239,20 +239,20 @@ class DeltaLog:
 def read_metadata(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what waldelta wrote into one of its commits; empty for an external commit."""
     try:
-        found = parse_json(entry.get("userMetadata") or "{}").get("waldelta", {})
+        metadata = parse_json(entry.get("userMetadata") or "{}").get("waldelta", {})
     except (ValueError, AttributeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _paths(action: Mapping[str, Any]) -> Iterator[str]:
     """Yields the files of an action in the table's own folder; a clone's files are another
     table's.
     """
-    return filter(is_within, _named(action))
+    return filter(is_within, _paths_of(action))
 
 
-def _named(action: Mapping[str, Any]) -> Iterator[str]:
+def _paths_of(action: Mapping[str, Any]) -> Iterator[str]:
     yield unquote(action["path"])
     vector = action.get("deletionVector")
     if (marks := deletion_vector_path(vector)) is not None:

@@ -93,8 +93,8 @@ class StoredLog:
         if not (self.is_seen or self.is_missing):
             with suppress(TableNotFoundError, NotCopied):
                 self.read_newest()
-        if (known := self.known.entries.get(version)) is not None:
-            return known.content
+        if (local_entry := self.known.entries.get(version)) is not None:
+            return local_entry.content
         entry = self._read(version)
         return None if entry is None else entry.content
 
@@ -119,18 +119,18 @@ class StoredLog:
         Returns whether the newest entry that an earlier process knew is still there: it may be
         another table's by now.
         """
-        known = self.known
-        newest = known.entries.get(known.version)
-        tags = self._tags(known.version)
+        state = self.known
+        newest = state.entries.get(state.version)
+        tags = self._tags(state.version)
         versions = sorted(int(m[1]) for name in tags if (m := _ENTRY.match(name)) and m[2] == _JSON)
         is_same = newest is not None and None is not newest.tag == tags.get(
-            entry_name(known.version)
+            entry_name(state.version)
         )
-        later = [version for version in versions if version > known.version]
-        if not is_same or versions != list(range(known.version, known.version + len(versions))):
+        later = [version for version in versions if version > state.version]
+        if not is_same or versions != list(range(state.version, state.version + len(versions))):
             return False
         read = self.store.read_all([self._entry(version) for version in later])
-        known.entries |= dict(zip(later, read, strict=True))
+        state.entries |= dict(zip(later, read, strict=True))
         self.is_seen = True
         return True
 
@@ -143,28 +143,30 @@ class StoredLog:
         with self._lock:
             self._read_whole(self.known)
 
-    def _read_whole(self, before: KnownLog) -> None:
+    def _read_whole(self, earlier: KnownLog) -> None:
         """Read the log as read_all() does, with what is already known of it."""
         log = f"{self.path}/{_LOG}"
         # A checkpoint replaces all before it, so that one that is known is as good as a later one.
         # Where there was no log, its listing alone shows whether there is one by now.
-        hinted = before.version < 0 and not self.is_missing
-        begin = self._hinted() if hinted else before.checkpoint
+        hinted = earlier.version < 0 and not self.is_missing
+        begin = self._hinted() if hinted else earlier.checkpoint
         tags = self._tags(begin)
         parts = [(int(m[1]), m[2]) for name in tags if (m := _ENTRY.match(name)) is not None]
         self.is_missing = not parts and begin < 0
         if self.is_missing:
             raise TableNotFoundError(f"{self.path} has no Delta log")
-        at, later = _chosen(parts, begin, before)
-        known = {entry_name(v): entry for v, entry in before.entries.items()}
-        known |= {checkpoint_name(before.checkpoint): before.content} if before.content else {}
+        at, later = _checkpoint_and_later(parts, begin, earlier)
+        entries = {entry_name(v): entry for v, entry in earlier.entries.items()}
+        entries |= {checkpoint_name(earlier.checkpoint): earlier.content} if earlier.content else {}
         names = [*([checkpoint_name(at)] if at >= 0 else []), *map(entry_name, later)]
-        same = {n: o for n in names if (o := known.get(n)) and None is not o.tag == tags.get(n)}
-        missing = [name for name in names if name not in same]
+        unchanged = {
+            n: o for n in names if (o := entries.get(n)) and None is not o.tag == tags.get(n)
+        }
+        missing = [name for name in names if name not in unchanged]
         read = self.store.read_all([f"{log}/{name}" for name in missing])
-        found = same | dict(zip(missing, read, strict=True))
-        content = found.pop(checkpoint_name(at), None)
-        self.known = KnownLog(at, {int(n[:20]): one for n, one in found.items()}, content)
+        contents = unchanged | dict(zip(missing, read, strict=True))
+        content = contents.pop(checkpoint_name(at), None)
+        self.known = KnownLog(at, {int(n[:20]): one for n, one in contents.items()}, content)
         self.is_seen = True
 
     def _tags(self, since: int) -> dict[str, str | None]:
@@ -185,19 +187,19 @@ class StoredLog:
         The entries of other writers are known then.
         """
         with self._lock:
-            made = self.store.create(self._entry(version), entry)
-            if made is None:
+            tagged = self.store.create(self._entry(version), entry)
+            if tagged is None:
                 self.read_later()
                 raise CommitFailedError(f"version {version} was committed by another writer")
             if self.known.version == version - 1:
-                self.known.entries[version] = made
+                self.known.entries[version] = tagged
 
     def parts(self, path: str) -> dict[str, Tagged]:
         """Returns what is known, by names that begin with a path; nothing of a large log."""
-        known = self.known
-        entries = {entry_name(v): entry for v, entry in dict(known.entries).items()}
-        if known.content is not None:
-            entries[checkpoint_name(known.checkpoint)] = known.content
+        state = self.known
+        entries = {entry_name(v): entry for v, entry in dict(state.entries).items()}
+        if state.content is not None:
+            entries[checkpoint_name(state.checkpoint)] = state.content
         if sum(len(one.content) for one in entries.values()) > _MOST_LOG_BYTES:
             return {}
         return {f"{path}/{_LOG}/{name}": one for name, one in entries.items()}
@@ -239,8 +241,8 @@ def checkpoint_name(version: int) -> str:
     return f"{version:020d}{_CHECKPOINT}"
 
 
-def _chosen(
-    parts: Sequence[tuple[int, str]], hinted: int, known: KnownLog
+def _checkpoint_and_later(
+    parts: Sequence[tuple[int, str]], hinted: int, state: KnownLog
 ) -> tuple[int, list[int]]:
     """Returns a checkpoint (-1: none) of a log's parts, and the versions behind it.
 
@@ -252,7 +254,7 @@ def _chosen(
         raise NotCopied
     checkpoints = {-1, *(version for version, kind in parts if kind == _CHECKPOINT)}
     versions = sorted(version for version, kind in parts if kind == _JSON)
-    for at in dict.fromkeys((known.checkpoint, max(checkpoints))):
+    for at in dict.fromkeys((state.checkpoint, max(checkpoints))):
         later = [version for version in versions if version > at]
         is_whole = later == list(range(at + 1, at + 1 + len(later)))
         if is_whole and at in checkpoints and at >= hinted and (later or at in versions):
@@ -275,17 +277,17 @@ class CopiedTable(DeltaTable):
         self.folder, _folders[folder] = Path(folder), os.getpid()
         weakref.finalize(self, _remove, folder, os.getpid())
         (self.folder / _LOG).mkdir()
-        known = log.known
-        if version is not None and not known.checkpoint <= version <= known.version:
+        state = log.known
+        if version is not None and not state.checkpoint <= version <= state.version:
             raise NotCopied
-        self._fill(known)
+        self._fill(state)
         super().__init__(str(self.folder), version=version)
 
-    def _fill(self, known: KnownLog) -> None:
-        if known.content is not None:
-            name = checkpoint_name(known.checkpoint)
-            (self.folder / _LOG / name).write_bytes(known.content.content)
-        self._write(dict(known.entries))
+    def _fill(self, state: KnownLog) -> None:
+        if state.content is not None:
+            name = checkpoint_name(state.checkpoint)
+            (self.folder / _LOG / name).write_bytes(state.content.content)
+        self._write(dict(state.entries))
 
     def update_incremental(self) -> None:
         """Make it the newest version, by a request for each version and one more."""
@@ -294,11 +296,11 @@ class CopiedTable(DeltaTable):
 
     def update_known(self) -> None:
         """Make it the newest version that is known, without a request."""
-        held, known = self.version(), self.log.known
-        if held < known.checkpoint:  # There may be no entries between them.
-            self._fill(known)
+        version, state = self.version(), self.log.known
+        if version < state.checkpoint:  # There may be no entries between them.
+            self._fill(state)
             super().__init__(str(self.folder))
-        elif later := {v: entry for v, entry in dict(known.entries).items() if v > held}:
+        elif later := {v: entry for v, entry in dict(state.entries).items() if v > version}:
             self._write(later)
             super().update_incremental()
 
@@ -314,13 +316,13 @@ class CopiedTable(DeltaTable):
             raise CommitFailedError(str(err)) from None
         self.update_known()
 
-    def push(self, before: int) -> None:
-        """Commit in the store what was committed to the copy after the version ``before``.
+    def push(self, base: int) -> None:
+        """Commit in the store what was committed to the copy after the version ``base``.
 
         Raises CommitFailedError when another writer has made this version; the copy is then at
         the version before.
         """
-        version, name = before + 1, entry_name(before + 1)
+        version, name = base + 1, entry_name(base + 1)
         entry = (self.folder / _LOG / name).read_bytes()
         actions = map(parse_json, entry.splitlines())
         added = [unquote(one["add"]["path"]) for one in actions if "add" in one]
@@ -333,7 +335,7 @@ class CopiedTable(DeltaTable):
             self.log.create(version, entry)
         except BaseException as err:  # A signal, too, must leave no version that isn't stored.
             (self.folder / _LOG / name).unlink()
-            super().__init__(str(self.folder), version=before)
+            super().__init__(str(self.folder), version=base)
             if isinstance(err, CommitFailedError):
                 with suppress(OSError):
                     self.log.store.delete(list(files))
@@ -349,10 +351,10 @@ class CopiedTable(DeltaTable):
         super().create_checkpoint()
         self.log.write_checkpoint(self.folder, self.version())
 
-    def to_pyarrow_dataset(self, *given: Any, **named: Any) -> ds.Dataset:
+    def to_pyarrow_dataset(self, *arguments: Any, **options: Any) -> ds.Dataset:
         """Returns the rows as a dataset that reads the store's files."""
-        named.setdefault("filesystem", store_folder(self.uri, self._options, unchanging=True))
-        return super().to_pyarrow_dataset(*given, **named)
+        options.setdefault("filesystem", store_folder(self.uri, self._options, unchanging=True))
+        return super().to_pyarrow_dataset(*arguments, **options)
 
     def stored(self) -> DeltaTable:
         """Returns the same version as delta-rs opens it in the store itself."""
@@ -392,9 +394,9 @@ class KnownLogs:
         ``files`` are the data files of tables whose rows each run reads, by the tables' paths. An
         error is logged: the next run then reads more.
         """
-        known = dict(self._logs).items()
+        all_logs = dict(self._logs).items()
         # What this run hasn't looked at is left as it was found: the next one verifies all of it.
-        logs = {path: log for path, log in known if log.known.version >= 0 or log.is_missing}
+        logs = {path: log for path, log in all_logs if log.known.version >= 0 or log.is_missing}
         versions = {path: log.known.version for path, log in logs.items()}
         if self._store is None or versions.items() <= (self._packed or {}).items():
             return
@@ -424,32 +426,34 @@ class KnownLogs:
             log = StoredLog(store, f"{self._root}{path}", is_missing=version < 0)
             self._logs[path] = log
             head = f"{path}/{_LOG}/"
-            own = {n.removeprefix(head): one for n, one in parts.items() if n.startswith(head)}
-            log.known = _known(own)
+            log_parts = {
+                n.removeprefix(head): one for n, one in parts.items() if n.startswith(head)
+            }
+            log.known = _log_of_parts(log_parts)
         for name, part in parts.items():
             if f"/{_LOG}/" not in name:
                 store.keep(f"{self._root}{name}", part.content)
 
 
-def _known(parts: Mapping[str, Tagged]) -> KnownLog:
+def _log_of_parts(parts: Mapping[str, Tagged]) -> KnownLog:
     """Returns what the parts of a log show; nothing where they aren't a whole one."""
-    found = {(int(m[1]), m[2]): one for n, one in parts.items() if (m := _ENTRY.match(n))}
+    entries = {(int(m[1]), m[2]): one for n, one in parts.items() if (m := _ENTRY.match(n))}
     try:
-        at, later = _chosen(list(found), -1, KnownLog())
-        return KnownLog(at, {v: found[v, _JSON] for v in later}, found.get((at, _CHECKPOINT)))
+        at, later = _checkpoint_and_later(list(entries), -1, KnownLog())
+        return KnownLog(at, {v: entries[v, _JSON] for v in later}, entries.get((at, _CHECKPOINT)))
     except (NotCopied, KeyError):
         return KnownLog()
 
 
 def _up_to_limit(parts: Mapping[str, Tagged]) -> dict[str, Tagged]:
     """Returns the smallest parts that are together within the limit; the next run reads more."""
-    kept, size = {}, 0
-    for name, part in sorted(parts.items(), key=lambda named: len(named[1].content)):
+    selection, size = {}, 0
+    for name, part in sorted(parts.items(), key=lambda item: len(item[1].content)):
         size += len(part.content)
         if size > _MOST_PACKED_BYTES:
             break
-        kept[name] = part
-    return kept
+        selection[name] = part
+    return selection
 
 
 def _packed(parts: Mapping[str, Tagged], versions: Mapping[str, int]) -> bytes:

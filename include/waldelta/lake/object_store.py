@@ -182,9 +182,9 @@ class ObjectStore:
 
     def read_tagged(self, path: str) -> Tagged:
         """Returns an object with its tag."""
-        with _named():
-            found = obstore.get(self._store, path)
-            return Tagged(bytes(found.bytes()), found.meta["e_tag"])
+        with _request():
+            answer = obstore.get(self._store, path)
+            return Tagged(bytes(answer.bytes()), answer.meta["e_tag"])
 
     def read_all(self, paths: Sequence[str]) -> list[Tagged]:
         """Returns several objects, in order; a few are read at the same time."""
@@ -195,19 +195,19 @@ class ObjectStore:
 
     def read_part(self, path: str, range_: Any) -> ObjectPart:
         """Returns a part of an object, by a range as of obstore: from the beginning, or its end."""
-        with _named():
-            found = obstore.get(self._store, path, options={"range": range_})
-            return ObjectPart(found.range[0], bytes(found.bytes()), found.meta["size"])
+        with _request():
+            answer = obstore.get(self._store, path, options={"range": range_})
+            return ObjectPart(answer.range[0], bytes(answer.bytes()), answer.meta["size"])
 
     def read_range(self, path: str, start: int, size: int) -> bytes:
         """Returns a part of an object."""
-        with _named():
+        with _request():
             return bytes(obstore.get_range(self._store, path, start=start, length=size))
 
     def write(self, path: str, content: bytes) -> str | None:
         """Write an object, also over another one; returns its tag."""
         self._forget(path)
-        with _named():
+        with _request():
             return obstore.put(self._store, path, content, use_multipart=False)["e_tag"]
 
     def create(self, path: str, content: bytes) -> Tagged | None:
@@ -216,45 +216,45 @@ class ObjectStore:
         An object with the same content is this one: its answer was lost, and the request repeated.
         """
         try:
-            with _named():
-                made = obstore.put(self._store, path, content, mode="create", use_multipart=False)
+            with _request():
+                answer = obstore.put(self._store, path, content, mode="create", use_multipart=False)
         except FileExistsError:
-            found = self.read_tagged(path)
-            return found if found.content == content else None
-        return Tagged(content, made["e_tag"])
+            existing = self.read_tagged(path)
+            return existing if existing.content == content else None
+        return Tagged(content, answer["e_tag"])
 
     def opened(self, path: str) -> Any:
         """Returns a writer of an object, which doesn't exist before the writer is closed."""
         self._forget(path)
-        with _named():
+        with _request():
             return obstore.open_writer(self._store, path, buffer_size=_PART_BYTES)
 
     def find(self, path: str) -> Listed | None:
         """Returns what is known of an object; None without one."""
         try:
-            with _named():
+            with _request():
                 return obstore.head(self._store, path)
         except FileNotFoundError:
             return None
 
     def objects(self, prefix: str, after: str | None = None) -> list[Listed]:
         """Returns the objects of a folder and its folders, by path, or those behind a path."""
-        with _named():
-            found = obstore.list(self._store, prefix, offset=after).collect()
-        return sorted(found, key=lambda listed: listed["path"])
+        with _request():
+            listing = obstore.list(self._store, prefix, offset=after).collect()
+        return sorted(listing, key=lambda listed: listed["path"])
 
     def entries(self, prefix: str) -> tuple[Sequence[str], Sequence[Listed]]:
         """Returns the folders and the objects directly in a folder."""
-        with _named():
-            found = obstore.list_with_delimiter(self._store, prefix)
-        return found["common_prefixes"], found["objects"]
+        with _request():
+            listing = obstore.list_with_delimiter(self._store, prefix)
+        return listing["common_prefixes"], listing["objects"]
 
     def delete(self, paths: Sequence[str]) -> None:
         """Delete objects, by one request for many of them; those that aren't there don't matter."""
         for path in paths:
             self._forget(path)
         if paths:
-            with _named():
+            with _request():
                 obstore.delete(self._store, list(paths))
 
     def _forget(self, path: str) -> None:
@@ -263,7 +263,7 @@ class ObjectStore:
 
 
 @contextmanager
-def _named(requests: int = 1) -> Iterator[None]:
+def _request(requests: int = 1) -> Iterator[None]:
     """Count requests; raise OSError with the store's answer where one failed."""
     _requests.add(requests)
     try:
@@ -286,8 +286,8 @@ def open_store(uri: str, options: Mapping[str, str]) -> tuple[ObjectStore, str] 
     ``options`` are delta-rs's. That a bucket is opened says nothing of whether it exists.
     """
     parts = urlsplit(uri)
-    known = _CONFIGURED | _OF_CLIENT.keys() | _OF_RETRIES | _OF_OTHERS
-    if store_of(uri) != "s3" or not _KEYS <= options.keys() <= known:
+    supported = _CONFIGURED | _OF_CLIENT.keys() | _OF_RETRIES | _OF_OTHERS
+    if store_of(uri) != "s3" or not _KEYS <= options.keys() <= supported:
         return None
     return _bucket(parts.netloc, tuple(sorted(options.items()))), parts.path.strip("/")
 
@@ -414,9 +414,9 @@ def _file(path: str, listed: Listed) -> FileInfo:
 class _Parts(io.RawIOBase):
     """A file that is read in parts of at least ``block`` bytes; one part is known."""
 
-    def __init__(self, store: ObjectStore, path: str, known: ObjectPart, block: int) -> None:
+    def __init__(self, store: ObjectStore, path: str, part: ObjectPart, block: int) -> None:
         self._store, self._path, self._block = store, path, block
-        self._known, self._size, self._at = known, known.size, 0
+        self._known, self._size, self._at = part, part.size, 0
 
     def readable(self) -> bool:
         return True
@@ -434,8 +434,8 @@ class _Parts(io.RawIOBase):
         start, self._at = self._at, max(self._at, end)
         if end <= start:
             return b""
-        if (known := self._known.read(start, end)) is not None:
-            return known
+        if (range_bytes := self._known.read(start, end)) is not None:
+            return range_bytes
         read = min(max(end, start + self._block), self._size) - start
         content = self._store.read_range(self._path, start, read)
         if self._block:
@@ -454,7 +454,7 @@ class _Upload(io.RawIOBase):
 
     def write(self, content: Any) -> int:
         size = memoryview(content).nbytes
-        with _named(0):  # The first request was counted when the file was opened.
+        with _request(0):  # The first request was counted when the file was opened.
             self._writer.write(bytes(content))
         self._at += size
         return size
@@ -468,5 +468,5 @@ class _Upload(io.RawIOBase):
         if self.closed:
             return
         super().close()
-        with _named(self._at // _PART_BYTES and self._at // _PART_BYTES + 1):
+        with _request(self._at // _PART_BYTES and self._at // _PART_BYTES + 1):
             self._writer.close()

@@ -108,12 +108,12 @@ def sync_commit(uri: str, version: int) -> None:
     # Earlier commits that weren't forced are included: an external writer's, a killed run's, and
     # those that only changed properties or columns. A table can't be read when its log has a gap or
     # names a missing file.
-    known, *identity = _synced.get(uri, (version,))
+    synced, *identity = _synced.get(uri, (version,))
     # Another table has taken the place of this one where the last commit's entry is another.
-    is_same = bool(identity) and entry_identity(uri, known) == tuple(identity)
+    is_same = bool(identity) and entry_identity(uri, synced) == tuple(identity)
     earliest = max(0, version - _EARLIER)
-    if known < version:
-        earliest = known + 1 if is_same else min(known + 1, earliest)
+    if synced < version:
+        earliest = synced + 1 if is_same else min(synced + 1, earliest)
     for earlier in range(earliest, version):
         _sync_if_there(folder, earlier)
     _sync_files(folder, version, _fsync)
@@ -298,11 +298,11 @@ def _write_checkpoint(folder: Path, uri: str, version: int) -> None:
         sync_commits(uri, [version])
         return
     with tempfile.TemporaryDirectory(prefix="waldelta-") as beside:
-        made = _checkpoint_elsewhere(
+        temporary = _checkpoint_elsewhere(
             entries, version, newest if newest < version else -1, Path(beside)
         )
         for name in (checkpoint_name(version), _HINT):
-            _put(made / name, entries / name)
+            _put(temporary / name, entries / name)
 
 
 def _checkpoint_elsewhere(entries: Path, version: int, newest: int, folder: Path) -> Path:
@@ -331,11 +331,11 @@ def _newest_checkpoint(entries: Path) -> int:
         return -1
 
 
-def _put(made: Path, path: Path) -> None:
+def _put(source: Path, path: Path) -> None:
     """Copy a file so that it is either durable under its name or not there at all."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4()}.tmp")
     try:
-        shutil.copyfile(made, draft)
+        shutil.copyfile(source, draft)
         _fsync(draft)
         draft.replace(path)
     except OSError:
@@ -354,8 +354,8 @@ def is_within(path: str) -> bool:
     >>> [is_within(path) for path in ("file:/t/x", "/etc/x", "a/../../x")]
     [False, False, False]
     """
-    first, *others = path.split("/")
-    return bool(first) and ".." not in (first, *others) and not _SCHEME.match(path)
+    first, *tail = path.split("/")
+    return bool(first) and ".." not in (first, *tail) and not _SCHEME.match(path)
 
 
 def deletion_vector_path(vector: dict[str, Any] | None) -> str | None:
@@ -456,7 +456,7 @@ def row_group_bytes(dataset: ds.Dataset) -> list[int]:
     return [group.total_byte_size for part in dataset.get_fragments() for group in part.row_groups]
 
 
-def by_row_group(dataset: ds.Dataset, chosen: pc.Expression | None = None) -> ds.Dataset:
+def by_row_group(dataset: ds.Dataset, condition: pc.Expression | None = None) -> ds.Dataset:
     """Returns the same rows, or the parts that may have chosen ones, as fragments of one row group
     each.
 
@@ -465,8 +465,8 @@ def by_row_group(dataset: ds.Dataset, chosen: pc.Expression | None = None) -> ds
     """
     groups = [
         group
-        for part in dataset.get_fragments(chosen)
-        for group in part.split_by_row_group(chosen, dataset.schema)
+        for part in dataset.get_fragments(condition)
+        for group in part.split_by_row_group(condition, dataset.schema)
     ]
     return ds.FileSystemDataset(groups, dataset.schema, dataset.format, dataset.filesystem)
 
@@ -516,9 +516,9 @@ def remove_empty_log(uri: str) -> None:
     folder = local_path(uri)
     if folder is None or not (log_folder := folder / "_delta_log").is_dir():
         return
-    left = list(log_folder.iterdir())
+    paths = list(log_folder.iterdir())
     # A checkpoint alone is a complete table, too.
-    if any(_VERSIONED.match(path.name) or path.name == _HINT for path in left):
+    if any(_VERSIONED.match(path.name) or path.name == _HINT for path in paths):
         return
     log.warning(
         "%s: a run was interrupted while it created the table, which has no commit: creating it"
@@ -528,7 +528,7 @@ def remove_empty_log(uri: str) -> None:
     # Another run that creates the table right now may have committed; then the folder isn't empty,
     # and stays.
     with suppress(OSError):
-        for path in left:
+        for path in paths:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         log_folder.rmdir()
 
@@ -542,8 +542,8 @@ def list_folders(uri: str) -> dict[str, datetime]:
         return {}
     written: dict[str, datetime] = {}
     for info in open_folder(uri).get_file_info(FileSelector("", recursive=True)):
-        name, _, rest = info.path.partition("/")
-        is_in_folder = rest or info.type == FileType.Directory
+        name, _, remainder = info.path.partition("/")
+        is_in_folder = remainder or info.type == FileType.Directory
         # A store may list a folder, or the marker of one, whose files are gone.
         is_left = folder is not None or (info.type == FileType.File and info.size)
         if is_in_folder and is_left and info.mtime is not None:
@@ -561,8 +561,8 @@ def folders_in(uri: str) -> list[str]:
         return sorted(list_folders(uri))
     if not folder.exists():
         return []
-    found = open_folder(uri).get_file_info(FileSelector(""))
-    return [f"{uri}/{info.base_name}" for info in found if info.type == FileType.Directory]
+    infos = open_folder(uri).get_file_info(FileSelector(""))
+    return [f"{uri}/{info.base_name}" for info in infos if info.type == FileType.Directory]
 
 
 def open_folder(uri: str, options: dict[str, str] | None = None) -> FileSystem:
@@ -573,8 +573,8 @@ def open_folder(uri: str, options: dict[str, str] | None = None) -> FileSystem:
     folder = local_path(uri)
     if folder is not None:
         return SubTreeFileSystem(str(folder), LocalFileSystem())
-    found = read_store_options(uri) if options is None else options
-    return store_folder(uri, found) or PyFileSystem(DeltaStorageHandler(uri, found))
+    store_options = read_store_options(uri) if options is None else options
+    return store_folder(uri, store_options) or PyFileSystem(DeltaStorageHandler(uri, store_options))
 
 
 def data_paths(files: FileSystem) -> list[str]:

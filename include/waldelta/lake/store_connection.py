@@ -64,22 +64,22 @@ def s3a_settings(options: Mapping[str, str]) -> dict[str, str]:
 
     S3A reads keys and a session token from the environment of its process, by the same names.
     """
-    found = {
+    settings = {
         f"{_S3A}.endpoint": options.get("AWS_ENDPOINT_URL"),
         f"{_S3A}.endpoint.region": options.get("AWS_REGION") or options.get("AWS_DEFAULT_REGION"),
     }
     if "AWS_ENDPOINT_URL" in options:
         is_virtual = options.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "false").lower() == "true"
-        found[f"{_S3A}.path.style.access"] = "false" if is_virtual else "true"
+        settings[f"{_S3A}.path.style.access"] = "false" if is_virtual else "true"
     if "AWS_IAM_ROLE_ARN" in options:
-        found |= {
+        settings |= {
             f"{_S3A}.assumed.role.arn": options["AWS_IAM_ROLE_ARN"],
             f"{_S3A}.aws.credentials.provider": _ASSUMED,
             f"{_S3A}.assumed.role.credentials.provider": (
                 _ENVIRONMENT if "AWS_ACCESS_KEY_ID" in options else _MACHINES_OWN
             ),
         }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in settings.items() if value}
 
 
 def _of_aws(connection: AirflowConnection) -> dict[str, Any]:
@@ -148,16 +148,16 @@ def _of_google(connection: AirflowConnection) -> dict[str, Any]:
 
 def _part(connection: AirflowConnection, *names: str) -> Mapping[str, Any]:
     """Returns a nested part of the extra, which may be written as JSON text; empty without it."""
-    found: Any = connection.extra
+    part: Any = connection.extra
     for name in names:
-        found = found.get(name) or {}
+        part = part.get(name) or {}
         try:
-            found = json.loads(found) if isinstance(found, str) else found
+            part = json.loads(part) if isinstance(part, str) else part
         except ValueError:
-            found = None
-        if not isinstance(found, Mapping):
+            part = None
+        if not isinstance(part, Mapping):
             raise ConfigError(f"{connection.variable}: the extra's {name} isn't a JSON object")
-    return dict(found)
+    return dict(part)
 
 
 def _refuse(connection: AirflowConnection, unsupported: tuple[str, ...]) -> None:

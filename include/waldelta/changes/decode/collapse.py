@@ -203,14 +203,16 @@ class Chains:
 
     def _parents(self) -> Ints:
         """Return, for each event, the event that left the row it changes, or the chain's Root."""
-        before = np.full(len(self.touch_event), -1, np.int64)
-        before[1:] = self.touch_event[:-1]
-        before[self.is_first] = -1
+        previous = np.full(len(self.touch_event), -1, np.int64)
+        previous[1:] = self.touch_event[:-1]
+        previous[self.is_first] = -1
         consuming = self.touch_key == self.source[self.touch_event]
-        event, before = self.touch_event[consuming], before[consuming]
-        left_a_row = (before >= 0) & (self.destination[before] == self.source[event])
+        event, previous = self.touch_event[consuming], previous[consuming]
+        left_a_row = (previous >= 0) & (self.destination[previous] == self.source[event])
         parent = np.full(len(self.op), Root.NEW, np.int64)
-        parent[event] = np.where(left_a_row, before, np.where(before < 0, Root.BASE, Root.MISSING))
+        parent[event] = np.where(
+            left_a_row, previous, np.where(previous < 0, Root.BASE, Root.MISSING)
+        )
         return parent
 
     def live(self) -> Ints:
@@ -236,7 +238,7 @@ def _net_changes(events: pa.Table, shape: EventShape, chains: Chains) -> pa.Tabl
     base_roots = np.flatnonzero(chains.parent == Root.BASE)
     dead_roots = np.setdiff1d(base_roots, chains.root[updates], assume_unique=True)
     kept_keys = chains.source[chains.root[updates]]
-    taken = np.isin(chains.destination[fresh], kept_keys)
+    is_kept_key = np.isin(chains.destination[fresh], kept_keys)
     fresh_keys = chains.destination[fresh]
     deletes = dead_roots[~np.isin(chains.source[dead_roots], fresh_keys)]
     unclaimed = chains.unclaimed()
@@ -247,9 +249,14 @@ def _net_changes(events: pa.Table, shape: EventShape, chains: Chains) -> pa.Tabl
             events, shape, chains, ACTION_UPDATE, updates, base=(chains.root[updates], "old")
         ),
         remaining_rows(
-            events, shape, chains, ACTION_UPSERT, fresh[~taken], base=(fresh[~taken], "new")
+            events,
+            shape,
+            chains,
+            ACTION_UPSERT,
+            fresh[~is_kept_key],
+            base=(fresh[~is_kept_key], "new"),
         ),
-        remaining_rows(events, shape, chains, ACTION_INSERT, fresh[taken], base=None),
+        remaining_rows(events, shape, chains, ACTION_INSERT, fresh[is_kept_key], base=None),
         keys_only(events, shape, ACTION_DELETE, deletes, "old"),
         keys_only(events, shape, ACTION_PURGE, purges, "new"),
         keys_only(events, shape, ACTION_SKIP, skips, None),
@@ -262,7 +269,7 @@ def remaining_rows(
     shape: EventShape,
     chains: Chains,
     action: str,
-    chosen: Ints,
+    places: Ints,
     *,
     base: tuple[Ints, str] | None,
 ) -> pa.Table:
@@ -270,48 +277,48 @@ def remaining_rows(
 
     ``base`` has the events whose old or new key is the base key.
     """
-    columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(chosen))}
-    columns |= _base_columns(events, shape, base, len(chosen))
+    columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(places))}
+    columns |= _base_columns(events, shape, base, len(places))
     resolved: dict[int, tuple[Ints, Bools]] = {
-        i: newest_known(events[f"u{i}"], chains, chosen) for i in shape.toastable
+        i: newest_known(events[f"u{i}"], chains, places) for i in shape.toastable
     }
     for i, name in enumerate(shape.values):
-        columns[name] = events[name].take(resolved[i][0] if i in resolved else chosen)
+        columns[name] = events[name].take(resolved[i][0] if i in resolved else places)
     for i in shape.toastable:
         columns[f"u{i}"] = pa.array(resolved[i][1])
     for name in ("lsn", "commit_ts"):
-        columns[name] = events[name].take(chosen)
+        columns[name] = events[name].take(places)
     return pa.table(columns)
 
 
-def newest_known(unchanged: pa.ChunkedArray, chains: Chains, chosen: Ints) -> tuple[Ints, Bools]:
+def newest_known(unchanged: pa.ChunkedArray, chains: Chains, places: Ints) -> tuple[Ints, Bools]:
     """Returns for one column each chain's newest event that sent its value, and whether there is
     none.
     """
     flags = np.asarray(unchanged.fill_null(False))
-    if not flags[chosen].any():
-        return chosen, np.zeros(len(chosen), bool)
+    if not flags[places].any():
+        return places, np.zeros(len(places), bool)
     index = np.arange(len(flags))
-    sender = follow(np.where(flags & (chains.parent >= 0), chains.parent, index))[chosen]
+    sender = follow(np.where(flags & (chains.parent >= 0), chains.parent, index))[places]
     return sender, flags[sender]
 
 
 def keys_only(
-    events: pa.Table, shape: EventShape, action: str, chosen: Ints, which: str | None
+    events: pa.Table, shape: EventShape, action: str, places: Ints, which: str | None
 ) -> pa.Table | None:
     """Returns net changes without values, at the old or new keys of these events; None without
     events.
     """
-    if not len(chosen):
+    if not len(places):
         return None
-    columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(chosen))}
-    columns |= _base_columns(events, shape, None if which is None else (chosen, which), len(chosen))
+    columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(places))}
+    columns |= _base_columns(events, shape, None if which is None else (places, which), len(places))
     for name in shape.values:
-        columns[name] = pa.nulls(len(chosen), events.schema.field(name).type)
+        columns[name] = pa.nulls(len(places), events.schema.field(name).type)
     for name in shape.flags:
-        columns[name] = pa.array(np.zeros(len(chosen), bool))
+        columns[name] = pa.array(np.zeros(len(places), bool))
     for name in ("lsn", "commit_ts"):
-        columns[name] = events[name].take(chosen)
+        columns[name] = events[name].take(places)
     return pa.table(columns)
 
 
@@ -323,9 +330,9 @@ def _base_columns(
             b: pa.nulls(count, events.schema.field(o).type)
             for b, o in zip(shape.bases, shape.old_keys, strict=True)
         }
-    chosen, which = base
+    places, which = base
     names = shape.old_keys if which == "old" else [f"c{i}" for i in shape.key]
-    return {b: events[name].take(chosen) for b, name in zip(shape.bases, names, strict=True)}
+    return {b: events[name].take(places) for b, name in zip(shape.bases, names, strict=True)}
 
 
 def follow(jump: Ints) -> Ints:
@@ -366,7 +373,7 @@ def identity_codes(events: pa.Table, shape: EventShape) -> tuple[Ints, Ints]:
 
 
 def codes_of_both(
-    columns: Sequence[pa.ChunkedArray], others: Sequence[pa.ChunkedArray]
+    columns: Sequence[pa.ChunkedArray], second_columns: Sequence[pa.ChunkedArray]
 ) -> tuple[Ints, Ints]:
     """Returns integers that are equal exactly where the rows of two tables are equal.
 
@@ -374,8 +381,8 @@ def codes_of_both(
     """
     codes = codes_of(
         [
-            pa.chunked_array([*column.chunks, *other.cast(column.type).chunks], column.type)
-            for column, other in zip(columns, others, strict=True)
+            pa.chunked_array([*column.chunks, *second.cast(column.type).chunks], column.type)
+            for column, second in zip(columns, second_columns, strict=True)
         ]
     )
     count = len(columns[0]) if columns else 0
@@ -384,13 +391,13 @@ def codes_of_both(
 
 def codes_of(columns: Sequence[pa.ChunkedArray]) -> Ints:
     """Returns integers that are equal exactly where the rows of these columns are equal."""
-    found = np.zeros(0, np.int64)
+    codes = np.zeros(0, np.int64)
     for k, column in enumerate(columns):
         part, cardinality = _codes(column)
         if k > 0:  # Numbered anew, so that the product of more columns stays small.
-            part, _ = _codes(pa.chunked_array([pa.array(found * cardinality + part)]))
-        found = part
-    return found
+            part, _ = _codes(pa.chunked_array([pa.array(codes * cardinality + part)]))
+        codes = part
+    return codes
 
 
 def _codes(values: pa.ChunkedArray) -> tuple[Ints, int]:
@@ -517,20 +524,20 @@ def _rows(
     """Returns net changes from the old rows of the ``base`` events to the new rows of the ``final``
     ones.
     """
-    told = [chosen for chosen in (base, final) if chosen is not None]
-    columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(told[0]))}
-    for names, given, chosen in (
+    ends = [places for places in (base, final) if places is not None]
+    columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(ends[0]))}
+    for names, names_of_events, places in (
         (shape.bases, shape.old_keys, base),
         (shape.values, shape.values, final),
     ):
-        for name, source in zip(names, given, strict=True):
+        for name, source in zip(names, names_of_events, strict=True):
             kind = events.schema.field(source).type
             columns[name] = (
-                pa.nulls(len(told[0]), kind) if chosen is None else events[source].take(chosen)
+                pa.nulls(len(ends[0]), kind) if places is None else events[source].take(places)
             )
     for name in shape.flags:
-        columns[name] = pa.array(np.zeros(len(told[0]), bool))
+        columns[name] = pa.array(np.zeros(len(ends[0]), bool))
     for name in ("lsn", "commit_ts"):
-        columns[name] = events[name].take(told[-1])
-    columns[PLACE] = pa.array(told[0])
+        columns[name] = events[name].take(ends[-1])
+    columns[PLACE] = pa.array(ends[0])
     return pa.table(columns)

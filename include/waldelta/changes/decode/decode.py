@@ -163,20 +163,20 @@ def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
     landed, is_streamed = (batch << SEQ_BITS) | seq, streamed_xid >= 0
     place = plan.segments.places(batch, seq, streamed_xid)
     relation_id, xid8 = changes["relation_id"].to_numpy(), changes["xid8"].to_numpy()
-    wanted = (place >= 0) & ~plan.snapshot.sees(xid8)
+    is_new = (place >= 0) & ~plan.snapshot.sees(xid8)
     for truncated, at in plan.truncated_at.items():
-        wanted &= (place > at) | (relation_id != truncated)
+        is_new &= (place > at) | (relation_id != truncated)
     described = np.zeros(len(place), np.bool_)
     for version, positions in zip(plan.versions, plan.positions, strict=True):
-        chosen = (
-            wanted
+        is_of_version = (
+            is_new
             & (relation_id == version.relation.relation_id)
             & version.describes(landed, is_streamed, xid8)
         )
-        described |= chosen
+        described |= is_of_version
         of_version = _Described(version.relation, positions)
         for streamed in (False, True):
-            of_format = chosen & (is_streamed == streamed)
+            of_format = is_of_version & (is_streamed == streamed)
             if not of_format.any():
                 continue
             part = changes if of_format.all() else changes.filter(pa.array(of_format))
@@ -184,7 +184,7 @@ def decode(changes: pa.RecordBatch, plan: DecodePlan) -> Iterator[pa.Table]:
                 yield _decode_version(part, place[of_format], of_version, plan, streamed=streamed)
             except DecodeError as err:
                 raise _placed(err, part) from None
-    unknown = wanted & ~described
+    unknown = is_new & ~described
     for of_batch, of_relation in plan.undescribed:
         unknown &= (batch != of_batch) | (
             (relation_id != of_relation) if of_relation is not None else False
@@ -326,8 +326,8 @@ def _routed(
             " that its target's where uses: give the table replica identity full, then sync it"
             " again"
         )
-    sent = rows.old.has_tuple if is_told else np.zeros(len(rows), np.bool_)
-    old_row = np.where(sent, SENT, np.where(rows.op == DELETE, UNKNOWN, SAME))
+    has_old_row = rows.old.has_tuple if is_told else np.zeros(len(rows), np.bool_)
+    old_row = np.where(has_old_row, SENT, np.where(rows.op == DELETE, UNKNOWN, SAME))
     columns: dict[str, pa.Array] = {OLD_ROW: pa.array(old_row.astype(np.int32))}
     for i, at in places.items():
         old = rows.old[at] if is_told else pa.nulls(len(rows), pa.binary())
@@ -349,18 +349,18 @@ def _whole_updates(
     A row that enters the target has no other source for them.
     """
     whole = rows.old_kind == ord("O")
-    found: dict[str, pa.Array] = {}
+    values: dict[str, pa.Array] = {}
     for i in plan.shape.toastable if whole.any() else ():
         at = positions[i]
         if (
             at is None
             or i in plan.shape.identity
-            or not (taken := rows.unchanged[at] & whole).any()
+            or not (is_whole := rows.unchanged[at] & whole).any()
         ):
             continue
-        found[f"c{i}"] = pc.if_else(pa.array(taken), rows.old[at], columns[f"c{i}"])
-        found[f"u{i}"] = pa.array(rows.unchanged[at] & ~whole)
-    return found
+        values[f"c{i}"] = pc.if_else(pa.array(is_whole), rows.old[at], columns[f"c{i}"])
+        values[f"u{i}"] = pa.array(rows.unchanged[at] & ~whole)
+    return values
 
 
 def _new_value(rows: Rows, plan: DecodePlan, described: _Described, i: int) -> pa.Array:
@@ -427,8 +427,8 @@ def _old_key(rows: Rows, k: int) -> pa.Array:
     new, inserted = _new_key(rows, k), rows.op == INSERT
     if not rows.old.has_tuple.any():
         return pc.if_else(pa.array(inserted), pa.scalar(None, new.type), new)
-    same = ~rows.old.has_tuple & (rows.op != DELETE) & ~inserted
-    return pc.if_else(pa.array(same), new, rows.old[k])
+    is_unchanged = ~rows.old.has_tuple & (rows.op != DELETE) & ~inserted
+    return pc.if_else(pa.array(is_unchanged), new, rows.old[k])
 
 
 def with_typed_keys(events: pa.Table, plan: DecodePlan) -> pa.Table:
@@ -487,10 +487,10 @@ def _typed(net: pa.Table, plan: DecodePlan, columns: dict[int, str], raw_name: s
         value = pa.chunked_array([value for value, _ in read], plan.types[i].arrow)
         net = with_column(net, name, value)
         if any(raw is not None for _, raw in read):
-            told = [
+            texts = [
                 pa.nulls(len(value), pa.string()) if raw is None else raw for value, raw in read
             ]
-            raws[plan.names[i]] = pa.concat_arrays(told)
+            raws[plan.names[i]] = pa.concat_arrays(texts)
     return net.append_column(pa.field(raw_name, RAW_TYPE), raw_map(raws, len(net)))
 
 

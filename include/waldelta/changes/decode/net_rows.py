@@ -49,10 +49,10 @@ def named_keys(keys: Collection[str], columns: Sequence[tuple[str, TargetType]])
 
     Raises ApplyError for a key that its type can't hold.
     """
-    held = [json.loads(key) for key in sorted(keys)]
-    texts = [pa.array([key[name] for key in held], pa.string()) for name, _ in columns]
+    key_values = [json.loads(key) for key in sorted(keys)]
+    texts = [pa.array([key[name] for key in key_values], pa.string()) for name, _ in columns]
     table = pa.table(texts, [f"t{k}" for k in range(len(columns))])
-    required = np.ones(len(held), np.bool_)
+    required = np.ones(len(key_values), np.bool_)
     for k, (name, kind) in enumerate(columns):
         table = table.append_column(f"k{k}", typed_key(table[f"t{k}"], kind, name, required))
     return table
@@ -121,8 +121,8 @@ def keys_of(rows: pa.Table, plan: TargetPlan, which: str) -> list[str]:
 def move_keys(rows: pa.Table, plan: TargetPlan) -> Bools:
     """Returns which updates move their row to another key than it has in the target."""
     bases, present = (keys_of(rows, plan, which) for which in "bc")
-    others = np.array([base != key for base, key in zip(bases, present, strict=True)], np.bool_)
-    return others & np.array(
+    has_moved = np.array([base != key for base, key in zip(bases, present, strict=True)], np.bool_)
+    return has_moved & np.array(
         [action == ACTION_UPDATE for action in rows["action"].to_pylist()], np.bool_
     )
 
@@ -151,14 +151,14 @@ def values_as_json(
         for i, (name, kind) in enumerate(columns)
     }
     raws = rows["raw"].to_pylist() if "raw" in rows.column_names else [None] * len(rows)
-    found = []
+    documents = []
     for n, raw in enumerate(raws):
         verbatim = dict(raw or [])
         values = {name: verbatim.get(name, of_rows[n]) for name, of_rows in texts.items()}
-        found.append(
+        documents.append(
             json.dumps({name: value for name, value in values.items() if name not in absent[n]})
         )
-    return found
+    return documents
 
 
 def purges(rows: pa.Table, plan: TargetPlan) -> pa.Table:

@@ -73,15 +73,15 @@ def read_versions(stream: Stream, relation_ids: Iterable[int]) -> list[RelationV
 
     Where all versions of a relation are equal, there is only one.
     """
-    found = sorted(
-        _sent(stream, frozenset(relation_ids)),
-        key=lambda sent: (
-            sent.relation_id,
-            -1 if sent.transaction is None else sent.transaction,
-            sent.since,
+    descriptions = sorted(
+        _descriptions(stream, frozenset(relation_ids)),
+        key=lambda description: (
+            description.relation_id,
+            -1 if description.transaction is None else description.transaction,
+            description.since,
         ),
     )
-    groups = groupby(found, key=attrgetter("relation_id"))
+    groups = groupby(descriptions, key=attrgetter("relation_id"))
     lacking = {relation_id for _, relation_id in stream.undescribed}
     return [
         version
@@ -90,20 +90,20 @@ def read_versions(stream: Stream, relation_ids: Iterable[int]) -> list[RelationV
     ]
 
 
-def _sent(stream: Stream, wanted: frozenset[int]) -> Iterator[_Sent]:
+def _descriptions(stream: Stream, ids: frozenset[int]) -> Iterator[_Sent]:
     """Yields a description for each Relation message.
 
     Yields one more where a Stream Commit makes it known to other transactions.
     """
     kind, relation_id = stream.timeline["kind"], stream.timeline["relation_id"]
     ours = pc.and_(
-        pc.equal(kind, "R"), pc.is_in(relation_id, value_set=pa.array(sorted(wanted), pa.int64()))
+        pc.equal(kind, "R"), pc.is_in(relation_id, value_set=pa.array(sorted(ids), pa.int64()))
     )
-    chosen = pc.or_(ours, pc.is_in(kind, value_set=pa.array(["c", _SKIPPED])))
+    condition = pc.or_(ours, pc.is_in(kind, value_set=pa.array(["c", _SKIPPED])))
     # Every batch is a decoding session of its own, which doesn't know what another session has
     # sent.
     streamed: dict[tuple[int, int], list[tuple[int, Relation | None]]] = {}
-    for row in stream.timeline.filter(chosen).to_pylist():
+    for row in stream.timeline.filter(condition).to_pylist():
         batch, xid8, in_front = row["batch"], row["xid8"], row["streamed_xid"]
         place = order_of(batch, row["seq"])
         if row["kind"] == "c":
@@ -114,14 +114,14 @@ def _sent(stream: Stream, wanted: frozenset[int]) -> Iterator[_Sent]:
                 for oid, relation in streamed.pop((batch, xid8), ())
             )
             continue
-        for oid, relation in _relations(row, wanted):
+        for oid, relation in _relations(row, ids):
             yield _Sent(oid, place, relation, None if in_front is None else xid8)
             if in_front is not None and not stream.segments.is_voided(batch, in_front):
                 streamed.setdefault((batch, xid8), []).append((oid, relation))
 
 
 def _relations(
-    row: Mapping[str, Any], wanted: frozenset[int]
+    row: Mapping[str, Any], ids: frozenset[int]
 ) -> Iterator[tuple[int, Relation | None]]:
     """Yields what a Relation message describes.
 
@@ -133,25 +133,25 @@ def _relations(
             read_relation(row["data"], streamed=row["streamed_xid"] is not None),
         )
     else:
-        yield from ((oid, None) for oid in sorted(wanted) if row["relation_id"] in (oid, None))
+        yield from ((oid, None) for oid in sorted(ids) if row["relation_id"] in (oid, None))
 
 
-def _bounded(sent: list[_Sent], *, is_whole: bool) -> Iterator[RelationVersion]:
+def _bounded(descriptions: list[_Sent], *, is_whole: bool) -> Iterator[RelationVersion]:
     """Yields versions of one relation, each up to the next version of its transaction.
 
     Without ``is_whole``, some rows have no version.
     """
     if (
         is_whole
-        and (first := sent[0].relation) is not None
-        and all(one.relation == first for one in sent)
+        and (first := descriptions[0].relation) is not None
+        and all(one.relation == first for one in descriptions)
     ):
         # The earliest position still orders it among the versions of the target's other relations.
-        yield RelationVersion(min(one.since for one in sent), first, everywhere=True)
+        yield RelationVersion(min(one.since for one in descriptions), first, everywhere=True)
         return
-    for _, group in groupby(sent, key=attrgetter("transaction")):
-        same = list(group)
-        for one, following in zip(same, [*same[1:], None], strict=True):
+    for _, group in groupby(descriptions, key=attrgetter("transaction")):
+        of_transaction = list(group)
+        for one, following in zip(of_transaction, [*of_transaction[1:], None], strict=True):
             until = _END if following is None else following.since
             if one.relation is not None:
                 yield RelationVersion(one.since, one.relation, until, one.transaction)

@@ -71,11 +71,11 @@ class Routing:
 
     def fields(self, types: Sequence[TargetType]) -> list[pa.Field]:
         """Returns the Arrow fields that events have in addition to collapse's."""
-        found = [pa.field(OLD_ROW, pa.int32())]
+        columns = [pa.field(OLD_ROW, pa.int32())]
         for letter in "np":
-            found += [pa.field(f"{letter}{i}", types[i].arrow) for i in self.positions]
-            found += [pa.field(f"{letter}r{i}", pa.string()) for i in self.raw_positions]
-        return found
+            columns += [pa.field(f"{letter}{i}", types[i].arrow) for i in self.positions]
+            columns += [pa.field(f"{letter}r{i}", pa.string()) for i in self.raw_positions]
+        return columns
 
 
 def plan_routing(row_filter: RowFilter | None, columns: Sequence[ColumnState]) -> Routing | None:
@@ -93,10 +93,10 @@ def plan_routing(row_filter: RowFilter | None, columns: Sequence[ColumnState]) -
     )
 
     def condition(letter: str) -> str:
-        held = {names[i]: f"{letter}{i}" for i in positions}
+        columns_of = {names[i]: f"{letter}{i}" for i in positions}
         entries = ", ".join(f"{string(names[i])}, {letter}r{i}" for i in raw_positions)
         raw = f"map({entries})" if entries else "cast(null as map<string,string>)"
-        return spark_condition(row_filter, columns, {**held, RAW: raw})
+        return spark_condition(row_filter, columns, {**columns_of, RAW: raw})
 
     return Routing(positions, raw_positions, condition("n"), condition("p"))
 
@@ -148,19 +148,19 @@ def operations_by_arrow(events: pa.Table, routing: Routing) -> pa.Table | None:
     """Returns each event's operation for the target, as judgement() finds it; None where only
     Spark can.
     """
-    found = [evaluate(condition, events) for condition in (routing.new, routing.old)]
-    if any(one is None for one in found):
+    results = [evaluate(condition, events) for condition in (routing.new, routing.old)]
+    if any(one is None for one in results):
         return None
-    matches, did_match = (pc.fill_null(one, False).to_numpy() for one in found)
+    matches, did_match = (pc.fill_null(one, False).to_numpy() for one in results)
     op, old_row = events["op"].to_numpy(), events[OLD_ROW].fill_null(SAME).to_numpy()
     new = matches & (op != DELETE)
     old = (old_row == SENT) & did_match
-    before = np.where(old_row == SENT, did_match, (old_row == UNKNOWN) | new)
-    left = (old_row == UNKNOWN) | old
+    was_in = np.where(old_row == SENT, did_match, (old_row == UNKNOWN) | new)
+    may_leave = (old_row == UNKNOWN) | old
     enters = (op != INSERT) & (old_row == SENT) & ~did_match
     is_change = (op != INSERT) & (op != DELETE)
     becomes = np.where(is_change & new & enters, INSERT, np.where(is_change & ~new, DELETE, op))
-    concerns = np.select([op == INSERT, op == DELETE], [new, before], new | left)
+    concerns = np.select([op == INSERT, op == DELETE], [new, was_in], new | may_leave)
     kinds = pa.array(becomes, pa.int32(), mask=~concerns)
     return pa.table({"ord": events["ord"], "op": kinds})
 
@@ -196,10 +196,10 @@ def judgement(routing: Routing) -> Column:
     # mustn't do so either.
     new = f"(op <> {DELETE} and coalesce({routing.new}, false))"
     old = f"coalesce({routing.old}, false)"
-    before = f"(case {OLD_ROW} when {SENT} then {old} when {UNKNOWN} then true else {new} end)"
+    was_in = f"(case {OLD_ROW} when {SENT} then {old} when {UNKNOWN} then true else {new} end)"
     return F.expr(
         f"case op when {INSERT} then case when {new} then op end"
-        f" when {DELETE} then case when {before} then op end"
+        f" when {DELETE} then case when {was_in} then op end"
         # Each condition appears once, because Spark doesn't keep the result of an expression after
         # AND.
         f" else case when {new} then case when {OLD_ROW} = {SENT} and not {old} then {INSERT} else"

@@ -130,31 +130,33 @@ def _states(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Tab
     )
     emptied = np.array([truncate.lsn for truncate in unfolding.truncates], np.int64)
     end_lsn, end_at = _ends(chains, era, (lsn, emptied), (at, emptied_at))
-    left = (destination >= 0) & (chains.origin != Root.MISSING) & (end_lsn != lsn)
+    has_left = (destination >= 0) & (chains.origin != Root.MISSING) & (end_lsn != lsn)
     if unfolding.fold is Fold.LAST_STATES:
-        left &= _is_last(destination, left)
-    states = np.flatnonzero(left)
-    known = chains.origin[states] == Root.BASE
-    begun = chains.parent == Root.BASE
-    arrived = chains.unclaimed()
-    found = np.concatenate([np.flatnonzero(begun), arrived[era[arrived] == 0]])
-    is_old = np.arange(len(found)) < int(begun.sum())
-    keys = np.where(is_old, source[found], destination[found])
+        has_left &= _is_last(destination, has_left)
+    states = np.flatnonzero(has_left)
+    is_of_base = chains.origin[states] == Root.BASE
+    is_base = chains.parent == Root.BASE
+    arrivals = chains.unclaimed()
+    end_events = np.concatenate([np.flatnonzero(is_base), arrivals[era[arrivals] == 0]])
+    is_old = np.arange(len(end_events)) < int(is_base.sum())
+    keys = np.where(is_old, source[end_events], destination[end_events])
     if unfolding.fold is Fold.LAST_STATES:
-        kept = ~np.isin(keys, destination[states])  # The new state replaces the one that ends.
-        found, is_old = found[kept], is_old[kept]
-    held, fresh = states[known], states[~known]
+        lacks_successor = ~np.isin(
+            keys, destination[states]
+        )  # The new state replaces the one that ends.
+        end_events, is_old = end_events[lacks_successor], is_old[lacks_successor]
+    updates, fresh = states[is_of_base], states[~is_of_base]
     parts = [
         (
             remaining_rows(
-                events, shape, chains, ACTION_UPDATE, held, base=(chains.root[held], "old")
+                events, shape, chains, ACTION_UPDATE, updates, base=(chains.root[updates], "old")
             ),
-            held,
+            updates,
         ),
         (remaining_rows(events, shape, chains, ACTION_INSERT, fresh, base=None), fresh),
     ]
-    tables = [_until(rows, end_lsn[chosen], end_at[chosen]) for rows, chosen in parts]
-    for of, name in ((found[is_old], "old"), (found[~is_old], "new")):
+    tables = [_until(rows, end_lsn[places], end_at[places]) for rows, places in parts]
+    for of, name in ((end_events[is_old], "old"), (end_events[~is_old], "new")):
         if (rows := keys_only(events, shape, ACTION_DELETE, of, name)) is not None:
             tables.append(_until(rows, lsn[of], at[of]))
     skips = np.flatnonzero(chains.origin == Root.MISSING)
@@ -195,9 +197,9 @@ def _ends(chains: Chains, era: Ints, *when: tuple[Ints, Ints]) -> tuple[Ints, ..
     return tuple(ends)
 
 
-def _is_last(keys: Ints, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _is_last(keys: Ints, is_candidate: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Returns which of the chosen events are the last of their key."""
-    places = np.flatnonzero(chosen)
+    places = np.flatnonzero(is_candidate)
     _, first = np.unique(keys[places][::-1], return_index=True)
     last = np.zeros(len(keys), np.bool_)
     last[places[len(places) - 1 - first]] = True
@@ -211,7 +213,7 @@ def _until(rows: pa.Table, lsn: Ints, at: Ints) -> pa.Table:
 
 
 def _changes(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Table:
-    every = np.arange(len(events))
+    places = np.arange(len(events))
     op = events["op"].to_numpy().astype(np.int64)
     deleted = pa.array(op == DELETE)
     actions = np.select([op == INSERT, op == DELETE], [ACTION_INSERT, ACTION_DELETE], ACTION_UPDATE)
@@ -221,11 +223,11 @@ def _changes(events: pa.Table, shape: EventShape, unfolding: Unfolding) -> pa.Ta
     twins = {i: f"o{k}" for k, i in enumerate(shape.identity)}
     base = pa.array(np.zeros(len(events), np.bool_))
     moved, senders = np.zeros(len(events), np.bool_), {}
-    root = every
+    root = places
     if shape.key and len(events):
         chains, _, (source, destination) = _chains(events, shape, unfolding)
         moved = (source >= 0) & (destination >= 0) & (source != destination)
-        senders = {i: newest_known(events[f"u{i}"], chains, every) for i in shape.toastable}
+        senders = {i: newest_known(events[f"u{i}"], chains, places) for i in shape.toastable}
         root, base = chains.root, pa.array(chains.origin == Root.BASE)
     for b, o in zip(shape.bases, shape.old_keys, strict=True):
         columns[b] = pc.if_else(

@@ -195,14 +195,14 @@ def _types_of_columns(
     columns = [column.state for column in evolution.columns]
     pairs = {c.name: (c.type_oid, c.typmod) for c in columns if not c.stopped}
     types = _types(read_types, state, set(pairs.values()))
-    named = {name: types[pair] for name, pair in pairs.items()}
-    targets = column_types(named, evolution.key_columns, rules.types)
+    types_by_name = {name: types[pair] for name, pair in pairs.items()}
+    targets = column_types(types_by_name, evolution.key_columns, rules.types)
     for column in (column for column in columns if column.stopped):
         targets[column.name] = stored_type(column.type_name, column.spark_type)
         with suppress(KeyError):  # The source has dropped its type.
             pair = column.type_oid, column.typmod
-            named[column.name] = read_types({pair})[pair]
-    wire = {name: wire_name(kind) for name, kind in named.items()}
+            types_by_name[column.name] = read_types({pair})[pair]
+    wire = {name: wire_name(kind) for name, kind in types_by_name.items()}
     return (
         {column.name: targets[column.name] for column in columns},
         tuple(wire.get(column.name, column.type_name) for column in columns),
@@ -240,14 +240,14 @@ def bringing_rows(
     # When all versions have the same columns, no search is needed.
     if len({frozenset(version.relation.columns) for version in versions}) <= 1:
         return sorted(versions, key=attrgetter("since"))
-    found = [
+    matches = [
         version
         for version in versions
         if batch_range.change_log.has_changes(
             batch_range.stream, [version.relation.relation_id], snapshot, version.describes
         )
     ]
-    return sorted(found, key=attrgetter("since"))
+    return sorted(matches, key=attrgetter("since"))
 
 
 def _evolution(
@@ -335,12 +335,12 @@ def _has_its_name(state: TableState, name: TableId | None) -> bool:
 
 def check_prepared(stream: Stream, state: TableState, snapshot: Snapshot) -> None:
     """Check that prepared transactions committed in the range are in the log, or in the copy."""
-    for lost in stream.segments.missing:
-        if not snapshot.sees(np.array([lost.xid8])).all():
+    for prepared in stream.segments.missing:
+        if not snapshot.sees(np.array([prepared.xid8])).all():
             raise ApplyError(
-                f"{state.table_name}: prepared transaction {lost.gid!r} was committed in batch"
-                f" {lost.decided_in}, but the change log doesn't hold its changes: sync this table"
-                f" again (initial sync with tables={state.table_name})"
+                f"{state.table_name}: prepared transaction {prepared.gid!r} was committed in batch"
+                f" {prepared.decided_in}, but the change log doesn't hold its changes: sync this"
+                f" table again (initial sync with tables={state.table_name})"
             )
 
 
@@ -350,15 +350,15 @@ def read_truncations(
     """Returns every TRUNCATE of this target's relation that its copy doesn't reflect, in commit
     order.
     """
-    chosen = pc.equal(stream.timeline["kind"], "T")
-    rows = stream.timeline.filter(chosen)
+    is_truncate = pc.equal(stream.timeline["kind"], "T")
+    rows = stream.timeline.filter(is_truncate)
     if not len(rows):
         return ()
     lsn, at = commits(rows.combine_chunks().to_batches()[0], stream.segments)
-    found = []
+    truncations = []
     for row, place, of, us in zip(
         rows.to_pylist(),
-        stream.places[chosen.to_numpy()].tolist(),
+        stream.places[is_truncate.to_numpy()].tolist(),
         lsn.to_pylist(),
         at.cast(pa.int64()).to_pylist(),
         strict=True,
@@ -366,8 +366,8 @@ def read_truncations(
         truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
         seen = place < 0 or snapshot.sees(np.array([row["xid8"]])).all()
         if not seen and set(truncated) & set(state.relation_ids):
-            found.append(Truncation(place, max(of, state.snapshot_lsn), us, row["xid8"]))
-    return tuple(sorted(found, key=attrgetter("place")))
+            truncations.append(Truncation(place, max(of, state.snapshot_lsn), us, row["xid8"]))
+    return tuple(sorted(truncations, key=attrgetter("place")))
 
 
 def _check_not_recreated(stream: Stream, state: TableState, catalog: CatalogTable) -> None:
@@ -430,9 +430,9 @@ def find_unreadable(
 
 def find_unreadable_logical(change_log: ChangeLog, segments: Segments) -> UnreadMessage | None:
     """Returns the first logical message of a range that can't be decoded."""
-    chosen = of_batches(segments.after, segments.upto) & (pc.field("kind") == "M")
+    condition = of_batches(segments.after, segments.upto) & (pc.field("kind") == "M")
     place = _first(
-        change_log.scan(chosen, ["batch", "seq", "streamed_xid", "data"]),
+        change_log.scan(condition, ["batch", "seq", "streamed_xid", "data"]),
         lambda part: _read_logical(part, segments),
     )
     return None if place is None else _read_message(change_log, place)
@@ -496,8 +496,8 @@ def _is_readable(part: pa.RecordBatch, read: _Decode) -> bool:
 
 def _read_message(change_log: ChangeLog, place: tuple[int, int]) -> UnreadMessage:
     batch, seq = place
-    chosen = (pc.field("batch") == batch) & (pc.field("seq") == seq)
-    parts = change_log.scan(chosen, ["lsn", "xid8", "streamed_xid", "data"])
+    condition = (pc.field("batch") == batch) & (pc.field("seq") == seq)
+    parts = change_log.scan(condition, ["lsn", "xid8", "streamed_xid", "data"])
     (row,) = [row for part in parts for row in part.to_pylist()]
     message = UnreadMessage.of(
         row["lsn"], (row["xid8"] or 0) & XID_MASK, row["data"], row["streamed_xid"] is not None

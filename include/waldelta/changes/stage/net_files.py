@@ -61,23 +61,23 @@ class NetFiles:
         """Returns some columns of all files."""
         return self._opened(self.paths).to_table(columns=list(columns))
 
-    def take(self, chosen: Bools, most_bytes: int) -> pa.Table | None:
+    def take(self, mask: Bools, most_bytes: int) -> pa.Table | None:
         """Returns the chosen rows of all files; None when they take more than ``most_bytes``."""
-        return table_of(self._chosen(chosen), self.schema, most_bytes)
+        return table_of(self._batches(mask), self.schema, most_bytes)
 
     def at(self, numbers: Ints) -> pa.Table:
         """Returns the rows with these numbers, in the files' order."""
-        return pa.Table.from_batches(self._chosen(self.are_in(numbers)), self.schema)
+        return pa.Table.from_batches(self._batches(self.are_in(numbers)), self.schema)
 
     def are_in(self, numbers: Ints) -> Bools:
         """Returns of each row of all files whether it has one of these numbers."""
-        chosen = np.zeros(sum(self.rows), np.bool_)
-        chosen[numbers] = True
-        return chosen
+        mask = np.zeros(sum(self.rows), np.bool_)
+        mask[numbers] = True
+        return mask
 
-    def parts_of(self, number: int, chosen: Bools) -> Iterator[pa.Table]:
+    def parts_of(self, number: int, mask: Bools) -> Iterator[pa.Table]:
         """Returns the chosen rows of one file, in parts of limited memory."""
-        return parts_at_once(chosen_rows(self._opened([self.paths[number]]), chosen))
+        return parts_at_once(chosen_rows(self._opened([self.paths[number]]), mask))
 
     def columns_of(self, number: int, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Returns some columns of one file, in parts of limited memory."""
@@ -89,10 +89,10 @@ class NetFiles:
 
         The folder may already have ``begin`` files of other rows. Returns all its files.
         """
-        rest = np.split(~self.are_in(numbers), np.cumsum(self.rows)[:-1])
+        masks = np.split(~self.are_in(numbers), np.cumsum(self.rows)[:-1])
 
         def write(number: int) -> pa.Table:
-            parts = self.parts_of(number, rest[number])
+            parts = self.parts_of(number, masks[number])
             rows = pa.concat_tables([self.schema.empty_table(), *parts])
             write_parquet(folder, rows, begin + number)
             return pa.table([[len(rows)]], schema=_WRITTEN)
@@ -100,8 +100,8 @@ class NetFiles:
         runner.run(len(self.paths), _WRITTEN, write)
         return NetFiles.of(folder, self.lake)
 
-    def _chosen(self, chosen: Bools) -> Iterator[pa.RecordBatch]:
-        of_files = np.split(chosen, np.cumsum(self.rows)[:-1])
+    def _batches(self, mask: Bools) -> Iterator[pa.RecordBatch]:
+        of_files = np.split(mask, np.cumsum(self.rows)[:-1])
         for path, of_file in zip(self.paths, of_files, strict=True):
             if of_file.any():
                 yield from chosen_rows(self._opened([path]), of_file)
@@ -111,19 +111,19 @@ class NetFiles:
         return ds.dataset(list(paths), filesystem=files, format=parquet_format(self.folder))
 
 
-def packed(chosen: Bools) -> bytes:
+def packed(mask: Bools) -> bytes:
     """Returns which rows are chosen, as bits or as numbers, whichever takes fewer bytes (see
     unpacked()).
     """
-    places, bits = np.flatnonzero(chosen).astype("<u4"), np.packbits(chosen)
+    places, bits = np.flatnonzero(mask).astype("<u4"), np.packbits(mask)
     return (places if places.nbytes < bits.nbytes else bits).tobytes()
 
 
-def unpacked(chosen: bytes, count: int) -> Ints:
+def unpacked(data: bytes, count: int) -> Ints:
     """Returns the positions of the chosen rows among ``count``."""
-    if len(chosen) < -(-count // 8):
-        return np.frombuffer(chosen, "<u4").astype(np.int64)
-    return np.flatnonzero(np.unpackbits(np.frombuffer(chosen, np.uint8), count=count))
+    if len(data) < -(-count // 8):
+        return np.frombuffer(data, "<u4").astype(np.int64)
+    return np.flatnonzero(np.unpackbits(np.frombuffer(data, np.uint8), count=count))
 
 
 def rows_at_once(rows: pa.Table) -> int:
@@ -147,9 +147,9 @@ def at_places(rows: pa.Table, places: Ints) -> pa.Table:
     first, last = int(places.min()), int(places.max())
     span = rows.slice(first, last + 1 - first)
     if (steps > 0).all():
-        chosen = np.zeros(len(span), np.bool_)
-        chosen[places - first] = True
-        return span.filter(pa.array(chosen))
+        mask = np.zeros(len(span), np.bool_)
+        mask[places - first] = True
+        return span.filter(pa.array(mask))
     return span.take(pa.array(places - first))
 
 
@@ -171,13 +171,13 @@ def parts_at_once(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     return grouped(rows, PART_BYTES, ROWS_PER_PART)
 
 
-def chosen_rows(dataset: ds.Dataset, chosen: Bools) -> Iterator[pa.RecordBatch]:
+def chosen_rows(dataset: ds.Dataset, mask: Bools) -> Iterator[pa.RecordBatch]:
     """Returns the chosen rows of a dataset, a few at a time."""
     begin = 0
     for part in batches(dataset):
-        here = chosen[begin : begin + len(part)]
+        mask_of_part = mask[begin : begin + len(part)]
         begin += len(part)
-        if here.all():
+        if mask_of_part.all():
             yield part
-        elif here.any():
-            yield part.take(pa.array(np.flatnonzero(here)))
+        elif mask_of_part.any():
+            yield part.take(pa.array(np.flatnonzero(mask_of_part)))

@@ -144,11 +144,11 @@ def is_worth_it(change_log: ChangeLog, stream: Stream, relation_ids: Collection[
         return False
     weighed = total = 0
     for group in change_log.groups(all_row_messages(stream.segments)):
-        (held,) = group.row_groups
-        bounds = held.statistics.get("relation_id")
+        (chunk,) = group.row_groups
+        bounds = chunk.statistics.get("relation_id")
         least, most = (bounds["min"], bounds["max"]) if bounds else (ids[0], ids[-1])
         waiting = int(np.searchsorted(ids, most, "right") - np.searchsorted(ids, least, "left"))
-        weighed, total = weighed + waiting * held.total_byte_size, total + held.total_byte_size
+        weighed, total = weighed + waiting * chunk.total_byte_size, total + chunk.total_byte_size
     return weighed >= SPLIT_FROM_TABLES * max(total, 1)
 
 
@@ -158,8 +158,8 @@ def split(runner: Runner, change_log: ChangeLog, stream: Stream, folder: str) ->
     Messages of one relation stay in the order of the log.
     """
     began = time.monotonic()
-    chosen, lake = all_row_messages(stream.segments), change_log.lake
-    dealt = shares(change_log.pieces(chosen))
+    condition, lake = all_row_messages(stream.segments), change_log.lake
+    dealt = shares(change_log.pieces(condition))
     base, _, name = folder.rpartition("/")
 
     def write(number: int) -> pa.Table:
@@ -167,7 +167,7 @@ def split(runner: Runner, change_log: ChangeLog, stream: Stream, folder: str) ->
         path = f"part-{number}-{uuid.uuid4().hex}.parquet"
         files = lake.files(base)
         files.create_dir(name)
-        parts = list(change_log.read(dealt[number], chosen, ROW_SCHEMA.names))
+        parts = list(change_log.read(dealt[number], condition, ROW_SCHEMA.names))
         with (
             files.open_output_stream(f"{name}/{path}") as sink,
             pq.ParquetWriter(sink, ROW_SCHEMA, compression="lz4") as writer,
@@ -176,11 +176,11 @@ def split(runner: Runner, change_log: ChangeLog, stream: Stream, folder: str) ->
                 writer.write_table(group, row_group_size=GROUP_ROWS)
         return pa.table([[path]], schema=_WRITTEN)
 
-    told = runner.run(len(dealt), _WRITTEN, write)
+    answers = runner.run(len(dealt), _WRITTEN, write)
     log.info(
         "rewrote the messages of many tables, sorted by table, in %.1f s", time.monotonic() - began
     )
-    return Split(folder, lake, [row["path"] for row in told])
+    return Split(folder, lake, [row["path"] for row in answers])
 
 
 def _groups(rows: pa.Table) -> Iterator[pa.Table]:
@@ -307,24 +307,24 @@ def _stage_in_tasks(
 
     ``messages`` has at least the messages that the plan is about.
     """
-    chosen = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
-    pieces = messages.pieces(chosen)
+    condition = row_messages(plan.decode.segments, plan.state.relation_ids, plan.decode.snapshot)
+    pieces = messages.pieces(condition)
     staging = _Staging(folder, messages.lake, plan.decode)
 
     def decoded(share: Sequence[Piece]) -> Iterator[pa.RecordBatch]:
-        return decode_all(messages.read(share, chosen, CHANGE_COLUMNS), staging.plan)
+        return decode_all(messages.read(share, condition, CHANGE_COLUMNS), staging.plan)
 
     buckets = buckets_for(plan)
     if buckets == 1 and plan.decode.routing is None:
         return runner.run(1, COUNTS, lambda number: staging.collapse(number, decoded(pieces)))
     dealt = shares(pieces)
-    told = runner.run(
+    files = runner.run(
         len(dealt),
         DIVIDED,
         lambda number: staging.divide(number, decoded(dealt[number]), buckets),
     )
     # Every task gets the whole list: one file of each decoding task for each bucket.
-    names, rows = [row["name"] for row in told], np.array([row["rows"] for row in told], np.int64)
+    names, rows = [row["name"] for row in files], np.array([row["rows"] for row in files], np.int64)
     rows = rows.reshape(len(names), buckets)
     if plan.decode.routing is not None and rows.any():
         decoded_files = [f"{folder}-decoded/{name}.parquet" for name in names]
@@ -395,7 +395,7 @@ class _Staging:
             yield from parts
             return
         folder = f"{self.folder}-routed/{BUCKET}={bucket}"
-        with _lost(folder):
+        with _staged_errors(folder):
             judged = NetFiles.of(folder, self.lake).read(["ord", "op"])
         _check_rows(folder, len(judged), int(rows.sum()))
         yield from routed(pa.Table.from_batches(parts), judged).to_batches()
@@ -453,7 +453,7 @@ def _identities(events: pa.Table, plan: DecodePlan) -> list[pa.ChunkedArray]:
 
 def _read_events(files: FileSystem, path: str, rows: int) -> list[pa.RecordBatch]:
     with (
-        _lost(path),
+        _staged_errors(path),
         files.open_input_stream(path) as stream,
         pa.ipc.open_stream(stream) as events,
     ):
@@ -463,7 +463,7 @@ def _read_events(files: FileSystem, path: str, rows: int) -> list[pa.RecordBatch
 
 
 @contextmanager
-def _lost(path: str) -> Iterator[None]:
+def _staged_errors(path: str) -> Iterator[None]:
     """Raise StagedLost for what can't be read: another run may have removed it."""
     try:
         yield
@@ -473,10 +473,10 @@ def _lost(path: str) -> Iterator[None]:
         ) from None
 
 
-def _check_rows(path: str, found: int, rows: int) -> None:
-    if found != rows:
+def _check_rows(path: str, count: int, rows: int) -> None:
+    if count != rows:
         raise StagedLost(
-            f"staged events are gone: {path} has {counted(found, 'row')} of {rows:,} that were"
+            f"staged events are gone: {path} has {counted(count, 'row')} of {rows:,} that were"
             " written: run again"
         )
 
@@ -489,14 +489,14 @@ def _counts(net: pa.Table, plan: DecodePlan) -> pa.Table:
         return COUNTS.empty_table()
     lacks = plan.shape.lacks_values(net)
     lacks &= np.asarray(pc.is_in(net["action"], value_set=pa.array([ACTION_INSERT, ACTION_UPSERT])))
-    told = pa.table(
+    flags = pa.table(
         {
             "action": net["action"],
             "raw_rows": net["raw"].is_valid().cast(pa.int64()),
             "incomplete": lacks,
         }
     )
-    counted = told.group_by("action").aggregate(
+    counted = flags.group_by("action").aggregate(
         [([], "count_all"), ("raw_rows", "sum"), ("incomplete", "max")]
     )
     names = ("action", "count_all", "raw_rows_sum", "incomplete_max")
@@ -514,10 +514,10 @@ def buckets_of(keys: Sequence[pa.ChunkedArray], count: int) -> Ints:
 
     Nulls are equal to each other.
     """
-    found = np.zeros(len(keys[0]), np.uint64)
+    hashes = np.zeros(len(keys[0]), np.uint64)
     for key in keys:
-        found = _mixed(found * np.uint64(31) + _hashes(key))
-    return (found % np.uint64(count)).astype(np.int64)
+        hashes = _mixed(hashes * np.uint64(31) + _hashes(key))
+    return (hashes % np.uint64(count)).astype(np.int64)
 
 
 def _hashes(column: pa.ChunkedArray) -> _Hashes:
@@ -525,13 +525,13 @@ def _hashes(column: pa.ChunkedArray) -> _Hashes:
     values = one_array(column).cast(pa.large_binary()).fill_null(b"")
     _, offsets, data = values.buffers()
     ends: Ints = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
-    held = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
+    data_bytes = np.frombuffer(data or b"", np.uint8)[ends[0] : ends[-1]]
     ends = ends - ends[0]
-    places = np.arange(len(held)) - np.repeat(ends[:-1], np.diff(ends))
+    places = np.arange(len(data_bytes)) - np.repeat(ends[:-1], np.diff(ends))
     # A pseudorandom number for each position within a value (splitmix64).
     count = int(places.max(initial=0)) + 1
     numbers = _mixed(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_SEED))
-    products = (held.astype(np.uint64) + np.uint64(1)) * numbers[places]
+    products = (data_bytes.astype(np.uint64) + np.uint64(1)) * numbers[places]
     sums: _Hashes = np.concatenate([np.zeros(1, np.uint64), np.cumsum(products, dtype=np.uint64)])
     return sums[ends[1:]] - sums[ends[:-1]]
 

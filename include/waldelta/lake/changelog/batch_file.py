@@ -191,12 +191,12 @@ class TransactionCounts:
         if not ends.num_rows:
             return
         # Whether a streamed transaction has any row is known only at the end.
-        known = ends.filter(pc.not_equal(ends["kind"], "c"))
+        decided = ends.filter(pc.not_equal(ends["kind"], "c"))
         self._xid_sum += int(
-            (known["xid8"].to_numpy(zero_copy_only=False) & XID_MASK).sum(dtype=object)
+            (decided["xid8"].to_numpy(zero_copy_only=False) & XID_MASK).sum(dtype=object)
         )
         self._lsn_sum += int(
-            known["end_lsn"].to_numpy(zero_copy_only=False).astype(np.int64).sum(dtype=object)
+            decided["end_lsn"].to_numpy(zero_copy_only=False).astype(np.int64).sum(dtype=object)
         )
         latest = pc.max(ends["commit_ts"].cast(pa.int64())).as_py()
         if latest is not None:
@@ -346,8 +346,10 @@ class BatchFiles:
             table.replace_files([], added, Tag(self.app_id, batch, metadata))
             return
         newest = table.commits(_NEWEST)
-        own = (entry["version"] for entry in newest if entry.get("userMetadata") == metadata)
-        if (version := next(own, None)) is None:
+        own_versions = (
+            entry["version"] for entry in newest if entry.get("userMetadata") == metadata
+        )
+        if (version := next(own_versions, None)) is None:
             raise LateWriter(
                 f"batch {batch} of the change log was landed by another run: run again"
             )

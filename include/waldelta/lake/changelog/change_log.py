@@ -158,34 +158,36 @@ class ChangeLog(RowMessages, BatchFiles):
         """
         table = self.place.find(from_log=True)
         pruned = table.committed(_PRUNED) if table is not None else 0
-        held = _sizes(table, after_batch, upto_batch) if table is not None else {}
+        sizes = _sizes(table, after_batch, upto_batch) if table is not None else {}
         expected = {
             batch: of_batch.messages
             for batch, of_batch in consumed.items()
             if max(after_batch, pruned) < batch <= upto_batch and of_batch.messages is not None
         }
         if holes := sorted(
-            batch for batch, messages in expected.items() if held.get(batch, 0) != messages
+            batch for batch, messages in expected.items() if sizes.get(batch, 0) != messages
         ):
-            named = [
-                f"batch {b} holds {counted(held.get(b, 0), 'message')}, but {expected[b]:,} had"
+            descriptions = [
+                f"batch {b} holds {counted(sizes.get(b, 0), 'message')}, but {expected[b]:,} had"
                 " landed in it"
                 for b in holes[:_MOST_NAMED]
             ]
-            more = (
+            suffix = (
                 f", and {counted(len(holes) - _MOST_NAMED, 'more batch', 'more batches')}"
                 if len(holes) > _MOST_NAMED
                 else ""
             )
-            before = [of_batch.lsn for batch, of_batch in consumed.items() if batch < holes[0]]
+            earlier_lsns = [
+                of_batch.lsn for batch, of_batch in consumed.items() if batch < holes[0]
+            ]
             raise SlotGap(
                 f"the change log {self.uri} has lost messages that were consumed from the slot:"
-                f" {'; '.join(named)}{more}; no run reads past them: restore the missing files, or"
-                " run resync (after a refused replay: with tables), which corrects the rows that"
-                " differ",
-                lost=(max(before, default=None), consumed[holes[-1]].lsn),
+                f" {'; '.join(descriptions)}{suffix}; no run reads past them: restore the missing"
+                " files, or run resync (after a refused replay: with tables), which corrects the"
+                " rows that differ",
+                lost=(max(earlier_lsns, default=None), consumed[holes[-1]].lsn),
             )
-        return held
+        return sizes
 
     def prune(self, upto_batch: int, hours: int) -> None:
         """Drop the batches up to one, and delete files unused by any version of the last ``hours``.
@@ -216,11 +218,11 @@ class ChangeLog(RowMessages, BatchFiles):
         """Returns the bytes of each batch in a range, before compression, from the files'
         footers.
         """
-        found: dict[int, int] = {}
+        totals: dict[int, int] = {}
         for piece in self.pieces(of_batches(after_batch, upto_batch)):
             if piece.batch is not None:
-                found[piece.batch] = found.get(piece.batch, 0) + piece.bytes
-        return found
+                totals[piece.batch] = totals.get(piece.batch, 0) + piece.bytes
+        return totals
 
     def visible_upto(self, snapshot: Snapshot, after_batch: int) -> int:
         """Returns the last batch up to which a snapshot sees every transaction after
@@ -238,15 +240,17 @@ class ChangeLog(RowMessages, BatchFiles):
         last: dict[int, int | None] = {}
         for file in actions.select(["partition.batch", "max.xid8"]).to_pylist():
             batch, highest = int(file["partition.batch"]), file["max.xid8"]
-            before = last.get(batch, highest)
-            last[batch] = None if highest is None or before is None else max(highest, before)
-        held = after_batch
+            highest_before = last.get(batch, highest)
+            last[batch] = (
+                None if highest is None or highest_before is None else max(highest, highest_before)
+            )
+        visible = after_batch
         for batch in sorted(batch for batch in last if batch > after_batch):
             highest = last[batch]
             if highest is None or highest >= snapshot.xmin:
                 break
-            held = batch
-        return held
+            visible = batch
+        return visible
 
     def landed_end(self, batch: int) -> int:
         """Returns the end of a batch's last transaction, from file statistics alone; 0 for an empty
@@ -320,8 +324,10 @@ class ChangeLog(RowMessages, BatchFiles):
 
     def controls(self, upto_batch: int | None = None) -> pa.Table:
         """Returns the control messages of all batches, or of those up to one."""
-        chosen = pc.field("kind").isin(_CONTROLS)
-        return self._timeline(chosen if upto_batch is None else of_batches(0, upto_batch) & chosen)
+        condition = pc.field("kind").isin(_CONTROLS)
+        return self._timeline(
+            condition if upto_batch is None else of_batches(0, upto_batch) & condition
+        )
 
     def stream(self, after_batch: int, upto_batch: int) -> Stream:
         """Returns a range of batches in commit order, without skipped messages."""
@@ -332,8 +338,8 @@ class ChangeLog(RowMessages, BatchFiles):
             # Some transactions were prepared before the range and committed in it.
             earlier = self.controls(after_batch)
             left_out |= _undecided(earlier)
-            known = [*landmarks(earlier, left_out), *landmarks(timeline, left_out)]
-            segments = resolve(known, after_batch, upto_batch)
+            marks = [*landmarks(earlier, left_out), *landmarks(timeline, left_out)]
+            segments = resolve(marks, after_batch, upto_batch)
             batches = sorted({part.batch for part in segments.older})
             timeline = pa.concat_tables([self._timeline(pc.field("batch").isin(batches)), timeline])
         skipped = [*((place, place) for place in sorted(self._skipped)), *self._ranges(left_out)]
@@ -348,9 +354,9 @@ class ChangeLog(RowMessages, BatchFiles):
     def _skipped(self) -> frozenset[int]:
         """The positions of landed messages that an operator has decided to skip."""
         rows = Decisions(self.lake).messages()
-        sent = [row.messages[0] for row in rows if row.status == SKIPPED and row.messages]
+        messages = [row.messages[0] for row in rows if row.status == SKIPPED and row.messages]
         return frozenset(
-            order_of(m.batch, m.seq) for m in sent if m.batch is not None and m.seq is not None
+            order_of(m.batch, m.seq) for m in messages if m.batch is not None and m.seq is not None
         )
 
     def _ranges(self, transactions: frozenset[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -358,23 +364,25 @@ class ChangeLog(RowMessages, BatchFiles):
 
         They weren't streamed, so each transaction's changes are contiguous.
         """
-        found = []
+        ranges = []
         for batch, xid8 in sorted(transactions):
-            chosen = (pc.field("batch") == batch) & (pc.field("xid8") == xid8)
-            chosen &= pc.field("streamed_xid").is_null() & pc.field("kind").isin(CHANGE_KINDS)
-            seqs = [seq for part in self.scan(chosen, ["seq"]) for seq in part["seq"].to_pylist()]
+            condition = (pc.field("batch") == batch) & (pc.field("xid8") == xid8)
+            condition &= pc.field("streamed_xid").is_null() & pc.field("kind").isin(CHANGE_KINDS)
+            seqs = [
+                seq for part in self.scan(condition, ["seq"]) for seq in part["seq"].to_pylist()
+            ]
             if seqs:
-                found.append((order_of(batch, min(seqs)), order_of(batch, max(seqs))))
-        return found
+                ranges.append((order_of(batch, min(seqs)), order_of(batch, max(seqs))))
+        return ranges
 
     def _relations_at(self, places: Collection[int]) -> set[tuple[int, int]]:
         """Returns batch and relation of the row messages at these positions."""
         batches = sorted({place >> SEQ_BITS for place in places})
-        chosen = pc.field("batch").isin(batches) & pc.field("seq").isin(
+        condition = pc.field("batch").isin(batches) & pc.field("seq").isin(
             [place & LAST_SEQ for place in sorted(places)]
         )
         parts = self.scan(
-            chosen & pc.field("kind").isin(ROW_KINDS), ["batch", "seq", "relation_id"]
+            condition & pc.field("kind").isin(ROW_KINDS), ["batch", "seq", "relation_id"]
         )
         rows = [row for part in parts for row in part.to_pylist()]
         return {
@@ -391,36 +399,36 @@ class ChangeLog(RowMessages, BatchFiles):
 
         This reads only TRUNCATEs.
         """
-        chosen = (
+        condition = (
             of_batches(after_batch, upto_batch) & pc.field("timeline") & (pc.field("kind") == "T")
         )
-        wanted, found = set(relation_ids), []
-        for part in self.scan(chosen, ["batch", "seq", "streamed_xid", "data"]):
+        oids, batches = set(relation_ids), []
+        for part in self.scan(condition, ["batch", "seq", "streamed_xid", "data"]):
             for row in part.to_pylist():
                 if order_of(row["batch"], row["seq"]) in self._skipped:
                     continue
                 truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
-                if not wanted.isdisjoint(truncated):
-                    found.append(row["batch"])
-        return min(found, default=None)
+                if not oids.isdisjoint(truncated):
+                    batches.append(row["batch"])
+        return min(batches, default=None)
 
     def prepared(self) -> list[Prepared]:
         """Returns every prepared transaction in the log, with the batch that decided it."""
         timeline = self.controls()
         return prepared_transactions(landmarks(timeline, _undecided(timeline)))
 
-    def _timeline(self, chosen: pc.Expression) -> pa.Table:
-        parts = list(self.scan(chosen & pc.field("timeline"), _TIMELINE))
+    def _timeline(self, condition: pc.Expression) -> pa.Table:
+        parts = list(self.scan(condition & pc.field("timeline"), _TIMELINE))
         if not parts:
             return _TIMELINE_SCHEMA.empty_table()
-        found = pa.Table.from_batches(parts).select(_TIMELINE).cast(_TIMELINE_SCHEMA)
-        timeline = found.sort_by([("batch", "ascending"), ("seq", "ascending")])
+        messages = pa.Table.from_batches(parts).select(_TIMELINE).cast(_TIMELINE_SCHEMA)
+        timeline = messages.sort_by([("batch", "ascending"), ("seq", "ascending")])
         if not self._skipped:
             return timeline
         places = zip(timeline["batch"].to_pylist(), timeline["seq"].to_pylist(), strict=True)
-        chosen = pa.array([order_of(*place) in self._skipped for place in places])
+        condition = pa.array([order_of(*place) in self._skipped for place in places])
         marked = pc.if_else(
-            chosen, pc.binary_join_element_wise(MARK, timeline["kind"], ""), timeline["kind"]
+            condition, pc.binary_join_element_wise(MARK, timeline["kind"], ""), timeline["kind"]
         )
         return with_column(timeline, "kind", marked)
 
@@ -431,12 +439,12 @@ class ChangeLog(RowMessages, BatchFiles):
 
 
 def _sizes(table: TargetVersion, after_batch: int, upto_batch: int) -> dict[int, int]:
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for file in table.files.select(["partition.batch", "num_records"]).to_pylist():
         batch = int(file["partition.batch"])
         if after_batch < batch <= upto_batch:
-            found[batch] = found.get(batch, 0) + (file["num_records"] or 0)
-    return found
+            sizes[batch] = sizes.get(batch, 0) + (file["num_records"] or 0)
+    return sizes
 
 
 def landmarks(
@@ -483,10 +491,10 @@ def _undecided(timeline: pa.Table) -> frozenset[tuple[int, int]]:
 
     That message decides whether and where their changes count.
     """
-    chosen = pc.and_(
+    is_undecided = pc.and_(
         pc.match_substring_regex(timeline["kind"], _DECISIVE), pc.is_valid(timeline["xid8"])
     )
-    rows = timeline.filter(chosen).select(["batch", "xid8"]).to_pylist()
+    rows = timeline.filter(is_undecided).select(["batch", "xid8"]).to_pylist()
     return frozenset((row["batch"], row["xid8"]) for row in rows)
 
 

@@ -53,9 +53,9 @@ class Stream:
 
     def of_kind(self, kind: str) -> list[tuple[dict[str, Any], int]]:
         """Returns the messages of one kind, each with its position in commit order."""
-        chosen = pc.equal(self.timeline["kind"], kind)
-        rows = self.timeline.filter(chosen).to_pylist()
-        return list(zip(rows, self.places[chosen.to_numpy()].tolist(), strict=True))
+        is_of_kind = pc.equal(self.timeline["kind"], kind)
+        rows = self.timeline.filter(is_of_kind).to_pylist()
+        return list(zip(rows, self.places[is_of_kind.to_numpy()].tolist(), strict=True))
 
     def has_truncates(self) -> bool:
         """Returns whether any TRUNCATE in the range counts."""
@@ -68,13 +68,13 @@ class Stream:
 
         A message that can't be decoded fails only the table that it is about.
         """
-        found = []
+        decoded = []
         for row, place in self.of_kind("R"):
             with suppress(DecodeError):
-                found.append(
+                decoded.append(
                     (read_relation(row["data"], streamed=row["streamed_xid"] is not None), place)
                 )
-        return found
+        return decoded
 
 
 def place_columns(rows: pa.Table | pa.RecordBatch) -> tuple[Ints, Ints, Ints]:
@@ -113,14 +113,14 @@ def last_truncates(
     out: of transactions that are prepared and undecided, or rolled back, and of earlier batches
     that are in the timeline for another transaction.
     """
-    found: dict[int, int] = {}
+    places: dict[int, int] = {}
     for row, place in stream.of_kind("T"):
         if place < 0 or row["xid8"] < since_xid or snapshot.sees(np.array([row["xid8"]])).all():
             continue
         truncated = read_truncate(row["data"], streamed=row["streamed_xid"] is not None)
         for oid in set(truncated) & set(state.relation_ids):
-            found[oid] = max(place, found.get(oid, place))
-    return found
+            places[oid] = max(place, places.get(oid, place))
+    return places
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,14 +228,14 @@ class RowMessages(ABC):
         """Returns the bytes of a range's row messages by relation; reads them all, a few at a
         time.
         """
-        found: dict[int, int] = {}
+        totals: dict[int, int] = {}
         for part in self.scan(all_row_messages(stream.segments), ["relation_id", "data"]):
             sizes = pa.table(
                 {"relation_id": part["relation_id"], "bytes": pc.binary_length(part["data"])}
             )
             for row in sizes.group_by("relation_id").aggregate([("bytes", "sum")]).to_pylist():
-                found[row["relation_id"]] = found.get(row["relation_id"], 0) + row["bytes_sum"]
-        return found
+                totals[row["relation_id"]] = totals.get(row["relation_id"], 0) + row["bytes_sum"]
+        return totals
 
     def rows(
         self, stream: Stream, most_bytes: int, relation_ids: Sequence[int] | None = None
@@ -244,35 +244,39 @@ class RowMessages(ABC):
 
         Returns None when they take more than ``most_bytes`` of memory.
         """
-        chosen = all_row_messages(stream.segments)
+        condition = all_row_messages(stream.segments)
         if relation_ids is not None:
-            chosen &= pc.field("relation_id").isin(list(relation_ids))
-        rows = table_of(self.scan(chosen, ROW_SCHEMA.names), ROW_SCHEMA, most_bytes)
+            condition &= pc.field("relation_id").isin(list(relation_ids))
+        rows = table_of(self.scan(condition, ROW_SCHEMA.names), ROW_SCHEMA, most_bytes)
         if rows is None or stream.segments.is_plain:
             return rows
         return rows.filter(pa.array(stream.segments.places(*place_columns(rows)) >= 0))
 
-    def pieces(self, chosen: pc.Expression) -> list[Piece]:
-        """Returns the row groups that may have rows of ``chosen`` (row_messages()), by file
+    def pieces(self, condition: pc.Expression) -> list[Piece]:
+        """Returns the row groups that may have rows of ``condition`` (row_messages()), by file
         statistics.
         """
-        found: list[Piece] = []
-        for part in self.groups(chosen):
+        row_groups: list[Piece] = []
+        for part in self.groups(condition):
             by = ds.get_partition_keys(part.partition_expression)
             (group,) = part.row_groups
             batch = int(by["batch"]) if by else None
-            found.append(Piece(part.path, batch, group.id, group.num_rows, group.total_byte_size))
-        return found
+            row_groups.append(
+                Piece(part.path, batch, group.id, group.num_rows, group.total_byte_size)
+            )
+        return row_groups
 
-    def groups(self, chosen: pc.Expression) -> Iterator[ds.ParquetFileFragment]:
+    def groups(self, condition: pc.Expression) -> Iterator[ds.ParquetFileFragment]:
         """Returns the same as fragments of one row group each."""
         dataset = self.dataset()
-        return iter(()) if dataset is None else iter(by_row_group(dataset, chosen).get_fragments())
+        return (
+            iter(()) if dataset is None else iter(by_row_group(dataset, condition).get_fragments())
+        )
 
     def read(
-        self, pieces: Sequence[Piece], chosen: pc.Expression, columns: Sequence[str]
+        self, pieces: Sequence[Piece], condition: pc.Expression, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        """Returns the rows of ``chosen`` in some pieces.
+        """Returns the rows of ``condition`` in some pieces.
 
         It opens only their files, so tasks can use it.
         """
@@ -287,27 +291,27 @@ class RowMessages(ABC):
             for piece in pieces
         ]
         dataset = ds.FileSystemDataset(fragments, ROW_SCHEMA, layout, files)
-        return self._scanned(dataset, chosen, columns)
+        return self._scanned(dataset, condition, columns)
 
     def has_changes(
         self,
         stream: Stream,
         relation_ids: Sequence[int],
         snapshot: Snapshot,
-        chosen: Chooser | None = None,
+        select: Chooser | None = None,
     ) -> bool:
         """Returns whether a batch range has row messages of these relations that the snapshot
         doesn't see.
 
-        ``chosen`` limits them by position as landed, by whether they were streamed, and by xid8.
+        ``select`` limits them by position as landed, by whether they were streamed, and by xid8.
         """
-        columns = ["xid8"] if chosen is None else ["xid8", *_PLACE]
+        columns = ["xid8"] if select is None else ["xid8", *_PLACE]
         for part in self.rows_of(stream.segments, relation_ids, snapshot, columns):
             xid8 = part["xid8"].to_numpy(zero_copy_only=False)
             unseen = ~snapshot.sees(xid8)
-            if chosen is not None:
+            if select is not None:
                 batch, seq, streamed_xid = place_columns(part)
-                unseen &= chosen((batch << SEQ_BITS) | seq, streamed_xid >= 0, xid8)
+                unseen &= select((batch << SEQ_BITS) | seq, streamed_xid >= 0, xid8)
             if unseen.any():
                 return True
         return False
@@ -316,7 +320,7 @@ class RowMessages(ABC):
         self, stream: Stream, relation_ids: Sequence[int], snapshot: Snapshot
     ) -> datetime | None:
         """Returns when the first of such row messages was committed."""
-        found = []
+        times = []
         for part in self.rows_of(
             stream.segments, relation_ids, snapshot, ["xid8", *_COMMIT, *_PLACE]
         ):
@@ -324,8 +328,8 @@ class RowMessages(ABC):
                 pa.array(~snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False)))
             )
             _, at = commits(unseen, stream.segments)
-            found.append(pc.min(at).as_py())
-        return min(filter(None, found), default=None)
+            times.append(pc.min(at).as_py())
+        return min(filter(None, times), default=None)
 
     def xids(self, segments: Segments, relation_ids: Sequence[int], snapshot: Snapshot) -> set[int]:
         """Returns the top-level transactions of these relations' row messages."""
@@ -343,27 +347,27 @@ class RowMessages(ABC):
 
         Messages of transactions that the snapshot certainly sees are left out.
         """
-        chosen = row_messages(segments, relation_ids, snapshot)
+        condition = row_messages(segments, relation_ids, snapshot)
         if segments.is_plain:
-            yield from self.scan(chosen, columns)
+            yield from self.scan(condition, columns)
             return
-        for part in self.scan(chosen, [*dict.fromkeys([*columns, *_PLACE])]):
+        for part in self.scan(condition, [*dict.fromkeys([*columns, *_PLACE])]):
             yield part.filter(pa.array(segments.places(*place_columns(part)) >= 0))
 
-    def scan(self, chosen: pc.Expression, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yields some columns of the rows that ``chosen`` selects, reading little ahead."""
+    def scan(self, condition: pc.Expression, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yields some columns of the rows that ``condition`` selects, reading little ahead."""
         dataset = self.dataset()
         if dataset is None:
             return iter(())
-        return self._scanned(by_row_group(dataset, chosen), chosen, columns)
+        return self._scanned(by_row_group(dataset, condition), condition, columns)
 
     def _scanned(
-        self, dataset: ds.Dataset, chosen: pc.Expression, columns: Sequence[str]
+        self, dataset: ds.Dataset, condition: pc.Expression, columns: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
         """Yields rows, reading little ahead, so that memory doesn't grow with the log."""
         scanner: ds.Scanner = dataset.scanner(
             columns=list(columns),
-            filter=chosen,
+            filter=condition,
             batch_size=131_072,
             batch_readahead=2,
             fragment_readahead=1,
@@ -389,10 +393,10 @@ def all_row_messages(segments: Segments) -> pc.Expression:
     """Select row messages of any relation in a range of batches, and in the earlier parts that it
     commits.
     """
-    chosen, seq = of_batches(segments.after, segments.upto), pc.field("seq")
+    condition, seq = of_batches(segments.after, segments.upto), pc.field("seq")
     for part in segments.older:
-        chosen |= (pc.field("batch") == part.batch) & (seq >= part.first) & (seq <= part.last)
-    return chosen & pc.field("kind").isin(ROW_KINDS)
+        condition |= (pc.field("batch") == part.batch) & (seq >= part.first) & (seq <= part.last)
+    return condition & pc.field("kind").isin(ROW_KINDS)
 
 
 def of_batches(after_batch: int, upto_batch: int) -> pc.Expression:

@@ -104,8 +104,8 @@ def last_recorded_unknown(ledger: Ledger, tables: Collection[str]) -> dict[str, 
     """Returns the last observed value of ALL_VALUES_KNOWN, by table; tables without results are
     left out.
     """
-    chosen = (pc.field("expectation") == ALL_VALUES_KNOWN) & of_tables(tables)
-    rows = ledger.table(ExpectationResult).scan(["table_name", "observed"], chosen=chosen)
+    where = (pc.field("expectation") == ALL_VALUES_KNOWN) & of_tables(tables)
+    rows = ledger.table(ExpectationResult).scan(["table_name", "observed"], where=where)
     return dict(zip(rows["table_name"].to_pylist(), rows["observed"].to_pylist(), strict=True))
 
 
@@ -113,8 +113,8 @@ def newest_versions(
     ledger: Ledger, since: datetime, tables: Collection[str]
 ) -> tuple[dict[str, int], Newest]:
     """Returns the latest version of each target with results since then, and the last such row."""
-    named = of_tables(tables)
-    rows = ledger.table(ExpectationResult).scan(["at", "table_name", "version"], since, named)
+    where = of_tables(tables)
+    rows = ledger.table(ExpectationResult).scan(["at", "table_name", "version"], since, where)
     at = rows["at"][-1].as_py() if rows.num_rows else None
     newest = (
         rows.filter(pc.is_valid(rows["version"]))
@@ -124,7 +124,7 @@ def newest_versions(
     versions = dict(
         zip(newest["table_name"].to_pylist(), newest["version_max"].to_pylist(), strict=True)
     )
-    return versions, Newest(at, named & (pc.field("at") >= since), kept=False)
+    return versions, Newest(at, where & (pc.field("at") >= since), cache=False)
 
 
 def keep_results(rows: Sequence[ExpectationResult], oldest: datetime) -> list[bool]:
@@ -183,8 +183,8 @@ def keep_suites(rows: Sequence[PassedSuite]) -> list[bool]:
     latest = {
         (row.table_name, part): number for number, row in enumerate(rows) for part in _parts(row)
     }
-    kept = set(latest.values())
-    return [number in kept for number in range(len(rows))]
+    numbers = set(latest.values())
+    return [number in numbers for number in range(len(rows))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,24 +223,24 @@ def latest_profiles(
 
     A retry has the same run id.
     """
-    rows = ledger.table(Profile).scan(schema_of(Profile).names, chosen=of_tables(tables))
+    rows = ledger.table(Profile).scan(schema_of(Profile).names, where=of_tables(tables))
     if but is not None:
         rows = rows.filter(pc.not_equal(rows["run_id"], but))
-    found = {}
+    profiles = {}
     for name in set(rows["table_name"].to_pylist()):
-        own = rows.filter(pc.equal(rows["table_name"], name))
-        found[name] = rows_of(Profile, own.slice(max(0, len(own) - most)))
-    return found
+        rows_of_table = rows.filter(pc.equal(rows["table_name"], name))
+        profiles[name] = rows_of(Profile, rows_of_table.slice(max(0, len(rows_of_table) - most)))
+    return profiles
 
 
 def keep_profiles(rows: Sequence[Profile]) -> list[bool]:
     """Keep the latest of each table."""
     seen: dict[str, int] = {}
-    kept = []
+    flags = []
     for row in reversed(rows):
         seen[row.table_name] = seen.get(row.table_name, 0) + 1
-        kept.append(seen[row.table_name] <= KEPT_PER_TABLE)
-    return kept[::-1]
+        flags.append(seen[row.table_name] <= KEPT_PER_TABLE)
+    return flags[::-1]
 
 
 EQUAL, DIFFERENT, REPAIRED, NOT_COMPARED, COMPARISON_FAILED = (
@@ -347,7 +347,7 @@ class Reconciliations:
         newest = Newest(
             later[-1].at if later else None,
             of_tables(names) & (pc.field("at") >= since),
-            kept=False,
+            cache=False,
         )
         self._extend(
             [
@@ -364,16 +364,14 @@ class Reconciliations:
 
     def in_full(self, answers: Mapping[str, Reconciliation]) -> dict[str, Reconciliation]:
         """Returns rows of the history, by table, with the differing rows."""
-        wanted = {name: (row.at, row.run_id) for name, row in answers.items()}
-        if not wanted:
+        ids = {name: (row.at, row.run_id) for name, row in answers.items()}
+        if not ids:
             return {}
         rows = self._table.read(
-            pc.field("at").isin(pa.array([at for at, _ in wanted.values()], UTC_TIME))
+            pc.field("at").isin(pa.array([at for at, _ in ids.values()], UTC_TIME))
         )
         return {
-            row.table_name: row
-            for row in rows
-            if (row.at, row.run_id) == wanted.get(row.table_name)
+            row.table_name: row for row in rows if (row.at, row.run_id) == ids.get(row.table_name)
         }
 
     def history(self, since: datetime | None = None) -> list[Reconciliation]:
@@ -389,14 +387,14 @@ class Reconciliations:
         return self._table.prune(lambda rows: _keep(rows, oldest))
 
 
-def _is_behind(row: Reconciliation, other: Reconciliation) -> bool:
+def _is_behind(row: Reconciliation, second: Reconciliation) -> bool:
     """Returns whether a result is about an older version than another one."""
-    if other.table_name != row.table_name or other.status not in ANSWERS:
+    if second.table_name != row.table_name or second.status not in ANSWERS:
         return False
-    if row.version is None or other.version is None:
+    if row.version is None or second.version is None:
         return False
     # The version of a repaired table is the one that was compared before the repair.
-    return (other.version, other.status == REPAIRED) > (row.version, False)
+    return (second.version, second.status == REPAIRED) > (row.version, False)
 
 
 def _keep(rows: Sequence[Reconciliation], oldest: datetime) -> list[bool]:
@@ -405,9 +403,9 @@ def _keep(rows: Sequence[Reconciliation], oldest: datetime) -> list[bool]:
     A target that differed still does until it is compared again, and one that was equal in all
     columns was equal then.
     """
-    found, attempts = last_answers(rows)
+    answers, attempts = last_answers(rows)
     whole = last_whole(rows)
-    needed = {id(row) for row in (*found.values(), *attempts.values(), *whole.values())}
+    needed = {id(row) for row in (*answers.values(), *attempts.values(), *whole.values())}
     return [row.at >= oldest or id(row) in needed for row in rows]
 
 
@@ -419,18 +417,18 @@ def last_answers(
     Without any result, it is the last row. A target that differed still does when another
     comparison failed. ``rows`` are in their order.
     """
-    found: dict[str, Reconciliation] = {}
+    answers: dict[str, Reconciliation] = {}
     attempts: dict[str, Reconciliation] = {}
     for row in rows:
         name = row.table_name
         if row.status in ANSWERS:
-            found[name] = row
+            answers[name] = row
             attempts.pop(name, None)
-        elif name in found and found[name].status in ANSWERS:
+        elif name in answers and answers[name].status in ANSWERS:
             attempts[name] = row
         else:
-            found[name] = row
-    return found, attempts
+            answers[name] = row
+    return answers, attempts
 
 
 def last_whole(rows: Iterable[Reconciliation]) -> dict[str, Reconciliation]:

@@ -140,8 +140,8 @@ class Decision(LedgerRow):
             return self.key
         if self.row_id is not None:
             return self.row_id
-        named = f"{self.table_name}\n{self.generation}\n{self.batch}\n{self.lsn}\n{self.key}"
-        return hashlib.sha256(named.encode()).hexdigest()[:ID_LETTERS]
+        parts = f"{self.table_name}\n{self.generation}\n{self.batch}\n{self.lsn}\n{self.key}"
+        return hashlib.sha256(parts.encode()).hexdigest()[:ID_LETTERS]
 
     @property
     def is_kept_out(self) -> bool:
@@ -205,16 +205,16 @@ class Decisions:
         self, table_name: str, generation: int, keys: Collection[str] | None = None
     ) -> list[Decision]:
         """Returns the rows of one copy of a table, or those of these keys, oldest first."""
-        chosen = (pc.field("table_name") == table_name) & (pc.field("generation") == generation)
-        chosen &= _OF_ROWS
+        where = (pc.field("table_name") == table_name) & (pc.field("generation") == generation)
+        where &= _OF_ROWS
         if keys is None:
-            return self._table.read(chosen)
-        return self._table.read(chosen & pc.field("key").isin(list(keys)), kept=False)
+            return self._table.read(where)
+        return self._table.read(where & pc.field("key").isin(list(keys)), cache=False)
 
     def questions(self, tables: Collection[str] | None = None) -> list[Decision]:
         """Returns the latest row of each change of all source tables, or of these, by time."""
-        chosen = pc.field("kind").isin(SOURCE_CHANGES)
-        rows = self._table.read(chosen if tables is None else chosen & of_tables(tables))
+        where = pc.field("kind").isin(SOURCE_CHANGES)
+        rows = self._table.read(where if tables is None else where & of_tables(tables))
         latest = {(row.table_name, row.key): row for row in rows}
         return sorted(latest.values(), key=lambda row: row.at)
 
@@ -233,14 +233,16 @@ class Decisions:
             self._outline = (
                 version,
                 self._table.scan(
-                    ["table_name", "generation", *_OUTLINE], None, _OF_ROWS, kept=False
+                    ["table_name", "generation", *_OUTLINE], None, _OF_ROWS, cache=False
                 ),
             )
         rows = self._outline[1]
-        own = pc.and_(
+        is_of_copy = pc.and_(
             pc.equal(rows["table_name"], table_name), pc.equal(rows["generation"], generation)
         )
-        return [Outline(**values) for values in rows.filter(own).select(_OUTLINE).to_pylist()]
+        return [
+            Outline(**values) for values in rows.filter(is_of_copy).select(_OUTLINE).to_pylist()
+        ]
 
     def open_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
         """Returns how many rows each table lacks in the given generation; tables without any are
@@ -254,7 +256,7 @@ class Decisions:
         """Returns how many quarantined rows each table lacks in the given generation, and how many
         discarded ones it lacks or has outdated.
         """
-        rows = self._table.scan(_OF_KEY, chosen=_OF_ROWS & of_tables(generations))
+        rows = self._table.scan(_OF_KEY, where=_OF_ROWS & of_tables(generations))
         return _counts(_open(rows, generations)), _counts(_open(rows, generations, DISCARDED))
 
     def open_rows(self, generations: Mapping[str, int]) -> list[Decision]:
@@ -269,11 +271,14 @@ class Decisions:
         generations: Mapping[str, int],
         columns: Sequence[str] = (),
         *,
-        kept: bool = True,
+        cache: bool = True,
     ) -> pa.Table:
-        """Returns the same rows, with their keys and these columns; ``kept``: see read_sorted()."""
+        """Returns the same rows, with their keys and these columns.
+
+        ``cache``: see read_sorted().
+        """
         names = list(dict.fromkeys((*_OF_KEY, *columns)))
-        rows = self._table.scan(names, chosen=_OF_ROWS & of_tables(generations), kept=kept)
+        rows = self._table.scan(names, where=_OF_ROWS & of_tables(generations), cache=cache)
         return _open(rows, generations)
 
     def unknown_counts(self, generations: Mapping[str, int]) -> dict[str, int]:
@@ -282,7 +287,7 @@ class Decisions:
         This reads once for all tables. An update that a gate set aside may have arrived without a
         value, too, but isn't counted.
         """
-        rows = self.scan_open(generations, ("columns", "reason"), kept=False)
+        rows = self.scan_open(generations, ("columns", "reason"), cache=False)
         lacks_values = pc.greater(pc.list_value_length(rows["columns"]), 0)
         of_gate = pc.fill_null(pc.starts_with(rows["reason"], FAILS), False)
         return _counts(rows.filter(pc.and_(lacks_values, pc.invert(of_gate))))
@@ -295,7 +300,7 @@ class Decisions:
 
         Rows that are missing from the given generation of the target do.
         """
-        rows = self._table.scan((*OF_ID, "reason"), chosen=_OF_ROWS & of_tables(tables), kept=False)
+        rows = self._table.scan((*OF_ID, "reason"), where=_OF_ROWS & of_tables(tables), cache=False)
         waiting = {
             (row.table_name, row.key, row.at) for row in rows_of(Decision, _open(rows, generations))
         }
@@ -307,21 +312,21 @@ class Decisions:
 
     def causes(self, run_id: str, tables: Collection[str]) -> dict[str, frozenset[bool]]:
         """Returns by table whether rows that a run quarantined fail a gate: yes, no, or both."""
-        chosen = _OF_ROWS & of_tables(tables) & (pc.field("run_id") == run_id)
-        rows = self._table.scan(("table_name", "status", "reason"), chosen=chosen, kept=False)
-        found: dict[str, set[bool]] = {}
+        where = _OF_ROWS & of_tables(tables) & (pc.field("run_id") == run_id)
+        rows = self._table.scan(("table_name", "status", "reason"), where=where, cache=False)
+        flags: dict[str, set[bool]] = {}
         for row in rows.to_pylist():
             if row["status"] == WAITING:
                 fails = (row["reason"] or "").startswith(FAILS)
-                found.setdefault(row["table_name"], set()).add(fails)
-        return {name: frozenset(of) for name, of in found.items()}
+                flags.setdefault(row["table_name"], set()).add(fails)
+        return {name: frozenset(of) for name, of in flags.items()}
 
     def ids_decided(self, run_id: str, status: str) -> set[str]:
         """Returns the ids of the quarantined rows on which a run has recorded this decision.
 
         The decision may be in the row's generation or the next.
         """
-        rows = self._table.read(_OF_ROWS, columns=OF_ID, kept=False)
+        rows = self._table.read(_OF_ROWS, columns=OF_ID, cache=False)
         decided = {
             (row.table_name, row.key)
             for row in rows
@@ -339,13 +344,15 @@ class Decisions:
 
         These are quarantined or discarded rows, as of batch ``upto`` when given.
         """
-        told = [
+        outlines = [
             row
             for row in self.outlines(table_name, generation)
             if upto is None or row.batch <= upto
         ]
         return {
-            key: row for key, row in latest_rows(told).items() if row.status in (WAITING, DISCARDED)
+            key: row
+            for key, row in latest_rows(outlines).items()
+            if row.status in (WAITING, DISCARDED)
         }
 
     def replace(
@@ -363,12 +370,10 @@ class Decisions:
         concurrent write makes the commit fail. Otherwise, a run that was suspended could replace
         what the next run wrote, or reopen what it resolved.
         """
-        told = in_order(rows)
+        ordered = in_order(rows)
         name = table_name.replace("'", "''")
-        chosen = (
-            f"table_name = '{name}' and generation = {generation:d} and batch > {after_batch:d}"
-        )
-        self._table.replace(told, chosen, fence)
+        where = f"table_name = '{name}' and generation = {generation:d} and batch > {after_batch:d}"
+        self._table.replace(ordered, where, fence)
 
     def fence(self, fence: Fence) -> None:
         """Commit without a change, so that concurrent replace() and add() calls verify theirs
@@ -388,11 +393,11 @@ class Decisions:
         """Returns all rows about messages that can't be decoded, or those of one copy of a table,
         oldest first, including resolved ones.
         """
-        chosen = pc.field("kind") == MESSAGE
+        where = pc.field("kind") == MESSAGE
         if table_name is not None:
-            chosen &= pc.field("table_name") == table_name
-            chosen &= pc.field("generation") == generation
-        return self._table.read(chosen)
+            where &= pc.field("table_name") == table_name
+            where &= pc.field("generation") == generation
+        return self._table.read(where)
 
     def releases(self) -> list[Decision]:
         """Returns the releases of stopped tables, oldest first."""
@@ -414,10 +419,10 @@ def _open(rows: pa.Table, generations: Mapping[str, int], status: str = WAITING)
     """
     latest = last_rows(rows, ["table_name", "generation", "key"])
     names = pa.array(list(generations), pa.string())
-    wanted = pa.array(list(generations.values()), pa.int64())
-    current = wanted.take(pc.index_in(latest["table_name"], value_set=names))
-    own = latest.filter(pc.equal(latest["generation"], current))
-    return own.filter(pc.equal(own["status"], status)).sort_by(
+    generation_array = pa.array(list(generations.values()), pa.int64())
+    current = generation_array.take(pc.index_in(latest["table_name"], value_set=names))
+    rows_of_copy = latest.filter(pc.equal(latest["generation"], current))
+    return rows_of_copy.filter(pc.equal(rows_of_copy["status"], status)).sort_by(
         [("table_name", "ascending"), ("at", "ascending"), ("key", "ascending")]
     )
 
@@ -431,10 +436,12 @@ def _counts(rows: pa.Table) -> dict[str, int]:
 def _keep(rows: Sequence[Decision], oldest: datetime) -> list[bool]:
     latest = {(row.table_name, row.generation, row.key): row.status for row in rows}
     # An accepted row stays in its target, where checks don't judge it by its gate.
-    kept = (WAITING, DISCARDED, ACCEPTED, SKIPPED, RELEASED, AGREED, REFUSED)
+    statuses = (WAITING, DISCARDED, ACCEPTED, SKIPPED, RELEASED, AGREED, REFUSED)
     # A skipped message stays skipped as long as anything reads it.
     return [
-        r.at >= oldest or r.status == SKIPPED or latest[r.table_name, r.generation, r.key] in kept
+        r.at >= oldest
+        or r.status == SKIPPED
+        or latest[r.table_name, r.generation, r.key] in statuses
         for r in rows
     ]
 

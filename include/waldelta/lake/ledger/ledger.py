@@ -172,7 +172,7 @@ class Ledger:
             at = newest["at"] if newest is not None else None
             # The loop reads again when another attempt has recorded a result in between.
             with suppress(LateWriter):
-                self.table(Run).append(row, Newest(at, of_run(row.run_id, row.verb), kept=False))
+                self.table(Run).append(row, Newest(at, of_run(row.run_id, row.verb), cache=False))
                 return
 
     def gaps(self, slot: str) -> list[Gap]:
@@ -194,13 +194,13 @@ class Ledger:
         earlier or later waldelta wrote in another format.
         """
         moves = self.table(SlotMove)
-        chosen = _OF_LIVES if slot is None else (pc.field("slot") == slot) & _OF_LIVES
-        rows = moves.scan(moves.schema.names, chosen=chosen)
-        if others := set(rows["format"].to_pylist()) - {FORMAT}:
+        where = _OF_LIVES if slot is None else (pc.field("slot") == slot) & _OF_LIVES
+        rows = moves.scan(moves.schema.names, where=where)
+        if formats := set(rows["format"].to_pylist()) - {FORMAT}:
             raise StateError(
-                f"the lake {self.lake.root} has format {others.pop() or 1}, and this waldelta reads"
-                f" and writes format {FORMAT}: go on with the waldelta that wrote it, or run its"
-                " teardown, set another target.root, and run setup and sync with this one"
+                f"the lake {self.lake.root} has format {formats.pop() or 1}, and this waldelta"
+                f" reads and writes format {FORMAT}: go on with the waldelta that wrote it, or run"
+                " its teardown, set another target.root, and run setup and sync with this one"
             )
         return rows_of(SlotMove, rows)
 
@@ -213,7 +213,7 @@ class Ledger:
         a later batch count.
         """
         moves = self.table(SlotMove).read(_of_life(slot, incarnation))
-        left = [move for move in moves if move.event == "promoted"]
+        promotions = [move for move in moves if move.event == "promoted"]
         counted = moves
         if last_batch is not None:
             counted = list(
@@ -221,7 +221,7 @@ class Ledger:
             )
         return max(
             (
-                min([move.lsn, *(m.lsn for m in left if m.timeline > move.timeline)])
+                min([move.lsn, *(m.lsn for m in promotions if m.timeline > move.timeline)])
                 for move in counted
                 if move.event != "promoted"
             ),
@@ -235,14 +235,14 @@ class Ledger:
         batch again. So the first row with a number of messages says how many had landed.
         """
         rows = self.table(SlotMove).scan(
-            ["batch", "lsn", "messages"], chosen=_of_life(slot, incarnation) & ~_OF_LIVES
+            ["batch", "lsn", "messages"], where=_of_life(slot, incarnation) & ~_OF_LIVES
         )
-        found: dict[int, ConsumedBatch] = {}
+        batches: dict[int, ConsumedBatch] = {}
         for row in rows.filter(pc.is_valid(rows["batch"])).to_pylist():
-            known = found.get(row["batch"])
-            if known is None or known.messages is None:
-                found[row["batch"]] = ConsumedBatch(row["lsn"], row["messages"])
-        return found
+            batch = batches.get(row["batch"])
+            if batch is None or batch.messages is None:
+                batches[row["batch"]] = ConsumedBatch(row["lsn"], row["messages"])
+        return batches
 
     def landed_by(self, slot: str, incarnation: str, run_id: str) -> RunLanding | None:
         """Returns what a run's attempts landed from this slot incarnation; None if they landed
@@ -254,7 +254,7 @@ class Ledger:
         names = ["event", "run_id", "lsn", "batch", "changes"]
         start, end, position, seen = None, 0, 0, set[int]()
         changes: dict[int, int | None] = {}
-        for row in self.table(SlotMove).scan(names, chosen=_of_life(slot, incarnation)).to_pylist():
+        for row in self.table(SlotMove).scan(names, where=_of_life(slot, incarnation)).to_pylist():
             batch = row["batch"] if row["event"] == "intent" else None
             if batch is not None and batch not in seen:
                 seen.add(batch)
@@ -322,7 +322,7 @@ class Ledger:
         The cuts' targets, which are most of the data, aren't read.
         """
         rows = self.table(BatchCut).scan(
-            ["run_id", "end_lsn"], chosen=pc.field("batch") > after_batch
+            ["run_id", "end_lsn"], where=pc.field("batch") > after_batch
         )
         return [(row["run_id"], row["end_lsn"]) for row in reversed(rows.to_pylist())]
 
@@ -331,14 +331,14 @@ class Ledger:
 
         It may be the result of a later run, or of the run that made the cut.
         """
-        same = (pc.field("batch") == cut.batch) & (pc.field("end_lsn") == cut.end_lsn)
-        made = self.table(BatchCut).read(same)  # Maintenance publishes a cut again.
-        runs = self.table(Run).scan(["at", "applied"], made[0].at, pc.field("verb") == "consume")
+        where = (pc.field("batch") == cut.batch) & (pc.field("end_lsn") == cut.end_lsn)
+        cuts = self.table(BatchCut).read(where)  # Maintenance publishes a cut again.
+        runs = self.table(Run).scan(["at", "applied"], cuts[0].at, pc.field("verb") == "consume")
         if runs["applied"].null_count < len(runs):
             return True
         # The clock of the run may be behind. An earlier attempt of the same run has reported less.
-        own = [run for row in made if (run := self.run_result(row.run_id)) is not None]
-        return any(run.applied is not None and _reports(run, made[0]) for run in own)
+        runs_of_cuts = [run for row in cuts if (run := self.run_result(row.run_id)) is not None]
+        return any(run.applied is not None and _reports(run, cuts[0]) for run in runs_of_cuts)
 
     def expire_cuts(self, before: datetime) -> int:
         """Mark the cuts from before a moment as expired; returns how many were newly marked.
@@ -359,22 +359,22 @@ class Ledger:
 
     def run_result(self, run_id: str, verb: str = "consume") -> Run | None:
         """Returns the latest row of a run."""
-        found = self.table(Run).read(of_run(run_id, verb))
-        return found[-1] if found else None
+        rows = self.table(Run).read(of_run(run_id, verb))
+        return rows[-1] if rows else None
 
-    def _append_behind(self, row: R, after: R | None, chosen: pc.Expression | None = None) -> R:
+    def _append_behind(self, row: R, after: R | None, where: pc.Expression | None = None) -> R:
         """Add a row if the newest of the selected rows still is ``after`` (None: there is none)."""
         return self.table(type(row)).append(
-            row, Newest(after.at if after is not None else None, chosen)
+            row, Newest(after.at if after is not None else None, where)
         )
 
     def _newest_attempt(self, run_id: str, verb: str) -> dict[str, Any] | None:
-        found = (
+        rows = (
             self.table(Run)
-            .scan(["at", "started_at", "status"], chosen=of_run(run_id, verb), kept=False)
+            .scan(["at", "started_at", "status"], where=of_run(run_id, verb), cache=False)
             .to_pylist()
         )
-        return found[-1] if found else None
+        return rows[-1] if rows else None
 
 
 def _reports(run: Run, cut: BatchCut) -> bool:

@@ -113,8 +113,8 @@ def keep_cuts(cuts: Sequence[BatchCut], oldest: datetime, first_batch: int | Non
 
     Those are the cuts of batches that are still in the log, and the cut where they begin.
     """
-    held = [first_batch is not None and cut.batch >= first_batch - 1 for cut in cuts]
-    return [cut.at >= oldest or held[i] or i == len(cuts) - 1 for i, cut in enumerate(cuts)]
+    is_of_log = [first_batch is not None and cut.batch >= first_batch - 1 for cut in cuts]
+    return [cut.at >= oldest or is_of_log[i] or i == len(cuts) - 1 for i, cut in enumerate(cuts)]
 
 
 def keep_gaps(gaps: Sequence[Gap], oldest: datetime) -> list[bool]:

@@ -72,19 +72,19 @@ def row_of(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
     when a column without a default is left out.
     """
     names, required, nested = _structure_of(kind)
-    found = {
+    arguments = {
         name: value
         for name, value in values.items()
         if name in names and (value is not None or name in required)
     }
     for name, of in nested.items():
-        if (value := found.get(name)) is not None:
-            found[name] = (
+        if (value := arguments.get(name)) is not None:
+            arguments[name] = (
                 [row_of(of, item) for item in value]
                 if isinstance(value, list)
                 else row_of(of, value)
             )
-    return kind(**found)
+    return kind(**arguments)
 
 
 def rows_of(kind: Callable[..., T], rows: pa.Table) -> list[T]:

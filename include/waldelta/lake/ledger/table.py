@@ -113,12 +113,12 @@ def last_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 class Newest:
     """The row that must still be the newest of those that a filter selects (None: all rows).
 
-    ``at`` identifies the row; None: there must be none. ``kept``: see read_sorted().
+    ``at`` identifies the row; None: there must be none. ``cache``: see read_sorted().
     """
 
     at: datetime | None
-    chosen: pc.Expression | None = None
-    kept: bool = True
+    where: pc.Expression | None = None
+    cache: bool = True
 
 
 class LedgerTable(Generic[R]):
@@ -172,38 +172,38 @@ class LedgerTable(Generic[R]):
 
     def read(
         self,
-        chosen: pc.Expression | None = None,
+        where: pc.Expression | None = None,
         since: datetime | None = None,
         columns: Sequence[str] | None = None,
         *,
-        kept: bool = True,
+        cache: bool = True,
     ) -> list[R]:
         """Returns the rows from ``since`` on that a filter selects, oldest first.
 
-        Fields that aren't among ``columns`` (None: all) have their defaults. ``kept``: see
+        Fields that aren't among ``columns`` (None: all) have their defaults. ``cache``: see
         read_sorted().
         """
-        rows = self.scan(columns or self.schema.names, since, chosen, kept=kept)
+        rows = self.scan(columns or self.schema.names, since, where, cache=cache)
         return rows_of(self._kind, rows)
 
     def scan(
         self,
         columns: Sequence[str],
         since: datetime | None = None,
-        chosen: pc.Expression | None = None,
+        where: pc.Expression | None = None,
         *,
-        kept: bool = True,
+        cache: bool = True,
     ) -> pa.Table:
         """Returns some columns of the rows from ``since`` on that a filter selects, oldest first.
 
         This reads little of a long history. It returns no rows when there is no table. A column
-        that the table doesn't have yet is null. ``kept``: see read_sorted().
+        that the table doesn't have yet is null. ``cache``: see read_sorted().
         """
         table = self.place.find()
         fields = [self.schema.field(name) for name in columns]
         if table is None:
             return pa.schema(fields).empty_table()
-        rows = read_sorted(table, columns, since, chosen, kept=kept)
+        rows = read_sorted(table, columns, since, where, cache=cache)
         for field in fields:
             if field.name not in rows.column_names:
                 rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
@@ -248,8 +248,8 @@ class LedgerTable(Generic[R]):
             )
 
     @_again_when_changed
-    def mark(self, flag: str, chosen: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> int:
-        """Set a flag in the rows that ``chosen`` selects by their ``at``, in one commit.
+    def mark(self, flag: str, select: Callable[[pa.ChunkedArray], pa.ChunkedArray]) -> int:
+        """Set a flag in the rows that ``select`` selects by their ``at``, in one commit.
 
         Returns how many didn't have the flag yet.
         """
@@ -257,16 +257,16 @@ class LedgerTable(Generic[R]):
         if table is None:
             return 0
         rows = read_sorted(table)
-        known = (
+        flags = (
             rows[flag]
             if flag in rows.column_names
             else pa.chunked_array([pa.nulls(len(rows), pa.bool_())])
         )
-        fresh = pc.and_not(chosen(rows["at"]), known.fill_null(False))
+        fresh = pc.and_not(select(rows["at"]), flags.fill_null(False))
         if not (marked := pc.sum(fresh).as_py()):
             return 0
         columns = {name: rows[name] for name in rows.column_names} | {
-            flag: pc.or_(fresh, known.fill_null(False))
+            flag: pc.or_(fresh, flags.fill_null(False))
         }
         with self._named_errors():
             table.overwrite(pa.table(columns), schema_mode="merge")
@@ -284,10 +284,10 @@ class LedgerTable(Generic[R]):
         if table is None:
             return 0
         rows = read_sorted(table)
-        kept = rows.filter(pa.array(keep(rows_of(self._kind, rows)), pa.bool_()))
-        dropped = int(rows.num_rows - kept.num_rows)
+        rows_kept = rows.filter(pa.array(keep(rows_of(self._kind, rows)), pa.bool_()))
+        dropped = int(rows.num_rows - rows_kept.num_rows)
         if dropped or len(table.files) > 1:
-            table.overwrite(kept, writer_properties=self._groups)
+            table.overwrite(rows_kept, writer_properties=self._groups)
             fault_point("maintain.pruned")
         table.vacuum(_KEEP_FILES_HOURS)
         table.drop_old_entries()
@@ -318,15 +318,15 @@ class LedgerTable(Generic[R]):
         """
         files = table.held_files
         small = [file for file in files if file.bytes < _SMALL_BYTES]
-        chosen = files if len(files) > _MOST_FILES else small
-        if len(chosen) <= (self._kind.most_files if is_local(self.uri) else _MOST_IN_STORE):
+        to_compact = files if len(files) > _MOST_FILES else small
+        if len(to_compact) <= (self._kind.most_files if is_local(self.uri) else _MOST_IN_STORE):
             return
         try:
-            self._compact(table, chosen)
+            self._compact(table, to_compact)
         except (DeltaError, OSError, pa.ArrowException) as err:
             log.info("%s not compacted: %s", self.uri, err)
 
-    def _compact(self, table: TargetVersion, chosen: Sequence[HeldFile]) -> None:
+    def _compact(self, table: TargetVersion, files: Sequence[HeldFile]) -> None:
         """Write files as one; raises Overtaken when another run commits at the same
         time.
 
@@ -334,23 +334,25 @@ class LedgerTable(Generic[R]):
         rows are there twice then, whatever ``max_commit_retries`` is.
         """
         tag = Tag(_COMPACTION, table.version, uuid.uuid4().hex)
-        rows = read_files(table, chosen)
-        replace_by_rows(table, chosen, rows, tag, self._kind.rows_per_group)
+        rows = read_files(table, files)
+        replace_by_rows(table, files, rows, tag, self._kind.rows_per_group)
 
     def _schema_mode(self, table: TargetVersion) -> Literal["merge"] | None:
         """Returns the mode that adds columns, and fields of structs, which an earlier version's
         table lacks.
         """
-        held: pa.Schema = table.schema
-        known = all(f.name in held.names and held.field(f.name).type == f.type for f in self.schema)
-        return None if known else "merge"
+        schema: pa.Schema = table.schema
+        is_complete = all(
+            f.name in schema.names and schema.field(f.name).type == f.type for f in self.schema
+        )
+        return None if is_complete else "merge"
 
     def _last_at(self, table: TargetVersion | None, after: Newest) -> datetime | None:
         if table is None:
             return None
         # An older row can't be the newest one, whatever became of the one that is expected.
         since = None if after.at is None else after.at - STATISTIC
-        rows = read_sorted(table, ["at"], since, after.chosen, kept=after.kept)["at"].to_pylist()
+        rows = read_sorted(table, ["at"], since, after.where, cache=after.cache)["at"].to_pylist()
         return rows[-1] if rows else None
 
     def _behind(self, table: TargetVersion, rows: Sequence[R]) -> list[R]:
@@ -378,28 +380,28 @@ def read_sorted(
     table: TargetVersion,
     columns: Sequence[str] | None = None,
     since: datetime | None = None,
-    chosen: pc.Expression | None = None,
+    where: pc.Expression | None = None,
     *,
-    kept: bool = True,
+    cache: bool = True,
 ) -> pa.Table:
     """Returns columns (None: all) of the rows from ``since`` on that a filter selects, oldest
     first.
 
     Columns that a file lacks, because it is older than the column, are null; the same is true for
     tables. Files whose rows are all older aren't opened. Of large files, only the needed row groups
-    and columns are read. Others are read whole and cached; without ``kept``, only the smallest.
+    and columns are read. Others are read whole and cached; without ``cache``, only the smallest.
     """
-    if kept and (rows := table.read_once("rows", lambda: _read_few(table))) is not None:
+    if cache and (rows := table.read_once("rows", lambda: _read_few(table))) is not None:
         if since is not None:
             rows = rows.filter(pc.field("at") >= since)
-        named = rows if columns is None else rows.select(_names(rows.schema, columns))
-        return named if chosen is None else rows.filter(chosen).select(named.column_names)
+        selection = rows if columns is None else rows.select(_names(rows.schema, columns))
+        return selection if where is None else rows.filter(where).select(selection.column_names)
     schema, actions = table.schema, table.files
-    if chosen is not None:
-        actions = _may_have(actions, schema, chosen)
+    if where is not None:
+        actions = _may_have(actions, schema, where)
     if since is not None:
         recent = pc.field("at") >= since
-        chosen = recent if chosen is None else recent & chosen
+        where = recent if where is None else recent & where
         if "max.at" in actions.column_names:  # The statistic is in milliseconds, rounded down.
             ends = pc.field("max.at")
             actions = actions.filter(
@@ -409,13 +411,13 @@ def read_sorted(
     place, parts = _place_of(table), [schema.empty_table().select(names)]
     for file in actions.select(["path", "size_bytes", "num_records"]).to_pylist():
         path, size = file["path"], file["size_bytes"]
-        if file["num_records"] > _SMALL_ROWS or (size > _ONE_REQUEST_BYTES and not kept):
+        if file["num_records"] > _SMALL_ROWS or (size > _ONE_REQUEST_BYTES and not cache):
             files = _files(place, path, size)
             large = ds.dataset([path], schema=schema, filesystem=files, format="parquet")
-            parts.append(large.to_table(names, filter=chosen))
+            parts.append(large.to_table(names, filter=where))
         else:
             rows = _read_whole(place, path, size, schema)
-            parts.append((rows if chosen is None else rows.filter(chosen)).select(names))
+            parts.append((rows if where is None else rows.filter(where)).select(names))
     return pa.concat_tables(parts).sort_by("at")
 
 
@@ -430,7 +432,7 @@ def _read_few(table: TargetVersion) -> pa.Table | None:
     return None if many else read_files(table, table.held_files)
 
 
-def _may_have(actions: pa.Table, schema: pa.Schema, chosen: pc.Expression) -> pa.Table:
+def _may_have(actions: pa.Table, schema: pa.Schema, where: pc.Expression) -> pa.Table:
     """Returns the files that may have rows of a filter, by the bounds of their texts."""
     texts = [
         field.name
@@ -444,8 +446,8 @@ def _may_have(actions: pa.Table, schema: pa.Schema, chosen: pc.Expression) -> pa
         for number, row in enumerate(bounds.to_pylist())
     ]
     # Arrow opens no file to choose among them.
-    found = ds.FileSystemDataset(fragments, schema, layout, files).get_fragments(chosen)
-    return actions.take(pa.array([int(fragment.path) for fragment in found], pa.int64()))
+    matching = ds.FileSystemDataset(fragments, schema, layout, files).get_fragments(where)
+    return actions.take(pa.array([int(fragment.path) for fragment in matching], pa.int64()))
 
 
 def _within(texts: Sequence[str], bounds: Mapping[str, str | None]) -> pc.Expression:

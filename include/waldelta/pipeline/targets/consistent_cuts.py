@@ -26,12 +26,12 @@ def _at_versions(cut: BatchCut, readable: Callable[[str, int], int | None]) -> B
     """
     with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(cut.targets)))) as pool:
         versions = list(pool.map(lambda of: readable(of.table_name, of.version), cut.targets))
-    found = [
+    targets = [
         replace(target, version=version)
         for target, version in zip(cut.targets, versions, strict=True)
         if version is not None
     ]
-    return replace(cut, targets=found) if len(found) == len(cut.targets) else None
+    return replace(cut, targets=targets) if len(targets) == len(cut.targets) else None
 
 
 def readable_cut(job: Job) -> BatchCut | None:
@@ -44,11 +44,11 @@ def readable_cut(job: Job) -> BatchCut | None:
     if (newest := job.ledger.last_cut()) is None:
         return None
     readable = cache(partial(_readable_version, job))  # Several cuts share the answers.
-    if (found := _at_versions(newest, readable)) is not None:
-        return found
+    if (candidate := _at_versions(newest, readable)) is not None:
+        return candidate
     for cut in reversed(job.ledger.batches()):
-        if not cut.expired and (found := _at_versions(cut, readable)) is not None:
-            return found
+        if not cut.expired and (candidate := _at_versions(cut, readable)) is not None:
+            return candidate
     raise StateError(
         "no consistent cut can be read any more: files or log entries that the cut of batch"
         f" {newest.batch} needs were deleted from a target, and its rows have changed since; the"
@@ -69,16 +69,16 @@ def renew_cut(job: Job) -> list[str]:
     targets = [TargetCut(t.table_name, t.generation, _current_version(job, t)) for t in cut.targets]
     if [target.version for target in targets] == [target.version for target in cut.targets]:
         return []
-    told = []
+    warnings = []
     for then, present in zip(cut.targets, targets, strict=True):
-        told += expire_vacuumed(
+        warnings += expire_vacuumed(
             job,
             then.table_name,
             check_durably(job.lake.target(then.table_name), then.version, present.version),
         )
     with suppress(LateWriter):  # Another run has published a newer cut.
         job.ledger.append_cut(replace(cut, at=now(), run_id=job.run_id, targets=targets), cut)
-    return told
+    return warnings
 
 
 def _current_version(job: Job, target: TargetCut) -> int:

@@ -47,15 +47,15 @@ class Seen:
     """What a range of a target's log shows: external commits, and how far a VACUUM deleted old
     files.
 
-    ``vacuumed``: files unused at this moment may have been deleted. ``others``: all versions that
-    waldelta didn't commit. ``lacks``: the first version without a log entry, whose writer can't be
-    known.
+    ``vacuumed``: files unused at this moment may have been deleted. ``external_versions``: all
+    versions that waldelta didn't commit. ``lacks``: the first version without a log entry, whose
+    writer can't be known.
     """
 
     commits: Sequence[ExternalCommit] = ()
     vacuumed: datetime | None = None
     lacks: int | None = None
-    others: Sequence[int] = ()
+    external_versions: Sequence[int] = ()
 
 
 @dataclass
@@ -96,8 +96,8 @@ class Watch:
             self._checked[state.table_name] = version
             return []
         seen = check_durably(target, after, version)
-        known = {commit.version for commit in state.external_commits}
-        fresh = [commit for commit in seen.commits if commit.version not in known]
+        versions = {commit.version for commit in state.external_commits}
+        fresh = [commit for commit in seen.commits if commit.version not in versions]
         if fresh:
             self.reported.append(state.table_name)
             _record(self.job, state, fresh)
@@ -111,13 +111,13 @@ class Watch:
         name, pipeline = state.table_name, self.job.pipeline.pipeline
         listed = _listed(fresh)
         log.warning("table=%s an external writer wrote to its target: %s", name, listed)
-        told = (
+        warning = (
             f"{name}: an external writer wrote to its target: {listed}; runs continue to apply"
             " changes, but the target may differ from its source until you compare it"
             f" ({dag_id_of(pipeline, 'reconcile')} with tables, and repair if it differs) or copy"
             f" it again ({dag_id_of(pipeline, 'initial_sync')} with tables and a reason)"
         )
-        return [told]
+        return [warning]
 
 
 def expire_vacuumed(job: Job, table_name: str, seen: Seen, *, only_new: bool = True) -> list[str]:
@@ -130,12 +130,12 @@ def expire_vacuumed(job: Job, table_name: str, seen: Seen, *, only_new: bool = T
     if seen.vacuumed is None or seen.vacuumed <= now() - promised:
         return []
     expired = job.ledger.expire_cuts(seen.vacuumed)
-    told = (
+    warning = (
         f"{table_name}: a VACUUM kept fewer versions of its target than"
         " maintenance.keep_versions_hours requires: cuts from before"
         f" {seen.vacuumed:%Y-%m-%d %H:%M:%S%z} ({expired} of them) are marked as expired"
     )
-    return [told] if expired or not only_new else []
+    return [warning] if expired or not only_new else []
 
 
 def checked_upto(cut: BatchCut | None, state: TableState) -> int | None:
@@ -203,7 +203,7 @@ def check_durably(target: DeltaTarget, after: int, upto: int) -> Seen:
     them.
     """
     seen = check_log(target.log, after, upto)
-    target.sync_commits(seen.others)
+    target.sync_commits(seen.external_versions)
     return seen
 
 
@@ -213,9 +213,9 @@ def check_log(table: DeltaLog, after: int, upto: int) -> Seen:
     The search begins at the end, because our own commits record how far it went before. Raises
     StateError for an external commit whose files aren't safe to read.
     """
-    found: list[ExternalCommit] = []
+    commits: list[ExternalCommit] = []
     vacuums: list[datetime] = []
-    others: list[int] = []
+    versions: list[int] = []
     lacks: int | None = None
     for version in range(upto, after, -1):
         if version <= after:
@@ -228,12 +228,12 @@ def check_log(table: DeltaLog, after: int, upto: int) -> Seen:
             after = max(after, commit.metadata.get("checked_version") or after)
             continue
         _check_files(table, commit)
-        others.append(version)
+        versions.append(version)
         if commit.info.get("operation") == "VACUUM START":
             vacuums.append(_vacuumed_upto(commit))
         elif commit.changes_data or commit.info.get("operation") == "RESTORE":
-            found.append(external_commit(commit))
-    return Seen(found[::-1], max(vacuums, default=None), lacks, others[::-1])
+            commits.append(external_commit(commit))
+    return Seen(commits[::-1], max(vacuums, default=None), lacks, versions[::-1])
 
 
 def _check_files(table: DeltaLog, commit: Commit) -> None:
@@ -273,13 +273,13 @@ def _vacuumed_upto(commit: Commit) -> datetime:
 
     A VACUUM that doesn't say what it kept counts as having kept nothing.
     """
-    told, at = commit.info.get("operationParameters") or {}, external_commit(commit).at or now()
-    kept = [
-        told[name]
+    params, at = commit.info.get("operationParameters") or {}, external_commit(commit).at or now()
+    retentions = [
+        params[name]
         for name in ("specifiedRetentionMillis", "defaultRetentionMillis")
-        if told.get(name) is not None
+        if params.get(name) is not None
     ]
-    return at - timedelta(milliseconds=int(next(iter(kept), 0)))
+    return at - timedelta(milliseconds=int(next(iter(retentions), 0)))
 
 
 def _record(job: Job, state: TableState, fresh: Sequence[ExternalCommit]) -> None:
@@ -294,8 +294,8 @@ def _record(job: Job, state: TableState, fresh: Sequence[ExternalCommit]) -> Non
 
 
 def _warn_of_missing(state: TableState, seen: Seen) -> list[str]:
-    told = (
+    warning = (
         f"{state.table_name}: its target's log has no version {seen.lacks} any more, so external"
         " commits up to that version can't be detected"
     )
-    return [told] if seen.lacks is not None else []
+    return [warning] if seen.lacks is not None else []

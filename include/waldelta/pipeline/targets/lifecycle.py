@@ -135,20 +135,20 @@ def lifecycle_of(
     """
     state = life.state if life else None
     mapping = published.get(table_name)
-    same = state is not None and _has_source(state, mapping, published)
-    if mapping is None and not (same and state is not None and state.status == SYNCED):
+    is_same_source = state is not None and _has_source(state, mapping, published)
+    if mapping is None and not (is_same_source and state is not None and state.status == SYNCED):
         return TableLifecycle(table_name, RequiredAction.REMOVED, state, _AWAY)
     if life is None or state is None:
         return TableLifecycle(table_name, RequiredAction.FIRST, None, _NEVER)
     if state.status == REMOVED:
         return TableLifecycle(table_name, RequiredAction.FIRST, state, _RETURNED)
-    if state.status == SYNCED and same:
+    if state.status == SYNCED and is_same_source:
         return TableLifecycle(table_name, RequiredAction.APPLY, state)
-    found = _to_be_copied(table_name, published, life, running=running, policy=policy)
+    lifecycle = _to_be_copied(table_name, published, life, running=running, policy=policy)
     return (
-        found
-        if life.copied or found.action == RequiredAction.WAIT
-        else _first_copy(found, life, at or now())
+        lifecycle
+        if life.copied or lifecycle.action == RequiredAction.WAIT
+        else _first_copy(lifecycle, life, at or now())
     )
 
 
@@ -218,23 +218,23 @@ def _to_be_copied(
     )
 
 
-def _first_copy(found: TableLifecycle, life: LatestState, at: datetime) -> TableLifecycle:
+def _first_copy(lifecycle: TableLifecycle, life: LatestState, at: datetime) -> TableLifecycle:
     """An initial copy that an operator started is retried automatically where that can help.
 
     The pauses between attempts grow.
     """
     state = life.state
-    if found.failed is None:
-        return replace(found, action=RequiredAction.FIRST)
+    if lifecycle.failed is None:
+        return replace(lifecycle, action=RequiredAction.FIRST)
     if state.status == FAILED and _needs_somebody(state.reason or ""):
-        return replace(found, action=RequiredAction.BROKEN)
+        return replace(lifecycle, action=RequiredAction.BROKEN)
     again = state.at + _pause(life.attempts)
     if at >= again:
-        return replace(found, action=RequiredAction.COPY)
+        return replace(lifecycle, action=RequiredAction.COPY)
     return replace(
-        found,
+        lifecycle,
         action=RequiredAction.BROKEN,
-        failed=f"{found.failed}, to be tried again after {again:%Y-%m-%d %H:%M} UTC",
+        failed=f"{lifecycle.failed}, to be tried again after {again:%Y-%m-%d %H:%M} UTC",
     )
 
 
@@ -266,15 +266,15 @@ def _pause(attempts: int) -> timedelta:
 
 def lives(rows: Iterable[TableState]) -> dict[str, LatestState]:
     """Returns each table's latest state from the ledger's rows, oldest first."""
-    found: dict[str, LatestState] = {}
+    latest: dict[str, LatestState] = {}
     for row in rows:
-        before = found.get(row.table_name)
+        previous = latest.get(row.table_name)
         copied = row.status != REMOVED and (
-            row.status in (SYNCED, NEEDS_SYNC) or (before is not None and before.copied)
+            row.status in (SYNCED, NEEDS_SYNC) or (previous is not None and previous.copied)
         )
-        begun = 0 if before is None or row.status in (SYNCED, REMOVED) else before.attempts
-        found[row.table_name] = LatestState(row, copied, begun + (row.status == COPYING))
-    return found
+        attempts = 0 if previous is None or row.status in (SYNCED, REMOVED) else previous.attempts
+        latest[row.table_name] = LatestState(row, copied, attempts + (row.status == COPYING))
+    return latest
 
 
 def target_generations(ledger: Ledger) -> dict[str, int]:
@@ -310,17 +310,18 @@ def read_lifecycles(job: Job, published: Mapping[str, TargetSource]) -> list[Tab
     name.
     """
     rows = job.ledger.table_rows()
-    known = lives(job.read_identity().states_of(rows))
-    earlier = {row.table_name for row in rows} - known.keys()
+    latest = lives(job.read_identity().states_of(rows))
+    earlier = {row.table_name for row in rows} - latest.keys()
     # Once a renamed table has been copied under its new name, the target of the old one is left.
-    copied = {name for name, life in known.items() if life.state.status == SYNCED}
+    copied = {name for name, life in latest.items() if life.state.status == SYNCED}
     sources = {name: of for name, of in published.items() if name not in copied}
-    found = [
-        _read(job, name, published if name in published else sources, known.get(name))
-        for name in sorted(known.keys() | published.keys())
+    lifecycles = [
+        _read(job, name, published if name in published else sources, latest.get(name))
+        for name in sorted(latest.keys() | published.keys())
     ]
     return [
-        replace(one, reason=_OF_EARLIER_SLOT) if one.table_name in earlier else one for one in found
+        replace(one, reason=_OF_EARLIER_SLOT) if one.table_name in earlier else one
+        for one in lifecycles
     ]
 
 
@@ -333,28 +334,28 @@ def record_removed(
     never copied is left out. So is one that returned and was copied again after the publications
     were read, unless this reading of the publications is newer (``recopied``).
     """
-    left = []
-    for found in standings:
+    names = []
+    for lifecycle in standings:
         if (
-            found.action == RequiredAction.REMOVED
-            and found.state is not None
-            and _record_removed(job, found.state, recopied=recopied)
+            lifecycle.action == RequiredAction.REMOVED
+            and lifecycle.state is not None
+            and _record_removed(job, lifecycle.state, recopied=recopied)
         ):
-            log.warning("table=%s %s", found.table_name, NOT_PUBLISHED)
-            left.append(found.table_name)
-    return left
+            log.warning("table=%s %s", lifecycle.table_name, NOT_PUBLISHED)
+            names.append(lifecycle.table_name)
+    return names
 
 
-def _record_removed(job: Job, held: TableState, *, recopied: bool) -> bool:
+def _record_removed(job: Job, first_state: TableState, *, recopied: bool) -> bool:
     """Whether this call recorded it; another run may write the same table's state at the same
     time.
     """
-    state: TableState | None = held
+    state: TableState | None = first_state
     for _ in range(_ATTEMPTS):
         if (
             state is None
             or state.status == REMOVED
-            or (state.generation != held.generation and not recopied)
+            or (state.generation != first_state.generation and not recopied)
         ):
             return False
         try:
@@ -364,10 +365,10 @@ def _record_removed(job: Job, held: TableState, *, recopied: bool) -> bool:
             )
             return True
         except LateWriter:
-            state = job.read_state(held.table_name)
+            state = job.read_state(first_state.table_name)
     raise LateWriter(
-        f"{held.table_name} isn't published any more, but other runs kept changing its ledger"
-        " entry: run again"
+        f"{first_state.table_name} isn't published any more, but other runs kept changing its"
+        " ledger entry: run again"
     )
 
 
@@ -378,18 +379,18 @@ def record_killed(job: Job, standings: Iterable[TableLifecycle]) -> bool:
     after a day would be due at once.
     """
     recorded = False
-    for found in standings:
-        state = found.state
+    for lifecycle in standings:
+        state = lifecycle.state
         if (
             state is None
             or state.status != COPYING
-            or found.reason != _NEVER
-            or found.action not in (RequiredAction.COPY, RequiredAction.BROKEN)
+            or lifecycle.reason != _NEVER
+            or lifecycle.action not in (RequiredAction.COPY, RequiredAction.BROKEN)
         ):
             continue
         with (
             suppress(LockHeld, LateWriter),
-            target_lock(job, found.table_name),
+            target_lock(job, lifecycle.table_name),
         ):  # A LockHeld or LateWriter means that another run has taken the copy over.
             job.ledger.append_state(
                 replace(state, at=now(), run_id=job.run_id, status=FAILED, reason=_KILLED), state
@@ -402,10 +403,10 @@ def never_copied(job: Job, standings: Iterable[TableLifecycle]) -> str | None:
     """Returns a message about published tables without a target, and what to do; None without
     any.
     """
-    found = requiring(standings, RequiredAction.FIRST)
-    if not found:
+    lifecycles = requiring(standings, RequiredAction.FIRST)
+    if not lifecycles:
         return None
-    listed = first_of([f"{table.table_name} ({table.why})" for table in found], _MOST_NAMED)
+    listed = first_of([f"{table.table_name} ({table.why})" for table in lifecycles], _MOST_NAMED)
     return (
         f"published, but without a copy to which runs can apply changes: {listed}; run the initial"
         f" sync ({dag_id_of(job.pipeline.pipeline, 'initial_sync')}, or sync), which copies"
@@ -431,14 +432,16 @@ def copied_by_runs(
 
 def requiring(standings: Iterable[TableLifecycle], *kinds: RequiredAction) -> list[TableLifecycle]:
     """Returns the tables that require one of these actions."""
-    return [found for found in standings if found.action in kinds]
+    return [lifecycle for lifecycle in standings if lifecycle.action in kinds]
 
 
 def states(standings: Iterable[TableLifecycle], *kinds: RequiredAction) -> list[TableState]:
     """Returns the states, as far as the ledger has them, of tables that require one of these
     actions.
     """
-    return [found.state for found in requiring(standings, *kinds) if found.state is not None]
+    return [
+        lifecycle.state for lifecycle in requiring(standings, *kinds) if lifecycle.state is not None
+    ]
 
 
 def _read(
@@ -515,5 +518,5 @@ def _table_bytes(
         for target in targets
         if target.is_unread or not leaves[str(target.id)].isdisjoint(locked)
     }
-    readable = {name: own for name, own in leaves.items() if name not in unread}
+    readable = {name: oids for name, oids in leaves.items() if name not in unread}
     return read_bytes(connection, readable), unread

@@ -29,14 +29,14 @@ _MOST_BYTES = 255
 
 
 def name_problems(
-    names: TargetNames, tables: Iterable[str], taken: Mapping[str, str]
+    names: TargetNames, tables: Iterable[str], names_in_lake: Mapping[str, str]
 ) -> dict[str, str]:
     """Returns by target why its name in the pipeline file can't be its name in the lake.
 
-    ``taken`` are the names of targets that exist, by target.
+    ``names_in_lake`` are the names of targets that exist, by target.
     """
     problems: dict[str, str] = {}
-    owners = {split_table_name(name): table for table, name in taken.items()}
+    owners = {split_table_name(name): table for table, name in names_in_lake.items()}
     for table in sorted(tables):
         name = names.of(table)
         parts = split_table_name(name)

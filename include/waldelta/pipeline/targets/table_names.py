@@ -18,26 +18,28 @@ def check_names(job: Job, names: Iterable[str]) -> None:
     Before the pipeline's first setup all names are taken: its job says what is missing.
     """
     with job.source.connect("tables") as connection:
-        known = set(read_published(connection, job)) | set(job.ledger.table_states())
-    if known and (unknown := sorted({str(TableId.parse(name)) for name in names} - known)):
-        raise unknown_tables(unknown, known)
+        table_names = set(read_published(connection, job)) | set(job.ledger.table_states())
+    if table_names and (
+        unknown := sorted({str(TableId.parse(name)) for name in names} - table_names)
+    ):
+        raise unknown_tables(unknown, table_names)
 
 
-def unknown_tables(unknown: Collection[str], known: Collection[str]) -> ConfigError:
+def unknown_tables(unknown: Collection[str], table_names: Collection[str]) -> ConfigError:
     """Returns the error of names that none of the known tables has."""
-    near = {name: found for name in unknown if (found := _nearest(name, known))}
+    near = {name: nearest for name in unknown if (nearest := _nearest(name, table_names))}
     hint = (
         f"did you mean {', '.join(near.values())}?"
         if near
-        else f"it has {first_of(sorted(known)) or 'none yet: run setup'}"
+        else f"it has {first_of(sorted(table_names)) or 'none yet: run setup'}"
     )
     return ConfigError(f"the pipeline has no table {', '.join(sorted(unknown))}: {hint}")
 
 
-def _nearest(name: str, known: Collection[str]) -> str | None:
+def _nearest(name: str, table_names: Collection[str]) -> str | None:
     """Returns the known table whose name is most like another.
 
     >>> _nearest("public.ordrs", ["public.orders", "public.lines"])
     'public.orders'
     """
-    return next(iter(get_close_matches(name, sorted(known), 1)), None)
+    return next(iter(get_close_matches(name, sorted(table_names), 1)), None)

@@ -71,9 +71,11 @@ def check_columns(job: Job, state: TableState) -> None:
 
 def foreign_columns(job: Job, state: TableState) -> list[str]:
     """Returns the columns of a target that neither its source nor waldelta has."""
-    own = {column.name for column in state.columns} | METADATA_TYPES.keys() | _of_mode(state).keys()
+    own_columns = (
+        {column.name for column in state.columns} | METADATA_TYPES.keys() | _of_mode(state).keys()
+    )
     types = job.lake.target(state.table_name).open().spark_types
-    return [name for name in types if name not in own]
+    return [name for name in types if name not in own_columns]
 
 
 def check_new_columns(job: Job, state: TableState, names: Iterable[str]) -> None:
@@ -81,8 +83,8 @@ def check_new_columns(job: Job, state: TableState, names: Iterable[str]) -> None
     just got; NeedsSync when a killed run has.
     """
     new = {name.lower() for name in names}
-    same = [column for column in foreign_columns(job, state) if column.lower() in new]
-    if not same:
+    clashes = [column for column in foreign_columns(job, state) if column.lower() in new]
+    if not clashes:
         return
     table = job.lake.target(state.table_name).open()
     alterations = [
@@ -91,7 +93,7 @@ def check_new_columns(job: Job, state: TableState, names: Iterable[str]) -> None
             f"rename or drop it (ALTER TABLE {table.place.relation})",
             _column(name),
         )
-        for name in same
+        for name in clashes
     ]
     origins = _origins(table, alterations)
     _check_unrecorded(state, origins)
@@ -191,12 +193,12 @@ def describe_commit(commit: Commit) -> str:
 
 
 def _of_columns(job: Job, state: TableState, types: Mapping[str, str]) -> list[_Alteration]:
-    wanted = {column.name: column.spark_type for column in state.columns}
+    types_of_state = {column.name: column.spark_type for column in state.columns}
     if job.pipeline.target.metadata_columns:
-        wanted |= METADATA_TYPES | _of_mode(state)
+        types_of_state |= METADATA_TYPES | _of_mode(state)
     return [
         _of_column(name, types.get(name), kind)
-        for name, kind in wanted.items()
+        for name, kind in types_of_state.items()
         if not _is_of_type(types.get(name), kind)
     ]
 
@@ -206,15 +208,15 @@ def _of_mode(state: TableState) -> dict[str, str]:
     return state.kept_as.columns({name: kinds[name] for name in state.key_columns})
 
 
-def _is_of_type(kind: str | None, wanted: str) -> bool:
-    if kind is not None and wanted.startswith("struct<"):
+def _is_of_type(kind: str | None, state_type: str) -> bool:
+    if kind is not None and state_type.startswith("struct<"):
         # The key before a change, whose fields are in any order.
         return kind.startswith("struct<")
-    return kind == wanted
+    return kind == state_type
 
 
-def _of_column(name: str, kind: str | None, wanted: str) -> _Alteration:
-    what = "is missing" if kind is None else f"has the type {kind} instead of {wanted}"
+def _of_column(name: str, kind: str | None, state_type: str) -> _Alteration:
+    what = "is missing" if kind is None else f"has the type {kind} instead of {state_type}"
     return _Alteration(
         f"column {quote(name)} {what}",
         "undo that commit (ALTER TABLE, or RESTORE to the version before it)",

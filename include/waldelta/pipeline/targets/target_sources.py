@@ -122,10 +122,10 @@ def read_target_sources(
         read_published_relations(conn, pipeline.source.publication_names),
         pipeline.target.tables,
     )
-    named = [TableId.parse(name) for name in (*merged_roots(entries), *sources(entries))]
-    there = read_partitions(conn, named, locked) if named else {}
+    table_ids = [TableId.parse(name) for name in (*merged_roots(entries), *sources(entries))]
+    there = read_partitions(conn, table_ids, locked) if table_ids else {}
     return target_sources(
-        entries, published, {name: found.oid for name, found in there.items()}, there
+        entries, published, {name: partition.oid for name, partition in there.items()}, there
     )
 
 
@@ -197,24 +197,24 @@ def read_target(
     valid. With ``catalogs``, what only a lock can show (which rows it takes) may be left out, and
     this waits for no session at all.
     """
-    locked, own = read_locked_tables(conn), frozenset[int]()
+    locked, oids = read_locked_tables(conn), frozenset[int]()
     for _ in range(_ATTEMPTS):
         try:
             # Another session may take a lock right after the locks were read.
             with limited(conn, "lock_timeout", LOCK_TIMEOUT_S), within(conn):
                 while True:
-                    targets = read_targets(conn, pipeline, locked=locked.relations - own)
-                    found = next((target for target in targets if target.id == table_id), None)
+                    targets = read_targets(conn, pipeline, locked=locked.relations - oids)
+                    match = next((target for target in targets if target.id == table_id), None)
                     if (
-                        found is None
+                        match is None
                         or catalogs
-                        or (locked.relations - own).isdisjoint(needed := _lockable(found))
+                        or (locked.relations - oids).isdisjoint(needed := _lockable(match))
                     ):
-                        return found
-                    own |= needed
+                        return match
+                    oids |= needed
         except psycopg.errors.LockNotAvailable:
             now = read_locked_tables(conn)
-            if not now.relations.isdisjoint(own):
+            if not now.relations.isdisjoint(oids):
                 raise now.busy(str(table_id)) from None
             locked = LockedTables(locked.relations | now.relations, now.holders)
     raise TableBusy(
@@ -245,19 +245,21 @@ def target_sources(
     unless it has an entry of its own. An entry without a source is left out; preflight says why.
     """
     by_name = {str(relation.id): relation for relation in published}
-    found = dict(_merged(entries, published, roots))
-    taken = {oid for mapping in found.values() for oid in mapping.relation_ids}
-    fed = dict(
-        _with_source(entries, {n: r for n, r in by_name.items() if r.oid not in taken}, partitions)
+    mappings = dict(_merged(entries, published, roots))
+    merged_oids = {oid for mapping in mappings.values() for oid in mapping.relation_ids}
+    with_source = dict(
+        _with_source(
+            entries, {n: r for n, r in by_name.items() if r.oid not in merged_oids}, partitions
+        )
     )
-    sources = {str(feed.source) for feed in fed.values()} - entries.keys()
+    sources = {str(feed.source) for feed in with_source.values()} - entries.keys()
     for name, relation in by_name.items():
-        if relation.oid not in taken and name not in fed and name not in sources:
-            own = entries.get(name)
-            found[name] = TargetSource(
-                relation.id, frozenset([relation.oid]), where=own.where if own else None
+        if relation.oid not in merged_oids and name not in with_source and name not in sources:
+            entry = entries.get(name)
+            mappings[name] = TargetSource(
+                relation.id, frozenset([relation.oid]), where=entry.where if entry else None
             )
-    return found | fed
+    return mappings | with_source
 
 
 def merged_roots(entries: Mapping[str, TargetTable]) -> list[str]:
@@ -352,14 +354,14 @@ def _with_source(
         if there is not None and relation.oid not in there.ancestors:
             continue
         constraint, partition = (there.constraint, there.oid) if there is not None else (None, None)
-        own, unread = both(constraint, where), there is not None and there.unread
+        condition, unread = both(constraint, where), there is not None and there.unread
         yield (
             name,
             TargetSource(
                 relation.id,
                 frozenset([relation.oid]),
                 None,
-                own,
+                condition,
                 constraint,
                 partition=partition,
                 unread=unread,
@@ -373,23 +375,23 @@ def _target(
     tables: Mapping[int, PublishedTable],
     roots: Mapping[int, CatalogRelation],
 ) -> ReplicatedTarget:
-    found = sorted(
+    leaf_tables = sorted(
         (tables[oid] for oid in mapping.relation_ids if oid in tables), key=lambda table: table.id
     )
     if mapping.root_id is None:
-        partition, leaves = mapping.partition, found[0].leaves
-        own = (
+        partition, leaves = mapping.partition, leaf_tables[0].leaves
+        table_leaves = (
             leaves if partition is None else tuple(leaf for leaf in leaves if leaf.is_of(partition))
         )
-        return ReplicatedTarget(table_id, mapping, replace(found[0], leaves=own))
-    what = differing(found)
+        return ReplicatedTarget(table_id, mapping, replace(leaf_tables[0], leaves=table_leaves))
+    what = differing(leaf_tables)
     problem = (
         f"{table_id}: its partitions are published with different {what}: give them the same"
         if what
         else None
     )
     return ReplicatedTarget(
-        table_id, mapping, merge_partitions(roots[mapping.root_id], found), problem
+        table_id, mapping, merge_partitions(roots[mapping.root_id], leaf_tables), problem
     )
 
 
@@ -496,15 +498,15 @@ def to_text(row_filter: RowFilter | None) -> str | None:
 def from_text(text: str) -> RowFilter:
     """Read a filter from the ledger; raises StateError for any other text."""
     try:
-        held = parse_json(text)
+        values = parse_json(text)
         return RowFilter(
-            held["text"],
-            held["analysed"],
-            tuple(held["columns"]),
-            {name: Collation(value) for name, value in held["collations"].items()},
-            Collation(held["default_collation"]),
-            held["is_utf8"],
-            {name: EnumType(printed) for name, printed in held["enums"].items()},
+            values["text"],
+            values["analysed"],
+            tuple(values["columns"]),
+            {name: Collation(value) for name, value in values["collations"].items()},
+            Collation(values["default_collation"]),
+            values["is_utf8"],
+            {name: EnumType(printed) for name, printed in values["enums"].items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError) as err:
         raise StateError(

@@ -136,9 +136,9 @@ def record_unreadable(job: Job, unread: UnreadMessage, err: DecodeError) -> Deco
     read from its bytes. A message that can't be stored is still named.
     """
     tables = tables_of(job, unread)
-    named = "any table" if ANY_TABLE in tables else f"table {', '.join(tables)}"
+    subject = "any table" if ANY_TABLE in tables else f"table {', '.join(tables)}"
     detail = (
-        f"{err.detail}; transaction {unread.xid}, {named}; to go on without it:"
+        f"{err.detail}; transaction {unread.xid}, {subject}; to go on without it:"
         f" {skip_command(unread.id)}"
     )
     try:
@@ -151,12 +151,12 @@ def record_unreadable(job: Job, unread: UnreadMessage, err: DecodeError) -> Deco
 
 
 def _record(job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[str]) -> None:
-    known = open_messages(job.ledger, job.pipeline.source.slot)
-    if any(message.row.id == unread.id for message in known):
+    messages = open_messages(job.ledger, job.pipeline.source.slot)
+    if any(message.row.id == unread.id for message in messages):
         return
     generations, at = target_generations(job.ledger), now()
     incarnation = job.read_identity().incarnation
-    sent = SentMessage(unread.batch, unread.seq, unread.lsn, unread.xid, unread.shortened().raw)
+    original = SentMessage(unread.batch, unread.seq, unread.lsn, unread.xid, unread.shortened().raw)
     Decisions(job.lake).add(
         [
             # Batch 0, so that a run which applies the message's batch again doesn't replace the
@@ -171,7 +171,7 @@ def _record(job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[
                 unread.id,
                 lsn=unread.lsn,
                 reason=f"{err.field} at byte {err.offset}: {err.detail}",
-                messages=[sent],
+                messages=[original],
                 kind=MESSAGE,
                 incarnation=incarnation,
             )
@@ -294,19 +294,19 @@ def messages_to_acknowledge(job: Job, messages: Collection[str]) -> list[OpenMes
 
     Raises ConfigError for a message that isn't skipped.
     """
-    known = {
+    by_id = {
         message.row.id: message for message in open_messages(job.ledger, job.pipeline.source.slot)
     }
-    chosen = [known[message] for message in sorted(known.keys() & set(messages))]
-    if waiting := [one.row.id for one in chosen if not one.is_skipped]:
+    matches = [by_id[message] for message in sorted(by_id.keys() & set(messages))]
+    if waiting := [one.row.id for one in matches if not one.is_skipped]:
         raise ConfigError(
             f"{', '.join(waiting)} can't be read and blocks later changes:"
             f" {skip_command(waiting[0])}"
         )
-    return chosen
+    return matches
 
 
-def close_compared(job: Job, tables: Collection[str], before: datetime) -> None:
+def close_compared(job: Job, tables: Collection[str], moment: datetime) -> None:
     """Record that these tables no longer lack messages that were skipped before a moment.
 
     At that moment, a comparison of all their rows began.
@@ -314,7 +314,7 @@ def close_compared(job: Job, tables: Collection[str], before: datetime) -> None:
     messages = [
         replace(message, tables=tuple(name for name in message.tables if name in tables))
         for message in open_messages(job.ledger, job.pipeline.source.slot)
-        if message.is_skipped and (message.row.decided_at or message.row.at) < before
+        if message.is_skipped and (message.row.decided_at or message.row.at) < moment
     ]
     _decide(job, [message for message in messages if message.tables], RESOLVED, None, _COMPARED)
 
@@ -353,8 +353,8 @@ def as_json(message: OpenMessage) -> dict[str, Any]:
     """Returns a message as JSON-ready values: the fields of a quarantine row, and why it can't be
     decoded.
     """
-    row, sent = message.row, message.sent
-    raw = sent.raw.hex() if sent.raw is not None else None
+    row, original = message.row, message.sent
+    raw = original.raw.hex() if original.raw is not None else None
     return row.as_listed() | {
         "applied": message.is_applied if message.is_skipped else None,
         "table": ", ".join(message.tables),
@@ -365,10 +365,10 @@ def as_json(message: OpenMessage) -> dict[str, Any]:
         "sent": None,
         "messages": [
             {
-                "batch": sent.batch,
-                "seq": sent.seq,
+                "batch": original.batch,
+                "seq": original.seq,
                 "lsn": str(Lsn(row.lsn or 0)),
-                "xid": sent.xid,
+                "xid": original.xid,
                 "raw": raw,
             }
         ],
