@@ -12,7 +12,7 @@ from functools import partial
 
 from waldelta.config import DagKind, dag_id_of
 from waldelta.lake.ledger import Reconciliation
-from waldelta.monitoring.attention import KINDS, Attention
+from waldelta.monitoring.attention import KINDS, Attention, names
 from waldelta.monitoring.overview import Glance
 from waldelta_airflow.views._access import DagLine
 from waldelta_airflow.views._render import airflow_url, url
@@ -46,6 +46,7 @@ _RUN_WORDS: dict[DagKind, str] = {
     "reconcile": "Compare now",
     "setup": "Run setup",
 }
+_COPY = ("initial_sync", "resync")
 # What the next run does about it.
 _THEN = {
     "behind": "which tries again",
@@ -94,11 +95,15 @@ def read_headline(
     """
     if not attention:
         if glance.is_set_up:
-            return Headline("ok", "All is well: the lake follows its source.")
+            return Headline("ok", "The lake follows its source.")
         return Headline(
             "unknown", "No table has been copied yet.", action=_start(base, name, "setup", lines)
         )
     first = attention[0]
+    if first.kind == "copying" and any(
+        line.state.kind in _COPY and line.state.is_under_way for line in lines
+    ):
+        return Headline("running", f"{names(first.objects)}: copy in progress")
     sentence, cause = first.text, ""
     if first.cause and f": {first.cause}: " in first.text:
         sentence, _, cause = first.text.partition(": ")

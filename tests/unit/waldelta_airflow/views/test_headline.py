@@ -60,6 +60,14 @@ def test_no_button_for_what_may_not_or_would_not_start():
     assert not headline(drift, lines=busy).action.is_form
 
 
+def test_a_copy_under_way_is_no_warning():
+    """A copy without a run that is at it was killed."""
+    item = Attention("warning", "copying", "t: copy in progress, or killed", objects=("t",))
+    sync = DagLine(DagState("initial_sync", "shop_initial_sync", run_state="running"), True, True)
+    assert headline(item, lines=[sync]).state == "running"
+    assert headline(item).state == "warning"
+
+
 def test_a_failure_began_with_the_first_run_that_failed_and_says_its_cause():
     glance = replace(GLANCE, runs=(run(4, "failed"), run(3, "failed"), run(2, "succeeded")))
     text = "the latest run failed: SchemaChanged: public.t: column a changed"

@@ -285,6 +285,23 @@ def test_what_runs_is_shown_and_the_page_asks_again(shop, open_pages, monkeypatc
     assert (REFRESH in text, 'data-every="60"' in text) == (False, True)
 
 
+def test_a_runs_page_shows_the_task_that_is_running(shop, pipelines, open_pages, monkeypatch):
+    """Since when, with its log; not one whose result the ledger has already."""
+    lake = Lake(load_pipeline_file(pipelines / "shop.yml").target.root)
+    result = '{"stages": {"land": {"status": "succeeded", "seconds": 2.0}}}'
+    Ledger(lake).append(run("manual__9", now(), "running", result=result))
+    began = {"land": now() - timedelta(hours=2), "apply": now() - timedelta(minutes=4)}
+    monkeypatch.setattr(
+        "waldelta_airflow.views._pages.read_dag_run",
+        lambda *_: DagRunTasks("running", frozenset(began), began),
+    )
+    text = open_pages("viewer").get("/p/shop/run/consume/manual__9").text
+    assert "apply running" in text
+    stages = text[text.index(">Stages<") :]
+    assert re.search(r"apply</th><td>.*running.*4 min", stages)
+    assert stages.count('scope="row">land<') == 1
+
+
 def test_a_run_leads_to_airflow_and_its_logs(shop, open_pages):
     """By links that leave the frame; also a run that the ledger hasn't got."""
     client = open_pages("viewer")
