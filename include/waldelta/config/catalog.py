@@ -39,8 +39,8 @@ class CatalogSettings(StrictModel):
         None,
         min_length=1,
         description=(
-            "name of the catalog: Unity's, required there; Glue's catalog id, by default the"
-            " account's; the metastore's catalog (Hive 3 and later), by default its own"
+            "name of the catalog (required for Unity), Glue's catalog id, or the catalog of a"
+            " Hive 3 metastore"
         ),
     )
     schema_name: str = Field(
@@ -48,17 +48,15 @@ class CatalogSettings(StrictModel):
         alias="schema",
         min_length=1,
         description=(
-            "schema (database) of the tables; {schema} stands for the source table's schema, as in"
-            " raw_{schema}"
+            "schema (database) of the tables; {schema} is the source table's, as in raw_{schema}"
         ),
     )
     conn_id: str | None = Field(
         None,
         min_length=1,
         description=(
-            "Airflow connection that opens the catalog (types hive_metastore; aws; databricks,"
-            " http); outside Airflow, the environment variable AIRFLOW_CONN_<CONN_ID>; for Glue, by"
-            " default the machine's own identity"
+            "Airflow connection that opens the catalog; for Glue, by default the machine's own"
+            " identity"
         ),
     )
     cut_views: bool = Field(

@@ -187,9 +187,7 @@ class Target(LayoutOptions):
         min_length=1,
         description=(
             "Airflow connection that opens the object store of root (types aws, wasb, adls,"
-            " google_cloud_platform); outside Airflow, the environment variable"
-            " AIRFLOW_CONN_<CONN_ID>, as URI or JSON; by default the environment (AWS_…, AZURE_…,"
-            " GOOGLE_…)"
+            " google_cloud_platform); by default the environment (AWS_…, AZURE_…, GOOGLE_…)"
         ),
     )
     accept_unsafe_store: bool = Field(
