@@ -314,7 +314,7 @@ ERROR_CATALOG: Final = MappingProxyType(
         "CatalogNameRefused": ErrorEntry(
             "The catalog can't have a target's name, or can't distinguish two targets' names.",
             "",
-            "give the target another name (target.tables, from), or read it by its path",
+            "give the target another name (target.tables, name), or read it by its path",
             "the Hive metastore can't have the name 'order items': …",
         ),
         "CatalogTableForeign": ErrorEntry(

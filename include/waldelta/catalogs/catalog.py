@@ -129,7 +129,7 @@ class NameRule:
             return stored
         raise CatalogNameRefused(
             f"{self.catalog} can't have the name {name!r}: {why}: give the target another name"
-            " (target.tables, from), or read it by its path"
+            " (target.tables, name), or read it by its path"
         )
 
 

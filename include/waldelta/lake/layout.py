@@ -248,13 +248,14 @@ class Layout:
             codes = codes * max(1, len(encoded.dictionary)) + np.asarray(encoded.indices)
             codes = np.unique(codes, return_inverse=True)[1]
         order = np.argsort(codes, kind="stable")
-        for places in np.split(order, np.flatnonzero(np.diff(codes[order])) + 1):
-            if len(places):
-                first = rows.select(self.partition_by).slice(int(places[0]), 1)
-                texts = [column.cast(pa.string())[0].as_py() for column in first.columns]
-                if "" in texts:
-                    raise empty_value([self.partition_by[texts.index("")]])
-                yield dict(zip(self.partition_by, texts, strict=True)), places
+        starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+        first = pa.array(order[starts])
+        texts = [rows[n].take(first).cast(pa.string()).to_pylist() for n in self.partition_by]
+        if empty := [n for n, of_n in zip(self.partition_by, texts, strict=True) if "" in of_n]:
+            raise empty_value(empty)
+        parts = np.split(order, starts[1:]) if len(starts) else []
+        for values, places in zip(zip(*texts, strict=True), parts, strict=True):
+            yield dict(zip(self.partition_by, values, strict=True)), places
 
     def of_partitions(self, rows: pa.Table, partitions: Collection[PartitionKey]) -> pa.Table:
         """Returns the rows of some partitions, in their order."""

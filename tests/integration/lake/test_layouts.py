@@ -192,6 +192,9 @@ def test_maintenance_follows_other_partitions(runner, table, lake):
         ({"partition_by": ["absent"]}, "column 'absent' doesn't exist"),
         ({"statistics": ["absent"]}, "column 'absent' doesn't exist"),
         ({"partition_by": ["r"]}, "column 'r' is double in the lake"),
+        ({"partition_by": ["f"]}, r"column 'f' is decimal\(9,2\) in the lake"),
+        ({"partition_by": ["at"]}, "column 'at' is timestamp in the lake"),
+        ({"z_order": ["absent"]}, "column 'absent' doesn't exist"),
         ({"cluster_by": ["b"]}, "column 'b' is binary in the lake"),
         ({"properties": {"delta.appendOnly": "true"}}, "property delta.appendOnly can't be set"),
         ({"partition_by": ["place"], "mode": "history"}, "an empty text of place as null"),
@@ -200,12 +203,17 @@ def test_maintenance_follows_other_partitions(runner, table, lake):
 )
 def test_a_layout_that_a_target_cannot_have_is_refused(table, lake, layout, text):
     """Before anything is made."""
-    table.execute("alter table t add r double precision, add b bytea, replica identity full")
+    table.execute(
+        "alter table t add r double precision, add b bytea, add f numeric(9,2), add at timestamptz,"
+        " replica identity full"
+    )
     with pytest.raises(PreflightFailed, match=text):
         laid_out(table, lake, **layout).setup()
 
 
 def test_partitions_of_few_rows_are_a_warning(table, lake):
+    unknown = laid_out(table, lake, partition_by=["day", "id"]).check()
+    assert any("isn't known: run ANALYZE" in text for text in unknown.warnings)
     table.execute("analyze t")
     plan = laid_out(table, lake, partition_by=["day", "id"]).check()
     assert any("about 200 partitions of 1 row each" in text for text in plan.warnings)
