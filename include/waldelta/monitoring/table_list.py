@@ -128,10 +128,10 @@ class RunRows:
 def read_rows_by_run(ledger: Ledger, table: str, since: datetime, most: int) -> list[RunRows]:
     """Returns what the latest of the runs since then did to a table, newest first."""
     scanned = ledger.table(Run).scan((*_RUN, "targets"), since)
-    flat = _targets(scanned)
-    flat = flat.filter(pc.field("table_name") == table)
-    keys = flat.group_by(["verb", "run_id"], use_threads=False).aggregate(
-        [("at", "last"), *((name, "sum") for name in _OPERATIONS)]
+    keys = (
+        _targets(scanned, table)
+        .group_by(["verb", "run_id"], use_threads=False)
+        .aggregate([("at", "last"), *((name, "sum") for name in _OPERATIONS)])
     )
     rows = sorted(keys.to_pylist(), key=lambda row: row["at_last"], reverse=True)
     return [RunRows(r["at_last"], r["verb"], r["run_id"], _counts(r)) for r in rows[:most]]
@@ -152,11 +152,14 @@ def _counts(row: Mapping[str, Any]) -> RowCounts:
     return RowCounts(**{name: row[f"{name}_sum"] for name in _OPERATIONS})
 
 
-def _targets(rows: pa.Table) -> pa.Table:
-    """Returns what these attempts did, one row for each attempt and table."""
+def _targets(rows: pa.Table, table: str | None = None) -> pa.Table:
+    """Returns what these attempts did, one row for each attempt and table, or for one table."""
     lists = rows["targets"].combine_chunks()
-    targets = pc.list_flatten(lists)
-    parents = rows.select(list(_RUN)).take(pc.list_parent_indices(lists))
+    targets, of = pc.list_flatten(lists), pc.list_parent_indices(lists)
+    if table is not None:
+        chosen = pc.equal(pc.struct_field(targets, "table_name"), table)
+        targets, of = targets.filter(chosen), of.filter(chosen)
+    parents = rows.select(list(_RUN)).take(of)
     columns = {name: parents[name] for name in _RUN} | {
         name: pc.struct_field(targets, name)
         for name in ("table_name", "commit_ts", "version", "generation")

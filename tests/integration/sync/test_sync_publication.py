@@ -8,6 +8,7 @@ from tests.support.concurrent_work import before_rows
 from tests.support.pipelines import bare_job
 from waldelta.errors import SyncFailed, TransactionsStillOpen
 from waldelta.jobs.consume import consume
+from waldelta.monitoring.table_list import read_table_details
 from waldelta.snapshot.exported_snapshot import wait_for_old_transactions
 from waldelta.stages.sync.sync import sync
 
@@ -104,3 +105,18 @@ def test_other_tables_come_and_go_without_a_second_copy(runner, database, job, m
     before_rows(monkeypatch, first)
     (copied,) = sync(runner, job)
     assert (len(copies), copied.attempts) == (1, 1)
+
+
+def test_a_copy_records_what_pages_name_of_its_columns(runner, database, job):
+    """Columns that aren't published, and comments, which only the source's catalog has."""
+    database.execute("alter table t add card text")
+    database.execute("comment on column t.v is 'the value'")
+    database.execute(f"alter publication s_{database.name}_pub set table t (id, v)")
+    sync(runner, job)
+    details = read_table_details(job.ledger, "public.t")
+    assert details.unpublished == ("card",)
+    assert {column.name: column.comment for column in details.columns if column.source_type} == {
+        "id": None,
+        "v": "the value",
+    }
+    assert set(details.published) == {"insert", "update", "delete", "truncate"}
