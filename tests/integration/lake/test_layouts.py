@@ -137,6 +137,26 @@ def test_maintenance_that_is_killed_continues(runner, table, lake, monkeypatch):
     check(runner, table, pipeline, "later")
 
 
+def test_a_division_that_is_killed_behind_its_commit_keeps_its_files(
+    runner, table, lake, monkeypatch
+):
+    """Its records are still there when the pipeline file has other columns."""
+
+    def kill(_):
+        raise KeyboardInterrupt
+
+    copied_pipeline(runner, laid_out(table, lake))
+    pipeline = laid_out(table, lake, partition_by=["day"])
+    with monkeypatch.context() as patch:
+        patch.setattr(divide, "remove_folder", kill)
+        with pytest.raises(KeyboardInterrupt):
+            pipeline.maintain(runner)
+    check(runner, table, pipeline, "killed")
+    pipeline = laid_out(table, lake, partition_by=["place"])
+    assert pipeline.maintain(runner).status == "succeeded"
+    check(runner, table, pipeline, "again")
+
+
 @pytest.mark.nightly("Spark sorts the rows, in each of two maintenances")
 def test_maintenance_sorts_rows_once_enough_are_new(runner, table, lake):
     """By Z-order, so that a value is in few files, which have as many rows as others."""

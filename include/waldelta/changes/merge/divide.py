@@ -25,7 +25,7 @@ from waldelta.changes.stage.net_files import batches, parts_at_once
 from waldelta.errors import EmptyPartitionValue
 from waldelta.failpoints import fault_point
 from waldelta.lake import Tag, TargetVersion, remove_folder
-from waldelta.lake.data_file import DataFiles, new_prefix, remove_files
+from waldelta.lake.data_file import DataFiles, new_prefix
 from waldelta.lake.layout import HeldFile, Layout, NewFile, Redefinition
 from waldelta.lake.staging_leftovers import division_folder
 from waldelta.lake.storage import sync_files
@@ -73,19 +73,18 @@ class _Records:
         first of its former ones.
 
         Those of another layout, those of files that the table no longer has, and those that a
-        VACUUM has removed are left out.
+        VACUUM has removed are left out. Their files stay for the next VACUUM: after a kill behind
+        the commit they are the table's own, and another run may be about to commit them.
         """
         held = {file.path for file in self.table.held_files}
         new: dict[str, list[NewFile]] = {}
         for record in self._stored():
             files = [NewFile(*file) for file in record["files"]]
-            paths = [file.path for file in files]
             is_valid = record["origin"] == self._origin and held.issuperset(record["former"])
-            if is_valid and new.keys().isdisjoint(record["former"]) and self._are_there(paths):
+            is_first = new.keys().isdisjoint(record["former"])
+            if is_valid and is_first and self._are_there([file.path for file in files]):
                 first, *others = record["former"]
                 new |= {first: files} | {path: [] for path in others}
-            else:
-                remove_files(self.table.place.files, paths)
         return new
 
     def _stored(self) -> list[dict[str, list[str]]]:
@@ -178,6 +177,18 @@ def without_partitions(
     try:
         return write()
     except EmptyPartitionValue as err:
-        log.warning("table=%s is divided by no column from now on: %s", table_name, err)
-        Division(table(), table_name, ()).commit(runner)
+        remove_partitions(runner, table(), table_name, err)
         return write()
+
+
+def remove_partitions(
+    runner: Runner, table: TargetVersion, table_name: str, err: EmptyPartitionValue
+) -> None:
+    """Divide a target's rows by no column; raises ``err``, which is why, where only Spark can.
+
+    A division knows neither rows that are marked as deleted nor other names of columns in files.
+    """
+    if not table.is_definable:
+        raise err
+    log.warning("table=%s is divided by no column from now on: %s", table_name, err)
+    Division(table, table_name, ()).commit(runner)

@@ -20,7 +20,7 @@ from waldelta.changes.merge.commits import (
     read_commit,
     take_over_for_copy,
 )
-from waldelta.changes.merge.divide import Division
+from waldelta.changes.merge.divide import remove_partitions
 from waldelta.changes.merge.statements import (
     CommitTag,
     Kept,
@@ -178,7 +178,7 @@ def _copy_files(runner: Runner, target: TargetVersion, rows: CopyRows) -> Writte
     except EmptyPartitionValue as err:
         if rows.staged is not None:
             rows.staged.records.remove()
-        Division(target, str(rows.target), ()).commit(runner)
+        remove_partitions(runner, target, str(rows.target), err)
         raise SnapshotLost(f"{rows.target}: {err}: its copy starts again, undivided") from None
 
 
