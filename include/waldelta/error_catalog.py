@@ -195,8 +195,8 @@ ERROR_CATALOG: Final = MappingProxyType(
             "a disk of the server is full, …",
         ),
         "NoFreeSlot": ErrorEntry(
-            "A run copies the slot before it acknowledges changes. The server has no free slot for"
-            " that.",
+            "The server has no free slot for the copy that a run makes before it acknowledges"
+            " changes.",
             "",
             "drop unused slots, or raise max_replication_slots",
             "two free replication slots are needed to consume …",
@@ -324,8 +324,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "the catalog has another public.orders (waldelta didn't make it, …",
         ),
         "ApplyError": ErrorEntry(
-            "Changes can't be merged, a key value doesn't fit its type in the lake, or a table"
-            " failed otherwise.",
+            "A key value doesn't fit its type in the lake, or changes can't be merged.",
             "",
             "follow the message",
             "key column 'valid_to' has a value that timestamp can't hold, …",
@@ -337,9 +336,9 @@ ERROR_CATALOG: Final = MappingProxyType(
             "staged net changes are gone: …",
         ),
         "SchemaChanged": ErrorEntry(
-            "The columns of a source table changed and the pipeline file says fail; the table or a"
-            " column of its filter was renamed; a target with `copy: false` needs a copy; or a"
-            " replay can't place the key's columns.",
+            "With `schema_changes: fail`, a source table's columns changed; the table or a column"
+            " of its filter was renamed; a target with `copy: false` needs a copy; or a replay"
+            " can't place the key's columns.",
             "",
             "follow the message, then sync the table: initial sync with tables"
             " (docs/how-to/migrate-a-schema.md)",
@@ -405,9 +404,9 @@ ERROR_CATALOG: Final = MappingProxyType(
             "public.orders: its target file:///data/lake/public/orders is gone: …",
         ),
         "TargetAltered": ErrorEntry(
-            "An external writer dropped, renamed or added a column of a target, added a constraint"
-            " that changes violate, set `delta.appendOnly`, or enabled a Delta feature that"
-            " waldelta doesn't know.",
+            "An external writer changed columns of a target, added a constraint that changes"
+            " violate, set `delta.appendOnly`, or enabled a Delta feature that waldelta doesn't"
+            " know.",
             "",
             "follow the message: undo the commit that it names, or sync the table again",
             "public.orders: an external writer altered its target: …",
