@@ -91,6 +91,7 @@ HOURS = (OVERVIEW_HOURS, 168)
 # Used in addresses where only the run's id is known.
 ANY_VERB = "any"
 _RUNS_PER_PAGE = 50
+_TABLES_PER_PAGE = 100
 _REPORTS_PER_PAGE = 30
 _HEAT_MAP_RUNS = 30
 _RUNS_OF_TABLE = 50
@@ -128,9 +129,9 @@ def attention_of(
     return worst_first((*schedule.lacks, *of_airflow, *glance.attention))
 
 
-def pipeline_page(request: PipelineRequest, hours: int) -> str:
-    """Returns one pipeline's page: its state, runs, lag, slot, tables, and its DAGs with the
-    reader's permissions.
+def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
+    """Returns one pipeline's page: its state, runs, lag, slot, a page of its tables, and its DAGs
+    with the reader's permissions.
     """
     at, pipeline, base, name = now(), request.pipeline, request.base, request.pipeline.pipeline
     hours = hours if hours in HOURS else HOURS[0]
@@ -141,9 +142,12 @@ def pipeline_page(request: PipelineRequest, hours: int) -> str:
     forecast = slot_forecast(pipeline, request.ledger, glance)
     lines = request.reader.lines(schedule.dags)
     attention = attention_of(pipeline, glance, schedule, at)
+    turn = Turning.of(number, len(glance.tables), _TABLES_PER_PAGE)
     return request.render(
         "pipeline.html",
         at,
+        turn=turn,
+        tables=glance.tables[turn.first : turn.first + _TABLES_PER_PAGE],
         is_under_way=bool(schedule.under_way),
         dags=lines,
         here="pipeline",

@@ -152,9 +152,9 @@ def overview(page_request: PageRequestDep, find: Annotated[Find, Depends()]) -> 
 
 
 @_routes.get("/p/{name}")
-def pipeline(request: PipelineDep, hours: int = 24) -> HTMLResponse:
+def pipeline(request: PipelineDep, hours: int = 24, page: int = 1) -> HTMLResponse:
     """Returns a pipeline's page."""
-    return HTMLResponse(pages.pipeline_page(request, hours))
+    return HTMLResponse(pages.pipeline_page(request, hours, page))
 
 
 @_routes.get("/p/{name}/runs")

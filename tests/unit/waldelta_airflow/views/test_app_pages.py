@@ -263,6 +263,17 @@ def test_pages_say_that_a_table_has_no_copy(shop, open_pages):
     assert re.search(r"public\.orders</a> <span class=\"dim\">without a copy</span>", listed)
 
 
+def test_a_pipelines_tables_fill_pages_of_their_own(shop, open_pages, monkeypatch):
+    """Those that need attention are on the first."""
+    monkeypatch.setattr("waldelta_airflow.views._pages._TABLES_PER_PAGE", 1)
+    client = open_pages("viewer")
+    first, second = (client.get(f"/p/shop?page={n}&hours=168").text for n in (1, 2))
+    listed = [re.findall(r'row" class="wrap"><a href="[^"]+">([^<]+)', t) for t in (first, second)]
+    assert listed == [["public.fine"], ["public.orders"]]
+    assert 'href="/p/shop?page=2&amp;hours=168#tables"' in first
+    assert "page 2 of 2" in second
+
+
 def test_no_page_names_the_servers_folders(shop, open_pages):
     """Warnings, errors and reasons name files as the repository does; reports are linked to."""
     folder = pipelines_folder()
