@@ -120,7 +120,7 @@ def _write_lake(
 ) -> None:
     root, end = pipeline.target.root, end - state.ended
     write_history(root, tables, runs, end)
-    compare(root, tables, 7, end)
+    compare(root, tables, 7, end, 7 if state.name == "failed" else None)
     ledger = Ledger(Lake(root))
     if state.name == "quarantine":
         set_aside(root, tables, 40, end)
@@ -152,6 +152,7 @@ def write_dags(pipelines: int, runs: int, end: datetime) -> None:
     from airflow.models.dag import DagModel
     from airflow.models.dagbundle import DagBundleModel
     from airflow.models.dagrun import DagRun
+    from airflow.models.pool import Pool
     from sqlalchemy import insert
 
     import_all_models()
@@ -159,8 +160,15 @@ def write_dags(pipelines: int, runs: int, end: datetime) -> None:
     Base.metadata.create_all(settings.engine)
     with settings.engine.begin() as connection:
         connection.execute(insert(DagBundleModel.__table__).values(name="b", active=True))
+        connection.execute(insert(Pool.__table__), list(_pools(pipelines)))
         connection.execute(insert(DagModel.__table__), list(_dags(pipelines, end)))
         connection.execute(insert(DagRun.__table__), list(_dag_runs(pipelines, runs, end)))
+
+
+def _pools(pipelines: int) -> Iterator[dict[str, object]]:
+    for number in range(1, pipelines + 1):
+        pool = f"waldelta_{name_of(number)}_cdc"
+        yield {"pool": pool, "slots": 1, "include_deferred": False}
 
 
 def _dags(pipelines: int, end: datetime) -> Iterator[dict[str, object]]:
@@ -171,7 +179,7 @@ def _dags(pipelines: int, end: datetime) -> Iterator[dict[str, object]]:
                 "is_paused": False,
                 "is_stale": False,
                 "timetable_description": "Every 5 minutes" if kind == "cdc" else "",
-                "next_dagrun_create_after": end + EVERY if kind == "cdc" else None,
+                "next_dagrun_create_after": end + EVERY - state_of(number).ended,
                 "bundle_name": "b",
                 "fileloc": "",
                 "has_task_concurrency_limits": False,
@@ -191,7 +199,7 @@ def _dag_runs(pipelines: int, runs: int, end: datetime) -> Iterator[dict[str, ob
                 "dag_id": dag_id_of(name_of(number), "cdc"),
                 "run_id": run_id(at),
                 "run_type": "scheduled",
-                "state": "failed" if failed else "running" if number % 19 == n else "success",
+                "state": "failed" if failed else "running" if number % 19 == n == 0 else "success",
                 "run_after": at,
                 "start_date": at,
                 "clear_number": 0,
@@ -233,15 +241,17 @@ def table_names(tables: int) -> list[str]:
     return [f"public.table_{n:03}" for n in range(tables)]
 
 
-def compare(root: str, tables: int, nights: int, end: datetime) -> None:
+def compare(root: str, tables: int, nights: int, end: datetime, different: int | None = 7) -> None:
     """Write the results of this many nightly reconciliations of all tables.
 
-    All tables are equal except for one.
+    All tables are equal except for the one with this number.
     """
     for night in range(nights, 0, -1):
         at = end - timedelta(days=night)
         found = [
-            Reconciliation(at, run_id(at), name, "different" if n == 7 else "equal", version=1)
+            Reconciliation(
+                at, run_id(at), name, "different" if n == different else "equal", version=1
+            )
             for n, name in enumerate(table_names(tables))
         ]
         Reconciliations(Lake(root)).add(found)

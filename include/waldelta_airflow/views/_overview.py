@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 State = Literal["person", "late", "warning", "unread", "setup", "running", "healthy"]
 # In the order of the page.
 STATES: dict[State, str] = {
-    "person": "needs a person",
+    "person": "problem",
     "late": "late",
     "warning": "warning",
     "unread": "being read",

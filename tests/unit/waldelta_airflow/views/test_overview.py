@@ -169,7 +169,7 @@ def test_pipelines_that_need_a_person_come_first(shop, write_pipeline, open_page
     client = open_pages("viewer")
     text = client.get("/").text
     assert text.index('href="/p/shop"') < text.index('href="/p/empty"')
-    assert "1 needs a person" in text
+    assert "1 problem" in text
     assert 'href="/p/empty"' not in client.get("/?state=person").text
     assert 'href="/p/shop"' not in client.get("/?state=setup").text
 

@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
 from pathlib import Path
 
 from pyarrow.fs import FileSelector, FileType
@@ -50,7 +51,7 @@ _RUN = re.compile(r"\d{4}-\d\d-\d\dT\d{6}\.\d{6}Z-(\w+)-[0-9a-f]{16}", re.ASCII)
 _PAGE = re.compile(rf"((?:{CHECKS}|{RECONCILIATIONS})/{_RUN.pattern})/[^/]+\.html", re.ASCII)
 # Lists are read this many at once, because object stores are slow.
 _AT_ONCE = 8
-_MOST_REMEMBERED = 2000
+_MOST_REMEMBERED = 10_000
 
 
 # The lists that this process has read, by their URI; a list never changes.
@@ -112,8 +113,11 @@ class DocsStore:
             for run in self._runs(kind)
             if of_run is None or run.endswith(of_run)
         ]
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = [entry for entries in pool.map(self._list_of, runs) for entry in entries]
+        lists = {run: _remembered.get(f"{self.uri}/{run}") for run in runs}
+        if unread := [run for run, entries in lists.items() if entries is None]:
+            with ThreadPoolExecutor(_AT_ONCE) as pool:
+                lists |= zip(unread, pool.map(self._list_of, unread), strict=True)
+        found = [entry for entries in lists.values() for entry in entries or ()]
         return [entry for entry in found if run_id is None or entry.run_id == run_id]
 
     def read_page(self, page: str) -> bytes | None:
@@ -148,8 +152,10 @@ class DocsStore:
 
         Another account may have made one, to have a file outside shown or removed.
         """
-        folder = self._folder
-        return folder is None or (folder / path).resolve() == folder.resolve() / path
+        if self._folder is None:
+            return True
+        parts = accumulate(path.split("/"), "{}/{}".format)
+        return not any((self._folder / part).is_symlink() for part in parts)
 
     def _list_of(self, run: str) -> tuple[ReportEntry, ...]:
         uri = f"{self.uri}/{run}"

@@ -126,7 +126,8 @@ font-weight:600;font-size:.88rem;color:var(--unknown);background:var(--unknown-s
 .mark.warning{color:var(--warning);background:var(--warning-soft)}
 .mark.passed{color:var(--passed);background:none;padding:0}
 .squares{width:auto}
-.squares td{padding:0}
+.squares caption{width:max-content;max-width:80vw}
+.squares td{padding:0;vertical-align:middle}
 .squares td>*{display:block;width:1.1rem;height:1.25rem;margin:0 1px 1px 0;text-align:center;
 font-size:.8rem;text-decoration:none;background:var(--panel)}
 .squares .passed{background:var(--passed-soft);color:var(--passed)}
