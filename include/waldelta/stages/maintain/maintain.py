@@ -8,10 +8,11 @@ import json
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import pyarrow.compute as pc
 import tenacity
@@ -245,15 +246,24 @@ def _lacks_order(table: TargetVersion, z_order: Sequence[str]) -> bool:
     size = pc.sum(files).as_py() or 0
     if not z_order or size < 2 * _sorted_bytes(table):
         return False
+    # As Spark's commits name columns.
+    names = [f"`{name}`" if "." in name else name for name in z_order]
     for commit in table.commits(_MOST_COMMITS):
-        order = (commit.get("operationParameters") or {}).get("zOrderBy") or "[]"
-        if json.loads(order) == list(z_order):
+        if _order_of(commit) == names:
             try:
                 new = table.files_since(commit["version"])["size_bytes"]
             except READ_FAILURES:  # Its log entries are gone.
                 return True
             return bool((pc.sum(new).as_py() or 0) >= _UNSORTED * size)
     return True
+
+
+def _order_of(commit: Mapping[str, Any]) -> Any:
+    """Returns the columns by which a commit sorted rows; other writers' entries have any form."""
+    try:
+        return json.loads(commit["operationParameters"]["zOrderBy"])
+    except (LookupError, TypeError, ValueError):
+        return None
 
 
 def _compact_small(table: TargetVersion) -> bool:
