@@ -341,7 +341,7 @@ def _section(section: Mapping[str, Any]) -> str:
         b for b in section["content_blocks"] if not (isinstance(b, dict) and _kind(b) == "header")
     ]
     name = html_text(str(section["section_name"]))
-    return f"<h2>{name}</h2>{''.join(_content(block) for block in blocks)}"
+    return f"<section><h2>{name}</h2>{''.join(map(_content, blocks))}</section>"
 
 
 def _kind(block: Mapping[str, Any]) -> Any:

@@ -125,7 +125,8 @@ font-weight:600;font-size:.88rem;color:var(--unknown);background:var(--unknown-s
 .mark.failed{color:var(--failed);background:var(--failed-soft)}
 .mark.warning{color:var(--warning);background:var(--warning-soft)}
 .mark.passed{color:var(--passed);background:none;padding:0}
-.squares{width:auto}
+.facts,.squares{width:auto}
+.facts th{color:var(--dim)}
 .squares caption{width:max-content;max-width:80vw}
 .squares td{padding:0;vertical-align:middle}
 .squares td>*{display:block;width:1.1rem;height:1.25rem;margin:0 1px 1px 0;text-align:center;
@@ -140,7 +141,8 @@ pre{margin:0;white-space:pre-wrap}
 code,pre{font:.93em/1.5 ui-monospace,"DejaVu Sans Mono",monospace;overflow-wrap:anywhere}
 td>div+div{margin-top:.3rem}
 td td,td th{padding:.1rem .8rem .1rem 0}
-body:has(#failed:target) tr:has(>td .passed):not(.squares *){display:none}
+body:has(#failed:target) :is(tr:has(>td .passed):not(.squares *),
+section:not(:has(.failed,.warning))){display:none}
 @media print{nav{display:none}:root{color-scheme:light}}"""
 # A page opened from a disk has no HTTP headers. The policy allows only the page's own style, by its
 # digest, and nothing else to load or run.
@@ -180,7 +182,7 @@ def report_page(title: str, body: str) -> str:
     """
     links = (("All reports", _UP), ("only failed", "#failed"), ("all results", "#"))
     nav = "".join(f'<a href="{address}">{text}</a>' for text, address in links)
-    return page(title, f'<div id="failed"></div>{body}', nav)
+    return page(title, body, f'<span id="failed"></span>{nav}')
 
 
 def fact_table(facts: Iterable[tuple[str, str]]) -> str:
@@ -189,7 +191,7 @@ def fact_table(facts: Iterable[tuple[str, str]]) -> str:
         f'<tr><th scope="row">{html_text(name)}</th><td>{html_text(value)}</td></tr>'
         for name, value in facts
     )
-    return f"<table><tbody>{''.join(rows)}</tbody></table>"
+    return f'<table class="facts"><tbody>{"".join(rows)}</tbody></table>'
 
 
 def run_table(runs: Iterable[CheckedRun], link: Callable[[ReportEntry], str]) -> str:
