@@ -6,6 +6,7 @@ It is what a terminal shows, as SVG; the migration is run for it.
 import argparse
 import io
 import re
+import textwrap
 from pathlib import Path
 
 from rich.console import Console
@@ -57,9 +58,10 @@ def main() -> None:
     folder = parser.parse_args().folder
     console = Console(record=True, width=_WIDTH, file=io.StringIO())
     for line in report_text().splitlines():
-        text = Text(line)
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        text = Text("\n".join(textwrap.wrap(line, _WIDTH, subsequent_indent=indent)))
         for kind, colour in _COLOURS.items():
-            text.highlight_regex(rf"^\s+{kind}:|: {kind}$", colour)
+            text.highlight_regex(rf"^\s+{kind}:|(?<=: ){kind}$", colour)
         text.highlight_regex(r"safe way:", "green")
         console.print(text)
     picture = console.export_svg(title="waldelta rehearse shop.yml --migration 0042.sql")

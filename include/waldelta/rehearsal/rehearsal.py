@@ -277,7 +277,11 @@ class _Stage:
             yield Impact("error", "", f"{statement.place}: {effect.error}", effect.way)
             return
         for oid in effect.locks:
-            who, name, work = effect.blocked_by(oid), effect.names[oid], _work_on(oid, effect)
+            who, name, work = (
+                effect.blocked_by(oid),
+                effect.names[oid],
+                _work_on(oid, effect, statement.text),
+            )
             if who and work is not None:
                 at = self.pipeline.production.sizes.get(name)
                 seconds = 0.0 if at is None else at.bytes / work.bytes_per_second
@@ -311,6 +315,7 @@ _ALTERS = _Work(
 _PACKS = _Work(
     _REWRITE, "rewrite it while the application rests, or by an extension such as pg_repack"
 )
+_MOVES = {"tablespace", "logged", "unlogged", "access"}
 _INDEXES = _Work("builds an index", "create index concurrently")
 _READS = _Work(
     "reads all its rows",
@@ -319,10 +324,12 @@ _READS = _Work(
 )
 
 
-def _work_on(oid: int, effect: Effect) -> _Work | None:
+def _work_on(oid: int, effect: Effect, text: str) -> _Work | None:
     command = effect.status.split(" ", 1)[0]
     if oid in effect.rewritten and command != "TRUNCATE":
-        return _ALTERS if command in ("ALTER", "CREATE") else _PACKS
+        # Another place or kind of its file, with the same columns.
+        is_moved = not _MOVES.isdisjoint(text.lower().split())
+        return _ALTERS if command == "ALTER" and not is_moved else _PACKS
     if oid in effect.indexed:
         return _INDEXES
     return _READS if effect.read.get(oid) and command == "ALTER" else None

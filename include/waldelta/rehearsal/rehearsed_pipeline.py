@@ -20,6 +20,7 @@ from waldelta.errors import (
     WaldeltaError,
 )
 from waldelta.jobs import Pipeline
+from waldelta.lake.ledger import REMOVED
 from waldelta.pipeline import RunResult, describe_error
 from waldelta.pipeline.run_result import RunFailed, TargetFindings
 from waldelta.quantities import counted, duration, size
@@ -217,8 +218,8 @@ class RehearsedPipeline:
             for name, number in differing.items():
                 told = next((text for text in warnings if text.startswith(f"{name}:")), None)
                 why = "no run notices it" if told is None else told.removeprefix(f"{name}: ")
-                rows = counted(number, "row")
-                yield Impact("data-loss", name, f"{rows} differ from the source: {why}", _SYNC)
+                differ = f"{counted(number, 'row')} {'differs' if number == 1 else 'differ'}"
+                yield Impact("data-loss", name, f"{differ} from the source: {why}", _SYNC)
             self._copy(runner, sorted(differing))
         except TargetDiffers as err:
             yield Impact("data-loss", "", str(err))
@@ -231,6 +232,8 @@ class RehearsedPipeline:
             old, new = former.get(name), self.columns.get(name)
             if old is None:
                 yield Impact("readers", name, "it is a new target")
+            if new is None:
+                yield Impact("readers", name, "its target gets no changes any more")
             if old is None or new is None:
                 continue
             names = {c: renamed[name, c] for c in old if renamed.get((name, c)) in new}
@@ -269,5 +272,7 @@ class RehearsedPipeline:
 
     def _columns(self) -> dict[str, dict[str, str]]:
         job = self.pipeline.job()
-        tables = {name: job.lake.target(name).find() for name in sorted(job.read_states())}
+        states = job.read_states().items()
+        names = sorted(name for name, state in states if state.status != REMOVED)
+        tables = {name: job.lake.target(name).find() for name in names}
         return {name: table.spark_types for name, table in tables.items() if table is not None}

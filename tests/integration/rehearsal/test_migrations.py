@@ -27,7 +27,7 @@ create role team; grant team to app; grant usage, create on schema public to tea
 set allow_in_place_tablespaces = on; create tablespace fast owner app location '';
 """
 # What a migration's own table has besides.
-FURTHER = {
+BESIDES = {
     "rename_enum_value": """
 create type size as enum ('s', 'm'); alter type size owner to app;
 alter table rename_enum_value add column size size not null default 's';
@@ -81,7 +81,7 @@ FULL = {
     "add_check_later": ("alter table {t} add constraint c check (n > 0) not valid", set()),
     "foreign_key": ("alter table {t} add foreign key (n) references {t} (id)", {LOCK}),
     "move_schema": ("alter table {t} set schema other", {STOP, COPY, READERS}),
-    "drop_table": ("drop table {t}", {STOP}),
+    "drop_table": ("drop table {t}", {STOP, READERS}),
     "truncated": ("truncate {t}", set()),
     "delete_all": ("delete from {t}", set()),
     "row_security": ("alter table {t} enable row level security", set()),
@@ -91,7 +91,9 @@ FULL = {
     "comments": ("comment on table {t} is 'x'", set()),
     "statistics": ("alter table {t} alter column n set statistics 500", set()),
     "rename_key": ("alter table {t} rename column id to key", {READERS}),
-    "rename_enum_value": ("alter type size rename value 's' to 'small'", {LOSS}),
+}  # fmt: skip
+FURTHER = {
+    "rename_enum_value": ("alter type size rename value 's' to 'small'", {COPY}),
     "owner": ("alter table {t} owner to team", set()),
     "tablespace": ("alter table {t} set tablespace fast", {LOCK}),
     "logged": ("alter table aside set logged", {LOCK}),
@@ -124,12 +126,13 @@ def pipeline_of(names, **target):
     "migrations",
     [
         pytest.param(QUICK, id="quick"),
-        pytest.param(FULL, id="full", marks=pytest.mark.nightly("forty more kinds of statements")),
+        pytest.param(FULL, id="full", marks=pytest.mark.nightly("thirty more kinds of statements")),
+        pytest.param(FURTHER, id="further", marks=pytest.mark.nightly("rarer kinds of statements")),
     ],
 )
 def test_each_claim_is_what_happens(migrations):
     schema = TYPES + "".join(TABLE.format(name=name) for name in migrations)
-    schema += "".join(FURTHER.get(name, "") for name in migrations)
+    schema += "".join(BESIDES.get(name, "") for name in migrations)
     migration = [
         statement
         for name, (text, _) in migrations.items()
@@ -172,9 +175,9 @@ PARTITIONS = {
             set(), {COPY, READERS}),
     "fill": ("delete from loose; insert into loose values (3001, 'x')", set(), set()),
     "attach": ("alter table parts attach partition loose for values from (3000) to (4000)",
-               {LOSS}, {COPY, READERS}),
-    "split": (SPLIT, set(), set()),
-    "detach": ("alter table parts detach partition low", {LOSS}, set()),
+               {LOCK, LOSS}, {LOCK, COPY, READERS}),
+    "split": (SPLIT, set(), {COPY, READERS}),
+    "detach": ("alter table parts detach partition low", {LOSS}, {READERS}),
 }  # fmt: skip
 
 
