@@ -157,8 +157,8 @@ def _targets(rows: pa.Table, table: str | None = None) -> pa.Table:
     lists = rows["targets"].combine_chunks()
     targets, of = pc.list_flatten(lists), pc.list_parent_indices(lists)
     if table is not None:
-        chosen = pc.equal(pc.struct_field(targets, "table_name"), table)
-        targets, of = targets.filter(chosen), of.filter(chosen)
+        is_of_table = pc.equal(pc.struct_field(targets, "table_name"), table)
+        targets, of = targets.filter(is_of_table), of.filter(is_of_table)
     parents = rows.select(list(_RUN)).take(of)
     columns = {name: parents[name] for name in _RUN} | {
         name: pc.struct_field(targets, name)
