@@ -127,7 +127,7 @@ def flow(
         ),
         Place(
             "change log",
-            f"{number(landed)} changes",
+            counted(landed, "change"),
             f"in {hours} h",
             _rate(landed, hours, "changes"),
         ),
