@@ -57,9 +57,10 @@ status: ## say what of it is running
 psql: setup ## psql on the demo's source, while it is up; ARGS holds psql's options
 	@exec $(PYTHON) -m demo.stack psql $(ARGS)
 
-# E2e files first, because they take longest; a file's tests share what is expensive to make, and the
-# process that is done first takes half of what the other one has left.
-PARALLEL := -n 2 --dist worksteal --maxfail 40
+# Tests wait for servers, so that three processes keep two cores busy. E2e files first, because they
+# take longest; a file's tests share what is expensive to make, and the process that is done first
+# takes half of what another one has left.
+PARALLEL := -n 3 --dist worksteal --maxfail 40
 TESTS := tests/e2e tests/integration tests/unit
 ORDINARY := -m "not nightly and not soak"
 ORDER := $(if $(SEED),-p randomly -p no:cacheprovider --randomly-seed=$(SEED))
