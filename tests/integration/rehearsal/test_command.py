@@ -212,14 +212,14 @@ def test_an_error_names_the_line_and_the_way(pipeline, capsys, name):
         (b"select 1;\nselect 'a;\n", "m.sql:2: a quote, comment or dollar quote"),
     ],
 )
-def test_a_file_that_psql_alone_reads_starts_no_server(pipeline, capsys, content, message):
+def test_a_file_that_psql_alone_reads_starts_no_server(pipeline, caplog, content, message):
     path = pipeline.with_name("bad m.sql")
     path.write_bytes(content)
     schema = pipeline.with_name("schema.sql")
     schema.write_text(SCHEMA)
     options = ("--migration", str(path), "--schema", str(schema))
     assert main(["rehearse", str(pipeline), *options]) == 1
-    assert message in capsys.readouterr().err
+    assert message in caplog.text
 
 
 def test_production_is_only_read(pipeline, database, monkeypatch):
