@@ -23,7 +23,7 @@ def divided(by: list[str], **columns):
          [({"p": "1", "q": "true"}, [0]), ({"p": "1", "q": None}, [1]),
           ({"p": "2", "q": "true"}, [2])]),
     ],
-    ids=str,
+    ids=["no column", "no row", "one column", "two columns"],
 )  # fmt: skip
 def test_rows_are_divided_by_their_values(by, columns, parts):
     assert divided(by, **columns) == parts
