@@ -69,14 +69,19 @@ class Find:
     page: int = 1
 
     @property
+    def name(self) -> str:
+        """Returns the part of a name; no database takes a NUL."""
+        return self.q.replace("\0", "").strip()[:_LONGEST_TEXT]
+
+    @property
     def text(self) -> str:
         """Returns the part of a name, as names are compared with it."""
-        return self.q.strip()[:_LONGEST_TEXT].casefold()
+        return self.name.casefold()
 
     @property
     def kept(self) -> dict[str, str]:
         """Returns what stays in the address of another page of the list."""
-        values = {"q": self.q.strip()[:_LONGEST_TEXT], "state": self.state or ""}
+        values = {"q": self.name, "state": self.state or ""}
         return {name: value for name, value in values.items() if value}
 
     def but(self, state: State | None) -> dict[str, str]:
@@ -277,6 +282,6 @@ def _found(cards: Iterable[Card], find: Find, reader: Reader) -> dict[str, tuple
 def _runs_in_airflow(names: Iterable[str], find: Find, reader: Reader) -> Iterator[RunMatch]:
     """Yields older runs, and those that didn't reach the ledger."""
     dags = {dag_id_of(name, kind): name for name in names for kind in DAG_VERBS}
-    for dag_id, run_id, state, at in read_runs_named(find.kept["q"], dags, _MOST_FOUND):
+    for dag_id, run_id, state, at in read_runs_named(find.name, dags, _MOST_FOUND):
         if reader.may_read_dag(dag_id):
             yield RunMatch(dags[dag_id], run_id, state, at)

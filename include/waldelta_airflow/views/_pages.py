@@ -345,8 +345,10 @@ def _by_column(
     """Returns a table's expectations by the column that their words name, and all others."""
     beside: dict[str, list[HeatRow]] = {}
     others = []
+    # A wide table has a million pairs of both, few of which need an expression.
+    words = {name: re.compile(rf"(?<!\w){re.escape(name)}(?!\w)") for name in columns}
     for row in heat.rows:
-        named = [name for name in columns if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", row[0])]
+        named = [name for name, word in words.items() if name in row[0] and word.search(row[0])]
         if len(named) == 1:
             beside.setdefault(named[0], []).append(row)
         else:

@@ -129,13 +129,13 @@ def flow(
             "change log",
             counted(landed, "change"),
             f"in {hours} h",
-            _rate(landed, hours, "changes"),
+            _rate(landed, hours, "change"),
         ),
         Place(
             "targets",
             counted(len(glance.tables), "table"),
             f"{glance.changed_tables} changed in {hours} h",
-            _rate(glance.operations.written + glance.copied, hours, "rows"),
+            _rate(glance.operations.written + glance.copied, hours, "row"),
         ),
         Place(
             "consumers",
@@ -146,5 +146,5 @@ def flow(
     ]
 
 
-def _rate(count: int, hours: int, what: str) -> str:
-    return f"{number(round(count / hours))} {what}/h"
+def _rate(count: int, hours: int, one: str) -> str:
+    return f"{counted(round(count / hours), one)}/h"

@@ -133,6 +133,7 @@ FOUND = {
     "a run of the ledger": ("early", ['href="/p/shop/run/any/scheduled__early"', "1 run<"]),
     "a run that only Airflow knows": ("run-7", ['href="/p/shop/run/any/run-7"', "1 run<"]),
     "nothing": ("nowhere", ["Nothing has", "nowhere"]),
+    "what no database takes": ("or\0ders", ["1 table<"]),
     "a pattern is a text": ("run_7", ["Nothing has"]),
 }
 

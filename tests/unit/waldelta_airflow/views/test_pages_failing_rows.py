@@ -1,6 +1,7 @@
 """Rows that fail an expectation: where pages and alerts show them, and to whom."""
 
 import json
+import time
 from datetime import timedelta
 
 import pytest
@@ -14,10 +15,11 @@ from waldelta.config import load_pipeline_file
 from waldelta.lake import Lake
 from waldelta.lake.ledger import ExpectationResult, Ledger, Run, TableState, now
 from waldelta.monitoring.attention import Attention
-from waldelta.monitoring.check_results import read_failed
+from waldelta.monitoring.check_results import HeatMap, read_failed
 from waldelta.stages.check.reports.page import ReportEntry
 from waldelta_airflow.alerts.evaluation import Alert, _with_details
 from waldelta_airflow.alerts.sending import message_of
+from waldelta_airflow.views._pages import _by_column
 
 RUN_ID, TABLE = "scheduled__2026-01-01T12:00:00+00:00", "public.orders"
 MEANING = "status has labels of its enum only"
@@ -71,6 +73,36 @@ def test_pages_show_failing_rows(fill, open_pages, page, permission, role, shown
     assert "<script>alert" not in text
     assert ("examples hidden" in text) is not shown
     assert 'page.html#failed"' in text
+
+
+def test_a_page_lists_the_first_of_many_expectations(fill, open_pages):
+    ledger, at = Ledger(Lake(fill().target.root)), now()
+    ledger.append_all(
+        [
+            ExpectationResult(
+                at, RUN_ID, TABLE, f"e{n}", f"rule {n:03d}", "critical", "key", False, None, 1, 4
+            )
+            for n in range(53)
+        ]
+    )
+    text = open_pages("viewer").get(f"/p/shop/table/{TABLE}").text
+    listed = text.partition("Expectations that failed")[2].partition("<h2>")[0]
+    assert [f"rule {n:03d}<" in listed for n in (0, 49, 50)] == [True, True, False]
+    assert "and 3 more expectations" in listed
+
+
+def test_expectations_of_a_wide_table_find_their_columns():
+    """Each row of the map has each column's name looked for in it."""
+    columns = [f"column {n}" for n in range(900)]
+    labels = [f"{name} is never null" for name in columns[:400]]
+    start = time.process_time()
+    rows = [(label, ()) for label in (*labels, "column 1 equals column 2", "a rule")]
+    beside, others = _by_column(HeatMap((), tuple(rows)), columns)
+    assert time.process_time() - start < 1.5
+    assert {name: rows[0][0] for name, rows in beside.items()} == dict(
+        zip(columns[:400], labels, strict=True)
+    )
+    assert [label for label, _ in others] == ["column 1 equals column 2", "a rule"]
 
 
 def test_the_last_check_counts(fill):
