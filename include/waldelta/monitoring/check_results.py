@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger import CAN_BE_JUDGED, ExpectationResult, Ledger, of_tables
+from waldelta.lake.ledger import CAN_BE_JUDGED, ExpectationResult, Ledger, now, of_tables
 from waldelta.lake.ledger.check_records import NO_CHECKS, ON_OTHERS, is_let_in
 from waldelta.quantities import counted
 
@@ -218,17 +218,44 @@ _FAILED = (*_JUDGED, "unexpected_count", "examples")
 
 def read_failed_in_run(ledger: Ledger, run_id: str) -> list[FailedExpectation]:
     """Returns the expectations that a run's check found not met, critical ones first."""
-    rows = _without_retried(_read(ledger, None, _FAILED, pc.field("run_id") == run_id))
+    of_run = pc.field("run_id") == run_id
+    ends = pc.min_max(ledger.table(ExpectationResult).scan(("at",), where=of_run)["at"]).as_py()
+    if ends["min"] is None:
+        return []
+    where = of_run & (pc.field("at") <= pa.scalar(ends["max"]))
+    rows = _without_retried(_read(ledger, ends["min"], _FAILED, where))
     return _failed(_last_of(rows, ("table_name", "meaning")))
 
 
 def read_failed(ledger: Ledger, tables: Collection[str]) -> list[FailedExpectation]:
     """Returns the expectations that these tables' last checks found not met, critical ones first.
 
-    Those of gates aren't among them.
+    Those of gates aren't among them, nor what maintenance found more than eight days ago for a
+    table that has been checked since.
     """
-    rows = _known(_read(ledger, None, _FAILED, of_tables(tables)))
+    parts, left, at = [], {*tables}, now()
+    for step in _STEPS[1:]:
+        since = None if step is None else at - step
+        # Examples are large, and a month has millions of results: only those that count are read.
+        begins = _begins(ledger, since, left)
+        left -= begins.keys()
+        for names, begin in ((begins.keys(), min(begins.values(), default=None)), (left, None)):
+            if names and (begin is not None or step is None):
+                parts += [_known(_read(ledger, begin, _FAILED, of_tables(names)))]
+    rows = pa.concat_tables(parts) if parts else _read(ledger, at, _FAILED)
     return _failed(_last_of(rows, ("table_name", "meaning")))
+
+
+def _begins(ledger: Ledger, since: datetime | None, tables: Collection[str]) -> dict[str, datetime]:
+    """Returns for each of the tables that were checked since then when its current rows begin."""
+    if not tables:
+        return {}
+    names = ("at", "table_name", "expectation", "version")
+    rows = ledger.table(ExpectationResult).scan(names, since, of_tables(tables))
+    known = _known(rows).group_by("table_name").aggregate([("at", "min")])
+    checked = {*_checked(rows)["table_name"].unique().to_pylist()}
+    begins = zip(known["table_name"].to_pylist(), known["at_min"].to_pylist(), strict=True)
+    return {name: begin for name, begin in begins if name in checked}
 
 
 def _failed(rows: pa.Table) -> list[FailedExpectation]:
