@@ -219,7 +219,8 @@ def test_a_file_that_psql_alone_reads_starts_no_server(pipeline, caplog, content
     schema.write_text(SCHEMA)
     options = ("--migration", str(path), "--schema", str(schema))
     assert main(["rehearse", str(pipeline), *options]) == 1
-    assert message in caplog.text
+    # What ran before in this process may have chosen JSON for the log.
+    assert message in caplog.text.replace("\\\\", "\\")
 
 
 def test_production_is_only_read(pipeline, database, monkeypatch):
