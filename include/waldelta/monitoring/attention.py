@@ -64,7 +64,7 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
         "overdue": AttentionKind(
             "Runs and tasks", "look for an active run, and at the scheduler and the slot's pool"
         ),
-        "paused": AttentionKind("Runs and tasks", "unpause it, or run teardown"),
+        "paused": AttentionKind("Runs and tasks", "unpause it"),
         "paused_maintenance": AttentionKind("Runs and tasks", "unpause it"),
         "paused_reconcile": AttentionKind("Runs and tasks", "unpause it"),
         "lacks": AttentionKind(
@@ -85,8 +85,9 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
         ),
         "slot": AttentionKind(
             "Slot and WAL",
-            "run what the text names, else _cdc, and more often; end open transactions, or free"
-            " the disk: docs/how-to/emergency.md",
+            "run the DAG that the text names; if the WAL is unread, run _cdc, and more often; if"
+            " it has been read, end the transaction that is open longest on the source:"
+            " docs/how-to/emergency.md",
         ),
         "behind": AttentionKind(
             "Tables that don't receive changes", "follow the error of the task apply"
@@ -129,7 +130,8 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
         ),
         "failed_expectations": AttentionKind(
             "Data quality",
-            "open the report; correct the data, which the target has, or the expectation",
+            "look at the rows on the table's page; correct them at the source, or the"
+            " expectation in its file",
         ),
         "warned_expectations": AttentionKind("Data quality", "read the table's page"),
         "unevaluated_expectations": AttentionKind(

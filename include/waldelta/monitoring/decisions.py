@@ -49,7 +49,7 @@ from waldelta.monitoring.stopped_tables import Stopped, read_stopped
 from waldelta.monitoring.table_list import TableLine, latest_states
 from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.drift import open_questions
-from waldelta.pipeline.targets import open_messages
+from waldelta.pipeline.targets import open_messages, target_generations
 from waldelta.pipeline.targets.target_definition import describe
 from waldelta.pipeline.targets.unreadable_messages import (
     ANY_TABLE,
@@ -240,6 +240,16 @@ class Waiting:
     questions: list[Decision]
     commits: list[Decision]
 
+    @property
+    def count(self) -> int:
+        """Returns how many things wait, without those that a run only has to follow."""
+        return (
+            sum(one.released is None for one in self.stopped)
+            + sum(not one.is_skipped for one in self.messages)
+            + sum(not one.by for one in self.questions)
+            + len(self.commits)
+        )
+
     def as_listed(self, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
         """Returns what waits in all targets, or in these, ready for JSON."""
         listed = [as_json(one) for one in self.messages if tables is None or one.is_about(tables)]
@@ -291,6 +301,12 @@ def _of_message(message: OpenMessage) -> tuple[AttentionLevel, str, str]:
         return "failed", "decision", f"message {message.row.id} can't be read: changes wait"
     when = "" if message.is_applied else ", which no run has applied yet"
     return "warning", "decision", f"may miss a change: message {message.row.id} was skipped{when}"
+
+
+def count_waiting(pipeline: PipelineFile, ledger: Ledger) -> int:
+    """Returns how many things wait for a decision, each row in quarantine counted."""
+    rows = Decisions(ledger.lake).open_counts(target_generations(ledger))
+    return read_waiting(pipeline, ledger).count + sum(rows.values())
 
 
 def read_waiting(

@@ -7,7 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import reduce
+from itertools import takewhile
 from typing import Any
+
+import pyarrow.compute as pc
 
 from waldelta.config import PipelineFile, Source
 from waldelta.errors import SlotUnreadable
@@ -21,7 +24,9 @@ from waldelta.lake.ledger import (
     Ledger,
     Reconciliation,
     RowCounts,
+    Run,
     TableState,
+    last_rows,
 )
 from waldelta.monitoring.attention import (
     Attention,
@@ -41,6 +46,7 @@ from waldelta.monitoring.run_history import (
     complete_upto,
     lag_points,
     latest_run,
+    parsed,
     read_runs,
     results_of,
 )
@@ -73,6 +79,8 @@ _SILENT = timedelta(hours=1)
 # Results of at most this many runs are searched for one that reached apply; if none did, that
 # is reported elsewhere.
 _MOST_RESULTS = 5
+# Runs that failed the same way in a row are counted up to this number.
+_MOST_ALIKE = 50
 _OF_STATUS: tuple[tuple[str, AttentionLevel, str, str], ...] = (
     (FAILED, "failed", "failed_copy", "{}: the copy failed"),
     (NEEDS_SYNC, "warning", "needs_copy", "{}: waiting for a new copy"),
@@ -91,7 +99,8 @@ class Glance:
 
     ``runs``, ``lag``, ``operations``, ``copied`` (rows of copies) and ``changed_tables`` cover the
     window; the tables' lines may have older changes. ``recent`` are the last runs that land
-    changes, newest first, also those before the window.
+    changes, newest first, also those before the window. ``alike`` are the latest of them, as long
+    as they failed by the same class of error.
     """
 
     is_set_up: bool
@@ -108,6 +117,7 @@ class Glance:
     active: frozenset[str] = frozenset()
     attention: tuple[Attention, ...] = ()
     recent: tuple[RunLine, ...] = ()
+    alike: tuple[RunLine, ...] = ()
 
     @property
     def landing(self) -> RunLine | None:
@@ -157,8 +167,7 @@ def read_glance(
     searched back to ``reach``; raises the store's errors.
     """
     idle_checked_at, since = airflow.idle_checked_at, now - timedelta(hours=hours)
-    start = min(since, now - reach)
-    runs = _runs(ledger, start)
+    runs = _runs(ledger, start := min(since, now - reach))
     landing = [run for run in runs if run.verb in LANDING]
     recent = read_changed(ledger, since)
     changed = recent if start == since else read_changed(ledger, start)
@@ -180,6 +189,7 @@ def read_glance(
         compared=read_compared(ledger, fed),
         active=airflow.active,
         recent=tuple(landing[:_RECENT]),
+        alike=tuple(_alike(ledger, landing)),
     )
     results, waiting = results_of(ledger), read_waiting(pipeline, ledger, _behind(tables))
     items = [
@@ -203,6 +213,21 @@ def after_idle_check(glance: Glance, idle_checked_at: datetime | None) -> Glance
     # What the slot was at the start of the latest run has a page, that run's.
     lasting = tuple(item for item in glance.attention if item.kind != "slot" or not item.page)
     return replace(glance, upto=upto, attention=lasting)
+
+
+def _alike(ledger: Ledger, landing: Sequence[RunLine]) -> Iterator[RunLine]:
+    """Yields the latest runs, newest first, as long as they failed by the same class of error."""
+    failed = list(takewhile(lambda run: run.status == "failed", landing[:_MOST_ALIKE]))
+    if not failed:
+        return
+    chosen = pc.field("run_id").isin([run.run_id for run in failed])
+    rows = ledger.table(Run).scan(("at", "verb", "run_id", "result"), failed[-1].at, chosen)
+    causes = {
+        (row["verb"], row["run_id"]): (parsed(row["result"]).get("error") or {}).get("class")
+        for row in last_rows(rows, ["verb", "run_id"]).to_pylist()
+    }
+    first = causes.get((failed[0].verb, failed[0].run_id))
+    yield from takewhile(lambda run: causes.get((run.verb, run.run_id)) == first, failed)
 
 
 def _runs(ledger: Ledger, start: datetime) -> list[RunLine]:

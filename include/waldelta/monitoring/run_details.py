@@ -4,7 +4,7 @@ what each did, in the unit of its verb.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from waldelta.monitoring.check_results import (
 from waldelta.monitoring.decisions import read_of_run
 from waldelta.monitoring.run_history import LANDING, RunLine, parsed, read_result, read_runs
 from waldelta.monitoring.stopped_tables import Unmet, unmet_in_run
-from waldelta.monitoring.table_list import copied_rows, read_operations
+from waldelta.monitoring.table_list import copied_rows, latest_states, read_operations
 from waldelta.pipeline import SourceBill, StageResult, TableResult
 from waldelta.quantities import counted
 
@@ -226,7 +226,8 @@ def _work(verb: str, tables: Mapping[str, Mapping[str, Any]], copied: Mapping[st
 @dataclass(frozen=True, slots=True)
 class CopyProgress:
     """A copy under way: ``rows`` of the tables that are ``done``, the tables in work, and the rows
-    of all, which are known if each of them was copied before.
+    of all, which are known if each of them was copied before. ``missing`` are tables of the
+    pipeline file that have never been copied.
     """
 
     done: int
@@ -234,6 +235,12 @@ class CopyProgress:
     rows: int
     expected: int | None
     rows_per_second: float | None
+    missing: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Returns the number of tables that are copied, in work, or still missing."""
+        return self.done + len(self.copying) + len(self.missing)
 
     @property
     def remaining_seconds(self) -> float | None:
@@ -243,8 +250,13 @@ class CopyProgress:
         return max(0, self.expected - self.rows) / self.rows_per_second
 
 
-def read_progress(ledger: Ledger, run_id: str, seconds: float) -> CopyProgress | None:
-    """Returns how far a run is that copies tables, after this time; None before its first table."""
+def read_progress(
+    ledger: Ledger, run_id: str, seconds: float, listed: Collection[str] = ()
+) -> CopyProgress | None:
+    """Returns how far a run is that copies tables, after this time; None before its first table.
+
+    ``listed`` are the tables that the pipeline file names.
+    """
     columns = ("at", "table_name", "status", "rows")
     states = ledger.table(TableState).scan(columns, None, pc.field("run_id") == run_id)
     latest = last_rows(states, ["table_name"]).to_pylist()
@@ -255,4 +267,5 @@ def read_progress(ledger: Ledger, run_id: str, seconds: float) -> CopyProgress |
     rows, before = sum(state["rows"] or 0 for state in done), copied_rows(ledger, copying)
     expected = rows + sum(before.values()) if len(before) == len(copying) else None
     speed = rows / seconds if rows and seconds > 0 else None
-    return CopyProgress(len(done), copying, rows, expected, speed)
+    missing = sorted(set(listed) - {state.table_name for state in latest_states(ledger)})
+    return CopyProgress(len(done), copying, rows, expected, speed, tuple(missing))

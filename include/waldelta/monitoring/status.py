@@ -87,6 +87,9 @@ def last_slot(
     if is_unread or at - read_at > _KNOWN_FOR:
         word = "not readable" if is_unread else "not read lately"
         return LastSlot("unknown", word, _HEALTHY, run.retained_bytes, read_at)
+    # The worst comes first.
+    if warned := next((item for item in glance.attention if item.kind == "slot"), None):
+        return LastSlot(warned.severity, "near its limit", "", run.retained_bytes, read_at)
     return LastSlot("ok", word, "", run.retained_bytes, read_at)
 
 

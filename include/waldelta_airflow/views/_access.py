@@ -20,6 +20,7 @@ from airflow.models.dag import DagModel
 
 from waldelta.config import PipelineFile, dag_id_of
 from waldelta.lake.ledger import Ledger
+from waldelta.monitoring.decisions import count_waiting
 from waldelta_airflow.views._installed_pipelines import RUN_NOW, DagState
 from waldelta_airflow.views._render import render
 
@@ -113,6 +114,8 @@ class PipelineRequest:
     def render(self, template: str, at: datetime | None = None, **values: Any) -> str:
         """Returns a page, as render() of _render does, which may show values of rows."""
         name = self.pipeline.pipeline
+        if "waits" not in values:
+            values["waits"] = count_waiting(self.pipeline, self.ledger)
         return render(
             template,
             self.base,

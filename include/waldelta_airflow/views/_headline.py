@@ -5,15 +5,20 @@ the one button of a person who is needed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 from waldelta.config import DagKind, dag_id_of
+from waldelta.error_catalog import ERRORS
+from waldelta.errors import QualityFailed
 from waldelta.lake.ledger import Reconciliation
 from waldelta.monitoring.attention import KINDS, Attention, names
+from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
+from waldelta.quantities import counted, size
 from waldelta_airflow.views._access import DagLine
 from waldelta_airflow.views._render import airflow_url, url
 
@@ -37,9 +42,11 @@ _UNPAUSES: dict[str, DagKind] = {
 _LINKS = {
     "decision": "Decide",
     "different": "See the rows and repair them",
-    "failed_expectations": "See what failed",
+    "failed_expectations": "See the rows",
     "failed_run": "See the error",
 }
+# The DAG that a link opens in Airflow where no button helps.
+_OPENS: dict[str, DagKind] = {**_RUNS, **_UNPAUSES, "data_gap": "resync", "failed_dag_run": "cdc"}
 _RUN_WORDS: dict[DagKind, str] = {
     "cdc": "Run now",
     "initial_sync": "Copy the tables",
@@ -47,13 +54,23 @@ _RUN_WORDS: dict[DagKind, str] = {
     "setup": "Run setup",
 }
 _COPY = ("initial_sync", "resync")
-# What the next run does about it.
-_THEN = {
-    "behind": "which tries again",
-    "data_gap": "which fails again until the slot is recreated",
-    "failed_dag_run": "which tries again",
-    "failed_run": "which tries again",
-    "unchecked": "which checks its own changes",
+# Whether the state ends without a person.
+_HEALS = {
+    "behind": "no, as long as the latest run fails",
+    "copying": "yes: the CDC DAG restarts a killed copy",
+    "data_gap": "no: runs fail until the slot is recreated",
+    "decision": "no: it waits for a decision",
+    "different": "no: the rows differ until they are repaired",
+    "failed_attempt": "yes: Airflow tries again",
+    "failed_expectations": "no: the target has these rows until the source corrects them",
+    "needs_copy": "yes: the copy is automatic",
+    "never_copied": "no",
+    "new_tables": "no",
+    "paused": "no: runs start once the DAG is unpaused",
+    "paused_maintenance": "no",
+    "paused_reconcile": "no",
+    "unchecked": "yes: the next run that changes the table checks it",
+    "unpublished": "no",
 }
 # A remedy's path into the repository, which a page doesn't lead to.
 _PATH = re.compile(r":? docs/\S+")
@@ -61,26 +78,28 @@ _PATH = re.compile(r":? docs/\S+")
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """A button (``is_form``) or link."""
+    """A button (``is_form``) or link; ``is_airflow``: it leads to one of Airflow's own pages."""
 
     label: str
     address: str
     is_form: bool = False
+    is_airflow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """``since`` is when the state began, or was found. ``then`` is what the next run does about it
-    by itself, ``remedy`` what a person may do.
+    """``since`` is when the state began, or was found. ``heals`` says whether it ends without a
+    person, ``remedy`` is what a person may do.
     """
 
     state: str
     sentence: str
     cause: str = ""
     since: datetime | None = None
-    then: str = ""
+    heals: str = ""
     remedy: str = ""
     action: NextStep | None = None
+    is_of_slot: bool = False
 
 
 def read_headline(
@@ -89,9 +108,10 @@ def read_headline(
     glance: Glance,
     lines: Sequence[DagLine],
     attention: Sequence[Attention],
+    failed: Sequence[FailedExpectation] = (),
 ) -> Headline:
     """Returns the state by the first thing that needs attention; ``lines`` are the DAGs that the
-    reader sees.
+    reader sees, ``failed`` the expectations that its tables don't meet.
     """
     if not attention:
         if glance.is_set_up:
@@ -107,29 +127,120 @@ def read_headline(
     sentence, cause = first.text, ""
     if first.cause and f": {first.cause}: " in first.text:
         sentence, _, cause = first.text.partition(": ")
+    remedy = _PATH.sub("", KINDS[first.kind].remedy).replace("*", "")
+    if first.kind == "slot" and not first.page:
+        cause, remedy = _wal(glance) or ("", remedy)
+    if first.kind == "failed_expectations" and failed:
+        sentence, cause = failed_sentence(failed)
+    if " " in sentence.partition(":")[0]:
+        sentence = f"{sentence[:1].upper()}{sentence[1:]}"
     return Headline(
         first.severity,
-        f"{sentence[:1].upper()}{sentence[1:]}" if " " in sentence.partition(":")[0] else sentence,
+        sentence,
         cause,
         _since(first, glance),
-        _THEN.get(first.kind, ""),
-        _PATH.sub("", KINDS[first.kind].remedy).replace("*", ""),
-        _action(base, name, first, lines),
+        _heals(first, glance),
+        remedy,
+        _action(base, name, first, lines, glance),
+        first.kind == "slot",
     )
 
 
-def _action(base: str, name: str, item: Attention, lines: Sequence[DagLine]) -> NextStep | None:
+def failed_sentence(failed: Sequence[FailedExpectation]) -> tuple[str, str]:
+    """Returns the first expectation that isn't met, in words, and the others."""
+    told = [f"{one.table_name}: {one.meaning}: {_missed(one.finding)}" for one in failed]
+    return told[0], "\n".join(told[1:])
+
+
+def _missed(finding: str) -> str:
+    """Returns a finding as a predicate.
+
+    >>> _missed("1 row"), _missed("3 rows"), _missed("not met")
+    ('1 row fails', '3 rows fail', 'not met')
+    """
+    number, _, rows = finding.partition(" ")
+    return f"{number} {rows} {'fails' if rows == 'row' else 'fail'}" if "row" in rows else finding
+
+
+def error_sentence(
+    error: Mapping[str, Any], failed: Sequence[FailedExpectation]
+) -> tuple[str, str]:
+    """Returns a run's error as a sentence that stands alone, and the rest of it.
+
+    >>> error_sentence({"class": "SlotLost", "message": "slot 's' is lost; run resync"}, ())
+    ("slot 's' is lost", 'SlotLost: run resync')
+    >>> error_sentence({"class": "ConfigError", "message": "2 are wrong:\\n- a: b\\n- c: d"}, ())
+    ('2 are wrong: a: b', 'ConfigError: - c: d')
+    """
+    kind, message = str(error.get("class") or ""), str(error.get("message") or "").strip()
+    critical = [one for one in failed if one.verdict == "failed"]
+    if kind == QualityFailed.__name__ and critical:
+        return failed_sentence(critical)[0], f"{kind}: {message}"
+    first, _, rest = message.partition("\n")
+    if first.endswith(":") and rest:
+        item, _, rest = rest.partition("\n")
+        first = f"{first} {item.strip(' -')}"
+    elif "; " in first:
+        first, _, more = first.partition("; ")
+        rest = "\n".join(filter(None, (more, rest)))
+    return first.rstrip(":") or kind, f"{kind}: {rest.strip()}" if rest.strip() else kind
+
+
+def _heals(item: Attention, glance: Glance) -> str:
+    if item.kind not in ("failed_run", "failed_dag_run"):
+        return _HEALS.get(item.kind, "")
+    times = len(glance.alike)
+    again = f"it failed {counted(times, 'time')} the same way" if times > 1 else ""
+    error = ERRORS.get(item.cause)
+    if error is None:
+        return f"not likely: {again}" if again else ""
+    if error.retryable:
+        return f"yes, once the cause is gone{f': {again}' if again else ''}"
+    return f"no: {again or 'the next run fails the same way'}"
+
+
+def _wal(glance: Glance) -> tuple[str, str] | None:
+    """Returns what holds the slot's WAL, and what to do about it; None where it isn't known."""
+    run = glance.landing
+    if run is None or run.lag_bytes is None or not run.retained_bytes or run.wal_status == "lost":
+        return None
+    if _is_read(glance):
+        cause = (
+            f"Only {size(run.lag_bytes)} of it is unread. PostgreSQL keeps the rest, which has been"
+            " read, for a transaction that is still open"
+        )
+        remedy = "end the transaction open longest on the source (pg_stat_activity.xact_start)"
+        return cause, remedy
+    return (
+        f"{size(run.lag_bytes)} of it is unread",
+        "run the CDC DAG, and more often than now",
+    )
+
+
+def _is_read(glance: Glance) -> bool:
+    """Returns whether most of the WAL that the slot keeps has been read already."""
+    run = glance.landing
+    return run is not None and 2 * (run.lag_bytes or 0) < (run.retained_bytes or 0)
+
+
+def _action(
+    base: str, name: str, item: Attention, lines: Sequence[DagLine], glance: Glance
+) -> NextStep | None:
     if kind := _UNPAUSES.get(item.kind):
-        may = any(line.state.kind == kind and line.may_unpause for line in lines)
-        address = url(base, "p", name, "dags", kind, "unpause")
-        return NextStep(f"Unpause {dag_id_of(name, kind)}", address, True) if may else None
-    if (kind := _RUNS.get(item.kind)) and (start := _start(base, name, kind, lines)):
+        if any(line.state.kind == kind and line.may_unpause for line in lines):
+            address = url(base, "p", name, "dags", kind, "unpause")
+            return NextStep(f"Unpause {dag_id_of(name, kind)}", address, is_form=True)
+    elif item.kind == "slot" and _is_read(glance):
+        return NextStep("See the slot", url(base, "p", name) + "#lag")
+    elif (kind := _RUNS.get(item.kind)) and (start := _start(base, name, kind, lines)):
         return start
-    if item.kind == "data_gap":
-        return NextStep("Open the resync DAG", airflow_url(base, "dags", dag_id_of(name, "resync")))
     page = item.page
     if item.kind.endswith("_expectations") and len(item.objects) == 1:
         page = ("table", *item.objects)
+    if kind := (_OPENS.get(item.kind) if not page or item.kind == "data_gap" else None):
+        dag_id = dag_id_of(name, kind)
+        label = "Open the resync DAG" if kind == "resync" else f"Open {dag_id} in Airflow"
+        return NextStep(label, airflow_url(base, "dags", dag_id), is_airflow=True)
     if not page:
         return None
     word = _LINKS.get(item.kind, "Open the run" if page[0] == "run" else f"Open {page[0]}")
@@ -178,6 +289,8 @@ def _of_answers(item: Attention, glance: Glance) -> datetime | None:
 
 def _of_failures(glance: Glance) -> datetime | None:
     """Returns the first of the runs that failed without one in between that succeeded."""
+    if glance.alike:
+        return glance.alike[-1].at
     at = None
     for run in (run for run in glance.runs if run.verb == "consume"):
         if run.status != "failed":

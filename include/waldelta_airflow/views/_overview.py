@@ -131,6 +131,11 @@ class Card:
         return [*_highest(lags, _POINTS), Lag.since(glance.upto, self.at).seconds]
 
     @property
+    def is_stale(self) -> bool:
+        """Returns whether earlier results of comparisons say nothing of the lake now."""
+        return pages.is_stale(self.attention)
+
+    @property
     def worst(self) -> float | None:
         """Returns the highest lag in seconds."""
         return max((value for value in self.values if value is not None), default=None)

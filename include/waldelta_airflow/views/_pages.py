@@ -27,6 +27,7 @@ from waldelta.monitoring.attention import (
     worst_first,
 )
 from waldelta.monitoring.check_results import (
+    FailedExpectation,
     HeatMap,
     HeatRow,
     expectations_map,
@@ -47,6 +48,7 @@ from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.run_details import CopyProgress, read_progress, read_run, read_work
 from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points, read_runs
 from waldelta.monitoring.status import last_slot, slot_forecast
+from waldelta.monitoring.stopped_tables import read_failures
 from waldelta.monitoring.table_history import read_comparisons, table_events
 from waldelta.monitoring.table_list import (
     read_rows_by_run,
@@ -54,6 +56,7 @@ from waldelta.monitoring.table_list import (
     replicated_tables,
 )
 from waldelta.pipeline.lag import Lag
+from waldelta.postgres.publication_checks import listed
 from waldelta.stages.check.reports.docs_store import DocsStore
 from waldelta.stages.check.reports.page import (
     CheckedRun,
@@ -65,7 +68,7 @@ from waldelta.stages.check.reports.page import (
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow._dag_attention import of_dags
 from waldelta_airflow.views._access import PipelineRequest
-from waldelta_airflow.views._headline import read_headline
+from waldelta_airflow.views._headline import error_sentence, read_headline
 from waldelta_airflow.views._installed_pipelines import (
     Button,
     Schedule,
@@ -99,6 +102,9 @@ _MOST_LISTED = 200
 _ROWS_SHOWN = 100
 # How far back the lists of runs and of reconciliations go.
 _HISTORY_SHOWN = timedelta(days=30)
+
+# Kinds after which a target may differ from a source that it was equal to.
+_OUTDATES = IN_DOUBT | {"data_gap", "failed_dag_run", "failed_run", "paused", "source"}
 
 _SECONDS = Measure("behind, in time", duration, ceiling_of_seconds)
 
@@ -142,6 +148,7 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
     forecast = slot_forecast(pipeline, request.ledger, glance)
     lines = request.reader.lines(schedule.dags)
     attention = attention_of(pipeline, glance, schedule, at)
+    failed = _failed_of_first(request.ledger, attention)
     turn = Turning.of(number, len(glance.tables), _TABLES_PER_PAGE)
     return request.render(
         "pipeline.html",
@@ -156,11 +163,12 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
         slot=slot,
         forecast=forecast,
         schedule=schedule,
-        headline=read_headline(base, name, glance, lines, attention),
+        headline=read_headline(base, name, glance, lines, attention, failed),
+        is_stale=is_stale(attention),
         attention=attention[1:],
         strip=run_strip(base, name, glance.recent, at),
         flow=flow(pipeline, glance, slot, hours, read_consumers(name)),
-        progress=_progress(request.ledger, schedule, at),
+        progress=_progress(pipeline, request.ledger, schedule, at),
         plots=[
             _lag_chart(request, glance.lag, _SECONDS, lambda lag: lag.seconds),
             wal_chart(base, name, glance.runs, forecast),
@@ -170,11 +178,28 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
     )
 
 
-def _progress(ledger: Ledger, schedule: Schedule, at: datetime) -> CopyProgress | None:
+def _failed_of_first(ledger: Ledger, attention: Sequence[Attention]) -> Sequence[FailedExpectation]:
+    """Returns the expectations not met that the first attention is about, if it is about some."""
+    if not attention or attention[0].kind != "failed_expectations":
+        return ()
+    failed = read_failed(ledger, attention[0].objects)
+    return [one for one in failed if one.verdict == "failed"]
+
+
+def is_stale(attention: Sequence[Attention]) -> bool:
+    """Returns whether earlier results of comparisons say nothing of the lake now."""
+    return any(item.severity == "failed" and item.kind in _OUTDATES for item in attention)
+
+
+def _progress(
+    pipeline: PipelineFile, ledger: Ledger, schedule: Schedule, at: datetime
+) -> CopyProgress | None:
     """Returns how far the copy is that is under way, if there is one."""
     for state in schedule.under_way:
         if state.kind in ("initial_sync", "resync") and state.run_id and state.run_at:
-            return read_progress(ledger, state.run_id, (at - state.run_at).total_seconds())
+            tables = {str(table) for _, table in listed(pipeline.source)}
+            seconds = (at - state.run_at).total_seconds()
+            return read_progress(ledger, state.run_id, seconds, tables)
     return None
 
 
@@ -228,12 +253,18 @@ def run_page(request: PipelineRequest, verb: str, run_id: str) -> tuple[str, boo
     dag_id, dag_run = dag_of_verb(request.pipeline.pipeline, verb), None
     if dag_id is not None and request.reader.may_read_dag(dag_id):
         dag_run = read_dag_run(dag_id, run_id)
+    error = details.error if details is not None else {}
+    sentence, cause = (
+        error_sentence(error, details.failed) if details is not None and error else ("", "")
+    )
     text = request.render(
         "run_unknown.html" if details is None else "run.html",
         here="runs",
         verb=verb,
         run_id=run_id,
         run=details,
+        sentence=sentence,
+        cause=cause,
         reports=reports_of(request.pipeline, run_id) if details is not None else {},
         dag_id=dag_id,
         dag_run=dag_run,
@@ -335,8 +366,20 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
         reports=reports_of(pipeline, failed[0].run_id) if failed else {},
         attention=(found := concerning(table, glance.attention)),
         is_in_doubt=any(item.kind in IN_DOUBT for item in found),
+        is_different=table in glance.compared.different,
+        failure=_failure(ledger, glance, table) if "behind" in {i.kind for i in found} else None,
     )
     return text, bool(states)
+
+
+def _failure(ledger: Ledger, glance: Glance, table: str) -> tuple[str, str] | None:
+    """Returns why changes of a table wait, and the id of the run that failed by it."""
+    if error := read_failures(ledger).get(table):
+        return f"{error['class']}: {error['message']}", str(error["run_id"])
+    for item in glance.attention:
+        if item.kind in ("failed_run", "failed_attempt"):
+            return item.text.partition(": ")[2] or item.text, item.page[-1]
+    return None
 
 
 def _by_column(

@@ -140,8 +140,12 @@ def first_sentence(text: str) -> tuple[str, str]:
 
     >>> first_sentence("the slot is lost: run resync")
     ('the slot is lost: run resync', '')
+    >>> first_sentence("2 tables failed:\\n- a: no room\\n" + 200 * "x")[0]
+    '2 tables failed: a: no room'
     """
-    first = _SENTENCE.split(text, maxsplit=1)[0]
+    first, *more = _SENTENCE.split(text, maxsplit=2)
+    if first.endswith(":") and more:
+        first = f"{first} {more[0].removeprefix('- ')}"
     if len(text) <= _SHORT:
         return text, ""
     return (first if len(first) <= _SHORT else f"{first[:_SHORT].rsplit(' ', 1)[0]} …"), text

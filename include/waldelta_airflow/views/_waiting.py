@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from fastapi import HTTPException, Request
 
+from waldelta.config import dag_id_of
 from waldelta.config.parse_text import parse_json
 from waldelta.decision_options import ACTIONS, DecisionRequest
 from waldelta.errors import ConfigError
@@ -107,6 +108,8 @@ def waiting_page(request: PipelineRequest, chosen: Chosen, button: Button) -> st
         stopped=waiting.stopped,
         questions=waiting.questions,
         commits=waiting.commits,
+        may_repair=request.reader.may_trigger(dag_id_of(pipeline.pipeline, "reconcile")),
+        waits=waiting.count + keys.num_rows,
     )
 
 

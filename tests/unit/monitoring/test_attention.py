@@ -101,6 +101,15 @@ def test_a_lost_slot_is_named_once_and_without_positions(book):
     assert (told.text, told.page) == expected
 
 
+def test_runs_that_failed_the_same_way_are_counted_from_the_latest(book):
+    for n, kind in enumerate(("LockHeld", "SchemaChanged", "SchemaChanged", "SchemaChanged")):
+        why = json.dumps({"error": {"class": kind, "message": f"message {n}"}})
+        book.append(run(f"r{n}", minutes(n), "failed", result=why))
+    assert [one.run_id for one in glance(book, 5).alike] == ["r3", "r2", "r1"]
+    book.append(run("fine", minutes(5)))
+    assert glance(book, 6).alike == ()
+
+
 def test_what_only_warns_is_told_behind_what_fails(book):
     """Drift, freshness, rows without parents; failed nightly runs; failed comparisons."""
     for name in "abcd":

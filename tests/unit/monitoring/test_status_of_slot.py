@@ -11,6 +11,7 @@ READ = run("r", minutes(0), wal_status="reserved", retained_bytes=7)
 DOWN = run("down", minutes(10), "failed", as_of=None)
 BROKE_LATER = run("late", minutes(10), "failed", wal_status="reserved", retained_bytes=9)
 LOST = run("lost", minutes(10), "failed", wal_status="lost", retained_bytes=9)
+FULL = run("full", minutes(10), wal_status="extended", retained_bytes=6000 << 20)
 ENDANGERED = run("near", minutes(10), wal_status="unreserved", retained_bytes=9)
 
 # rows of runs, now, when an idle check succeeded, a failed DAG run -> mark, word, was, read at
@@ -28,6 +29,7 @@ SLOTS = [
     ("it is lost, however long ago", [READ, LOST], 300, None, "lost", ("failed", "lost", "", 10)),
     ("it is in danger", [READ, ENDANGERED], 300, None, None,
      ("warning", "about to be lost", "", 10)),
+    ("it keeps much", [READ, FULL], 15, None, None, ("warning", "near its limit", "", 10)),
 ]  # fmt: skip
 
 

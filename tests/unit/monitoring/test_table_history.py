@@ -81,6 +81,13 @@ def test_how_far_a_copy_is(tmp_path, states, expected):
     assert (found and tuple(getattr(found, name) for name in names)) == expected
 
 
+def test_a_copy_counts_the_tables_that_it_has_not_reached(tmp_path):
+    ledger = Ledger(Lake((tmp_path / "lake").as_uri()))
+    ledger.append(replace(state(1, "copying"), run_id="sync"))
+    found = read_progress(ledger, "sync", 100.0, [NAME, "public.z"])
+    assert (found.done, found.count, found.missing) == (0, 2, ("public.z",))
+
+
 def test_rows_by_run_add_up_attempts_of_one_table(tmp_path):
     ledger = Ledger(Lake((tmp_path / "lake").as_uri()))
     for n, run_id in enumerate(("a", "a", "b", "c")):

@@ -803,9 +803,60 @@ def test_external_commits_wait_until_they_are_accepted(shop, open_pages):
     )
     text = open_pages("op").get("/p/shop/waiting").text
     section = text[text.index('id="commits"') : text.index('id="rows"')]
-    said = ("version 7 (UPDATE by notebook", 'value="accept"', "/p/shop/reconciliation")
+    said = ("version 7 (UPDATE by notebook", 'value="accept"', "/p/shop/repair/public.orders")
     assert not lacking(section, *said)
-    assert 'value="accept"' not in open_pages("viewer").get("/p/shop/waiting").text
+    assert section.index("Compare and repair") < section.index("Accept as it is")
+    seen = open_pages("viewer").get("/p/shop/waiting").text
+    assert "/p/shop/repair" not in seen
+    assert 'value="accept"' not in seen
+
+
+@pytest.mark.parametrize("page", ["", "/runs", "/expectations", "/waiting", "/table/public.orders"])
+def test_the_navigation_counts_what_waits(shop, open_pages, page):
+    count = re.compile(r'waiting for you <span class="mark warning">(\d+)<')
+    assert count.findall(open_pages("viewer").get(f"/p/shop{page}").text) == ["1"]
+
+
+def test_a_pipeline_that_isnt_set_up_has_steps(write_pipeline, schedules, open_pages):
+    """Each leads to its DAG, also where Airflow's database doesn't say how it is."""
+    write_pipeline("fresh")
+    setup = DagState("setup", "fresh_setup", is_paused=True)
+    for dags, word in (((), "state not known"), ((setup,), "</span> paused</span>")):
+        schedules["fresh"] = Schedule(dags=dags)
+        text = open_pages("viewer").get("/p/fresh").text
+        steps = text[text.index('<ol class="steps">') :].partition("</ol>")[0]
+        links = re.findall(r'target="_top" href="/dags/([^"]+)"', steps)
+        assert links == ["fresh_setup", "fresh_initial_sync", "fresh_cdc"]
+        assert word in steps
+
+
+def test_what_was_equal_before_a_problem_is_grey(shop, schedules, open_pages):
+    """And a table that differs isn't called synced."""
+    ledger = Ledger(Lake(shop.target.root))
+    for table in ("public.orders", "public.fine"):
+        Reconciliations(ledger.lake).add([Reconciliation(now(), "r", table, "equal")])
+    client = open_pages("viewer")
+    assert 'passed"><span aria-hidden="true">✓</span> 2 of 2 tables<' in client.get("/p/shop").text
+    schedules["shop"] = Schedule(is_paused=True)
+    for address in ("/", "/p/shop"):
+        text = client.get(address).text
+        assert "2 of 2 tables before the problem" in text
+    differs = Reconciliation(now(), "r2", "public.orders", "different", missing=1)
+    Reconciliations(ledger.lake).add([differs])
+    for address in ("/p/shop", "/p/shop/table/public.orders"):
+        text = client.get(address).text
+        assert "</span> differs</span>" in text, address
+        assert "</span> synced</span>" not in text, address
+
+
+def test_a_table_whose_changes_wait_names_the_cause_and_its_run(shop, open_pages):
+    why = {"class": "SchemaChanged", "message": "public.orders: column a changed its type"}
+    found = {"error": why, "not_applied": ["public.orders"]}
+    failed = run("stuck", now(), "failed", result=json.dumps(found))
+    Ledger(Lake(shop.target.root)).append(replace(failed, applied=False))
+    text = open_pages("viewer").get("/p/shop/table/public.orders").text
+    assert "SchemaChanged: public.orders: column a changed its type" in text
+    assert re.search(r'href="/p/shop/run/any/stuck">See the error', text)
 
 
 def test_changes_of_source_tables_wait_until_they_are_decided_on(shop, open_pages, decided):

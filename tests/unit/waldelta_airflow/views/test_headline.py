@@ -7,11 +7,12 @@ from tests.cases import cases
 from tests.support.bookkeeping import NOON
 from waldelta.lake.ledger import RowCounts
 from waldelta.monitoring.attention import KINDS, Attention
+from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
 from waldelta.monitoring.reconciliation_status import Compared
 from waldelta.monitoring.run_history import RunLine
 from waldelta_airflow.views._access import DagLine
-from waldelta_airflow.views._headline import read_headline
+from waldelta_airflow.views._headline import error_sentence, read_headline
 from waldelta_airflow.views._installed_pipelines import RUN_NOW, DagState
 from waldelta_airflow.views._render import first_sentence, run_name
 
@@ -38,10 +39,12 @@ BUTTONS = [
      ("Open the resync DAG", "/dags/shop_resync", False)),
     ("one table's check", Attention("failed", "failed_expectations", "t: failed",
                                     ("expectations",), objects=("t",)),
-     ("See what failed", "/p/shop/table/t", False)),
+     ("See the rows", "/p/shop/table/t", False)),
     ("two tables' checks", Attention("failed", "failed_expectations", "t, u: failed",
                                      ("expectations",), objects=("t", "u")),
-     ("See what failed", "/p/shop/expectations", False)),
+     ("See the rows", "/p/shop/expectations", False)),
+    ("a run that only Airflow knows", Attention("failed", "failed_dag_run", "failed"),
+     ("Open shop_cdc in Airflow", "/dags/shop_cdc", False)),
     ("nothing to press", Attention("warning", "lacks", "no pool"), None),
 ]  # fmt: skip
 
@@ -54,7 +57,11 @@ def test_the_button_is_the_one_that_helps(item, expected):
 
 def test_no_button_for_what_may_not_or_would_not_start():
     item = Attention("failed", "paused", "the CDC DAG is paused")
-    assert headline(item, lines=[replace(line, may_unpause=False) for line in LINES]).action is None
+    may_not = [replace(line, may_unpause=False) for line in LINES]
+    for lines in (may_not, []):
+        step = headline(item, lines=lines).action
+        assert (step.label, step.address) == ("Open shop_cdc in Airflow", "/dags/shop_cdc")
+        assert (step.is_airflow, step.is_form) == (True, False)
     drift = Attention("warning", "drift", "t: drifted", ("reconciliation",))
     busy = [replace(line, state=replace(line.state, run_state="running")) for line in LINES]
     assert not headline(drift, lines=busy).action.is_form
@@ -75,7 +82,64 @@ def test_a_failure_began_with_the_first_run_that_failed_and_says_its_cause():
     assert found.sentence == "The latest run failed"
     assert found.cause == "SchemaChanged: public.t: column a changed"
     assert found.since == NOON + timedelta(hours=3)
-    assert found.then == "which tries again"
+    assert found.heals == "no: the next run fails the same way"
+
+
+HEALS = [
+    ("an error that stays, once", "SchemaChanged", 1, "no: the next run fails the same way"),
+    ("again and again", "SchemaChanged", 4, "no: it failed 4 times the same way"),
+    ("a server that is away", "SourceUnreachable", 3,
+     "yes, once the cause is gone: it failed 3 times the same way"),
+    ("an error of another library, once", "OSError", 1, ""),
+    ("and again", "OSError", 2, "not likely: it failed 2 times the same way"),
+]  # fmt: skip
+
+
+@cases("cause, times, expected", HEALS)
+def test_whether_a_failure_heals_by_itself(cause, times, expected):
+    alike = tuple(run(9 - n, "failed") for n in range(times))
+    item = Attention("failed", "failed_run", f"the latest run failed: {cause}: why", cause=cause)
+    found = headline(item, glance=replace(GLANCE, alike=alike))
+    assert (found.heals, found.since) == (expected, alike[-1].at)
+
+
+WAL = [
+    ("all of it is read", 2048, "Only 2 kB of it is unread", "end the transaction", "See the slot"),
+    ("it is unread", 5 << 30, "5 GB of it is unread", "run the CDC DAG", "Run now"),
+]
+
+
+@cases("unread, cause, remedy, label", WAL)
+def test_what_keeps_the_wal_and_what_to_do(unread, cause, remedy, label):
+    line = replace(run(1, "succeeded"), lag_bytes=unread, retained_bytes=6 << 30)
+    slot = replace(line, wal_status="reserved")
+    item = Attention("warning", "slot", "the slot keeps 6 GB of WAL")
+    found = headline(item, glance=replace(GLANCE, runs=(slot,), latest=slot))
+    assert found.cause.startswith(cause)
+    assert found.remedy.startswith(remedy)
+    assert found.action.label == label
+
+
+def test_a_failed_expectation_is_named_by_its_meaning_and_its_rows():
+    item = Attention("failed", "failed_expectations", "t: critical expectations failed",
+                     ("expectations",), objects=("t",))  # fmt: skip
+    failed = [
+        FailedExpectation(NOON, "r", "t", meaning, "critical", finding)
+        for meaning, finding in (("amount isn't negative", "3 rows"), ("key is unique", "not met"))
+    ]
+    found = read_headline("", "shop", GLANCE, LINES, [item], failed)
+    assert found.sentence == "t: amount isn't negative: 3 rows fail"
+    assert found.cause == "t: key is unique: not met"
+
+
+def test_a_runs_headline_is_a_sentence_with_what_failed():
+    message = "1 critical expectation failed (the changes are applied and safe):\n  - t: a: 1 row"
+    error = {"class": "QualityFailed", "message": message}
+    failed = [FailedExpectation(NOON, "r", "t", "a", "critical", "1 row")]
+    assert error_sentence(error, failed) == ("t: a: 1 row fails", f"QualityFailed: {message}")
+    sentence, _ = error_sentence(error, [])
+    assert sentence.endswith("applied and safe): t: a: 1 row")
+    assert error_sentence({"class": "OSError"}, []) == ("OSError", "OSError")
 
 
 def test_a_remedy_names_no_file_of_the_repository():
