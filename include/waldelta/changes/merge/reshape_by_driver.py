@@ -64,13 +64,13 @@ def reshape_by_driver(
     fields = [*_fields(table.schema, evolution.columns, types), *map(table.schema.field, kept)]
     table.list_features(pa.schema(fields))
     redefinition = redefined(table, pa.schema(fields), partitions_after(table, evolution, types))
-    rows = None if redefinition is None else _rows(table, evolution, types, kept)
-    if redefinition is None or rows is None:
+    if redefinition is None:
         return False
-    schema = redefinition.layout.schema
-    reshaped = pa.table([rows[f.name].cast(f.type) for f in schema], schema=schema)
+    rows = _rows(table, evolution, types, kept, redefinition.layout.schema)
+    if rows is None:
+        return False
     try:
-        replace_by_rows(table, table.held_files, reshaped, tag, redefinition=redefinition)
+        replace_by_rows(table, table.held_files, rows, tag, redefinition=redefinition)
     except Overtaken as err:  # After any other error, the commit may exist.
         log.info("Spark rewrites %s, since the driver can't: %s", target.uri, without_values(err))
         return False
@@ -93,17 +93,21 @@ def _rows(
     evolution: Evolution,
     types: Mapping[str, TargetType],
     kept: Collection[str],
-) -> dict[str, pa.Array | pa.ChunkedArray] | None:
-    """Returns the new columns; None where Spark must read the table."""
+    schema: pa.Schema,
+) -> pa.Table | None:
+    """Returns the rows with the new columns; None where Spark must read the table, or cast its
+    values.
+    """
     try:
         rows = small_rows(table)
+        if rows is None:
+            return None
+        columns = {name: rows[name] for name in kept}
+        columns |= _columns(rows, evolution, types, has_raw=RAW in kept)
+        return pa.table([columns[f.name].cast(f.type) for f in schema], schema=schema)
     except READ_FAILURES as err:
         log.info("Spark rewrites %s: %s", table.place.uri, without_values(err))
         return None
-    if rows is None:
-        return None
-    columns = _columns(rows, evolution, types, has_raw=RAW in kept)
-    return {name: rows[name] for name in kept} | columns
 
 
 def _fields(

@@ -259,9 +259,13 @@ def _lacks_order(table: TargetVersion, z_order: Sequence[str]) -> bool:
 
 
 def _order_of(commit: Mapping[str, Any]) -> Any:
-    """Returns the columns by which a commit sorted rows; other writers' entries have any form."""
+    """Returns the columns by which a commit sorted all rows; other writers' entries have any
+    form.
+    """
     try:
-        return json.loads(commit["operationParameters"]["zOrderBy"])
+        parameters = commit["operationParameters"]
+        # OPTIMIZE with a WHERE sorts only some partitions.
+        return json.loads(parameters["zOrderBy"]) if parameters["predicate"] == "[]" else None
     except (LookupError, TypeError, ValueError):
         return None
 

@@ -238,7 +238,7 @@ def _commit(table: TargetVersion, columns: pa.Schema, files: Sequence[NewFile], 
     """Replace the old files with the new ones; returns the version that has them, or raises
     LateWriter.
     """
-    place, schema = table.place, table.schema
+    place, schema, partition_by = table.place, table.schema, [*table.layout.partition_by]
     late = LateWriter(
         f"{place.uri} was changed by another writer while it was replaced: run the sync again"
     )
@@ -255,6 +255,7 @@ def _commit(table: TargetVersion, columns: pa.Schema, files: Sequence[NewFile], 
                 ) from None
             # The copy replaces external rows like all others, as if they had come before it.
             table = place.open()
-            if table.schema != schema or not _fits(table, columns):
+            is_other = table.schema != schema or [*table.layout.partition_by] != partition_by
+            if is_other or not _fits(table, columns):
                 raise late from err
     raise late

@@ -14,8 +14,10 @@ FILES = [HeldFile(f"{number}.parquet", 8 << 20, 250_000) for number in range(4)]
 @pytest.mark.parametrize(
     ("columns", "parameters", "lacks"),
     [
-        (["place"], {"zOrderBy": '["place"]'}, False),
-        (["a.b", "place"], {"zOrderBy": '["`a.b`","place"]'}, False),
+        (["place"], {"zOrderBy": '["place"]', "predicate": "[]"}, False),
+        (["a.b", "place"], {"zOrderBy": '["`a.b`","place"]', "predicate": "[]"}, False),
+        (["place"], {"zOrderBy": '["place"]', "predicate": """["('day > 1)"]"""}, True),
+        (["place"], {"zOrderBy": '["place"]'}, True),
         (["place"], {"zOrderBy": '["day"]'}, True),
         (["place"], {"zOrderBy": "[]"}, True),
         (["place"], {"zOrderBy": "no list"}, True),

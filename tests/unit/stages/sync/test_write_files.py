@@ -164,6 +164,20 @@ def test_what_others_commit_meanwhile_is_replaced_as_what_they_did_before(uri):
     assert ids(uri) == [2]
 
 
+def test_files_of_other_partitions_are_not_committed(uri):
+    """An external writer has divided the rows by a column while tasks wrote undivided files."""
+    copied(uri, [part(1)])
+
+    def divide():
+        rows = pa.table(part(9).to_pydict(), SCHEMA)
+        write_deltalake(uri, rows, mode="overwrite", schema_mode="overwrite", partition_by=["v"])
+
+    with pytest.raises(LateWriter):
+        copied(uri, [part(2)], attempt=2, meanwhile=divide)
+    assert DeltaTable(uri).metadata().partition_columns == ["v"]
+    assert ids(uri) == [9]
+
+
 def test_a_commit_whose_answer_was_lost_counts(uri, monkeypatch):
     target = open_target(table_at(uri), COLUMNS)
     real = delta_target.commit_files
