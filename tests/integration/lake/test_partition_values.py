@@ -125,3 +125,18 @@ def test_a_partition_column_that_the_source_renames(runner, database, lake, colu
     (warning,) = [text for text in pipeline.maintain(runner).warnings if "its layout" in text]
     assert f"the pipeline file names {name}, which the target doesn't have" in warning
     assert divided_by() == ["location"]
+
+
+def test_a_partition_column_that_the_source_replaces(runner, database, lake):
+    """By one of the same name, whose value for existing rows no partition can have."""
+    database.execute("create table t(id int primary key, p text)")
+    database.execute("insert into t select i, 'p' || i % 3 from generate_series(1, 9) i")
+    layout = {"root": lake, "tables": {"public.t": {"partition_by": ["p"]}}}
+    pipeline = copied_pipeline(runner, new_pipeline(database, lake, ["public.t"], target=layout))
+    database.execute(
+        "alter table t drop column p; alter table t add column p text default '';"
+        " insert into t values (10, 'q')"
+    )
+    assert pipeline.consume(runner).status == "succeeded"
+    assert DeltaTable(pipeline.target_path("public.t")).metadata().partition_columns == []
+    assert differing(runner, pipeline.job(), "public.t") == {}

@@ -24,7 +24,7 @@ from pyarrow.fs import FileSelector, FileType
 from waldelta.changes.stage.net_files import batches, parts_at_once
 from waldelta.errors import EmptyPartitionValue
 from waldelta.failpoints import fault_point
-from waldelta.lake import Tag, TargetVersion, remove_folder
+from waldelta.lake import DeltaTarget, Tag, TargetVersion, remove_folder
 from waldelta.lake.data_file import DataFiles, new_prefix
 from waldelta.lake.layout import HeldFile, Layout, NewFile, Redefinition
 from waldelta.lake.staging_leftovers import division_folder
@@ -42,9 +42,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Records:
-    """What tasks have written for one layout: for paths of former files, new files."""
+    """What tasks have written for one layout: for paths of former files, new files.
 
-    table: TargetVersion
+    Spark sends it to tasks, as it can't a TargetVersion.
+    """
+
+    place: DeltaTarget
     layout: Layout
     folder: str
 
@@ -54,33 +57,31 @@ class _Records:
 
     def write(self, former: Sequence[HeldFile], files: Sequence[NewFile]) -> str:
         """Record files that a task has written, once they are durable; returns the record."""
-        lake, place = self.table.place.lake, self.table.place
-        sync_files(place.uri, [file.path for file in files])
+        sync_files(self.place.uri, [file.path for file in files])
         record = {
             "origin": self._origin,
             "former": [file.path for file in former],
             "files": [[f.path, f.size, f.stats, {**f.partition}] for f in files],
         }
         parent, _, name = self.folder.rpartition("/")
-        folder, text = lake.files(parent), json.dumps(record)
+        folder, text = self.place.lake.files(parent), json.dumps(record)
         folder.create_dir(name)
         with folder.open_output_stream(f"{name}/{uuid.uuid4()}.json") as sink:
             sink.write(text.encode())
         return text
 
-    def read(self) -> dict[str, list[NewFile]]:
+    def read(self, held: set[str]) -> dict[str, list[NewFile]]:
         """Returns the new files by the former file whose rows they have; a task's are under the
-        first of its former ones.
+        first of its former ones. ``held`` are the paths of the table's files.
 
         Those of another layout, those of files that the table no longer has, and those that a
         VACUUM has removed are left out. Their files stay for the next VACUUM: after a kill behind
         the commit they are the table's own, and another run may be about to commit them.
         """
-        held = {file.path for file in self.table.held_files}
         new: dict[str, list[NewFile]] = {}
         for record in self._stored():
             files = [NewFile(*file) for file in record["files"]]
-            is_valid = record["origin"] == self._origin and held.issuperset(record["former"])
+            is_valid = record["origin"] == self._origin and held >= {*record["former"]}
             is_first = new.keys().isdisjoint(record["former"])
             if is_valid and is_first and self._are_there([file.path for file in files]):
                 first, *others = record["former"]
@@ -89,7 +90,7 @@ class _Records:
 
     def _stored(self) -> list[dict[str, list[str]]]:
         parent, _, name = self.folder.rpartition("/")
-        folder = self.table.place.lake.files(parent)
+        folder = self.place.lake.files(parent)
         listed = folder.get_file_info(FileSelector(name, allow_not_found=True))
         records = []
         for one in listed:
@@ -99,7 +100,7 @@ class _Records:
         return records
 
     def _are_there(self, paths: list[str]) -> bool:
-        infos = self.table.place.files.get_file_info(paths) if paths else []
+        infos = self.place.files.get_file_info(paths) if paths else []
         return all(info.type is FileType.File for info in infos)
 
 
@@ -114,7 +115,8 @@ class Division:
     @property
     def _records(self) -> _Records:
         layout = Layout.of(self.table.schema, self.partition_by, self.table.properties)
-        return _Records(self.table, layout, division_folder(self.table.place.lake, self.table_name))
+        place = self.table.place
+        return _Records(place, layout, division_folder(place.lake, self.table_name))
 
     def write(self, runner: Runner) -> list[NewFile]:
         """Returns the new files, and has tasks write those that no earlier attempt has recorded.
@@ -124,7 +126,7 @@ class Division:
         """
         records = self._records
         place, layout = self.table.place, records.layout
-        new = records.read()
+        new = records.read({file.path for file in self.table.held_files})
         parts = shares([file for file in self.table.held_files if file.path not in new])
 
         def write(number: int) -> pa.Table:
