@@ -89,7 +89,7 @@ def last_slot(
         return LastSlot("unknown", word, _HEALTHY, run.retained_bytes, read_at)
     # The worst comes first.
     if warned := next((item for item in glance.attention if item.kind == "slot"), None):
-        return LastSlot(warned.severity, "near its limit", "", run.retained_bytes, read_at)
+        return LastSlot(warned.severity, "at risk", "", run.retained_bytes, read_at)
     return LastSlot("ok", word, "", run.retained_bytes, read_at)
 
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from waldelta.config import DagKind, dag_id_of
-from waldelta.error_catalog import ERRORS
+from waldelta.error_catalog import ERROR_CATALOG, ERRORS
 from waldelta.errors import QualityFailed
 from waldelta.lake.ledger import Reconciliation
 from waldelta.monitoring.attention import KINDS, Attention, names
@@ -73,7 +73,7 @@ _HEALS = {
     "unpublished": "no",
 }
 # A remedy's path into the repository, which a page doesn't lead to.
-_PATH = re.compile(r":? docs/\S+")
+_PATH = re.compile(r":? \(?docs/\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def read_headline(
     sentence, cause = first.text, ""
     if first.cause and f": {first.cause}: " in first.text:
         sentence, _, cause = first.text.partition(": ")
-    remedy = _PATH.sub("", KINDS[first.kind].remedy).replace("*", "")
+    remedy = remedy_of(first.kind, first.cause)
     if first.kind == "slot" and not first.page:
         cause, remedy = _wal(glance) or ("", remedy)
     if first.kind == "failed_expectations" and failed:
@@ -144,6 +144,18 @@ def read_headline(
         _action(base, name, first, lines, glance),
         first.kind == "slot",
     )
+
+
+def remedy_of(kind: str, cause: str = "") -> str:
+    """Returns what a person may do: about a run's error what the error's class says.
+
+    >>> remedy_of("failed_run", "SchemaChanged")
+    'follow the message, then sync the table: initial sync with tables'
+    """
+    found = KINDS[kind].remedy
+    if kind == "failed_run" and cause in ERROR_CATALOG:
+        found = ERROR_CATALOG[cause].remedy
+    return _PATH.sub("", found).replace("*", "")
 
 
 def failed_sentence(failed: Sequence[FailedExpectation]) -> tuple[str, str]:
@@ -175,7 +187,9 @@ def error_sentence(
     kind, message = str(error.get("class") or ""), str(error.get("message") or "").strip()
     critical = [one for one in failed if one.verdict == "failed"]
     if kind == QualityFailed.__name__ and critical:
-        return failed_sentence(critical)[0], f"{kind}: {message}"
+        sentence, others = failed_sentence(critical)
+        more = f"\n{others}" if others else ""
+        return sentence, f"{kind}: {message.partition(':')[0]}{more}"
     first, _, rest = message.partition("\n")
     if first.endswith(":") and rest:
         item, _, rest = rest.partition("\n")
@@ -187,6 +201,9 @@ def error_sentence(
 
 
 def _heals(item: Attention, glance: Glance) -> str:
+    if item.kind == "slot" and not item.page:
+        ends = "once that transaction ends" if _is_read(glance) else "once runs have read it"
+        return f"yes, {ends}" if _wal(glance) else ""
     if item.kind not in ("failed_run", "failed_dag_run"):
         return _HEALS.get(item.kind, "")
     times = len(glance.alike)
@@ -237,6 +254,7 @@ def _action(
     page = item.page
     if item.kind.endswith("_expectations") and len(item.objects) == 1:
         page = ("table", *item.objects)
+        item = replace(item, anchor="failed")
     if kind := (_OPENS.get(item.kind) if not page or item.kind == "data_gap" else None):
         dag_id = dag_id_of(name, kind)
         label = "Open the resync DAG" if kind == "resync" else f"Open {dag_id} in Airflow"

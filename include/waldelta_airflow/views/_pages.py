@@ -15,7 +15,8 @@ from typing import Any
 from markupsafe import Markup
 
 from waldelta.config import PipelineFile
-from waldelta.errors import ConfigError, LakeError, WaldeltaError
+from waldelta.error_catalog import ERROR_CATALOG
+from waldelta.errors import ConfigError, LakeError, QualityFailed, WaldeltaError
 from waldelta.lake import READ_FAILURES, local_path
 from waldelta.lake.ledger import DIFFERENT, WAITING, Ledger, now
 from waldelta.lake.ledger.check_records import Reconciliations, last_answers
@@ -45,7 +46,13 @@ from waldelta.monitoring.overview import (
     read_glance,
 )
 from waldelta.monitoring.reconciliation_status import read_compared
-from waldelta.monitoring.run_details import CopyProgress, read_progress, read_run, read_work
+from waldelta.monitoring.run_details import (
+    CopyProgress,
+    RunDetails,
+    read_progress,
+    read_run,
+    read_work,
+)
 from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points, read_runs
 from waldelta.monitoring.status import last_slot, slot_forecast
 from waldelta.monitoring.stopped_tables import read_failures
@@ -68,7 +75,7 @@ from waldelta.stages.check.reports.page import (
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow._dag_attention import of_dags
 from waldelta_airflow.views._access import PipelineRequest
-from waldelta_airflow.views._headline import error_sentence, read_headline
+from waldelta_airflow.views._headline import error_sentence, read_headline, remedy_of
 from waldelta_airflow.views._installed_pipelines import (
     Button,
     Schedule,
@@ -265,6 +272,7 @@ def run_page(request: PipelineRequest, verb: str, run_id: str) -> tuple[str, boo
         run=details,
         sentence=sentence,
         cause=cause,
+        remedy=_remedy(details),
         reports=reports_of(request.pipeline, run_id) if details is not None else {},
         dag_id=dag_id,
         dag_run=dag_run,
@@ -273,6 +281,14 @@ def run_page(request: PipelineRequest, verb: str, run_id: str) -> tuple[str, boo
         WAITING=WAITING,
     )
     return text, details is not None
+
+
+def _remedy(details: RunDetails | None) -> str:
+    """Returns what a person may do about a run's error."""
+    kind = (details.error.get("class") or "") if details is not None else ""
+    if details is not None and details.failed and kind == QualityFailed.__name__:
+        return remedy_of("failed_expectations")
+    return remedy_of("failed_run", kind) if kind in ERROR_CATALOG else ""
 
 
 def consuming_verb(ledger: Ledger, run_id: str) -> str:
@@ -337,7 +353,8 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
     at, pipeline, ledger = now(), request.pipeline, request.ledger
     states = ledger.table_rows(table)
     schedules = read_schedules([pipeline], finds_lacks=False)
-    airflow = airflow_runs(pipeline, schedules.get(pipeline.pipeline, Schedule()))
+    schedule = schedules.get(pipeline.pipeline, Schedule())
+    airflow = airflow_runs(pipeline, schedule)
     glance = read_glance(pipeline, ledger, at, REACH // timedelta(hours=1), airflow)
     heat = expectations_map(ledger, table, at, _HEAT_MAP_RUNS)
     details = read_table_details(ledger, table, states)
@@ -347,6 +364,9 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
     beside, others = _by_column(
         heat, [column.name for column in details.columns] if details else ()
     )
+    found, failed = concerning(table, glance.attention), read_failed(ledger, [table])
+    critical = [one for one in failed if one.verdict == "failed"]
+    lines = request.reader.lines(schedule.dags)
     text = request.render(
         "table.html",
         at,
@@ -362,9 +382,10 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
         runs=runs,
         strip=rows_strip(request.base, pipeline.pipeline, runs, at),
         events=table_events(states, decided, compared),
-        failed=(failed := read_failed(ledger, [table])),
+        failed=failed,
         reports=reports_of(pipeline, failed[0].run_id) if failed else {},
-        attention=(found := concerning(table, glance.attention)),
+        attention=found,
+        headline=read_headline(request.base, pipeline.pipeline, glance, lines, found, critical),
         is_in_doubt=any(item.kind in IN_DOUBT for item in found),
         is_different=table in glance.compared.different,
         failure=_failure(ledger, glance, table) if "behind" in {i.kind for i in found} else None,

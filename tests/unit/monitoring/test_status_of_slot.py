@@ -29,7 +29,7 @@ SLOTS = [
     ("it is lost, however long ago", [READ, LOST], 300, None, "lost", ("failed", "lost", "", 10)),
     ("it is in danger", [READ, ENDANGERED], 300, None, None,
      ("warning", "about to be lost", "", 10)),
-    ("it keeps much", [READ, FULL], 15, None, None, ("warning", "near its limit", "", 10)),
+    ("it keeps much", [READ, FULL], 15, None, None, ("warning", "at risk", "", 10)),
 ]  # fmt: skip
 
 

@@ -840,7 +840,8 @@ def test_what_was_equal_before_a_problem_is_grey(shop, schedules, open_pages):
     schedules["shop"] = Schedule(is_paused=True)
     for address in ("/", "/p/shop"):
         text = client.get(address).text
-        assert "2 of 2 tables before the problem" in text
+        assert '<span class="mark unknown"><span aria-hidden="true">?</span> 2 of 2 tables' in text
+        assert "before the problem" in text
     differs = Reconciliation(now(), "r2", "public.orders", "different", missing=1)
     Reconciliations(ledger.lake).add([differs])
     for address in ("/p/shop", "/p/shop/table/public.orders"):
@@ -857,6 +858,23 @@ def test_a_table_whose_changes_wait_names_the_cause_and_its_run(shop, open_pages
     text = open_pages("viewer").get("/p/shop/table/public.orders").text
     assert "SchemaChanged: public.orders: column a changed its type" in text
     assert re.search(r'href="/p/shop/run/any/stuck">See the error', text)
+    assert "Heals by itself: no, as long as the latest run fails" in text
+    page = open_pages("viewer").get("/p/shop/run/any/stuck").text
+    assert not lacking(
+        page, "public.orders: column a changed its type", "To do: follow the message"
+    )
+
+
+def test_a_failed_runs_page_leads_to_the_rows(shop, open_pages):
+    message = "1 critical expectation failed (the changes are applied and safe):\n  - x: y"
+    why = {"class": "QualityFailed", "message": message}
+    failed = run(RUN_ID, now(), "failed", result=json.dumps({"error": why}))
+    Ledger(Lake(shop.target.root)).append(failed)
+    page = open_pages("viewer").get(f"/p/shop/run/consume/{RUN_ID}").text
+    card = page[page.index('class="state') :].partition("</section>")[0]
+    assert not lacking(card, "public.orders: ", "2 rows fail", 'href="#failed"', "To do: look at")
+    assert "safe):" not in card
+    assert '<h2 id="failed">' in page
 
 
 def test_changes_of_source_tables_wait_until_they_are_decided_on(shop, open_pages, decided):

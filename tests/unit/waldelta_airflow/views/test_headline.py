@@ -39,7 +39,7 @@ BUTTONS = [
      ("Open the resync DAG", "/dags/shop_resync", False)),
     ("one table's check", Attention("failed", "failed_expectations", "t: failed",
                                     ("expectations",), objects=("t",)),
-     ("See the rows", "/p/shop/table/t", False)),
+     ("See the rows", "/p/shop/table/t#failed", False)),
     ("two tables' checks", Attention("failed", "failed_expectations", "t, u: failed",
                                      ("expectations",), objects=("t", "u")),
      ("See the rows", "/p/shop/expectations", False)),
@@ -117,6 +117,7 @@ def test_what_keeps_the_wal_and_what_to_do(unread, cause, remedy, label):
     found = headline(item, glance=replace(GLANCE, runs=(slot,), latest=slot))
     assert found.cause.startswith(cause)
     assert found.remedy.startswith(remedy)
+    assert found.heals.startswith("yes, once")
     assert found.action.label == label
 
 
@@ -136,7 +137,8 @@ def test_a_runs_headline_is_a_sentence_with_what_failed():
     message = "1 critical expectation failed (the changes are applied and safe):\n  - t: a: 1 row"
     error = {"class": "QualityFailed", "message": message}
     failed = [FailedExpectation(NOON, "r", "t", "a", "critical", "1 row")]
-    assert error_sentence(error, failed) == ("t: a: 1 row fails", f"QualityFailed: {message}")
+    cause = "QualityFailed: 1 critical expectation failed (the changes are applied and safe)"
+    assert error_sentence(error, failed) == ("t: a: 1 row fails", cause)
     sentence, _ = error_sentence(error, [])
     assert sentence.endswith("applied and safe): t: a: 1 row")
     assert error_sentence({"class": "OSError"}, []) == ("OSError", "OSError")
