@@ -8,7 +8,7 @@ and what the buttons of the pages start.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -190,13 +190,19 @@ def read_dag_run(dag_id: str, run_id: str) -> DagRunTasks | None:
 
 
 def read_runs_named(
-    text: str, dag_ids: Collection[str], most: int
+    text: str, dag_ids: Collection[str], most: int, may_read: Callable[[str], bool]
 ) -> list[tuple[str, str, str, datetime]]:
-    """Returns DAG, id, state and time of the latest runs of these DAGs whose id has this text."""
-    named = DagRun.run_id.icontains(text, autoescape=True) & DagRun.dag_id.in_(dag_ids)
+    """Returns DAG, id, state and time of the latest runs of these DAGs whose id has this text.
+
+    ``may_read`` is asked only for DAGs that have such runs.
+    """
+    named = DagRun.run_id.icontains(text, autoescape=True)
     columns = (DagRun.dag_id, DagRun.run_id, DagRun.state, DagRun.run_after)
     try:
         with create_session() as session:
+            found = select(DagRun.dag_id).where(named & DagRun.dag_id.in_(dag_ids)).distinct()
+            readable = [dag_id for dag_id in session.scalars(found) if may_read(dag_id)]
+            named &= DagRun.dag_id.in_(readable)
             runs = select(*columns).where(named).order_by(DagRun.run_after.desc()).limit(most)
             return [
                 (dag_id, run_id, str(state), at)

@@ -287,6 +287,6 @@ def _found(cards: Iterable[Card], find: Find, reader: Reader) -> dict[str, tuple
 def _runs_in_airflow(names: Iterable[str], find: Find, reader: Reader) -> Iterator[RunMatch]:
     """Yields older runs, and those that didn't reach the ledger."""
     dags = {dag_id_of(name, kind): name for name in names for kind in DAG_VERBS}
-    for dag_id, run_id, state, at in read_runs_named(find.name, dags, _MOST_FOUND):
-        if reader.may_read_dag(dag_id):
-            yield RunMatch(dags[dag_id], run_id, state, at)
+    found = read_runs_named(find.name, dags, _MOST_FOUND, reader.may_read_dag)
+    for dag_id, run_id, state, at in found:
+        yield RunMatch(dags[dag_id], run_id, state, at)

@@ -87,22 +87,28 @@ function renew(shown, fresh) {
   after.forEach((node, n) => (before[n] ? renew(before[n], node) : shown.append(node)));
 }
 
+// An answer that isn't a page of ours, such as a proxy's login, changes nothing; the next may be one.
+const PARTS = ["header.top", "main"];
+const pause = () => 1000 * (Number(document.body.dataset.every) || 60);
+
 async function update() {
   if (!document.hidden) {
     const answer = await fetch(location.href, { headers: { accept: "text/html" } }).catch(() => null);
     if (answer?.ok && !answer.redirected) {
-      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-      for (const part of ["header.top", "main"]) renew(document.querySelector(part), fresh.querySelector(part));
-      document.body.dataset.every = fresh.body.dataset.every;
-      tick();
+      const fresh = new DOMParser().parseFromString(await answer.text().catch(() => ""), "text/html");
+      if (PARTS.every((part) => fresh.querySelector(part))) {
+        for (const part of PARTS) renew(document.querySelector(part), fresh.querySelector(part));
+        document.body.dataset.every = fresh.body.dataset.every ?? "";
+        tick();
+      }
     }
   }
-  setTimeout(update, document.body.dataset.every * 1000);
+  setTimeout(update, pause());
 }
 
 addEventListener("DOMContentLoaded", () => {
   ahead = Date.now() - new Date(document.body.dataset.now);
   tick();
   setInterval(tick, 1000);
-  setTimeout(update, document.body.dataset.every * 1000);
+  setTimeout(update, pause());
 });

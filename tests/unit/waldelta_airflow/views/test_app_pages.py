@@ -4,9 +4,12 @@ import asyncio
 import html
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from datetime import timedelta
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from shutil import copytree
 
@@ -1283,3 +1286,46 @@ def test_values_of_rows_can_need_more_than_reading(
         assert row.id in answers[0].text
         pages = re.findall(r'href="(/docs/shop/[^"]+a%20b.html)"', client.get("/docs/").text)
         assert [client.get(page).status_code for page in pages] == [200 if shown else 403]
+
+
+# What page.js needs of a browser, and which pauses in ms it makes before it asks the server again.
+_BROWSER = """
+const kept = { getAttributeNames: () => [], childNodes: [], nodeType: 1, isEqualNode: () => true };
+const body = (parts, every) => ({
+  body: { dataset: { every } }, querySelector: (name) => parts[name] ?? null,
+});
+const whole = { "header.top": kept, main: kept };
+globalThis.localStorage = { getItem: () => null };
+globalThis.document = {
+  ...body(whole, process.argv[2]), documentElement: { dataset: {} }, querySelectorAll: () => [],
+};
+document.body.dataset.now = "2026-01-01T00:00:00Z";
+const shown = [], pauses = [];
+globalThis.addEventListener = (name, then) => name === "DOMContentLoaded" && shown.push(then);
+globalThis.setInterval = () => 0;
+globalThis.setTimeout = (then, pause) => pauses.push([then, pause]);
+globalThis.location = { href: "/" };
+globalThis.fetch = async () => ({ ok: true, redirected: false, text: async () => "" });
+globalThis.DOMParser = class {
+  parseFromString() {
+    return body({ whole, login: { main: kept } }[process.argv[3]], process.argv[4]);
+  }
+};
+require(process.argv[1]);
+shown.forEach((then) => then());
+pauses[0][0]().then(() => console.log(pauses.map(([, pause]) => pause).join(" ")));
+"""
+PAUSES = [
+    ("a page", ("5", "whole", "7"), "5000 7000"),
+    ("a page without a pause", ("5", "whole"), "5000 60000"),
+    ("a proxy's login", ("5", "login"), "5000 5000"),
+]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+@cases("arguments, pauses", PAUSES)
+def test_a_page_asks_again_whatever_the_answer(arguments, pauses):
+    script = str(files("waldelta_airflow.views").joinpath("page.js"))
+    command = ["node", "-e", _BROWSER, script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == pauses

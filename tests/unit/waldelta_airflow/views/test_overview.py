@@ -165,6 +165,15 @@ def test_a_search_finds_only_what_the_reader_may_see(shop, write_pipeline, open_
     assert "No pipelines" in client.get("/?q=orders").text
 
 
+def test_a_found_run_isnt_hidden_by_those_of_other_dags(shop, open_pages, engine, monkeypatch):
+    """Newer ones, which the reader may not see."""
+    with Session(engine) as session:
+        for number in range(60):
+            add_run(session, "shop_maintenance", 70_000 + number, "success")
+    monkeypatch.setattr(Reader, "may_read_dag", lambda _, dag_id: dag_id == "shop_cdc")
+    assert 'href="/p/shop/run/any/run-7"' in open_pages("viewer").get("/?q=run-7").text
+
+
 def test_pipelines_that_need_a_person_come_first(shop, write_pipeline, open_pages):
     write_pipeline("empty")
     client = open_pages("viewer")
