@@ -79,7 +79,7 @@ log = logging.getLogger(__name__)
 # A merge rewrites whole files, of whose rows few have changed. This process reads up to so many.
 _MOST_ROWS = 50 * MOST_DRIVER_ROWS
 _ROWS_AT_ONCE = 1 << 16
-# Failing rows of so many expectations of a target are searched: each search reads the target.
+# Failing rows of so many expectations of a target are searched.
 _MOST_EXEMPLIFIED = 20
 
 
@@ -220,13 +220,20 @@ class SuiteEvaluation:
             and kind_of(outcome.planned.type).judges_rows(outcome.planned.kwargs)
         ]
         key = self.rows.target.state.key_columns
-        for number, outcome in missed[:_MOST_EXEMPLIFIED]:
+        shown = {number: outcome.planned for number, outcome in missed[:_MOST_EXEMPLIFIED]}
+        try:
+            failing = self._failing_by_arrow(shown, key)
+        except (*READ_FAILURES, KeyError) as err:
+            log.info(
+                "table=%s: Spark finds rows that fail: %s", self.plan.table, class_and_text(err)
+            )
+            failing = {}
+        for number, planned in shown.items():
             try:
-                failing = self._failing_by_arrow(outcome.planned, key)
-                if failing is None:
-                    failing = self._failing_by_spark(outcome.planned, key)
-                examples = tuple(examples_of(failing, key))
-                self.found[number] = replace(outcome, examples=examples)
+                rows = failing.get(number)
+                rows = self._failing_by_spark(planned, key) if rows is None else rows
+                examples = tuple(examples_of(rows, key))
+                self.found[number] = replace(self.found[number], examples=examples)
             except Exception as err:
                 log.warning(
                     "table=%s: rows that fail an expectation can't be shown: %s",
@@ -234,22 +241,34 @@ class SuiteEvaluation:
                     class_and_text(err),
                 )
 
-    def _failing_by_arrow(self, planned: PlannedExpectation, key: Sequence[str]) -> pa.Table | None:
-        """Returns the first rows that fail: their key, and the columns of the expectation."""
-        kind, table = kind_of(planned.type), self.rows.table
-        read = kind.columns_read(planned)
-        if read is None or table is None or table.place.lake.on_spark:
-            return None
+    def _failing_by_arrow(self, planned: Numbered, key: Sequence[str]) -> dict[int, pa.Table]:
+        """Returns the first rows that fail each expectation of which Arrow is certain: their key,
+        and the columns of the expectation. The target is read once.
+        """
+        table = self.rows.table
+        columns = {n: kind_of(each.type).columns_read(each) for n, each in planned.items()}
+        reads = {n: read for n, read in columns.items() if read is not None}
+        if not reads or table is None or table.place.lake.on_spark:
+            return {}
         if (dataset := written_since(table, None)) is None:
-            return None
-        failing = dataset.schema.empty_table().select([*dict.fromkeys((*key, *read))])
-        batches = by_row_group(dataset).scanner(failing.column_names, batch_size=_ROWS_AT_ONCE)
-        for batch in batches.to_batches():
+            return {}
+        none = dataset.schema.empty_table()
+        failing = {n: none.select([*dict.fromkeys((*key, *read))]) for n, read in reads.items()}
+        names = [*dict.fromkeys(name for rows in failing.values() for name in rows.column_names)]
+        left = {*failing}
+        for batch in by_row_group(dataset).scanner(names, batch_size=_ROWS_AT_ONCE).to_batches():
             rows = pa.Table.from_batches([batch])
-            if (masks := kind.failing(rows, planned)) is None:
-                return None
-            failing = pa.concat_tables([failing, rows.filter(masks[0])]).slice(0, MOST_EXAMPLES)
-            if len(failing) == MOST_EXAMPLES:
+            for n in sorted(left):
+                masks = kind_of(planned[n].type).failing(rows, planned[n])
+                if masks is None:
+                    del failing[n]
+                    left.remove(n)
+                    continue
+                more = rows.select(failing[n].column_names).filter(masks[0])
+                failing[n] = pa.concat_tables([failing[n], more]).slice(0, MOST_EXAMPLES)
+                if len(failing[n]) == MOST_EXAMPLES:
+                    left.remove(n)
+            if not left:
                 break
         return failing
 
@@ -448,13 +467,14 @@ def _bounded(plan: SuitePlan, table: TargetVersion | None) -> SuitePlan:
     if len(own) <= _MANY_EXPECTATIONS or rows is None or len(own) * rows <= _MOST_JUDGED:
         return plan
     most = max(_MANY_EXPECTATIONS, _MOST_JUDGED // rows)
-    error = ConfigError(
+    error = (
         f"{plan.table}: its {len(own):,} own expectations aren't judged on {counted(rows, 'row')},"
         f" since that would take hours: write at most {most:,}, such as one condition for several"
         " columns"
     )
     others = tuple(p for p in plan.expectations if p.origin != "own")
-    return replace(plan, expectations=others, refused=error)
+    texts = [error] if plan.refused is None else [str(plan.refused), error]
+    return replace(plan, expectations=others, refused=ConfigError("\n".join(texts)))
 
 
 def _affordable(plan: SuitePlan, references: Sequence[Reference]) -> SuitePlan:

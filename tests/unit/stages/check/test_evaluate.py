@@ -15,8 +15,8 @@ from deltalake import write_deltalake
 from tests.support.bookkeeping import table_at
 from tests.unit.stages.check.suite.test_kinds import HELD, state
 from waldelta.config.expectation_files import OwnExpectation, OwnSuite, OwnSuiteFile
-from waldelta.errors import SparkUnreachable
-from waldelta.lake import Lake
+from waldelta.errors import ConfigError, SparkUnreachable
+from waldelta.lake import Lake, by_row_group
 from waldelta.row_filter import EnumType
 from waldelta.stages.check.check_run import Known, has_page
 from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
@@ -151,6 +151,28 @@ def test_examples_of_failing_rows(tmp_path, rows, rules, expected):
     assert [json.loads(text) for one in outcomes for text in one.examples] == expected
 
 
+def test_examples_of_all_expectations_are_found_in_one_scan(tmp_path, monkeypatch):
+    """Also where one has its five rows before another has any."""
+    rows = [(n, "no", Decimal(3), None) for n in range(9)]
+    conditions = [CheckConstraint(f"c{n}", f"(id < {n})") for n in range(3, 9)]
+    place, scans = write(tmp_path, rows), []
+
+    def count(dataset):
+        scans.append(dataset)
+        return by_row_group(dataset)
+
+    monkeypatch.setattr("waldelta.stages.check.evaluate._ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("waldelta.stages.check.evaluate.by_row_group", count)
+    outcomes = outcomes_of(
+        place, plan_suite(state(COLUMNS), HELD, None, SourceRules(conditions))
+    ).outcomes
+    found = [[json.loads(text)["key"]["id"] for text in one.examples] for one in outcomes]
+    expected = [[str(key) for key in range(n, 9)][:5] for n in range(3, 9)]
+    assert [ids for ids in found if ids] == expected
+    # The other one counts them.
+    assert len(scans) == 2
+
+
 @pytest.mark.parametrize(
     ("column", "observed"),
     [
@@ -278,6 +300,9 @@ def test_more_than_an_hour_of_own_expectations_is_refused(tmp_path, monkeypatch,
     left = {p.origin for p in bounded.expectations}
     assert left == ({"catalog"} if refused else {"catalog", "own"})
     assert (_bounded(few, table), _bounded(plan, None)) == (few, plan)
+    if refused:
+        first = replace(plan, refused=ConfigError("the first"))
+        assert str(_bounded(first, table).refused) == f"the first\n{refused}"
 
 
 @pytest.mark.parametrize(
