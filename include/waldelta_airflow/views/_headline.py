@@ -152,16 +152,16 @@ def remedy_of(kind: str, cause: str = "") -> str:
     >>> remedy_of("failed_run", "SchemaChanged")
     'follow the message, then sync the table: initial sync with tables'
     """
-    found = KINDS[kind].remedy
+    remedy = KINDS[kind].remedy
     if kind == "failed_run" and cause in ERROR_CATALOG:
-        found = ERROR_CATALOG[cause].remedy
-    return _PATH.sub("", found).replace("*", "")
+        remedy = ERROR_CATALOG[cause].remedy
+    return _PATH.sub("", remedy).replace("*", "")
 
 
 def failed_sentence(failed: Sequence[FailedExpectation]) -> tuple[str, str]:
     """Returns the first expectation that isn't met, in words, and the others."""
-    told = [f"{one.table_name}: {one.meaning}: {_missed(one.finding)}" for one in failed]
-    return told[0], "\n".join(told[1:])
+    lines = [f"{one.table_name}: {one.meaning}: {_missed(one.finding)}" for one in failed]
+    return lines[0], "\n".join(lines[1:])
 
 
 def _missed(finding: str) -> str:
@@ -187,17 +187,17 @@ def error_sentence(
     kind, message = str(error.get("class") or ""), str(error.get("message") or "").strip()
     critical = [one for one in failed if one.verdict == "failed"]
     if kind == QualityFailed.__name__ and critical:
-        sentence, others = failed_sentence(critical)
-        more = f"\n{others}" if others else ""
-        return sentence, f"{kind}: {message.partition(':')[0]}{more}"
-    first, _, rest = message.partition("\n")
-    if first.endswith(":") and rest:
-        item, _, rest = rest.partition("\n")
+        sentence, detail = failed_sentence(critical)
+        lines = f"\n{detail}" if detail else ""
+        return sentence, f"{kind}: {message.partition(':')[0]}{lines}"
+    first, _, detail = message.partition("\n")
+    if first.endswith(":") and detail:
+        item, _, detail = detail.partition("\n")
         first = f"{first} {item.strip(' -')}"
     elif "; " in first:
-        first, _, more = first.partition("; ")
-        rest = "\n".join(filter(None, (more, rest)))
-    return first.rstrip(":") or kind, f"{kind}: {rest.strip()}" if rest.strip() else kind
+        first, _, clause = first.partition("; ")
+        detail = "\n".join(filter(None, (clause, detail)))
+    return first.rstrip(":") or kind, f"{kind}: {detail.strip()}" if detail.strip() else kind
 
 
 def _heals(item: Attention, glance: Glance) -> str:
