@@ -347,12 +347,12 @@ def missed_earlier(
 
     They were found before these runs, for ``tables`` even before ``since``. The worst come first.
     """
-    shown = {
+    verdicts = {
         name: next(cell.verdict for cell in reversed(cells) if cell is not None)
         for name, cells in heat.rows
     }
-    known = read_latest_checks(ledger, since, tables).values()
-    missed = [c for c in known if c.verdict not in ("passed", shown.get(c.table_name))]
+    checks = read_latest_checks(ledger, since, tables).values()
+    missed = [c for c in checks if c.verdict not in ("passed", verdicts.get(c.table_name))]
     return sorted(missed, key=lambda c: (WORST_FIRST.index(c.verdict), c.table_name))
 
 
@@ -360,8 +360,15 @@ def expectations_map(ledger: Ledger, table_name: str, now: datetime, most: int) 
     """Returns a map of one table's expectations by the latest ``most`` runs that checked it."""
 
     def read(since: datetime | None) -> list[dict[str, Any]]:
-        more = ("severity", "meaning", "expectation", "unexpected_count", "version", "not_checked")
-        rows = _read(ledger, since, (*more, "observed"), pc.field("table_name") == table_name)
+        columns = (
+            "severity",
+            "meaning",
+            "expectation",
+            "unexpected_count",
+            "version",
+            "not_checked",
+        )
+        rows = _read(ledger, since, (*columns, "observed"), pc.field("table_name") == table_name)
         return list(_without_retried(rows).to_pylist())
 
     found = _widening(read, itemgetter("run_id"), now, most)

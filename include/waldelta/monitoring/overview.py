@@ -220,8 +220,8 @@ def _alike(ledger: Ledger, landing: Sequence[RunLine]) -> Iterator[RunLine]:
     failed = list(takewhile(lambda run: run.status == "failed", landing[:_MOST_ALIKE]))
     if not failed:
         return
-    chosen = pc.field("run_id").isin([run.run_id for run in failed])
-    rows = ledger.table(Run).scan(("at", "verb", "run_id", "result"), failed[-1].at, chosen)
+    of_runs = pc.field("run_id").isin([run.run_id for run in failed])
+    rows = ledger.table(Run).scan(("at", "verb", "run_id", "result"), failed[-1].at, of_runs)
     causes = {
         (row["verb"], row["run_id"]): (parsed(row["result"]).get("error") or {}).get("class")
         for row in last_rows(rows, ["verb", "run_id"]).to_pylist()

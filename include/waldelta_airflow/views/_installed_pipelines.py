@@ -196,14 +196,14 @@ def read_runs_named(
 
     ``may_read`` is asked only for DAGs that have such runs.
     """
-    named = DagRun.run_id.icontains(text, autoescape=True)
+    matches = DagRun.run_id.icontains(text, autoescape=True)
     columns = (DagRun.dag_id, DagRun.run_id, DagRun.state, DagRun.run_after)
     try:
         with create_session() as session:
-            found = select(DagRun.dag_id).where(named & DagRun.dag_id.in_(dag_ids)).distinct()
-            readable = [dag_id for dag_id in session.scalars(found) if may_read(dag_id)]
-            named &= DagRun.dag_id.in_(readable)
-            runs = select(*columns).where(named).order_by(DagRun.run_after.desc()).limit(most)
+            dags = select(DagRun.dag_id).where(matches & DagRun.dag_id.in_(dag_ids)).distinct()
+            readable = [dag_id for dag_id in session.scalars(dags) if may_read(dag_id)]
+            matches &= DagRun.dag_id.in_(readable)
+            runs = select(*columns).where(matches).order_by(DagRun.run_after.desc()).limit(most)
             return [
                 (dag_id, run_id, str(state), at)
                 for dag_id, run_id, state, at in session.execute(runs)
@@ -476,10 +476,10 @@ def _read_schedules(
     session: Session, names: Sequence[str], known: Mapping[str, tuple[bool, datetime | None]]
 ) -> dict[str, Schedule]:
     """Returns the schedules of pipelines whose CDC DAGs are known; queries are of all of them."""
-    named = {dag_id_of(name, "cdc"): name for name in names}
+    pipelines = {dag_id_of(name, "cdc"): name for name in names}
     # A backfill, and a run that was cleared after it succeeded, are replays: they land nothing.
     runs = select(DagRun).where(
-        DagRun.dag_id.in_(named), DagRun.run_type != DagRunType.BACKFILL_JOB
+        DagRun.dag_id.in_(pipelines), DagRun.run_type != DagRunType.BACKFILL_JOB
     )
     # An unfinished run shows nothing yet: while it is retried, all runs before it may have failed.
     ended = _newest(
@@ -495,7 +495,7 @@ def _read_schedules(
     )
     last, idle = _newest(session, well), _newest(session, well.join(XComModel, answers))
     schedules = {}
-    for dag_id, name in named.items():
+    for dag_id, name in pipelines.items():
         is_paused, due = known[dag_id]
         latest = ended.get(dag_id)
         kinds = (kind for kind in WATCHED if known.get(dag_id_of(name, kind), (False, None))[0])

@@ -275,8 +275,8 @@ def _found(cards: Iterable[Card], find: Find, reader: Reader) -> dict[str, tuple
         for run in card.glance.runs if card.glance is not None else ():
             if text in run.run_id.casefold():
                 runs[card.name, run.run_id] = RunMatch(card.name, run.run_id, run.status, run.at)
-    for found in _runs_in_airflow([card.name for card in cards], find, reader):
-        runs.setdefault((found.pipeline, found.run_id), found)
+    for match in _runs_in_airflow([card.name for card in cards], find, reader):
+        runs.setdefault((match.pipeline, match.run_id), match)
     latest = sorted(runs.values(), key=lambda run: run.at, reverse=True)
     return {
         kind: (list(items[:_MOST_FOUND]), len(items))

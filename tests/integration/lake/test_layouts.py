@@ -12,7 +12,7 @@ from deltalake import DeltaTable, QueryBuilder
 from benchmarks.verify import duckdb_of_delta
 from tests.oracles.compare import differing
 from tests.support.pipelines import copied_pipeline, new_pipeline
-from tests.support.seeds import chosen_seed
+from tests.support.seeds import chosen_seed, is_on_spark
 from waldelta.changes.merge import divide
 from waldelta.errors import PreflightFailed
 from waldelta.lake.layout import HeldFile
@@ -130,7 +130,8 @@ def test_maintenance_that_is_killed_continues(runner, table, lake, monkeypatch):
     )
     pipeline.maintain(runner)
     assert DeltaTable(uri).metadata().partition_columns == ["day"]
-    assert {*opened} == {new.rpartition("/")[2]}
+    # Spark's tasks open files in processes of their own.
+    assert {*opened} == (set() if is_on_spark() else {new.rpartition("/")[2]})
     check(runner, table, pipeline, "again")
     changed(table, random.Random(1))
     pipeline.consume(runner)

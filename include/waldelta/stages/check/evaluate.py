@@ -220,15 +220,15 @@ class SuiteEvaluation:
             and kind_of(outcome.planned.type).judges_rows(outcome.planned.kwargs)
         ]
         key = self.rows.target.state.key_columns
-        shown = {number: outcome.planned for number, outcome in missed[:_MOST_EXEMPLIFIED]}
+        expectations = {number: outcome.planned for number, outcome in missed[:_MOST_EXEMPLIFIED]}
         try:
-            failing = self._failing_by_arrow(shown, key)
+            failing = self._failing_by_arrow(expectations, key)
         except (*READ_FAILURES, KeyError) as err:
             log.info(
                 "table=%s: Spark finds rows that fail: %s", self.plan.table, class_and_text(err)
             )
             failing = {}
-        for number, planned in shown.items():
+        for number, planned in expectations.items():
             try:
                 rows = failing.get(number)
                 rows = self._failing_by_spark(planned, key) if rows is None else rows
@@ -255,20 +255,20 @@ class SuiteEvaluation:
         none = dataset.schema.empty_table()
         failing = {n: none.select([*dict.fromkeys((*key, *read))]) for n, read in reads.items()}
         names = [*dict.fromkeys(name for rows in failing.values() for name in rows.column_names)]
-        left = {*failing}
+        open_numbers = {*failing}
         for batch in by_row_group(dataset).scanner(names, batch_size=_ROWS_AT_ONCE).to_batches():
             rows = pa.Table.from_batches([batch])
-            for n in sorted(left):
+            for n in sorted(open_numbers):
                 masks = kind_of(planned[n].type).failing(rows, planned[n])
                 if masks is None:
                     del failing[n]
-                    left.remove(n)
+                    open_numbers.remove(n)
                     continue
-                more = rows.select(failing[n].column_names).filter(masks[0])
-                failing[n] = pa.concat_tables([failing[n], more]).slice(0, MOST_EXAMPLES)
+                part = rows.select(failing[n].column_names).filter(masks[0])
+                failing[n] = pa.concat_tables([failing[n], part]).slice(0, MOST_EXAMPLES)
                 if len(failing[n]) == MOST_EXAMPLES:
-                    left.remove(n)
-            if not left:
+                    open_numbers.remove(n)
+            if not open_numbers:
                 break
         return failing
 
