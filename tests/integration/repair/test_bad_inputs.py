@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 from deltalake import DeltaTable
+from pyspark import SparkContext
 
 from tests.oracles.compare import compare_target
 from tests.support.pipelines import bare_job
@@ -70,13 +71,18 @@ def dropped(database, job):
 
 @contextmanager
 def full_disk(*_):
-    """No file of the lake may grow any more, which fails as a full disk does."""
+    """No file of the lake may grow any more, which fails as a full disk does.
+
+    A JVM that starts meanwhile would keep the limit for the tests that follow.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        if SparkContext._gateway is not None:
+            resource.prlimit(SparkContext._gateway.proc.pid, resource.RLIMIT_FSIZE, before)
 
 
 TABLE = "create table t (id int primary key, v text)"
