@@ -197,7 +197,11 @@ def page_of(report: QualityReport) -> Path:
 def test_every_type_of_expectation_is_tried():
     """One that Great Expectations adds, or we do, is missing here."""
     registered = {
-        name for name in list_registered_expectation_implementations() if not name.startswith("_")
+        name
+        for name in list_registered_expectation_implementations()
+        # Other tests of this process register their own.
+        if not name.startswith("_")
+        and not get_expectation_impl(name).__module__.startswith("tests.")
     }
     assert registered == set(OF_A_COLUMN) | set(OTHERS)
 
