@@ -9,19 +9,24 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger import CAN_BE_JUDGED, ExpectationResult, Ledger, now, of_tables
-from waldelta.lake.ledger.check_records import NO_CHECKS, ON_OTHERS, is_let_in
+from waldelta.lake.ledger.check_records import (
+    NO_CHECKS,
+    ON_OTHERS,
+    WORST_FIRST,
+    Verdict,
+    is_let_in,
+    verdict_of,
+)
 from waldelta.quantities import counted
 
 R = TypeVar("R")
-Verdict = Literal["failed", "unknown", "warning", "passed"]
-WORST_FIRST: tuple[Verdict, ...] = ("failed", "unknown", "warning", "passed")
 # How far back the columns of a heat map are searched, step by step; None: all stored results.
 _STEPS = (timedelta(days=1), timedelta(days=8), None)
 
@@ -83,7 +88,7 @@ class FailedExpectation:
     @property
     def verdict(self) -> Verdict:
         """Returns how bad it is."""
-        return "warning" if self.severity == "warning" else "failed"
+        return verdict_of(self.severity, success=False)
 
     def describe(self, *, shows_values: bool) -> str:
         """Returns table, expectation, result and run in a line, with the examples if allowed."""
@@ -437,4 +442,4 @@ def _cell(row: dict[str, Any]) -> Cell:
     if row["success"]:
         return Cell("passed", row["observed"] if is_let_in(row["observed"]) else "met")
     count = f", {counted(row['unexpected_count'], 'row')}" if row["unexpected_count"] else ""
-    return Cell("warning" if row["severity"] == "warning" else "failed", f"not met{count}")
+    return Cell(verdict_of(row["severity"], success=False), f"not met{count}")

@@ -10,11 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger import DIFFERENT, Ledger, Reconciliation, last_rows
-from waldelta.lake.ledger.check_records import ANSWERS, kept_out, last_answers, last_whole
+from waldelta.lake.ledger.check_records import ANSWERS, Verdict, kept_out, last_answers, last_whole
 from waldelta.lake.ledger.check_records import COMPARISON_FAILED as NOT_ANSWERED
 from waldelta.lake.ledger.records import rows_of
 from waldelta.monitoring.attention import Attention, names, on_names
-from waldelta.monitoring.check_results import Verdict
 from waldelta.monitoring.table_list import copied_at
 from waldelta.quantities import counted
 

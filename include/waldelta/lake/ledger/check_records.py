@@ -17,7 +17,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -46,11 +46,26 @@ VALUES_KNOWN = "no row is in quarantine because a value of it wasn't sent"
 ON_OTHERS = frozenset({REFERENCES_HOLD, IS_FRESH, ALL_VALUES_KNOWN})
 # Results of these alone don't make a check: a completed check has other results as well.
 NO_CHECKS = ON_OTHERS | {CAN_BE_JUDGED}
+Verdict = Literal["failed", "unknown", "warning", "passed"]
+WORST_FIRST: tuple[Verdict, ...] = ("failed", "unknown", "warning", "passed")
 # Another observed value may be that of a row.
 _LET_IN = re.compile(r"(accepted|released|accepted or released) by an operator(: [\d,]+ rows?)?")
 # The number of profiles kept per table. Between two maintenances, each table gets a row from each
 # run that changes it.
 KEPT_PER_TABLE = 100
+
+
+def verdict_of(severity: str, *, success: bool | None) -> Verdict:
+    """Returns the verdict on an expectation; ``success`` is None if it couldn't be evaluated.
+
+    >>> verdict_of("critical", success=False), verdict_of("warning", success=False)
+    ('failed', 'warning')
+    """
+    if success is None:
+        return "unknown"
+    if success:
+        return "passed"
+    return "warning" if severity == "warning" else "failed"
 
 
 @dataclass(frozen=True, slots=True)

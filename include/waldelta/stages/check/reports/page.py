@@ -19,6 +19,7 @@ from urllib.parse import quote
 from pydantic import AwareDatetime, TypeAdapter, ValidationError
 
 from waldelta.control_characters import html_text
+from waldelta.lake.ledger.check_records import WORST_FIRST
 from waldelta.quantities import counted
 
 _RunVerdict = Literal["failed", "warning", "passed"]
@@ -85,8 +86,7 @@ def checked_runs(entries: Iterable[ReportEntry]) -> list[CheckedRun]:
     """Returns the reports by run, newest first; within a run failed ones come first, then by
     name.
     """
-    worst: Sequence[_RunVerdict] = ("failed", "warning", "passed")
-    ordered = sorted(entries, key=lambda e: (worst.index(e.verdict), e.table))
+    ordered = sorted(entries, key=lambda e: (WORST_FIRST.index(e.verdict), e.table))
     ordered.sort(key=_run_of, reverse=True)
     grouped = ((key, tuple(of_run)) for key, of_run in groupby(ordered, key=_run_of))
     return [CheckedRun(at, pipeline, run_id, of_run) for (at, pipeline, run_id), of_run in grouped]
@@ -99,8 +99,9 @@ def _run_of(entry: ReportEntry) -> tuple[datetime, str, str]:
 # The looks of the pages in Airflow, by the reader's system: a page has no script that asks Airflow.
 _STYLE = """\
 :root{color-scheme:light dark;
---page:light-dark(#fff,#0f1115);--panel:light-dark(#f6f7f9,#181b21);--rule:light-dark(#dfe3e9,#2d323b);
---ink:light-dark(#18202b,#e7eaee);--dim:light-dark(#586374,#a2acba);--link:light-dark(#0a58ad,#86baf7);
+--page:light-dark(#fff,#0f1115);--panel:light-dark(#f6f7f9,#181b21);
+--rule:light-dark(#dfe3e9,#2d323b);--link:light-dark(#0a58ad,#86baf7);
+--ink:light-dark(#18202b,#e7eaee);--dim:light-dark(#586374,#a2acba);
 --failed:light-dark(#b3261e,#ff9a91);--failed-soft:light-dark(#fbe4e2,#43201e);
 --warning:light-dark(#8a5300,#f2bd63);--warning-soft:light-dark(#fcefd6,#3e3013);
 --passed:light-dark(#246b2c,#84d08b);--passed-soft:light-dark(#dff1e0,#1a3620);
@@ -265,11 +266,10 @@ def table_index(runs: Sequence[CheckedRun], link: Callable[[ReportEntry], str]) 
     for number, run in enumerate(last):
         for entry in run.entries:
             by_table.setdefault(entry.table, [None] * len(last))[number] = entry
-    worst: Sequence[_RunVerdict] = ("failed", "warning", "passed")
 
     def rank(table: str) -> tuple[int, str]:
         newest = next(entry for entry in reversed(by_table[table]) if entry is not None)
-        return worst.index(newest.verdict), table
+        return WORST_FIRST.index(newest.verdict), table
 
     def square(entry: ReportEntry | None) -> Square | None:
         if entry is None:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 import pyarrow.compute as pc
 
 from waldelta.lake.ledger import ExpectationResult, Ledger, of_tables
+from waldelta.lake.ledger.check_records import WORST_FIRST, Verdict, verdict_of
 from waldelta.quantities import counted
 from waldelta.stages.check.reports.page import Square, square_table
 from waldelta.stages.check.suite.expectation import Outcome
@@ -16,22 +17,19 @@ from waldelta.stages.check.suite.expectation import Outcome
 # Checks further back aren't searched, and no more than so many are shown.
 _REACH = timedelta(days=8)
 _MOST_RUNS = 20
-_WORST_FIRST = ("failed", "unknown", "warning", "passed")
 
 
 @dataclass
 class Trend:
     """The verdicts on a table's expectations, by their meaning and by the time of the check."""
 
-    verdicts: dict[str, dict[datetime, str]] = field(default_factory=dict)
+    verdicts: dict[str, dict[datetime, Verdict]] = field(default_factory=dict)
 
     def add(self, meaning: str, at: datetime, severity: str, *, success: bool | None) -> None:
         """Add a result; of several at one time the worst counts."""
-        word = "unknown" if success is None else "passed" if success else "failed"
-        if word == "failed" and severity == "warning":
-            word = "warning"
+        verdict = verdict_of(severity, success=success)
         own = self.verdicts.setdefault(meaning, {})
-        own[at] = min(own.get(at, word), word, key=_WORST_FIRST.index)
+        own[at] = min(own.get(at, verdict), verdict, key=WORST_FIRST.index)
 
     def with_outcomes(self, outcomes: Iterable[Outcome], at: datetime) -> str:
         """Returns the trend as a table that ends with the outcomes of this check; empty for one."""
@@ -44,7 +42,7 @@ class Trend:
         meanings = dict.fromkeys(one.planned.meaning for one in last)
         titles = [(time, f"{time:%Y-%m-%d %H:%M} UTC") for time in times]
         rows = []
-        for name in sorted(meanings, key=lambda name: _WORST_FIRST.index(self.verdicts[name][at])):
+        for name in sorted(meanings, key=lambda name: WORST_FIRST.index(self.verdicts[name][at])):
             own = self.verdicts[name]
             squares = [Square(own[time], title) if time in own else None for time, title in titles]
             rows.append((name, squares))
