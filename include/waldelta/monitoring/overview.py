@@ -28,6 +28,7 @@ from waldelta.lake.ledger import (
     TableState,
     last_rows,
 )
+from waldelta.lake.ledger.check_records import Verdict
 from waldelta.monitoring.attention import (
     Attention,
     AttentionLevel,
@@ -35,7 +36,7 @@ from waldelta.monitoring.attention import (
     shortened,
     worst_first,
 )
-from waldelta.monitoring.check_results import Verdict, read_latest_checks
+from waldelta.monitoring.check_results import read_latest_checks
 from waldelta.monitoring.decisions import read_waiting
 from waldelta.monitoring.reconciliation_status import Compared, of_compared, read_compared
 from waldelta.monitoring.run_history import (
@@ -100,7 +101,7 @@ class Glance:
     ``runs``, ``lag``, ``operations``, ``copied`` (rows of copies) and ``changed_tables`` cover the
     window; the tables' lines may have older changes. ``recent`` are the last runs that land
     changes, newest first, also those before the window. ``alike`` are the latest of them, as long
-    as they failed by the same class of error.
+    as they failed by the same class of error. ``waiting`` counts what waits for a decision.
     """
 
     is_set_up: bool
@@ -118,6 +119,7 @@ class Glance:
     attention: tuple[Attention, ...] = ()
     recent: tuple[RunLine, ...] = ()
     alike: tuple[RunLine, ...] = ()
+    waiting: int = 0
 
     @property
     def landing(self) -> RunLine | None:
@@ -168,13 +170,13 @@ def read_glance(
     """
     idle_checked_at, since = airflow.idle_checked_at, now - timedelta(hours=hours)
     runs = _runs(ledger, start := min(since, now - reach))
-    landing = [run for run in runs if run.verb in LANDING]
-    recent = read_changed(ledger, since)
+    landing, recent = [r for r in runs if r.verb in LANDING], read_changed(ledger, since)
     changed = recent if start == since else read_changed(ledger, start)
     states = latest_states(ledger)
     fed = [state.table_name for state in states if state.status != REMOVED]
     checks = read_latest_checks(ledger, now - reach, fed)
     tables = read_tables(ledger, runs, changed, checks, idle_checked_at, states)
+    results, waiting = results_of(ledger), read_waiting(pipeline, ledger, _behind(tables))
     glance = Glance(
         is_set_up=bool(tables or runs or read_runs(ledger)),
         upto=complete_upto(landing, idle_checked_at),
@@ -190,8 +192,8 @@ def read_glance(
         active=airflow.active,
         recent=tuple(landing[:_RECENT]),
         alike=tuple(_alike(ledger, landing)),
+        waiting=waiting.count + sum(line.in_quarantine for line in tables),
     )
-    results, waiting = results_of(ledger), read_waiting(pipeline, ledger, _behind(tables))
     items = [
         *_attention(pipeline, waiting.stopped, results, glance, now, idle_checked_at),
         *waiting.attention(glance.tables),

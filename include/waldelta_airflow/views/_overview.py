@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -18,6 +18,7 @@ from waldelta.lake.ledger import now
 from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.glance_cache import GlanceCache, KeptGlance
 from waldelta.monitoring.overview import Glance, after_idle_check
+from waldelta.monitoring.run_history import thin_out
 from waldelta.monitoring.status import LastSlot, last_slot
 from waldelta.monitoring.table_list import TableLine
 from waldelta.pipeline.lag import Lag
@@ -127,8 +128,9 @@ class Card:
         glance = self.glance
         if glance is None:
             return []
-        lags = [point.lag.seconds for point in glance.lag]
-        return [*_highest(lags, _POINTS), Lag.since(glance.upto, self.at).seconds]
+        points = thin_out(glance.lag, _POINTS, lambda point: point.lag.seconds)
+        lags = [point.lag.seconds for point in points]
+        return [*lags, Lag.since(glance.upto, self.at).seconds]
 
     @property
     def is_stale(self) -> bool:
@@ -152,14 +154,6 @@ class Card:
         if self.glance is None:
             return None
         return last_slot(self.glance, self.at, self.schedule.idle_checked_at, self.schedule.failed)
-
-
-def _highest(values: Sequence[float | None], most: int) -> Iterator[float | None]:
-    """Yields at most so many values: the highest of neighbours."""
-    size = max(1, -(-len(values) // most))
-    for first in range(0, len(values), size):
-        known = [value for value in values[first : first + size] if value is not None]
-        yield max(known, default=None)
 
 
 @dataclass(frozen=True, slots=True)

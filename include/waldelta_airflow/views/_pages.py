@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -53,7 +53,7 @@ from waldelta.monitoring.run_details import (
     read_run,
     read_work,
 )
-from waldelta.monitoring.run_history import LANDING, LagPoint, lag_points, read_runs
+from waldelta.monitoring.run_history import LANDING, lag_points, read_runs
 from waldelta.monitoring.status import last_slot, slot_forecast
 from waldelta.monitoring.stopped_tables import read_failures
 from waldelta.monitoring.table_history import read_comparisons, table_events
@@ -62,7 +62,6 @@ from waldelta.monitoring.table_list import (
     read_table_details,
     replicated_tables,
 )
-from waldelta.pipeline.lag import Lag
 from waldelta.postgres.publication_checks import listed
 from waldelta.stages.check.reports.docs_store import DocsStore
 from waldelta.stages.check.reports.page import (
@@ -84,14 +83,8 @@ from waldelta_airflow.views._installed_pipelines import (
     read_dag_run,
     read_schedules,
 )
-from waldelta_airflow.views._pictures import flow, rows_strip, run_strip, wal_chart
-from waldelta_airflow.views._plot import (
-    Measure,
-    Point,
-    ceiling_of_seconds,
-    chart,
-)
-from waldelta_airflow.views._render import duration, render, url
+from waldelta_airflow.views._pictures import flow, lag_chart, rows_strip, run_strip, wal_chart
+from waldelta_airflow.views._render import render, url
 
 log = logging.getLogger(__name__)
 
@@ -112,8 +105,6 @@ _HISTORY_SHOWN = timedelta(days=30)
 
 # Kinds after which a target may differ from a source that it was equal to.
 _OUTDATES = IN_DOUBT | {"data_gap", "failed_dag_run", "failed_run", "paused", "source"}
-
-_SECONDS = Measure("behind, in time", duration, ceiling_of_seconds)
 
 
 def reason(err: BaseException, pipeline: PipelineFile) -> str:
@@ -160,6 +151,7 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
     return request.render(
         "pipeline.html",
         at,
+        waits=glance.waiting,
         turn=turn,
         tables=glance.tables[turn.first : turn.first + _TABLES_PER_PAGE],
         is_under_way=bool(schedule.under_way),
@@ -176,10 +168,7 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
         strip=run_strip(base, name, glance.recent, at),
         flow=flow(pipeline, glance, slot, hours, read_consumers(name)),
         progress=_progress(pipeline, request.ledger, schedule, at),
-        plots=[
-            _lag_chart(request, glance.lag, _SECONDS, lambda lag: lag.seconds),
-            wal_chart(base, name, glance.runs, forecast),
-        ],
+        plots=[lag_chart(base, name, glance.lag), wal_chart(base, name, glance.runs, forecast)],
         hours=hours,
         choices=HOURS,
     )
@@ -210,22 +199,6 @@ def _progress(
     return None
 
 
-def _lag_chart(
-    request: PipelineRequest,
-    points: Sequence[LagPoint],
-    measure: Measure,
-    value: Callable[[Lag], float | None],
-) -> Markup:
-    """Returns the lag over time, with links to failed runs."""
-    name = request.pipeline.pipeline
-    drawn = [
-        Point(p.at, v, p.status, p.run_id, url(request.base, "p", name, "run", "consume", p.run_id))
-        for p in points
-        if (v := value(p.lag)) is not None
-    ]
-    return chart(drawn, measure)
-
-
 def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> str:
     """Returns the page of the runs of the last 30 days, newest first, and their lag."""
     at, pipeline, ledger = now(), request.pipeline, request.ledger
@@ -242,7 +215,7 @@ def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> st
         turn=turn,
         only_failed=only_failed,
         failures=sum(run.status == "failed" for run in runs),
-        plot=_lag_chart(request, lag_points(runs), _SECONDS, lambda lag: lag.seconds),
+        plot=lag_chart(request.base, pipeline.pipeline, lag_points(runs)),
         active=schedule.active,
         is_under_way=bool(schedule.under_way),
     )
@@ -370,6 +343,7 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
     text = request.render(
         "table.html",
         at,
+        waits=glance.waiting,
         here="pipeline",
         table=table,
         states=states,

@@ -11,14 +11,23 @@ from markupsafe import Markup
 
 from waldelta.config import PipelineFile
 from waldelta.monitoring.overview import Glance
-from waldelta.monitoring.run_history import RunLine
+from waldelta.monitoring.run_history import LagPoint, RunLine
 from waldelta.monitoring.status import LastSlot, wal_per_hour
 from waldelta.monitoring.table_list import RunRows
 from waldelta.quantities import counted, size
 from waldelta.slot.health import Forecast
-from waldelta_airflow.views._plot import Bar, Measure, Point, bars, ceiling_of_bytes, chart
+from waldelta_airflow.views._plot import (
+    Bar,
+    Measure,
+    Point,
+    bars,
+    ceiling_of_bytes,
+    ceiling_of_seconds,
+    chart,
+)
 from waldelta_airflow.views._render import bytes_of, duration, number, run_name, url
 
+_SECONDS = Measure("behind, in time", duration, ceiling_of_seconds)
 _WAL = Measure("WAL kept by the slot", bytes_of, ceiling_of_bytes)
 # A limit much above the line would press it to the ground.
 _MUCH = 5
@@ -69,6 +78,16 @@ def rows_strip(base: str, name: str, runs: Sequence[RunRows], at: datetime) -> M
             )
         )
     return bars(drawn, f"rows by run, the last {counted(len(drawn), 'run')}, oldest first")
+
+
+def lag_chart(base: str, name: str, points: Sequence[LagPoint]) -> Markup:
+    """Returns the lag over time, with links to failed runs."""
+    drawn = [
+        Point(p.at, behind, p.status, p.run_id, url(base, "p", name, "run", "consume", p.run_id))
+        for p in points
+        if (behind := p.lag.seconds) is not None
+    ]
+    return chart(drawn, _SECONDS)
 
 
 def wal_chart(base: str, name: str, runs: Sequence[RunLine], forecast: Forecast | None) -> Markup:
