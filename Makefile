@@ -90,7 +90,7 @@ type: setup ## types alone
 	@$(BIN)/mypy $(TYPED)
 
 .PHONY: test
-test: setup ## the tests that a change is likely to break, in a quarter of an hour; SEED=1 shuffles them
+test: setup ## the tests that a change is likely to break; SEED=1 shuffles them
 ifeq ($(ARGS),)
 	@$(PYTEST) $(PARALLEL) $(ORDER) $(ORDINARY) $(TESTS)
 else

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 AT_MOST_S = 0.3
 AT_MOST_KB = 150
 _NIGHTS = 30
-# A pipeline with a history as long as that of all others together.
+# This pipeline has as many runs as all others together.
 LONG = "shop_long"
 _PAGES = (
     "",

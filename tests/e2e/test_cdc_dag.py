@@ -331,7 +331,7 @@ def test_spark_submit_runs_one_application_whose_stages_the_tasks_show(submitted
 
 
 def test_the_dag_of_a_page_starts_by_an_event_and_reads_a_cut(stack, shop):
-    """That of docs/how-to/read-a-cut.md, with the two tables that the shop has."""
+    """The DAG of docs/how-to/read-a-cut.md, with the two tables that the shop has."""
     *_, code = re.findall(r"```python\n(.*?)```", CUT_PAGE.read_text(), re.DOTALL)
     code = code.replace("/opt/pipelines/shop.yml", str(stack.pipelines / "shop.yml"))
     code = code.replace("s3a://lake/shop", shop.root).replace(', "public.lines")', ")")

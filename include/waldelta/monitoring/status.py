@@ -96,7 +96,7 @@ def last_slot(
 def slot_forecast(pipeline: PipelineFile, ledger: Ledger, glance: Glance) -> Forecast | None:
     """Returns when the slot reaches its limit if no run moves it, by what runs recorded.
 
-    The rate is that of the window's WAL. None without a limit or a reading.
+    The rate is how fast the source wrote WAL in the window. None without a limit or a reading.
     """
     run = glance.landing
     result = read_result(ledger, run.verb, run.run_id, run.at) if run is not None else None

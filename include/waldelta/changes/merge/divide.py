@@ -150,12 +150,12 @@ class Division:
 
         Raises Overtaken, and as write() does.
         """
-        added, table = self.write(runner), self.table
+        added, table, records = self.write(runner), self.table, self._records
         tag = Tag.of(_DIVISION, table.version, {"verb": "maintain", "attempt": uuid.uuid4().hex})
-        layout = Layout.of(table.schema, self.partition_by, table.properties)
-        divided = Redefinition(layout, table.defined(partitionColumns=[*self.partition_by]))
+        columns = table.defined(partitionColumns=[*self.partition_by])
+        divided = Redefinition(records.layout, columns)
         table.replace_files(table.held_files, added, tag, changes_data=False, redefinition=divided)
-        remove_folder(self._records.folder)
+        remove_folder(records.folder)
         by = ", ".join(self.partition_by) or "no column"
         log.info("table=%s is divided by %s", self.table_name, by)
 

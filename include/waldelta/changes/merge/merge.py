@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import tenacity
 
@@ -203,10 +204,7 @@ def merge_staged(
     removed first where they can't have a value of the changes.
     """
     name = plan.state.table_name
-
-    def merge() -> CommitTag:
-        return _merge_staged(runner, job, changes, plan, tag, fence)
-
+    merge = partial(_merge_staged, runner, job, changes, plan, tag, fence)
     return without_partitions(runner, job.lake.target(name).open, name, merge)
 
 

@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from waldelta.changes.merge.reshape_by_driver import partitions_after, reshape_by_driver
+from waldelta.changes.merge.reshape import partitions_after, reshape_small
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.config import TypeOptions
 from waldelta.errors import (
@@ -317,7 +317,7 @@ def _rewrite(
     kept = job.pipeline.target.metadata_columns
     mode, foreign = state.kept_as if kept else None, foreign_columns(job, state)
     with writing_target(target):
-        if reshape_by_driver(target, evolution, types, tag, mode, foreign):
+        if reshape_small(target, evolution, types, tag, mode, foreign):
             return
     fills = staging_folder(job.lake, name, state.generation, tag.number, job.run_id) + "-fills"
     prepare_target(runner, target, _target_columns(evolution, types))

@@ -222,7 +222,7 @@ class SuiteEvaluation:
         key = self.rows.target.state.key_columns
         expectations = {number: outcome.planned for number, outcome in missed[:_MOST_EXEMPLIFIED]}
         try:
-            failing = self._failing_by_arrow(expectations, key)
+            failing = self._first_failing(expectations, key)
         except (*READ_FAILURES, KeyError) as err:
             log.info(
                 "table=%s: Spark finds rows that fail: %s", self.plan.table, class_and_text(err)
@@ -231,7 +231,7 @@ class SuiteEvaluation:
         for number, planned in expectations.items():
             try:
                 rows = failing.get(number)
-                rows = self._failing_by_spark(planned, key) if rows is None else rows
+                rows = self._query_failing(planned, key) if rows is None else rows
                 examples = tuple(examples_of(rows, key))
                 self.found[number] = replace(self.found[number], examples=examples)
             except Exception as err:
@@ -241,7 +241,7 @@ class SuiteEvaluation:
                     class_and_text(err),
                 )
 
-    def _failing_by_arrow(self, planned: Numbered, key: Sequence[str]) -> dict[int, pa.Table]:
+    def _first_failing(self, planned: Numbered, key: Sequence[str]) -> dict[int, pa.Table]:
         """Returns the first rows that fail each expectation of which Arrow is certain: their key,
         and the columns of the expectation. The target is read once.
         """
@@ -272,7 +272,7 @@ class SuiteEvaluation:
                 break
         return failing
 
-    def _failing_by_spark(self, planned: PlannedExpectation, key: Sequence[str]) -> pa.Table:
+    def _query_failing(self, planned: PlannedExpectation, key: Sequence[str]) -> pa.Table:
         frame = self.rows.frame()
         condition = kind_of(planned.type).row_condition(planned.kwargs)
         if condition is None:  # Only Great Expectations takes these arguments.

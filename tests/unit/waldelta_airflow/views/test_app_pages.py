@@ -4,7 +4,6 @@ import asyncio
 import html
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from datetime import timedelta
@@ -1322,10 +1321,10 @@ PAUSES = [
 ]
 
 
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
 @cases("arguments, pauses", PAUSES)
 def test_a_page_asks_again_whatever_the_answer(arguments, pauses):
     script = str(files("waldelta_airflow.views").joinpath("page.js"))
-    command = ["node", "-e", _BROWSER, script, *arguments]
+    node = str(files("playwright").joinpath("driver", "node"))
+    command = [node, "-e", _BROWSER, script, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == pauses

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from waldelta.changes.merge.reshape_by_driver import reshape_by_driver
+from waldelta.changes.merge.reshape import reshape_small
 from waldelta.config import TypeOptions
 from waldelta.lake import DeltaTarget, Lake, Tag
 from waldelta.lake.ledger import ColumnState
@@ -27,7 +27,7 @@ def reshaped(target, column, oid=25):
     kinds = {"id": PgType(20, -1, "bigint"), "p": PgType(oid, -1, "type")}
     types = column_types(kinds, ["id"], TypeOptions())
     columns = Evolution((NewColumn(ID, "id"), column), ("id",), ("p",), ())
-    return reshape_by_driver(target, columns, types, Tag.of("app", 1, {}), None, ())
+    return reshape_small(target, columns, types, Tag.of("app", 1, {}), None, ())
 
 
 def test_a_partition_column_dropped_and_added_again_with_an_empty_default(target):

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 Fill = tuple[pa.Array, pa.Array | None]
 
 
-def reshape_by_driver(
+def reshape_small(
     target: DeltaTarget,
     evolution: Evolution,
     types: Mapping[str, TargetType],
