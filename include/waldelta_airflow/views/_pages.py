@@ -166,12 +166,18 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
         is_stale=is_stale(attention),
         attention=attention[1:],
         strip=run_strip(base, name, glance.recent, at),
-        flow=flow(pipeline, glance, slot, hours, read_consumers(name)),
+        flow=flow(pipeline, glance, slot, hours, _consumers(request)),
         progress=_progress(pipeline, request.ledger, schedule, at),
         plots=[lag_chart(base, name, glance.lag), wal_chart(base, name, glance.runs, forecast)],
         hours=hours,
         choices=HOURS,
     )
+
+
+def _consumers(request: PipelineRequest) -> list[str]:
+    """Returns the DAGs that are scheduled on the pipeline's assets and that the reader may read."""
+    dags = set(chain.from_iterable(read_consumers(request.pipeline.pipeline).values()))
+    return sorted(filter(request.reader.may_read_dag, dags))
 
 
 def _failed_of_first(ledger: Ledger, attention: Sequence[Attention]) -> Sequence[FailedExpectation]:

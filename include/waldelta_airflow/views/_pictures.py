@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
 
 from markupsafe import Markup
 
@@ -125,12 +124,11 @@ def flow(
     glance: Glance,
     slot: LastSlot,
     hours: int,
-    consumers: Mapping[str, Sequence[str]],
+    consumers: Sequence[str],
 ) -> list[Place]:
-    """Returns the way of changes from the source to the DAGs that read the targets."""
+    """Returns the way of changes from the source to ``consumers``, DAGs that read the targets."""
     wal = wal_per_hour(glance.runs)
     landed = sum(run.changes for run in glance.runs)
-    readers = sorted(set(chain.from_iterable(consumers.values())))
     return [
         Place(
             "source",
@@ -158,8 +156,8 @@ def flow(
         ),
         Place(
             "consumers",
-            counted(len(readers), "DAG"),
-            ", ".join(readers[:3]) + (" …" if len(readers) > 3 else "")
+            counted(len(consumers), "DAG"),
+            ", ".join(consumers[:3]) + (" …" if len(consumers) > 3 else "")
             or "none is scheduled on its assets",
         ),
     ]

@@ -44,6 +44,8 @@ from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.stopped_tables import Stopped, Unmet
 from waldelta.stages.check.gate.quarantined_rows import STOP
 from waldelta.stages.check.reports.page import ReportEntry
+from waldelta_airflow.views import _pages as pages
+from waldelta_airflow.views._access import Reader
 from waldelta_airflow.views._installed_pipelines import (
     ActionDag,
     DagPaused,
@@ -534,6 +536,15 @@ DAGS = [
 @pytest.mark.parametrize("dag_id, found", DAGS)
 def test_the_pipeline_of_a_dag(dag_id, found):
     assert pipeline_of(dag_id, {"shop", "shop_eu"}) == found
+
+
+def test_consumers_are_named_to_those_who_may_read_them(shop, open_pages, monkeypatch):
+    consumers = {"public.orders": ["report", "payroll"], "public.items": ["report"]}
+    monkeypatch.setattr(pages, "read_consumers", lambda _: consumers)
+    monkeypatch.setattr(Reader, "may_read_dag", lambda _, dag_id: dag_id != "payroll")
+    text = open_pages("viewer").get("/p/shop").text
+    assert "<b>1 DAG</b><span>report</span>" in text
+    assert "payroll" not in text
 
 
 def test_what_only_airflow_knows(shop, write_pipeline, schedules, open_pages):
