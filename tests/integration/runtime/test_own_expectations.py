@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from tests.support.pipelines import bare_job, job_for
 from waldelta.config.pipeline_file import Target
+from waldelta.stages.check import judge_suites
 from waldelta.stages.check.judge_suites import judge_names, judging
 from waldelta.stages.check.suite.kinds import KINDS
 from waldelta.stages.setup.setup import plan_setup
@@ -186,3 +187,18 @@ def test_spark_evaluates_them_on_columns_and_rows(runner, database, conn, lake, 
         assert "NaN" not in "".join(found)
         if cases is OF_SPARK:
             sync(runner, job)
+
+
+def test_spark_evaluates_only_so_many(runner, database, conn, lake, tmp_path, monkeypatch):
+    """The others are judged by their names and arguments, which a warning says."""
+    monkeypatch.setattr(judge_suites, "MOST_BY_SPARK", 1)
+    database.execute(f"{TABLE}; create table u (id int primary key)")
+    job = job_with(job_for(database, lake, ENTRY), tmp_path)
+    condition = f"{{type: {ROWS}, kwargs: {{condition: lowr(state) = 'x', meaning: m}}}}"
+    written(tmp_path, condition, condition)
+    with judging(job, runner.spark()) as judge_suite:
+        plan = plan_setup(conn, job, judge_suite)
+    (problem,) = plan.problems
+    assert "expectations[0]: " in problem
+    (warning,) = [text for text in plan.warnings if "expectations of" in text]
+    assert warning.startswith("expectations of public.t: the last 1 that need Spark")

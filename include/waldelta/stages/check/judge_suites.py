@@ -1,8 +1,9 @@
 """Judges own expectations before they judge: on the columns a target has or will have, and on rows
 of it where there are some.
 
-Names, arguments and columns are judged without Spark. Spark then analyses each condition, and
-evaluates it on a made-up row and on the first rows of the target.
+Names, arguments and columns are judged without Spark, and so are conditions that Arrow certainly
+evaluates. Spark then analyses each of the others, and evaluates it on a made-up row and on the
+first rows of the target.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from waldelta.config.expectation_files import OwnSuiteFile, TargetColumns, is_sql
@@ -27,6 +29,7 @@ from waldelta.spark_sql import quote
 from waldelta.stages.check.great_expectations.own_expectations import (
     NUMBERS,
     Numbered,
+    count_by_arrow,
     count_by_spark,
     evaluate_each,
     judge_rows,
@@ -37,11 +40,14 @@ from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
 from waldelta.stages.check.suite.kinds import kind_of
 from waldelta.stages.check.suite.row_kinds import RowKind
 from waldelta.stages.setup.preflight.targets import JudgeSuite
+from waldelta.types import stored_type
 
 log = logging.getLogger(__name__)
 
 # Enough rows to meet most values that a condition can't be evaluated on, at a bounded cost.
 MOST_ROWS = 1_000
+# Spark compiles each condition, so of a target it evaluates no more expectations than these.
+MOST_BY_SPARK = 1_000
 # A value of each type that any condition of a kind takes; null for the others.
 _SAMPLES = {
     "string": "''",
@@ -73,7 +79,7 @@ def judging(job: Job, spark: SparkSession | None = None) -> Iterator[JudgeSuite]
 
 @dataclass
 class SuiteJudge:
-    """Judges targets' own expectations by a session that it opens once; without one, by names."""
+    """Judges targets' own expectations; opens a session once, where one of them needs Spark."""
 
     job: Job
     open: Callable[[], SparkSession]
@@ -84,6 +90,13 @@ class SuiteJudge:
         yield from refused
         if refused:  # Spark would only repeat some of it.
             return
+        planned = {
+            n: PlannedExpectation(item.type, item.kwargs, item.severity, "own", file.meaning(n))
+            for n, item in enumerate(file.suite.expectations)
+        }
+        uncertain = _uncertain(planned, columns.types)
+        if not uncertain:
+            return
         session = self._session
         if isinstance(session, WaldeltaError):
             yield warning(
@@ -91,8 +104,15 @@ class SuiteJudge:
                 f" session can be opened ({type(session).__name__}): run check where the jobs run"
             )
             return
+        if len(uncertain) > MOST_BY_SPARK:
+            yield warning(
+                f"expectations of {table}: the last {len(uncertain) - MOST_BY_SPARK:,} that need"
+                " Spark are judged by their names and arguments only, since it takes long to"
+                " compile so many: write one condition for several columns"
+            )
+            uncertain = dict([*uncertain.items()][:MOST_BY_SPARK])
         rows = self._rows(session, table)
-        for number, why in _unevaluable(session, table, file, columns, rows):
+        for number, why in _unevaluable(session, table, uncertain, columns, rows):
             yield problem(f"{file.place(number)}: {why}")
 
     @cached_property
@@ -119,18 +139,25 @@ class SuiteJudge:
             return None
 
 
+def _uncertain(planned: Numbered, types: Mapping[str, str]) -> Numbered:
+    """Returns the expectations that Arrow doesn't certainly evaluate on columns of these types."""
+    # Arrow has variants as texts, and Spark compares them with none.
+    kinds = {name: stored_type("", kind).arrow for name, kind in types.items() if kind != "variant"}
+    row = pa.table({name: pa.nulls(1, kind) for name, kind in kinds.items()})
+    columns = {n: kind_of(each.type).columns_read(each) for n, each in planned.items()}
+    read = {n: of for n, of in columns.items() if of is not None and {*of} <= kinds.keys()}
+    certain = count_by_arrow([row], {n: planned[n] for n in read}, read)
+    return {n: each for n, each in planned.items() if n not in certain}
+
+
 def _unevaluable(
     spark: SparkSession,
     table: str,
-    file: OwnSuiteFile,
+    planned: Numbered,
     columns: TargetColumns,
     rows: DataFrame | None,
 ) -> Iterator[tuple[int, str]]:
     """Yields the number of each expectation that Spark can't evaluate, and why."""
-    planned = {
-        n: PlannedExpectation(item.type, dict(item.kwargs), item.severity, "own", file.meaning(n))
-        for n, item in enumerate(file.suite.expectations)
-    }
     sample = _sample(spark, columns.types)
     if rows is not None and rows.isEmpty():
         rows = None

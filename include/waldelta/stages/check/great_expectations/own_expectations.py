@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.config.expectation_files import OwnExpectation, TargetColumns, is_sql
-from waldelta.errors import class_and_text
+from waldelta.errors import ConfigError, class_and_text
 from waldelta.pipeline import named_error
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows
@@ -41,8 +41,12 @@ T = TypeVar("T")
 Numbered = Mapping[int, PlannedExpectation]
 Counts = dict[int, FailingRows]
 
-# So many expectations are evaluated by one query.
-MOST_PER_QUERY = 500
+# So many expectations are evaluated by one query, and so many are found that can't be evaluated.
+MOST_PER_QUERY, MOST_ERRORS = 500, 20
+_TOO_MANY = ConfigError(
+    f"it is evaluated with others, and {MOST_ERRORS} expectations of the file can't be: correct"
+    " those first"
+)
 # Arguments that name columns the target must have; a list names several.
 _COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list", "columns")
 # An expectation of this kind asks whether the column is there.
@@ -90,7 +94,7 @@ def why_unevaluable(err: Exception) -> str:
     """
     from pyspark.errors import AnalysisException
 
-    if isinstance(err, AnalysisException):
+    if isinstance(err, (AnalysisException, ConfigError)):
         return str(err).strip().partition("\n")[0]
     return _condition_of(err) or type(err).__name__
 
@@ -125,36 +129,33 @@ def evaluate_each(
 ) -> tuple[dict[int, T], dict[int, Exception]]:
     """Returns what ``evaluate`` returns of expectations, and the errors of those that fail.
 
-    Usually none fails, and a group takes a query instead of one for each. A group's error costs no
-    other group a second query. Raises an error of ours, and what ends the session.
+    Usually none fails, and a group takes a query instead of one for each. A group that fails is
+    halved, which costs no other group a second query, until MOST_ERRORS have failed alone. Raises
+    an error of ours, and what ends the session.
     """
     found: dict[int, T] = {}
     errors: dict[int, Exception] = {}
-    for group in groups_of(numbers):
-        of_group, raised = _evaluate_halves(evaluate, group)
-        found, errors = found | of_group, errors | raised
+    waiting = groups_of(numbers)[::-1]
+    while waiting:
+        group = waiting.pop()
+        try:
+            found |= evaluate(group)
+        except Exception as err:
+            if (named := named_error(err)) is not None:
+                raise named from err
+            if len(group) == 1:
+                errors[group[0]] = err
+            elif len(errors) >= MOST_ERRORS:
+                errors |= dict.fromkeys(group, _TOO_MANY)
+            else:
+                middle = len(group) // 2
+                waiting += [group[middle:], group[:middle]]
     return found, errors
 
 
 def groups_of(numbers: Sequence[int]) -> list[Sequence[int]]:
     """Returns expectations in groups: a query for more takes longer to plan than several."""
     return [numbers[n : n + MOST_PER_QUERY] for n in range(0, len(numbers), MOST_PER_QUERY)]
-
-
-def _evaluate_halves(
-    evaluate: Callable[[Sequence[int]], Mapping[int, T]], numbers: Sequence[int]
-) -> tuple[dict[int, T], dict[int, Exception]]:
-    try:
-        return {**evaluate(numbers)}, {}
-    except Exception as err:
-        if (named := named_error(err)) is not None:
-            raise named from err
-        if len(numbers) == 1:
-            return {}, {numbers[0]: err}
-    middle = len(numbers) // 2
-    first, of_first = _evaluate_halves(evaluate, numbers[:middle])
-    second, of_second = _evaluate_halves(evaluate, numbers[middle:])
-    return first | second, of_first | of_second
 
 
 def count_by_arrow(
