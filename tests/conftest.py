@@ -11,7 +11,6 @@ from tests.support.seeds import is_long, is_on_spark
 pytest_plugins = [
     "tests.support.fixtures.postgres",
     "tests.support.fixtures.spark",
-    "tests.support.fixtures.stack",
     "tests.support.fixtures.airflow",
     "tests.support.fixtures.stores",
 ]

@@ -1,6 +1,9 @@
 """A small pipeline on the running stack, for the tests of its DAGs."""
 
+import shutil
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,7 +12,6 @@ from deltalake import DeltaTable
 
 from demo.airflow_client import AirflowClient, DagRun
 from demo.stack import Stack
-from tests.support.fixtures.stack import have_parsed
 
 PIPELINE = """\
 pipeline: {name}
@@ -48,6 +50,26 @@ insert into orders select n, n % 10 + 1, case when n % 2 = 0 then 'paid' else 'd
 CDC = ["slot_has_changes", "land", "apply", "check", "report"]
 NOT_NEEDED = {"fail_the_run": "skipped"}
 NO_COPY = {"copy_again": "skipped"} | NOT_NEEDED
+
+
+@contextmanager
+def own_folder() -> Iterator[Path]:
+    """A folder outside of pytest's, which other sessions close to PostgreSQL's user."""
+    folder = Path(tempfile.mkdtemp(prefix="waldelta_stack_"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def have_parsed(stack: Stack) -> None:
+    """Have Airflow read the pipeline files at once: it does when the DAG file that reads them has
+    changed.
+
+    Not when it was reading it just then; the next time comes before anybody's patience ends.
+    """
+    for file in stack.dags.glob("waldelta_*.py"):
+        file.touch()
 
 
 @dataclass

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from demo.airflow_client import AirflowError, DagRun
 from demo.stack import Stack
-from tests.e2e.shop import CDC, NO_COPY, NOT_NEEDED, Shop, change, clear, make_shop
+from tests.e2e.shop import CDC, NO_COPY, NOT_NEEDED, Shop, change, clear, have_parsed, make_shop
 from tests.e2e.shown_secrets import (
     assert_none_shown,
     contains,
@@ -22,7 +22,6 @@ from tests.e2e.shown_secrets import (
     readable_by_others,
     spark_configuration,
 )
-from tests.support.fixtures.stack import have_parsed
 from tests.support.machine_load import times_longer
 from tests.support.servers.mail_server import MailServer
 from tests.support.servers.serving import serving

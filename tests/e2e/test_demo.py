@@ -10,8 +10,8 @@ from rich.console import Console
 from demo.outcome import show
 from demo.run_demo import CONN_ID, MAINTENANCE, PIPELINE, Demo
 from demo.stack import Stack
+from tests.e2e.shop import have_parsed
 from tests.support.bookkeeping import read_expectation_results
-from tests.support.fixtures.stack import have_parsed
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.monitoring.overview import read_glance

@@ -10,6 +10,7 @@ from rich.console import Console
 from demo.outcome import DemoOutcome, show
 from demo.run_demo import PIPELINE, Demo
 from demo.stack import Stack
+from tests.e2e.shop import own_folder
 from tests.e2e.shown_secrets import (
     assert_none_shown,
     contains,
@@ -18,7 +19,6 @@ from tests.e2e.shown_secrets import (
     readable_by_others,
     spark_configuration,
 )
-from tests.support.fixtures.stack import own_folder
 
 pytestmark = pytest.mark.soak("the demo on another store")
 

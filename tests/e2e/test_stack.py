@@ -17,7 +17,7 @@ from demo.stack import Stack
 from demo.stack.__main__ import READERS
 from demo.stack.processes import marked, wait_until
 from demo.stack.stack import SPARK_CONN_ID
-from tests.support.fixtures.stack import own_folder
+from tests.e2e.shop import own_folder
 
 pytestmark = pytest.mark.nightly("starts stacks of its own; test_demo uses one")
 

@@ -87,7 +87,11 @@ def scene(request, database, lake, runner, monkeypatch) -> Iterator[Scene]:
             yield Scene(database, lake, {"type": kind, "name": "lake"}, runner)
 
 
-EACH = ["glue", "unity", "hive"]
+EACH = [
+    "glue",
+    "unity",
+    pytest.param("hive", marks=pytest.mark.nightly("its metastore has tests of its own")),
+]
 
 
 NAMES = {"id", "net", "v", "_wd_lsn", "_wd_commit_ts", "_wd_raw"}

@@ -156,6 +156,7 @@ def test_a_store_that_is_away_is_named(database, bucket, proxy, runner, monkeypa
     assert isinstance(last_error(unnamed.value), StoreUnreachable)
 
 
+@pytest.mark.nightly("a move by hand, in the store")
 def test_another_name_waits_until_the_operator_has_moved_the_objects(
     database, bucket, runner, monkeypatch
 ):
