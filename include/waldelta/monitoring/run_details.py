@@ -207,11 +207,13 @@ def read_work(ledger: Ledger, lines: Sequence[RunLine]) -> dict[RunKey, str]:
         key = (row["verb"], row["run_id"])
         if key not in found:
             tables = parsed(row["result"]).get("tables") or {}
-            found[key] = _work(row["verb"], tables, copied.get(key, {}))
+            found[key] = _rows_in_words(row["verb"], tables, copied.get(key, {}))
     return found
 
 
-def _work(verb: str, tables: Mapping[str, Mapping[str, Any]], copied: Mapping[str, int]) -> str:
+def _rows_in_words(
+    verb: str, tables: Mapping[str, Mapping[str, Any]], copied: Mapping[str, int]
+) -> str:
     if compared := sum(int(done.get("compared") or 0) for done in tables.values()):
         return f"{counted(compared, 'row')} compared"
     if verb in _COPYING:

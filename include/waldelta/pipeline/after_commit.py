@@ -1,4 +1,6 @@
-"""What follows a run's commits: asset events and lineage read here which targets a run changed."""
+"""What follows a run's commits: asset events, lineage, metrics and the registration in a catalog
+read here what a run did to its targets.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ _ROWS = ("inserted", "updated", "deleted")
 
 @dataclass(frozen=True, slots=True)
 class TargetCommit:
-    """What a run's commits did to one target; ``counts`` is its part of the run's result.
+    """What a run did to one target; ``counts`` is its part of the run's result.
 
     ``is_fine``: the target has all changes of the run, and met its critical expectations.
     """
@@ -23,21 +25,32 @@ class TargetCommit:
     @property
     def rows(self) -> int:
         """Returns the number of rows that were copied, or else written or removed."""
-        copied = self.counts.get("rows")
-        return sum(self.counts.get(of) or 0 for of in _ROWS) if copied is None else copied
+        return self.count("rows") or sum(map(self.count, _ROWS))
+
+    def count(self, name: str) -> int:
+        """Returns a count by its name in the result; 0 where the run has none."""
+        return int(self.counts.get(name) or 0)
 
 
-def commits_of(document: Mapping[str, Any]) -> list[TargetCommit]:
-    """Returns the targets that a run changed, in the order of their names.
+def targets_of(document: Mapping[str, Any]) -> list[TargetCommit]:
+    """Returns the targets that a run worked on, in the order of their names.
 
-    A run also reports commits that an earlier run was killed after. A copy counts even if it has no
-    rows, because its target exists from then on.
+    A run also reports commits that an earlier run was killed after.
     """
     passed, behind = (document.get(key) or () for key in ("passed", "not_applied"))
     return [
         TargetCommit(table, counts, table in passed and table not in behind)
         for table, counts in sorted((document.get("tables") or {}).items())
-        if counts.get("rows") is not None
-        or counts.get("truncated")
-        or any(counts.get(of) for of in _ROWS)
+    ]
+
+
+def commits_of(document: Mapping[str, Any]) -> list[TargetCommit]:
+    """Returns the targets that a run changed, in the order of their names.
+
+    A copy counts even if it has no rows, because its target exists from then on.
+    """
+    return [
+        commit
+        for commit in targets_of(document)
+        if commit.counts.get("rows") is not None or any(map(commit.count, (*_ROWS, "truncated")))
     ]

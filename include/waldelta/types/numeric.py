@@ -115,7 +115,7 @@ class Number(AnyNumber):
         return sql.SQL("{}::pg_catalog.{}").format(column, sql.Identifier(self.name)), None
 
     def checksum_parts(self, column: sql.Composable, _: Marks, /) -> Selected:
-        """Returns the text."""
+        """Returns SQL for the text as PostgreSQL prints it; every value can be stored."""
         return as_text(column), None
 
 

@@ -166,6 +166,7 @@ def _extension(pg_type: PgType) -> TargetType:
 
 
 def _array(element: PgType, options: TypeOptions) -> TargetType:
+    """Returns an array's type; text where arrays have nested elements, or their own delimiter."""
     scalar = target_type(element, options)
     innermost = element.base or element
     # A base type of an extension may print its arrays with its own delimiter, as PostGIS does.

@@ -8,7 +8,7 @@ from typing import Any
 from airflow.sdk import Asset, AssetAlias
 
 from waldelta.config import PipelineFile, split_table_name
-from waldelta.pipeline.after_commit import commits_of
+from waldelta.pipeline.after_commit import TargetCommit, commits_of
 
 _COUNTS = ("inserted", "updated", "deleted", "skipped")
 
@@ -41,16 +41,20 @@ def changed_targets(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     A target whose expectations were corrected got no event for its changes when its check failed.
     """
     bounds = {key: result.get(key) for key in ("run_id", "start_lsn", "end_lsn")}
-    late: dict[str, Mapping[str, Any]] = {table: {} for table in result.get("corrected") or ()}
-    changed = {commit.table: commit.counts for commit in commits_of(result) if commit.is_fine}
+    late = {table: TargetCommit(table, {}, True) for table in result.get("corrected") or ()}
+    changed = {commit.table: commit for commit in commits_of(result) if commit.is_fine}
     return {
         table: {
-            **{name: int(counts.get(name) or 0) for name in _COUNTS},
-            "truncated": bool(counts.get("truncated")),
-            **{key: counts[key] for key in ("rows", "version") if counts.get(key) is not None},
+            **{name: commit.count(name) for name in _COUNTS},
+            "truncated": bool(commit.count("truncated")),
+            **{
+                key: commit.counts[key]
+                for key in ("rows", "version")
+                if commit.counts.get(key) is not None
+            },
             **bounds,
         }
-        for table, counts in (late | changed).items()
+        for table, commit in (late | changed).items()
     }
 
 

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from waldelta.errors import stack_without_values
+from waldelta.pipeline.after_commit import targets_of
 from waldelta.pipeline.lag import Lag
 
 log = logging.getLogger(__name__)
@@ -97,11 +98,11 @@ def metrics_of(pipeline: str, document: Mapping[str, Any], at: datetime) -> Iter
     for stage, outcome in (document.get("stages") or {}).items():
         name = f"{base}.{verb}.seconds.{_part(stage)}"
         yield Metric(name, float(outcome.get("seconds") or 0), "gauge", {**tags, "stage": stage})
-    for table, counts in (document.get("tables") or {}).items():
+    for commit in targets_of(document):
         for operation, key in _OPERATIONS.items():
-            name = f"{base}.{verb}.rows.{_part(table)}.{operation}"
-            of = {**tags, "table": table, "operation": operation}
-            yield Metric(name, int(counts.get(key) or 0), "counter", of)
+            name = f"{base}.{verb}.rows.{_part(commit.table)}.{operation}"
+            of = {**tags, "table": commit.table, "operation": operation}
+            yield Metric(name, commit.count(key), "counter", of)
     yield from differing_rows(pipeline, document, at)
     if requests := document.get("store_requests"):
         yield Metric(f"{base}.{verb}.store_requests", requests, "gauge", tags)

@@ -168,7 +168,7 @@ def plan_decode(
     check_columns(state.table_name, row_filter, evolution, follows=follows)
     relid = names.index(RELID) if state.root_id is not None else None
     return DecodePlan(
-        _shape(evolution, targets),
+        _event_shape(evolution, targets),
         names,
         tuple(targets.values()),
         tuple(versions),
@@ -209,7 +209,7 @@ def _types_of_columns(
     )
 
 
-def _shape(evolution: Evolution, targets: Mapping[str, TargetType]) -> EventShape:
+def _event_shape(evolution: Evolution, targets: Mapping[str, TargetType]) -> EventShape:
     names, stopped = list(targets), evolution.stopped
     return EventShape(
         column_count=len(names),

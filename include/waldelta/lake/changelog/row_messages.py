@@ -106,8 +106,8 @@ def commits(changes: pa.RecordBatch, segments: Segments) -> tuple[pa.Array, pa.A
 def last_truncates(
     stream: Stream, state: TableState, snapshot: Snapshot, since_xid: int = 0
 ) -> dict[int, int]:
-    """Returns the position of the last TRUNCATE of each relation that the target's copy doesn't
-    reflect.
+    """Returns by relation oid the place, in commit order, of the last TRUNCATE that the target's
+    copy doesn't reflect.
 
     Only transactions (xid8) from ``since_xid`` on are included. TRUNCATEs that don't count are left
     out: of transactions that are prepared and undecided, or rolled back, and of earlier batches

@@ -413,7 +413,8 @@ def _is_behind(row: Reconciliation, second: Reconciliation) -> bool:
 
 
 def _keep(rows: Sequence[Reconciliation], oldest: datetime) -> list[bool]:
-    """Keep each table's last result and last attempt, however old, and its last complete result.
+    """Returns which rows are kept: those since ``oldest``, and of each table the last result, the
+    last attempt and the last complete result.
 
     A target that differed still does until it is compared again, and one that was equal in all
     columns was equal then.
