@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -175,7 +175,13 @@ class SuiteEvaluation:
             _without(planned, counts), lambda frame: frame if where is None else frame.where(where)
         )
 
-    def _by_arrow(self, planned: Numbered, met: int | None, where: str | None = None) -> Counts:
+    def _by_arrow(
+        self,
+        planned: Numbered,
+        met: int | None,
+        where: str | None = None,
+        key: Sequence[str] = (),
+    ) -> Counts:
         """Returns the counts of those that Arrow evaluates on the rows that were written since a
         version, or on all.
         """
@@ -184,7 +190,7 @@ class SuiteEvaluation:
             return {}
         try:
             dataset = written_since(table, met)
-            return {} if dataset is None else count_written(dataset, planned, where)
+            return {} if dataset is None else count_written(dataset, planned, where, key)
         except (*READ_FAILURES, KeyError) as err:
             log.info(
                 "table=%s can't be read in this process: %s", self.plan.table, class_and_text(err)
@@ -209,31 +215,32 @@ class SuiteEvaluation:
             self.found[number] = kind_of(each.type).outcome(each, found)
 
     def _take_examples(self) -> None:
-        """Give expectations on single rows that aren't met some of the rows that fail them.
+        """Give expectations on single rows that aren't met some of the rows that fail them: their
+        key, and the columns of the expectation.
 
         Without examples the results are the same, so an error is only logged.
         """
         missed = [
-            (number, outcome)
+            (number, outcome.planned)
             for number, outcome in sorted(self.found.items())
             if outcome.success is False
             and kind_of(outcome.planned.type).judges_rows(outcome.planned.kwargs)
         ]
         key = self.rows.target.state.key_columns
-        expectations = {number: outcome.planned for number, outcome in missed[:_MOST_EXEMPLIFIED]}
-        try:
-            failing = self._first_failing(expectations, key)
-        except (*READ_FAILURES, KeyError) as err:
-            log.info(
-                "table=%s: Spark finds rows that fail: %s", self.plan.table, class_and_text(err)
-            )
-            failing = {}
-        for number, planned in expectations.items():
+        planned = dict(missed[:_MOST_EXEMPLIFIED])
+        counts = self._by_arrow(planned, None, key=key)
+        for number, each in planned.items():
             try:
-                rows = failing.get(number)
-                rows = self._query_failing(planned, key) if rows is None else rows
-                examples = tuple(examples_of(rows, key))
-                self.found[number] = replace(self.found[number], examples=examples)
+                if number in counts:
+                    names = _with_key(key, kind_of(each.type).columns_read(each))
+                    values = counts[number].examples
+                    tuples: Iterable[Any] = values if len(names) > 1 else zip(values, strict=True)
+                    rows = [dict(zip(names, row, strict=True)) for row in tuples]
+                else:
+                    rows = self._query_failing(each, key)
+                self.found[number] = replace(
+                    self.found[number], examples=tuple(examples_of(rows, key))
+                )
             except Exception as err:
                 log.warning(
                     "table=%s: rows that fail an expectation can't be shown: %s",
@@ -241,45 +248,16 @@ class SuiteEvaluation:
                     class_and_text(err),
                 )
 
-    def _first_failing(self, planned: Numbered, key: Sequence[str]) -> dict[int, pa.Table]:
-        """Returns the first rows that fail each expectation of which Arrow is certain: their key,
-        and the columns of the expectation. The target is read once.
-        """
-        table = self.rows.table
-        columns = {n: kind_of(each.type).columns_read(each) for n, each in planned.items()}
-        reads = {n: read for n, read in columns.items() if read is not None}
-        if not reads or table is None or table.place.lake.on_spark:
-            return {}
-        if (dataset := written_since(table, None)) is None:
-            return {}
-        none = dataset.schema.empty_table()
-        failing = {n: none.select([*dict.fromkeys((*key, *read))]) for n, read in reads.items()}
-        names = [*dict.fromkeys(name for rows in failing.values() for name in rows.column_names)]
-        open_numbers = {*failing}
-        for batch in by_row_group(dataset).scanner(names, batch_size=_ROWS_AT_ONCE).to_batches():
-            rows = pa.Table.from_batches([batch])
-            for n in sorted(open_numbers):
-                masks = kind_of(planned[n].type).failing(rows, planned[n])
-                if masks is None:
-                    del failing[n]
-                    open_numbers.remove(n)
-                    continue
-                part = rows.select(failing[n].column_names).filter(masks[0])
-                failing[n] = pa.concat_tables([failing[n], part]).slice(0, MOST_EXAMPLES)
-                if len(failing[n]) == MOST_EXAMPLES:
-                    open_numbers.remove(n)
-            if not open_numbers:
-                break
-        return failing
-
-    def _query_failing(self, planned: PlannedExpectation, key: Sequence[str]) -> pa.Table:
-        frame = self.rows.frame()
+    def _query_failing(
+        self, planned: PlannedExpectation, key: Sequence[str]
+    ) -> list[dict[str, Any]]:
         condition = kind_of(planned.type).row_condition(planned.kwargs)
         if condition is None:  # Only Great Expectations takes these arguments.
-            return pa.table({})
-        names = dict.fromkeys((*key, *(condition.columns or ())))
-        failing = frame.where(condition.unexpected).select(*map(quote, names))
-        return failing.limit(MOST_EXAMPLES).toArrow()
+            return []
+        failing = self.rows.frame().where(condition.unexpected)
+        failing = failing.select(*map(quote, _with_key(key, condition.columns)))
+        rows: list[dict[str, Any]] = failing.limit(MOST_EXAMPLES).toArrow().to_pylist()
+        return rows
 
     def _let_in(self, outcome: Outcome, decision: str) -> Outcome:
         """Returns the outcome of a gate that only rows don't meet which operators let in."""
@@ -346,15 +324,21 @@ def written_since(table: TargetVersion, met: int | None) -> ds.Dataset | None:
     return ds.FileSystemDataset(parts, dataset.schema, dataset.format, dataset.filesystem)
 
 
-def count_written(dataset: ds.Dataset, planned: Numbered, where: str | None = None) -> Counts:
+def _with_key(key: Sequence[str], columns: Sequence[str] | None) -> list[str]:
+    return [*dict.fromkeys((*key, *(columns or ())))]
+
+
+def count_written(
+    dataset: ds.Dataset, planned: Numbered, where: str | None = None, key: Sequence[str] = ()
+) -> Counts:
     """Returns the failing rows of each expectation of which Arrow is certain, among those that meet
-    a condition in Spark SQL, if given.
+    a condition in Spark SQL, if given. Examples have the key's values before the others.
 
     Raises what Arrow raises.
     """
     names = {*dataset.schema.names}
     columns = {number: kind_of(p.type).columns_read(p) for number, p in planned.items()}
-    read = {n: of for n, of in columns.items() if of is not None and {*of} <= names}
+    read = {n: _with_key(key, of) for n, of in columns.items() if of is not None and {*of} <= names}
     scanned = {name for of in read.values() for name in of} | (names & {LSN} if where else set())
     scanner = by_row_group(dataset).scanner(
         sorted(scanned) or dataset.schema.names[:1],

@@ -110,13 +110,13 @@ def rows_of(text: str, **relations: Relation) -> list[dict[str, Any]]:
     return found
 
 
-def examples_of(rows: pa.Table, key: Sequence[str]) -> Iterator[str]:
+def examples_of(rows: Iterable[Mapping[str, Any]], key: Sequence[str]) -> Iterator[str]:
     """Yields rows as JSON: ``key``, and ``values`` of the other columns; null, or a text.
 
-    >>> list(examples_of(pa.table({"id": [7], "amount": [-1.5], "_wd_lsn": [1]}), ["id"]))
+    >>> list(examples_of([{"id": 7, "amount": -1.5, "_wd_lsn": 1}], ["id"]))
     ['{"key": {"id": "7"}, "values": {"amount": "-1.5"}}']
     """
-    for row in rows.to_pylist():
+    for row in rows:
         shown = {
             name: value if value is None else _as_text(value)[:_LONGEST_VALUE]
             for name, value in row.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -12,7 +12,7 @@ from itertools import islice
 import psycopg
 
 from waldelta.errors import SourceError, StateError, WaldeltaError
-from waldelta.lake.ledger import SYNCED, BatchCut, Decisions, TableState, now
+from waldelta.lake.ledger import SYNCED, BatchCut, Decisions, Run, TableState, now
 from waldelta.pipeline import Job, RunResult
 from waldelta.pipeline.lag import Lag
 from waldelta.pipeline.targets import Watermarks
@@ -169,13 +169,23 @@ def _landed_as_of(job: Job) -> int:
 
     Returns 0 when unknown.
     """
-    floor = job.read_identity().floor
-    made_cuts = dict.fromkeys(run_id for run_id, _ in job.ledger.cut_ends(floor))
-    # Maintenance makes cuts too, and lands nothing; a run that hasn't applied everything has landed
-    # more than its cuts contain.
-    runs = (run for run in map(job.ledger.run_result, made_cuts) if run is not None and run.applied)
-    told = (RunResult.from_json(run.result).landed.landed_as_of for run in islice(runs, _MOST_RUNS))
-    return next((xid for xid in told if xid), 0)
+    # A run that hasn't applied everything has landed more than its cuts contain.
+    complete = (RunResult.from_json(run.result) for run, _ in _runs(job) if run.applied)
+    landed = (result.landed.landed_as_of for result in islice(complete, _MOST_RUNS))
+    return next((xid for xid in landed if xid), 0)
+
+
+def _runs(job: Job) -> Iterator[tuple[Run, int]]:
+    """Yields the recorded runs that made cuts of the slot incarnation, newest first, and where the
+    newest cut of each ends. Maintenance makes cuts too, and applies nothing.
+    """
+    ends: dict[str, int] = {}
+    for run_id, end in job.ledger.cut_ends(job.read_identity().floor):
+        ends.setdefault(run_id, end)
+    for run_id, end in ends.items():
+        run = job.ledger.run_result(run_id)
+        if run is not None and run.applied is not None:
+            yield run, end
 
 
 def _relations(states: Sequence[TableState]) -> set[int]:
@@ -252,11 +262,4 @@ def _since(job: Job) -> int | None:
 
     All changes that this run reports and checks come after it, also those of unreported commits.
     """
-    has_told: dict[str, bool] = {job.run_id: False}
-    for run_id, end in job.ledger.cut_ends(job.read_identity().floor):
-        if run_id not in has_told:
-            run = job.ledger.run_result(run_id)
-            has_told[run_id] = run is not None and run.applied is not None
-        if has_told[run_id]:
-            return end
-    return None
+    return next((end for run, end in _runs(job) if run.run_id != job.run_id), None)
