@@ -46,6 +46,10 @@ _KINDS = (
 )
 # A glance is about the last hours, which pass while its ledger stays as it is.
 _KEEP_S = 600.0
+# The page says for how long a run that may have been killed has recorded nothing.
+_KEEP_RUNNING_S = 60.0
+# A pipeline that no page has shown for a day is read again, or is gone.
+_FORGET_S = 86_400.0
 # A ledger isn't looked at again within this time.
 _CHECKED_S = 3.0
 # A page waits this long for pipelines that this process hasn't read yet, and for others.
@@ -104,6 +108,7 @@ class GlanceCache:
         ``active`` are the ids of each one's unfinished runs. Idle checks aren't taken into account:
         see after_idle_check().
         """
+        self._forget()
         is_first = any(one.pipeline not in self._entries for one in pipelines)
         reading = {
             one.pipeline: future
@@ -112,6 +117,13 @@ class GlanceCache:
         }
         done = wait(reading.values(), FIRST_S if is_first else AGAIN_S).done if reading else set()
         return {one.pipeline: self._kept(one, reading.get(one.pipeline), done) for one in pipelines}
+
+    def _forget(self) -> None:
+        with self._lock:
+            begin = time.monotonic() - _FORGET_S
+            for name in [name for name, of in self._entries.items() if of.checked_at < begin]:
+                del self._entries[name]
+                self._reading.pop(name, None)
 
     def _kept(
         self, pipeline: PipelineFile, reading: Future[None] | None, done: Collection[Future[None]]
@@ -145,7 +157,8 @@ class GlanceCache:
         try:
             ledger = Ledger(self._open_lake(pipeline))
             if entry is not None and entry.is_of(pipeline, active) and entry.kept.error is None:
-                is_old = began - entry.read_at > _KEEP_S
+                is_running = entry.kept.glance and entry.kept.glance.latest_status == "running"
+                is_old = began - entry.read_at > (_KEEP_RUNNING_S if is_running else _KEEP_S)
                 if not is_old and ledger.is_at(entry.versions):
                     self._entries[name] = replace(entry, checked_at=began)
                     return
