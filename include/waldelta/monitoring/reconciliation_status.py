@@ -9,7 +9,7 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from waldelta.lake.ledger import DIFFERENT, Ledger, Reconciliation, last_rows
+from waldelta.lake.ledger import DIFFERENT, Ledger, Reconciliation, last_rows, of_tables
 from waldelta.lake.ledger.check_records import ANSWERS, Verdict, kept_out, last_answers, last_whole
 from waldelta.lake.ledger.check_records import COMPARISON_FAILED as NOT_ANSWERED
 from waldelta.lake.ledger.records import rows_of
@@ -28,7 +28,8 @@ class Compared:
     ``equal`` and ``partly``. ``answers`` are the last results without left-out columns, where
     equal. In ``again`` are tables whose latest comparison has no result, in ``broken`` those where
     it failed. ``kept_out`` counts the rows that the results of ``equal`` and ``partly`` left out,
-    because the targets lacked them on purpose.
+    because the targets lacked them on purpose. ``different_since`` is when the first of
+    ``different`` was found.
     """
 
     equal: tuple[str, ...] = ()
@@ -42,6 +43,7 @@ class Compared:
     broken: tuple[str, ...] = ()
     kept_out: int = 0
     answers: Mapping[str, Reconciliation] = field(default_factory=dict)
+    different_since: datetime | None = None
 
     @property
     def count(self) -> int:
@@ -96,7 +98,8 @@ def read_compared(
 
     ``history`` are the comparison results, if they have been read already.
     """
-    if history is None:
+    rows = history
+    if rows is None:
         scanned = ledger.table(Reconciliation).scan(
             ("at", "run_id", "table_name", "status", "version", "skipped_columns", "lacking")
         )
@@ -105,8 +108,8 @@ def read_compared(
         answered = pc.is_in(scanned["status"], value_set=pa.array(ANSWERS))
         whole = pc.equal(pc.fill_null(pc.list_value_length(scanned["skipped_columns"]), 0), 0)
         scanned = scanned.append_column("answered", answered).append_column("whole", whole)
-        history = rows_of(Reconciliation, last_rows(scanned, ["table_name", "answered", "whole"]))
-    rows = [row for row in history if row.table_name in tables]
+        rows = rows_of(Reconciliation, last_rows(scanned, ["table_name", "answered", "whole"]))
+    rows = [row for row in rows if row.table_name in tables]
     found, attempts = last_answers(rows)
     answers = {name: row for name, row in found.items() if row.status in ANSWERS}
     differed = {name: row.at for name, row in answers.items() if row.status == DIFFERENT}
@@ -130,7 +133,27 @@ def read_compared(
             for name, row in last_whole(rows).items()
             if name in equal and row.status != DIFFERENT
         },
+        different_since=_different_since(ledger, differed.keys() - copied, history),
     )
+
+
+def _different_since(
+    ledger: Ledger, tables: Collection[str], history: Sequence[Reconciliation] | None
+) -> datetime | None:
+    """Returns when the first of these tables was found different, and never equal since."""
+    if not tables:
+        return None
+    columns = ("at", "run_id", "table_name", "status")
+    if history is None:
+        scanned = ledger.table(Reconciliation).scan(columns, None, of_tables(tables))
+        history = rows_of(Reconciliation, scanned)
+    since: dict[str, datetime] = {}
+    for row in history:
+        if row.status == DIFFERENT and row.table_name in tables:
+            since.setdefault(row.table_name, row.at)
+        elif row.status in ANSWERS:
+            since.pop(row.table_name, None)
+    return min(since.values(), default=None)
 
 
 def of_compared(found: Compared) -> Iterator[Attention]:

@@ -183,6 +183,27 @@ def test_how_the_lake_compares_with_its_source(book, found, fed, verdict, told, 
     assert compared.oldest == (None if oldest is None else minutes(oldest) - long_ago)
 
 
+DIFFERENT = [
+    ("once", [("a", "different")], 0),
+    ("night after night, and a failed attempt", [("a", "different"), ("a", "failed"),
+                                                  ("a", "different")], 0),
+    ("again after a repair", [("a", "different"), ("a", "repaired"), ("a", "different")], 2),
+    ("two tables", [("b", "different"), ("a", "different"), ("b", "equal"), ("b", "different")], 1),
+    ("a repaired one", [("a", "different"), ("a", "repaired")], None),
+]  # fmt: skip
+
+
+@cases("found, since", DIFFERENT)
+def test_since_when_tables_differ(book, found, since):
+    """By all results, or by a history that the caller has read."""
+    rows = [Reconciliation(minutes(n), "r", f"public.{of}", s) for n, (of, s) in enumerate(found)]
+    for row in rows:
+        Reconciliations(book.lake).add([row])
+    for history in (None, rows):
+        compared = read_compared(book, ["public.a", "public.b"], history)
+        assert compared.different_since == (None if since is None else minutes(since))
+
+
 def test_a_failed_attempt_at_a_run_that_goes_on_is_no_problem_yet(book):
     """Airflow is about to retry it, or its check follows; once the run is over, it is a problem."""
     book.append(TableState(minutes(-9), "sync", "public.a", 1, "synced"))
