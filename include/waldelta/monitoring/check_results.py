@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
@@ -118,11 +118,6 @@ class CheckedAt:
     at: datetime
     run_id: str
 
-    @property
-    def day(self) -> date:
-        """Returns the day on which the run checked."""
-        return self.at.date()
-
 
 # A label, and its cells by run.
 HeatRow = tuple[str, tuple[Cell | None, ...]]
@@ -141,9 +136,7 @@ class HeatMap:
 
     @property
     def shows_seconds(self) -> bool:
-        """Returns whether two runs checked within the same minute, so that seconds must be
-        shown.
-        """
+        """Returns whether two runs checked within one minute, so that seconds must be shown."""
         return len({run.at.replace(second=0, microsecond=0) for run in self.runs}) < len(self.runs)
 
 

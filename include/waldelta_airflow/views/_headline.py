@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
-from waldelta.config import DagKind, dag_id_of
+from waldelta.config import DagKind, PipelineFile, dag_id_of
 from waldelta.error_catalog import ERROR_CATALOG, ERRORS
 from waldelta.errors import QualityFailed
-from waldelta.lake.ledger import Reconciliation
 from waldelta.monitoring.attention import KINDS, Attention, names
 from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
@@ -66,12 +66,14 @@ _HEALS = {
     "needs_copy": "yes: the copy is automatic",
     "never_copied": "no",
     "new_tables": "no",
+    "overdue": "yes, once the earlier run has ended or the scheduler is up",
     "paused": "no: runs start once the DAG is unpaused",
     "paused_maintenance": "no",
     "paused_reconcile": "no",
     "unchecked": "yes: the next run that changes the table checks it",
     "unpublished": "no",
 }
+_WORDS = {"failed": "problem", "ok": "fine", "unknown": "not set up"}
 # A remedy's path into the repository, which a page doesn't lead to.
 _PATH = re.compile(r":? \(?docs/\S+")
 
@@ -88,8 +90,9 @@ class NextStep:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """``since`` is when the state began, or was found. ``heals`` says whether it ends without a
-    person, ``remedy`` is what a person may do.
+    """``since`` is when the state began, or was found; ``is_older``: it is the earliest time that
+    is known, and the state began before. ``heals`` says whether it ends without a person,
+    ``remedy`` is what a person may do. ``status`` is a word for the state other than the usual one.
     """
 
     state: str
@@ -100,11 +103,18 @@ class Headline:
     remedy: str = ""
     action: NextStep | None = None
     is_of_slot: bool = False
+    is_older: bool = False
+    status: str = ""
+
+    @property
+    def word(self) -> str:
+        """Returns the state as a word."""
+        return self.status or _WORDS.get(self.state, self.state)
 
 
 def read_headline(
     base: str,
-    name: str,
+    pipeline: PipelineFile,
     glance: Glance,
     lines: Sequence[DagLine],
     attention: Sequence[Attention],
@@ -113,12 +123,12 @@ def read_headline(
     """Returns the state by the first thing that needs attention; ``lines`` are the DAGs that the
     reader sees, ``failed`` the expectations that its tables don't meet.
     """
+    name = pipeline.pipeline
     if not attention:
         if glance.is_set_up:
             return Headline("ok", "The lake follows its source.")
-        return Headline(
-            "unknown", "No table has been copied yet.", action=_start(base, name, "setup", lines)
-        )
+        step = _start(base, name, "setup", lines) or _unpause(base, name, "setup", lines)
+        return Headline("unknown", "No table has been copied yet.", action=step)
     first = attention[0]
     if first.kind == "copying" and any(
         line.state.kind in _COPY and line.state.is_under_way for line in lines
@@ -128,21 +138,26 @@ def read_headline(
     if first.cause and f": {first.cause}: " in first.text:
         sentence, _, cause = first.text.partition(": ")
     remedy = remedy_of(first.kind, first.cause)
+    if first.kind == "data_gap" and glance.gaps:
+        gap = glance.gaps[0]
+        cause, remedy = f"{gap.cause}: {gap.detail}", gap.remedy
     if first.kind == "slot" and not first.page:
         cause, remedy = _wal(glance) or ("", remedy)
     if first.kind == "failed_expectations" and failed:
         sentence, cause = failed_sentence(failed)
     if " " in sentence.partition(":")[0]:
         sentence = f"{sentence[:1].upper()}{sentence[1:]}"
+    since, is_older = _over(glance, pipeline) if first.kind == "slot" else (None, False)
     return Headline(
         first.severity,
         sentence,
         cause,
-        _since(first, glance),
+        since or _since(first, glance),
         _heals(first, glance),
         remedy,
         _action(base, name, first, lines, glance),
         first.kind == "slot",
+        is_older,
     )
 
 
@@ -244,9 +259,8 @@ def _action(
     base: str, name: str, item: Attention, lines: Sequence[DagLine], glance: Glance
 ) -> NextStep | None:
     if kind := _UNPAUSES.get(item.kind):
-        if any(line.state.kind == kind and line.may_unpause for line in lines):
-            address = url(base, "p", name, "dags", kind, "unpause")
-            return NextStep(f"Unpause {dag_id_of(name, kind)}", address, is_form=True)
+        if step := _unpause(base, name, kind, lines):
+            return step
     elif item.kind == "slot" and _is_read(glance):
         return NextStep("See the slot", url(base, "p", name) + "#lag")
     elif (kind := _RUNS.get(item.kind)) and (start := _start(base, name, kind, lines)):
@@ -263,6 +277,14 @@ def _action(
         return None
     word = _LINKS.get(item.kind, "Open the run" if page[0] == "run" else f"Open {page[0]}")
     return NextStep(word, url(base, "p", name, *page) + (f"#{item.anchor}" if item.anchor else ""))
+
+
+def _unpause(base: str, name: str, kind: DagKind, lines: Sequence[DagLine]) -> NextStep | None:
+    """Returns the button that unpauses a DAG, if the reader may."""
+    if not any(line.state.kind == kind and line.may_unpause for line in lines):
+        return None
+    address = url(base, "p", name, "dags", kind, "unpause")
+    return NextStep(f"Unpause {dag_id_of(name, kind)}", address, is_form=True)
 
 
 def _start(base: str, name: str, kind: DagKind, lines: Sequence[DagLine]) -> NextStep | None:
@@ -283,7 +305,7 @@ def _since(item: Attention, glance: Glance) -> datetime | None:
     finders: dict[str, Callable[[], datetime | None]] = {
         "behind": lambda: min(filter(None, _of(item, glance, "complete_upto")), default=None),
         "data_gap": lambda: min((gap.at for gap in glance.gaps), default=None),
-        "different": partial(_of_answers, item, glance),
+        "different": lambda: glance.compared.different_since,
         "failed_run": partial(_of_failures, glance),
         "failed_expectations": partial(_of_checks, item, glance),
         "paused": lambda: glance.upto,
@@ -300,9 +322,14 @@ def _of_checks(item: Attention, glance: Glance) -> datetime | None:
     return min((check.at for check in checks if check is not None), default=None)
 
 
-def _of_answers(item: Attention, glance: Glance) -> datetime | None:
-    answers: list[Reconciliation | None] = [glance.compared.answers.get(n) for n in item.objects]
-    return min((answer.at for answer in answers if answer is not None), default=None)
+def _over(glance: Glance, pipeline: PipelineFile) -> tuple[datetime | None, bool]:
+    """Returns since when the slot has kept more WAL than its limit, and whether it did before the
+    runs that the glance has.
+    """
+    limit = pipeline.slot_limits.warn_mb << 20
+    read = [run for run in glance.runs if run.retained_bytes is not None]
+    over = list(takewhile(lambda run: (run.retained_bytes or 0) > limit, read))
+    return (over[-1].at if over else None), len(over) == len(read)
 
 
 def _of_failures(glance: Glance) -> datetime | None:

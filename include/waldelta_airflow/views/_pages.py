@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
@@ -18,7 +18,7 @@ from waldelta.config import PipelineFile
 from waldelta.error_catalog import ERROR_CATALOG
 from waldelta.errors import ConfigError, LakeError, QualityFailed, WaldeltaError
 from waldelta.lake import READ_FAILURES, local_path
-from waldelta.lake.ledger import DIFFERENT, WAITING, Ledger, now
+from waldelta.lake.ledger import DIFFERENT, SYNCED, WAITING, Ledger, now
 from waldelta.lake.ledger.check_records import Reconciliations, last_answers
 from waldelta.monitoring.attention import (
     IN_DOUBT,
@@ -73,10 +73,17 @@ from waldelta.stages.check.reports.page import (
 )
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow._dag_attention import of_dags
-from waldelta_airflow.views._access import PipelineRequest
-from waldelta_airflow.views._headline import error_sentence, read_headline, remedy_of
+from waldelta_airflow.views._access import DagLine, PipelineRequest
+from waldelta_airflow.views._headline import (
+    Headline,
+    NextStep,
+    error_sentence,
+    read_headline,
+    remedy_of,
+)
 from waldelta_airflow.views._installed_pipelines import (
     Button,
+    DagRunTasks,
     Schedule,
     dag_of_verb,
     read_consumers,
@@ -84,7 +91,7 @@ from waldelta_airflow.views._installed_pipelines import (
     read_schedules,
 )
 from waldelta_airflow.views._pictures import flow, lag_chart, rows_strip, run_strip, wal_chart
-from waldelta_airflow.views._render import render, url
+from waldelta_airflow.views._render import duration, render, url
 
 log = logging.getLogger(__name__)
 
@@ -129,8 +136,15 @@ def airflow_runs(pipeline: PipelineFile, schedule: Schedule) -> AirflowRuns:
 def attention_of(
     pipeline: PipelineFile, glance: Glance, schedule: Schedule, at: datetime
 ) -> tuple[Attention, ...]:
-    of_airflow = of_dags(pipeline, glance, schedule, at)
-    return worst_first((*schedule.lacks, *of_airflow, *glance.attention))
+    """Returns what needs attention, problems first.
+
+    A run that failed its check is left out where expectations say what failed, and what to do.
+    """
+    items = (*schedule.lacks, *of_dags(pipeline, glance, schedule, at), *glance.attention)
+    if any(item.kind == "failed_expectations" for item in items):
+        of_check = ("failed_run", QualityFailed.__name__)
+        items = tuple(item for item in items if (item.kind, item.cause) != of_check)
+    return worst_first(items)
 
 
 def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
@@ -162,7 +176,7 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
         slot=slot,
         forecast=forecast,
         schedule=schedule,
-        headline=read_headline(base, name, glance, lines, attention, failed),
+        headline=read_headline(base, pipeline, glance, lines, attention, failed),
         is_stale=is_stale(attention),
         attention=attention[1:],
         strip=run_strip(base, name, glance.recent, at),
@@ -221,7 +235,7 @@ def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> st
         turn=turn,
         only_failed=only_failed,
         failures=sum(run.status == "failed" for run in runs),
-        plot=lag_chart(request.base, pipeline.pipeline, lag_points(runs)),
+        chart=lag_chart(request.base, pipeline.pipeline, lag_points(runs)),
         active=schedule.active,
         is_under_way=bool(schedule.under_way),
     )
@@ -239,19 +253,13 @@ def run_page(request: PipelineRequest, verb: str, run_id: str) -> tuple[str, boo
     dag_id, dag_run = dag_of_verb(request.pipeline.pipeline, verb), None
     if dag_id is not None and request.reader.may_read_dag(dag_id):
         dag_run = read_dag_run(dag_id, run_id)
-    error = details.error if details is not None else {}
-    sentence, cause = (
-        error_sentence(error, details.failed) if details is not None and error else ("", "")
-    )
     text = request.render(
         "run_unknown.html" if details is None else "run.html",
         here="runs",
         verb=verb,
         run_id=run_id,
         run=details,
-        sentence=sentence,
-        cause=cause,
-        remedy=_remedy(details),
+        headline=_headline_of_run(details, dag_run) if details is not None else None,
         reports=reports_of(request.pipeline, run_id) if details is not None else {},
         dag_id=dag_id,
         dag_run=dag_run,
@@ -262,12 +270,25 @@ def run_page(request: PipelineRequest, verb: str, run_id: str) -> tuple[str, boo
     return text, details is not None
 
 
-def _remedy(details: RunDetails | None) -> str:
-    """Returns what a person may do about a run's error."""
-    kind = (details.error.get("class") or "") if details is not None else ""
-    if details is not None and details.failed and kind == QualityFailed.__name__:
-        return remedy_of("failed_expectations")
-    return remedy_of("failed_run", kind) if kind in ERROR_CATALOG else ""
+def _headline_of_run(details: RunDetails, dag_run: DagRunTasks | None) -> Headline:
+    """Returns a run's state, and what a person may do about its error."""
+    line, kind = details.line, details.error.get("class") or ""
+    is_retried = line.status == "failed" and dag_run is not None and dag_run.is_under_way
+    status = "retrying" if is_retried else line.status
+    state = {"failed": "failed", "succeeded": "ok"}.get(status, "running")
+    sentence, cause = f"{details.work or 'Nothing to do'} in {duration(line.seconds)}", ""
+    if details.error:
+        sentence, cause = error_sentence(details.error, details.failed)
+    headline = Headline(state, sentence, cause, status=status)
+    if status != "failed":
+        return headline
+    is_of_check = details.failed and kind == QualityFailed.__name__
+    remedy = remedy_of("failed_run", kind) if kind in ERROR_CATALOG else ""
+    return replace(
+        headline,
+        remedy=remedy_of("failed_expectations") if is_of_check else remedy,
+        action=NextStep("See the rows", "#failed") if details.failed else None,
+    )
 
 
 def consuming_verb(ledger: Ledger, run_id: str) -> str:
@@ -365,12 +386,38 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
         failed=failed,
         reports=reports_of(pipeline, failed[0].run_id) if failed else {},
         attention=found,
-        headline=read_headline(request.base, pipeline.pipeline, glance, lines, found, critical),
+        headline=_headline_of_table(request, glance, table, found, critical, lines),
         is_in_doubt=any(item.kind in IN_DOUBT for item in found),
         is_different=table in glance.compared.different,
-        failure=_failure(ledger, glance, table) if "behind" in {i.kind for i in found} else None,
     )
     return text, bool(states)
+
+
+def _headline_of_table(
+    request: PipelineRequest,
+    glance: Glance,
+    table: str,
+    attention: Sequence[Attention],
+    failed: Sequence[FailedExpectation],
+    lines: Sequence[DagLine],
+) -> Headline:
+    """Returns a table's state; why its changes wait, where they do."""
+    pipeline, base = request.pipeline, request.base
+    line = next((line for line in glance.tables if line.table_name == table), None)
+    if not attention:
+        if line is not None and line.status == SYNCED:
+            return Headline("ok", "The target follows its source.")
+        why = (line.reason if line is not None else None) or ""
+        return Headline("unknown", "The table is not replicated.", why, status="not replicated")
+    headline = read_headline(base, pipeline, glance, lines, attention, failed)
+    failure = _failure(request.ledger, glance, table) if attention[0].kind == "behind" else None
+    if failure is None:
+        reason = line.reason if line is not None and line.status != SYNCED else None
+        return replace(headline, cause=headline.cause or reason or "")
+    cause, run_id = failure
+    address = url(base, "p", pipeline.pipeline, "run", ANY_VERB, run_id)
+    remedy = remedy_of("failed_run", cause.partition(":")[0])
+    return replace(headline, cause=cause, remedy=remedy, action=NextStep("See the error", address))
 
 
 def _failure(ledger: Ledger, glance: Glance, table: str) -> tuple[str, str] | None:
@@ -418,6 +465,7 @@ def reports_page(
         unread=unread,
         names=[name for name, found in runs.items() if found],
         without=[name for name, found in runs.items() if not found],
+        tables="",
         **_listed_reports(base, listed, number, only_failed=only_failed),
     )
 
@@ -430,10 +478,14 @@ def reports_page_of(base: str, pipeline: PipelineFile, number: int, *, only_fail
     runs = read_reports(pipeline)
     tables = table_index(runs, partial(_report_url, base)) if runs else ""
     return render(
-        "reports_of.html",
+        "reports.html",
         base,
         here="reports",
         name=pipeline.pipeline,
+        has_pipelines=True,
+        unread={},
+        names=(),
+        without=() if runs else (pipeline.pipeline,),
         tables=Markup(tables),  # noqa: S704 - table_index() escapes
         **_listed_reports(base, runs, number, only_failed=only_failed),
     )

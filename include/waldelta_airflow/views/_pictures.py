@@ -116,7 +116,6 @@ class Place:
     note: str = ""
     rate: str = ""
     state: str = ""
-    href: str = ""
 
 
 def flow(

@@ -13,6 +13,7 @@ from statistics import median
 from markupsafe import Markup
 
 from waldelta.monitoring.run_history import thin_out
+from waldelta_airflow.views._render import clock
 
 _WIDTH, _HEIGHT = 1000, 100
 _SPARK_WIDTH, _SPARK_HEIGHT = 96, 26
@@ -106,12 +107,7 @@ def chart(points: Sequence[Point], measure: Measure, limit: float | None = None)
             if p.status == "failed"
         ),
         Markup('</svg><ol class="x" aria-hidden="true">'),
-        *(
-            Markup('<li><time datetime="{}" data-as="{}">{:{}}</time></li>').format(
-                at.isoformat(), form, at, form
-            )
-            for at in times
-        ),
+        *(Markup("<li>{}</li>").format(clock(at, form)) for at in times),
         Markup("</ol></div>"),
     )
 

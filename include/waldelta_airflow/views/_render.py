@@ -6,7 +6,7 @@ Formats values for people: ages, durations, sizes, numbers; the filters of the t
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any
@@ -135,8 +135,8 @@ def run_name(run_id: str, now: datetime) -> Markup:
     ).format(at.isoformat(), day, f"{at:%H:%M}", by, id=visible(run_id))
 
 
-def first_sentence(text: str) -> tuple[str, str]:
-    """Returns the first sentence of a text, and the whole text if it is much longer.
+def first_sentence(text: str, most: int = _SHORT) -> tuple[str, str]:
+    """Returns the first sentence of a text, and the whole text if it is longer than ``most``.
 
     >>> first_sentence("the slot is lost: run resync")
     ('the slot is lost: run resync', '')
@@ -146,7 +146,7 @@ def first_sentence(text: str) -> tuple[str, str]:
     first, *more = _SENTENCE.split(text, maxsplit=2)
     if first.endswith(":") and more:
         first = f"{first} {more[0].removeprefix('- ')}"
-    if len(text) <= _SHORT:
+    if len(text) <= most:
         return text, ""
     return (first if len(first) <= _SHORT else f"{first[:_SHORT].rsplit(' ', 1)[0]} …"), text
 
@@ -159,6 +159,22 @@ def run_kind(verb: str) -> str:
 def moment(at: datetime | None) -> str:
     """Returns a time."""
     return f"{at:%Y-%m-%d %H:%M:%S} UTC" if at is not None else "–"
+
+
+def clock(at: datetime, form: str) -> Markup:
+    """Returns a time by a form of strftime; page.js shows it in the reader's zone."""
+    return Markup('<time datetime="{}" data-as="{}">{:{}}</time>').format(
+        at.isoformat(), form, at, form
+    )
+
+
+def exact(at: datetime | None) -> Markup:
+    """Returns a time that page.js shows in the reader's zone."""
+    if at is None:
+        return Markup("–")
+    return Markup('<time datetime="{}" data-as="exact">{}</time>').format(
+        at.isoformat(), moment(at)
+    )
 
 
 def bytes_of(count: float | None) -> str:
@@ -212,22 +228,6 @@ def server_folders() -> tuple[str, ...]:
     return tuple(f"{folder}/" for folder in (pipelines, pipelines.parent, REPOSITORY))
 
 
-FILTERS = {
-    "duration": duration,
-    "first_sentence": first_sentence,
-    "moment": moment,
-    "size": bytes_of,
-    "number": number,
-    "counted": counted,
-    "lsn": lsn,
-    "mark": mark,
-    "run_kind": run_kind,
-    "slot_state": slot_state,
-    "state_class": state_class,
-    "without_folder": without_folder,
-}
-
-
 # No external resources, no script but page.js, and no framing by other sites. Values come from the
 # source, and must not run code with the reader's login.
 HEADERS = {
@@ -270,11 +270,6 @@ def url(base: str, *parts: str, **query: str | int) -> str:
     """
     path = "/".join([base, *(quote(part, safe="") for part in parts)]) if parts else f"{base}/"
     return f"{path}?{urlencode(query, quote_via=quote)}" if query else path
-
-
-def more_query(query: Mapping[str, str]) -> str:
-    """Returns what follows the first part of an address's query."""
-    return f"&{urlencode(query, quote_via=quote)}" if query else ""
 
 
 def airflow_url(base: str, *parts: str) -> str:
@@ -337,5 +332,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    found.filters.update(FILTERS, exact=Exact, asked=more_query)
+    filters = (clock, counted, duration, first_sentence, lsn, mark, number, run_kind, slot_state)
+    found.filters.update({of.__name__: of for of in (*filters, state_class, without_folder)})
+    found.filters.update(exact=Exact, moment=exact, size=bytes_of)
     return found

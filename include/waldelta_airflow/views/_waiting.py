@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -98,9 +98,8 @@ def waiting_page(request: PipelineRequest, chosen: Chosen, button: Button) -> st
         messages=[(message, *_dump(message.sent)) for message in waiting.messages],
         turn=turn,
         chosen=chosen,
-        kept="".join(f"&{kind}={quote(value)}" for kind, value in chosen.kinds.items()),
         count=keys.num_rows,
-        choices=(("table", "table", tables), ("reason", "reason", reasons)),
+        choices=(("table", tables), ("reason", reasons)),
         decided=decided[:_DECISIONS_SHOWN],
         more_decided=max(0, len(decided) - _DECISIONS_SHOWN),
         button=button,

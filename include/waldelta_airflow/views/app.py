@@ -54,6 +54,10 @@ _FILES = {
 
 # The pages that show what these DAGs' runs did.
 _PAGES: dict[DagKind, str] = {"reconcile": "reconciliation", "decide": "waiting"}
+_NOT_OURS = (
+    "This DAG does not belong to a waldelta pipeline that you may see. Airflow shows this tab on"
+    " every DAG."
+)
 _routes = APIRouter()
 
 
@@ -302,7 +306,7 @@ def of_dag(page_request: PageRequestDep, dag_id: str, run_id: str | None = None)
     """Leads from Airflow's page of a DAG, or of one of its runs, to ours."""
     place = pipeline_of(dag_id, page_request.pipelines())
     if place is None:
-        return HTMLResponse(render("unknown_dag.html", page_request.base, dag_id=dag_id))
+        return HTMLResponse(render("error.html", page_request.base, title=dag_id, text=_NOT_OURS))
     name, verb = place
     if run_id is None:
         return RedirectResponse(url(page_request.base, "p", name))
@@ -375,7 +379,7 @@ def _file(name: str, media_type: str) -> Response:
 
 def _failed(request: Request, err: Any) -> Response:
     base = str(request.scope.get("root_path", ""))
-    text = render("error.html", base, now(), status=err.status_code, text=err.detail)
+    text = render("error.html", base, now(), title=err.status_code, text=err.detail)
     # The middleware doesn't see the answer to an error of our own code.
     return HTMLResponse(text, err.status_code, headers=HEADERS)
 

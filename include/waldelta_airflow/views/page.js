@@ -52,6 +52,7 @@ function tick() {
   for (const time of document.querySelectorAll("time[datetime]")) {
     const at = new Date(time.dateTime), seconds = (now - at) / 1000;
     if (time.dataset.as === "clock") time.textContent = clock(at, now);
+    else if (time.dataset.as === "exact") time.textContent = exact.format(at);
     else if (time.dataset.as === "since") time.textContent = duration(Math.max(0, seconds));
     else if (time.dataset.as) time.textContent = format(at, time.dataset.as);
     else time.textContent = seconds < 0 ? `in ${duration(-seconds)}` : `${duration(seconds)} ago`;

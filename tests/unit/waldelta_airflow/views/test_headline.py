@@ -4,8 +4,8 @@ from dataclasses import replace
 from datetime import timedelta
 
 from tests.cases import cases
-from tests.support.bookkeeping import NOON
-from waldelta.lake.ledger import RowCounts
+from tests.support.bookkeeping import NOON, pipeline
+from waldelta.lake.ledger import Gap, RowCounts
 from waldelta.monitoring.attention import KINDS, Attention
 from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
@@ -17,6 +17,7 @@ from waldelta_airflow.views._installed_pipelines import RUN_NOW, DagState
 from waldelta_airflow.views._render import first_sentence, run_name
 
 GLANCE = Glance(True, NOON, (), None, (), RowCounts(), 0, 0, (), (), Compared())
+PIPELINE = pipeline("file:///lake")
 LINES = [DagLine(DagState(kind, f"shop_{kind}"), True, True) for kind in RUN_NOW]
 
 
@@ -25,7 +26,7 @@ def run(hours, status):
 
 
 def headline(*attention, glance=GLANCE, lines=LINES):
-    return read_headline("", "shop", glance, lines, attention)
+    return read_headline("", PIPELINE, glance, lines, attention)
 
 
 BUTTONS = [
@@ -121,6 +122,31 @@ def test_what_keeps_the_wal_and_what_to_do(unread, cause, remedy, label):
     assert found.action.label == label
 
 
+SINCE = [
+    ("below it, then above", [6, 6, 4], (2, False)),
+    ("above it in all known runs", [6, 6, 6], (1, True)),
+    ("above it just now", [6, 4, 6], (3, False)),
+]
+
+
+@cases("kept, expected", SINCE)
+def test_since_when_the_slot_keeps_more_than_its_limit(kept, expected):
+    runs = [replace(run(3 - n, "succeeded"), retained_bytes=g << 30) for n, g in enumerate(kept)]
+    item = Attention("warning", "slot", "the slot keeps 6 GB of WAL")
+    found = headline(item, glance=replace(GLANCE, runs=tuple(runs), latest=runs[0]))
+    assert ((found.since - NOON) / timedelta(hours=1), found.is_older) == expected
+
+
+def test_a_lost_slot_names_its_cause_and_the_way_back():
+    gap = Gap(NOON, "r", "open", "s", "1", 1, "0/1", 1, 2, "SlotLost", "s is lost", "run resync")
+    item = Attention("failed", "data_gap", "the slot lost changes: SlotLost: run resync",
+                     ("run", "any", "r"), cause="SlotLost")  # fmt: skip
+    found = headline(item, glance=replace(GLANCE, gaps=(gap,)))
+    assert (found.sentence, found.cause, found.remedy, found.since) == (
+        "The slot lost changes", "SlotLost: s is lost", "run resync", NOON,
+    )  # fmt: skip
+
+
 def test_a_failed_expectation_is_named_by_its_meaning_and_its_rows():
     item = Attention("failed", "failed_expectations", "t: critical expectations failed",
                      ("expectations",), objects=("t",))  # fmt: skip
@@ -128,7 +154,7 @@ def test_a_failed_expectation_is_named_by_its_meaning_and_its_rows():
         FailedExpectation(NOON, "r", "t", meaning, "critical", finding)
         for meaning, finding in (("amount isn't negative", "3 rows"), ("key is unique", "not met"))
     ]
-    found = read_headline("", "shop", GLANCE, LINES, [item], failed)
+    found = read_headline("", PIPELINE, GLANCE, LINES, [item], failed)
     assert found.sentence == "t: amount isn't negative: 3 rows fail"
     assert found.cause == "t: key is unique: not met"
 
@@ -151,8 +177,11 @@ def test_a_remedy_names_no_file_of_the_repository():
 
 def test_a_pipeline_without_trouble():
     assert headline().state == "ok"
-    empty = headline(glance=replace(GLANCE, is_set_up=False))
-    assert (empty.state, empty.action.address) == ("unknown", "/p/shop/dags/setup/run")
+    new = replace(GLANCE, is_set_up=False)
+    paused = [replace(line, state=replace(line.state, is_paused=True)) for line in LINES]
+    for lines, button in ((LINES, "run"), (paused, "unpause")):
+        empty = headline(glance=new, lines=lines)
+        assert (empty.state, empty.action.address) == ("unknown", f"/p/shop/dags/setup/{button}")
 
 
 NAMES = [

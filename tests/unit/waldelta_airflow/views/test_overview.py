@@ -103,6 +103,7 @@ def test_a_page_doesnt_wait_for_slow_lakes(install, open_pages, monkeypatch):
     monkeypatch.setattr("waldelta.monitoring.glance_cache.GlanceCache._read", lambda *_: None)
     text = client.get("/?q=shop").text
     assert text.count("being read</span>") >= 2
+    assert "reads 2 pipelines of 2 for the first time" in text
     assert 'http-equiv="refresh" content="2"' in text
 
 
