@@ -53,7 +53,7 @@ class LayoutOptions(StrictModel):
         None,
         description=(
             "columns by which maintenance clusters the target's rows (liquid clustering), up to"
-            " four; [] for none"
+            " four, once a tenth of them is new; [] for none"
         ),
     )
     z_order: Annotated[Columns, Field(max_length=4)] | None = Field(

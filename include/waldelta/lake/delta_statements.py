@@ -52,6 +52,9 @@ SMALLEST_FILE, LARGEST_FILE = (
     "spark.databricks.delta.optimize.minFileSize",
     "spark.databricks.delta.optimize.maxFileSize",
 )
+# OPTIMIZE of a clustered table sorts smaller cubes, in bytes, again together with new files. A cube
+# is what one OPTIMIZE has sorted.
+SMALLEST_CUBE = "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold"
 # By this provider, the readers of a catalog take a table for one of Delta, and read its log.
 CATALOG_PROVIDER = "delta"
 # Delta refuses names of properties that it doesn't know, such as other engines' file size.
@@ -244,10 +247,15 @@ def purge_deleted_rows(spark: SparkSession, target: DeltaTarget) -> None:
     spark.sql(f"reorg table {target.relation} apply (purge)").collect()
 
 
-def optimize(spark: SparkSession, target: DeltaTarget, z_order: Sequence[str] = ()) -> None:
-    """Compact small files, by the session's settings of file sizes, or sort the rows of all."""
+def optimize(
+    spark: SparkSession, target: DeltaTarget, z_order: Sequence[str] = (), *, full: bool = False
+) -> None:
+    """Compact small files, by the session's settings of file sizes, or sort the rows of all.
+
+    With ``full``, a clustered table's rows are sorted even where other columns clustered them.
+    """
     order = f" zorder by ({', '.join(map(quote, z_order))})" if z_order else ""
-    spark.sql(f"optimize {target.relation}{order}").collect()
+    spark.sql(f"optimize {target.relation}{' full' if full else ''}{order}").collect()
 
 
 def vacuum(spark: SparkSession, target: DeltaTarget, hours: int) -> None:

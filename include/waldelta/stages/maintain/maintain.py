@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import tenacity
 
@@ -33,6 +34,7 @@ from waldelta.lake import (
 )
 from waldelta.lake.delta_statements import (
     LARGEST_FILE,
+    SMALLEST_CUBE,
     SMALLEST_FILE,
     optimize,
     purge_deleted_rows,
@@ -56,13 +58,9 @@ from waldelta.spark.session import session_settings
 
 log = logging.getLogger(__name__)
 
-# Only small files are compacted, into files that are still small, because a merge rewrites each
-# file that it touches.
-_SMALL_FILE = 1 << 20
-_FILE_SIZES = {
-    SMALLEST_FILE: str(_SMALL_FILE),
-    LARGEST_FILE: str(64 << 20),
-}
+# In bytes. Only small files are compacted, into files that are still small, because a merge
+# rewrites each file that it touches.
+_SMALL_FILE, _LARGE_FILE = 1 << 20, 64 << 20
 _ATTEMPTS = 3
 # Delta's transaction id of a compaction, numbered by the version that it compacts.
 _COMPACTION = "waldelta:compaction"
@@ -120,7 +118,7 @@ def _compact_as_chosen(
         if plan.division is not None:
             plan.division.commit(runner)
         set_retention(runner.spark, table, job.pipeline.maintenance.keep_versions_hours)
-        _compact(runner, table, plan.layout.z_order or ())
+        _compact(runner, table, plan.layout)
 
     def see_that_commit(_: tenacity.RetryCallState) -> None:
         log.warning(
@@ -214,47 +212,54 @@ class _Plan:
         return cls(layout, Division(table, name, by))
 
 
-def _compact(runner: Runner, table: TargetVersion, z_order: Sequence[str]) -> None:
+def _compact(runner: Runner, table: TargetVersion, layout: LayoutOptions) -> None:
+    """Compact small files, and sort all rows where too many are new: that rewrites all files."""
     table.update()
-    order = z_order if _lacks_order(table, z_order) else ()
-    if order or (_has_work(table) and not _compact_small(table)):
-        is_sorted = bool(order) or table.is_clustered
-        size = _sorted_bytes(table) if is_sorted else table.layout.file_bytes
-        sizes = {SMALLEST_FILE: str(size // 2), LARGEST_FILE: str(size)} if size else {}
-        with session_settings(runner.spark(), _FILE_SIZES | sizes):
-            optimize(runner.spark(), table.place, order)
+    columns = layout.z_order or (layout.cluster_by if table.is_clustered else ()) or ()
+    size = _file_size(table)
+    # One file has nothing to sort.
+    is_sorted = bool(columns) and _total(table.files) >= 2 * size
+    sorts = is_sorted and _lacks_order(table, columns)
+    if sorts or (_has_work(table, size) and (is_sorted or not _compact_small(table))):
+        sizes = {SMALLEST_FILE: str(_small(size)), LARGEST_FILE: str(size)}
+        # Otherwise Delta sorts up to 100 GB of a clustered table again with each new file.
+        cubes = {} if sorts else {SMALLEST_CUBE: "0"}
+        with session_settings(runner.spark(), sizes | cubes):
+            z_order = columns if sorts and not table.is_clustered else ()
+            optimize(runner.spark(), table.place, z_order, full=sorts and table.is_clustered)
     fault_point("maintain.compacted")
 
 
-def _sorted_bytes(table: TargetVersion) -> int:
-    """Returns the size of the files into which OPTIMIZE sorts all rows of a table.
+def _file_size(table: TargetVersion) -> int:
+    """Returns the bytes of the files that OPTIMIZE writes.
 
-    Without a size of its own they get as many rows as other files, since a merge rewrites each file
-    that it touches.
+    Without a size of its own, they get as many rows as the files of runs.
     """
     files = table.held_files
     size, rows = sum(file.bytes for file in files), sum(file.rows for file in files)
-    return table.layout.file_bytes or max(_SMALL_FILE, size * ROWS_PER_FILE // max(1, rows))
+    return table.layout.file_bytes or min(_LARGE_FILE, max(1, size * ROWS_PER_FILE // max(1, rows)))
 
 
-def _lacks_order(table: TargetVersion, z_order: Sequence[str]) -> bool:
-    """Returns whether too many rows were written since all were sorted by these columns.
+def _small(size: int) -> int:
+    """Returns the bytes below which a file is compacted, into files of this size."""
+    return min(_SMALL_FILE, size // 4)
 
-    Sorting rewrites the table. A table of one file has nothing to sort.
-    """
-    files = table.files["size_bytes"]
-    size = pc.sum(files).as_py() or 0
-    if not z_order or size < 2 * _sorted_bytes(table):
-        return False
+
+def _total(files: pa.Table) -> int:
+    return pc.sum(files["size_bytes"]).as_py() or 0
+
+
+def _lacks_order(table: TargetVersion, columns: Sequence[str]) -> bool:
+    """Returns whether too many rows were written since all were sorted by these columns."""
     # As Spark's commits name columns.
-    names = [f"`{name}`" if "." in name else name for name in z_order]
+    names = [f"`{name}`" if "." in name else name for name in columns]
     for commit in table.commits(_MOST_COMMITS):
         if _order_of(commit) == names:
             try:
-                new = table.files_since(commit["version"])["size_bytes"]
+                new = table.files_since(commit["version"])
             except READ_FAILURES:  # Its log entries are gone.
                 return True
-            return bool((pc.sum(new).as_py() or 0) >= _UNSORTED * size)
+            return _total(new) >= _UNSORTED * _total(table.files)
     return True
 
 
@@ -264,16 +269,17 @@ def _order_of(commit: Mapping[str, Any]) -> Any:
     """
     try:
         parameters = commit["operationParameters"]
-        # OPTIMIZE with a WHERE sorts only some partitions.
-        return json.loads(parameters["zOrderBy"]) if parameters["predicate"] == "[]" else None
+        # OPTIMIZE with a WHERE sorts only some partitions, and without FULL only new files.
+        if parameters["predicate"] != "[]":
+            return None
+        by = "clusterBy" if str(parameters.get("isFull")).lower() == "true" else "zOrderBy"
+        return json.loads(parameters[by])
     except (LookupError, TypeError, ValueError):
         return None
 
 
 def _compact_small(table: TargetVersion) -> bool:
     """Make one file of a small target's; returns False where Spark must compact."""
-    if table.is_clustered:
-        return False
     try:
         rows = small_rows(table)
     except READ_FAILURES as err:
@@ -287,13 +293,12 @@ def _compact_small(table: TargetVersion) -> bool:
     return True
 
 
-def _has_work(table: TargetVersion) -> bool:
+def _has_work(table: TargetVersion, size: int) -> bool:
     """Returns whether OPTIMIZE may have work: Spark needs a second or more to find that out."""
-    if table.has_deletion_vectors or table.is_clustered:
+    if table.has_deletion_vectors:
         return True
-    limit = min(_SMALL_FILE, table.layout.file_bytes or _SMALL_FILE)
-    small = Counter(folder_of(f.partition) for f in table.held_files if f.bytes < limit)
-    return any(count > 1 for count in small.values())
+    files = (file for file in table.held_files if file.bytes < _small(size))
+    return any(count > 1 for count in Counter(folder_of(f.partition) for f in files).values())
 
 
 def remove_leftovers(_: Runner, job: Job, __: RunResult, stage: StageResult) -> None:

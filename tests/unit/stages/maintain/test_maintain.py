@@ -5,10 +5,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from waldelta.lake.layout import HeldFile
 from waldelta.stages.maintain.maintain import _lacks_order
-
-FILES = [HeldFile(f"{number}.parquet", 8 << 20, 250_000) for number in range(4)]
 
 
 @pytest.mark.parametrize(
@@ -24,18 +21,23 @@ FILES = [HeldFile(f"{number}.parquet", 8 << 20, 250_000) for number in range(4)]
         (["place"], {"zOrderBy": ["place"]}, True),
         (["place"], "text", True),
         (["place"], None, True),
-        ([], None, False),
+        (["place"], {"clusterBy": '["place"]', "isFull": True, "predicate": "[]"}, False),
+        (["place"], {"clusterBy": '["place"]', "isFull": "true", "predicate": "[]"}, False),
+        (["place"], {"clusterBy": '["day"]', "isFull": True, "predicate": "[]"}, True),
+        (
+            ["place"],
+            {"clusterBy": '["place"]', "isFull": False, "zOrderBy": "[]", "predicate": "[]"},
+            True,
+        ),
     ],
     ids=str,
 )
 def test_rows_are_sorted_once(columns, parameters, lacks):
     """By Spark's name of a column; what another writer's commit has of it ends no maintenance."""
     commit = {"version": 3, "operationParameters": parameters}
-    sizes = pa.table({"size_bytes": [file.bytes for file in FILES]})
+    sizes = pa.table({"size_bytes": [8 << 20] * 4})
     table = SimpleNamespace(
         files=sizes,
-        held_files=FILES,
-        layout=SimpleNamespace(file_bytes=None),
         commits=lambda _: iter([{"version": 4}, commit]),
         files_since=lambda _: sizes.slice(0, 0),
     )
