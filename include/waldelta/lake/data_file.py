@@ -20,6 +20,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -41,6 +42,7 @@ from waldelta.lake.layout import (
     bounded_columns,
     folder_of,
     redefined_fields,
+    statistics_within,
 )
 from waldelta.pgoutput.commit_time import UNIX_EPOCH
 
@@ -363,12 +365,16 @@ class DataFiles(AbstractContextManager["DataFiles"]):
 
 
 def redefined(
-    table: TargetVersion, columns: pa.Schema, partition_by: Sequence[str] | None = None
+    table: TargetVersion,
+    columns: pa.Schema,
+    partition_by: Sequence[str] | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> Redefinition | None:
     """Returns a table with these columns, as Spark defines it when it replaces all rows; None where
     only Spark can.
 
-    ``partition_by`` divides it, by default the columns that divide it already.
+    ``partition_by`` divides it, by default the columns that divide it already. Other columns that
+    do make all columns nullable. ``names`` are new names of columns.
     """
     stored, new = (
         json.loads(schema.to_json())["fields"]
@@ -376,13 +382,19 @@ def redefined(
     )
     if table.is_clustered or not table.may_have(new):
         return None
-    fields = redefined_fields(stored, new)
+    current = [*table.layout.partition_by]
+    if partition_by is None:
+        partition_by = [name for name in current if name in columns.names]
+    fields = redefined_fields(stored if [*partition_by] == current else [], new)
     text = json.dumps({"type": "struct", "fields": fields}, ensure_ascii=False)
     schema = pa.schema(Schema.from_json(text).to_arrow())
-    if partition_by is None:
-        partition_by = [name for name in table.layout.partition_by if name in schema.names]
-    layout = Layout.of(schema, partition_by, table.properties)
-    action = table.defined(schemaString=text, partitionColumns=[*partition_by])
+    properties = table.properties
+    statistics = statistics_within(properties, schema.names, partition_by, names)
+    configuration = {**properties, **statistics}
+    layout = Layout.of(schema, partition_by, configuration)
+    action = table.defined(
+        schemaString=text, partitionColumns=[*partition_by], configuration=configuration
+    )
     return Redefinition(layout, action) if layout.is_known else None
 
 

@@ -132,10 +132,7 @@ def set_layout(
 
     ``spark`` is as in set_retention().
     """
-    properties, current = layout_properties(options), table.properties
-    changed = {name: value for name, value in properties.items() if current.get(name) != value}
-    if changed:
-        _commit_properties(spark, table, changed)
+    set_properties(spark, table, layout_properties(options))
     by = options.cluster_by
     if by is None or (not by and not table.is_clustered):
         return
@@ -170,6 +167,16 @@ def set_generation(
 ) -> None:
     """Commit the target's generation: runs that still write an earlier one conflict with it."""
     _commit_properties(spark, table, {_GENERATION: str(generation)})
+
+
+def set_properties(
+    spark: Callable[[], SparkSession], table: TargetVersion, properties: Mapping[str, str]
+) -> None:
+    """Set those properties that differ from a table's; ``spark`` is as in set_retention()."""
+    current = table.properties
+    changed = {name: value for name, value in properties.items() if current.get(name) != value}
+    if changed:
+        _commit_properties(spark, table, changed)
 
 
 def _commit_properties(

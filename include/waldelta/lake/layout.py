@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -319,10 +319,40 @@ def layout_properties(options: LayoutOptions) -> dict[str, str]:
     if options.file_bytes is not None:
         properties[TARGET_FILE_SIZE] = str(options.file_bytes)
     if options.statistics is not None:
-        plain = re.compile(r"\A[A-Za-z_]\w*\Z")
-        names = (name if plain.match(name) else quoted(name) for name in options.statistics)
-        properties[STATISTICS_COLUMNS] = ",".join(names)
+        # Spark refuses partition columns: the log has their values without statistics.
+        partition_by = options.partition_by or ()
+        names = [name for name in options.statistics if name not in partition_by]
+        properties[STATISTICS_COLUMNS] = _column_list(names)
     return properties
+
+
+def _column_list(columns: Iterable[str]) -> str:
+    """Returns names of columns as a property of the table lists them."""
+    plain = re.compile(r"\A[A-Za-z_]\w*\Z")
+    return ",".join(name if plain.match(name) else quoted(name) for name in columns)
+
+
+def statistics_within(
+    properties: Mapping[str, str],
+    columns: Collection[str],
+    partition_by: Collection[str],
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, str]:
+    """Returns the property that lists columns with statistics, for a table that will have these
+    columns and partitions; empty where it lists none.
+
+    ``names`` are new names of columns. Spark writes no table whose list has an absent column, or
+    one that divides it.
+
+    >>> statistics_within({STATISTICS_COLUMNS: "id,`a b`,c"}, ["id", "x"], [], {"a b": "x"})
+    {'delta.dataSkippingStatsColumns': 'id,x'}
+    """
+    listed = properties.get(STATISTICS_COLUMNS)
+    if listed is None:
+        return {}
+    followed = [names.get(name, name) for name in _listed(listed)]
+    held = [name for name in followed if name in columns and name not in partition_by]
+    return {STATISTICS_COLUMNS: _column_list(held)}
 
 
 def _listed(columns: str) -> list[str]:

@@ -7,15 +7,19 @@ import random
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from benchmarks.verify import duckdb_of_delta
 from tests.oracles.compare import differing
 from tests.support.pipelines import copied_pipeline, new_pipeline
 from tests.support.seeds import chosen_seed, is_on_spark
 from waldelta.changes.merge import divide
+from waldelta.changes.merge.target_table import replace_target
 from waldelta.errors import PreflightFailed
+from waldelta.lake import DeltaTarget, Lake, Tag
 from waldelta.lake.layout import HeldFile
+from waldelta.spark import OnSpark
+from waldelta.stages.maintain import maintain
 
 pytestmark = [pytest.mark.pg, pytest.mark.spark]
 
@@ -48,9 +52,9 @@ def changed(database, rng) -> None:
             connection.execute("delete from t where id = %s", (rng.randrange(300),))
 
 
-def of_readers(pipeline) -> list[tuple]:
+def of_readers(pipeline, text: str) -> list[tuple]:
     """The count of rows, the sum of keys and the last text, as two further readers find them."""
-    uri, query = pipeline.target_path("public.t"), "select count(*), sum(id), max(v) from "
+    uri, query = pipeline.target_path("public.t"), f"select count(*), sum(id), max({text}) from "
     found = QueryBuilder().register("t", DeltaTable(uri)).execute(f"{query} t").read_all()
     with duckdb_of_delta() as connection:
         in_duckdb = connection.execute(f"{query} delta_scan(?)", [uri]).fetchone()
@@ -62,10 +66,10 @@ def laid_out(database, lake, **layout):
     return new_pipeline(database, lake, ["public.t"], target=target)
 
 
-def check(runner, database, pipeline, seen) -> None:
+def check(runner, database, pipeline, seen, text="v") -> None:
     assert (seen, differing(runner, pipeline.job(), "public.t")) == (seen, {})
-    (row,) = database.execute('select count(*), sum(id), max(v collate "C") from t')
-    assert (seen, of_readers(pipeline)) == (seen, [row, row])
+    (row,) = database.execute(f'select count(*), sum(id), max({text} collate "C") from t')
+    assert (seen, of_readers(pipeline, text)) == (seen, [row, row])
 
 
 @pytest.fixture
@@ -159,37 +163,74 @@ def test_a_division_that_is_killed_behind_its_commit_keeps_its_files(
 
 
 @pytest.mark.nightly("Spark sorts the rows, in each of two maintenances")
-def test_maintenance_sorts_rows_once_enough_are_new(runner, table, lake):
-    """By Z-order, so that a value is in few files, which have as many rows as others."""
+@pytest.mark.parametrize("key", ["z_order", "cluster_by"])
+def test_maintenance_sorts_rows_once_enough_are_new(runner, table, lake, key):
+    """So that a value is in few files, which have as many rows as others."""
     table.execute(
         "insert into t select i, '2026-01-01', 'p' || i * 7919 % 1000, md5(i::text) from"
         " generate_series(1000, 40000) i"
     )
-    pipeline = laid_out(table, lake, z_order=["place"], file_size="128kb")
-    copied_pipeline(runner, pipeline)
+    pipeline = copied_pipeline(runner, laid_out(table, lake, file_size="128kb", **{key: ["place"]}))
     uri = pipeline.target_path("public.t")
 
-    def orders():
-        found = [one.get("operationParameters", {}).get("zOrderBy") for one in history()]
-        return [order for order in found if order not in (None, "[]")]
+    def files():
+        return pa.table(DeltaTable(uri).get_add_actions(flatten=True)).to_pylist()
 
-    def history():
-        return DeltaTable(uri).history()
+    def sorts_after(statement, pipeline=pipeline):
+        """The columns of sorts by a maintenance, and the share of bytes that it wrote again."""
+        table.execute(statement)
+        pipeline.consume(runner)
+        before = DeltaTable(uri).version()
+        former = {one["path"] for one in files()}
+        pipeline.maintain(runner)
+        check(runner, table, pipeline, statement)
+        done = [one for one in DeltaTable(uri).history() if one["version"] > before]
+        sizes = {one["path"]: one["size_bytes"] for one in files()}
+        new = sum(size for path, size in sizes.items() if path not in former)
+        orders = [order for order in map(maintain._order_of, done) if order]
+        return orders, new / sum(sizes.values())
 
-    pipeline.maintain(runner)
-    assert orders() == ['["place"]']
-    files = pa.table(DeltaTable(uri).get_add_actions(flatten=True)).to_pylist()
-    wide = [one for one in files if one["min.place"] <= "p500" <= one["max.place"]]
-    assert len(wide) < len(files) / 3, "rows are sorted by place"
-    table.execute("insert into t values (50000, '2026-01-01', 'p1', 'new')")
+    assert sorts_after("select 1") == ([["place"]], 1.0)
+    wide = [one for one in files() if one["min.place"] <= "p500" <= one["max.place"]]
+    assert len(wide) < len(files()) / 3, "rows are sorted by place"
+    assert sorts_after("select 2") == ([], 0.0)
+    orders, share = sorts_after("insert into t values (50000, '2026-01-01', 'p1', 'new')")
+    assert (orders, share < 0.2) == ([], True), "few rows are new"
+    assert sorts_after("update t set v = 'new' where id % 2 = 0") == ([["place"]], 1.0)
+    other = laid_out(table, lake, file_size="128kb", **{key: ["v", "place"]})
+    assert sorts_after("select 3", other) == ([["v", "place"]], 1.0)
+
+
+@pytest.mark.nightly("Spark writes the rows with other columns, as the driver does")
+def test_spark_replaces_rows_by_some_of_another_layout(spark_jvm, lake):
+    """Other partitions, and columns with statistics that are gone."""
+    target, runner = DeltaTarget(Lake(lake), f"{lake}/t"), OnSpark(spark_jvm())
+    rows = pa.table({"id": [1], "p": ["a"], "v": ["b"]})
+    configuration = {"delta.dataSkippingStatsColumns": "id,v"}
+    write_deltalake(target.uri, rows, partition_by=["p"], configuration=configuration)
+    for number, (columns, partition_by, listed) in enumerate([
+        ("1L id, 'a' p, 'b' v", ["v"], "id"), ("1L id, 'a' p, 'b' v", [], "id"),
+        ("'a' p, 'b' w, 1 x", ["p", "w"], ""), ("'a' p, 'b' w, 1 x", None, ""),
+    ]):  # fmt: skip
+        frame = runner.spark().sql(f"select {columns}")
+        replace_target(runner, target, frame, Tag.of("test", number, {}), partition_by)
+        metadata = target.open().table.metadata()
+        assert metadata.configuration["delta.dataSkippingStatsColumns"] == listed
+        wanted = ["p", "w"] if partition_by is None else partition_by
+        assert (metadata.partition_columns, target.open().dataset().count_rows()) == (wanted, 1)
+
+
+@pytest.mark.usefixtures("on_spark")
+@pytest.mark.nightly("Spark writes the rows with other columns, as the driver does")
+def test_columns_with_statistics_keep_them_under_another_name(runner, table, lake):
+    layout = {"partition_by": ["day"], "statistics": ["id", "v", "day"]}
+    pipeline = copied_pipeline(runner, laid_out(table, lake, **layout))
+    table.execute("alter table t rename v to w; insert into t values (999, 'today', 'p', 'w')")
     pipeline.consume(runner)
-    pipeline.maintain(runner)
-    assert len(orders()) == 1, "few rows are new"
-    table.execute("update t set v = 'new' where id % 2 = 0")
-    pipeline.consume(runner)
-    pipeline.maintain(runner)
-    assert len(orders()) == 2
-    check(runner, table, pipeline, "sorted")
+    check(runner, table, pipeline, "renamed", text="w")
+    metadata = DeltaTable(pipeline.target_path("public.t")).metadata()
+    assert metadata.partition_columns == ["day"]
+    assert metadata.configuration["delta.dataSkippingStatsColumns"] == "id,w"
 
 
 def test_maintenance_follows_other_partitions(runner, table, lake):
@@ -232,9 +273,19 @@ def test_a_layout_that_a_target_cannot_have_is_refused(table, lake, layout, text
         laid_out(table, lake, **layout).setup()
 
 
-def test_partitions_of_few_rows_are_a_warning(table, lake):
-    unknown = laid_out(table, lake, partition_by=["day", "id"]).check()
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        ({"partition_by": ["day", "id"]}, "about 100,200 partitions of 1 row each"),
+        ({"partition_by": ["id"], "file_size": "64kb"}, "about 100,200 partitions of 1 row each"),
+        ({"partition_by": ["place"]}, "column 'place' has nulls, whose rows get a partition"),
+    ],
+    ids=str,
+)
+def test_partitions_of_few_rows_and_of_nulls_are_a_warning(table, lake, layout, text):
+    unknown = laid_out(table, lake, **layout).check()
     assert any("isn't known: run ANALYZE" in text for text in unknown.warnings)
+    table.execute("insert into t select i, '2026-01-01' from generate_series(1001, 101000) i")
     table.execute("analyze t")
-    plan = laid_out(table, lake, partition_by=["day", "id"]).check()
-    assert any("about 200 partitions of 1 row each" in text for text in plan.warnings)
+    plan = laid_out(table, lake, **layout).check()
+    assert any(text in warning for warning in plan.warnings)

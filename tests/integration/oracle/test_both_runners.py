@@ -135,6 +135,7 @@ ALTERS = (
     "add column n{k} bytea default '\\x00ff'",
     "add column n{k} int default 7, drop column b, add column b int",
     "drop column b",
+    "drop column part, add column part int default 7",
     "rename column b to r{k}",
     "rename column id to key{k}",
     "alter column small type numeric(30,9)",
@@ -148,7 +149,7 @@ COPIES = (
 )
 SHAPES = {
     "plain": {},
-    "parts": {"partition_by": ["part"]},
+    "parts": {"partition_by": ["part"], "statistics": ["id", "b", "part"]},
     "shown": {"change_data_feed": True},
     "soft": {"mode": "soft_delete"},
     "kept": {"mode": "history"},
@@ -167,9 +168,11 @@ where attrelid = %s::regclass and attname ~ '^(id|key.*)$' and not attisdropped
 
 
 def definition_of(job, name: str) -> tuple:
-    """A target's columns and partitions by its log."""
+    """A target's columns, partitions and columns with statistics by its log."""
     table = DeltaTable(job.lake.target(f"public.{name}").uri)
-    return table.schema().to_json(), table.metadata().partition_columns
+    metadata = table.metadata()
+    listed = metadata.configuration.get("delta.dataSkippingStatsColumns")
+    return table.schema().to_json(), metadata.partition_columns, listed
 
 
 @pytest.mark.nightly("random statements on each shape; unit tests have the columns of a copy")

@@ -26,7 +26,7 @@ from waldelta.errors import EmptyPartitionValue
 from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaTarget, Tag, TargetVersion, remove_folder
 from waldelta.lake.data_file import DataFiles, new_prefix
-from waldelta.lake.layout import HeldFile, Layout, NewFile, Redefinition
+from waldelta.lake.layout import HeldFile, Layout, NewFile, Redefinition, statistics_within
 from waldelta.lake.staging_leftovers import division_folder
 from waldelta.lake.storage import sync_files
 from waldelta.spark import Runner
@@ -152,8 +152,12 @@ class Division:
         """
         added, table, records = self.write(runner), self.table, self._records
         tag = Tag.of(_DIVISION, table.version, {"verb": "maintain", "attempt": uuid.uuid4().hex})
-        columns = table.defined(partitionColumns=[*self.partition_by])
-        divided = Redefinition(records.layout, columns)
+        properties, columns = table.properties, table.schema.names
+        statistics = statistics_within(properties, columns, self.partition_by)
+        definition = table.defined(
+            partitionColumns=[*self.partition_by], configuration={**properties, **statistics}
+        )
+        divided = Redefinition(records.layout, definition)
         table.replace_files(table.held_files, added, tag, changes_data=False, redefinition=divided)
         remove_folder(records.folder)
         by = ", ".join(self.partition_by) or "no column"

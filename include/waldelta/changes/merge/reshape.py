@@ -63,7 +63,8 @@ def reshape_small(
         return False
     fields = [*_fields(table.schema, evolution.columns, types), *map(table.schema.field, kept)]
     table.list_features(pa.schema(fields))
-    redefinition = redefined(table, pa.schema(fields), partitions_after(table, evolution, types))
+    partition_by = partitions_after(table, evolution, types)
+    redefinition = redefined(table, pa.schema(fields), partition_by, evolution.names)
     if redefinition is None:
         return False
     rows = _rows(table, evolution, types, kept, redefinition.layout.schema)
@@ -83,8 +84,7 @@ def partitions_after(
     """Returns the columns that divide a target after an evolution: renamed ones by their new names,
     without those that are gone or have a type that can't divide it.
     """
-    names = {column.source: column.state.name for column in evolution.columns}
-    followed = [names.get(name) for name in table.layout.partition_by]
+    followed = [evolution.names.get(name) for name in table.layout.partition_by]
     return [name for name in followed if name is not None and divides(types[name].arrow)]
 
 

@@ -50,8 +50,9 @@ from waldelta.lake.delta_statements import (
     map_columns,
     needs_mapping,
     schema_option,
+    set_properties,
 )
-from waldelta.lake.layout import PLAIN, ROWS_PER_FILE, TableOptions
+from waldelta.lake.layout import PLAIN, ROWS_PER_FILE, TableOptions, statistics_within
 from waldelta.lake.ledger import TableState, now
 from waldelta.lake.storage import remove_empty_log
 from waldelta.metadata_columns import COMMIT_TS, LSN, METADATA_TYPES, RAW
@@ -186,12 +187,18 @@ def replace_target(
     error of a task, or LateWriter when another writer committed at the same time.
     """
     options = {"maxRecordsPerFile": str(ROWS_PER_FILE)}
-    if (option := schema_option(_read_schema(runner, target), frame.schema)) is not None:
-        frame, options[option] = plainly_typed(frame), "true"
+    option = schema_option(_read_schema(runner, target), frame.schema)
+    current = () if (table := target.find()) is None else table.layout.partition_by
     if partition_by is None:
-        held = () if (table := target.find()) is None else table.layout.partition_by
-        partition_by = [name for name in held if name in frame.columns]
+        partition_by = [name for name in current if name in frame.columns]
+    if table is not None and [*partition_by] != [*current]:
+        option = "overwriteSchema"
+    if option is not None:
+        frame, options[option] = plainly_typed(frame), "true"
     with writing_target(target):
+        if table is not None:
+            statistics = statistics_within(table.properties, frame.columns, partition_by)
+            set_properties(runner.spark, table, statistics)
         target.write(frame, "overwrite", tag, options, partition_by)
     if (commit := find_commit(runner.spark(), target, tag.metadata)) is None:
         # Delta silently skips a repeated txnVersion.
@@ -323,8 +330,14 @@ def _rewrite(
     prepare_target(runner, target, _target_columns(evolution, types))
     try:
         frame = _reshaped(target.frame(runner.spark()), evolution, types, fills, mode, foreign)
-        partition_by = partitions_after(target.open(), evolution, types)
+        table = target.open()
+        partition_by = partitions_after(table, evolution, types)
+        statistics = statistics_within(
+            table.properties, frame.columns, partition_by, evolution.names
+        )
         replace_target(runner, target, frame, tag, partition_by)
+        with writing_target(target):
+            set_properties(runner.spark, target.open(), statistics)
     finally:
         remove_folder(fills)
 

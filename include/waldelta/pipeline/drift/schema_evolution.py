@@ -58,6 +58,11 @@ class Evolution:
     positions: tuple[tuple[int | None, ...], ...]
 
     @property
+    def names(self) -> dict[str, str]:
+        """The names of the columns that stay, by those that the target has."""
+        return {c.source: c.state.name for c in self.columns if c.source is not None}
+
+    @property
     def stopped(self) -> frozenset[str]:
         """The columns that stay with their last values."""
         return frozenset(column.state.name for column in self.columns if column.state.stopped)

@@ -1,5 +1,7 @@
 """A small target's rows with other columns, without Spark."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -16,15 +18,19 @@ ID = ColumnState("id", 20, -1, "bigint", "bigint", not_null=True, attnum=1)
 P = ColumnState("p", 25, -1, "text", "string", not_null=False, attnum=3)
 
 
+def target_with(folder, **options):
+    uri, rows = str(folder / "t"), pa.table({"id": [1, 2], "p": ["a", "b"]})
+    write_deltalake(uri, rows, **options)
+    return DeltaTarget(Lake(folder.as_uri()), (folder / "t").as_uri())
+
+
 @pytest.fixture
 def target(tmp_path):
-    uri = str(tmp_path / "t")
-    write_deltalake(uri, pa.table({"id": [1, 2], "p": ["a", "b"]}), partition_by=["p"])
-    return DeltaTarget(Lake(tmp_path.as_uri()), (tmp_path / "t").as_uri())
+    return target_with(tmp_path, partition_by=["p"])
 
 
 def reshaped(target, column, oid=25):
-    kinds = {"id": PgType(20, -1, "bigint"), "p": PgType(oid, -1, "type")}
+    kinds = {"id": PgType(20, -1, "bigint"), column.state.name: PgType(oid, -1, "type")}
     types = column_types(kinds, ["id"], TypeOptions())
     columns = Evolution((NewColumn(ID, "id"), column), ("id",), ("p",), ())
     return reshape_small(target, columns, types, Tag.of("app", 1, {}), None, ())
@@ -35,6 +41,18 @@ def test_a_partition_column_dropped_and_added_again_with_an_empty_default(target
     table = DeltaTable(target.uri)
     assert table.metadata().partition_columns == []
     assert table.to_pyarrow_table()["p"].to_pylist() == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "listed"), [("p", "a.b", "id,`a.b`"), ("p", "p", "id,p"), (None, "q", "id")]
+)
+def test_a_renamed_column_keeps_its_statistics(tmp_path, source, name, listed):
+    configuration = {"delta.dataSkippingStatsColumns": "id,`p`"}
+    target = target_with(tmp_path, configuration=configuration)
+    assert reshaped(target, NewColumn(replace(P, name=name), source))
+    assert DeltaTable(target.uri).metadata().configuration == {
+        "delta.dataSkippingStatsColumns": listed
+    }
 
 
 def test_values_that_arrow_cant_cast_are_left_to_spark(target):
