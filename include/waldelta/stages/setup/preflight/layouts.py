@@ -25,7 +25,7 @@ from waldelta.types.json import Variant
 
 # Without statistics of the planner nothing is known of a column.
 _STATISTICS = """
-    select s.attname, s.n_distinct, s.null_frac, c.reltuples
+    select s.attname, s.n_distinct, s.null_frac, c.reltuples, s.avg_width
     from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
     join pg_catalog.pg_stats s on s.schemaname = n.nspname and s.tablename = c.relname
@@ -137,7 +137,7 @@ def _judge_partitions(where: str, options: LayoutOptions, rows: list[Any]) -> It
         )
         return
     total, count = max(of[2] for of in statistics.values()), 1.0
-    for name, (distinct, nulls, estimate) in statistics.items():
+    for name, (distinct, nulls, estimate, _) in statistics.items():
         count *= distinct if distinct > 0 else -distinct * estimate
         yield from warning_if(
             nulls > 0,
@@ -145,9 +145,12 @@ def _judge_partitions(where: str, options: LayoutOptions, rows: list[Any]) -> It
             " own",
         )
     count = min(max(count, 1.0), total)
-    if options.file_bytes is None and total / count < ROWS_PER_FILE and count > 1:
+    widths = {name: of[3] for name, *of in rows}
+    width = max(1, sum(widths.values()))
+    full = ROWS_PER_FILE if options.file_bytes is None else options.file_bytes // width
+    if total / count < full and count > 1:
         yield warning(
             f"{where}.partition_by: about {counted(ceil(count), 'partition')} of"
-            f" {counted(ceil(total / count), 'row')} each, and a file has up to {ROWS_PER_FILE:,}:"
+            f" {counted(ceil(total / count), 'row')} each, and a file has up to {full:,}:"
             " choose columns with fewer values, or write cluster_by instead"
         )
