@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
 _PREFLIGHT = frozenset({"check", "setup"})
+# Verbs that a process begins, and that an application may continue.
+_BEGUN = frozenset({"consume", "maintain"})
 _RUN_TYPES = ("scheduled", "manual", "backfill")
 # Options without a value; any other option's text may be "True" too.
 _FLAGS = ("dry-run", "sql", "hand-over", "again", "repair", "due")
@@ -215,9 +217,9 @@ class WaldeltaJobOperator(BaseOperator):
     ) -> JobResult:
         from waldelta_airflow.launchers.spark_submit import spark_submit
 
-        # A process runs what needs no Spark, before an application is submitted. Only a CDC run's
-        # commits are found, checked and announced by the application that follows.
-        begins = self.verb == "consume" and not connections.pipeline_lake(self.pipeline).on_spark
+        # A process runs what needs no Spark, before an application is submitted. What it committed,
+        # a CDC run's application finds, checks and announces; maintenance announces nothing.
+        begins = self.verb in _BEGUN and not connections.pipeline_lake(self.pipeline).on_spark
         alone = not self.first or _try_number(context) > 1
         with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
             result = Path(folder) / "result.json"

@@ -505,18 +505,21 @@ def test_spark_submit_runs_all_stages_in_one_application(
     assert PASSWORD not in spark_submit_program.read_text()
 
 
+@pytest.mark.parametrize(
+    "task", [{"stage": "land", "first": True}, {"verb": "maintain"}], ids=["consume", "maintain"]
+)
 def test_a_small_run_submits_nothing(
-    make_task, make_context, job, spark_submit_program, monkeypatch
+    make_task, make_context, job, spark_submit_program, monkeypatch, task
 ):
     """Its process ends it without Spark, or with an error of its own: no application follows."""
     use_spark_submit(monkeypatch)
     job.does(result={"status": "succeeded", "changes": 7}, small=True)
-    assert make_task(stage="land", first=True).execute(make_context()) == {"changes": 7}
+    assert make_task(**task).execute(make_context()) == {"changes": 7}
     assert job.seen["environment"]["WALDELTA_WITHOUT_SPARK"] == "1"
     assert job.options.keys().isdisjoint({"stage", "again"})
     job.does(exit=1, small=True)
     with pytest.raises(AirflowException, match="ended with exit code 1"):
-        make_task(stage="land", first=True).execute(make_context())
+        make_task(**task).execute(make_context())
     assert not spark_submit_program.exists()
 
 
