@@ -357,10 +357,14 @@ class _Folder(FileSystemHandler):  # type: ignore[misc]  # Arrow has no types.
         )
         if not (folders or objects or selector.allow_not_found or not selector.base_dir):
             raise FileNotFoundError(selector.base_dir)
-        # Some stores list the object that marks the folder itself.
+        # Some stores list the object that marks the folder itself, which isn't in it.
         return [
             *(FileInfo(self._relative(path), FileType.Directory) for path in folders),
-            *(_file(self._relative(listed["path"]), listed) for listed in objects),
+            *(
+                _file(self._relative(listed["path"]), listed)
+                for listed in objects
+                if listed["path"] != base
+            ),
         ]
 
     def create_dir(self, path: str, recursive: bool) -> None:

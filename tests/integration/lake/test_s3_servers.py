@@ -6,7 +6,9 @@ from urllib.request import Request, urlopen
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
+from pyarrow.fs import FileSelector
 
+from tests.support.fixtures.stores import ON_EACH_SERVER
 from waldelta.lake import Lake
 
 
@@ -31,3 +33,16 @@ def test_only_a_key_opens_the_store(seaweedfs, bucket):
     with pytest.raises(HTTPError, match="401"):
         urlopen(Request(place, data=b"forged", method="PUT"), timeout=10)
     assert bucket.read("a") == b"content"
+
+
+@ON_EACH_SERVER
+def test_the_mark_of_a_folder_is_no_file_of_it(bucket):
+    """Programs mark folders by an object, and servers list it when nothing else is in there."""
+    bucket.create("lake/marked/", b"")
+    bucket.create("lake/other/a", b"content")
+    lake = Lake(bucket.uri("lake"), bucket.storage_options)
+    for recursive in (False, True):
+        chosen = FileSelector("", allow_not_found=True, recursive=recursive)
+        assert lake.files(f"{lake.root}/marked").get_file_info(chosen) == []
+        (file,) = lake.files(f"{lake.root}/other").get_file_info(chosen)
+        assert (file.path, file.size) == ("a", 7)
