@@ -80,6 +80,7 @@ def read_published_tables(
     *,
     sizes: bool = True,
     locked: Collection[int] = (),
+    oids: Collection[int] | None = None,
 ) -> list[PublishedTable]:
     """Returns the tables that a subscriber to these publications would have, sorted by name.
 
@@ -87,10 +88,15 @@ def read_published_tables(
     ancestor is published via root by any of the publications counts as part of that ancestor, as in
     pgoutput. Raises SourceError when the publications give one table different column lists,
     because decoding would fail permanently. ``sizes``: see read_leaves(). Row filters and sizes are
-    read under a lock on their tables, except for those (oids) that are ``locked``.
+    read under a lock on their tables, except for those (oids) that are ``locked``. With ``oids``,
+    other relations than these and the roots above them aren't read.
     """
     members: dict[int, list[Any]] = {}
-    names = {"publications": list(publication_names), "locked": list(locked)}
+    names = {
+        "publications": list(publication_names),
+        "locked": list(locked),
+        "oids": None if oids is None else list(oids),
+    }
     for row in fetch(conn, _MEMBERSHIPS, names):
         members.setdefault(row.oid, []).append(row)
     relations = read_relations(conn, list(members))
@@ -315,6 +321,10 @@ cross join lateral (
         )
     ) as i
 ) e
+where %(oids)s::oid[] is null or exists (
+    select from unnest(%(oids)s::oid[]) as w (oid)
+    where c.oid = w.oid or c.oid in (select a.relid from pg_partition_ancestors(w.oid) as a)
+)
 order by p.pubname, c.oid
 """  # noqa: S608 - no value in it
 

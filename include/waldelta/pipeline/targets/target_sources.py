@@ -136,16 +136,20 @@ def read_targets(
     *,
     sizes: bool = True,
     locked: Collection[int] = (),
+    only: TableId | None = None,
 ) -> list[ReplicatedTarget]:
-    """Returns the targets of a subscriber with this pipeline file, by name; raises as
-    read_published_tables().
+    """Returns the targets of a subscriber with this pipeline file, or ``only`` one, by name.
 
     ``mappings`` is a recent result of read_target_sources() (None: it is read). ``sizes``: see
-    read_leaves(); ``locked``: see read_published_tables().
+    read_leaves(); ``locked``: see read_published_tables(). Raises as read_published_tables().
     """
     mappings = read_target_sources(conn, pipeline, locked) if mappings is None else mappings
+    oids = None
+    if only is not None:
+        mappings = {name: of for name, of in mappings.items() if TableId.parse(name) == only}
+        oids = {oid for mapping in mappings.values() for oid in mapping.relation_ids}
     published = read_published_tables(
-        conn, pipeline.source.publication_names, sizes=sizes, locked=locked
+        conn, pipeline.source.publication_names, sizes=sizes, locked=locked, oids=oids
     )
     tables = {table.oid: table for table in published}
     roots = {
@@ -203,8 +207,10 @@ def read_target(
             # Another session may take a lock right after the locks were read.
             with limited(conn, "lock_timeout", LOCK_TIMEOUT_S), within(conn):
                 while True:
-                    targets = read_targets(conn, pipeline, locked=locked.relations - oids)
-                    match = next((target for target in targets if target.id == table_id), None)
+                    targets = read_targets(
+                        conn, pipeline, locked=locked.relations - oids, only=table_id
+                    )
+                    match = next(iter(targets), None)
                     if (
                         match is None
                         or catalogs
