@@ -10,14 +10,14 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waldelta.config.parse_text import parse_json
 from waldelta.lake.ledger import BatchCut, RowCounts, Run, SlotReading, TargetCut, now
-from waldelta.lake.ledger.records import row_of
+from waldelta.lake.ledger.records import row_of, values_of
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.source import SourceBill
@@ -271,7 +271,7 @@ class RunResult:
 
     def document(self) -> dict[str, Any]:
         """Returns what the result's JSON has, in the shape that Airflow's operator reads."""
-        document = asdict(self)
+        document = values_of(self)
         del document["attempt"]
         for name in _PARTS:
             document |= document.pop(name)

@@ -92,6 +92,24 @@ def rows_of(kind: Callable[..., T], rows: pa.Table) -> list[T]:
     return [row_of(kind, values) for values in rows.to_pylist()]
 
 
+def values_of(row: Any) -> dict[str, Any]:
+    """Returns a row's values, as row_of() takes them.
+
+    dataclasses.asdict() also copies each value, which takes most of its time.
+    """
+    return {name: _value_of(getattr(row, name)) for name in row.__dataclass_fields__}
+
+
+def _value_of(value: Any) -> Any:
+    if is_dataclass(value):
+        return values_of(value)
+    if isinstance(value, list | tuple):
+        return list(map(_value_of, value))
+    if isinstance(value, dict):
+        return {key: _value_of(of) for key, of in value.items()}
+    return value
+
+
 @cache
 def _structure_of(kind: Any) -> tuple[frozenset[str], frozenset[str], dict[str, Any]]:
     """Returns a class's fields, those of them without a default, and the classes of its structs."""

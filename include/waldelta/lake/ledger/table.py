@@ -11,7 +11,7 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Generic, Literal
@@ -34,7 +34,7 @@ from waldelta.lake.delta_target import TargetVersion
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
 from waldelta.lake.layout import HeldFile
-from waldelta.lake.ledger.records import R, rows_of, schema_of
+from waldelta.lake.ledger.records import R, rows_of, schema_of, values_of
 from waldelta.lake.object_store import store_folder
 from waldelta.lake.storage import is_local
 from waldelta.lake.write_errors import target_not_writable
@@ -366,7 +366,7 @@ class LedgerTable(Generic[R]):
         )
 
     def _stored(self, rows: Sequence[R]) -> pa.Table:
-        return pa.Table.from_pylist([asdict(row) for row in rows], schema=self.schema)
+        return pa.Table.from_pylist([values_of(row) for row in rows], schema=self.schema)
 
     def _newest_at(self, table: TargetVersion) -> datetime | None:
         actions = table.files
