@@ -47,7 +47,7 @@ def report_text() -> str:
     document = {"pipeline": "shop", "source": source, "target": {"root": "file:///lake"}}
     production = Production(SCHEMA, "schema.sql", None, SIZES, wal_bytes_per_second=2 << 20)
     file = PipelineFile.model_validate(document)
-    report = rehearse(file, production, list(statements(MIGRATION, "0042.sql")))
+    report = rehearse(file, production, statements(MIGRATION, "0042.sql"))
     return report.as_text(FAILING)
 
 

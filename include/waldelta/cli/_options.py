@@ -110,6 +110,16 @@ def _some_of(noun: str, names: Collection[str]) -> Callable[[str], list[str]]:
     return split
 
 
+def _at_least(least: float, kind: Callable[[str], float]) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        number = kind(text)
+        if not number >= least:
+            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        return number
+
+    return read
+
+
 def _stages(*names: str) -> _Options:
     stages = {"type": _some_of("stage", names), "help": f"run only some of {', '.join(names)}"}
     return {"--stage": _NAMES | stages}
@@ -325,6 +335,7 @@ _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
             {
                 "file": {"metavar": "FILE", "type": Path, "help": "the pipeline file"},
                 "--migration": {
+                    "action": "extend",
                     "nargs": "+",
                     "type": Path,
                     "metavar": "FILE",
@@ -353,7 +364,7 @@ _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                     ),
                 },
                 "--sample": {
-                    "type": int,
+                    "type": _at_least(0, int),
                     "default": 0,
                     "metavar": "N",
                     "help": "copy this many rows of each published table, instead of making some",
@@ -370,7 +381,7 @@ _WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                     "help": "who runs the migration; the owner of the published tables by default",
                 },
                 "--statement-timeout": {
-                    "type": float,
+                    "type": _at_least(0.001, float),
                     "default": 60.0,
                     "metavar": "SECONDS",
                     "help": "how long a statement of the migration may take, 60 by default",

@@ -31,6 +31,12 @@ def run_rehearse(options: argparse.Namespace, output: Output) -> bool:
         raise ConfigError("--schema reads no connection: leave --from and --sample out")
     if not options.migration and options.pipeline_change is None:
         raise ConfigError("nothing to rehearse: pass --migration, --pipeline-change or both")
+    for path in (options.markdown, options.junit):
+        if path is not None:
+            try:  # Before the rehearsal, which takes a while.
+                path.open("a").close()
+            except OSError as err:
+                raise ConfigError(f"{path} can't be written: {err.strerror}") from None
     file, migration = load_pipeline_file(options.file), read_migrations(options.migration)
     changed = None
     if options.pipeline_change is not None:
@@ -75,9 +81,14 @@ def _production(options: argparse.Namespace, file: PipelineFile) -> Production:
         for table in publication.tables
         if not table.is_pattern
     ]
-    conninfo = _conninfo(options.source or file.source.conn_id)
-    production = read_production(conninfo, options.sample, tables)
-    return replace(production, copies=_copies(file))
+    conn_id = options.source or file.source.conn_id
+    production = read_production(_conninfo(conn_id), options.sample, tables)
+    is_pipelines = conn_id == file.source.conn_id
+    return replace(
+        production,
+        copies=_copies(file),
+        reads_hidden_rows=is_pipelines and production.reads_hidden_rows,
+    )
 
 
 def _copies(file: PipelineFile) -> dict[str, tuple[int, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from sqlglot.errors import TokenError
 from sqlglot.tokenizer_core import Token, TokenType
 
 from waldelta.errors import ConfigError
+
+_COPY = re.compile(r"copy\b.*\b(?:from\s+stdin|to\s+stdout)\b", re.IGNORECASE | re.DOTALL)
+_PARENTHESES = {TokenType.L_PAREN: 1, TokenType.R_PAREN: -1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ def read_migrations(paths: Sequence[Path]) -> list[SqlCommand]:
     """
     commands: list[SqlCommand] = []
     for path in paths:
-        part = list(statements(read_sql(path), str(path)))
+        part = statements(read_sql(path), str(path))
         if not part:
             raise ConfigError(f"{path} has no SQL statement")
         commands += part
@@ -56,11 +60,11 @@ def read_sql(path: Path) -> str:
         raise ConfigError(f"{path} can't be read: {err.strerror}") from None
 
 
-def statements(text: str, file: str) -> Iterator[SqlCommand]:
-    """Yields the statements of SQL as a client sends it to PostgreSQL.
+def statements(text: str, file: str) -> list[SqlCommand]:
+    """Returns the statements of SQL as a client sends it to PostgreSQL.
 
-    Raises ConfigError for a string or comment without an end, a command of psql, and a COPY that
-    reads its rows from the file.
+    Raises ConfigError for a string or comment without an end, a command of psql, and a COPY whose
+    rows psql reads or prints.
     """
     try:
         tokens = Postgres.Tokenizer().tokenize(text)
@@ -69,16 +73,26 @@ def statements(text: str, file: str) -> Iterator[SqlCommand]:
             f"{file}:{_open_line(text)}: a quote, comment or dollar quote that begins here has no"
             " end"
         ) from None
-    for first, end in _spans(tokens):
-        _refuse_command(first, text, file)
-        stop = len(text) if end is None else end.start
-        statement = SqlCommand(text[first.start : stop].strip(), file, first.line)
-        words = statement.text.lower().split()
-        if words[0] == "copy" and words[-1] == "stdin":
+    commands = [
+        SqlCommand(
+            text[first.start : len(text) if end is None else end.start].strip(), file, first.line
+        )
+        for first, end in _spans(tokens)
+    ]
+    for command in commands:
+        if _COPY.match(command.text):
             raise ConfigError(
-                f"{statement.place}: COPY FROM stdin reads rows that only psql sends: write INSERTs"
+                f"{command.place}: the rows of COPY FROM stdin and COPY TO stdout pass through"
+                " psql: write INSERTs, and of a dump pass the schema alone (pg_dump --schema-only)"
             )
-        yield statement
+    for token in tokens:
+        if text[token.start] == "\\":
+            line = text[token.start :].split("\n", 1)[0].strip()
+            raise ConfigError(
+                f"{file}:{token.line}: {line} is a command of psql, not SQL: leave it out, and"
+                " pass files that it includes as files of their own"
+            )
+    return commands
 
 
 def _open_line(text: str) -> int:
@@ -96,10 +110,11 @@ def _open_line(text: str) -> int:
 def _spans(tokens: Sequence[Token]) -> Iterator[tuple[Token, Token | None]]:
     """Yields each statement's first token, and its semicolon, None at the end of the file.
 
-    The semicolons in a function's body of standard SQL (BEGIN ATOMIC) end no statement.
+    Semicolons in parentheses and in a function's body of standard SQL (BEGIN ATOMIC) end no
+    statement.
     """
     first: Token | None = None
-    depth = 0
+    depth = parentheses = 0
     for token, follower in pairwise([*tokens, None]):
         if token is None:
             continue
@@ -108,20 +123,12 @@ def _spans(tokens: Sequence[Token]) -> Iterator[tuple[Token, Token | None]]:
             depth = 1
         elif depth and token.token_type in (TokenType.CASE, TokenType.END):
             depth += 1 if token.token_type is TokenType.CASE else -1
-        if token.token_type is TokenType.SEMICOLON and not depth:
+        parentheses += _PARENTHESES.get(token.token_type, 0)
+        if token.token_type is TokenType.SEMICOLON and not depth and parentheses <= 0:
             if first is not None:
                 yield first, token
-            first = None
+            first, parentheses = None, 0
         elif first is None:
             first = token
     if first is not None:
         yield first, None
-
-
-def _refuse_command(first: Token, text: str, file: str) -> None:
-    if first.text.startswith("\\"):
-        command = text[first.start :].split("\n", 1)[0].strip()
-        raise ConfigError(
-            f"{file}:{first.line}: {command} is a command of psql, not SQL: leave it out, and pass"
-            " files that it includes as files of their own"
-        )

@@ -39,10 +39,10 @@ class Effect:
     """What one statement did; relations by their oids.
 
     ``locks`` has the strongest mode on each table, ``read`` how many rows were read of it,
-    ``rewritten`` the tables with new files, ``indexed`` those with a new index, ``secured`` those
-    whose row-level security was switched on, ``renamed`` columns by table and former name, and
-    ``error`` why PostgreSQL refused the statement; of a table's rows, it is ``violated_by`` them,
-    and there may be a ``way`` around. ``names`` has the tables before and after it.
+    ``rewritten`` the tables with new files, ``indexed`` those with a new index, ``renamed`` columns
+    by table and former name, and ``error`` why PostgreSQL refused the statement; of a table's rows,
+    it is ``violated_by`` them, and there may be a ``way`` around. ``names`` has the tables before
+    and after it.
     """
 
     names: Mapping[int, str] = field(default_factory=dict)
@@ -50,7 +50,6 @@ class Effect:
     read: Mapping[int, int] = field(default_factory=dict)
     rewritten: frozenset[int] = frozenset()
     indexed: frozenset[int] = frozenset()
-    secured: frozenset[int] = frozenset()
     renamed: Mapping[tuple[str, str], str] = field(default_factory=dict)
     status: str = ""
     error: str | None = None
@@ -151,7 +150,6 @@ def _between(
             for oid, indexes in end.indexes.items()
             if oid in start.names and indexes - start.indexes.get(oid, frozenset())
         ),
-        frozenset(oid for oid in oids if start.security[oid] < end.security[oid]),
         {
             (end.names[oid], name): end.columns[oid][number]
             for oid in start.columns.keys() & end.columns.keys()
@@ -207,7 +205,6 @@ class _Relations:
     files: dict[int, int]
     indexes: dict[int, frozenset[int]]
     columns: dict[int, dict[int, str]]
-    security: dict[int, int]
 
     @classmethod
     def read(cls, session: Connection) -> _Relations:
@@ -216,8 +213,7 @@ class _Relations:
             {oid: str(TableId(schema, name)) for oid, schema, name, *_ in rows},
             {oid: file for oid, _, _, file, *_ in rows if file},
             {oid: frozenset(indexes) for oid, _, _, _, indexes, *_ in rows},
-            {oid: dict(zip(numbers, names, strict=True)) for oid, *_, numbers, names, _ in rows},
-            {oid: security for oid, *_, security in rows},
+            {oid: dict(zip(numbers, names, strict=True)) for oid, *_, numbers, names in rows},
         )
 
 
@@ -237,8 +233,7 @@ select c.oid::int8, n.nspname, c.relname, c.relfilenode::int8,
        array(select attnum::int4 from pg_attribute
              where attrelid = c.oid and attnum > 0 and not attisdropped order by attnum),
        array(select attname::text from pg_attribute
-             where attrelid = c.oid and attnum > 0 and not attisdropped order by attnum),
-       relrowsecurity::int + relforcerowsecurity::int
+             where attrelid = c.oid and attnum > 0 and not attisdropped order by attnum)
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p') and n.nspname not in ('pg_catalog', 'information_schema')
   and c.relpersistence <> 't'

@@ -24,6 +24,7 @@ from waldelta.quantities import size
 from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, local_versions
 from waldelta.rehearsal.generated_rows import WritableTable
 from waldelta.rehearsal.migration import SqlCommand, read_sql, statements
+from waldelta.rehearsal.scratch_server import made_for
 
 _READ_ONLY = "-c default_transaction_read_only=on"
 _DUMPED_BY = re.compile(r"^-- Dumped from database version (\d+)", re.MULTILINE)
@@ -56,7 +57,8 @@ class Production:
 
     ``version`` is the server's major version, ``source`` what the schema was read from, ``copies``
     the rows and seconds of each target's last copy, and ``rows`` are samples of tables as COPY
-    writes them, by table and column list.
+    writes them, by table and column list. ``reads_hidden_rows`` is whether the pipeline's role is
+    known to read the rows that policies hide from others.
     """
 
     schema: str = field(repr=False)
@@ -66,6 +68,7 @@ class Production:
     copies: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     wal_bytes_per_second: float | None = None
     rows: Mapping[TableId, tuple[Sequence[str], bytes]] = field(default_factory=dict, repr=False)
+    reads_hidden_rows: bool = False
 
     def copy_time(self, name: str) -> tuple[float, str]:
         """Returns the seconds that a copy of a table with a known size takes, and at which speed.
@@ -120,14 +123,14 @@ def read_production(conninfo: str, sample: int = 0, tables: Sequence[TableId] = 
                 str(TableId(schema, name)): TableSize(int(rows), int(bytes_))
                 for schema, name, rows, bytes_ in connection.execute(_SIZES).fetchall()
             }
-            ((rate,),) = connection.execute(_WAL).fetchall()
+            ((rate, reads_hidden),) = connection.execute(_RATE_AND_ROLE).fetchall()
             rows = {
                 table: _sample(connection, table, columns, sample)
                 for table in tables
                 if sample and (columns := _readable_columns(connection, table))
             }
     speed = float(rate) if rate is not None else None
-    return Production(schema, at, version, sizes, {}, speed, rows)
+    return Production(schema, at, version, sizes, {}, speed, rows, reads_hidden)
 
 
 @contextmanager
@@ -239,8 +242,9 @@ def make_roles(connection: Connection, statement: SqlCommand) -> None:
                 continue
             there = connection.execute("select from pg_roles where rolname = %s", [role]).fetchall()
             if not there:
-                make = sql.SQL("create role {} login").format(sql.Identifier(role))
-                connection.execute(make)
+                make = sql.SQL("create role {0} login; comment on role {0} is {1}")
+                mark = made_for(connection.info.dbname)
+                connection.execute(make.format(sql.Identifier(role), mark))
 
 
 def load_rows(
@@ -275,9 +279,11 @@ left join pg_class p on p.oid = t.relid
 where c.relkind in ('r', 'p') and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
 group by n.nspname, c.relname
 """
-_WAL = """
+_RATE_AND_ROLE = """
 select (select wal_bytes / extract(epoch from now() - stats_reset)
-        from pg_stat_wal where stats_reset < now() - interval '10 minutes')
+        from pg_stat_wal where stats_reset < now() - interval '10 minutes'),
+       rolsuper or rolbypassrls
+from pg_roles where rolname = current_user
 """
 _STORED_COLUMNS = """
 select a.attname, has_column_privilege(c.oid, a.attnum, 'select')

@@ -50,6 +50,7 @@ _REFUSALS = (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.Invalid
 # What is read in a second, for example by the validation of a constraint.
 _READ_PER_SECOND = 200 << 20
 _FIRST_ROW = 1_000
+_LONGEST_MS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class _Stage:
     def run(self, migration: Sequence[SqlCommand], runner: Runner) -> Iterator[StepReport]:
         """Yields a step for each statement, or for each transaction of the migration."""
         pending: list[tuple[SqlCommand, Effect]] = []
-        timeout = int(self.options.statement_timeout_s * 1000)
+        timeout = int(min(self.options.statement_timeout_s * 1000, _LONGEST_MS))
         self.session.execute(f"set statement_timeout = {timeout}")
         for number, statement in enumerate(migration, 1):
             log.info("%s of %s, %s", number, len(migration), statement.place)
@@ -287,8 +288,6 @@ class _Stage:
                 seconds = 0.0 if at is None else at.bytes / work.bytes_per_second
                 time_ = "" if at is None else f" ({size(at.bytes)}, about {duration(seconds)})"
                 yield Impact("lock", name, f"{who} wait while it {work.text}{time_}", work.way)
-        for oid in effect.secured:
-            yield Impact("note", effect.names[oid], _SECURED, _BYPASS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,11 +300,6 @@ class _Work:
 
 
 _CHECK_ROWS = "look for such rows in production first, or rehearse with --sample"
-_SECURED = (
-    "row-level security is on: changes still arrive, but copies and comparisons fail for a role"
-    " from which a policy hides rows"
-)
-_BYPASS = "let a superuser run alter role … bypassrls for the role of the pipeline's connection"
 _REWRITE = "writes all its rows again"
 _ALTERS = _Work(
     _REWRITE,

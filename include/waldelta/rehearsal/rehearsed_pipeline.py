@@ -23,6 +23,7 @@ from waldelta.jobs import Pipeline
 from waldelta.lake.ledger import REMOVED
 from waldelta.pipeline import RunResult, describe_error
 from waldelta.pipeline.run_result import RunFailed, TargetFindings
+from waldelta.postgres import TableId
 from waldelta.quantities import counted, duration, size
 from waldelta.rehearsal.production import Production
 from waldelta.rehearsal.report import Impact
@@ -35,6 +36,11 @@ _CONN_ID = "waldelta_rehearsal"
 _COPIES = (NeedsSync.__name__, SyncFailed.__name__)
 _AGAIN = 3
 _SYNC = "sync the table again right after the migration"
+_SECURED = (
+    "row-level security is on: changes still arrive, but copies and comparisons fail for a role"
+    " from which a policy hides rows"
+)
+_BYPASS = "let a superuser run alter role … bypassrls for the role of the pipeline's connection"
 
 
 @dataclass(slots=True)
@@ -52,6 +58,10 @@ class RehearsedPipeline:
     # What was found before, and has been so since.
     warned: set[str] = field(init=False, default_factory=set)
     stopped: set[Impact] = field(init=False, default_factory=set)
+    # How far row-level security went by oid before the migration, and the tables where it goes
+    # further now.
+    security: dict[int, int] = field(init=False, default_factory=dict)
+    secured: set[str] = field(init=False, default_factory=set)
 
     def __post_init__(self) -> None:
         """Put the connection where the pipeline's jobs look for it."""
@@ -88,9 +98,9 @@ class RehearsedPipeline:
         """Set up, and copy all tables; raises what setup and sync raise."""
         self.pipeline.setup()
         self.pipeline.sync(runner)
-        self.pipeline.consume(runner)
         self.columns = self._columns()
         self.warned = self._preflight()
+        self.security = {oid: level for oid, _, level in self._security()}
 
     def judge(
         self,
@@ -105,6 +115,7 @@ class RehearsedPipeline:
         where a name is no target's. ``renamed`` columns of the source, by table and former name,
         may be renamed in the lake as well.
         """
+        yield from self._secured()
         said: set[tuple[str, str]] = set()
         stopped: set[Impact] = set()
         warnings: list[str] = []
@@ -127,6 +138,25 @@ class RehearsedPipeline:
         yield from self._compare(runner, touched, warnings)
         yield from self._readers(renamed)
         yield from self._warnings()
+
+    def _secured(self) -> Iterator[Impact]:
+        """Yields the tables whose row-level security was switched on.
+
+        The scratch server's role reads all rows, as production's pipeline perhaps does not.
+        """
+        if self.production.reads_hidden_rows:
+            return
+        further = {
+            table for oid, table, level in self._security() if level > self.security.get(oid, 0)
+        }
+        for table in sorted(further - self.secured):
+            yield Impact("note", table, _SECURED, _BYPASS)
+        self.secured = further
+
+    def _security(self) -> list[tuple[int, str, int]]:
+        with self.scratch.connect() as connection:
+            rows = connection.execute(_SECURITY).fetchall()
+        return [(oid, str(TableId(schema, name)), level) for oid, schema, name, level in rows]
 
     def _consume(self, runner: Runner) -> tuple[RunResult | None, Mapping[str, Any] | None]:
         try:
@@ -165,9 +195,12 @@ class RehearsedPipeline:
 
     def _copied(self, name: str, reason: str) -> Impact:
         why = reason.removeprefix(f"{name}: ")
+        way = ""
+        if name in self.secured:
+            why, way = f"{why}; it fails for a role from which a policy hides rows", _BYPASS
         at = self.production.sizes.get(name)
         if at is None:
-            return Impact("copy", name, f"all rows are read again: {why}")
+            return Impact("copy", name, f"all rows are read again: {why}", way)
         seconds, speed = self.production.copy_time(name)
         wal = self.production.wal_bytes_per_second
         retention = (
@@ -178,6 +211,7 @@ class RehearsedPipeline:
             name,
             f"{counted(at.rows, 'row')} ({size(at.bytes)}) are read again, about"
             f" {duration(seconds)} {speed}{retention}: {why}",
+            way,
         )
 
     def _agree(self, runner: Runner) -> Iterator[Impact]:
@@ -276,3 +310,9 @@ class RehearsedPipeline:
         names = sorted(name for name, state in states if state.status != REMOVED)
         tables = {name: job.lake.target(name).find() for name in names}
         return {name: table.spark_types for name, table in tables.items() if table is not None}
+
+
+_SECURITY = """
+select c.oid::int8, n.nspname, c.relname, relrowsecurity::int + relforcerowsecurity::int
+from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.relrowsecurity
+"""

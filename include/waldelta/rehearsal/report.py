@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -33,6 +35,9 @@ _PARTS: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
         "readers of the lake": ("readers",),
     }
 )
+
+# A name or a text of SQL may have characters that XML can't hold.
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +142,8 @@ class Report:
                 for _, impacts in _by_part(step)
                 for impact in impacts
             )
-            code = _cell(
-                first_of([" ".join(text.split())[:120] for text in step.sql], between="; ")
-            )
+            code = first_of([" ".join(text.split())[:120] for text in step.sql], between="; ")
+            code = code.replace("|", "\\|").replace("`", "'")
             lines.append(f"| `{step.place}`<br>`{code}` | {step.verdict} | {cell or 'nothing'} |")
         return "\n".join([*lines, ""])
 
@@ -166,7 +170,7 @@ class Report:
                     case, "failure", message=impacts[0].text, type=impacts[0].kind
                 )
                 failure.text = "\n".join(f"{one.kind}: {one.table}: {one.text}" for one in impacts)
-        return ET.tostring(suite, encoding="unicode", xml_declaration=True)
+        return _NOT_XML.sub("\ufffd", ET.tostring(suite, "unicode", xml_declaration=True))
 
 
 def _by_part(step: StepReport) -> Iterator[tuple[str, list[Impact]]]:
@@ -181,4 +185,4 @@ def _code(step: StepReport) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ").replace("`", "'")
+    return html.escape(" ".join(text.split()), quote=False).replace("|", "\\|").replace("`", "'")

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psycopg
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from waldelta.errors import ConfigError, raised_as
 from waldelta.postgres import Connection
@@ -34,7 +35,6 @@ _SETTINGS = {
     "shared_buffers": "64MB",
     "max_wal_size": "1GB",
 }
-_DATABASE = "rehearsal"
 _SERVER = """
 select current_setting('wal_level'), rolsuper from pg_roles where rolname = current_user
 """
@@ -61,21 +61,23 @@ def scratch_database(version: int | None, dsn: str | None = None) -> Iterator[Sc
 
     Without ``version`` the newest one of this machine serves, and without programs of that version
     the next newer one. Raises ConfigError where this machine has no PostgreSQL that is as new, and
-    for a ``dsn`` that doesn't decode
-    logically, or whose role is no superuser.
+    for a ``dsn`` that doesn't decode logically, or whose role is no superuser.
     """
     folder = Path(tempfile.mkdtemp(prefix="waldelta-rehearsal-"))
     database = f"waldelta_rehearsal_{os.getpid()}_{secrets.token_hex(4)}"
     with _removal(folder, dsn, database):
-        if dsn is not None:
-            yield _created(dsn, database, folder)
-            return
-        with raised_as(_not_started, (OSError, RuntimeError)):
-            server = EmbeddedPostgres(folder / "server", _nearest(version), _SETTINGS).start()
-        conninfo = server.conninfo(_DATABASE)
-        with psycopg.connect(server.conninfo(), autocommit=True) as connection:
-            connection.execute(sql.SQL("create database {}").format(sql.Identifier(_DATABASE)))
-        yield ScratchDatabase(conninfo, folder / "lake", server.version)
+        yield _created(_start(folder, version) if dsn is None else dsn, database, folder)
+
+
+def _start(folder: Path, version: int | None) -> str:
+    """Start a server; returns the connection string of its superuser.
+
+    The socket is in a folder that the server's user alone may enter, so it needs no password.
+    Checking one takes longer than most statements of a rehearsal.
+    """
+    with raised_as(_not_started, (OSError, RuntimeError)):
+        server = EmbeddedPostgres(folder / "server", _nearest(version), _SETTINGS).start()
+    return make_conninfo(host=str(server.data), port=server.port, user="postgres")
 
 
 def _not_started(err: Exception) -> ConfigError:
@@ -120,9 +122,7 @@ def _created(dsn: str, database: str, folder: Path) -> ScratchDatabase:
             )
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(database)))
         major = connection.info.server_version // 10_000
-    return ScratchDatabase(
-        psycopg.conninfo.make_conninfo(dsn, dbname=database), folder / "lake", major
-    )
+    return ScratchDatabase(make_conninfo(dsn, dbname=database), folder / "lake", major)
 
 
 @contextmanager
@@ -150,6 +150,11 @@ def _removal(folder: Path, dsn: str | None, database: str) -> Iterator[None]:
         remover.wait()
 
 
+def made_for(database: str) -> str:
+    """Returns the comment on a role that was made for a rehearsal, and is dropped with it."""
+    return f"waldelta rehearse {database}"
+
+
 def _remove(folder: Path, database: str, dsn: str, was_killed: bool) -> None:
     if dsn:
         # The server may be gone as well.
@@ -159,6 +164,9 @@ def _remove(folder: Path, database: str, dsn: str, was_killed: bool) -> None:
             for (slot,) in connection.execute(slots, [database]).fetchall():
                 connection.execute("select pg_drop_replication_slot(%s)", [slot])
             connection.execute(drop.format(sql.Identifier(database)))
+            roles = "select rolname from pg_roles where shobj_description(oid, 'pg_authid') = %s"
+            for (role,) in connection.execute(roles, [made_for(database)]).fetchall():
+                connection.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
     # A program that was killed with the rehearsal, or not yet, may still be writing. A server whose
     # files are gone ends by itself.
     for wait in (0.0, *_WAITS):

@@ -148,7 +148,7 @@ def test_a_changed_pipeline_file_and_the_digest_of_its_plan(
     ],
 )
 def test_what_the_scratch_server_lacks_is_named(pipeline, schema, options, message):
-    file, migration = load_pipeline_file(pipeline), list(statements("select 1", "m"))
+    file, migration = load_pipeline_file(pipeline), statements("select 1", "m")
     production, chosen = Production(schema, "schema", None), RehearsalOptions(**options)
     with pytest.raises(ConfigError, match=message):
         rehearse(file, production, migration, chosen)
@@ -223,6 +223,12 @@ def test_a_file_that_psql_alone_reads_starts_no_server(pipeline, caplog, content
     assert message in caplog.text.replace("\\\\", "\\")
 
 
+def test_a_report_that_cannot_be_written_starts_no_server(pipeline, caplog):
+    path = pipeline.parent / "no folder" / "r.xml"
+    assert rehearsed(pipeline, "select 1", "--junit", str(path)) == 1
+    assert "r.xml can't be written: No such file or directory" in caplog.text
+
+
 def test_production_is_only_read(pipeline, database, monkeypatch):
     """By a superuser, who could write; the sample has real rows, and nothing gets an id."""
     database.execute("create schema shop")
@@ -245,6 +251,7 @@ def test_a_server_of_ones_own_is_left_as_it_was(pipeline, postgres, monkeypatch)
     with psycopg.connect(postgres.conninfo(), autocommit=True) as connection:
         state = (
             "select array(select datname::text from pg_database order by 1),"
+            " array(select rolname::text from pg_roles order by 1),"
             " array(select slot_name::text from pg_replication_slots order by 1)"
         )
         before = connection.execute(state).fetchall()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.pipelines import copied_pipeline, new_pipeline
 from waldelta.config import PipelineFile
+from waldelta.pipeline.run_result import RunFailed
 from waldelta.rehearsal.migration import statements
 from waldelta.rehearsal.production import Production, TableSize
 from waldelta.rehearsal.rehearsal import rehearse
@@ -49,12 +51,9 @@ QUICK = {
     "update_all": ("update {t} set note = 'y'", set()),
     "rename_table": ("alter table {t} rename to renamed", {STOP, COPY, READERS}),
 }
-FULL = {
+COLUMNS = {
     "add_default": ("alter table {t} add column x int not null default 7", {READERS}),
     "widen_varchar": ("alter table {t} alter column code type varchar(40)", set()),
-    "create_index": ("create index on {t} (code)", {LOCK}),
-    "create_index_concurrently": ("create index concurrently on {t} (code)", set()),
-    "identity_nothing": ("alter table {t} replica identity nothing", {APP}),
     "add_volatile": ("alter table {t} add column x uuid default gen_random_uuid()",
                      {LOCK, COPY, READERS}),
     "add_identity": ("alter table {t} add column x bigint generated always as identity",
@@ -70,8 +69,13 @@ FULL = {
     "int_to_bigint": ("alter table {t} alter column free type bigint", {LOCK, COPY, READERS}),
     "retype_using": ("alter table {t} alter column at type date using at::date",
                      {LOCK, COPY, READERS}),
+}  # fmt: skip
+KEYS = {
+    "create_index": ("create index on {t} (code)", {LOCK}),
+    "create_index_concurrently": ("create index concurrently on {t} (code)", set()),
+    "identity_nothing": ("alter table {t} replica identity nothing", {APP}),
     "retype_key": ("alter table {t} alter column id type bigint", {LOCK, COPY, READERS}),
-    "add_enum_value": ("alter type mood add value 'new'", set()),
+    "rename_key": ("alter table {t} rename column id to key", {READERS}),
     "other_key": ("alter table {t} drop constraint {t}_pkey, add primary key (id, code)",
                   {LOCK, COPY}),
     # Since PostgreSQL 18 it may not contain a generated column that isn't published.
@@ -80,6 +84,9 @@ FULL = {
     "add_check": ("alter table {t} add constraint c check (n > 0)", {LOCK}),
     "add_check_later": ("alter table {t} add constraint c check (n > 0) not valid", set()),
     "foreign_key": ("alter table {t} add foreign key (n) references {t} (id)", {LOCK}),
+    "add_enum_value": ("alter type mood add value 'new'", set()),
+}  # fmt: skip
+TABLES = {
     "move_schema": ("alter table {t} set schema other", {STOP, COPY, READERS}),
     "drop_table": ("drop table {t}", {STOP, READERS}),
     "truncated": ("truncate {t}", set()),
@@ -90,8 +97,7 @@ FULL = {
     "create_as": ("create table copy_of as select * from {t}", set()),
     "comments": ("comment on table {t} is 'x'", set()),
     "statistics": ("alter table {t} alter column n set statistics 500", set()),
-    "rename_key": ("alter table {t} rename column id to key", {READERS}),
-}  # fmt: skip
+}
 FURTHER = {
     "rename_enum_value": ("alter type size rename value 's' to 'small'", {COPY}),
     "owner": ("alter table {t} owner to team", set()),
@@ -122,15 +128,25 @@ def pipeline_of(names, **target):
     )
 
 
-@pytest.mark.parametrize(
-    "migrations",
-    [
-        pytest.param(QUICK, id="quick"),
-        pytest.param(FULL, id="full", marks=pytest.mark.nightly("more kinds of statements")),
-        pytest.param(FURTHER, id="further", marks=pytest.mark.nightly("rarer kinds of statements")),
-    ],
-)
-def test_each_claim_is_what_happens(migrations):
+SETS = {"columns": COLUMNS, "keys": KEYS, "tables": TABLES, "further": FURTHER}
+CASES = [
+    pytest.param(18, QUICK, id="quick"),
+    pytest.param(15, QUICK, id="quick-15", marks=pytest.mark.nightly("another major version")),
+    *(
+        pytest.param(
+            version,
+            kinds,
+            id=f"{name}-{version}",
+            marks=pytest.mark.nightly("more kinds of statements"),
+        )
+        for name, kinds in SETS.items()
+        for version in (18, 15)
+    ),
+]
+
+
+@pytest.mark.parametrize(("version", "migrations"), CASES)
+def test_each_claim_is_what_happens(version, migrations):
     schema = TYPES + "".join(TABLE.format(name=name) for name in migrations)
     schema += "".join(BESIDES.get(name, "") for name in migrations)
     migration = [
@@ -139,7 +155,9 @@ def test_each_claim_is_what_happens(migrations):
         for statement in statements(text.format(t=name), name)
     ]
     sizes = {f"public.{name}": TableSize(1_000_000, 1 << 30) for name in migrations}
-    report = rehearse(pipeline_of(migrations), Production(schema, "schema", None, sizes), migration)
+    report = rehearse(
+        pipeline_of(migrations), Production(schema, "schema", version, sizes), migration
+    )
     assert claims(report) == {f"{name}:1": kinds for name, (_, kinds) in migrations.items()}, (
         report.as_text([])
     )
@@ -206,3 +224,43 @@ def test_partitions(through_root):
         for name, (_, root, leaves) in PARTITIONS.items()
     }
     assert claims(report) == expected, report.as_text([])
+
+
+SECURE = """alter table t enable row level security;
+create policy first_row on t using (id = 1);
+alter table t alter column v type bigint;"""
+
+
+@pytest.mark.nightly("row-level security is one more kind")
+def test_policies_stop_copies_by_another_role(runner, any_database, lake, monkeypatch):
+    """A role from which rows are hidden gets all changes, and no copy and no comparison."""
+    role, schema = f"r_{any_database.name}", "create table t(id int primary key, v int);"
+    pipeline = new_pipeline(any_database, lake)
+    any_database.execute(
+        f"{schema} insert into t values (1, 1), (2, 2);"
+        f" create role {role} login replication password 'p'; grant select on t to {role}"
+    )
+    copied_pipeline(runner, pipeline)
+    by_role = any_database.server.uri(any_database.name, role, "p")
+    monkeypatch.setenv("AIRFLOW_CONN_TEST_SOURCE", by_role)
+    secure, policy, retype = (one.text for one in statements(SECURE, "m"))
+    any_database.execute(f"{secure}; {policy}; update t set v = 3")
+    assert pipeline.consume(runner).status == "succeeded"
+    with pytest.raises(RunFailed) as refused:
+        pipeline.sync(runner, ["public.t"])
+    assert "bypassrls" in str(refused.value.result.error)
+    any_database.execute(retype)
+    with pytest.raises(RunFailed) as refused:
+        pipeline.consume(runner)
+    assert "bypassrls" in str(refused.value.result.error)
+
+    version = any_database.server.version
+    report = rehearse(
+        pipeline_of(["t"]), Production(schema, "schema", version), statements(SECURE, "m")
+    )
+    ways = {(one.kind, step.place): one.way for step in report.steps for one in step.impacts}
+    assert "bypassrls" in ways["note", "m:1"]
+    assert "bypassrls" in ways["copy", "m:3"]
+    known = Production(schema, "schema", version, reads_hidden_rows=True)
+    report = rehearse(pipeline_of(["t"]), known, statements(SECURE, "m"))
+    assert not [one for step in report.steps for one in step.impacts if "bypassrls" in one.way]

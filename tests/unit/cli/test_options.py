@@ -32,6 +32,8 @@ REFUSED = {
     "two actions": ["decide", "f.yml", "retry", "discard"],
     "who lists rows": ["decide", "f.yml", "list", "--by=me"],
     "why rows are shown": ["decide", "f.yml", "show", "--reason=x"],
+    "fewer rows than none": ["rehearse", "f.yml", "--sample=-1"],
+    "no time for a statement": ["rehearse", "f.yml", "--statement-timeout=0"],
     "accepted rows without one": ["decide", "f.yml", "accept", "--reason=x"],
     "a decision without a reason": ["decide", "f.yml", "discard", "--ids=1"],
     "a release without a table": ["decide", "f.yml", "release", "--reason=x"],

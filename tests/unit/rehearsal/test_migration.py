@@ -29,6 +29,10 @@ DIVIDED = {
         [(1, "select '\\'"), (1, "select 2")],
     ),
     "a body of standard SQL": (f"{BODY}; select 3", [(1, BODY), (1, "select 3")]),
+    "a rule of several statements": (
+        "create rule r as on insert to t do also (select 1; select 2); select 3",
+        [(1, "create rule r as on insert to t do also (select 1; select 2)"), (1, "select 3")],
+    ),
     "a transaction": ("begin;\ncommit", [(1, "begin"), (2, "commit")]),
 }
 
@@ -43,7 +47,10 @@ def test_statements(name):
     ("text", "message"),
     [
         ("select 1;\n\\i other.sql\n", r"m\.sql:2: \\i other.sql is a command of psql"),
-        ("select 1;\n\nCOPY t FROM STDIN;\n1\n\\.\n", r"m\.sql:3: COPY FROM stdin"),
+        ("select 1;\n\nCOPY t FROM STDIN;\n1\n\\.\n", r"m\.sql:3: the rows of COPY FROM stdin"),
+        ("copy t from stdin (format csv)", r"m\.sql:1: the rows of COPY FROM stdin"),
+        ("copy (select 1) to stdout", r"m\.sql:1: the rows of COPY FROM stdin"),
+        ("select 1 \\gexec\nselect 2", r"m\.sql:1: \\gexec is a command of psql"),
         ("select 'a", r"m\.sql:1: a quote, comment or dollar quote that begins here has no end"),
         ("select '\n';\ndo $x$ begin\n end; $y$;\nselect 1;", r"m\.sql:3: a quote, comment or"),
         ("select 1;\n\n/* \n select", r"m\.sql:3: a quote, comment"),
@@ -51,7 +58,7 @@ def test_statements(name):
 )
 def test_what_only_psql_reads_is_refused(text, message):
     with pytest.raises(ConfigError, match=message):
-        list(statements(text, "m.sql"))
+        statements(text, "m.sql")
 
 
 @pytest.mark.parametrize(

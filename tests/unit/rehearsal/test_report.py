@@ -13,7 +13,7 @@ DROP = StepReport(
     ["alter table t\n  drop column a|b"],
     [
         Impact("note", "", "worth knowing"),
-        Impact("app-error", "public.t", "UPDATE fails: no `identity`", "give it one"),
+        Impact("app-error", "public.t", "UPDATE fails: no `identity` of <t>\x02", "give it one"),
         Impact("copy", "public.t", "all rows"),
     ],
     1.25,
@@ -69,7 +69,7 @@ def test_markdown_keeps_a_statement_in_its_cell():
     row = REPORT.as_markdown(FAILING).splitlines()[-1]
     assert row.count("|") - row.count("\\|") == 4
     assert "drop column a\\|b" in row
-    assert "no 'identity'" in row
+    assert "no 'identity' of &lt;t&gt;" in row
 
 
 def test_junit_has_a_case_for_each_step():
