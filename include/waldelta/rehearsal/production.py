@@ -31,7 +31,18 @@ _DUMPED_BY = re.compile(r"^-- Dumped from database version (\d+)", re.MULTILINE)
 # Commands by which pg_dump's output talks to psql alone.
 _OF_PSQL = re.compile(r"^\\(restrict|unrestrict|connect)\b.*$", re.MULTILINE)
 _NAME = r'(?:"(?:[^"]|"")+"|[\w$]+)'
-_ROLES = re.compile(rf"\b(?:to|from|for role)\s+({_NAME}(?:\s*,\s*{_NAME})*)", re.IGNORECASE)
+# Roles stand after these words of a statement that begins so; the first one that fits counts.
+_ROLES = tuple(
+    (
+        re.compile(rf"(?:{begin})\b", re.IGNORECASE),
+        re.compile(rf"\b(?:{words})\s+({_NAME}(?:\s*,\s*{_NAME})*)", re.IGNORECASE),
+    )
+    for begin, words in (
+        (r"grant|revoke|alter\s+default", r"to|from|for\s+role"),
+        (r"(?:create|alter)\s+policy", "to"),
+        (r"alter|create\s+schema", r"owner\s+to|authorization"),
+    )
+)
 _NO_ROLES = {"public", "session_user", "current_user", "current_role", "none"}
 # What the dump of a whole server has, and what would connect to another one.
 _SKIPPED = (("create", "database"), ("alter", "database"), ("create", "subscription"))
@@ -231,20 +242,26 @@ def _refused(statement: SqlCommand, words: Sequence[str], err: psycopg.Error) ->
 
 def make_roles(connection: Connection, statement: SqlCommand) -> None:
     """Make the roles that a statement names and that aren't there: no dump of a schema has them."""
-    text = statement.text.lower()
-    names_some = ("alter", "grant", "revoke") + (("create",) if "policy" in text else ())
-    if not text.startswith(names_some):
-        return
-    for listed in _ROLES.findall(statement.text):
-        for name in re.findall(_NAME, listed):
-            role = name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
-            if role in _NO_ROLES or role.startswith("pg_"):
-                continue
-            there = connection.execute("select from pg_roles where rolname = %s", [role]).fetchall()
-            if not there:
-                make = sql.SQL("create role {0} login; comment on role {0} is {1}")
-                mark = made_for(connection.info.dbname)
-                connection.execute(make.format(sql.Identifier(role), mark))
+    for role in named_roles(statement.text):
+        if not connection.execute("select from pg_roles where rolname = %s", [role]).fetchall():
+            make = sql.SQL("create role {0} login; comment on role {0} is {1}")
+            mark = made_for(connection.info.dbname)
+            connection.execute(make.format(sql.Identifier(role), mark))
+
+
+def named_roles(text: str) -> list[str]:
+    """Returns the roles that get, lose or own something by a statement.
+
+    >>> named_roles('alter table t owner to "the app"'), named_roles("alter table t rename to u")
+    (['the app'], [])
+    """
+    pattern = next((words for begin, words in _ROLES if begin.match(text)), None)
+    roles = [
+        name[1:-1].replace('""', '"') if name.startswith('"') else name.lower()
+        for listed in (() if pattern is None else pattern.findall(text))
+        for name in re.findall(_NAME, listed)
+    ]
+    return [role for role in roles if role not in _NO_ROLES and not role.startswith("pg_")]
 
 
 def load_rows(

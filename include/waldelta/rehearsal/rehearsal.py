@@ -122,8 +122,7 @@ class _Stage:
         published = self._published()
         self._take_role(published)
         # What is refused before the migration is no effect of it.
-        self.failing = {(one.table, op) for op, one in self._write(published)}
-        self.pipeline.pipeline.consume(runner)
+        self.failing = {(one.table, op) for op, one in self._write(published, kept=())}
         names = {str(table.id) for table in published}
         return [
             f"{name} has no rows, so changes of it aren't rehearsed: {why}"

@@ -98,6 +98,7 @@ class RehearsedPipeline:
         """Set up, and copy all tables; raises what setup and sync raise."""
         self.pipeline.setup()
         self.pipeline.sync(runner)
+        self.pipeline.consume(runner)
         self.columns = self._columns()
         self.warned = self._preflight()
         self.security = {oid: level for oid, _, level in self._security()}
