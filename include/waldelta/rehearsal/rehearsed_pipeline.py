@@ -12,6 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from waldelta.config import PipelineFile
 from waldelta.errors import (
+    ConfigError,
     ConsentNeeded,
     JavaMissing,
     NeedsSync,
@@ -95,10 +96,16 @@ class RehearsedPipeline:
         return plan if plan.problems else self.pipeline.setup()
 
     def begin(self, runner: Runner) -> None:
-        """Set up, and copy all tables; raises what setup and sync raise."""
+        """Set up, and copy all tables; raises what setup raises, or ConfigError where runs fail."""
         self.pipeline.setup()
-        self.pipeline.sync(runner)
-        self.pipeline.consume(runner)
+        try:
+            self.pipeline.sync(runner)
+            self.pipeline.consume(runner)
+        except RunFailed as failed:
+            error = failed.result.error or {}
+            raise ConfigError(
+                f"the pipeline fails without the migration: {error.get('message', failed)}"
+            ) from None
         self.columns = self._columns()
         self.warned = self._preflight()
         self.security = {oid: level for oid, _, level in self._security()}

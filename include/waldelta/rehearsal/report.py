@@ -49,6 +49,11 @@ class Impact:
     text: str
     way: str = ""
 
+    @property
+    def description(self) -> str:
+        """The text, after its table where it has one."""
+        return f"{self.table}: {self.text}" if self.table else self.text
+
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
@@ -117,9 +122,7 @@ class Report:
             for part, impacts in _by_part(step):
                 lines.append(f"  {part}")
                 for impact in impacts:
-                    lines.append(
-                        f"    {impact.kind}: {impact.table}{': ' * bool(impact.table)}{impact.text}"
-                    )
+                    lines.append(f"    {impact.kind}: {impact.description}")
                     if impact.way:
                         lines.append(f"      safe way: {impact.way}")
         return "\n".join([*lines, "", self.summary(fail_on)])
@@ -137,7 +140,7 @@ class Report:
         ]
         for step in self.steps:
             cell = "<br>".join(
-                f"**{impact.kind}** {_cell(impact.table)}: {_cell(impact.text)}"
+                f"**{impact.kind}**: {_cell(impact.description)}"
                 + (f"<br>*safe way:* {_cell(impact.way)}" if impact.way else "")
                 for _, impacts in _by_part(step)
                 for impact in impacts
@@ -169,7 +172,7 @@ class Report:
                 failure = ET.SubElement(
                     case, "failure", message=impacts[0].text, type=impacts[0].kind
                 )
-                failure.text = "\n".join(f"{one.kind}: {one.table}: {one.text}" for one in impacts)
+                failure.text = "\n".join(f"{one.kind}: {one.description}" for one in impacts)
         return _NOT_XML.sub("\ufffd", ET.tostring(suite, "unicode", xml_declaration=True))
 
 
