@@ -78,7 +78,7 @@ KEYS = {
     "rename_key": ("alter table {t} rename column id to key", {READERS}),
     "other_key": ("alter table {t} drop constraint {t}_pkey, add primary key (id, code)",
                   {LOCK, COPY}),
-    # Since PostgreSQL 18 it may not contain a generated column that isn't published.
+    # It may not contain a generated column that isn't published.
     "identity_full": ("alter table {t} replica identity full", {APP}),
     "add_unique": ("alter table {t} add unique (code)", {LOCK}),
     "add_check": ("alter table {t} add constraint c check (n > 0)", {LOCK}),
@@ -113,6 +113,10 @@ FURTHER = {
     "another_without_key": ("create publication listing for table {t} (code)", {APP}),
     "set_unlogged": ("alter table {t} set unlogged", {"error"}),
 }  # fmt: skip
+
+
+# What is found before PostgreSQL 18, where it is something else.
+BEFORE_18 = {"identity_full": set()}
 
 
 def pipeline_of(names, **target):
@@ -158,9 +162,10 @@ def test_each_claim_is_what_happens(version, migrations):
     report = rehearse(
         pipeline_of(migrations), Production(schema, "schema", version, sizes), migration
     )
-    assert claims(report) == {f"{name}:1": kinds for name, (_, kinds) in migrations.items()}, (
-        report.as_text([])
-    )
+    expected = {f"{name}:1": kinds for name, (_, kinds) in migrations.items()}
+    if version < 18:
+        expected |= {f"{name}:1": BEFORE_18[name] for name in migrations.keys() & BEFORE_18}
+    assert claims(report) == expected, report.as_text([])
 
 
 def claims(report):
