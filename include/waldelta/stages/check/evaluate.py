@@ -60,7 +60,12 @@ from waldelta.stages.check.great_expectations.own_expectations import (
     unevaluable,
     why_not_built,
 )
-from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows, examples_of
+from waldelta.stages.check.measure.failing_rows import (
+    MOST_EXAMPLES,
+    FailingRows,
+    examples_of,
+    leave_to_spark,
+)
 from waldelta.stages.check.measure.profile import Measured
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.suite.expectation import (
@@ -188,14 +193,10 @@ class SuiteEvaluation:
         table = self.rows.table
         if not planned or table is None or table.place.lake.on_spark:
             return {}
-        try:
-            dataset = written_since(table, met)
-            return {} if dataset is None else count_written(dataset, planned, where, key)
-        except (*READ_FAILURES, KeyError) as err:
-            log.info(
-                "table=%s can't be read in this process: %s", self.plan.table, class_and_text(err)
-            )
-            return {}
+        with leave_to_spark(f"counts the failing rows of {self.plan.table}"):
+            if (dataset := written_since(table, met)) is not None:
+                return count_written(dataset, planned, where, key)
+        return {}
 
     def _by_spark(
         self,
@@ -380,11 +381,8 @@ def judge_target(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableV
 def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict:
     table = None
     if not target.state.kept_as.keeps_rows:
-        try:
+        with leave_to_spark(f"reads {target.state.table_name}"):
             table = target.table.open(target.version)
-        except READ_FAILURES as err:
-            name = target.state.table_name
-            log.info("%s is read by Spark: %s", name, class_and_text(err))
     types = dict(target.frame(runner).dtypes) if table is None else table.spark_types
     plan = _bounded(run.suite_of(target, types), table)
     suite = suite_of(plan)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -25,9 +26,12 @@ import pyarrow.dataset as ds
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from waldelta.errors import class_and_text
 from waldelta.lake import MOST_DRIVER_BYTES, READ_FAILURES, TargetVersion, query
 from waldelta.metadata_columns import PREFIX
 from waldelta.spark_sql import quote
+
+log = logging.getLogger(__name__)
 
 # The most failing values or keys that a report shows.
 MOST_EXAMPLES = 5
@@ -110,6 +114,17 @@ def rows_of(text: str, **relations: Relation) -> list[dict[str, Any]]:
     return found
 
 
+@contextmanager
+def leave_to_spark(what: str) -> Iterator[None]:
+    """Log that this process can't read a target, and continue after the block, where Spark does
+    what it says.
+    """
+    try:
+        yield
+    except (*READ_FAILURES, KeyError) as err:
+        log.info("Spark %s: %s", what, class_and_text(err))
+
+
 def examples_of(rows: Iterable[Mapping[str, Any]], key: Sequence[str]) -> Iterator[str]:
     """Yields rows as JSON: ``key``, and ``values`` of the other columns; null, or a text.
 
@@ -125,8 +140,6 @@ def examples_of(rows: Iterable[Mapping[str, Any]], key: Sequence[str]) -> Iterat
         own = {name: shown.pop(name) for name in key if name in shown}
         yield json.dumps({"key": own, "values": shown})
 
-
-log = logging.getLogger(__name__)
 
 _BYTES_PER_KEY = 8
 # IntegerKey.is_unique() marks _MARKS neighbouring integers in one pass, each as one byte, and makes

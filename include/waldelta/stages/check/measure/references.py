@@ -8,15 +8,13 @@ count as a row without a parent.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.errors import class_and_text
-from waldelta.lake import READ_FAILURES, DeltaTarget, TargetVersion
+from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.ledger import SYNCED, BatchCut, ColumnState, TableState
 from waldelta.metadata_columns import LSN
 from waldelta.pipeline.drift import EVERYTHING
@@ -28,6 +26,7 @@ from waldelta.stages.check.measure.failing_rows import (
     FailingRows,
     Relation,
     has_few_keys,
+    leave_to_spark,
     name_of,
     rows_of,
     text_of,
@@ -347,19 +346,14 @@ def _side(known: KnownTargets, state: TableState, columns: Sequence[KeyColumn]) 
     return Side(name, known.targets[name], version, names, state.kept_as, tuple(state.key_columns))
 
 
-log = logging.getLogger(__name__)
-
-
 def count_rows_without_parent(runner: Runner, reference: Reference) -> FailingRows:
     """Returns the rows without a parent row.
 
     Where this process reads both targets' keys, all rows are judged, whatever has changed.
     """
-    try:
+    with leave_to_spark(f"judges foreign key {reference.name}"):
         if (versions := versions_to_compare(reference)) is not None:
             return rows_without_parent(reference, *versions)
-    except READ_FAILURES as err:
-        log.info("Spark judges foreign key %s: %s", reference.name, class_and_text(err))
     own = reference.referring.frame(runner)
     if reference.since is not None:
         own = own.where(F.col(LSN) >= reference.since)

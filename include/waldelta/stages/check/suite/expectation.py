@@ -4,7 +4,6 @@ of a run.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pyspark.sql import Column, DataFrame
 
 from waldelta.config.expectation_files import Severity
-from waldelta.errors import QualityFailed, WaldeltaError, class_and_text
-from waldelta.lake import READ_FAILURES, DeltaTarget, TargetVersion
+from waldelta.errors import QualityFailed, WaldeltaError
+from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.ledger import CAN_BE_JUDGED, TableState
 from waldelta.lake.ledger.check_records import is_let_in
 from waldelta.pipeline.lag import FreshnessLimit
@@ -30,6 +29,7 @@ from waldelta.stages.check.measure.failing_rows import (
     IntegerKey,
     duplicate_keys,
     has_few_keys,
+    leave_to_spark,
 )
 from waldelta.stages.check.measure.profile import (
     Before,
@@ -39,8 +39,6 @@ from waldelta.stages.check.measure.profile import (
 )
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.suite.sql_conditions import listed
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +105,11 @@ class TargetRows:
         if not {listed(name) for name, _ in columns} <= self.types.keys():
             return None
         table = self.table
-        try:
+        with leave_to_spark(f"measures the profile of {self.target.state.table_name}"):
             if table is not None and self.met is not None:
                 return profile_by_statistics(table, columns)
             if table is not None and not table.place.lake.on_spark:
                 return profile_by_values(table, columns)
-        except (*READ_FAILURES, KeyError) as err:
-            name = self.target.state.table_name
-            log.info("table=%s: Spark measures the profile: %s", name, class_and_text(err))
         return None if self.met is not None else profile_by_values(self.frame(), columns)
 
     def duplicate_keys(self, columns: Sequence[str], *, are_met: bool) -> FailingRows:
@@ -132,12 +127,9 @@ class TargetRows:
             key = key.written_since(since)
         if is_single and key is not None and key.is_unique():
             return FailingRows()
-        try:
+        with leave_to_spark(f"compares the keys of {self.target.state.table_name}"):
             if has_few_keys(table, columns):
                 return duplicate_keys(table, columns)
-        except READ_FAILURES as err:
-            name = self.target.state.table_name
-            log.info("table=%s: Spark compares the keys: %s", name, class_and_text(err))
         rows = self.frame() if key is None else key.rows_in_question(self.frame())
         return duplicate_keys(rows, columns)
 
