@@ -80,8 +80,14 @@ def keep_report(
     check's results for these tables are not recorded.
     """
     at = now()
-    later = _record(ledger, report, at, own, since)
-    _recount_unknown(ledger, report, later)
+    # How many rows lack values was counted when the check began, and may have changed.
+    counts = {
+        verdict.table: outcome.planned.kwargs["observed"]
+        for verdict in _record(ledger, report, at, own, since)
+        for outcome in verdict.outcomes
+        if outcome.planned.type == ALL_VALUES_KNOWN
+    }
+    record_unknown(ledger, report.run_id, counts)
     ledger.append_all([
         Profile(at, report.run_id, verdict.table, verdict.version, *verdict.measured)
         for verdict in report.tables
@@ -101,13 +107,16 @@ def keep_report(
 @again_when_late
 def _record(
     ledger: Ledger, report: QualityReport, at: datetime, own: OwnSuites, since: datetime | None
-) -> dict[str, int]:
-    """Record the results, and return the versions that other runs have checked since ``since``."""
+) -> list[TableVerdict]:
+    """Record the results, and return the verdicts without those on tables of which other runs have
+    checked a later version since ``since``.
+    """
     later: dict[str, int] = {}
     after: Newest | None = None
     if since is not None:
         tables = [verdict.table for verdict in report.tables]
         later, after = newest_versions(ledger, since, tables)
+    verdicts = [v for v in report.tables if v.version is None or v.version >= later.get(v.table, 0)]
     rows = [
         ExpectationResult(
             at,
@@ -125,31 +134,12 @@ def _record(
             digest,
             list(outcome.examples) or None,
         )
-        for verdict in _last_words(report, later)
+        for verdict in verdicts
         for digest in [own.digest_of(verdict.table)]
         for outcome in verdict.outcomes
     ]
     ledger.append_all(rows, after)
-    return later
-
-
-def _last_words(report: QualityReport, later: Mapping[str, int]) -> list[TableVerdict]:
-    return [v for v in report.tables if v.version is None or v.version >= later.get(v.table, 0)]
-
-
-def _recount_unknown(ledger: Ledger, report: QualityReport, later: Mapping[str, int]) -> None:
-    """Record how many rows lack values, as counted when the check began.
-
-    Tables checked at a later version are skipped: that check recorded its own, newer count.
-    """
-    told = {
-        verdict.table: outcome.planned.kwargs["observed"]
-        for verdict in _last_words(report, later)
-        for outcome in verdict.outcomes
-        if outcome.planned.type == ALL_VALUES_KNOWN
-    }
-    if told:
-        record_unknown(ledger, report.run_id, told)
+    return verdicts
 
 
 def _log(report: QualityReport) -> None:

@@ -66,7 +66,6 @@ from waldelta.stages.check.measure.failing_rows import (
     examples_of,
     leave_to_spark,
 )
-from waldelta.stages.check.measure.profile import Measured
 from waldelta.stages.check.measure.references import Reference
 from waldelta.stages.check.suite.expectation import (
     CheckedTarget,
@@ -396,9 +395,7 @@ def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict
     rows = replace(rows, met=met_before(run, target, plan, table))
     if rows.met is not None and plan.table not in run.outcome.paged:
         plan = _affordable(plan, rows.references)
-    rows = replace(rows, measured=_measure(rows, plan))
-    if rows.measured is None:
-        plan = _without_profile(plan)
+    rows, plan = _with_profile(rows, plan)
     judged = SuiteEvaluation(run, rows, plan)
     judged.evaluate()
     outcomes = tuple(judged.outcomes)
@@ -491,17 +488,14 @@ def _rows_of(reference: Reference) -> int | None:
     return None if None in counts else sum(count for count in counts if count is not None)
 
 
-def _measure(rows: TargetRows, plan: SuitePlan) -> Measured | None:
-    """Returns the profile, if the plan has an expectation about it, and it can be measured."""
-    for planned in plan.expectations:
-        if kind_of(planned.type).needs_profile:
-            return rows.measure(planned.kwargs["columns"])
-    return None
-
-
-def _without_profile(plan: SuitePlan) -> SuitePlan:
-    """Returns the plan without what is expected of a profile that wasn't measured."""
+def _with_profile(rows: TargetRows, plan: SuitePlan) -> tuple[TargetRows, SuitePlan]:
+    """Returns the rows with their profile; where it can't be measured, the plan without what is
+    expected of it.
+    """
     about = [p for p in plan.expectations if kind_of(p.type).needs_profile]
+    measured = rows.measure(about[0].kwargs["columns"]) if about else None
+    if measured is not None or not about:
+        return replace(rows, measured=measured), plan
     omitted = [_NOT_MEASURED] if any(kind_of(p.type).is_judged(p.kwargs) for p in about) else []
     kept = tuple(p for p in plan.expectations if p not in about)
-    return replace(plan, expectations=kept, omitted=(*plan.omitted, *omitted))
+    return rows, replace(plan, expectations=kept, omitted=(*plan.omitted, *omitted))

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -175,7 +174,12 @@ def _unevaluable(
             counts, failed = count_by_spark(frame, asked, lambda _, of: replace(of, columns=()))
             by_row, errors = by_row | counts.keys(), errors | failed
     others = {n: p for n, p in planned.items() if n not in by_row and n not in errors}
-    filters = {n: p.kwargs["row_condition"] for n, p in others.items() if _has_filter(p.kwargs)}
+    filters = {
+        n: condition
+        for n, p in others.items()
+        if isinstance(condition := p.kwargs.get("row_condition"), str)
+        and is_sql("row_condition", p.kwargs)
+    }
 
     def search(numbers: Sequence[int]) -> dict[int, object]:
         return {n: sample.where(filters[n]).limit(0).collect() for n in numbers}
@@ -185,10 +189,6 @@ def _unevaluable(
     if rows is not None:
         whys |= _whys_on_rows(table, {n: p for n, p in others.items() if n not in whys}, rows)
     yield from sorted(whys.items())
-
-
-def _has_filter(kwargs: Mapping[str, Any]) -> bool:
-    return isinstance(kwargs.get("row_condition"), str) and is_sql("row_condition", kwargs)
 
 
 def _whys_on_rows(table: str, planned: Numbered, rows: DataFrame) -> dict[int, str]:

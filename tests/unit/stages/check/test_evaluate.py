@@ -23,8 +23,7 @@ from waldelta.stages.check.constraints.constraints import CheckConstraint, Decla
 from waldelta.stages.check.evaluate import (
     SuiteEvaluation,
     _bounded,
-    _measure,
-    _without_profile,
+    _with_profile,
     written_since,
 )
 from waldelta.stages.check.measure.profile import Before
@@ -242,15 +241,14 @@ def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
     # A target that lacks a column isn't measured.
     types = {} if rows is None else place.open().spark_types
     given = TargetRows(target, NoSpark(), types, table=place.open(), met=0)
-    measured = _measure(given, plan)
-    assert (measured is None) is (rows is None)
+    measured, left = _with_profile(given, plan)
+    assert (measured.measured is None) is (rows is None)
     if rows is None:
-        left = _without_profile(plan)
         assert AsBefore.type not in [planned.type for planned in left.expectations]
         assert [reason.split(":")[0] for reason in left.omitted] == ["drift"]
         return
-    planned = next(p for p in plan.expectations if p.type == AsBefore.type)
-    (outcome,) = AsBefore().outcomes([planned], replace(given, measured=measured))
+    planned = next(p for p in left.expectations if p.type == AsBefore.type)
+    (outcome,) = AsBefore().outcomes([planned], measured)
     assert outcome.success is (rows == 2)
 
 
