@@ -230,7 +230,9 @@ def test_spark_reads_by_name_what_the_source_has(scene, metastore, tmp_path):
         compare("id, of", "items")
         scene.consume(pipeline, 'alter table "order" add note text; update "order" set note = id')
         compare("id, `Net %`, note", "order")
-        scene.consume(pipeline, "alter table items rename of to number")
+        scene.consume(
+            pipeline, "alter table items rename of to number; insert into items values (10)"
+        )
         compare("id, number", "items")
         scene.consume(pipeline, 'truncate items; insert into "order" values (7)')
         compare("id, number", "items")

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from moto import mock_aws
+from moto.core import set_initial_no_auth_action_count
 from pydantic import ValidationError
 
 from tests.support.catalogs.unity_server import TOKEN, UnityServer
@@ -400,3 +401,19 @@ def test_a_pipeline_without_a_catalog_loads_nothing(lake):
     result = RunResult("consume", "run")
     register_targets(job_of(whole_database(lake)), result)
     assert result.warnings == []
+
+
+def test_glue_that_refuses_the_key_delays_nothing(glue):
+    """moto authenticates each call, and knows no key."""
+    (text,) = set_initial_no_auth_action_count(0)(glue.run)()
+    assert "Glue refuses" in text
+    assert "secret" not in text
+    assert glue.run() == []
+
+
+def test_glue_that_is_away(lake, monkeypatch):
+    scene = Scene(lake, {"type": "glue", "conn_id": "catalog"}, monkeypatch)
+    url = "aws://key:secret@/?region_name=eu-central-1&endpoint_url=http%3A%2F%2F127.0.0.1%3A1"
+    monkeypatch.setenv(CONNECTION, url)
+    (text,) = scene.run()
+    assert "Glue can't be reached" in text
