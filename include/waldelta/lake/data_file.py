@@ -195,7 +195,7 @@ def shared_order(bounds: pa.DataType, values: pa.DataType) -> Order | None:
     return first.shared(second)
 
 
-_COMPRESSION, _LEVEL = "zstd", 1
+CODEC, _LEVEL = "zstd", 1
 # A dictionary pays when, of this many rows at the beginning, at most half of a column's values are
 # distinct.
 _SAMPLED_ROWS = 10_000
@@ -224,7 +224,7 @@ class DataFile(AbstractContextManager["DataFile"]):
         bounded: Sequence[str] | None = None,
     ) -> None:
         self._files, self._schema, self._options = files, schema, options
-        compression = options["compression"] if options is not None else _COMPRESSION
+        compression = options["compression"] if options is not None else CODEC
         self._path = f"{prefix}{uuid.uuid4()}.{compression}.parquet"
         self._statistics = FileStatistics(bounded_columns(schema) if bounded is None else bounded)
         self._writer: pq.ParquetWriter | None = None
@@ -255,7 +255,7 @@ class DataFile(AbstractContextManager["DataFile"]):
         if folder:
             self._files.create_dir(folder)
         options = self._options or {
-            "compression": _COMPRESSION,
+            "compression": CODEC,
             "compression_level": _LEVEL,
             "use_dictionary": recurring_columns(first.slice(0, _SAMPLED_ROWS)) or False,
             # Arrow leaves NaN out of a column's bounds. Spark, for which NaN is the greatest value,

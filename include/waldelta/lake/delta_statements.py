@@ -52,6 +52,7 @@ SMALLEST_FILE, LARGEST_FILE = (
     "spark.databricks.delta.optimize.minFileSize",
     "spark.databricks.delta.optimize.maxFileSize",
 )
+PARQUET_CODEC = "spark.sql.parquet.compression.codec"
 # OPTIMIZE of a clustered table sorts smaller cubes, in bytes, again together with new files. A cube
 # is what one OPTIMIZE has sorted.
 SMALLEST_CUBE = "spark.databricks.delta.optimize.clustering.mergeStrategy.minCubeSize.threshold"

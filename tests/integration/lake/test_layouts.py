@@ -17,6 +17,7 @@ from waldelta.changes.merge import divide
 from waldelta.changes.merge.target_table import replace_target
 from waldelta.errors import PreflightFailed
 from waldelta.lake import DeltaTarget, Lake, Tag
+from waldelta.lake.data_file import CODEC
 from waldelta.lake.layout import HeldFile
 from waldelta.spark import OnSpark
 from waldelta.stages.maintain import maintain
@@ -187,6 +188,7 @@ def test_maintenance_sorts_rows_once_enough_are_new(runner, table, lake, key):
         done = [one for one in DeltaTable(uri).history() if one["version"] > before]
         sizes = {one["path"]: one["size_bytes"] for one in files()}
         new = sum(size for path, size in sizes.items() if path not in former)
+        assert {path.split(".")[-2] for path in sizes} == {CODEC}
         orders = [order for order in map(maintain._order_of, done) if order]
         return orders, new / sum(sizes.values())
 

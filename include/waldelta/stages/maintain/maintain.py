@@ -32,8 +32,10 @@ from waldelta.lake import (
     remove_folder,
     replace_by_rows,
 )
+from waldelta.lake.data_file import CODEC
 from waldelta.lake.delta_statements import (
     LARGEST_FILE,
+    PARQUET_CODEC,
     SMALLEST_CUBE,
     SMALLEST_FILE,
     optimize,
@@ -221,10 +223,13 @@ def _compact(runner: Runner, table: TargetVersion, layout: LayoutOptions) -> Non
     is_sorted = bool(columns) and _total(table.files) >= 2 * size
     sorts = is_sorted and _lacks_order(table, columns)
     if sorts or (_has_work(table, size) and (is_sorted or not _compact_small(table))):
-        sizes = {SMALLEST_FILE: str(_small(size)), LARGEST_FILE: str(size)}
+        # Spark's default codec would double what runs have written.
+        files = {
+            SMALLEST_FILE: str(_small(size)), LARGEST_FILE: str(size), PARQUET_CODEC: CODEC,
+        }  # fmt: skip
         # Otherwise Delta sorts up to 100 GB of a clustered table again with each new file.
         cubes = {} if sorts else {SMALLEST_CUBE: "0"}
-        with session_settings(runner.spark(), sizes | cubes):
+        with session_settings(runner.spark(), files | cubes):
             z_order = columns if sorts and not table.is_clustered else ()
             optimize(runner.spark(), table.place, z_order, full=sorts and table.is_clustered)
     fault_point("maintain.compacted")
