@@ -3,8 +3,10 @@
 import os
 import random
 import shutil
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import psycopg
 import pyarrow as pa
@@ -14,8 +16,10 @@ from deltalake import DeltaTable
 from tests.oracles.random_workload import Workload
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed
+from waldelta.config import PipelineFile
 from waldelta.lake import local_path
 from waldelta.lake.ledger import Decisions
+from waldelta.pipeline import Job
 from waldelta.pipeline.job import load_job
 from waldelta.spark import InProcess, OnSpark
 from waldelta.stages.apply.apply import apply
@@ -25,11 +29,15 @@ from waldelta.stages.sync.sync import sync
 # A table of each shape and target mode. Those of the workload have a key of two columns.
 WORKLOAD = {"w1": {}, "w2": {"where": "part < 3 or part is null"}}
 MODES = {"h": "history", "s": "soft_delete", "c": "changelog"}
+# Tables without a key, by themselves or in the merged partitions.
+KEYLESS = ("keyless", "m_keyless")
+MERGED = ("m_key", "m_keyless")
 OTHERS = {
     "keyless": {},
     "one_key": {},
     "gated": {},
     **{name: {"mode": mode} for name, mode in MODES.items()},
+    **{name: {"partition_root": True} for name in MERGED},
 }
 DDL = """
 create table keyless(id int, part int, a int, b text);
@@ -40,6 +48,13 @@ create table h(id int primary key, part int, a int, b text);
 create table s(id int primary key, part int, a int, b text);
 create table c(id int primary key, part int, a int, b text);
 alter table h replica identity full; alter table c replica identity full;
+create table m_key(id int primary key, part int, a int, b text) partition by range (id);
+create table m_key_1 partition of m_key for values from (0) to (20);
+create table m_key_2 partition of m_key default;
+create table m_keyless(id int, part int, a int, b text) partition by range (id);
+create table m_keyless_1 partition of m_keyless for values from (0) to (20);
+create table m_keyless_2 partition of m_keyless default;
+alter table m_keyless_1 replica identity full; alter table m_keyless_2 replica identity full;
 """
 GATES = """
 expectations:
@@ -58,32 +73,78 @@ def change(database, rng: random.Random) -> None:
     with database.connect() as connection:
         for name in OTHERS:
             key, other = rng.randrange(40), rng.randrange(1000)
-            taken = "" if name == "keyless" else " on conflict do nothing"
+            taken = "" if name in KEYLESS else " on conflict do nothing"
             connection.execute(
                 f"insert into {name} select i, i % 5, {other}, 'ä' || i"
                 f" from generate_series({key}, {key + 5}) i{taken}"
             )
             connection.execute(f"update {name} set a = {other}, b = null where id % 7 = {key % 7}")
             connection.execute(f"delete from {name} where id = {rng.randrange(45)}")
+        for name in MERGED:
+            connection.execute(
+                f"update {name} set id = (select max(id) + 1 from {name}) where id = %s",
+                [rng.randrange(20)],
+            )
+            if rng.random() < 0.1:
+                connection.execute(f"truncate {name}_1")
 
 
-def rows_of(job, name: str) -> tuple[pa.Schema, list[dict]]:
+def rows_of(job: Job, name: str) -> tuple[pa.Schema, list[dict]]:
     """All columns of a target and its rows, in one order."""
     rows = DeltaTable(job.lake.target(f"public.{name}").uri).to_pyarrow_table()
     return rows.schema, sorted(rows.to_pylist(maps_as_pydicts="strict"), key=repr)
 
 
-def set_aside(job) -> list[tuple]:
+def set_aside(job: Job) -> list[tuple]:
     """What a gate has quarantined, in one order."""
     rows = Decisions(job.lake).rows("public.gated", 1)
     return sorted((row.status, row.key, row.sent, row.reason, row.outdated) for row in rows)
 
 
-@pytest.mark.nightly("each shape and mode on both runners, which the unit tests have apart")
-def test_targets_are_equal_on_both_runners(runner, spark_jvm, database, lake, tmp_path):
-    """What landed once is applied to two copies of the lake: first to new targets, then again."""
+@dataclass
+class Shapes:
+    """A pipeline of all shapes and modes, and what writes to its tables."""
+
+    database: object
+    folder: Path
+    seed: int
+    workload: Workload
+    rng: random.Random
+    file: PipelineFile
+    job: Job
+    copies: int = 0
+
+    def write(self, transactions: int) -> None:
+        """Write random transactions to all tables."""
+        for _ in range(transactions):
+            self.workload.transaction()
+            change(self.database, self.rng)
+
+    def copy(self) -> Job:
+        """The job with ``runner: spark`` on a copy of the lake as it is now."""
+        self.copies += 1
+        copy = self.folder / f"copy{self.copies}"
+        shutil.copytree(local_path(self.file.target.root), copy)
+        target = self.file.target.model_copy(update={"root": copy.as_uri()})
+        file = self.file.model_copy(update={"target": target, "runner": "spark"})
+        job = replace(load_job(file, self.job.run_id), source=self.job.source)
+        assert job.lake.on_spark
+        return job
+
+    def check_equal(self, other: Job, when: object) -> None:
+        """Both lakes have the same rows, and the same rows in quarantine."""
+        what = f"WALDELTA_SEED={self.seed}", when
+        assert (what, set_aside(self.job)) == (what, set_aside(other))
+        assert set_aside(self.job)
+        for name in WORKLOAD | OTHERS:
+            assert (what, name, *rows_of(self.job, name)) == (what, name, *rows_of(other, name))
+            assert name in WORKLOAD or rows_of(self.job, name)[1], (what, name)
+
+
+@pytest.fixture
+def shapes(runner, database, lake, tmp_path) -> Iterator[Shapes]:
+    """All shapes and modes, copied with a few rows."""
     seed = chosen_seed()
-    rng, folder = random.Random(seed), local_path(lake)
     database.execute(DDL)
     with database.connect(autocommit=True) as connection:
         workload = Workload(connection, seed, [*WORKLOAD])
@@ -95,31 +156,23 @@ def test_targets_are_equal_on_both_runners(runner, spark_jvm, database, lake, tm
         quality = {"enabled": False, "suites": str(suites)}
         file = pipeline_file(lake, f"s_{database.name}", [*tables], target=target, quality=quality)
         job = bare_slot(database, file)
-        for _ in range(5):
-            workload.transaction()
-            change(database, rng)
+        assert not job.lake.on_spark
+        made = Shapes(database, tmp_path, seed, workload, random.Random(seed), file, job)
+        made.write(5)
         sync(runner, job)
-        for run in range(int(os.environ.get("WALDELTA_ROUNDS") or RUNS)):
-            for _ in range(10):
-                workload.transaction()
-                change(database, rng)
-            drain(runner, job)
-            here, there = InProcess(spark_jvm), OnSpark(spark_jvm())
-            copy = tmp_path / f"copy{run}"
-            shutil.copytree(folder, copy)
-            root = file.target.model_copy(update={"root": copy.as_uri()})
-            moved = file.model_copy(update={"target": root, "runner": "spark"})
-            other = replace(load_job(moved, job.run_id), source=job.source)
-            assert other.lake.on_spark
-            assert not job.lake.on_spark
-            assert apply(there, other).failures == {}
-            assert apply(here, job).failures == {}
-            assert (seed, run, set_aside(job)) == (seed, run, set_aside(other))
-            assert set_aside(job)
-            for name in WORKLOAD | OTHERS:
-                seen = (f"WALDELTA_SEED={seed}", run, name)
-                assert (seen, *rows_of(job, name)) == (seen, *rows_of(other, name))
-                assert name in WORKLOAD or rows_of(job, name)[1], seen
+        yield made
+
+
+@pytest.mark.nightly("each shape and mode on both runners, which the unit tests have apart")
+def test_targets_are_equal_on_both_runners(runner, spark_jvm, shapes):
+    """What landed once is applied to two copies of the lake: first to new targets, then again."""
+    for run in range(int(os.environ.get("WALDELTA_ROUNDS") or RUNS)):
+        shapes.write(10)
+        drain(runner, shapes.job)
+        here, there, other = InProcess(spark_jvm), OnSpark(spark_jvm()), shapes.copy()
+        assert apply(there, other).failures == {}
+        assert apply(here, shapes.job).failures == {}
+        shapes.check_equal(other, run)
 
 
 # What follows without a copy, and what needs one.
