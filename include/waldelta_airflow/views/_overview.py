@@ -82,16 +82,12 @@ class Find:
     @property
     def kept(self) -> dict[str, str]:
         """Returns what stays in the address of another page of the list."""
-        values = {"q": self.name, "state": self.state or ""}
-        return {name: value for name, value in values.items() if value}
+        return self.but(self.state)
 
     def but(self, state: State | None) -> dict[str, str]:
         """Returns what stays in the address of the same search in another state."""
-        return {**({"q": self.kept["q"]} if "q" in self.kept else {}), **_given(state)}
-
-
-def _given(state: State | None) -> dict[str, str]:
-    return {} if state is None else {"state": state}
+        values = {"q": self.name, "state": state or ""}
+        return {name: value for name, value in values.items() if value}
 
 
 @dataclass(frozen=True)

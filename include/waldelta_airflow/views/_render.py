@@ -30,42 +30,20 @@ _REPORT = re.compile(r"\s+report: \S.*")
 _SENTENCE = re.compile(r"\s*\n\s*|(?<=[.;]) ")
 _SHORT = 160
 
-MARKS = {
-    "passed": "✓",
-    "succeeded": "✓",
-    "synced": "✓",
-    "ok": "✓",
-    "warning": "!",
-    "failed": "✕",
-    "behind": "✕",
-    "unknown": "?",
-    "running": "…",
-    "retrying": "…",
-    "copying": "…",
-    "needs_sync": "!",
-    "removed": "–",
-    "paused": "–",
-    "equal": "✓",
-    "repaired": "✓",
-    "different": "✕",
-    "not compared": "?",
-    "success": "✓",
-    "queued": "…",
-}
-# The stylesheet's classes, by state.
+# The signs of the stylesheet's classes, and the states that are of a class by another name.
+_NAMES = ("passed", "warning", "failed", "unknown", "running", "paused")
+MARKS = dict(zip(_NAMES, "✓!✕?…–", strict=True))
 _CLASSES = {
-    "succeeded": "passed",
-    "synced": "passed",
-    "ok": "passed",
-    "behind": "failed",
-    "needs_sync": "warning",
-    "equal": "passed",
-    "repaired": "passed",
-    "different": "failed",
-    "not compared": "unknown",
-    "success": "passed",
-    "queued": "running",
-    "retrying": "running",
+    state: name
+    for name, states in {
+        "passed": ("succeeded", "success", "synced", "ok", "equal", "repaired"),
+        "warning": ("needs_sync",),
+        "failed": ("behind", "different"),
+        "unknown": ("not compared",),
+        "running": ("retrying", "queued", "copying"),
+        "paused": ("removed",),
+    }.items()
+    for state in states
 }
 _RUN_KINDS = {
     "consume": "CDC",
@@ -201,8 +179,9 @@ def slot_state(wal_status: str | None) -> Markup:
 
 def mark(state: str, word: str | None = None) -> Markup:
     """Returns a verdict or state as a coloured sign and a word."""
+    name = state_class(state)
     return Markup('<span class="mark {}"><span aria-hidden="true">{}</span> {}</span>').format(
-        state_class(state), MARKS.get(state, "·"), word or state.replace("_", " ")
+        name, MARKS.get(name, "·"), word or state.replace("_", " ")
     )
 
 
