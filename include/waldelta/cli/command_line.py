@@ -356,8 +356,9 @@ def _run(runner: Any, job: Job, options: argparse.Namespace) -> RunResult:
         case "resync":
             from waldelta.jobs.sync import run_resync
 
-            server = options.accept_server
-            result = run_resync(runner, job, tables, options.reason, stages, accept_server=server)
+            result = run_resync(
+                runner, job, tables, options.reason, stages, accept_server=options.accept_server
+            )
         case "consume":
             from waldelta.jobs.consume import consume
 

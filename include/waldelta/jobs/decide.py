@@ -166,8 +166,7 @@ def _rows_to_read(
     again = Again(f"{request.action} by {request.by}{why}", request.by)
     quarantine, tables = Decisions(job.lake), request.tables
     if request.action == "retry":
-        generations = {name: state.generation for name, state in states.items()}
-        lacking = quarantine.open_counts(generations)
+        lacking = quarantine.open_counts({name: state.generation for name, state in states.items()})
         return dict.fromkeys(lacking if tables is None else lacking.keys() & set(tables), again)
     again = replace(again, why=request.reason)
     if not request.ids:

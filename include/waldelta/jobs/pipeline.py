@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from waldelta.config import PipelineFile, load_pipeline_file, split_table_name
 from waldelta.decision_options import DecisionRequest
@@ -219,7 +219,7 @@ class Pipeline:
         elif isinstance(spark, InProcess | OnSpark):
             yield spark, job
         else:
-            yield OnSpark(cast("SparkSession", spark)), job
+            yield OnSpark(spark), job
 
     def status(self) -> dict[str, Any]:
         """Returns slot, lag, targets and last run, without Spark."""
@@ -235,8 +235,7 @@ class Pipeline:
         from waldelta.stages.check.gate.quarantined_rows import list_quarantined
 
         job = self.job()
-        rows = list_quarantined(job, tables)
-        return rows + read_waiting(self.file, job.ledger).as_listed(tables)
+        return list_quarantined(job, tables) + read_waiting(self.file, job.ledger).as_listed(tables)
 
     def decide(
         self,

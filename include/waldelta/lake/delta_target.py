@@ -99,11 +99,6 @@ class DeltaTarget:
     uri: str
 
     @property
-    def dbt_properties(self) -> dict[str, str]:
-        """The properties by which dbt-duckdb finds the table; other adapters have a catalog."""
-        return {"plugin": "delta", "delta_table_path": self.uri}
-
-    @property
     def exists(self) -> bool:
         """Whether there is a Delta table; one that this process has opened counts."""
         log = self.known_log
@@ -237,8 +232,9 @@ class DeltaTarget:
 
     def create_with(self, rows: pa.Table) -> None:
         """Create the table with its first rows, durably; raises TableError when there is one."""
-        storage = self.lake.storage_options
-        write_deltalake(self.uri, rows, mode="error", storage_options=storage, **_ONE_COMMIT)
+        write_deltalake(
+            self.uri, rows, mode="error", storage_options=self.lake.storage_options, **_ONE_COMMIT
+        )
         self.sync_commit(0)
 
     def create(self, columns: pa.Schema, **options: Any) -> TargetVersion:
@@ -504,8 +500,9 @@ class TargetVersion:
         }
         missing = needed.keys() - {*(listed or ())}
         if lacking := [needed[name][0] for name in sorted(missing) if needed[name][1]]:
-            alter = self._stored.alter
-            alter.add_feature(lacking, allow_protocol_versions_increase=True, **_ONE_COMMIT)
+            self._stored.alter.add_feature(
+                lacking, allow_protocol_versions_increase=True, **_ONE_COMMIT
+            )
             self.update()
             self.keep(self.version)
 
@@ -519,8 +516,9 @@ class TargetVersion:
             commit_files(self.table, self.place.uri, FileChange([], [], definition=action), None)
             self.keep(self.version + 1)
         else:
-            alter = self._stored.alter
-            alter.set_table_properties({**properties}, raise_if_not_exists=False, **_ONE_COMMIT)
+            self._stored.alter.set_table_properties(
+                {**properties}, raise_if_not_exists=False, **_ONE_COMMIT
+            )
             self.update()
             self.keep(self.version)
 

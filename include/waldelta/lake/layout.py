@@ -113,8 +113,7 @@ class HeldFile:
         values = pc.scalar(True)
         for name, text in self.partition.items():
             value = pa.scalar(text).cast(schema.field(name).type)
-            is_value = pc.field(name).is_null() if text is None else pc.field(name) == value
-            values &= is_value
+            values &= pc.field(name).is_null() if text is None else pc.field(name) == value
         fragment = layout.make_fragment(path, files, partition_expression=values)
         return ds.FileSystemDataset([fragment], schema, layout, files)
 
@@ -140,8 +139,7 @@ def held_files(files: pa.Table) -> list[HeldFile]:
         if names
         else [{}] * len(files)
     )
-    rows = files["num_records"].fill_null(ROWS_PER_FILE)
-    columns = (files["path"], files["size_bytes"], rows)
+    columns = (files["path"], files["size_bytes"], files["num_records"].fill_null(ROWS_PER_FILE))
     values = zip(*(column.to_pylist() for column in columns), partitions, strict=True)
     return [HeldFile(*of_file) for of_file in values]
 
@@ -243,8 +241,7 @@ class Layout:
             return
         codes = np.zeros(len(rows), np.int64)
         for name in self.partition_by:
-            column = pa.chunked_array(rows[name]).combine_chunks()
-            encoded: Any = column.dictionary_encode("encode")
+            encoded: Any = pa.chunked_array(rows[name]).combine_chunks().dictionary_encode("encode")
             codes = codes * max(1, len(encoded.dictionary)) + np.asarray(encoded.indices)
             codes = np.unique(codes, return_inverse=True)[1]
         order = np.argsort(codes, kind="stable")

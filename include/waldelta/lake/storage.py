@@ -101,8 +101,7 @@ def sync_commit(uri: str, version: int) -> None:
     folder = local_path(uri)
     if folder is None:
         return
-    entry = _entry(folder, version).stat()
-    forced = (version, *_identity(entry))
+    forced = (version, *_identity(_entry(folder, version).stat()))
     if _synced.get(uri) == forced:
         return
     # Earlier commits that weren't forced are included: an external writer's, a killed run's, and

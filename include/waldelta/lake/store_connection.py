@@ -48,8 +48,7 @@ def read_store_options(
         return REQUEST_LIMITS | {k: v for k, v in environment.items() if is_store_variable(k)}
     if name is None:
         raise ConfigError(f"target.conn_id: no type of connection is known for {scheme}://")
-    types = STORES[name].connections
-    connection = read_connection(conn_id, types, f"{scheme}://", environment)
+    connection = read_connection(conn_id, STORES[name].connections, f"{scheme}://", environment)
     options = _READERS[connection.conn_type](connection)
     return REQUEST_LIMITS | {key: str(value) for key, value in options.items() if value}
 

@@ -81,8 +81,7 @@ class ReportedCommits:
 
     @cached_property
     def _first(self) -> datetime | None:
-        runs = self._ledger.table(Run).scan(["at"])
-        return min(runs["at"].to_pylist(), default=None)
+        return min(self._ledger.table(Run).scan(["at"])["at"].to_pylist(), default=None)
 
 
 def _versions(run: Run) -> _Versions:

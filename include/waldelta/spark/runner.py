@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -80,74 +80,12 @@ def _has_server() -> bool:
     return "SPARK_REMOTE" in os.environ
 
 
-class Runner(Protocol):
-    """Runs numbered tasks that return Arrow rows, and gives what only Spark does a session."""
-
-    @property
-    def is_started(self) -> bool:
-        """Whether there is a session, or one is being started: work that follows is Spark's."""
-
-    @property
-    def uses(self) -> int | None:
-        """How often the session was asked for; None where a session does all work."""
-
-    @property
-    def why(self) -> str:
-        """Why Spark works, or "" while it doesn't."""
-
-    def run(
-        self, count: int, schema: pa.Schema, task: Task, *, stops: bool = False
-    ) -> list[Answer]:
-        """Run ``task`` with each number from 0 to ``count`` - 1; returns rows of ``schema``.
-
-        A task may run again when its worker died or its stage is repeated. It doesn't after raising
-        one of our errors, which this raises once all tasks have ended. With ``stops`` such an error
-        ends the other tasks at once, because their work is useless without it.
-        """
-
-    def spark(self, why: str = ONLY_SPARK) -> SparkSession:
-        """Returns the session, which the first call may have to start; the run prints ``why``.
-
-        Raises SparkUnreachable, JavaMissing or ConfigError when there can't be one.
-        """
-
-    def start(self, why: str) -> None:
-        """Start a session in the background, since later steps will use it."""
-
-    def prepared(self) -> AbstractContextManager[None]:
-        """Give the session the settings that values depend on, for the block.
-
-        It may be the caller's own, with other settings, which it has again when its last job has
-        ended. Raises ConfigError for a setting that it refuses.
-        """
-
-    def sibling(self, number: int, *, reads: bool = False) -> AbstractContextManager[Runner]:
-        """Open a runner with one more session, which has temporary views of its own.
-
-        ``number`` distinguishes several (sibling_session()). Opening it interrupts what a killed
-        run left there; with ``reads`` nothing was left that writes, and the first use opens it.
-        """
-
-    @property
-    def has_siblings(self) -> bool:
-        """Whether sibling() can open a session.
-
-        A Connect session made by hand doesn't know its address.
-        """
-
-    @property
-    def is_connect(self) -> bool:
-        """Whether there is a session of a Spark Connect server, which continues without us."""
-
-    def interrupt(self) -> None:
-        """Interrupt what runs in the session; other sessions of its server or JVM continue.
-
-        What siblings run is interrupted, too, where they were opened before there was a session.
-        """
-
-
 class OnSpark:
-    """Runs everything on a session: the caller's own, or with ``runner: spark``."""
+    """Runs everything on a session: the caller's own, or with ``runner: spark``.
+
+    ``is_started`` as in InProcess; ``uses``, how often the session was asked for, isn't counted.
+    ``why`` says why Spark works.
+    """
 
     is_started = True
     uses = None
@@ -161,13 +99,18 @@ class OnSpark:
         return self._session
 
     def spark(self, why: str = ONLY_SPARK) -> SparkSession:  # noqa: ARG002
-        """Returns the session."""
+        """Returns the session; its first use may open it, and raises what that raises."""
         return self.session
 
     def run(
         self, count: int, schema: pa.Schema, task: Task, *, stops: bool = False
     ) -> list[Answer]:
-        """Run tasks wherever Spark has cores."""
+        """Run ``task`` with each number from 0 to ``count`` - 1; returns rows of ``schema``.
+
+        A task may run again when its worker died or its stage is repeated. It doesn't after raising
+        one of our errors, which this raises once all tasks have ended. With ``stops`` such an error
+        ends the other tasks at once, because their work is useless without it.
+        """
         if not count:
             return []
         numbered = _numbered(task, schema, stops=stops)
@@ -179,12 +122,20 @@ class OnSpark:
         """Do nothing: the session is there."""
 
     def prepared(self) -> AbstractContextManager[None]:
-        """Give the session our settings."""
+        """Give the session the settings that values depend on, for the block.
+
+        It may be the caller's own, with other settings, which it has again when its last job has
+        ended. Raises ConfigError for a setting that it refuses.
+        """
         return shared_settings(self.session, SESSION_SETTINGS)
 
     @contextmanager
     def sibling(self, number: int, *, reads: bool = False) -> Iterator[OnSpark]:
-        """Open a sibling of the session."""
+        """Open a runner with one more session, which has temporary views of its own.
+
+        ``number`` distinguishes several (sibling_session()). Opening it interrupts what a killed
+        run left there; with ``reads`` nothing was left that writes, and the first use opens it.
+        """
         with ExitStack() as opened:
             sibling = _Sibling(
                 lambda: opened.enter_context(sibling_session(self.session, number)), self.why
@@ -195,16 +146,19 @@ class OnSpark:
 
     @property
     def has_siblings(self) -> bool:
-        """Whether the session's address is known."""
+        """Whether sibling() can open a session.
+
+        A Connect session made by hand doesn't know its address.
+        """
         return not self.is_connect or _has_server()
 
     @property
     def is_connect(self) -> bool:
-        """Whether the session is one of a Spark Connect server."""
+        """Whether the session is one of a Spark Connect server, which continues without us."""
         return is_connect(self.session)
 
     def interrupt(self) -> None:
-        """Interrupt what runs in the session."""
+        """Interrupt what runs in the session; other sessions of its server or JVM continue."""
         with suppress(Exception):  # The session has ended since.
             self.session.interruptAll()
 
@@ -233,6 +187,9 @@ class _Sibling(OnSpark):
 class InProcess:
     """Runs few tasks in this process, and starts a session when there are more, or at its first
     use.
+
+    ``uses`` is how often the session was asked for, ``why`` why Spark works, or "" while it
+    doesn't.
     """
 
     has_siblings = True
@@ -247,11 +204,14 @@ class InProcess:
 
     @property
     def is_started(self) -> bool:
-        """Whether the session exists, or is being started."""
+        """Whether the session exists, or is being started: work that follows is Spark's."""
         return self._on_spark is not None or self._start is not None
 
     def spark(self, why: str = ONLY_SPARK) -> SparkSession:
-        """Returns the session, which the first call starts."""
+        """Returns the session, which the first call starts; the run prints ``why``.
+
+        Raises SparkUnreachable, JavaMissing or ConfigError when there can't be one.
+        """
         return self._used(why).session
 
     def _used(self, why: str) -> OnSpark:
@@ -323,7 +283,10 @@ class InProcess:
         return self._on_spark is not None and self._on_spark.is_connect
 
     def interrupt(self) -> None:
-        """Interrupt what runs in the session, where there is one, and in those of siblings."""
+        """Interrupt what runs in the session, where there is one, and in those of siblings.
+
+        These may have been opened before there was a session.
+        """
         if self._on_spark is not None:
             self._on_spark.interrupt()
         for sibling in self._siblings:
@@ -338,6 +301,10 @@ class InProcess:
     def _wait(self) -> None:
         if self._start is not None:
             self._start.join()
+
+
+# Runs numbered tasks that return Arrow rows, and gives what only Spark does a session.
+Runner: TypeAlias = InProcess | OnSpark
 
 
 @contextmanager

@@ -161,8 +161,7 @@ def operations_by_arrow(events: pa.Table, routing: Routing) -> pa.Table | None:
     is_change = (op != INSERT) & (op != DELETE)
     becomes = np.where(is_change & new & enters, INSERT, np.where(is_change & ~new, DELETE, op))
     concerns = np.select([op == INSERT, op == DELETE], [new, was_in], new | may_leave)
-    kinds = pa.array(becomes, pa.int32(), mask=~concerns)
-    return pa.table({"ord": events["ord"], "op": kinds})
+    return pa.table({"ord": events["ord"], "op": pa.array(becomes, pa.int32(), mask=~concerns)})
 
 
 def judge_files(runner: Runner, paths: Sequence[str], routing: Routing, folder: str) -> None:

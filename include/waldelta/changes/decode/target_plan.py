@@ -273,8 +273,7 @@ def _evolution(
         if is_empty:
             evolution = plan_empty(*arguments, rules.renames)
         elif rules.policy == "ask":
-            changed = changed_columns(state, relations, catalog)
-            stopped = columns_to_stop(rules, state, *changed)
+            stopped = columns_to_stop(rules, state, *changed_columns(state, relations, catalog))
             evolution = plan_evolution(*arguments, stopped, rules.renames)
         else:
             evolution = plan_evolution(*arguments, renames=rules.renames)

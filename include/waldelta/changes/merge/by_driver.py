@@ -261,8 +261,7 @@ def match_duplicates(
     ``metadata``: the target has raw values.
     """
     removals = removals_of(net["action"], net[PLACE])
-    removed = net.take(pa.array(removals))
-    codes = codes_of_duplicates(rows, removed, columns, metadata=metadata)
+    codes = codes_of_duplicates(rows, net.take(pa.array(removals)), columns, metadata=metadata)
     return np.append(removals, -1)[match_codes(*codes, len(rows))]
 
 

@@ -171,8 +171,7 @@ def merge_written(  # noqa: PLR0913 - a target, what is written to it, and how i
         return tag  # Delta skips a repeated MERGE in the same way.
     try:
         net = NetFiles.of(folder, job.lake)
-        is_whole = sum(net.rows) == net_changes(tag.counts)
-        if not is_whole:
+        if sum(net.rows) != net_changes(tag.counts):
             return None
         merge = _begun(runner, table, written, net, truncated=truncated, duplicates=duplicates)
         return None if merge is None else _merged(merge, table, tag, fence)
@@ -409,8 +408,7 @@ def _find(
             of_file = np.full(len(places), at)
             matches.append(np.stack([of_file, begin + places, equal[places], exact[places]]))
             begin += len(part)
-    nothing = target.schema.empty_table()
-    codes = codes_of_duplicates(nothing, removed, columns, metadata=metadata)
+    codes = codes_of_duplicates(target.schema.empty_table(), removed, columns, metadata=metadata)
     alike = np.stack([_first_like(np.concatenate([c, c]), len(removed)) for c in codes])
     rows_found = np.concatenate(matches, axis=1)
     needed = rows_found[:, _match_found(rows_found, alike) >= 0]
@@ -445,29 +443,13 @@ def _match_found(matches: Ints, removed: Ints) -> Ints:
 
 
 def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[HeldFile]) -> pa.Table:
-    """Rewrite those of these files that have a row of the net changes (run as a task).
-
-    Returns what it did, and which changes matched a row.
-    """
+    """Rewrite those of these files that have a row of the net changes (run as a task)."""
     keys = [target.open(file).to_table(columns=target.written.key_names) for file in share]
     of_row = match(
         pa.concat_tables(keys), net.read(["action", *target.written.bases]), target.written
     )
-    matched = matched_by(of_row, count)
-    changes, indices = net.take(matched, MOST_NET_BYTES), np.flatnonzero(matched)
-    # This is returned, not raised: after an error, Spark would retry the task and read as much
-    # again.
-    if changes is None:
-        return pa.Table.from_pylist([_rows_of(is_possible=False)], MERGED)
-    # From this line on, of_row has indices of the matched changes, not of all changes.
-    of_row = np.where(of_row >= 0, np.searchsorted(indices, of_row), -1)
-    answers = [_rows_of(matched=packed(matched))]
-    for file, of_file in zip(
-        share, np.split(of_row, np.cumsum([len(part) for part in keys])[:-1]), strict=True
-    ):
-        if (of_file >= 0).any():
-            answers += _rewrite_file(target, file, changes, of_file)
-    return pa.Table.from_pylist(answers, MERGED)
+    of_files = np.split(of_row, np.cumsum([len(part) for part in keys])[:-1])
+    return _rewrite_matched(target, net, count, share, of_files)
 
 
 def _rewrite_taken(
@@ -478,18 +460,37 @@ def _rewrite_taken(
     places: Mapping[str, tuple[Ints, Ints]],
 ) -> pa.Table:
     """Rewrite these files (run as a task): their rows at places are taken by net changes."""
-    matched = np.zeros(count, np.bool_)
+    of_files = []
     for file in share:
-        matched[places[file.path][1]] = True
+        rows, numbers = places[file.path]
+        of_files.append(np.full(target.open(file).count_rows(), -1, np.int64))
+        of_files[-1][rows] = numbers
+    return _rewrite_matched(target, net, count, share, of_files)
+
+
+def _rewrite_matched(
+    target: _Target,
+    net: NetFiles,
+    count: int,
+    share: Sequence[HeldFile],
+    of_files: Sequence[Ints],
+) -> pa.Table:
+    """Rewrite files by the net change of each of their rows (-1: none).
+
+    Returns what it did, and which changes matched a row.
+    """
+    matched = matched_by(np.concatenate(of_files), count)
     changes, indices = net.take(matched, MOST_NET_BYTES), np.flatnonzero(matched)
+    # This is returned, not raised: after an error, Spark would retry the task and read as much
+    # again.
     if changes is None:
         return pa.Table.from_pylist([_rows_of(is_possible=False)], MERGED)
     answers = [_rows_of(matched=packed(matched))]
-    for file in share:
-        rows, numbers = places[file.path]
-        of_file = np.full(target.open(file).count_rows(), -1, np.int64)
-        of_file[rows] = np.searchsorted(indices, numbers)
-        answers += _rewrite_file(target, file, changes, of_file)
+    for file, of_file in zip(share, of_files, strict=True):
+        if (of_file >= 0).any():
+            # Here, rows have indices of the matched changes, not of all changes.
+            of_matched = np.where(of_file >= 0, np.searchsorted(indices, of_file), -1)
+            answers += _rewrite_file(target, file, changes, of_matched)
     return pa.Table.from_pylist(answers, MERGED)
 
 

@@ -48,8 +48,7 @@ _NEWEST = 50
 
 def read_untouched(job: Job, state: TableState) -> TargetCut:
     """Returns the target's current version as a cut without changes."""
-    version = job.lake.target(state.table_name).version
-    return TargetCut(state.table_name, state.generation, version)
+    return TargetCut(state.table_name, state.generation, job.lake.target(state.table_name).version)
 
 
 def commit_untouched(runner: Runner, job: Job, state: TableState) -> TargetCut:

@@ -471,8 +471,9 @@ def merge_states(
             }
             write_parquet(folder, pa.table(rows))
             source = f"({_with_truncates(kept, source, folder)})"
-    statement = kept.mode.statement(target.relation, kept, source, truncates)
-    return commit_statement(runner, tag, statement)
+    return commit_statement(
+        runner, tag, kept.mode.statement(target.relation, kept, source, truncates)
+    )
 
 
 def _with_truncates(kept: Kept, source: str, folder: str) -> str:

@@ -118,8 +118,7 @@ def target_columns(
 
 def target_schema(columns: Sequence[TargetColumn]) -> str:
     """Returns the columns as the DDL of a DataFrame's schema."""
-    fields = [pa.field(c.name, c.arrow, c.nullable) for c in columns]
-    return ddl(pa.schema(fields))
+    return ddl(pa.schema([pa.field(c.name, c.arrow, c.nullable) for c in columns]))
 
 
 def stored_frame(frame: DataFrame, columns: Iterable[tuple[str, TargetType]]) -> DataFrame:

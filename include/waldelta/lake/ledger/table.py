@@ -334,8 +334,7 @@ class LedgerTable(Generic[R]):
         rows are there twice then, whatever ``max_commit_retries`` is.
         """
         tag = Tag(_COMPACTION, table.version, uuid.uuid4().hex)
-        rows = read_files(table, files)
-        replace_by_rows(table, files, rows, tag, self._kind.rows_per_group)
+        replace_by_rows(table, files, read_files(table, files), tag, self._kind.rows_per_group)
 
     def _schema_mode(self, table: TargetVersion) -> Literal["merge"] | None:
         """Returns the mode that adds columns, and fields of structs, which an earlier version's

@@ -132,8 +132,7 @@ def check_may_copy(rules: SchemaRules, state: TableState, change: str) -> None:
         return
     # After a copy the same change is another question.
     key = json.dumps({"copy": change, "generation": state.generation})
-    question = Question(COPY, key, change, _copies(state), _WAITS)
-    _answers(rules, state, [question])
+    _answers(rules, state, [Question(COPY, key, change, _copies(state), _WAITS)])
     raise SchemaChanged(
         f"{state.table_name}: {change}; an operator refused a new copy, and only that would be"
         " exact, so its changes wait in the change log: sync it when it may be copied (initial"

@@ -165,8 +165,7 @@ def _publication(state: TableState, table: PublishedTable, *, away: bool) -> Ite
     if {present} != set(filters):
         yield f"its publications' filter is {present}, but its copy was made with {filters[0]}"
     # _record() stores an interruption in the publication as the same filter twice.
-    lacking = _lacking(state, table)
-    if (away or _is_away_recorded(state)) and not lacking:
+    if (away or _is_away_recorded(state)) and not _lacking(state, table):
         yield (
             "it was removed from a publication and added again, or had another filter or other"
             " options there for a while; PostgreSQL may not have sent the changes of that time"

@@ -100,8 +100,7 @@ def check_drift(
     if drift.mends and evolves:
         mark_same_copy(job, state, f"{name}: {reasons}")
         # Where the target isn't a mirror, a new copy repairs it and leaves the kept rows alone.
-        repairs = state.kept_as.supports(Feature.MEND)
-        drifted |= {name: drift.repair} if repairs else {}
+        drifted |= {name: drift.repair} if state.kept_as.supports(Feature.MEND) else {}
     elif drift.is_new:
         # Log at once: a run that is killed after the record was written has reported the drift,
         # too.

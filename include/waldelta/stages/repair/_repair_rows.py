@@ -314,8 +314,7 @@ def _reader(conninfo: str, expected: ExpectedRows, rows: RepairRows, shares_of_k
         with files.open_input_file(f"keys/part-{number}.parquet") as file:
             texts = pq.read_table(file)
         parts = (_without(part, unheld) for part in texts.to_batches(KEYS_PER_READ))
-        touched = read_keys(conninfo, copy, again, key, parts, name)
-        return expected.write(number, touched, TOUCHED)
+        return expected.write(number, read_keys(conninfo, copy, again, key, parts, name), TOUCHED)
 
     return write
 

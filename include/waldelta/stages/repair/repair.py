@@ -356,8 +356,7 @@ def _stage_rows(
             keys = pa.concat_tables([keys, let.cast(keys.schema)])
         staged = stage_rows(runner, job, rows, keys, work.folder)
         check_unaltered(job, replicated, membership)
-    net = differences(runner, *staged, job.lake.target(name))
-    return rows, net, waiting, drained
+    return rows, differences(runner, *staged, job.lake.target(name)), waiting, drained
 
 
 def _decide(

@@ -151,8 +151,7 @@ class _Replay:
         elif not len(keys):
             return
         else:
-            as_copied = current.as_copied(job, name)
-            mended = repair(runner, job, as_copied, Again(reason, touched=keys))
+            mended = repair(runner, job, current.as_copied(job, name), Again(reason, touched=keys))
             mended.add_to(self.result)
             rows = mended.cut.written
             self.outcome.keys += len(keys)

@@ -462,8 +462,7 @@ def _read_all(conn: Connection, source: Source, names: Sequence[str]) -> None:
         update={"slot": f"waldelta_trial_{conn.info.backend_pid}",
                 "publications": [entry for entry in source.publications if entry.name in names]}
     )  # fmt: skip
-    copy = "select pg_copy_logical_replication_slot(%s, %s, true)"
-    conn.execute(copy, (source.slot, trial.slot))
+    conn.execute("select pg_copy_logical_replication_slot(%s, %s, true)", (source.slot, trial.slot))
     ((flushed,),) = conn.execute(f"select ({READABLE_LSN})::text".encode()).fetchall()
     conn.execute(f"set statement_timeout = '{TRIAL_S}s'".encode())
     try:

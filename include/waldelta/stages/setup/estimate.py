@@ -397,8 +397,7 @@ def sample_copy(
 
 def _read(conninfo: str, copy: TableCopy, places: _Places) -> tuple[int, int]:
     """Returns how many rows one reader read, and how many bytes their files have."""
-    chunks = places.hand_out()
-    batches = read_chunks(conninfo, copy, chunks, "waldelta estimate", _TIMEOUTS_MS)
+    batches = read_chunks(conninfo, copy, places.hand_out(), "waldelta estimate", _TIMEOUTS_MS)
     with DataFile(_Counted(), copy.schema) as file:
         for group in row_groups(batches, _MOST_ROWS):
             file.write(group)

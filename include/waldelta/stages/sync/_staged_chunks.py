@@ -195,8 +195,9 @@ class CopySource:
 
     def read(self, number: int, chunks: Iterable[Chunk]) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a task's chunks."""
-        name = reader_name(self.holder_pid, number, self.copy.table)
-        return read_chunks(self.conninfo, self.copy, chunks, name)
+        return read_chunks(
+            self.conninfo, self.copy, chunks, reader_name(self.holder_pid, number, self.copy.table)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,17 +142,14 @@ def write_copy(
         if former is not None:
             with writing_target(place):
                 diff = mend_target(runner, job, state, former, rows)
-            rows = _without_staged(rows, diff)
+            rows = _unstaged(rows, diff if isinstance(diff, str) else None)
             if isinstance(diff, RowDiff):
                 return WrittenCopy(CommitResult(diff.version, diff.compared, 0), diff=diff)
             whole = diff
         table = None if marks else _open(runner, job, rows, options)
         if table is not None:
             return replace(_copy_files(runner, table, rows), whole=whole)
-    if rows.staged is not None:
-        rows.staged.records.remove()
-        if rows.staged.earlier is not None:
-            raise SnapshotLost(f"{name}: Spark must write its target: its copy starts again")
+    rows = _unstaged(rows, "Spark must write its target")
     runner.spark(_why_by_spark(rows, mode, marks=marks))
     prepare_states(runner, job, name, rows.columns, rows.copy.key_columns, options)
     marked = place.open().writes_deletion_vectors
@@ -176,8 +173,7 @@ def _copy_files(runner: Runner, target: TargetVersion, rows: CopyRows) -> Writte
             rows.all_read, rows.staged,
         )  # fmt: skip
     except EmptyPartitionValue as err:
-        if rows.staged is not None:
-            rows.staged.records.remove()
+        _unstaged(rows, None)
         remove_partitions(runner, target, str(rows.target), err)
         raise SnapshotLost(f"{rows.target}: {err}: its copy starts again, undivided") from None
 
@@ -200,20 +196,20 @@ def _set_properties(runner: Runner, place: DeltaTarget, target: Target, name: st
     shows = target.change_data_feed_of(name)
     if (table := place.find()) is not None:
         set_change_data_feed(runner.spark, table, shows)
-    properties = {CHANGE_DATA_FEED: "true"} if shows else {}
-    return TableOptions.of(target.layout_of(name), properties)
+    return TableOptions.of(target.layout_of(name), {CHANGE_DATA_FEED: "true"} if shows else {})
 
 
-def _without_staged(rows: CopyRows, diff: RowDiff | str) -> CopyRows:
-    """Returns the rows of a whole copy, after a comparison, whose staged rows it removes.
+def _unstaged(rows: CopyRows, why: str | None) -> CopyRows:
+    """Returns the rows without the records of what tasks have staged, which it removes.
 
-    Raises SnapshotLost where the rows are only those that the comparison lacked.
+    With a reason ``why`` all rows are needed: raises SnapshotLost where these are only those that
+    earlier attempts lacked.
     """
     if rows.staged is None:
         return rows
     rows.staged.records.remove()
-    if isinstance(diff, str) and rows.staged.earlier is not None:
-        raise SnapshotLost(f"{rows.target}: {diff}: its copy starts again")
+    if why is not None and rows.staged.earlier is not None:
+        raise SnapshotLost(f"{rows.target}: {why}: its copy starts again")
     return replace(rows, staged=None)
 
 
@@ -333,8 +329,7 @@ def keep_target(runner: Runner, job: Job, name: str, generation: int) -> Written
     commit to.
     """
     take_over_for_copy(runner, job, name, generation)
-    version = job.lake.target(name).version
-    return WrittenCopy(CommitResult(version, 0, 0))
+    return WrittenCopy(CommitResult(job.lake.target(name).version, 0, 0))
 
 
 def _in_frames(
@@ -396,8 +391,7 @@ def copy_states(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> 
     mode, target = job.pipeline.target.mode_of(state.table_name), job.lake.target(state.table_name)
     if not rows.keeps:
         take_over_for_copy(runner, job, state.table_name, state.generation)
-        first = _first(mode, rows.copy, rows.moment)
-        frame = _stored(runner, rows).selectExpr("*", *first)
+        frame = _stored(runner, rows).selectExpr("*", *_first(mode, rows.copy, rows.moment))
         return replace_target(runner, target, frame, rows.tag)
     with writing_target(target):
         return _add(runner, job, state, rows)
@@ -433,8 +427,7 @@ def _add(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CommitR
         tag = replace(tag, counts=metric_counts(Counter(tag.counts)))
         moment = rows.moment.sql
         states = differences_query(kept, source, moment["lsn"], moment["time"])
-        statement = mode.statement(target.relation, kept, f"({states})")
-        return commit_statement(runner, tag, statement)
+        return commit_statement(runner, tag, mode.statement(target.relation, kept, f"({states})"))
 
     live = mode.live_rows(frame, copy.key_columns)
     try:

@@ -245,8 +245,7 @@ def _copy_as_of(
     records = _records(snapshot, replicated, where, drained, former) if skipped is None else None
     first_row = TableState(now(), job.run_id, str(table_id), attempt.generation, COPYING)
     state = _as_published(first_row, replicated, storage, to_text(where), job.pipeline)
-    source = _source(snapshot, replicated, where)
-    rows = _copy_rows(snapshot, source, state, attempt, records)
+    rows = _copy_rows(snapshot, _source(snapshot, replicated, where), state, attempt, records)
     fault_point("sync.planned")
     copy = _write(runner, job, rows, attempt.generation, former, skipped)
     snapshot.end()
@@ -497,8 +496,9 @@ def count_raw_rows(runner: Runner, job: Job, table: str, version: int) -> int:
     """
     if not job.pipeline.target.metadata_columns:
         return 0
-    frame = job.lake.target(table).frame(runner.spark(), version)
-    return frame.where(F.col(RAW).isNotNull()).count()
+    return (
+        job.lake.target(table).frame(runner.spark(), version).where(F.col(RAW).isNotNull()).count()
+    )
 
 
 _EVERY_S = 5.0

@@ -112,8 +112,9 @@ class ExpectedRows:
     @property
     def written(self) -> WrittenColumns:
         """Returns the target's columns that its rows are written to."""
-        names = [name for name, _ in self.copy.columns]
-        return WrittenColumns(names, self.shape, self.copy.lsn is not None)
+        return WrittenColumns(
+            [name for name, _ in self.copy.columns], self.shape, self.copy.lsn is not None
+        )
 
     @property
     def schema(self) -> pa.Schema:
@@ -399,5 +400,4 @@ def merge_differences(  # noqa: PLR0913 - a target, what is written to it, and h
         return earlier_tag
     # A run that committed concurrently may have copied the target again.
     fence.verify()
-    target = job.lake.target(name)
-    return merge_rows(runner, target, expected.copy, expected.key, folder, tag)
+    return merge_rows(runner, job.lake.target(name), expected.copy, expected.key, folder, tag)

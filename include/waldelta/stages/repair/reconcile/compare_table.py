@@ -211,8 +211,14 @@ def _sides(
         key_columns(table, state.key_columns),
         holder.pid,
     )
-    small = read_small(place, feeding.version)
-    target = TargetSide(runner, place, feeding.version, plan, tuple(source.shown), small)
+    target = TargetSide(
+        runner,
+        place,
+        feeding.version,
+        plan,
+        tuple(source.shown),
+        read_small(place, feeding.version),
+    )
     return source, target, skipped_columns
 
 
@@ -364,8 +370,9 @@ def _waiting(job: Job, state: TableState, batches: BatchNumbers) -> int:
     if batches.is_empty:
         return 0
     identity = job.read_identity()
-    sizes = job.read_landed_sizes(identity, *batches)
-    batch_range = BatchRanges(job.change_log(identity), sizes).of(batches)
+    batch_range = BatchRanges(
+        job.change_log(identity), job.read_landed_sizes(identity, *batches)
+    ).of(batches)
     truncated = last_truncates(batch_range.stream, state, Snapshot.parse(state.snapshot))
     return batch_range.count(state) + len(truncated)
 

@@ -206,8 +206,7 @@ def _other_than_root(
     place: str, root: CatalogRelation, leaf: Leaf, is_so_already: bool
 ) -> Iterator[Finding]:
     key, of_root = set(leaf.identity_columns), set(root.identity_columns)
-    same_kind = (leaf.replica_identity == "f") == (root.replica_identity == "f")
-    if same_kind and key == of_root:
+    if ((leaf.replica_identity == "f") == (root.replica_identity == "f")) and key == of_root:
         return
     differs = (
         f"{place}: its replica identity ({_names(key)}) differs from the root's"

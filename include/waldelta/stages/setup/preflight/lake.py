@@ -180,8 +180,7 @@ def probe_store(target: Target, lake: Lake, spark: SparkSession | None) -> None:
     if local_path(target.root) is not None:
         return
     with probe_commits(target, lake) as probe, borrowed_session(spark) as session:
-        scheme = urlsplit(target.root).scheme
-        check_log_store(target, read_log_store(session, scheme), lake)
+        check_log_store(target, read_log_store(session, urlsplit(target.root).scheme), lake)
         _probe_spark(session, probe)
 
 

@@ -150,8 +150,7 @@ def privileges_needed(
         )
     if current is not None and not current.owned:
         yield owning(f"publication {state.name!r} belongs to {current.owner}")
-    new_schemas = set(state.schemas) - set(current.schemas if current else ())
-    if state.all_tables or new_schemas:
+    if state.all_tables or (set(state.schemas) - set(current.schemas if current else ())):
         yield owning(
             f"publication {state.name!r}: only a superuser may publish all tables or whole schemas"
         )
