@@ -205,10 +205,12 @@ class DeltaTarget:
             return False
         return True
 
-    def find(self, *, from_log: bool = False) -> TargetVersion | None:
-        """Open the newest version, also by open_from_log(); None when there is no table."""
+    def find(
+        self, opened: Callable[[DeltaTarget], TargetVersion] | None = None
+    ) -> TargetVersion | None:
+        """Open the newest version by open(), or by another method; None when there is no table."""
         try:
-            return self.open_from_log() if from_log else self.open()
+            return self.open() if opened is None else opened(self)
         except TableNotFoundError:
             return None
 
@@ -222,13 +224,6 @@ class DeltaTarget:
         if known is None and (table := self.find()) is not None:
             known = table.version, table.committed(app_id)
         return known
-
-    def find_known(self) -> TargetVersion | None:
-        """Open a version by open_known(); None when there is no table."""
-        try:
-            return self.open_known()
-        except TableNotFoundError:
-            return None
 
     def create_with(self, rows: pa.Table) -> None:
         """Create the table with its first rows, durably; raises TableError when there is one."""

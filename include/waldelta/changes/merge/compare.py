@@ -112,7 +112,7 @@ class Comparison:
 
     def run(self, runner: Runner) -> Differences:
         """Compare both sides in shares of the target's files."""
-        keys = self._keys()
+        keys = self.net.read(self.written.bases)
         files, count = held_files(self.held.files), len(keys)
         if self.extra is None:
             bases = [keys[base] for base in self.written.bases]
@@ -134,9 +134,6 @@ class Comparison:
             is_doubled or bool((matched[upserts] > 1).any()),
         )
 
-    def _keys(self) -> pa.Table:
-        return self.net.read(self.written.bases)
-
     def _upserts(self, count: int) -> Bools:
         if self.extra is not None:  # A purge is only for a target whose other keys aren't read.
             return np.ones(count, np.bool_)
@@ -144,7 +141,7 @@ class Comparison:
 
     def _share(self, shares_of_files: Sequence[Sequence[HeldFile]], number: int) -> pa.Table:
         """Compare the rows of a share of the files, as a task."""
-        share, staged = shares_of_files[number], self._keys()
+        share, staged = shares_of_files[number], self.net.read(self.written.bases)
         columns = self.written.key_names
         keys = pa.concat_tables([self.held.open(file).to_table(columns=columns) for file in share])
         kinds = [self.kinds[name] for name in columns]

@@ -32,7 +32,7 @@ from waldelta.lake.changelog.row_messages import (
     Stream,
     of_batches,
 )
-from waldelta.lake.delta_target import TargetVersion
+from waldelta.lake.delta_target import DeltaTarget, TargetVersion
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger import SKIPPED, Decisions
 from waldelta.lake.ledger.records import ConsumedBatch
@@ -156,7 +156,7 @@ class ChangeLog(RowMessages, BatchFiles):
         past it. Batches that maintenance has dropped don't count as missing. The log is read again,
         whatever this run knows of it: another writer may have overwritten a commit.
         """
-        table = self.place.find(from_log=True)
+        table = self.place.find(DeltaTarget.open_from_log)
         pruned = table.committed(_PRUNED) if table is not None else 0
         sizes = _sizes(table, after_batch, upto_batch) if table is not None else {}
         expected = {

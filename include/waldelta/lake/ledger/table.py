@@ -30,7 +30,7 @@ from waldelta.errors import LateWriter
 from waldelta.failpoints import fault_point
 from waldelta.lake.data_file import replace_by_rows
 from waldelta.lake.delta_log import Tag
-from waldelta.lake.delta_target import TargetVersion
+from waldelta.lake.delta_target import DeltaTarget, TargetVersion
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
 from waldelta.lake.layout import HeldFile
@@ -155,7 +155,7 @@ class LedgerTable(Generic[R]):
         with self._named_errors():
             # The commit is a compare-and-swap on the version, whichever it is: where there is a
             # later one, it fails, and that one is read.
-            table = self.place.find_known()
+            table = self.place.find(DeltaTarget.open_known)
             fence.verify()
             if after is not None and self._last_at(table, after) != after.at:
                 raise LateWriter(

@@ -103,7 +103,12 @@ class Watch:
             _record(self.job, state, fresh)
         self._checked[state.table_name] = version
         vacuumed = expire_vacuumed(self.job, state.table_name, seen, only_new=False)
-        return [*self._describe(state, fresh), *vacuumed, *_warn_of_missing(state, seen)]
+        missing = (
+            f"{state.table_name}: its target's log has no version {seen.lacks} any more, so"
+            " external commits up to that version can't be detected"
+        )
+        lacking = [] if seen.lacks is None else [missing]
+        return [*self._describe(state, fresh), *vacuumed, *lacking]
 
     def _describe(self, state: TableState, fresh: Sequence[ExternalCommit]) -> list[str]:
         if not fresh:
@@ -291,11 +296,3 @@ def _record(job: Job, state: TableState, fresh: Sequence[ExternalCommit]) -> Non
 
     record_state(job, state, with_commits)
     fault_point("external.recorded")
-
-
-def _warn_of_missing(state: TableState, seen: Seen) -> list[str]:
-    warning = (
-        f"{state.table_name}: its target's log has no version {seen.lacks} any more, so external"
-        " commits up to that version can't be detected"
-    )
-    return [warning] if seen.lacks is not None else []

@@ -346,6 +346,20 @@ def record_removed(
     return names
 
 
+def check_not_removed(job: Job, first_row: TableState, verb: str) -> None:
+    """Raise LateWriter if a run recorded that a table left the publications while it was ``verb``
+    (copied, repaired).
+
+    Changes of that time are in no copy or repair that began before, with ``first_row``.
+    """
+    latest = job.ledger.table_rows(first_row.table_name)[-1]
+    if (latest.generation, latest.status) != (first_row.generation, COPYING):
+        raise LateWriter(
+            f"{first_row.table_name} left the publications while it was {verb}: sync it again once"
+            " it is published"
+        )
+
+
 def _record_removed(job: Job, first_state: TableState, *, recopied: bool) -> bool:
     """Whether this call recorded it; another run may write the same table's state at the same
     time.

@@ -89,6 +89,7 @@ from waldelta.pipeline.targets import (
     read_target_filter,
 )
 from waldelta.pipeline.targets.external_commits import checked_upto, mirrored_at
+from waldelta.pipeline.targets.lifecycle import check_not_removed
 from waldelta.pipeline.targets.target_sources import to_text
 from waldelta.postgres import TableId
 from waldelta.postgres.publication_membership import was_interrupted
@@ -521,12 +522,7 @@ def _commit(work: _Work, rows: RepairRows, net: NetRows, carried: Sequence[Decis
         cut = _merge(work, rows, state, net) if net.counts else commit_untouched(runner, job, state)
         fault_point("repair.merged")
         lock.verify()
-        present = job.read_states()[name]
-        if (present.generation, present.status) != (state.generation, COPYING):
-            raise LateWriter(
-                f"{name} left the publications while it was repaired: sync it again once it is"
-                " published"
-            )
+        check_not_removed(job, state, "repaired")
         record_repaired(runner, job, state, cut, work.again.by if work.again is not None else None)
     except (LateWriter, LockHeld):
         raise

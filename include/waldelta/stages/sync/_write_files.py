@@ -221,17 +221,14 @@ def _writer(place: DeltaTarget, layout: Layout, prefix: str) -> WriteRows:
         ):
             for group in row_groups(rows, layout.file_rows):
                 files.write(group.select(schema.names).cast(schema))
-                raw_rows += _raw_rows(group)
+                if RAW in group.column_names:
+                    raw_rows += len(group) - group[RAW].null_count
             entries = files.close()
         return [
             {**file, "raw_rows": raw_rows * (not number)} for number, file in enumerate(entries)
         ]
 
     return write
-
-
-def _raw_rows(rows: pa.Table) -> int:
-    return len(rows) - rows[RAW].null_count if RAW in rows.column_names else 0
 
 
 def _commit(table: TargetVersion, columns: pa.Schema, files: Sequence[NewFile], tag: Tag) -> int:

@@ -38,7 +38,7 @@ from waldelta.pipeline.targets import (
     requiring,
     unknown_tables,
 )
-from waldelta.pipeline.targets.lifecycle import NOT_PUBLISHED, lives
+from waldelta.pipeline.targets.lifecycle import NOT_PUBLISHED, check_not_removed, lives
 from waldelta.pipeline.targets.move_target import move_targets, name_problems
 from waldelta.postgres import TableId
 from waldelta.quantities import counted
@@ -284,7 +284,7 @@ def _sync_locked(
             raise
         fault_point("sync.committed")
         lock.verify()
-        _check_not_removed(job, name, state.generation)
+        check_not_removed(job, state, "copied")
         _check_same_server(job, name, identity)
         _append(job, ledger_lock, synced_state(state, result, replicated, job.pipeline), state)
         fault_point("sync.recorded")
@@ -343,18 +343,6 @@ def _record_failure(
         )
     with suppress(LateWriter):  # Another run owns the table now.
         _append(job, ledger_lock, row, first_row)
-
-
-def _check_not_removed(job: Job, name: str, generation: int) -> None:
-    """Raise LateWriter if a run recorded that the table left the publications.
-
-    Changes of that time are in no copy begun before.
-    """
-    state = job.ledger.table_rows(name)[-1]
-    if (state.generation, state.status) != (generation, COPYING):
-        raise LateWriter(
-            f"{name} left the publications while it was copied: sync it again once it is published"
-        )
 
 
 def _check_same_server(job: Job, name: str, identity: SlotIdentity) -> None:

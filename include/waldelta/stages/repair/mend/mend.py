@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -354,10 +355,7 @@ def _divided(
     if expected.buckets == 1 or not parts:
         return [target_rows] * expected.buckets
 
-    def divide(number: int) -> pa.Table:
-        return expected.divide(target_rows, key, parts[number], number)
-
-    runner.run(len(parts), STAGED_ROWS, divide)
+    runner.run(len(parts), STAGED_ROWS, lambda n: expected.divide(target_rows, key, parts[n], n))
     folders = (expected.bucket("held", number) for number in range(expected.buckets))
     return [HeldRows.staged(folder, expected.lake) for folder in folders]
 
@@ -391,10 +389,9 @@ def merge_differences(  # noqa: PLR0913 - a target, what is written to it, and h
     fence: Fence,
 ) -> CommitTag:
     """Commit the net changes that are staged in ``folder`` under ``tag``, in one commit."""
-
-    def merge() -> CommitTag | None:
-        return merge_written(runner, job, name, expected.written, folder, tag=tag, fence=fence)
-
+    merge = partial(
+        merge_written, runner, job, name, expected.written, folder, tag=tag, fence=fence
+    )
     earlier_tag = without_partitions(runner, job.lake.target(name).open, name, merge)
     if earlier_tag is not None:
         return earlier_tag
