@@ -231,35 +231,23 @@ class ChangeLog(RowMessages, BatchFiles):
         This reads file statistics alone. A copy from that snapshot has all of these transactions,
         so none of them must be applied to it.
         """
-        table = self.place.find()
-        if table is None:
-            return after_batch
-        actions = table.files
-        if "max.xid8" not in actions.column_names:
-            return after_batch
-        last: dict[int, int | None] = {}
-        for file in actions.select(["partition.batch", "max.xid8"]).to_pylist():
-            batch, highest = int(file["partition.batch"]), file["max.xid8"]
-            highest_before = last.get(batch, highest)
-            last[batch] = (
-                None if highest is None or highest_before is None else max(highest, highest_before)
-            )
-        visible = after_batch
-        for batch in sorted(batch for batch in last if batch > after_batch):
-            highest = last[batch]
-            if highest is None or highest >= snapshot.xmin:
-                break
-            visible = batch
+        table, visible = self.place.find(), after_batch
+        # A batch with a file without the statistic has none.
+        highest = ("max.xid8", "max", pc.ScalarAggregateOptions(skip_nulls=False))
+        for row in _by_batch(table, highest) if table is not None else ():
+            if row["batch"] > after_batch:
+                if (xid8 := row["max.xid8_max"]) is None or xid8 >= snapshot.xmin:
+                    break
+                visible = row["batch"]
         return visible
 
     def landed_end(self, batch: int) -> int:
         """Returns the end of a batch's last transaction, from file statistics alone; 0 for an empty
         batch.
         """
-        actions = self.place.open().files
-        of_batch = actions.filter(pc.equal(pc.cast(actions["partition.batch"], pa.int64()), batch))
-        ends = [end for end in of_batch["max.end_lsn"].to_pylist() if end is not None]
-        return max(ends) if ends else self.landed(batch).end_lsn
+        rows = _by_batch(self.place.open(), ("max.end_lsn", "max"))
+        ends = {row["batch"]: row["max.end_lsn_max"] for row in rows}
+        return ends.get(batch) or self.landed(batch).end_lsn
 
     def commit_infos(self, batches: Collection[int]) -> dict[int, dict[str, Any]]:
         """Returns the metadata of recent batches' commits, by batch, as far as Delta's log still
@@ -287,20 +275,15 @@ class ChangeLog(RowMessages, BatchFiles):
         table = self.place.find()
         if table is None:
             return Reach({})
-        actions = table.files
-        names = ["partition.batch", "min.end_lsn", "max.end_lsn"]
-        ends: dict[int, int] = {}
-        begins: dict[int, int] = {}
-        # A log without files has no statistics.
-        for file in (
-            actions.select(names).to_pylist() if set(names) <= set(actions.column_names) else ()
-        ):
-            batch, least, most = int(file[names[0]]), file[names[1]], file[names[2]]
-            if batch > first_batch and most is not None:
-                ends[batch] = max(most, ends.get(batch, most))
-                begins[batch] = min(least, begins.get(batch, least))
+        rows = [
+            row
+            for row in _by_batch(table, ("min.end_lsn", "min"), ("max.end_lsn", "max"))
+            if row["batch"] > first_batch and row["max.end_lsn_max"] is not None
+        ]
+        ends = {row["batch"]: row["max.end_lsn_max"] for row in rows}
         lowest = min(ends, default=max(table.committed(self.app_id), first_batch) + 1)
-        return Reach(ends, lowest > first_batch + 1, begins.get(lowest, 0), lowest - 1)
+        begins_at = rows[0]["min.end_lsn_min"] if rows else 0
+        return Reach(ends, lowest > first_batch + 1, begins_at, lowest - 1)
 
     def landed(self, batch: int) -> Landed:
         """Count what the committed files of one batch contain."""
@@ -439,12 +422,23 @@ class ChangeLog(RowMessages, BatchFiles):
 
 
 def _sizes(table: TargetVersion, after_batch: int, upto_batch: int) -> dict[int, int]:
-    sizes: dict[int, int] = {}
-    for file in table.files.select(["partition.batch", "num_records"]).to_pylist():
-        batch = int(file["partition.batch"])
-        if after_batch < batch <= upto_batch:
-            sizes[batch] = sizes.get(batch, 0) + (file["num_records"] or 0)
-    return sizes
+    return {
+        row["batch"]: row["num_records_sum"] or 0
+        for row in _by_batch(table, ("num_records", "sum"))
+        if after_batch < row["batch"] <= upto_batch
+    }
+
+
+def _by_batch(table: TargetVersion, *statistics: tuple[Any, ...]) -> list[dict[str, Any]]:
+    """Returns statistics of the files of each batch, aggregated as Arrow does, by batch.
+
+    Returns nothing where no file has one of them, such as in a log without files.
+    """
+    files = table.files
+    if not {name for name, *_ in statistics} <= {*files.column_names}:
+        return []
+    files = files.append_column("batch", files["partition.batch"].cast(pa.int64()))
+    return files.group_by("batch").aggregate(list(statistics)).sort_by("batch").to_pylist()
 
 
 def landmarks(
