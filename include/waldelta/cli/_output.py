@@ -58,7 +58,9 @@ class Output:
             judged = {"expectations": result.expectations()} if result.verb == "validate" else {}
             self._document = result.document() | judged
         else:
-            result.print_summary(terminal(), stage)
+            from waldelta.cli._run_summary import print_summary
+
+            print_summary(result, terminal(), stage)
 
     def fail(self, error: Mapping[str, Any]) -> None:
         """Keep an error, as describe_error() has it, for close()."""

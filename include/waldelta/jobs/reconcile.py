@@ -21,8 +21,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from waldelta.errors import (
+    ConfigError,
     NeedsSync,
     StateError,
+    TableBusy,
     TargetDiffers,
     TargetNotWritable,
     WaldeltaError,
@@ -36,13 +38,7 @@ from waldelta.lake.ledger.check_records import (
     kept_out,
 )
 from waldelta.pipeline import Job, RunResult, StageResult, TableResult, of_table, unexpected_error
-from waldelta.pipeline.drift import (
-    of_partition,
-    read_catalog_state,
-    source_as_copied,
-    why_other_rows,
-    with_leaves,
-)
+from waldelta.pipeline.drift import why_other_rows
 from waldelta.pipeline.run_result import CheckFindings
 from waldelta.pipeline.targets import (
     RequiredAction,
@@ -63,6 +59,7 @@ from waldelta.spark import Runner
 from waldelta.spark.session import session_settings
 from waldelta.stages.check.gate.quarantined_rows import current_user, record_current
 from waldelta.stages.land.drain import land_backlog, land_through
+from waldelta.stages.repair.mend.current_targets import CurrentTargets
 from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
 from waldelta.stages.repair.reconcile.compare_table import (
     ComparedTarget,
@@ -328,32 +325,14 @@ def _feedings(
     Records the reason for each of the others.
     """
     job, feedings = work.job, []
-    mappings, read, locked = read_unlocked_sources(
-        holder.connection, job.pipeline
-    )  # The snapshot delays vacuum during the comparison.
-    targets = {str(target.id): target for target in read}
-    # Partitions that joined the merged ones since a run read the catalog count as in flight.
-    states = [with_leaves(state, mappings) for state in states]
-    present = read_catalog_state(holder.connection, states)
-    for state in states:
-        name, target = state.table_name, targets.get(state.table_name)
-        if target is None or target.problem is not None:
-            work.put(
-                name, NOT_COMPARED, target.problem or "" if target else "it is no longer published"
-            )
-            continue
-        if target.is_unread or not locked.relations.isdisjoint(
-            {*target.table.relation_ids, *(leaf.oid for leaf in target.table.leaves)}
-        ):
-            work.put(name, NOT_COMPARED, str(locked.busy(name)))
-            continue
+    # The snapshot delays vacuum during the comparison, so that this waits for no lock.
+    current = CurrentTargets.as_of(holder.connection, job, states)
+    for name in current.states:
         try:
-            source = source_as_copied(
-                job.pipeline, *of_partition(state, present[name], mappings.get(name)), target
-            )
+            source = current.as_copied(job, name, waits=False)
             feeding = ComparedTarget(source, batches[name], versions[name])
             why = why_not_compared(job, feeding)
-        except NeedsSync as err:
+        except (NeedsSync, ConfigError, TableBusy) as err:
             why = str(err)
         if why is not None:
             work.put(name, NOT_COMPARED, why)

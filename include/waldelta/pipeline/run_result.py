@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,64 +21,11 @@ from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
 from waldelta.pipeline.source import SourceBill
 from waldelta.pipeline.task_errors import describe_error
-from waldelta.quantities import counted
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from waldelta.stages.check.suite.expectation import QualityReport, TableVerdict
     from waldelta.stages.land.drain import Drained
     from waldelta.stages.sync.copy_table import SyncResult
-
-# The columns of each command's summary table, by heading; other commands only list the tables.
-_COLUMNS: dict[str, dict[str, str]] = {
-    "consume": {
-        "inserted": "inserted",
-        "updated": "updated",
-        "deleted": "deleted",
-        "skipped": "skipped",
-        "completed": "completed",
-        "quarantined": "quarantined",
-        "raw_rows": "raw_rows",
-        "version": "version",
-    },
-    "replay": {
-        "restored": "inserted",
-        "corrected": "updated",
-        "removed": "deleted",
-        "left out": "skipped",
-        "completed": "completed",
-        "quarantined": "quarantined",
-        "version": "version",
-    },
-    "decide": {
-        "restored": "inserted",
-        "corrected": "updated",
-        "removed": "deleted",
-        "version": "version",
-    },
-    "resync": {
-        "rows compared": "compared",
-        "inserted": "inserted",
-        "updated": "updated",
-        "deleted": "deleted",
-        "unchanged": "unchanged",
-        "rows copied": "rows",
-        "version": "version",
-    },
-    "reconcile": {
-        "rows compared": "compared",
-        "differing": "differing",
-        "in flight": "in_flight",
-        "lacking": "lacking",
-        "restored": "inserted",
-        "corrected": "updated",
-        "removed": "deleted",
-        "version": "version",
-    },
-    "sync": {"rows copied": "rows", "raw_rows": "raw_rows", "version": "version"},
-}
 
 # What an error that keeps a target behind means, where that isn't a failure.
 _STATES = {
@@ -427,43 +373,6 @@ class RunResult:
             return None
         return stage.status == "succeeded" and not self.targets.not_applied
 
-    def print_summary(self, console: Console | None = None, stage: str | None = None) -> None:
-        """Print what the run, or its one ``stage``, did to each table, with LSN range, lag and
-        seconds.
-        """
-        from rich.console import Console
-
-        # A task's log has no width, and eighty columns would cut table names.
-        console = console or Console(width=None if sys.stdout.isatty() else 120)
-        # Other stages may follow this one, so the run's own status would say nothing new.
-        ended = self.stages.get(stage or "")
-        status = f", stage {stage}: {ended.status}" if ended is not None else f": {self.status}"
-        title = f"{self.verb} {self.run_id}{status}"
-        console.print(title, style="table.title", soft_wrap=True, markup=False)
-        if self.verb == "validate":
-            console.print(self._expectations())
-        elif self.tables or self.targets.states():
-            console.print(_unbroken(self._table(), console), crop=False)
-        stages = ", ".join(
-            f"{name} {done.seconds:.1f} s ({', '.join(filter(None, (done.status, done.runner)))})"
-            for name, done in self.stages.items()
-        )
-        console.print(f"stages: {stages or 'none'}")
-        if (landed := self.landed).end_lsn is not None:
-            console.print(
-                f"WAL {landed.start_lsn}..{landed.end_lsn}, {counted(landed.changes, 'change')},"
-                f" lag {self.reported.lag_bytes:,} bytes"
-            )
-        if bill := self.source.describe():
-            console.print(f"source: {bill}", soft_wrap=True)
-        if self.store_requests:
-            console.print(f"object store: {counted(self.store_requests, 'request')}")
-        unmet = () if self.verb == "validate" else self.checked.warned_expectations
-        for warning in dict.fromkeys((*self.warnings, *unmet)):
-            console.print(f"warning: {warning}", soft_wrap=True, markup=False)
-        if (report := self.checked.report) is not None:
-            console.print(f"report: {report}", soft_wrap=True)
-
     def expectations(self) -> list[dict[str, Any]]:
         """Returns what this attempt's check found, one entry for each expectation."""
         return [
@@ -477,41 +386,6 @@ class RunResult:
             for outcome in verdict.outcomes
         ]
 
-    def _expectations(self) -> Table:
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=box.SIMPLE_HEAD)
-        for heading in ("table", "expectation", "severity", "result"):
-            table.add_column(heading, overflow="fold")
-        for row in self.expectations():
-            table.add_row(*map(Text, row.values()))
-        return table
-
-    def _table(self) -> Table:
-        from rich import box
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=box.SIMPLE_HEAD)
-        table.add_column("table", overflow="fold")
-        columns, states = _COLUMNS.get(self.verb, {}), self.targets.states()
-        for heading in columns:
-            table.add_column(heading, justify="right")
-        if states:
-            table.add_column("state", overflow="fold")
-        for name in sorted(self.tables.keys() | states.keys()):
-            done = self.tables.get(name)
-            numbers = [getattr(done, attribute, None) for attribute in columns.values()]
-            note = f"{name} (truncated)" if done is not None and done.truncated else name
-            table.add_row(
-                Text(note),
-                *("" if number is None else f"{number:,}" for number in numbers),
-                *([states.get(name, "")] if states else []),
-            )
-        return table
-
 
 class RunFailed(Exception):
     """A run that failed; its result says what failed, and the cause is the first stage's error."""
@@ -519,15 +393,6 @@ class RunFailed(Exception):
     def __init__(self, result: RunResult) -> None:
         super().__init__((result.error or {}).get("message", "failed"))
         self.result = result
-
-
-def _unbroken(table: Table, console: Console) -> Table:
-    """Give a table the width that its names and numbers need, also beyond the console's."""
-    from rich.measure import Measurement
-
-    needed = Measurement.get(console, console.options.update(width=1_000), table).maximum
-    table.width = needed if needed > console.width else None
-    return table
 
 
 def _lsn(text: str | None) -> int | None:

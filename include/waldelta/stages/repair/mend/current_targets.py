@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from waldelta.errors import ConfigError, NeedsSync
@@ -14,6 +14,7 @@ from waldelta.pipeline.drift import (
     of_partition,
     read_catalog_state,
     source_as_copied,
+    with_leaves,
 )
 from waldelta.pipeline.targets import (
     ReplicatedTarget,
@@ -24,7 +25,7 @@ from waldelta.pipeline.targets import (
     read_unlocked_sources,
 )
 from waldelta.pipeline.targets.lifecycle import states
-from waldelta.postgres import LockedTables
+from waldelta.postgres import Connection, LockedTables
 from waldelta.spark import Runner
 from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
 
@@ -55,20 +56,33 @@ class CurrentTargets:
         by_name = {state.table_name: state for state in replicated}
         return cls(lifecycles, by_name, catalog, mappings, {str(t.id): t for t in targets}, locked)
 
-    def as_copied(self, job: Job, name: str) -> Repair:
+    @classmethod
+    def as_of(
+        cls, connection: Connection, job: Job, states: Iterable[TableState]
+    ) -> CurrentTargets:
+        """Read the sources of these targets as the connection's snapshot sees them.
+
+        Partitions that have joined merged ones since a run read the catalog belong to their target.
+        """
+        mappings, targets, locked = read_unlocked_sources(connection, job.pipeline)
+        by_name = {state.table_name: with_leaves(state, mappings) for state in states}
+        catalog = read_catalog_state(connection, list(by_name.values()))
+        return cls([], by_name, catalog, mappings, {str(t.id): t for t in targets}, locked)
+
+    def as_copied(self, job: Job, name: str, *, waits: bool = True) -> Repair:
         """Returns what is needed to read rows of a target again.
 
         Raises NeedsSync for a target that has drifted or gets no changes now, ConfigError for one
         whose filter or partitions can't be read, and TableBusy for one whose source another
-        session keeps locked.
+        session keeps locked: so that it can't be planned, or, unless the caller ``waits``, read.
         """
         if name not in self.states:
-            raise NeedsSync(f"{name}: it gets no changes now: status says what it waits for")
-        target = self.targets.get(name)
-        if target is not None and target.is_unread:
+            raise NeedsSync("it gets no changes now: status says what it waits for")
+        if (target := self.targets.get(name)) is None:
+            raise NeedsSync("it is no longer published")
+        tables = {*target.table.relation_ids, *(leaf.oid for leaf in target.table.leaves)}
+        if target.is_unread or not (waits or self.locked.relations.isdisjoint(tables)):
             raise self.locked.busy(name)
-        if target is None:
-            raise NeedsSync(f"{name}: it is no longer published")
         if target.problem is not None:
             raise ConfigError(target.problem)
         there = of_partition(self.states[name], self.catalog[name], self.mappings.get(name))

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
+from waldelta.cli._run_summary import print_summary
 from waldelta.errors import ApplyError, LockHeld, QualityFailed
 from waldelta.lake.ledger import TargetCut
 from waldelta.pipeline import RunResult, StageResult, TableResult
@@ -22,7 +23,7 @@ from waldelta.stages.check.suite.expectation import (
 
 def shown(result: RunResult, stage: str | None = None) -> str:
     console = Console(file=io.StringIO(), width=140)
-    result.print_summary(console, stage)
+    print_summary(result, console, stage)
     return console.file.getvalue()
 
 
@@ -90,7 +91,7 @@ def test_names_are_whole_in_a_narrow_terminal():
     result = RunResult("consume", "r", "failed", tables={"public.customers": TableResult()})
     result.targets.leave_behind({"warehouse.order_positions": ApplyError("no")})
     console = Console(file=io.StringIO(), width=80)
-    result.print_summary(console)
+    print_summary(result, console)
     lines = console.file.getvalue().splitlines()
     (line,) = [line for line in lines if "warehouse.order_positions" in line]
     assert line.endswith("failed: ApplyError  ")
