@@ -438,7 +438,7 @@ def _by_batch(table: TargetVersion, *statistics: tuple[Any, ...]) -> list[dict[s
     if not {name for name, *_ in statistics} <= {*files.column_names}:
         return []
     files = files.append_column("batch", files["partition.batch"].cast(pa.int64()))
-    return files.group_by("batch").aggregate(list(statistics)).sort_by("batch").to_pylist()
+    return list(files.group_by("batch").aggregate([*statistics]).sort_by("batch").to_pylist())
 
 
 def landmarks(
