@@ -5,13 +5,17 @@ lock.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
+from pyarrow.fs import FileSelector
 
 from waldelta.errors import TargetNotWritable
 from waldelta.failpoints import fault_point
@@ -61,6 +65,30 @@ def division_folder(lake: Lake, table_name: str) -> str:
     written; it is as copy_folder().
     """
     return f"{lake.bookkeeping(STAGING).uri}/{_prefix(table_name)}division"
+
+
+def write_record(lake: Lake, folder: str, name: str, record: object) -> str:
+    """Write what a task records in one of these folders, as JSON, which it returns; it replaces one
+    of this name.
+    """
+    parent, _, last = folder.rpartition("/")
+    files, text = lake.files(parent), json.dumps(record)
+    files.create_dir(last)
+    with files.open_output_stream(f"{last}/{name}.json") as sink:
+        sink.write(text.encode())
+    return text
+
+
+def read_records(lake: Lake, folder: str) -> Iterator[dict[str, Any]]:
+    """Yields what tasks have recorded in a folder; one that a kill has cut short is left out."""
+    files = lake.files(folder)
+    for info in files.get_file_info(FileSelector("", allow_not_found=True)):
+        if not info.is_file:
+            continue
+        with files.open_input_file(info.path) as source:
+            text = source.read()
+        with suppress(ValueError):
+            yield json.loads(text)
 
 
 def find_leftovers(

@@ -12,13 +12,12 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow.fs import FileSelector, FileType
+from pyarrow.fs import FileType
 
 from waldelta.changes.stage.net_files import batches, parts_at_once
 from waldelta.errors import EmptyPartitionValue
@@ -26,7 +25,7 @@ from waldelta.failpoints import fault_point
 from waldelta.lake import DeltaTarget, Tag, TargetVersion, remove_folder
 from waldelta.lake.data_file import DataFiles, new_prefix
 from waldelta.lake.layout import HeldFile, Layout, NewFile, Redefinition, statistics_within
-from waldelta.lake.staging_leftovers import division_folder
+from waldelta.lake.staging_leftovers import division_folder, read_records, write_record
 from waldelta.lake.storage import sync_files
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
@@ -62,12 +61,7 @@ class _Records:
             "former": [file.path for file in former],
             "files": [[f.path, f.size, f.stats, {**f.partition}] for f in files],
         }
-        parent, _, name = self.folder.rpartition("/")
-        folder, text = self.place.lake.files(parent), json.dumps(record)
-        folder.create_dir(name)
-        with folder.open_output_stream(f"{name}/{uuid.uuid4()}.json") as sink:
-            sink.write(text.encode())
-        return text
+        return write_record(self.place.lake, self.folder, str(uuid.uuid4()), record)
 
     def read(self, held: set[str]) -> dict[str, list[NewFile]]:
         """Returns the new files by the former file whose rows they have; a task's are under the
@@ -78,7 +72,7 @@ class _Records:
         the commit they are the table's own, and another run may be about to commit them.
         """
         new: dict[str, list[NewFile]] = {}
-        for record in self._stored():
+        for record in read_records(self.place.lake, self.folder):
             files = [NewFile(*file) for file in record["files"]]
             is_valid = record["origin"] == self._origin and held >= {*record["former"]}
             is_first = new.keys().isdisjoint(record["former"])
@@ -86,17 +80,6 @@ class _Records:
                 first, *others = record["former"]
                 new |= {first: files} | {path: [] for path in others}
         return new
-
-    def _stored(self) -> list[dict[str, list[str]]]:
-        parent, _, name = self.folder.rpartition("/")
-        folder = self.place.lake.files(parent)
-        listed = folder.get_file_info(FileSelector(name, allow_not_found=True))
-        records = []
-        for one in listed:
-            # A record that a kill has cut short counts for nothing.
-            with suppress(ValueError), folder.open_input_stream(one.path) as source:
-                records.append(json.loads(source.read()))
-        return records
 
     def _are_there(self, paths: list[str]) -> bool:
         infos = self.place.files.get_file_info(paths) if paths else []

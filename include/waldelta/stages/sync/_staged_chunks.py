@@ -16,12 +16,10 @@ commit them.
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -29,7 +27,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pyarrow.dataset as ds
-from pyarrow.fs import FileSelector, FileSystem
+from pyarrow.fs import FileSystem
 
 from waldelta.changes.merge.compare import without_keys
 from waldelta.changes.stage.net_files import parts_at_once
@@ -39,6 +37,7 @@ from waldelta.lake import Lake, TargetVersion, remove_folder, staging_folder
 from waldelta.lake.changelog import BatchNumbers, Snapshot
 from waldelta.lake.layout import HeldFile, log_path
 from waldelta.lake.ledger import TableState
+from waldelta.lake.staging_leftovers import read_records, write_record
 from waldelta.lake.storage import sync_files
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, unexpected_error
@@ -127,13 +126,9 @@ class ChunkLog:
         sync_files(uri, [file["path"] for file in files])
         ranges = [(c.leaves[0].oid, c.first_block, c.last_block) for c in chunks]
         entry = {"origin": self.origin, "snapshot": self.snapshot, "lsn": self.lsn}
-        text = json.dumps(entry | {"chunks": ranges, "files": list(files)})
-        parent, _, name = self.folder.rpartition("/")
-        folder = self.lake.files(parent)
-        folder.create_dir(name)
+        entry |= {"chunks": ranges, "files": list(files)}
         leaf, first, _ = ranges[0]
-        with folder.open_output_stream(f"{name}/{leaf}-{first}.json") as sink:
-            sink.write(text.encode())
+        write_record(self.lake, self.folder, f"{leaf}-{first}", entry)
         fault_point("sync.staged")
 
     def read(self, table: TargetVersion) -> list[ChunkFiles]:
@@ -142,7 +137,7 @@ class ChunkLog:
         Raises NeedsSync when it isn't of this origin, or when its files were committed.
         """
         attempts = []
-        for entry in self._entries():
+        for entry in read_records(self.lake, self.folder):
             of = entry["origin"]
             if changes := sorted(name for name in self.origin if of.get(name) != self.origin[name]):
                 raise NeedsSync(f"{' and '.join(changes)} changed since")
@@ -158,18 +153,11 @@ class ChunkLog:
 
     def paths(self) -> set[str]:
         """Returns the recorded files, of whatever origin."""
-        return {file["path"] for entry in self._entries() for file in entry["files"]}
-
-    def _entries(self) -> Iterator[dict[str, Any]]:
-        files = self.lake.files(self.folder)
-        for info in files.get_file_info(FileSelector("", allow_not_found=True)):
-            if not info.is_file:
-                continue
-            with files.open_input_file(info.path) as source:
-                text = source.read()
-            # A task that was killed may have left a record that isn't complete.
-            with suppress(ValueError):
-                yield json.loads(text)
+        return {
+            file["path"]
+            for entry in read_records(self.lake, self.folder)
+            for file in entry["files"]
+        }
 
     def remove(self) -> bool:
         """Remove the records; the files stay. Returns whether there were any."""
