@@ -194,7 +194,7 @@ INIT_OPTIONS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
         "--yes": {"action": "store_true", "help": "take all tables and ask nothing"},
     }
 )
-_OWN: Mapping[str, tuple[str, _Options]] = MappingProxyType(
+VERBS: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     {
         "check": (
             "test whether setup would work and print its plan; changes nothing",
@@ -328,7 +328,7 @@ _PLACE: dict[str, Any] = {
     "help": "the pipeline files; WALDELTA_PIPELINES by default",
 }
 # The verbs that need no pipeline file: what each does, its arguments.
-_WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
+VERBS_WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
     {
         "rehearse": (
             "run a migration on a throw-away server, with the pipeline behind it, and report",
@@ -477,9 +477,6 @@ ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = MappingProxyType(
         "repair": ("reconcile", {"repair": True}),
     }
 )
-# Used by the tests that compare each verb with Airflow's options and the documentation.
-VERBS: Final = tuple(_OWN)
-VERBS_WITHOUT_FILE: Final = tuple(_WITHOUT_FILE)
 
 
 def _program() -> str:
@@ -505,7 +502,7 @@ def build_parser(program: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{COMMAND} {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb, (does, own_options) in _OWN.items():
+    for verb, (does, own_options) in VERBS.items():
         # An abbreviation that is unique today may match another option later.
         verb_parser = verbs.add_parser(verb, help=does, description=does, allow_abbrev=False)
         verb_parser.add_argument("file", metavar="FILE", type=Path, help="the pipeline file")
@@ -521,7 +518,7 @@ def build_parser(program: str | None = None) -> argparse.ArgumentParser:
         verb_parser.set_defaults(
             **{option: None for option in ("stage", "tables") if f"--{option}" not in own_options}
         )
-    for verb, (does, own_options) in _WITHOUT_FILE.items():
+    for verb, (does, own_options) in VERBS_WITHOUT_FILE.items():
         program, _, last = verb.rpartition(" ")
         parsers = verbs
         if program:  # It has verbs of its own, by which waldelta sets it up.

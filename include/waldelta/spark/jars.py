@@ -27,7 +27,7 @@ from waldelta.spark.settings import (
     JARS_VARIABLE,
     LOG_STORE_JAR,
     S3_JARS,
-    has_conf_file,
+    conf_files,
     pyspark_folder,
 )
 
@@ -55,7 +55,7 @@ def check_java() -> FoundJava | None:
 
     This starts no process. None, and nothing is checked, where a spark-env.sh may set JAVA_HOME.
     """
-    if has_conf_file("spark-env.sh"):
+    if conf_files("spark-env.sh"):
         return None
     home = os.environ.get("JAVA_HOME")
     if home:
@@ -322,7 +322,6 @@ def _check_own(folder: Path) -> None:
 
 
 def _fetch(store: Store, delta_jars: Path, folder: Path) -> None:
-    fingerprint = _fingerprint(store)
     stamp = folder / _STAMP
     if has_store_jars(folder, store):
         return
@@ -341,7 +340,7 @@ def _fetch(store: Store, delta_jars: Path, folder: Path) -> None:
         for compiler in downloaded.glob("org.eclipse.jdt_ecj-*.jar"):
             check_jar(compiler)
             compile_log_store(folder / LOG_STORE_JAR, compiler, delta_jars)
-    stamp.write_text(fingerprint)
+    stamp.write_text(_fingerprint(store))
 
 
 def has_store_jars(folder: Path, store: Store) -> bool:

@@ -452,16 +452,12 @@ def shared_settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterato
                 use.restored.close()
 
 
-def set_settings(
-    spark: SparkSession, settings: Mapping[str, str] = SESSION_SETTINGS
-) -> dict[str, str | None]:
-    """Set the settings that differ; returns their earlier values, None for those not set.
+def set_settings(spark: SparkSession, settings: Mapping[str, str] = SESSION_SETTINGS) -> None:
+    """Set the settings that differ.
 
     Raises ConfigError for a setting that the session refuses, or that has another value afterwards.
     """
-    earlier_values = _different(spark, settings)
-    _set_all(spark, settings, earlier_values)
-    return earlier_values
+    _set_all(spark, settings, _different(spark, settings))
 
 
 def is_connect(spark: SparkSession) -> bool:

@@ -116,7 +116,7 @@ def log_store_settings() -> dict[str, str]:
     """
     compiled = (jars_folder() / S3_JARS / LOG_STORE_JAR).exists()
     has_log_store = any(
-        _OWN_LOG_STORE.search(file.read_text()) for file in _conf_files("spark-defaults.conf")
+        _OWN_LOG_STORE.search(file.read_text()) for file in conf_files("spark-defaults.conf")
     )
     if has_log_store or not compiled:
         return {}
@@ -157,7 +157,7 @@ def log_settings() -> dict[str, str]:
     A log4j2.properties in Spark's own configuration folder takes precedence.
     """
     settings = {"spark.log.level": "WARN"}
-    if log_level() == "DEBUG" or has_conf_file("log4j2.*"):
+    if log_level() == "DEBUG" or conf_files("log4j2.*"):
         return settings
     return settings | {
         "spark.driver.defaultJavaOptions": f"-Dlog4j2.configurationFile={LOG4J.as_uri()}"
@@ -174,15 +174,8 @@ def log_level() -> str:
     return level
 
 
-def has_conf_file(pattern: str) -> bool:
-    """Returns whether Spark's configuration folder has such a file.
-
-    That is SPARK_CONF_DIR, or conf in SPARK_HOME.
-    """
-    return bool(_conf_files(pattern))
-
-
-def _conf_files(pattern: str) -> list[Path]:
+def conf_files(pattern: str) -> list[Path]:
+    """Returns such files of Spark's configuration folder: SPARK_CONF_DIR, or conf in SPARK_HOME."""
     home, conf = os.environ.get("SPARK_HOME"), os.environ.get("SPARK_CONF_DIR")
     folder = Path(conf) if conf else Path(home) / "conf" if home else None
     return [] if folder is None else sorted(folder.glob(pattern))
