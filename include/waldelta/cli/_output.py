@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from waldelta.config import PipelineFile
-    from waldelta.pipeline import RunResult
     from waldelta.stages.setup.setup import SetupPlan
 
 # What an installation calls the command line, and what messages and pages call it.
@@ -51,16 +50,6 @@ class Output:
             self._document = document
         else:
             sys.stdout.write(f"{visible(text)}\n" if isinstance(text, str) else rendered(text))
-
-    def show_run(self, result: RunResult, stage: str | None) -> None:
-        """Print a run's summary, of its one ``stage`` if it ran only that."""
-        if self.as_json:
-            judged = {"expectations": result.expectations()} if result.verb == "validate" else {}
-            self._document = result.document() | judged
-        else:
-            from waldelta.cli._run_summary import print_summary
-
-            print_summary(result, terminal(), stage)
 
     def fail(self, error: Mapping[str, Any]) -> None:
         """Keep an error, as describe_error() has it, for close()."""

@@ -26,7 +26,14 @@ from waldelta.cli._options import (
     parse,
     request_of,
 )
-from waldelta.cli._output import Output, plan_document, plan_text, waiting_details, waiting_table
+from waldelta.cli._output import (
+    Output,
+    plan_document,
+    plan_text,
+    terminal,
+    waiting_details,
+    waiting_table,
+)
 from waldelta.config import load_pipeline_file
 from waldelta.config.airflow_connection import take_from_airflow
 from waldelta.config.pipeline_folder import pipeline_paths
@@ -337,13 +344,24 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output)
             result = _run(runner, job, options)
         except RunFailed as failed:
             result, cause = failed.result, failed.__cause__
-    output.show_run(result, stage=options.stage[0] if options.stage else None)
+    show_run(output, result, options.stage[0] if options.stage else None)
     if options.result is not None:
         result.write(options.result)
     if cause is not None:
         _log_last(cause)
         output.fail(describe_error(cause))
         raise SystemExit(1)
+
+
+def show_run(output: Output, result: RunResult, stage: str | None = None) -> None:
+    """Print a run's summary, of its one ``stage`` if it ran only that."""
+    if output.as_json:
+        judged = {"expectations": result.expectations()} if result.verb == "validate" else {}
+        output.show(result.document() | judged, "")
+    else:
+        from waldelta.cli._run_summary import print_summary
+
+        print_summary(result, terminal(), stage)
 
 
 def _run(runner: Any, job: Job, options: argparse.Namespace) -> RunResult:

@@ -68,12 +68,11 @@ def dbt_sources(job: Job) -> str:
 def _table(
     job: Job, state: TableState, comments: Comments, expectations: Iterable[OwnExpectation]
 ) -> dict[str, Any]:
-    tests, target = _tests(state, expectations), job.lake.target(state.table_name)
+    tests = _tests(state, expectations)
     table: dict[str, Any] = {
         "name": split_table_name(job.lake.stored_name(state.table_name))[1],
         "description": comments.get((state.table_name, None), ""),
-        # By these, dbt-duckdb finds the table; other adapters have a catalog.
-        "config": {"meta": {"plugin": "delta", "delta_table_path": target.uri}},
+        "config": {"meta": job.lake.target(state.table_name).dbt_properties},
         "columns": [
             {
                 "name": column.name,

@@ -17,7 +17,7 @@ from waldelta.cli._output import (
     waiting_details,
     waiting_table,
 )
-from waldelta.cli.command_line import _Formatter, main
+from waldelta.cli.command_line import _Formatter, main, show_run
 from waldelta.pipeline import RunResult
 
 ERROR = {"class": "SlotLost", "message": "slot 'a' is lost", "retryable": False}
@@ -46,10 +46,10 @@ def test_json_is_one_document(document, error, printed, capsys):
 
 def test_a_run_is_its_result(capsys):
     output, result = Output(as_json=True), RunResult("consume", "r1", "succeeded")
-    output.show_run(result, None)
+    show_run(output, result)
     output.close()
     assert json.loads(capsys.readouterr().out) == json.loads(result.to_json())
-    Output(as_json=False).show_run(result, None)
+    show_run(Output(as_json=False), result)
     assert capsys.readouterr().out.startswith("consume r1: succeeded")
 
 
