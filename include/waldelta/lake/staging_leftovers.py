@@ -80,10 +80,13 @@ def write_record(lake: Lake, folder: str, name: str, record: object) -> str:
 
 
 def read_records(lake: Lake, folder: str) -> Iterator[dict[str, Any]]:
-    """Yields what tasks have recorded in a folder; one that a kill has cut short is left out."""
+    """Yields what tasks have recorded in a folder; one that a kill has cut short is left out.
+
+    A store may list the object by which Spark's S3A marks the folder, without a name.
+    """
     files = lake.files(folder)
     for info in files.get_file_info(FileSelector("", allow_not_found=True)):
-        if not info.is_file:
+        if not (info.is_file and info.path):
             continue
         with files.open_input_file(info.path) as source:
             text = source.read()
