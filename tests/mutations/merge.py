@@ -97,8 +97,8 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/merge/by_file.py",
-        "is_whole = sum(net.rows) == net_changes(tag.counts)",
-        "is_whole = sum(net.rows) <= net_changes(tag.counts)",
+        "if sum(net.rows) != net_changes(tag.counts):",
+        "if sum(net.rows) > net_changes(tag.counts):",
         "Net changes whose staged file is gone are committed as complete.",
         (_FILE,),
     ),
