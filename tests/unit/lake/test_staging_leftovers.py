@@ -3,10 +3,12 @@
 import os
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
+from pyarrow.fs import FileInfo, FileSelector, FileType
 
 from tests.support.bookkeeping import read_expectation_results
 from tests.unit.lake.ledger.test_ledger import NOON, OLD
@@ -14,7 +16,14 @@ from waldelta.errors import TargetNotWritable
 from waldelta.lake import Lake, local_path, remove_folder, staging_folder, write_parquet
 from waldelta.lake.ledger import ExpectationResult, Ledger, now
 from waldelta.lake.ledger.check_records import keep_results
-from waldelta.lake.staging_leftovers import find_leftovers, staged_for, take_over
+from waldelta.lake.staging_leftovers import (
+    copy_folder,
+    find_leftovers,
+    read_records,
+    staged_for,
+    take_over,
+    write_record,
+)
 from waldelta.lake.storage import remove_empty_log
 
 DAY = timedelta(days=1)
@@ -168,3 +177,16 @@ def test_old_results_of_expectations_go(lake):
     ledger.append_all([result(NOON, "new")])
     assert table.prune(lambda rows: keep_results(rows, NOON - DAY)) == 2
     assert [r.run_id for r in read_expectation_results(lake)] == ["idle", "new"]
+
+
+def test_only_whole_records_of_tasks_are_read(lake):
+    """One may be cut short by a kill. A store may list an object that marks the folder."""
+    folder = copy_folder(Lake(lake), "public.t")
+    for name in ("whole", "cut short"):
+        write_record(Lake(lake), folder, name, {"name": name})
+    (Path(urlsplit(folder).path) / "cut short.json").write_text('{"name"')
+    files = Lake(lake).files(folder)
+    listed = [FileInfo("", FileType.File), *files.get_file_info(FileSelector(""))]
+    store = SimpleNamespace(get_file_info=lambda _: listed, open_input_file=files.open_input_file)
+    assert list(read_records(SimpleNamespace(files=lambda _: store), folder)) == [{"name": "whole"}]
+    assert list(read_records(Lake(lake), f"{folder}-absent")) == []
