@@ -32,6 +32,7 @@ from typing import Any
 
 import adbc_driver_postgresql.dbapi as _adbc  # noqa: F401 - imported before the first fork
 import psycopg
+from deltalake import DeltaTable
 
 import waldelta.failpoints
 from tests.oracles.compare import compare_target
@@ -63,15 +64,13 @@ analyze t
 """
 _FILTERS = ("part < 3", "part < 2", "part > 0", "part <> 1")
 _MOST_KILLS = 5
-_WITHOUT_SPARK = ("copy", "copy that continues", "resync", "resync that continues", "replay",
-                  "reconcile", "external commits")  # fmt: skip
 _OURS = "application_name like 'waldelta%' and datname = 'postgres'"
 
 Work = Callable[[], list[str]]
 
 
 def _runner() -> InProcess:
-    """Returns what runs in this process; another filter, or a renamed column, starts a JVM."""
+    """Returns what runs in this process, and starts a JVM where it needs Spark."""
     return InProcess(lambda: spark_session(name="mend"))
 
 
@@ -133,14 +132,18 @@ class Scene:
 
     def damage(self) -> None:
         """Change, remove and invent rows of the target; runs as a process of its own."""
-        table, some = self.pipeline.job().lake.target(T).open().table, self.random.randrange(2000)
+        table, some = self._table(), self.random.randrange(2000)
         table.update(updates={"v": "'damaged'"}, predicate=f"id between {some} and {some + 20}")
         table.delete(f"id between {some + 30} and {some + 40}")
 
     def damage_replayed(self) -> None:
         """Damage rows that the latest run brought."""
-        table = self.pipeline.job().lake.target(T).open().table
-        table.update(updates={"v": "'damaged'"}, predicate="id < 100 and part < 2")
+        self._table().update(updates={"v": "'damaged'"}, predicate="id < 100 and part < 2")
+
+    def _table(self) -> DeltaTable:
+        """Returns the target as another program opens it, from the store itself."""
+        lake = self.pipeline.job().lake
+        return DeltaTable(lake.target(T).uri, storage_options=lake.storage_options)
 
     def differences(self) -> list[str]:
         """Returns what is wrong with target and change log, after an ordinary run."""
@@ -363,7 +366,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=600)
     parser.add_argument("--s3", action="store_true", help="the lake is in an S3 server")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
-    parser.add_argument("--only", nargs="+", help="jobs; by default those that need no JVM")
+    parser.add_argument("--only", nargs="+", help="jobs; by default all")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     chunks.LEAST_BYTES_PER_TASK = 1 << 16
@@ -372,7 +375,7 @@ def main() -> None:
     with ExitStack() as ending:
         store = ending.enter_context(new_store(options.seed)) if options.s3 else None
         kills = Kills(ending.enter_context(_scene(options.seed, store)))
-        names = [name for name in kills.jobs.all if name in (options.only or _WITHOUT_SPARK)]
+        names = [name for name in kills.jobs.all if name in (options.only or kills.jobs.all)]
         for name in itertools.cycle(names):
             if kills.where.total() >= options.kills or time.monotonic() > deadline:
                 break
