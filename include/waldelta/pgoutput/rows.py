@@ -68,7 +68,9 @@ class Columns:
     def note(
         self, k: int, into: slice | Positions, kind: Bytes, start: Positions, end: Positions
     ) -> None:
-        """Note the kind and the position of a column's values in some rows."""
+        """Note of column ``k`` in the rows ``into`` the kind byte of each value, and where its
+        bytes start and end (exclusive) in the message.
+        """
         self._kinds[k, into], self._starts[k, into], self._ends[k, into] = kind, start, end
 
     def allocate(self, *, complete: bool) -> None:

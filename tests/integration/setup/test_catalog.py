@@ -261,7 +261,7 @@ def test_what_is_published_is_what_postgresql_says(database, conn):
         "select pubname, schemaname, tablename, (select array_agg(a order by a) from"
         " unnest(attnames) a), rowfilter from pg_publication_tables order by 1, 2, 3"
     ).fetchall()
-    rows = fetch(conn, _MEMBERSHIPS, {"publications": names, "locked": []})
+    rows = fetch(conn, _MEMBERSHIPS, {"publications": names, "locked": [], "oids": None})
     read = [(r.publication, r.schema, r.name, sorted(r.column_names), r.row_filter) for r in rows]
     assert sorted(read, key=lambda row: row[:3]) == [
         (*row[:3], [str(a) for a in row[3]], row[4]) for row in told

@@ -273,9 +273,11 @@ def remaining_rows(
     *,
     base: tuple[Ints, str] | None,
 ) -> pa.Table:
-    """Returns net changes with the rows that these events produced.
+    """Returns net changes of the kind ``action``: for each chain of events on one key, the row
+    after its last event.
 
-    ``base`` has the events whose old or new key is the base key.
+    ``places`` are the numbers of the chains' last events. ``base`` has the events, and which of
+    their keys ("old" or "new") is the key under which the target has the row so far.
     """
     columns: dict[str, pa.ChunkedArray | pa.Array] = {"action": pa.repeat(action, len(places))}
     columns |= _base_columns(events, shape, base, len(places))

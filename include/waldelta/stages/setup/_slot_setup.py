@@ -237,9 +237,9 @@ def judge_history(job: Job, slot: SlotState | None) -> Iterable[Finding]:
 
 
 def _is_half_made(moves: Sequence[SlotMove], slot: SlotState) -> bool:
-    """Returns whether the slot was created by a setup that died before recording it.
+    """Returns whether a setup created this slot and died before it recorded that in the ledger.
 
-    Such a slot has not been read since.
+    Its newest record is then that it was about to.
     """
     return (
         bool(moves)

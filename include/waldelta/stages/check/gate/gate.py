@@ -279,7 +279,9 @@ def _check_enters(gate: TableGate, rows: StagedRows, verdicts: list[Verdict]) ->
 def _still_failing(
     files: NetFiles, copy: TableCopy, asides: list[Verdict]
 ) -> dict[int, StillFails]:
-    """Returns failing rows with their reasons, by their numbers."""
+    """Returns the rows of ``files`` that fail one of the verdicts ``asides``, by their numbers
+    there, with key, values and reasons.
+    """
     failing = _any_of(asides)
     found = files.at(failing)
     values = values_as_json(found, copy.columns, [()] * len(found))

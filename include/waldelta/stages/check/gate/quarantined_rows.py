@@ -455,7 +455,8 @@ def read_decided(ledger: Ledger, states: Iterable[TableState]) -> dict[str, list
 
 
 def decision_on(positions: Collection[PositionRange]) -> str:
-    """Returns what operators decided on the rows at these positions.
+    """Returns what operators did with quarantined rows: "accepted" for a range of one position,
+    which is a row's own, and "released" for a longer one, which is a table's.
 
     >>> decision_on([(1, 2)]), decision_on([(1, 2), (5, 9)])
     ('accepted', 'accepted or released')

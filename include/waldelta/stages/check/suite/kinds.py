@@ -348,7 +348,7 @@ def kind_of(type_name: str) -> ExpectationKind:
 
 
 def depends_on(planned: PlannedExpectation) -> DependsOn:
-    """Returns what decides the result of an expectation."""
+    """Returns what an expectation's result depends on, so which rows a run has to read for it."""
     return kind_of(planned.type).depends_on(planned)
 
 
