@@ -340,7 +340,8 @@ ERROR_CATALOG: Final = MappingProxyType(
             " of its filter was renamed; a target with `copy: false` needs a copy; or a replay"
             " can't place the key's columns.",
             "",
-            "follow the message, then sync the table: initial sync with tables"
+            "run _initial_sync with the table in tables, unless you choose another way that the"
+            " message offers"
             " (docs/how-to/migrate-a-schema.md)",
             "public.orders is called public.sales on the source now, …",
         ),

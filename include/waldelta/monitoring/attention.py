@@ -130,8 +130,8 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
         ),
         "failed_expectations": AttentionKind(
             "Data quality",
-            "look at the rows on the table's page; correct them at the source, or the"
-            " expectation in its file",
+            "look at the rows that fail; correct them at the source, or the expectation in its"
+            " file",
         ),
         "warned_expectations": AttentionKind("Data quality", "read the table's page"),
         "unevaluated_expectations": AttentionKind(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import takewhile
-from typing import Any
+from typing import Any, get_args
 
 from waldelta.config import DagKind, PipelineFile, dag_id_of
 from waldelta.error_catalog import ERROR_CATALOG, ERRORS
@@ -76,6 +76,8 @@ _HEALS = {
 _WORDS = {"failed": "problem", "ok": "fine", "unknown": "not set up"}
 # A remedy's path into the repository, which a page doesn't lead to.
 _PATH = re.compile(r":? \(?docs/\S+")
+# A remedy's DAG, which lacks the pipeline's name.
+_DAG = re.compile(rf"(?<!\w)_({'|'.join(get_args(DagKind))})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def read_headline(
     sentence, cause = first.text, ""
     if first.cause and f": {first.cause}: " in first.text:
         sentence, _, cause = first.text.partition(": ")
-    remedy = remedy_of(first.kind, first.cause)
+    remedy = remedy_of(name, first.kind, first.cause)
     if first.kind == "data_gap" and glance.gaps:
         gap = glance.gaps[0]
         cause, remedy = f"{gap.cause}: {gap.detail}", gap.remedy
@@ -161,16 +163,16 @@ def read_headline(
     )
 
 
-def remedy_of(kind: str, cause: str = "") -> str:
+def remedy_of(pipeline: str, kind: str, cause: str = "") -> str:
     """Returns what a person may do: about a run's error what the error's class says.
 
-    >>> remedy_of("failed_run", "SchemaChanged")
-    'follow the message, then sync the table: initial sync with tables'
+    >>> remedy_of("shop", "different")
+    "revoke the other writer's permission, then run shop_reconcile with repair"
     """
     remedy = KINDS[kind].remedy
     if kind == "failed_run" and cause in ERROR_CATALOG:
         remedy = ERROR_CATALOG[cause].remedy
-    return _PATH.sub("", remedy).replace("*", "")
+    return _DAG.sub(rf"{pipeline}_\1", _PATH.sub("", remedy).replace("*", ""))
 
 
 def failed_sentence(failed: Sequence[FailedExpectation]) -> tuple[str, str]:

@@ -259,7 +259,9 @@ def run_page(request: PipelineRequest, verb: str, run_id: str) -> tuple[str, boo
         verb=verb,
         run_id=run_id,
         run=details,
-        headline=_headline_of_run(details, dag_run) if details is not None else None,
+        headline=None
+        if details is None
+        else _headline_of_run(request.pipeline.pipeline, details, dag_run),
         reports=reports_of(request.pipeline, run_id) if details is not None else {},
         dag_id=dag_id,
         dag_run=dag_run,
@@ -270,7 +272,7 @@ def run_page(request: PipelineRequest, verb: str, run_id: str) -> tuple[str, boo
     return text, details is not None
 
 
-def _headline_of_run(details: RunDetails, dag_run: DagRunTasks | None) -> Headline:
+def _headline_of_run(pipeline: str, details: RunDetails, dag_run: DagRunTasks | None) -> Headline:
     """Returns a run's state, and what a person may do about its error."""
     line, kind = details.line, details.error.get("class") or ""
     is_retried = line.status == "failed" and dag_run is not None and dag_run.is_under_way
@@ -283,10 +285,10 @@ def _headline_of_run(details: RunDetails, dag_run: DagRunTasks | None) -> Headli
     if status != "failed":
         return headline
     is_of_check = details.failed and kind == QualityFailed.__name__
-    remedy = remedy_of("failed_run", kind) if kind in ERROR_CATALOG else ""
+    remedy = remedy_of(pipeline, "failed_run", kind) if kind in ERROR_CATALOG else ""
     return replace(
         headline,
-        remedy=remedy_of("failed_expectations") if is_of_check else remedy,
+        remedy=remedy_of(pipeline, "failed_expectations") if is_of_check else remedy,
         action=NextStep("See the rows", "#failed") if details.failed else None,
     )
 
@@ -416,7 +418,7 @@ def _headline_of_table(
         return replace(headline, cause=headline.cause or reason or "")
     cause, run_id = failure
     address = url(base, "p", pipeline.pipeline, "run", ANY_VERB, run_id)
-    remedy = remedy_of("failed_run", cause.partition(":")[0])
+    remedy = remedy_of(pipeline.pipeline, "failed_run", cause.partition(":")[0])
     return replace(headline, cause=cause, remedy=remedy, action=NextStep("See the error", address))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from waldelta.cli._options import _OWN, ALIASES
+from waldelta.cli._options import ALIASES, VERBS
 from waldelta.cli._output import COMMAND
 from waldelta.cli.command_line import main
 from waldelta.jobs import Pipeline
@@ -86,7 +86,7 @@ def named_commands():
     """Each verb and its options; single stages are named for consume."""
     return {
         (verb, option)
-        for verb, (_, options) in _OWN.items()
+        for verb, (_, options) in VERBS.items()
         for option in ("", *(name for name in options if name.startswith("--")))
         if (option != "--stage" or verb == "consume") and verb not in ALIASES
     }

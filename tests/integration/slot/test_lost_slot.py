@@ -129,10 +129,10 @@ def test_a_dropped_slot(runner, database, lake, monkeypatch):
             lambda: run_resync(runner, again, ["public.kept"]),
         ),
         (
-            "waldelta.stages.sync.sync._check_not_removed",
+            "waldelta.stages.sync.sync.check_not_removed",
             lambda: run_resync(runner, again, ["public.kept"]),
         ),
-        ("waldelta.stages.sync.sync._check_not_removed", lambda: consume(runner, again)),
+        ("waldelta.stages.sync.sync.check_not_removed", lambda: consume(runner, again)),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(step, kill)

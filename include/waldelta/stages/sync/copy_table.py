@@ -69,7 +69,7 @@ from waldelta.stages.sync._write import (
     keeps_earlier_rows,
     write_copy,
 )
-from waldelta.stages.sync._write_files import RowDiff, WrittenCopy
+from waldelta.stages.sync._write_files import ChunkReader, RowDiff, WrittenCopy
 from waldelta.stages.sync.skipped_copy import SkippedCopy, skip_copy
 
 
@@ -381,8 +381,7 @@ def _copy_rows(
         source.copy,
         target_columns(table, target.types_of(name), target.metadata_columns),
         max(1, len(tasks)),
-        # A partition root without leaves has one task with nothing to read.
-        lambda number: source.read(number, tasks[number]) if tasks else iter(()),
+        _reader(source, tasks),
         _tag(job, holder, name, attempt),
         SnapshotMoment(holder.lsn, snapshot.at),
         snapshot.end,
@@ -409,6 +408,11 @@ def _tag(job: Job, holder: SnapshotHolder, name: str, attempt: Attempt) -> Tag:
         "lsn": str(holder.lsn),
     }
     return Tag.of(sync_app_id(job.read_identity(), name), attempt.version, entries)
+
+
+def _reader(source: CopySource, tasks: Sequence[Sequence[Chunk]]) -> ChunkReader:
+    # A partition root without leaves has one task with nothing to read.
+    return lambda number: source.read(number, tasks[number]) if tasks else iter(())
 
 
 def source_as_of(

@@ -873,7 +873,7 @@ def test_a_table_whose_changes_wait_names_the_cause_and_its_run(shop, open_pages
     assert "SchemaChanged: public.orders: column a changed its type" in text
     assert re.search(r'href="/p/shop/run/any/stuck">See the error', text)
     assert "Heals by itself</dt><dd>no, as long as the latest run fails" in text
-    todo = "To do</dt><dd>follow the message, then sync the table"
+    todo = "To do</dt><dd>run shop_initial_sync with the table in tables"
     assert todo in text
     page = open_pages("viewer").get("/p/shop/run/any/stuck").text
     assert not lacking(page, "public.orders: column a changed its type", todo)
