@@ -374,9 +374,8 @@ def _run(runner: Any, job: Job, options: argparse.Namespace) -> RunResult:
         case "resync":
             from waldelta.jobs.sync import run_resync
 
-            result = run_resync(
-                runner, job, tables, options.reason, stages, accept_server=options.accept_server
-            )
+            server = options.accept_server
+            result = run_resync(runner, job, tables, options.reason, stages, accept_server=server)
         case "consume":
             from waldelta.jobs.consume import consume
 

@@ -53,9 +53,8 @@ def run_init(options: argparse.Namespace, output: Output) -> None:
     file = None if options.sql is None else load_pipeline_file(options.sql)
     with named_loss(conninfo), connect(conninfo, "waldelta init") as connection:
         inventory = read_inventory(connection, conninfo)
-        actual = read_publications(
-            connection, [] if file is None else file.source.publication_names
-        )
+        names = [] if file is None else file.source.publication_names
+        actual = read_publications(connection, names)
         if options.where is not None:
             (table,) = choose_named(inventory, options.tables)
             # PostgreSQL rejects it here, before the owner runs the SQL.

@@ -232,9 +232,8 @@ class DeltaTarget:
 
     def create_with(self, rows: pa.Table) -> None:
         """Create the table with its first rows, durably; raises TableError when there is one."""
-        write_deltalake(
-            self.uri, rows, mode="error", storage_options=self.lake.storage_options, **_ONE_COMMIT
-        )
+        storage = self.lake.storage_options
+        write_deltalake(self.uri, rows, mode="error", storage_options=storage, **_ONE_COMMIT)
         self.sync_commit(0)
 
     def create(self, columns: pa.Schema, **options: Any) -> TargetVersion:
@@ -500,9 +499,8 @@ class TargetVersion:
         }
         missing = needed.keys() - {*(listed or ())}
         if lacking := [needed[name][0] for name in sorted(missing) if needed[name][1]]:
-            self._stored.alter.add_feature(
-                lacking, allow_protocol_versions_increase=True, **_ONE_COMMIT
-            )
+            alter = self._stored.alter
+            alter.add_feature(lacking, allow_protocol_versions_increase=True, **_ONE_COMMIT)
             self.update()
             self.keep(self.version)
 
@@ -516,9 +514,8 @@ class TargetVersion:
             commit_files(self.table, self.place.uri, FileChange([], [], definition=action), None)
             self.keep(self.version + 1)
         else:
-            self._stored.alter.set_table_properties(
-                {**properties}, raise_if_not_exists=False, **_ONE_COMMIT
-            )
+            alter = self._stored.alter
+            alter.set_table_properties({**properties}, raise_if_not_exists=False, **_ONE_COMMIT)
             self.update()
             self.keep(self.version)
 

@@ -235,9 +235,8 @@ def _merge_staged(
         reraise=True,
     )
     if plan.decode.unfolding is not None:
-        return again(
-            merge_states, runner, job.lake.target(plan.state.table_name), plan, changes, tag
-        )
+        target = job.lake.target(plan.state.table_name)
+        return again(merge_states, runner, target, plan, changes, tag)
     if changes.net is None:
         check_whole(runner, changes)
     return again(_merge, runner, job, changes.source, plan, tag, fence)

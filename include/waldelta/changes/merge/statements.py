@@ -471,9 +471,8 @@ def merge_states(
             }
             write_parquet(folder, pa.table(rows))
             source = f"({_with_truncates(kept, source, folder)})"
-    return commit_statement(
-        runner, tag, kept.mode.statement(target.relation, kept, source, truncates)
-    )
+    statement = kept.mode.statement(target.relation, kept, source, truncates)
+    return commit_statement(runner, tag, statement)
 
 
 def _with_truncates(kept: Kept, source: str, folder: str) -> str:

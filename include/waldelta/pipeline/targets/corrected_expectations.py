@@ -41,9 +41,8 @@ def corrected(job: Job, tables: Iterable[str]) -> list[str]:
     if not failed:
         return []
     # As checks assign files: which table a file is for depends on all synced tables.
-    suites = assign_suites(
-        read_each(Path(quality.suites)), [state.table_name for state in synced_states(job)]
-    )
+    synced = [state.table_name for state in synced_states(job)]
+    suites = assign_suites(read_each(Path(quality.suites)), synced)
     rows = results.scan(_COLUMNS, None, of_tables(failed) & _OF_CHECKS)
     return sorted(
         name

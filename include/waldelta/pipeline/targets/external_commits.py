@@ -103,12 +103,13 @@ class Watch:
             _record(self.job, state, fresh)
         self._checked[state.table_name] = version
         vacuumed = expire_vacuumed(self.job, state.table_name, seen, only_new=False)
-        missing = (
-            f"{state.table_name}: its target's log has no version {seen.lacks} any more, so"
-            " external commits up to that version can't be detected"
-        )
-        lacking = [] if seen.lacks is None else [missing]
-        return [*self._describe(state, fresh), *vacuumed, *lacking]
+        warnings = [*self._describe(state, fresh), *vacuumed]
+        if seen.lacks is not None:
+            warnings.append(
+                f"{state.table_name}: its target's log has no version {seen.lacks} any more, so"
+                " external commits up to that version can't be detected"
+            )
+        return warnings
 
     def _describe(self, state: TableState, fresh: Sequence[ExternalCommit]) -> list[str]:
         if not fresh:

@@ -156,9 +156,10 @@ def upgrade(
 
 def merge_error(job: Job, state: TableState, err: BaseException) -> WaldeltaError:
     """Returns a failure to merge into a target as refusal() does, or else as writing_error()."""
-    return refusal(
-        job.lake.target(state.table_name), state.table_name, err, state.key_columns
-    ) or writing_error(state.table_name, err)
+    target = job.lake.target(state.table_name)
+    return refusal(target, state.table_name, err, state.key_columns) or writing_error(
+        state.table_name, err
+    )
 
 
 def external_commit(commit: Commit) -> ExternalCommit:

@@ -69,6 +69,11 @@ class OpenMessage:
         return MESSAGE_NAMES.get(raw[:1].decode("latin-1"), f"unknown ({raw[:1].hex()})")
 
     @property
+    def error(self) -> str:
+        """Why it can't be decoded."""
+        return self.row.reason or ""
+
+    @property
     def sent(self) -> SentMessage:
         """Its bytes and its position."""
         return (self.row.messages or [])[0]
@@ -369,5 +374,5 @@ def as_json(message: OpenMessage) -> dict[str, Any]:
         ],
         "run_id": row.run_id,
         "kind": message.kind,
-        "error": row.reason or "",
+        "error": message.error,
     }

@@ -169,13 +169,12 @@ def slot_that_stays(
             "the lake's bookkeeping doesn't know that this pipeline made it (was _waldelta"
             " removed?)"
         )
-    return [
-        (
-            f"slot {slot.name} stays and keeps {size(slot.retained_bytes)} of WAL, growing: {why};"
-            " unless another program reads it, drop it: select"
-            f" pg_drop_replication_slot('{slot.name}')"
-        )
-    ]
+    line = (
+        f"slot {slot.name} stays and keeps {size(slot.retained_bytes)} of WAL, growing: {why};"
+        " unless another program reads it, drop it: select"
+        f" pg_drop_replication_slot('{slot.name}')"
+    )
+    return [line]
 
 
 def copy_that_stays(conn: Connection, slot: str) -> list[str]:
@@ -183,13 +182,12 @@ def copy_that_stays(conn: Connection, slot: str) -> list[str]:
     copy = kept_copy(conn, slot)
     if copy is None:
         return []
-    return [
-        (
-            f"slot {copy} stays and keeps WAL, growing: it is the evidence of a mismatch"
-            " (ConsumeMismatch); after you have examined it, drop it:"
-            f" select pg_drop_replication_slot('{copy}')"
-        )
-    ]
+    line = (
+        f"slot {copy} stays and keeps WAL, growing: it is the evidence of a mismatch"
+        " (ConsumeMismatch); after you have examined it, drop it:"
+        f" select pg_drop_replication_slot('{copy}')"
+    )
+    return [line]
 
 
 def judge_waits(conn: Connection) -> Iterable[Finding]:

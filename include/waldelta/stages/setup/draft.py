@@ -530,10 +530,8 @@ def _reasons(relation: CatalogRelation) -> list[str]:
         "it belongs to an extension": relation.extension_owned,
         "it publishes no column, and a Delta table needs one": publishes_nothing,
     }
-    return [
-        *(reason for reason, applies in judged.items() if applies),
-        *clashes(relation.column_names, metadata_columns=True),
-    ]
+    names = clashes(relation.column_names, metadata_columns=True)
+    return [*(reason for reason, applies in judged.items() if applies), *names]
 
 
 _SERVER = """

@@ -183,9 +183,8 @@ class CopySource:
 
     def read(self, number: int, chunks: Iterable[Chunk]) -> Iterator[pa.RecordBatch]:
         """Yields the rows of a task's chunks."""
-        return read_chunks(
-            self.conninfo, self.copy, chunks, reader_name(self.holder_pid, number, self.copy.table)
-        )
+        name = reader_name(self.holder_pid, number, self.copy.table)
+        return read_chunks(self.conninfo, self.copy, chunks, name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -496,9 +496,8 @@ def count_raw_rows(runner: Runner, job: Job, table: str, version: int) -> int:
     """
     if not job.pipeline.target.metadata_columns:
         return 0
-    return (
-        job.lake.target(table).frame(runner.spark(), version).where(F.col(RAW).isNotNull()).count()
-    )
+    frame = job.lake.target(table).frame(runner.spark(), version)
+    return frame.where(F.col(RAW).isNotNull()).count()
 
 
 _EVERY_S = 5.0

@@ -181,9 +181,8 @@ def _copy_each(
 
     def is_merged(target: ReplicatedTarget) -> bool:
         name = str(target.id)
-        return job.pipeline.target.mode_of(name).keeps_rows and keeps_earlier_rows(
-            job, name, target.table.key_columns
-        )
+        mode = job.pipeline.target.mode_of(name)
+        return mode.keeps_rows and keeps_earlier_rows(job, name, target.table.key_columns)
 
     # A MERGE needs the session's settings for itself, so it runs alone.
     compares = any(order.former is not None for order in orders)

@@ -113,9 +113,8 @@ class ExpectedRows:
     @property
     def written(self) -> WrittenColumns:
         """Returns the target's columns that its rows are written to."""
-        return WrittenColumns(
-            [name for name, _ in self.copy.columns], self.shape, self.copy.lsn is not None
-        )
+        names = [name for name, _ in self.copy.columns]
+        return WrittenColumns(names, self.shape, self.copy.lsn is not None)
 
     @property
     def schema(self) -> pa.Schema:

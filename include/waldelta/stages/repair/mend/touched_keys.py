@@ -41,7 +41,8 @@ def changed_keys(
         return None
     identity = job.read_identity()
     change_log = job.change_log(identity)
-    batch_range = BatchRanges(change_log, job.read_landed_sizes(identity, *batches)).of(batches)
+    sizes = job.read_landed_sizes(identity, *batches)
+    batch_range = BatchRanges(change_log, sizes).of(batches)
     with job.source.connect("repair") as connection:
         present = read_catalog_state(connection, [state])[state.table_name]
         types, rules = partial(read_types, connection), schema_rules(job, state)

@@ -211,14 +211,8 @@ def _sides(
         key_columns(table, state.key_columns),
         holder.pid,
     )
-    target = TargetSide(
-        runner,
-        place,
-        feeding.version,
-        plan,
-        tuple(source.shown),
-        read_small(place, feeding.version),
-    )
+    small = read_small(place, feeding.version)
+    target = TargetSide(runner, place, feeding.version, plan, tuple(source.shown), small)
     return source, target, skipped_columns
 
 
@@ -370,9 +364,8 @@ def _waiting(job: Job, state: TableState, batches: BatchNumbers) -> int:
     if batches.is_empty:
         return 0
     identity = job.read_identity()
-    batch_range = BatchRanges(
-        job.change_log(identity), job.read_landed_sizes(identity, *batches)
-    ).of(batches)
+    sizes = job.read_landed_sizes(identity, *batches)
+    batch_range = BatchRanges(job.change_log(identity), sizes).of(batches)
     truncated = last_truncates(batch_range.stream, state, Snapshot.parse(state.snapshot))
     return batch_range.count(state) + len(truncated)
 

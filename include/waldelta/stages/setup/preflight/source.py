@@ -150,7 +150,8 @@ def privileges_needed(
         )
     if current is not None and not current.owned:
         yield owning(f"publication {state.name!r} belongs to {current.owner}")
-    if state.all_tables or (set(state.schemas) - set(current.schemas if current else ())):
+    new_schemas = set(state.schemas) - set(current.schemas if current else ())
+    if state.all_tables or new_schemas:
         yield owning(
             f"publication {state.name!r}: only a superuser may publish all tables or whole schemas"
         )

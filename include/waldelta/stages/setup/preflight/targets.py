@@ -160,9 +160,8 @@ def judge_columns(pipeline: PipelineFile, planned: PlannedTargets) -> Iterator[F
             stored = renamed(table, renames)
             if absent := sorted(renames.keys() - {column.name for column in table.columns}):
                 yield warning(f"{where}: {table.id} publishes no column {', '.join(absent)}")
-            for clash in clashes(
-                [column.name for column in stored.columns], metadata_columns=target.metadata_columns
-            ):
+            names = [column.name for column in stored.columns]
+            for clash in clashes(names, metadata_columns=target.metadata_columns):
                 yield problem(f"{where}: {clash}")
 
 
