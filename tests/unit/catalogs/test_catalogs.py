@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import polars as pl
 import pyarrow as pa
 import pytest
+from botocore import loaders
 from deltalake import write_deltalake
 from moto import mock_aws
 from moto.core import set_initial_no_auth_action_count
@@ -40,6 +43,14 @@ COLUMNS = [
     ColumnState("v", 25, -1, "text", "string", not_null=False, attnum=2),
 ]
 COMMENTS = {("public.orders", None): "what was sold", ("public.orders", "v"): "it's said"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _services_are_read_once() -> Iterator[None]:
+    """Each session of boto3 would read its services' descriptions again, for most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loaders, "create_loader", cache(loaders.create_loader))
+        yield
 
 
 @pytest.mark.parametrize(

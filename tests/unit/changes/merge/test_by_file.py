@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
+from tests.support.seeds import rounds
 from tests.unit.changes.merge.test_by_driver import (
     SCHEMA,
     held,
@@ -385,7 +386,7 @@ def test_random_duplicates_are_merged_as_in_a_small_target(job):
     def row():
         return rng.choice("ab"), rng.choice([1, 2, None]), rng.choice(["1.0", "1.00", None])
 
-    for attempt in range(12):
+    for attempt in rounds(24):
         made = keyless(job)
         write_duplicates(job, *([row() for _ in range(rng.randrange(1, 9))] for _ in range(4)))
         changes = [

@@ -9,6 +9,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.oracles.change_feed import TYPE, changes_by_delta_rs, compare_change_feed
+from tests.support.seeds import rounds
 from tests.unit.changes.merge import test_by_driver as by_driver
 from tests.unit.changes.merge import test_by_file as by_file
 from tests.unit.changes.merge.test_by_driver import held, rows, table, table_uri
@@ -115,7 +116,7 @@ def test_random_changes_are_shown_by_both_merges(job, monkeypatch):
     rng = random.Random(46)
     create(job, [A, B], [C])
     begin = table(job).version()
-    for batch in range(1, 25):
+    for batch in [number + 1 for number in rounds(48)]:
         keys = rng.sample(range(12), rng.randrange(1, 6))
         there = held(job)
         events = [

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from tests.support.seeds import chosen_random
+from tests.support.seeds import chosen_random, rounds
 from tests.unit.changes.decode.test_collapse import apply_one_by_one, random_events
 from tests.unit.changes.merge import test_by_driver, test_by_file
 from tests.unit.changes.merge.test_by_driver import (
@@ -53,7 +53,7 @@ def test_random_batches_equal_a_plain_simulation(job, merged, layout):
     rng = chosen_random()
     expected, last = {key: (f"b{key}", f"bt{key}") for key in range(6)}, 0
     write_files(job, *([(key, *values)] for key, values in expected.items()))
-    for batch in range(1, 13):
+    for batch in [number + 1 for number in rounds(32)]:
         if events := random_events(rng, expected, rng.randrange(1, 25)):
             last = batch
             assert merged(job, events, batch) is not None
