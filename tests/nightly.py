@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from typing import Final
 
 from tests.tiers import ROOT
@@ -19,19 +20,20 @@ from tests.tiers import ROOT
 LOGS: Final = ROOT / ".waldelta" / "nightly"
 # What names a failure in a part's output: pytest, the mutations, the fault matrix and random kills.
 _FAILURE: Final = re.compile(
-    r"^(?:FAILED|ERROR|failed) .+|.* not caught: .+|.*cells aren't well: .+|^seed \d+: .+"
-    r"|^\d+\. .+: (?!works).+",
+    r"^(?:FAILED|ERROR|failed) .+|.* not caught: .+|.*cells aren't well: .+"
+    r"|^seed \d+: .+(?<!, 0 differences)$|^\d+\. .+: (?!works|refused).+",
     re.MULTILINE,
 )
 
 
 def commands(soak_minutes: float) -> dict[str, list[str]]:
-    """Return the parts of a night and their commands."""
+    """Return the parts of a night and their commands. The date chooses the share of the soak."""
     module = [sys.executable, "-m"]
+    soak = ["soak", "--minutes", str(soak_minutes), "--number", str(datetime.now(UTC).toordinal())]
     return {
         "test-all": ["make", "test-all", "ARGS=--maxfail=0"],
         "mutations": [*module, "tests.mutations"],
-        "soak": [*module, "tests.share", "soak", "--minutes", str(soak_minutes)],
+        "soak": [*module, "tests.share", *soak],
         "versions": [*module, "tests.soak.versions"],
     }
 
@@ -41,7 +43,12 @@ def run(part: str, command: list[str]) -> tuple[int, list[str]]:
     LOGS.mkdir(parents=True, exist_ok=True)
     with (LOGS / f"{part}.log").open("w") as log:
         started = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
         )
         assert started.stdout is not None
         for line in started.stdout:

@@ -5,12 +5,13 @@
 The number of commits chooses the share, by files, so that as many numbers in a row as there are
 shares cover the tier. Whatever runs when the minutes are over is killed. Each result is printed by
 name, and so is what wasn't reached, which counts as neither passed nor failed. A share of the soak
-leaves a quarter of its minutes to cells of the fault matrix and to random kills.
+leaves a quarter of its minutes to cells of the fault matrix and to kills.
 """
 
 import argparse
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -44,11 +45,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def share(tests: list[str], number: int, shares: int) -> list[str]:
-    """Return the tests of one share; a file's stay together, because they share fixtures."""
-    sizes = Counter(test.partition("::")[0] for test in tests)
-    files = sorted(sizes, key=lambda file: (-sizes[file], file))
-    own = {file for place, file in enumerate(files) if place % shares == number % shares}
-    return [test for test in tests if test.partition("::")[0] in own]
+    """Return the tests of one share; a file's stay together, because they share fixtures.
+
+    The number shuffles the files: what a share doesn't reach is something else the next time.
+    """
+    files: dict[str, list[str]] = {}
+    for test in tests:
+        files.setdefault(test.partition("::")[0], []).append(test)
+    own = sorted(files, key=lambda file: (-len(files[file]), file))[number % shares :: shares]
+    random.Random(number).shuffle(own)
+    return [test for file in own for test in files[file]]
 
 
 def run_tests(tier: str, tests: list[str], ends: float) -> bool:
@@ -98,13 +104,18 @@ def collected(tier: str) -> list[str]:
 
 
 def run_programs(number: int, minutes: float) -> bool:
-    """Run some cells of the fault matrix and some random kills; returns whether one failed."""
+    """Run cells of the fault matrix and both kinds of kills; returns whether a program failed."""
+    steps = ",".join(step.name for step in STEPS[number % SHARES["soak"] :: SHARES["soak"]])
     failed = False
     with tempfile.TemporaryDirectory() as folder:
-        steps = ",".join(step.name for step in STEPS[number % SHARES["soak"] :: SHARES["soak"]])
-        for program, more in (("fault_matrix", ["--steps", steps]), ("random_kills", [])):
-            command = [sys.executable, "-m", f"tests.soak.{program}", "--results", folder, *more]
-            command += ["--minutes", f"{minutes / 2:.1f}", "--seed", str(number)]
+        programs = (
+            ["fault_matrix", "--results", folder, "--steps", steps],
+            ["random_kills", "--results", folder, *([], ["--connect"], ["--s3"])[number % 3]],
+            ["mend_kills", *([], ["--s3"])[number % 2]],
+        )
+        for program, *more in programs:
+            command = [sys.executable, "-m", f"tests.soak.{program}", *more]
+            command += ["--minutes", f"{minutes / len(programs):.1f}", "--seed", str(number)]
             done = subprocess.run(command, cwd=ROOT, check=False)
             failed |= done.returncode != 0
     return failed

@@ -25,6 +25,9 @@ def test_the_shares_cover_the_tier_and_keep_files_together():
     assert sorted(test for own in shares for test in own) == sorted(tests)
     files = [{test.partition("::")[0] for test in own} for own in shares]
     assert sum(map(len, files)) == 7
+    orders = {tuple(share.share(tests, number, 3)) for number in range(12, 100, 3)}
+    # In an order that the number chooses: a share of three files has six.
+    assert len(orders) == 6
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,10 @@ def test_the_shares_cover_the_tier_and_keep_files_together():
         ("130 of 130 mutations caught", False),
         ("1 cells aren't well: ['land.begun | driver']", True),
         ("not reached tests/integration/test_x.py::test_y", False),
+        ("seed 7: repair: the targets differ; 3 kills", True),
+        ("seed 7: 200 kills, 0 differences", False),
+        ("3. Python 3.13, Airflow 3.3.2, Spark 4.2.0, PostgreSQL 15: fails (9 s)", True),
+        ("13. Python 3.12, Airflow 3.0.6, Spark 4.2.0, PostgreSQL 18: refused (9 s)", False),
     ],
 )
 def test_a_nights_report_names_what_failed(line, is_failure):
