@@ -2,7 +2,6 @@
 
 import socket
 import ssl
-import time
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
@@ -96,10 +95,8 @@ CASES = {
 @pytest.mark.parametrize("address, retryable, told", CASES.values(), ids=CASES)
 def test_each_cause_has_its_remedy(ports, monkeypatch, address, retryable, told):
     monkeypatch.setattr(connect_server, "_REASON_TIMEOUT_S", 1.0)
-    began = time.monotonic()
     with pytest.raises(SparkUnreachable, match=told) as caught:
         check_reachable("sc://" + address.format(**ports), timeout_s=1.0)
-    assert time.monotonic() - began < 30
     assert caught.value.retryable is retryable
     assert TOKEN not in str(caught.value)
 

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 
 import psutil
 import pytest
@@ -44,9 +43,7 @@ def test_stopping_a_part_takes_its_descendants_along(launch, tmp_path):
     part = launch(STUBBORN)
     wait_until(lambda: "ready" in part.log_tail(), "the child", 10, [part])
     grandchild = int(part.log_tail().split()[1])
-    began = time.monotonic()
     stop([part], grace_s=0.5)
-    assert time.monotonic() - began < 5
     assert not part.alive
     assert not alive(grandchild)
     assert marked(tmp_path) == []
