@@ -20,7 +20,8 @@ from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
 from waldelta.quantities import counted, size
 from waldelta_airflow.views._access import DagLine
-from waldelta_airflow.views._render import airflow_url, url
+from waldelta_airflow.views._installed_pipelines import DagState, Schedule
+from waldelta_airflow.views._render import airflow_url, duration, run_name, url
 
 # What starts when its button is pressed, by kind of attention.
 _RUNS: dict[str, DagKind] = {
@@ -29,7 +30,6 @@ _RUNS: dict[str, DagKind] = {
     "failed_comparison": "reconcile",
     "never_copied": "initial_sync",
     "new_tables": "setup",
-    "overdue": "cdc",
     "slot": "cdc",
     "unpublished": "setup",
 }
@@ -46,33 +46,55 @@ _LINKS = {
     "failed_run": "See the error",
 }
 # The DAG that a link opens in Airflow where no button helps.
-_OPENS: dict[str, DagKind] = {**_RUNS, **_UNPAUSES, "data_gap": "resync", "failed_dag_run": "cdc"}
+_OPENS: dict[str, DagKind] = {**_RUNS, **_UNPAUSES, "data_gap": "resync"}
+_OPENS |= {"failed_dag_run": "cdc", "overdue": "cdc"}
 _RUN_WORDS: dict[DagKind, str] = {
     "cdc": "Run now",
     "initial_sync": "Copy the tables",
     "reconcile": "Compare now",
     "setup": "Run setup",
 }
-_COPY = ("initial_sync", "resync")
 # Whether the state ends without a person.
 _HEALS = {
     "behind": "no, as long as the latest run fails",
-    "copying": "yes: the CDC DAG restarts a killed copy",
+    "copying": "yes: the next run restarts a killed copy",
     "data_gap": "no: runs fail until the slot is recreated",
-    "decision": "no: it waits for a decision",
     "different": "no: the rows differ until they are repaired",
     "failed_attempt": "yes: Airflow tries again",
+    "failed_copy": "no: the copy fails again until its cause is corrected",
     "failed_expectations": "no: the target has these rows until the source corrects them",
     "needs_copy": "yes: the copy is automatic",
     "never_copied": "no",
+    "lacks": "no: runs need it",
     "new_tables": "no",
-    "overdue": "yes, once the earlier run has ended or the scheduler is up",
     "paused": "no: runs start once the DAG is unpaused",
     "paused_maintenance": "no",
     "paused_reconcile": "no",
     "unchecked": "yes: the next run that changes the table checks it",
     "unpublished": "no",
 }
+# What waits for a decision, by its text: whether it ends without a person, and the choice.
+_DECISIONS = (
+    ("answered for the next run", "yes: the next run follows the answer", "nothing"),
+    ("; released by", "yes: the next run merges its changes", "nothing"),
+    (
+        "stopped by a gate",
+        "no: its changes wait",
+        "correct the rows at the source, or release the changes as they are",
+    ),
+    (
+        "can't be read",
+        "no: changes wait",
+        "skip the message, and repair its tables by a reconciliation",
+    ),
+    ("schema change waits", "no: the table's changes wait", "agree to the change, or refuse it"),
+    ("another program", "no", "compare and repair the rows, or accept them as they are"),
+    (
+        "in quarantine",
+        "yes, where a later change corrects the row",
+        "retry, accept or discard the rows",
+    ),
+)
 _WORDS = {"failed": "problem", "ok": "fine", "unknown": "not set up"}
 # A remedy's path into the repository, which a page doesn't lead to.
 _PATH = re.compile(r":? \(?docs/\S+")
@@ -94,7 +116,9 @@ class NextStep:
 class Headline:
     """``since`` is when the state began, or was found; ``is_older``: it is the earliest time that
     is known, and the state began before. ``heals`` says whether it ends without a person,
-    ``remedy`` is what a person may do. ``status`` is a word for the state other than the usual one.
+    ``remedy`` is what a person may do. ``under_way`` are runs of now, ``next_run`` is what the
+    schedule does next, and ``next_at`` when. ``status`` is a word for the state other than the
+    usual one.
     """
 
     state: str
@@ -107,6 +131,9 @@ class Headline:
     is_of_slot: bool = False
     is_older: bool = False
     status: str = ""
+    under_way: tuple[DagState, ...] = ()
+    next_run: str = ""
+    next_at: datetime | None = None
 
     @property
     def word(self) -> str:
@@ -114,53 +141,115 @@ class Headline:
         return self.status or _WORDS.get(self.state, self.state)
 
 
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A pipeline at a time, as a reader sees it: ``lines`` are the DAGs that the reader may read.
+
+    ``copy_ends_in`` are the seconds that the copy under way still takes, if that is known.
+    """
+
+    base: str
+    pipeline: PipelineFile
+    glance: Glance
+    schedule: Schedule
+    lines: Sequence[DagLine]
+    at: datetime
+    copy_ends_in: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Returns the pipeline's name."""
+        return self.pipeline.pipeline
+
+    def has_run(self, *kinds: DagKind) -> bool:
+        """Returns whether a run of one of these DAGs is under way."""
+        return any(line.state.kind in kinds and line.state.is_under_way for line in self.lines)
+
+    def next_run(self) -> tuple[str, datetime | None]:
+        """Returns what the schedule does next, and when."""
+        due = self.schedule.next_run_at
+        if not self.glance.is_set_up:
+            return "nothing: three steps are to be done", None
+        if self.schedule.is_paused:
+            return f"no run starts: {dag_id_of(self.name, 'cdc')} is paused", None
+        if due is None:
+            return "nothing: runs are started by hand", None
+        return "the next run was due" if due < self.at else "the next run starts", due
+
+
 def read_headline(
-    base: str,
-    pipeline: PipelineFile,
-    glance: Glance,
-    lines: Sequence[DagLine],
+    situation: Situation,
     attention: Sequence[Attention],
     failed: Sequence[FailedExpectation] = (),
+    fine: str = "The lake follows its source.",
 ) -> Headline:
-    """Returns the state by the first thing that needs attention; ``lines`` are the DAGs that the
-    reader sees, ``failed`` the expectations that its tables don't meet.
+    """Returns the state by the first thing that needs attention, or that all is ``fine``;
+    ``failed`` are the expectations that the tables of the first don't meet.
     """
-    name = pipeline.pipeline
-    if not attention:
-        if glance.is_set_up:
-            return Headline("ok", "The lake follows its source.")
-        step = _start(base, name, "setup", lines) or _unpause(base, name, "setup", lines)
-        return Headline("unknown", "No table has been copied yet.", action=step)
-    first = attention[0]
-    if first.kind == "copying" and any(
-        line.state.kind in _COPY and line.state.is_under_way for line in lines
-    ):
-        return Headline("running", f"{names(first.objects)}: copy in progress")
+    headline = _by_first(situation, attention[0], failed) if attention else Headline("ok", fine)
+    if not attention and not situation.glance.is_set_up:
+        step = _start(situation, "setup") or _unpause(situation, "setup")
+        headline = Headline("unknown", "No table has been copied yet.", action=step)
+    text, at = situation.next_run()
+    under_way = situation.schedule.under_way
+    return replace(headline, under_way=under_way, next_run=text, next_at=at)
+
+
+def _by_first(
+    situation: Situation, first: Attention, failed: Sequence[FailedExpectation]
+) -> Headline:
+    name, glance = situation.name, situation.glance
+    heals, remedy = heals_of(first, glance), remedy_of(name, first.kind, first.cause)
+    if first.kind == "copying" and situation.has_run("initial_sync", "resync"):
+        seconds = situation.copy_ends_in
+        ends = "the copy ends" if seconds is None else f"the copy ends in about {duration(seconds)}"
+        remedy = f"nothing: {dag_id_of(name, 'cdc')} then applies what changed since"
+        text = f"{names(first.objects)}: copy in progress"
+        return Headline("running", text, heals=f"yes: {ends}", remedy=remedy)
     sentence, cause = first.text, ""
     if first.cause and f": {first.cause}: " in first.text:
         sentence, _, cause = first.text.partition(": ")
-    remedy = remedy_of(name, first.kind, first.cause)
     if first.kind == "data_gap" and glance.gaps:
         gap = glance.gaps[0]
         cause, remedy = f"{gap.cause}: {gap.detail}", gap.remedy
     if first.kind == "slot" and not first.page:
         cause, remedy = _wal(glance) or ("", remedy)
+    if first.kind == "overdue":
+        sentence = first.text.partition(": ")[0]
+        cause, heals, remedy = _overdue(situation)
+    if first.kind == "decision":
+        remedy = next((choice for text, _, choice in _DECISIONS if text in first.text), remedy)
     if first.kind == "failed_expectations" and failed:
         sentence, cause = failed_sentence(failed)
     if " " in sentence.partition(":")[0]:
         sentence = f"{sentence[:1].upper()}{sentence[1:]}"
-    since, is_older = _over(glance, pipeline) if first.kind == "slot" else (None, False)
+    limit = situation.pipeline.slot_limits.warn_mb << 20
+    since, is_older = _over(glance, limit) if first.kind == "slot" else (None, False)
     return Headline(
         first.severity,
         sentence,
         cause,
-        since or _since(first, glance),
-        _heals(first, glance),
+        since or _since(first, situation),
+        heals,
         remedy,
-        _action(base, name, first, lines, glance),
+        _action(situation, first),
         first.kind == "slot",
         is_older,
     )
+
+
+def _overdue(situation: Situation) -> tuple[str, str, str]:
+    """Returns why no run starts, whether one does without a person, and what to do."""
+    of_cdc = (state for state in situation.schedule.under_way if state.kind == "cdc")
+    if (run := next(of_cdc, None)) is None:
+        cause = "No run is active: Airflow's scheduler has created none"
+        return cause, "yes, once the scheduler runs", "start Airflow's scheduler"
+    name = run_name(run.run_id or "", situation.at).striptags()
+    if run.run_state == "queued":
+        cause = f"The run {name} is queued: the scheduler is down, or the slot's pool is full"
+        return cause, "yes, once it starts", "start the scheduler, or free a place in the pool"
+    stuck = "nothing while its task's log grows; mark the task as failed if it doesn't"
+    return f"The run {name} is still active", "yes: the next run starts when it ends", stuck
 
 
 def remedy_of(pipeline: str, kind: str, cause: str = "") -> str:
@@ -217,10 +306,14 @@ def error_sentence(
     return first.rstrip(":") or kind, f"{kind}: {detail.strip()}" if detail.strip() else kind
 
 
-def _heals(item: Attention, glance: Glance) -> str:
+def heals_of(item: Attention, glance: Glance) -> str:
+    """Returns whether a state ends without a person: "yes", "no", and why; empty if unknown."""
     if item.kind == "slot" and not item.page:
         ends = "once that transaction ends" if _is_read(glance) else "once runs have read it"
-        return f"yes, {ends}" if _wal(glance) else ""
+        is_lost = glance.landing is not None and glance.landing.wal_status == "lost"
+        return f"yes, {ends}" if _wal(glance) else "no: its WAL is gone" if is_lost else ""
+    if item.kind == "decision":
+        return next((heals for text, heals, _ in _DECISIONS if text in item.text), "no")
     if item.kind not in ("failed_run", "failed_dag_run"):
         return _HEALS.get(item.kind, "")
     times = len(glance.alike)
@@ -257,16 +350,14 @@ def _is_read(glance: Glance) -> bool:
     return run is not None and 2 * (run.lag_bytes or 0) < (run.retained_bytes or 0)
 
 
-def _action(
-    base: str, name: str, item: Attention, lines: Sequence[DagLine], glance: Glance
-) -> NextStep | None:
-    if kind := _UNPAUSES.get(item.kind):
-        if step := _unpause(base, name, kind, lines):
-            return step
-    elif item.kind == "slot" and _is_read(glance):
+def _action(situation: Situation, item: Attention) -> NextStep | None:
+    base, name = situation.base, situation.name
+    if (kind := _UNPAUSES.get(item.kind)) and (step := _unpause(situation, kind)):
+        return step
+    if item.kind == "slot" and _is_read(situation.glance):
         return NextStep("See the slot", url(base, "p", name) + "#lag")
-    elif (kind := _RUNS.get(item.kind)) and (start := _start(base, name, kind, lines)):
-        return start
+    if (kind := _RUNS.get(item.kind)) and (step := _start(situation, kind)):
+        return step
     page = item.page
     if item.kind.endswith("_expectations") and len(item.objects) == 1:
         page = ("table", *item.objects)
@@ -281,36 +372,38 @@ def _action(
     return NextStep(word, url(base, "p", name, *page) + (f"#{item.anchor}" if item.anchor else ""))
 
 
-def _unpause(base: str, name: str, kind: DagKind, lines: Sequence[DagLine]) -> NextStep | None:
+def _unpause(situation: Situation, kind: DagKind) -> NextStep | None:
     """Returns the button that unpauses a DAG, if the reader may."""
-    if not any(line.state.kind == kind and line.may_unpause for line in lines):
+    if not any(line.state.kind == kind and line.may_unpause for line in situation.lines):
         return None
-    address = url(base, "p", name, "dags", kind, "unpause")
-    return NextStep(f"Unpause {dag_id_of(name, kind)}", address, is_form=True)
+    address = url(situation.base, "p", situation.name, "dags", kind, "unpause")
+    return NextStep(f"Unpause {dag_id_of(situation.name, kind)}", address, is_form=True)
 
 
-def _start(base: str, name: str, kind: DagKind, lines: Sequence[DagLine]) -> NextStep | None:
+def _start(situation: Situation, kind: DagKind) -> NextStep | None:
     """Returns the button that starts a DAG, if it would start now."""
     may = any(
         line.state.kind == kind
         and line.may_run
         and not (line.state.is_paused or line.state.is_under_way)
-        for line in lines
+        for line in situation.lines
     )
-    return (
-        NextStep(_RUN_WORDS[kind], url(base, "p", name, "dags", kind, "run"), True) if may else None
-    )
+    address = url(situation.base, "p", situation.name, "dags", kind, "run")
+    return NextStep(_RUN_WORDS[kind], address, True) if may else None
 
 
-def _since(item: Attention, glance: Glance) -> datetime | None:
+def _since(item: Attention, situation: Situation) -> datetime | None:
     """Returns when the state began or was found, as far as the ledger has it."""
+    glance = situation.glance
     finders: dict[str, Callable[[], datetime | None]] = {
         "behind": lambda: min(filter(None, _of(item, glance, "complete_upto")), default=None),
         "data_gap": lambda: min((gap.at for gap in glance.gaps), default=None),
         "different": lambda: glance.compared.different_since,
         "failed_run": partial(_of_failures, glance),
         "failed_expectations": partial(_of_checks, item, glance),
+        "overdue": lambda: situation.schedule.next_run_at,
         "paused": lambda: glance.upto,
+        "silent_run": lambda: glance.latest.at if glance.latest is not None else None,
     }
     return finders[item.kind]() if item.kind in finders else None
 
@@ -324,11 +417,10 @@ def _of_checks(item: Attention, glance: Glance) -> datetime | None:
     return min((check.at for check in checks if check is not None), default=None)
 
 
-def _over(glance: Glance, pipeline: PipelineFile) -> tuple[datetime | None, bool]:
+def _over(glance: Glance, limit: int) -> tuple[datetime | None, bool]:
     """Returns since when the slot has kept more WAL than its limit, and whether it did before the
     runs that the glance has.
     """
-    limit = pipeline.slot_limits.warn_mb << 20
     read = [run for run in glance.runs if run.retained_bytes is not None]
     over = list(takewhile(lambda run: (run.retained_bytes or 0) > limit, read))
     return (over[-1].at if over else None), len(over) == len(read)

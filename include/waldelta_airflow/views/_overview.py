@@ -25,6 +25,7 @@ from waldelta.pipeline.lag import Lag
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views import _pages as pages
 from waldelta_airflow.views._access import Reader
+from waldelta_airflow.views._headline import heals_of
 from waldelta_airflow.views._installed_pipelines import (
     DAG_VERBS,
     Schedule,
@@ -36,18 +37,18 @@ from waldelta_airflow.views._render import duration, render
 
 log = logging.getLogger(__name__)
 
-State = Literal["person", "late", "warning", "unread", "setup", "running", "healthy"]
+State = Literal["person", "failing", "late", "warning", "unread", "running", "healthy", "setup"]
 # In the order of the page.
 STATES: dict[State, str] = {
-    "person": "problem",
+    "person": "needs a person",
+    "failing": "failing",
     "late": "late",
-    "warning": "warning",
+    "warning": "with warnings",
     "unread": "being read",
-    "setup": "not set up",
     "running": "running",
     "healthy": "healthy",
+    "setup": "never ran",
 }
-_LATE = frozenset({"overdue", "behind", "silent_run"})
 _PER_PAGE = 30
 # Up to this number of pipelines, healthy ones are shown as large as others.
 _FEW = 12
@@ -110,12 +111,14 @@ class Card:
             return "person"
         if self.glance is None:
             return "unread"
-        if any(item.severity == "failed" for item in self.attention):
-            return "person"
+        failed = [item for item in self.attention if item.severity == "failed"]
+        if failed:
+            is_lasting = any(heals_of(item, self.glance).startswith("no:") for item in failed)
+            return "person" if is_lasting else "failing"
         if not self.glance.is_set_up:
             return "setup"
         if self.attention:
-            return "late" if _LATE & {item.kind for item in self.attention} else "warning"
+            return "late" if pages.LATE & {item.kind for item in self.attention} else "warning"
         return "running" if self.schedule.under_way else "healthy"
 
     @property
@@ -174,12 +177,13 @@ class RunMatch:
 def overview_page(
     base: str, pipelines: Mapping[str, PipelineFile | str], reader: Reader, find: Find
 ) -> str:
-    """Returns the page of these pipelines, those that need a person first.
+    """Returns the page of these pipelines by what they need most, then by name.
 
     It shows runs of only the DAGs that the reader may read.
     """
     at = now()
-    cards = _cards(pipelines, reader, at)
+    order = list(STATES)
+    cards = sorted(_cards(pipelines, reader, at), key=lambda c: (order.index(c.state), c.name))
     found = _found(cards, find, reader) if find.text else {}
     counts = Counter(card.state for card in cards)
     named = [card for card in cards if find.text in card.name.casefold()]
@@ -220,8 +224,7 @@ def _cards(pipelines: Mapping[str, PipelineFile | str], reader: Reader, at: date
         # Only unfinished runs of other DAGs are shown.
         dags = reader.shown(schedule.under_way)
         cards.append(_card(pipeline, replace(schedule, dags=dags), glances[name], at))
-    order = list(STATES)
-    return sorted(cards, key=lambda card: (order.index(card.state), card.name))
+    return cards
 
 
 def _card(pipeline: PipelineFile, schedule: Schedule, kept: KeptGlance, at: datetime) -> Card:

@@ -58,6 +58,7 @@ from waldelta.monitoring.status import last_slot, slot_forecast
 from waldelta.monitoring.stopped_tables import read_failures
 from waldelta.monitoring.table_history import read_comparisons, table_events
 from waldelta.monitoring.table_list import (
+    TableLine,
     read_rows_by_run,
     read_table_details,
     replicated_tables,
@@ -73,10 +74,11 @@ from waldelta.stages.check.reports.page import (
 )
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow._dag_attention import of_dags
-from waldelta_airflow.views._access import DagLine, PipelineRequest
+from waldelta_airflow.views._access import PipelineRequest
 from waldelta_airflow.views._headline import (
     Headline,
     NextStep,
+    Situation,
     error_sentence,
     read_headline,
     remedy_of,
@@ -110,8 +112,9 @@ _ROWS_SHOWN = 100
 # How far back the lists of runs and of reconciliations go.
 _HISTORY_SHOWN = timedelta(days=30)
 
-# Kinds after which a target may differ from a source that it was equal to.
+# Kinds after which a target may differ from a source that it was equal to: problems, and others.
 _OUTDATES = IN_DOUBT | {"data_gap", "failed_dag_run", "failed_run", "paused", "source"}
+LATE = frozenset({"behind", "overdue", "silent_run"})
 
 
 def reason(err: BaseException, pipeline: PipelineFile) -> str:
@@ -158,34 +161,53 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
     glance = read_glance(pipeline, request.ledger, at, hours, airflow)
     slot = last_slot(glance, at, airflow.idle_checked_at, schedule.failed)
     forecast = slot_forecast(pipeline, request.ledger, glance)
-    lines = request.reader.lines(schedule.dags)
     attention = attention_of(pipeline, glance, schedule, at)
     failed = _failed_of_first(request.ledger, attention)
     turn = Turning.of(number, len(glance.tables), _TABLES_PER_PAGE)
+    tables = glance.tables[turn.first : turn.first + _TABLES_PER_PAGE]
+    progress = _progress(pipeline, request.ledger, schedule, at)
+    situation = _situation(request, glance, schedule, at, progress)
+    until = at if (is_late := is_stale(attention)) else None
     return request.render(
         "pipeline.html",
         at,
         waits=glance.waiting,
         turn=turn,
-        tables=glance.tables[turn.first : turn.first + _TABLES_PER_PAGE],
+        tables=tables,
+        outdated={x.table_name for x in tables if is_stale(of_table(x, glance, attention))},
         is_under_way=bool(schedule.under_way),
-        dags=lines,
+        dags=situation.lines,
         here="pipeline",
         pipeline=pipeline,
         glance=glance,
         slot=slot,
         forecast=forecast,
         schedule=schedule,
-        headline=read_headline(base, pipeline, glance, lines, attention, failed),
-        is_stale=is_stale(attention),
+        headline=read_headline(situation, attention, failed),
+        is_stale=is_late,
         attention=attention[1:],
         strip=run_strip(base, name, glance.recent, at),
         flow=flow(pipeline, glance, slot, hours, _consumers(request)),
-        progress=_progress(pipeline, request.ledger, schedule, at),
-        plots=[lag_chart(base, name, glance.lag), wal_chart(base, name, glance.runs, forecast)],
+        progress=progress,
+        plots=[
+            lag_chart(base, name, glance.lag, glance.upto, at),
+            wal_chart(base, name, glance.runs, forecast, until),
+        ],
         hours=hours,
         choices=HOURS,
     )
+
+
+def _situation(
+    request: PipelineRequest,
+    glance: Glance,
+    schedule: Schedule,
+    at: datetime,
+    progress: CopyProgress | None,
+) -> Situation:
+    lines = request.reader.lines(schedule.dags)
+    seconds = progress.remaining_seconds if progress is not None else None
+    return Situation(request.base, request.pipeline, glance, schedule, lines, at, seconds)
 
 
 def _consumers(request: PipelineRequest) -> list[str]:
@@ -203,8 +225,27 @@ def _failed_of_first(ledger: Ledger, attention: Sequence[Attention]) -> Sequence
 
 
 def is_stale(attention: Sequence[Attention]) -> bool:
-    """Returns whether earlier results of comparisons say nothing of the lake now."""
-    return any(item.severity == "failed" and item.kind in _OUTDATES for item in attention)
+    """Returns whether earlier results, of runs and comparisons, say nothing of the lake now."""
+    return any(map(_outdates, attention))
+
+
+def _outdates(item: Attention) -> bool:
+    return item.kind in LATE or (item.severity == "failed" and item.kind in _OUTDATES)
+
+
+def of_table(
+    line: TableLine, glance: Glance, attention: Sequence[Attention]
+) -> tuple[Attention, ...]:
+    """Returns what is about a table: its own, and what outdates all tables.
+
+    A run that fails after it has brought the table up to date leaves it so.
+    """
+    latest = glance.latest
+    upto, as_of = line.complete_upto, latest.as_of if latest is not None else None
+    is_served = upto is not None and as_of is not None and upto >= as_of
+    general = (item for item in attention if not item.objects and _outdates(item))
+    stops = [item for item in general if not (is_served and item.kind == "failed_run")]
+    return worst_first([*concerning(line.table_name, attention), *stops])
 
 
 def _progress(
@@ -354,8 +395,7 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
     """
     at, pipeline, ledger = now(), request.pipeline, request.ledger
     states = ledger.table_rows(table)
-    schedules = read_schedules([pipeline], finds_lacks=False)
-    schedule = schedules.get(pipeline.pipeline, Schedule())
+    schedule = read_schedules([pipeline], finds_lacks=False).get(pipeline.pipeline, Schedule())
     airflow = airflow_runs(pipeline, schedule)
     glance = read_glance(pipeline, ledger, at, REACH // timedelta(hours=1), airflow)
     heat = expectations_map(ledger, table, at, _HEAT_MAP_RUNS)
@@ -366,9 +406,11 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
     beside, others = _by_column(
         heat, [column.name for column in details.columns] if details else ()
     )
-    found, failed = concerning(table, glance.attention), read_failed(ledger, [table])
-    critical = [one for one in failed if one.verdict == "failed"]
-    lines = request.reader.lines(schedule.dags)
+    line = next((line for line in glance.tables if line.table_name == table), None)
+    attention = attention_of(pipeline, glance, schedule, at)
+    attention = of_table(line, glance, attention) if line else concerning(table, attention)
+    failed, progress = read_failed(ledger, [table]), _progress(pipeline, ledger, schedule, at)
+    situation = _situation(request, glance, schedule, at, progress)
     text = request.render(
         "table.html",
         at,
@@ -376,7 +418,7 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
         here="pipeline",
         table=table,
         states=states,
-        line=next((line for line in glance.tables if line.table_name == table), None),
+        line=line,
         heat=heat,
         beside=beside,
         others=others,
@@ -387,38 +429,35 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
         events=table_events(states, decided, compared),
         failed=failed,
         reports=reports_of(pipeline, failed[0].run_id) if failed else {},
-        attention=found,
-        headline=_headline_of_table(request, glance, table, found, critical, lines),
-        is_in_doubt=any(item.kind in IN_DOUBT for item in found),
+        attention=attention,
+        headline=_headline_of_table(situation, ledger, line, attention, failed),
+        is_in_doubt=any(item.kind in IN_DOUBT for item in attention),
         is_different=table in glance.compared.different,
+        is_stale=is_stale(attention),
     )
     return text, bool(states)
 
 
 def _headline_of_table(
-    request: PipelineRequest,
-    glance: Glance,
-    table: str,
+    situation: Situation,
+    ledger: Ledger,
+    line: TableLine | None,
     attention: Sequence[Attention],
     failed: Sequence[FailedExpectation],
-    lines: Sequence[DagLine],
 ) -> Headline:
     """Returns a table's state; why its changes wait, where they do."""
-    pipeline, base = request.pipeline, request.base
-    line = next((line for line in glance.tables if line.table_name == table), None)
-    if not attention:
-        if line is not None and line.status == SYNCED:
-            return Headline("ok", "The target follows its source.")
-        why = (line.reason if line is not None else None) or ""
+    why = (line.reason if line is not None and line.status != SYNCED else None) or ""
+    if not attention and (line is None or line.status != SYNCED):
         return Headline("unknown", "The table is not replicated.", why, status="not replicated")
-    headline = read_headline(base, pipeline, glance, lines, attention, failed)
-    failure = _failure(request.ledger, glance, table) if attention[0].kind == "behind" else None
+    critical = [one for one in failed if one.verdict == "failed"]
+    headline = read_headline(situation, attention, critical, "The target follows its source.")
+    is_behind = bool(attention) and attention[0].kind == "behind"
+    failure = _failure(ledger, situation.glance, line.table_name) if line and is_behind else None
     if failure is None:
-        reason = line.reason if line is not None and line.status != SYNCED else None
-        return replace(headline, cause=headline.cause or reason or "")
+        return replace(headline, cause=headline.cause or why)
     cause, run_id = failure
-    address = url(base, "p", pipeline.pipeline, "run", ANY_VERB, run_id)
-    remedy = remedy_of(pipeline.pipeline, "failed_run", cause.partition(":")[0])
+    address = url(situation.base, "p", situation.name, "run", ANY_VERB, run_id)
+    remedy = remedy_of(situation.name, "failed_run", cause.partition(":")[0])
     return replace(headline, cause=cause, remedy=remedy, action=NextStep("See the error", address))
 
 

@@ -13,6 +13,7 @@ from waldelta.monitoring.overview import Glance
 from waldelta.monitoring.run_history import LagPoint, RunLine
 from waldelta.monitoring.status import LastSlot, wal_per_hour
 from waldelta.monitoring.table_list import RunRows
+from waldelta.pipeline.lag import Lag
 from waldelta.quantities import counted, size
 from waldelta.slot.health import Forecast
 from waldelta_airflow.views._plot import (
@@ -79,18 +80,37 @@ def rows_strip(base: str, name: str, runs: Sequence[RunRows], at: datetime) -> M
     return bars(drawn, f"rows by run, the last {counted(len(drawn), 'run')}, oldest first")
 
 
-def lag_chart(base: str, name: str, points: Sequence[LagPoint]) -> Markup:
-    """Returns the lag over time, with links to failed runs."""
+def lag_chart(
+    base: str,
+    name: str,
+    points: Sequence[LagPoint],
+    upto: datetime | None = None,
+    at: datetime | None = None,
+) -> Markup:
+    """Returns the lag before each run, with links to failed runs; then that ``at`` a time, of a
+    lake that is complete up to ``upto``.
+    """
     drawn = [
         Point(p.at, behind, p.status, p.run_id, url(base, "p", name, "run", "consume", p.run_id))
         for p in points
         if (behind := p.lag.seconds) is not None
     ]
+    if at is not None and (behind := Lag.since(upto, at).seconds) is not None:
+        drawn.append(Point(at, behind))
     return chart(drawn, _SECONDS)
 
 
-def wal_chart(base: str, name: str, runs: Sequence[RunLine], forecast: Forecast | None) -> Markup:
-    """Returns the WAL that the slot kept at the end of each run, with its limit if that is near."""
+def wal_chart(
+    base: str,
+    name: str,
+    runs: Sequence[RunLine],
+    forecast: Forecast | None,
+    until: datetime | None = None,
+) -> Markup:
+    """Returns the WAL that the slot kept at the end of each run, with its limit if that is near.
+
+    Until ``until`` it isn't known.
+    """
     points = [
         Point(
             run.at,
@@ -104,7 +124,8 @@ def wal_chart(base: str, name: str, runs: Sequence[RunLine], forecast: Forecast 
     ]
     limit = points[-1].value + forecast.remaining_bytes if points and forecast else None
     worst = max((point.value for point in points), default=0.0)
-    return chart(points, _WAL, limit if limit is not None and limit < _MUCH * worst else None)
+    limit = limit if limit is not None and limit < _MUCH * worst else None
+    return chart(points, _WAL, limit, until)
 
 
 @dataclass(frozen=True, slots=True)

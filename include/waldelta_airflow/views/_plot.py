@@ -58,15 +58,20 @@ class Bar:
     parts: Sequence[tuple[str, float]]
 
 
-def chart(points: Sequence[Point], measure: Measure, limit: float | None = None) -> Markup:
+def chart(
+    points: Sequence[Point],
+    measure: Measure,
+    limit: float | None = None,
+    until: datetime | None = None,
+) -> Markup:
     """Returns one measure over time; empty when there is nothing to draw.
 
-    ``limit`` is a line above it.
+    ``limit`` is a line above it. Between the last point and ``until`` the measure isn't known.
     """
     if len(points) < 2:
         return Markup("")
     drawn, text_of = thin_out(points, _MOST_POINTS, lambda point: point.value), measure.text_of
-    first, last = drawn[0].at, drawn[-1].at
+    first, last = drawn[0].at, until or drawn[-1].at
     seconds, worst = (last - first).total_seconds() or 1.0, max(p.value for p in drawn)
     top = measure.ceiling(max(worst, limit or 0))
 
@@ -79,7 +84,9 @@ def chart(points: Sequence[Point], measure: Measure, limit: float | None = None)
     told = (
         f"{measure.label} from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC: at most"
         f" {text_of(worst)}, at last {text_of(drawn[-1].value)}"
+        f"{f', not known since {drawn[-1].at:%Y-%m-%d %H:%M}' if until else ''}"
     )
+    known = x(drawn[-1].at)
     line = " ".join(f"{x(p.at)},{y(p.value)}" for p in drawn)
     form = next(form for longest, form in _TIMES if seconds <= longest)
     times = [first + timedelta(seconds=seconds * n / 4) for n in range(5)]
@@ -93,9 +100,10 @@ def chart(points: Sequence[Point], measure: Measure, limit: float | None = None)
             _WIDTH, _HEIGHT, "group" if any(p.status == "failed" for p in drawn) else "img", told
         ),
         *(Markup('<path class="grid" d="{}"/>').format(path) for _, path in rows),
-        Markup('<polygon class="area" points="0,{h} {} {w},{h}"/>').format(
-            line, h=_HEIGHT, w=_WIDTH
-        ),
+        Markup('<polygon class="area" points="0,{h} {} {},{h}"/>').format(line, known, h=_HEIGHT),
+        Markup('<path class="unknown" d="M{} 0H{}V{}H{}z"/>').format(known, _WIDTH, _HEIGHT, known)
+        if until
+        else "",
         Markup('<polyline class="line" points="{}"/>').format(line),
         Markup('<path class="limit" d="M0 {}H{}"/>').format(y(limit), _WIDTH) if limit else "",
         *(

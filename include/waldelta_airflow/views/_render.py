@@ -177,9 +177,15 @@ def slot_state(wal_status: str | None) -> Markup:
     return mark(_SLOT_MARKS.get(wal_status, "unknown"), SLOT_WORDS.get(wal_status, wal_status))
 
 
-def mark(state: str, word: str | None = None) -> Markup:
-    """Returns a verdict or state as a coloured sign and a word."""
+def mark(state: str, word: str | None = None, *, is_past: bool = False) -> Markup:
+    """Returns a verdict or state as a coloured sign and a word; what was fine in the past is grey.
+
+    >>> mark("ok", "2 tables", is_past=True)
+    Markup('<span class="mark unknown"><span aria-hidden="true">?</span> 2 tables</span>')
+    """
     name = state_class(state)
+    if is_past and name == "passed":
+        name = "unknown"
     return Markup('<span class="mark {}"><span aria-hidden="true">{}</span> {}</span>').format(
         name, MARKS.get(name, "·"), word or state.replace("_", " ")
     )

@@ -12,8 +12,8 @@ from waldelta.monitoring.overview import Glance
 from waldelta.monitoring.reconciliation_status import Compared
 from waldelta.monitoring.run_history import RunLine
 from waldelta_airflow.views._access import DagLine
-from waldelta_airflow.views._headline import error_sentence, read_headline
-from waldelta_airflow.views._installed_pipelines import RUN_NOW, DagState
+from waldelta_airflow.views._headline import Situation, error_sentence, heals_of, read_headline
+from waldelta_airflow.views._installed_pipelines import RUN_NOW, DagState, Schedule
 from waldelta_airflow.views._render import first_sentence, run_name
 
 GLANCE = Glance(True, NOON, (), None, (), RowCounts(), 0, 0, (), (), Compared())
@@ -25,8 +25,11 @@ def run(hours, status):
     return RunLine(NOON + timedelta(hours=hours), f"r{hours}", "consume", status)
 
 
-def headline(*attention, glance=GLANCE, lines=LINES):
-    return read_headline("", PIPELINE, glance, lines, attention)
+def headline(*attention, glance=GLANCE, lines=LINES, failed=(), **more):
+    states = tuple(line.state for line in lines)
+    schedule = Schedule(dags=states, **more)
+    situation = Situation("", PIPELINE, glance, schedule, lines, NOON, copy_ends_in=90.0)
+    return read_headline(situation, attention, failed)
 
 
 BUTTONS = [
@@ -72,8 +75,79 @@ def test_a_copy_under_way_is_no_warning():
     """A copy without a run that is at it was killed."""
     item = Attention("warning", "copying", "t: copy in progress, or killed", objects=("t",))
     sync = DagLine(DagState("initial_sync", "shop_initial_sync", run_state="running"), True, True)
-    assert headline(item, lines=[sync]).state == "running"
+    found = headline(item, lines=[sync])
+    assert (found.state, found.heals, found.remedy) == (
+        "running",
+        "yes: the copy ends in about 1 min 30 s",
+        "nothing: shop_cdc then applies what changed since",
+    )
     assert headline(item).state == "warning"
+
+
+# A run of the CDC DAG that is under way, and what an overdue run's page says because of it.
+OVERDUE = [
+    ("none is active", None, "No run is active", "start Airflow's scheduler"),
+    ("one is at work", "running", "The run today 11:00 is still active", "nothing while"),
+    ("one waits", "queued", "The run today 11:00 is queued", "start the scheduler, or free"),
+]
+
+
+@cases("state, cause, remedy", OVERDUE)
+def test_what_keeps_an_overdue_run_and_what_to_do(state, cause, remedy):
+    item = Attention("warning", "overdue", "the next run is overdue by 1 hour: an earlier run …")
+    run_id = f"scheduled__{NOON.replace(hour=11).isoformat()}"
+    dag = DagState("cdc", "shop_cdc", run_id=run_id, run_state=state)
+    due = NOON - timedelta(hours=1)
+    found = headline(item, lines=[DagLine(dag, True, True)], next_run_at=due)
+    assert (found.sentence, found.since) == ("The next run is overdue by 1 hour", due)
+    assert found.cause.startswith(cause)
+    assert found.remedy.startswith(remedy)
+    assert found.action.label == "Open shop_cdc in Airflow"
+    assert found.under_way == ((dag,) if state else ())
+
+
+WAITS = [
+    ("a stopped table", "stopped by a gate (m), 7 changes wait", "no: its changes",
+     "correct the rows at the source, or release"),
+    ("a released table", "stopped by a gate (m), 7 changes wait; released by ann, for the next run",
+     "yes: the next run merges", "nothing"),
+    ("a message", "message 1 can't be read: changes wait", "no", "skip the message"),
+    ("a change of the source", "a schema change waits: dropped c", "no", "agree to the change"),
+    ("an answer", "answered for the next run to follow (agreed): dropped c", "yes", "nothing"),
+    ("another writer", "another program wrote to the target", "no", "compare and repair"),
+    ("rows", "rows are in quarantine", "yes", "retry, accept or discard"),
+]  # fmt: skip
+
+
+@cases("text, heals, remedy", WAITS)
+def test_what_to_do_about_what_waits(text, heals, remedy):
+    item = Attention("failed", "decision", f"t: {text}", ("waiting",), objects=("t",))
+    found = headline(item)
+    assert found.heals.startswith(heals)
+    assert found.remedy.startswith(remedy)
+
+
+NEXT = [
+    ("a schedule", {"next_run_at": NOON + timedelta(minutes=3)}, "the next run starts", 3),
+    ("one that is late", {"next_run_at": NOON - timedelta(minutes=3)}, "the next run was due", -3),
+    ("paused", {"is_paused": True}, "no run starts: shop_cdc is paused", None),
+    ("by hand", {}, "nothing: runs are started by hand", None),
+]
+
+
+@cases("schedule, text, minutes", NEXT)
+def test_what_the_schedule_does_next(schedule, text, minutes):
+    found = headline(**schedule)
+    at = None if minutes is None else NOON + timedelta(minutes=minutes)
+    assert (found.next_run, found.next_at) == (text, at)
+
+
+def test_each_kind_says_what_to_do():
+    """And where a state doesn't end by itself, that it doesn't."""
+    for kind in KINDS:
+        item = Attention("failed", kind, "x")
+        assert headline(item).remedy, kind
+    assert heals_of(Attention("failed", "failed_copy", "x"), GLANCE).startswith("no")
 
 
 def test_a_failure_began_with_the_first_run_that_failed_and_says_its_cause():
@@ -154,7 +228,7 @@ def test_a_failed_expectation_is_named_by_its_meaning_and_its_rows():
         FailedExpectation(NOON, "r", "t", meaning, "critical", finding)
         for meaning, finding in (("amount isn't negative", "3 rows"), ("key is unique", "not met"))
     ]
-    found = read_headline("", PIPELINE, GLANCE, LINES, [item], failed)
+    found = headline(item, failed=failed)
     assert found.sentence == "t: amount isn't negative: 3 rows fail"
     assert found.cause == "t: key is unique: not met"
 

@@ -14,12 +14,20 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from benchmarks.installation import name_of, write_installation
+from tests.cases import cases
 from tests.support.airflow_rows import add_dag, add_run
+from tests.support.bookkeeping import NOON
 from waldelta.config import load_pipeline_file
 from waldelta.lake import Lake
-from waldelta.lake.ledger import ColumnState, Ledger, Run, TableState, now
+from waldelta.lake.ledger import ColumnState, Ledger, RowCounts, Run, TableState, now
 from waldelta.lake.ledger.table import LedgerTable
+from waldelta.monitoring.attention import Attention
+from waldelta.monitoring.overview import Glance
+from waldelta.monitoring.reconciliation_status import Compared
+from waldelta_airflow.views import _overview
 from waldelta_airflow.views._access import Reader
+from waldelta_airflow.views._installed_pipelines import DagState, Schedule
+from waldelta_airflow.views._overview import Card
 
 HOSTILE = '"><script>alert(1)</script>\u202e'
 SMALL = {"tables": 2, "runs": 3}
@@ -175,12 +183,71 @@ def test_a_found_run_isnt_hidden_by_those_of_other_dags(shop, open_pages, engine
     assert 'href="/p/shop/run/any/run-7"' in open_pages("viewer").get("/?q=run-7").text
 
 
+def fails(name):
+    return Attention("failed", "failed_run", "the latest run failed", cause=name)
+
+
+# A pipeline's attention, whether a run is under way, and its state.
+GRAVITY = [
+    ("a difference", [Attention("failed", "different", "t")], False, "person"),
+    ("an error that stays, and a run", [fails("SchemaChanged")], True, "person"),
+    ("a stopped table", [Attention("failed", "decision", "t: stopped by a gate")], False, "person"),
+    ("a lost slot", [Attention("failed", "data_gap", "lost")], False, "person"),
+    ("a server that is away", [fails("SourceUnreachable")], False, "failing"),
+    ("a run that only Airflow knows", [Attention("failed", "failed_dag_run", "x")], False,
+     "failing"),
+    ("overdue", [Attention("warning", "overdue", "x")], True, "late"),
+    ("rows in quarantine", [Attention("warning", "decision", "rows are in quarantine")], False,
+     "warning"),
+    ("a run", [], True, "running"),
+    ("nothing", [], False, "healthy"),
+]  # fmt: skip
+EMPTY = Glance(True, NOON, (), None, (), RowCounts(), 0, 0, (), (), Compared())
+
+
+def card_of(name, attention, is_running, glance=EMPTY):
+    dag = DagState("cdc", f"{name}_cdc", run_id="r", run_state="running" if is_running else None)
+    return Card(name, NOON, glance, Schedule(dags=(dag,)), tuple(attention))
+
+
+@cases("attention, is_running, state", GRAVITY)
+def test_what_a_pipeline_needs_most(attention, is_running, state):
+    assert card_of("shop", attention, is_running).state == state
+
+
+def test_many_pipelines_are_in_order_of_gravity_then_of_name(
+    pipelines, engine, open_pages, monkeypatch
+):
+    """On all pages of the list; a filter and a search keep the order."""
+    never = (Card("n", NOON, replace(EMPTY, is_set_up=False)), Card("n", NOON))
+    made = [
+        replace(card, name=f"{letter}{n}")
+        for letter in "zay"
+        for n, card in enumerate((*(card_of("", *case[1:3]) for case in GRAVITY), *never), start=10)
+    ]
+    monkeypatch.setattr(_overview, "_cards", lambda *_: made)
+    monkeypatch.setattr(_overview, "_PER_PAGE", 20)
+    client = open_pages("viewer")
+
+    def listed(**query):
+        texts = [client.get("/", params={"page": n, **query}).text for n in (1, 2)]
+        return [name for text in texts for name in re.findall(r'href="/p/([azy]\d+)">', text)]
+
+    states = list(_overview.STATES)
+    order = sorted(made, key=lambda card: (states.index(card.state), card.name))
+    names = list(dict.fromkeys(listed()))
+    assert names == [card.name for card in order]
+    assert (names[:5], names[-3:]) == (["a10", "a11", "a12", "a13", "y10"], ["a20", "y20", "z20"])
+    assert set(listed(state="failing")) == {f"{letter}{n}" for letter in "azy" for n in (14, 15)}
+    assert list(dict.fromkeys(listed(q="z")))[:5] == ["z10", "z11", "z12", "z13", "z14"]
+
+
 def test_pipelines_that_need_a_person_come_first(shop, write_pipeline, open_pages):
     write_pipeline("empty")
     client = open_pages("viewer")
     text = client.get("/").text
     assert text.index('href="/p/shop"') < text.index('href="/p/empty"')
-    assert "1 problem" in text
+    assert "1 needs a person" in text
     assert 'href="/p/empty"' not in client.get("/?state=person").text
     assert 'href="/p/shop"' not in client.get("/?state=setup").text
 
