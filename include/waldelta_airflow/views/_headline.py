@@ -169,7 +169,7 @@ class Situation:
         """Returns what the schedule does next, and when."""
         due = self.schedule.next_run_at
         if not self.glance.is_set_up:
-            return "nothing: three steps are to be done", None
+            return "nothing before the three steps below", None
         if self.schedule.is_paused:
             return f"no run starts: {dag_id_of(self.name, 'cdc')} is paused", None
         if due is None:
