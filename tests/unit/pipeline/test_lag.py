@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pydantic import ValidationError
 
-from tests.unit.stages.check.suite.test_kinds import HELD, ID, state
+from tests.support.data.suites import HELD, ID, state
 from waldelta.config.quality import Freshness
 from waldelta.pipeline.lag import Lag
 from waldelta.stages.check.suite.expectation import SourceRules

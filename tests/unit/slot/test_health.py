@@ -3,32 +3,27 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
-from deltalake import write_deltalake
 
-from tests.support.slot_state import SLOT as UNREMARKABLE
-from tests.unit.changes.decode.test_decode import (
+from tests.support.data.messages import (
     TS,
     T,
     aborted,
-    change_log,
     chunk,
     commit,
     decided,
     plain,
     prepared,
     row,
+    written,
 )
+from tests.support.slot_state import SLOT as UNREMARKABLE
 from waldelta.config.pipeline_file import SlotLimits
-from waldelta.lake import Lake
-from waldelta.lake.changelog import ChangeLog, Snapshot
+from waldelta.lake.changelog import Snapshot
 from waldelta.lake.ledger import SlotMove
 from waldelta.lsn import Lsn
 from waldelta.slot import slot_warnings
 from waldelta.slot.health import forecast, wal_rate
-from waldelta.slot.read.peek import TIMELINE_KINDS
 
 NOW = datetime(2026, 11, 1, 3, tzinfo=UTC)
 GB = 1 << 30
@@ -130,17 +125,6 @@ CASES = {
     "one prepared in a batch that was applied": ([prepared(7, row(1)), decided(7)], 1, 2),
     "one that is prepared only": ([prepared(7, row(1))], 0, None),
 }  # fmt: skip
-
-
-def written(folder, *batches):
-    """A log of these in a lake."""
-    log, landed = ChangeLog(Lake(folder.as_uri()), "slot"), change_log(*batches)
-    is_timeline = pc.is_in(landed["kind"], pa.array(TIMELINE_KINDS))
-    landed = landed.append_column("timeline", is_timeline).append_column(
-        "moves", pa.repeat(False, len(landed))
-    )
-    write_deltalake(log.uri, landed, partition_by=["batch"])
-    return log
 
 
 @pytest.mark.parametrize(("batches", "applied", "later_by"), CASES.values(), ids=CASES)

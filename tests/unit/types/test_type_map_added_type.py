@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 from psycopg import sql
 
-from tests.unit.types.test_type_map import array_of, domain_over
+from tests.support.data.pg_types import array_of, domain_over
 from waldelta.lake.data_file import FileStatistics, order_of
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.postgres import PgType

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.types.test_type_map import (
+from tests.support.data.pg_types import (
     ANY_NUMERIC,
     AS_DECIMAL,
     AS_DOUBLE,

@@ -1,6 +1,5 @@
 """Collapse: tables of cases, large columns, and random batches against a plain simulation."""
 
-import random
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
+from tests.support.data.events import SHAPE, TYPES, apply_one_by_one, events_table, random_events
 from tests.support.seeds import chosen_random, rounds
 from waldelta.changes.decode.collapse import EventShape, collapse, event_schema, net_schema
 from waldelta.changes.decode.decode import DecodePlan, collapse_events
@@ -16,27 +16,7 @@ from waldelta.pgoutput import Segments
 from waldelta.postgres import PgType
 from waldelta.types.type_map import target_type
 
-SHAPE = EventShape(column_count=3, key=(0,), toastable=(2,))
-TYPES = [pa.int64(), pa.string(), pa.string()]
 CASES = yaml.safe_load((Path(__file__).parents[3] / "cases" / "collapse.yml").read_text())
-
-
-def events_table(events) -> pa.Table:
-    rows = [
-        {
-            "ord": place,
-            "op": ord(op),
-            "o0": old,
-            "c0": new,
-            "c1": value,
-            "c2": None if toast == "~" else toast,
-            "u2": toast == "~",
-            "lsn": place,
-            "commit_ts": None,
-        }
-        for place, (op, old, new, value, toast) in enumerate(events)
-    ]
-    return pa.Table.from_pylist(rows, schema=event_schema(SHAPE, TYPES))
 
 
 def net_rows(net: pa.Table) -> list[tuple]:
@@ -75,19 +55,6 @@ def test_tasks_may_return_events_in_any_order(case):
     assert sorted(net_rows(net), key=repr) == sorted(map(tuple, case["net"]), key=repr)
 
 
-def apply_one_by_one(target: dict, events) -> dict:
-    """What PostgreSQL's subscriber does: every event on its own, missing rows skipped."""
-    rows = dict(target)
-    for op, old, new, value, toast in events:
-        if op == "I":
-            rows[new] = (value, toast)
-        elif old in rows:
-            _, kept = rows.pop(old)
-            if op == "U":
-                rows[new] = (value, kept if toast == "~" else toast)
-    return rows
-
-
 def apply_net(target: dict, net: pa.Table) -> dict:
     """What the MERGE does: all matches are made against the target as it was."""
     removed, added = set(), {}
@@ -103,30 +70,6 @@ def apply_net(target: dict, net: pa.Table) -> dict:
             assert key not in added, "two rows with one key"
             added[key] = (value, toast)
     return {key: row for key, row in target.items() if key not in removed} | added
-
-
-def random_events(rng: random.Random, target: dict, count: int) -> list:
-    """A consistent stream: inserts of free keys, moves onto them, updates and deletes."""
-    live, events = set(target), []
-    for number in range(count):
-        free = [key for key in range(12) if key not in live]
-        op = rng.choice("IUUMD")
-        if op == "I" and free:
-            key = rng.choice(free)
-            live.add(key)
-            events.append(("I", None, key, f"i{number}", f"t{number}"))
-        elif live and (op != "M" or free):
-            key = rng.choice(sorted(live))
-            toast = rng.choice(["~", f"t{number}"])
-            if op == "D":
-                live.remove(key)
-                events.append(("D", key, None, None, None))
-            else:
-                new = rng.choice(free) if op == "M" else key
-                live.remove(key)
-                live.add(new)
-                events.append(("U", key, new, f"u{number}", toast))
-    return events
 
 
 def test_random_batches_equal_a_plain_simulation():

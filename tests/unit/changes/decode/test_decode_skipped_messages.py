@@ -10,7 +10,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.support import pgoutput_encoder as enc
-from tests.unit.changes.decode.test_decode import (
+from tests.support.data.messages import (
     BOTH_WAYS,
     T,
     aborted,

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from tests.unit.changes.decode.test_collapse import SHAPE, events_table
-from tests.unit.types.test_type_map import ANY_NUMERIC, FLOAT8, INT4, array_of
+from tests.support.data.events import SHAPE, events_table
+from tests.support.data.pg_types import ANY_NUMERIC, FLOAT8, INT4, array_of
 from waldelta.changes.decode.collapse import EventShape, collapse, net_schema
 from waldelta.changes.merge import by_driver as module
 from waldelta.changes.merge.by_driver import match_duplicates, merge_in_driver

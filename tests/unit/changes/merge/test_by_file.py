@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
+from tests.support.data.pg_types import ANY_NUMERIC
 from tests.support.seeds import rounds
 from tests.unit.changes.merge.test_by_driver import (
     SCHEMA,
@@ -27,7 +28,6 @@ from tests.unit.changes.merge.test_by_driver import (
     tag,
     write,
 )
-from tests.unit.types.test_type_map import ANY_NUMERIC
 from waldelta.changes.decode.collapse import EventShape, net_schema
 from waldelta.changes.merge import by_file as module
 from waldelta.changes.merge.by_driver import merge_in_driver

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from tests.support.data.events import apply_one_by_one, random_events
 from tests.support.seeds import chosen_random, rounds
-from tests.unit.changes.decode.test_collapse import apply_one_by_one, random_events
 from tests.unit.changes.merge import test_by_driver, test_by_file
 from tests.unit.changes.merge.test_by_driver import (
     NAMES,

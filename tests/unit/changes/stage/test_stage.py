@@ -9,9 +9,8 @@ import pyarrow as pa
 import pytest
 
 from tests.support import pgoutput_encoder as enc
+from tests.support.data.messages import aborted, chunk, commit, decided, plain, prepared, written
 from tests.support.seeds import chosen_seed
-from tests.unit.changes.decode.test_decode import aborted, chunk, commit, decided, plain, prepared
-from tests.unit.slot.test_health import written
 from waldelta.changes.decode.collapse import RAW_ROWS, EventShape
 from waldelta.changes.stage import stage
 from waldelta.changes.stage.stage import (

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from tests.unit.changes.decode.test_decode import T, plain, row
-from tests.unit.slot.test_health import written
+from tests.support.data.messages import T, plain, row, written
 from waldelta.lake.changelog import BatchNumbers, BatchRanges
 from waldelta.lake.changelog import batch_range as stretch
 from waldelta.lake.changelog.batch_range import split_by_relation

@@ -7,8 +7,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.support import pgoutput_encoder as enc
-from tests.unit.changes.decode.test_decode import plain
-from tests.unit.slot.test_health import written
+from tests.support.data.messages import plain, written
 from waldelta.errors import SlotGap
 from waldelta.lake import DeltaTarget, local_path
 from waldelta.lake.changelog import Snapshot

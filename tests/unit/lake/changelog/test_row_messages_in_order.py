@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support import pgoutput_encoder as enc
-from tests.unit.changes.decode.test_decode import (
+from tests.support.data.messages import (
     T,
     aborted,
     change_log,

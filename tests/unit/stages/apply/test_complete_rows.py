@@ -7,16 +7,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.support import pgoutput_encoder as enc
-from tests.unit.changes.decode.test_decode import (
-    T,
-    change_log,
-    chunk,
-    commit,
-    described,
-    plain,
-    plan_of,
-    row,
-)
+from tests.support.data.messages import T, change_log, chunk, commit, described, plain, plan_of, row
 from waldelta.lake import Lake, write_parquet
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import SentMessage

@@ -10,7 +10,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 
 from tests.support.bookkeeping import table_at
-from tests.unit.stages.check.suite.test_kinds import state
+from tests.support.data.suites import state
 from waldelta.config.quality import Quality
 from waldelta.errors import ConfigError
 from waldelta.lake import Lake

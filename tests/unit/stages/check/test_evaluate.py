@@ -13,7 +13,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.support.bookkeeping import table_at
-from tests.unit.stages.check.suite.test_kinds import HELD, state
+from tests.support.data.suites import HELD, state
 from waldelta.config.expectation_files import OwnExpectation, OwnSuite, OwnSuiteFile
 from waldelta.errors import ConfigError, SparkUnreachable
 from waldelta.lake import Lake, by_row_group

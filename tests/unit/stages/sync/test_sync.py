@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.unit.stages.check.suite.test_kinds import ID, state
+from tests.support.data.suites import ID, state
 from waldelta.errors import ApplyError, LateWriter, PeekTimeout, SparkUnreachable
 from waldelta.lake.ledger import COPYING, SYNCED
 from waldelta.postgres import TableId

@@ -9,7 +9,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.support.bookkeeping import table_at
-from tests.unit.stages.check.suite.test_kinds import HELD, ID, state
+from tests.support.data.suites import HELD, ID, state
 from waldelta.config.quality import Drift
 from waldelta.lake import Lake
 from waldelta.lake.ledger import ColumnProfile, Ledger

@@ -1,7 +1,6 @@
 """Kinds of expectations: how a suite is planned, what each depends on, and a new kind."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,8 +9,8 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.support.bookkeeping import table_at
+from tests.support.data.suites import HELD, ID, state
 from waldelta.config.expectation_files import OwnSuite, OwnSuiteFile
-from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.lake.ledger.check_records import ON_OTHERS
 from waldelta.pipeline.targets.target_sources import to_text
 from waldelta.row_filter import EnumType, RowFilter
@@ -152,23 +151,10 @@ def test_what_built_in_expectations_depend_on(type_name, expected):
     assert depends_on(planned) == expected
 
 
-HELD = ["id", "_wd_lsn", "_wd_commit_ts", "_wd_raw"]
-
-
 def own_filter(text, analysed, *columns):
     return to_text(RowFilter(text, analysed, columns))
 
 
-def state(columns, keys=("id",), row_filter=None, target_filter=None):
-    states = [ColumnState(n, 0, -1, t, s, nn) for n, t, s, nn in columns]
-    at = datetime(2026, 1, 1, tzinfo=UTC)
-    return TableState(
-        at, "r", "public.t", 1, "synced", key_columns=list(keys), columns=states,
-        row_filter=row_filter, target_filter=target_filter,
-    )  # fmt: skip
-
-
-ID = ("id", "bigint", "bigint", True)
 NAME = ("name", "text", "string", False)
 CASES = [
     ("one key", state([ID, NAME]),

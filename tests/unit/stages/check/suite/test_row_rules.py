@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.stages.check.suite.test_kinds import HELD, ID, state
+from tests.support.data.suites import HELD, ID, state
 from waldelta.row_filter import EnumType
 from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.suite._row_rules import ROWS_SATISFY, limit_of, printed_numeric
