@@ -2,95 +2,32 @@
 
 import random
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
 
-from tests.support.data.events import SHAPE, events_table
+from tests.support.data.merges import (
+    SCHEMA,
+    driver_merge,
+    held,
+    plan,
+    rows,
+    table,
+    table_uri,
+    tag,
+    write,
+)
 from tests.support.data.pg_types import ANY_NUMERIC, FLOAT8, INT4, array_of
-from waldelta.changes.decode.collapse import EventShape, collapse, net_schema
+from waldelta.changes.decode.collapse import EventShape, net_schema
 from waldelta.changes.merge import by_driver as module
 from waldelta.changes.merge.by_driver import match_duplicates, merge_in_driver
 from waldelta.changes.merge.commits import read_commit
-from waldelta.changes.merge.statements import CommitTag
 from waldelta.config.type_options import DEFAULT_TYPES
-from waldelta.lake import UNFENCED, DeltaTarget, Lake, local_path
-from waldelta.lake.ledger import TableState
+from waldelta.lake import UNFENCED, DeltaTarget, local_path
 from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.types.numeric import Number
 from waldelta.types.text import Characters
 from waldelta.types.type_map import target_type
-
-NAMES = ("Id", "the `v`", "it's.big")
-SCHEMA = pa.schema(
-    [
-        pa.field("Id", pa.int64(), nullable=False),
-        ("the `v`", pa.string()),
-        ("it's.big", pa.string()),
-        ("gone", pa.float64()),
-        ("_wd_lsn", pa.int64()),
-        ("_wd_commit_ts", pa.timestamp("us", "UTC")),
-        ("_wd_raw", RAW_TYPE),
-    ]
-)
-
-
-@pytest.fixture
-def job(tmp_path):
-    """A job, as far as the merge asks, whose target s.t is empty."""
-    target = SimpleNamespace(root=tmp_path.as_uri(), metadata_columns=True)
-    made = SimpleNamespace(pipeline=SimpleNamespace(target=target), lake=Lake(target.root))
-    write(made, SCHEMA.empty_table())
-    return made
-
-
-def write(job, rows, **options) -> None:
-    write_deltalake(f"{job.pipeline.target.root}/s/t", rows, mode="overwrite", **options)
-
-
-def table(job) -> DeltaTable:
-    return DeltaTable(f"{job.pipeline.target.root}/s/t")
-
-
-def rows(*held) -> pa.Table:
-    """Rows of (id, v, big)."""
-    return pa.Table.from_pylist(
-        [dict(zip(SCHEMA.names, [*row, 0.5, -1], strict=False)) for row in held], SCHEMA
-    )
-
-
-def net_of(events, raw=None) -> pa.Table:
-    net = collapse(events_table(events), SHAPE)
-    return net.append_column(pa.field("raw", RAW_TYPE), pa.array([raw] * len(net), RAW_TYPE))
-
-
-def plan(*, truncated=False, leaves=(), shape: EventShape = SHAPE):
-    state = TableState(None, "r", "s.t", 1, "synced")
-    decode = SimpleNamespace(shape=shape, names=NAMES, gathers=bool(leaves))
-    return SimpleNamespace(
-        truncated=truncated,
-        is_truncated=truncated and not leaves,
-        truncated_leaves=leaves,
-        decode=decode,
-        state=state,
-    )
-
-
-def tag(batch=1) -> CommitTag:
-    return CommitTag("app", batch, "run")
-
-
-def merged(job, events, batch=1, raw=None, fence=UNFENCED, **options) -> CommitTag | None:
-    net = net_of(events, raw)
-    staged = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
-    return merge_in_driver(job, plan(**options), net, replace(tag(batch), counts=staged), fence)
-
-
-def held(job) -> dict:
-    found = table(job).to_pyarrow_table().to_pylist()
-    return {row["Id"]: (row["the `v`"], row["it's.big"]) for row in found}
 
 
 def test_new_rows_alone_are_added_in_files_of_their_own(job, monkeypatch):
@@ -99,7 +36,7 @@ def test_new_rows_alone_are_added_in_files_of_their_own(job, monkeypatch):
     monkeypatch.setattr(module, "_MOST_FILES", 3)
     files = []
     for batch in range(1, 7):
-        merged(job, [("I", None, batch, "v", "w")], batch)
+        driver_merge(job, [("I", None, batch, "v", "w")], batch)
         files.append(len(table(job).file_uris()))
     assert files == [1, 2, 3, 1, 2, 3]
     (checkpoint,) = (local_path(table_uri(job)) / "_delta_log").glob("*6.checkpoint.parquet")
@@ -107,14 +44,10 @@ def test_new_rows_alone_are_added_in_files_of_their_own(job, monkeypatch):
     assert (table(job).transaction_version("app"), len(held(job))) == (6, 6)
 
 
-def table_uri(job) -> str:
-    return f"{job.pipeline.target.root}/s/t"
-
-
 def test_a_row_at_a_key_that_the_batch_leaves_empty_goes(job):
     """A repeated batch meets the row that it inserted the first time, and deletes."""
     write(job, rows((1, "a", "A"), (2, "b", "B")))
-    done = merged(job, [("I", None, 1, "a", "A"), ("D", 1, None, None, None)])
+    done = driver_merge(job, [("I", None, 1, "a", "A"), ("D", 1, None, None, None)])
     assert held(job) == {2: ("b", "B")}
     assert read_commit(job, plan().state, done).deleted == 1
 
@@ -122,7 +55,7 @@ def test_a_row_at_a_key_that_the_batch_leaves_empty_goes(job):
 def test_many_rows_are_left_to_spark(job, monkeypatch):
     monkeypatch.setattr("waldelta.lake.driver_limits.MOST_DRIVER_ROWS", 1)
     write(job, rows((1, "a", "A"), (2, "b", "B")))
-    assert merged(job, [("I", None, 4, "d", "D")]) is None
+    assert driver_merge(job, [("I", None, 4, "d", "D")]) is None
     assert table(job).version() == 1
 
 
@@ -136,7 +69,7 @@ def test_somebody_elses_commit_is_not_overwritten(job, monkeypatch):
         return found
 
     monkeypatch.setattr(DeltaTarget, "open", late)
-    assert merged(job, [("I", None, 4, "d", "D")]) is None
+    assert driver_merge(job, [("I", None, 4, "d", "D")]) is None
     assert held(job) == {5: ("theirs", "x")}
 
 
@@ -190,6 +123,10 @@ KINDS = [target_type(t, DEFAULT_TYPES) for t in (ANY_NUMERIC, FLOAT8, array_of(F
 COLUMNS = [(f"column {i}", kind) for i, kind in enumerate(KINDS)]
 
 
+def row(numeric=None, number=None, numbers=None, whole=None):
+    return (numeric, number, numbers, whole)
+
+
 def matched(rows, changes, columns=COLUMNS, *, metadata=True) -> list[int]:
     """``rows`` are (values, raw), ``changes`` are (action, values, raw, place)."""
     names = [name for name, _ in columns]
@@ -207,10 +144,6 @@ def matched(rows, changes, columns=COLUMNS, *, metadata=True) -> list[int]:
         held["_wd_raw"] = pa.array([raw for _, raw in rows], RAW_TYPE)
         net["base_raw"] = pa.array([change[2] for change in changes], RAW_TYPE)
     return match_duplicates(pa.table(held), pa.table(net), columns, metadata=metadata).tolist()
-
-
-def row(numeric=None, number=None, numbers=None, whole=None):
-    return (numeric, number, numbers, whole)
 
 
 NAN = float("nan")
@@ -306,9 +239,9 @@ def test_random_changes_take_what_a_plain_simulation_takes():
                 left.remove(equal)
                 expected.append(change)
         assert sorted(changes[i][3] for i in taken if i >= 0) == [c[3] for c in expected], seed
-        for i, held in zip(taken, rows, strict=True):
-            assert i < 0 or equal_to(*held) == equal_to(*changes[i][1:3]), seed
-        texts = {written_as(*held) for held in rows}
+        for i, old in zip(taken, rows, strict=True):
+            assert i < 0 or equal_to(*old) == equal_to(*changes[i][1:3]), seed
+        texts = {written_as(*old) for old in rows}
         for text in texts:
             of = [i for i, held in zip(taken, rows, strict=True) if written_as(*held) == text]
             sought = sum(written_as(*c[1:3]) == text for c in removals)

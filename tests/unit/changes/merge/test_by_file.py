@@ -14,81 +14,40 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
-from tests.support.data.pg_types import ANY_NUMERIC
-from tests.support.seeds import rounds
-from tests.unit.changes.merge.test_by_driver import (
+from tests.support.data.merges import (
     SCHEMA,
+    file_merge,
+    files_of,
     held,
-    job,
     net_of,
+    one_by_one,
     plan,
     rows,
+    staged,
     table,
     table_uri,
     tag,
     write,
+    write_files,
 )
+from tests.support.data.pg_types import ANY_NUMERIC
+from tests.support.seeds import rounds
 from waldelta.changes.decode.collapse import EventShape, net_schema
 from waldelta.changes.merge import by_file as module
 from waldelta.changes.merge.by_driver import merge_in_driver
 from waldelta.changes.merge.by_file import merge_files
 from waldelta.changes.merge.statements import CommitTag
-from waldelta.changes.stage import net_files
 from waldelta.changes.stage.net_files import packed, unpacked
 from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.errors import StagedLost
-from waldelta.lake import UNFENCED, local_path, write_parquet
+from waldelta.lake import UNFENCED, local_path
 from waldelta.lake.layout import HeldFile
 from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.types.numeric import Number
 from waldelta.types.text import Characters
 from waldelta.types.type_map import target_type
 
-__all__ = ["job"]
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch):
-    """Tasks and parts of a few rows."""
-    monkeypatch.setattr("waldelta.spark.runner.ROWS_PER_TASK", 3)
-    monkeypatch.setattr(net_files, "ROWS_PER_PART", 2)
-    monkeypatch.setattr(net_files, "ROWS_PER_READ", 1)
-
-
-def one_by_one(count, schema, task, *, stops=False) -> list[dict]:
-    """Tasks, one after the other, in this process; each is done twice, as Spark may."""
-    told = []
-    for number in range(count):
-        task(number)
-        told += task(number).cast(schema).to_pylist()
-    return told
-
-
-def staged(job, net, parts=3) -> str:
-    """Net changes in several files."""
-    folder = f"{job.pipeline.target.root}/staged/{random.randrange(1 << 60)}"
-    size = -(-len(net) // parts) or 1
-    for number in range(parts):
-        write_parquet(folder, net.slice(number * size, size), number)
-    return folder
-
-
-def merged(
-    job, events, batch=1, raw=None, fence=UNFENCED, run=one_by_one, **options
-) -> CommitTag | None:
-    net = net_of(events, raw)
-    counted = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
-    planned = replace(tag(batch), counts=counted)
-    return merge_files(
-        SimpleNamespace(run=run), job, plan(**options), staged(job, net), planned, fence
-    )
-
-
-def write_files(job, *files) -> None:
-    """A target of so many files."""
-    write(job, SCHEMA.empty_table())
-    for held_rows in files:
-        write_deltalake(table_uri(job), rows(*held_rows), mode="append")
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
 def names_of(job) -> set[str]:
@@ -104,7 +63,7 @@ def test_only_files_that_hold_a_changed_row_are_written_anew(job, monkeypatch):
     monkeypatch.setattr(
         HeldFile, "open", lambda file, *to: opened.append(file.path) or of(file, *to)
     )
-    assert merged(job, [("U", 10, 10, "j2", "J2"), ("U", 5, 5, "lacking", "x")]) is not None
+    assert file_merge(job, [("U", 10, 10, "j2", "J2"), ("U", 5, 5, "lacking", "x")]) is not None
     kept = names_of(job) & before
     assert (len(kept), len(names_of(job))) == (2, 3)
     assert {*opened} == before - {path_of(job, 20)}
@@ -128,7 +87,7 @@ def test_tasks_tell_no_more_than_there_are_changes(job, monkeypatch):
         return told[-1]
 
     changes = [("U", n, n, "c", "C") for n in range(100)]
-    assert merged(job, changes, run=run) is not None
+    assert file_merge(job, changes, run=run) is not None
     matched = [len(row["matched"]) for row in told[0] if row["matched"] is not None]
     assert (len(matched), sum(matched)) == (8, 4 * 8)
     assert sum(values == ("c", "C") for values in held(job).values()) == 8
@@ -148,19 +107,15 @@ def test_which_changes_are_told_in_the_fewest_bytes(count):
 def test_new_rows_alone_leave_all_files(job):
     write_files(job, [(1, "a", "A")])
     before = names_of(job)
-    assert merged(job, [("I", None, 4, "d", "D"), ("I", None, 5, "e", "E")]) is not None
+    assert file_merge(job, [("I", None, 4, "d", "D"), ("I", None, 5, "e", "E")]) is not None
     assert before < names_of(job)
     assert set(held(job)) == {1, 4, 5}
 
 
 def test_a_file_whose_rows_are_all_gone_has_no_successor(job):
     write_files(job, [(1, "a", "A")])
-    assert merged(job, [("D", 1, None, None, None)]) is not None
+    assert file_merge(job, [("D", 1, None, None, None)]) is not None
     assert names_of(job) == set()
-
-
-def files_of(job) -> set:
-    return set(local_path(table_uri(job)).rglob("*.parquet"))
 
 
 def test_more_net_changes_than_memory_is_meant_for_are_left_to_spark(job, monkeypatch):
@@ -174,9 +129,9 @@ def test_more_net_changes_than_memory_is_meant_for_are_left_to_spark(job, monkey
         return told
 
     monkeypatch.setattr(module, "MOST_NET_BYTES", 1)
-    assert merged(job, [("U", k, k, "c", "C") for k in (1, 4)], run=run) is None
+    assert file_merge(job, [("U", k, k, "c", "C") for k in (1, 4)], run=run) is None
     assert (ended, files_of(job)) == ([2], files)
-    assert merged(job, [("I", None, 7, "d", "D")]) is not None
+    assert file_merge(job, [("I", None, 7, "d", "D")]) is not None
 
 
 @pytest.mark.parametrize("rounds", [1, 2], ids=["of files written anew", "of new rows"])
@@ -199,7 +154,7 @@ def test_a_merge_that_fails_leaves_no_file_of_the_tasks_that_ended(job, err, rou
 
     events = [("U", 1, 1, "c", "C"), ("U", 2, 2, "d", "D"), ("I", None, 3, "e", "E")]
     with pytest.raises(StagedLost) if isinstance(err, StagedLost) else nullcontext():
-        assert merged(job, events, run=run) is None
+        assert file_merge(job, events, run=run) is None
     assert (files_of(job), len(done)) == (files, rounds)
 
 
@@ -213,7 +168,7 @@ def test_a_file_that_is_gone_leaves_it_to_spark(job, monkeypatch):
         return may_hold(files, *given)
 
     monkeypatch.setattr(module, "may_hold", vacuumed)
-    assert merged(job, [("U", key, key, "x", "X") for key in (1, 2)]) is None
+    assert file_merge(job, [("U", key, key, "x", "X") for key in (1, 2)]) is None
 
 
 def test_changes_that_are_not_all_there_are_left_to_spark(job):
@@ -232,7 +187,7 @@ def test_there_is_a_checkpoint_every_so_often(job, monkeypatch):
     """Of the version that was committed."""
     monkeypatch.setattr("waldelta.lake.delta_target.CHECKPOINT_INTERVAL", 2)
     for batch in (1, 2):
-        merged(job, [("I", None, batch, "v", "w")], batch)
+        file_merge(job, [("I", None, batch, "v", "w")], batch)
     assert [
         path.name[19:20]
         for path in (local_path(table_uri(job)) / "_delta_log").glob("*.checkpoint.parquet")
@@ -246,7 +201,7 @@ def test_no_reader_skips_a_value_that_is_no_number(job):
         number, SCHEMA.field(number), pa.array([float("nan"), 1.0])
     )
     write(job, with_nan)
-    merged(job, [("U", 2, 2, "c", "C")])
+    file_merge(job, [("U", 2, 2, "c", "C")])
     (name,) = names_of(job)
     group = pq.read_metadata(local_path(table_uri(job)) / name).row_group(0)
     bounded = {
@@ -265,7 +220,7 @@ def test_somebody_elses_commit_is_not_overwritten(job):
     def late() -> None:
         write(job, rows((5, "theirs", "x")))
 
-    assert merged(job, [("U", 1, 1, "b", "B")], fence=SimpleNamespace(verify=late)) is None
+    assert file_merge(job, [("U", 1, 1, "b", "B")], fence=SimpleNamespace(verify=late)) is None
     assert held(job) == {5: ("theirs", "x")}
     # Theirs, and what they replaced.
     assert len(files_of(job)) == 2
@@ -274,7 +229,7 @@ def test_somebody_elses_commit_is_not_overwritten(job):
 def test_files_carry_statistics(job):
     """By which other readers skip them too."""
     write_files(job, [(1, "a", "A")])
-    merged(job, [("U", 1, 1, "b", "B"), ("I", None, 7, "c", "C")])
+    file_merge(job, [("U", 1, 1, "b", "B"), ("I", None, 7, "c", "C")])
     entry = local_path(table_uri(job)) / "_delta_log" / f"{table(job).version():020d}.json"
     adds = [json.loads(line)["add"] for line in entry.read_text().splitlines() if '"add"' in line]
     told = {

@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.unit.changes.merge.test_by_driver import job, net_of, plan
-from tests.unit.changes.merge.test_by_file import _small, one_by_one, staged, write_files
+from tests.support.data.merges import net_of, one_by_one, plan, staged, write_files
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.merge.by_driver import match
 from waldelta.changes.merge.compare import Comparison, HeldRows
@@ -18,7 +17,7 @@ from waldelta.lake import open_parquet
 from waldelta.postgres import PgType
 from waldelta.types.type_map import target_type
 
-__all__ = ["_small", "job"]
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 # Each complete row, and what it does to the target.
 COMPLETE = {

@@ -9,19 +9,16 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.oracles.change_feed import TYPE, changes_by_delta_rs, compare_change_feed
+from tests.support.data.merges import driver_merge, file_merge, held, rows, table, table_uri
 from tests.support.seeds import rounds
-from tests.unit.changes.merge import test_by_driver as by_driver
-from tests.unit.changes.merge import test_by_file as by_file
-from tests.unit.changes.merge.test_by_driver import held, rows, table, table_uri
-from tests.unit.changes.merge.test_by_file import _small, job
 from waldelta.changes.merge import by_driver as driver_module
 from waldelta.lake import delta_target, local_path
 from waldelta.lake.commit_files import commit_files
 from waldelta.lake.layout import CHANGE_DATA_FEED, CHANGE_FOLDER
 
-__all__ = ["_small", "job"]
+pytestmark = pytest.mark.usefixtures("small_parts")
 
-MERGES = {"driver": by_driver.merged, "tasks": by_file.merged}
+MERGES = {"driver": driver_merge, "tasks": file_merge}
 A, B, C = (1, "a", "A"), (2, "b", "B"), (3, "c", "C")
 INSERT, DELETE = ("I", None, 4, "d", "D"), ("D", 1, None, None, None)
 UPDATE, EQUAL, MOVE = ("U", 2, 2, "b2", "B2"), ("U", 3, 3, "c", "C"), ("U", 3, 7, "c7", "C7")
@@ -69,10 +66,10 @@ def test_a_merge_shows_the_net_changes(job, merge, case):
 def test_many_small_files_become_one_without_showing_their_rows(job, monkeypatch):
     monkeypatch.setattr(driver_module, "_MOST_FILES", 2)
     create(job, [A, B], [C])
-    by_driver.merged(job, [INSERT])
+    driver_merge(job, [INSERT])
     assert (len(table(job).file_uris()), shown(job, table(job).version())) == (1, {"insert": 1})
     files = table(job).file_uris()
-    by_driver.merged(job, [("D", 9, None, None, None)], batch=2)
+    driver_merge(job, [("D", 9, None, None, None)], batch=2)
     assert (table(job).file_uris(), shown(job, table(job).version())) == (files, {})
 
 

@@ -8,20 +8,21 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.support.data.events import apply_one_by_one, random_events
-from tests.support.seeds import chosen_random, rounds
-from tests.unit.changes.merge import test_by_driver, test_by_file
-from tests.unit.changes.merge.test_by_driver import (
+from tests.support.data.merges import (
     NAMES,
     SCHEMA,
+    driver_merge,
+    file_merge,
+    files_of,
     held,
-    job,
     plan,
     rows,
     table,
     tag,
     write,
+    write_files,
 )
-from tests.unit.changes.merge.test_by_file import _small, files_of, write_files
+from tests.support.seeds import chosen_random, rounds
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.merge.commits import read_commit
 from waldelta.errors import LockHeld
@@ -29,10 +30,10 @@ from waldelta.lake import Lake
 from waldelta.lake.layout import STATISTICS_COLUMNS, TARGET_FILE_SIZE
 from waldelta.snapshot.read_table import RAW_TYPE
 
-__all__ = ["_small", "job"]
+pytestmark = pytest.mark.usefixtures("small_parts")
 
 
-@pytest.fixture(params=[test_by_driver.merged, test_by_file.merged], ids=["driver", "files"])
+@pytest.fixture(params=[driver_merge, file_merge], ids=["driver", "files"])
 def merged(request):
     """Merges changes in one of the two ways."""
     return request.param

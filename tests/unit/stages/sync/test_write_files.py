@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable, Schema, write_deltalake
 
 from tests.support.bookkeeping import table_at
-from tests.unit.changes.merge.test_by_file import one_by_one
+from tests.support.data.merges import one_by_one
 from waldelta.changes.merge.target_table import TargetColumn
 from waldelta.errors import LateWriter, SnapshotLost, TargetNotWritable
 from waldelta.lake import Tag, delta_target, local_path
