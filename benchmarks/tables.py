@@ -61,7 +61,7 @@ _SOURCE_COSTS: dict[str, Callable[[Round], float | None]] = {
 
 def source_table(result: Result) -> Table:
     """Returns what our pipeline cost the source per 1,000,000 changes: medians of the rounds."""
-    table = Table(title="the source's bill for 1,000,000 changes")
+    table = Table(title="load on the source for 1,000,000 changes")
     for heading in ("workload", "", *_SOURCE_COSTS):
         table.add_column(heading, justify="right" if heading in _SOURCE_COSTS else "left")
     for one in result.measurements:

@@ -142,7 +142,8 @@ def job_environment(*parts: Mapping[str, str]) -> dict[str, str]:
     kept["PYSPARK_DRIVER_PYTHON"] = sys.executable
     kept["PYTHONUNBUFFERED"] = "1"
     if any(is_store_variable(name) for part in parts for name in part):
-        # Those of the worker would mix with the connection's: another token, or another endpoint.
+        # The worker's own store variables would mix with the connection's: another token, or
+        # another endpoint.
         kept = {name: value for name, value in kept.items() if not is_store_variable(name)}
     for part in parts:
         kept.update(part)

@@ -40,7 +40,7 @@ QUEUE_TIMEOUT = timedelta(days=1)
 
 # A critical state that lasts is reported again after this time.
 NOTIFY_CRITICAL_AGAIN = timedelta(hours=1)
-# So is an alert that lasts.
+# An alert that lasts is sent again after this time.
 ALERT_AGAIN = timedelta(hours=24)
 
 # Airflow kills a task 5 s after asking it to end, so the job gets a little less to end by itself.

@@ -200,9 +200,9 @@ class _Lake:
         )
         slot = SlotReading(at.isoformat(), "reserved", left, held, _KEEP_SIZE - held)
         result.reported = ReportedLag(left, slot)
-        took, bill = result.stages["land"].seconds, result.source
-        bill.slot_calls, bill.wal_read_bytes, bill.decoded_bytes = 2, 2 * wal, round(wal * 0.8)
-        bill.slot_seconds, bill.server_seconds = took * 0.8, took * 0.5
+        took, load = result.stages["land"].seconds, result.source
+        load.slot_calls, load.wal_read_bytes, load.decoded_bytes = 2, 2 * wal, round(wal * 0.8)
+        load.slot_seconds, load.server_seconds = took * 0.8, took * 0.5
         told = f"{changes:,} changes in 1 batch, landed in {took * 0.7:.1f} s, consumed in 0.1 s"
         result.stages["land"].detail = told
         result.stages["report"].detail = f"lag {left:,} bytes"

@@ -59,7 +59,7 @@ class Tale:
         begun = ("manual__now", "running", AT - timedelta(seconds=40))
         is_reconciling = DagState("reconcile", "orders_reconcile", False, *begun, None)
         dags = (is_reconciling,) if self.name == "orders" else ()
-        return Schedule(self.is_paused, next_run_at=due, well=runs[-1], dags=dags)
+        return Schedule(self.is_paused, next_run_at=due, succeeded_at=runs[-1], dags=dags)
 
     @property
     def step(self) -> timedelta:

@@ -455,7 +455,7 @@ def _lake(pipeline: Pipeline) -> Iterator[CheckResult]:
     # Reads the lake without the source's connection.
     lake = lake_of(pipeline.file)
     with named_write_errors(root):
-        Ledger(lake).slot_lives()
+        Ledger(lake).slot_events()
     if local_path(root) is not None:
         if (why := why_not_writable(root)) is not None:
             raise TargetNotWritable(why)
@@ -482,7 +482,7 @@ def _slot(pipeline: Pipeline, path: Path) -> Iterator[CheckResult]:
     from waldelta.cli._status_table import slot_error
     from waldelta.pipeline import ledger_of
 
-    if not ledger_of(pipeline.file).slot_lives():
+    if not ledger_of(pipeline.file).slot_events():
         text = f"slot {pipeline.file.source.slot} was never set up for this lake"
         yield CheckResult("slot", "warning", text, f"run `waldelta setup {path}`")
         return

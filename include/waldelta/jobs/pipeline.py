@@ -323,4 +323,4 @@ def _check_readable(job: Job) -> None:
     from waldelta.lake import named_write_errors
 
     with named_write_errors(job.pipeline.target.root):
-        job.ledger.slot_lives()
+        job.ledger.slot_events()

@@ -185,12 +185,12 @@ def compare_all(work: Reconciling) -> None:
         check_source(connection, job)
         mappings, targets, _ = read_unlocked_sources(connection, job.pipeline)
         sizes = {str(target.id): target.table.size_bytes for target in targets}
-    standings, ended = end_killed_repairs(work.runner, job, mappings)
+    all_lifecycles, ended = end_killed_repairs(work.runner, job, mappings)
     for cut in ended.values():
         work.result.add_repair(cut)
-    lifecycles = list(_lifecycles(standings, work.order))
+    lifecycles = list(_lifecycles(all_lifecycles, work.order))
     for name in sorted(
-        (work.order.tables or frozenset()) - {lifecycle.table_name for lifecycle in standings}
+        (work.order.tables or frozenset()) - {lifecycle.table_name for lifecycle in all_lifecycles}
     ):
         work.put(name, NOT_COMPARED, "it is no longer replicated: status lists the tables")
     states: dict[str, TableState] = {}
@@ -210,9 +210,9 @@ def compare_all(work: Reconciling) -> None:
 
 
 def _lifecycles(
-    standings: Sequence[TableLifecycle], order: ReconcileRequest
+    all_lifecycles: Sequence[TableLifecycle], order: ReconcileRequest
 ) -> Iterator[TableLifecycle]:
-    by_name = {lifecycle.table_name: lifecycle for lifecycle in standings}
+    by_name = {lifecycle.table_name: lifecycle for lifecycle in all_lifecycles}
     names = order.tables or frozenset()
     unknown = sorted(names - by_name.keys())
     if unknown and len(unknown) == len(names):

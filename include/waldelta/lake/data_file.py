@@ -94,8 +94,9 @@ class Order:
 
 
 class _Texts(Order):
-    """By code points. Cut texts still are bounds: the greatest ends in a character beyond all
-    others.
+    """Texts, ordered by code points; the bounds of long texts are cut.
+
+    A cut text still is a bound: the greatest gets a last character that sorts after all others.
     """
 
     def has_bounds(self, _least: Any, most: Any, /) -> bool:
@@ -143,8 +144,8 @@ class _Days(Order):
         return other
 
 
-class _Moments(Order):
-    """Written in whole milliseconds, with a zone or without."""
+class _Timestamps(Order):
+    """Timestamps, with a time zone or without; their bounds are written in whole milliseconds."""
 
     def comparable(self, column: Any) -> Any:
         return column.cast(pa.int64())
@@ -159,8 +160,8 @@ class _Moments(Order):
         return f"{text}Z" if self.kind.tz else text
 
     def most_text(self, most: Any) -> Any:
-        # This rounds up: some readers don't add a millisecond, and would skip values within the
-        # last one.
+        # The bound is rounded up: some readers don't add a millisecond, and would skip values
+        # within the last one.
         return self.least_text(most + -most % 1000)
 
     def shared(self, other: Order, /) -> Order | None:
@@ -181,7 +182,7 @@ def order_of(kind: pa.DataType) -> Order | None:
         return _Decimals(kind)
     if is_type.is_date32(kind):
         return _Days(kind)
-    return _Moments(kind) if is_type.is_timestamp(kind) and kind.unit == "us" else None
+    return _Timestamps(kind) if is_type.is_timestamp(kind) and kind.unit == "us" else None
 
 
 def shared_order(bounds: pa.DataType, values: pa.DataType) -> Order | None:
@@ -409,10 +410,11 @@ def replace_by_rows(  # noqa: PLR0913 - a target, what is written to it, and how
     changes: pa.Table | None = None,
     redefinition: Redefinition | None = None,
 ) -> int:
-    """Replace files of a table by new ones with these rows, as replace_files() does.
+    """Replace files of a table by new ones with these rows, and return the new version.
 
-    Without rows there is no new file. ``changes`` are rows of the change data feed. The files are
-    removed when they will never be read.
+    Without rows there is no new file. ``changes`` are rows of the change data feed. Errors and
+    other parameters are those of replace_files(). After Overtaken, the new files are removed,
+    because no version will refer to them.
     """
     place = table.place.files
     layout = table.layout if redefinition is None else redefinition.layout

@@ -64,7 +64,7 @@ _GENERATION = "waldelta.generation"
 # How often properties are committed in all, when other writers commit first.
 _ATTEMPTS = 3
 _FILE_RETENTION, _LOG_RETENTION = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
-_FILE_HOURS, _LOG_HOURS = 7 * 24, 30 * 24  # Delta's own
+_FILE_HOURS, _LOG_HOURS = 7 * 24, 30 * 24  # Delta's defaults.
 
 
 def query_at(target: DeltaTarget, version: int) -> str:

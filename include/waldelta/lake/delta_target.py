@@ -89,10 +89,11 @@ _ONE_COMMIT: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class DeltaTarget:
-    """One Delta table of the lake, at ``uri``; calls read the table as it is then, but for the
-    ``known`` ones.
+    """One Delta table of the lake, at ``uri``.
 
-    A checkpoint is written at every multiple of CHECKPOINT_INTERVAL versions.
+    Each call reads the table's newest version; ``known_log`` and what is named ``known`` use the
+    log as this process last read it. A checkpoint is written at every multiple of
+    CHECKPOINT_INTERVAL versions.
     """
 
     lake: Lake
@@ -206,7 +207,7 @@ class DeltaTarget:
             ):
                 check_log_files(self.uri)
                 table.update_incremental()
-        except (DeltaError, OSError, NotCopied):  # Opening it says why.
+        except (DeltaError, OSError, NotCopied):  # Opening the table reports why.
             return False
         return True
 
@@ -416,7 +417,8 @@ class TargetVersion:
         )
 
     def dataset(self) -> ds.Dataset:
-        """Returns the rows as a dataset; timestamps are in microseconds, whoever wrote them.
+        """Returns the rows as a dataset; its timestamps are in microseconds, also in files of
+        external writers.
 
         Raises TableError for columns that have other names in the files: delta-rs would read nulls.
         """

@@ -14,9 +14,9 @@ from waldelta.lake.storage import row_count
 MOST_DRIVER_ROWS = 100_000
 # In memory. Small compressed files may expand to much more, so bytes are counted while reading.
 MOST_DRIVER_BYTES = 64 << 20
-# Of a target's files, as stored.
+# The most bytes of a target's files, as stored.
 MOST_FILE_BYTES = 16 << 20
-# Of row messages, which are decoded in memory.
+# The most bytes of row messages, which are decoded in memory.
 MOST_DRIVER_MESSAGE_BYTES = 32 << 20
 
 

@@ -6,10 +6,10 @@ from typing import Protocol
 
 
 class Fence(Protocol):
-    """What a run must still hold when it commits.
+    """Locks that a run must still hold when it commits.
 
-    It is verified after the table was read that a commit depends on. A run that takes over later
-    changes that table's version, so that the commit fails.
+    The fence is verified after reading the table on which the commit depends. Another run that took
+    the locks changes that table's version first, so this commit fails.
     """
 
     def verify(self) -> object:

@@ -58,17 +58,20 @@ class TableCache:
         self._root: FileSystem | None = None
         # By table and name: a version, the identity of its log entry, and what was read of it.
         self._read: dict[tuple[str, str], tuple[int, tuple[int, int] | None, Any]] = {}
-        # By target: its name in the lake, where it isn't the target's own.
+        # A target's name in the lake, by its own name, where the two differ.
         self.stored_names: dict[str, str] = {}
         self._idle_files = 0
         self._logs: KnownLogs | None = None
         self._requests = requests_made()
 
     def __reduce__(self) -> tuple[Callable[[], TableCache], tuple[()]]:
-        return partial(TableCache, copies_logs=False), ()  # Another process opens its own.
+        # Another process (pickle) gets an empty cache.
+        return partial(TableCache, copies_logs=False), ()
 
     def log(self, lake: Lake, uri: str) -> StoredLog | None:
-        """Returns what is known of a table's log; None where delta-rs alone reads it."""
+        """Returns the copy of a table's log that this run reads and commits through; None where
+        only delta-rs reads the log.
+        """
         if not self._copies_logs or lake.storage_options is None:
             return None
         with self._lock:
@@ -85,7 +88,7 @@ class TableCache:
         return self._requests - before
 
     def leave_known(self, lake: Lake) -> None:
-        """Leave what is known of the tables' logs for the next run."""
+        """Store the copies of the tables' logs in the lake, so that the next run reads less."""
         if self._logs is None:
             return
         own, changes = bookkeeping_uri(lake.root, ""), bookkeeping_uri(lake.root, CHANGES)
@@ -102,10 +105,10 @@ class TableCache:
             log.info("the next run reads more of the Delta logs: no copy can be written: %s", err)
 
     def take(self, uri: str, version: int | None = None) -> DeltaTable | None:
-        """Hand out a table as it was when it was given back, or None.
+        """Returns a table that give_back() stored, at the version it had then, or None.
 
-        With ``version``, only a table at that version is handed out. On a disk, a table whose log
-        has another entry of its version by now is another table, and isn't handed out.
+        With ``version``, only a table at that version is returned. On a disk, a table isn't
+        returned if the log entry of its version has been replaced: it is another table then.
         """
         with self._lock:
             table, entry, files = self._tables.get(uri, (None, None, 0))
@@ -150,7 +153,7 @@ class TableCache:
         """
         version = table.version()
         if isinstance(table, CopiedTable) and version > table.log.known.version:
-            return  # Its last commit was interrupted and isn't in the store.
+            return  # The table's last commit was interrupted and isn't in the store.
         entry, count = entry_identity(uri, version), len(table.file_uris())
         with self._lock:
             kept, _, files = self._tables.get(uri, (None, None, 0))

@@ -187,7 +187,9 @@ class Layout:
     def of(
         cls, schema: pa.Schema, partition_by: Sequence[str], properties: Mapping[str, str]
     ) -> Layout:
-        """Returns the layout of a table by its log."""
+        """Returns the layout that a table's log describes by its schema, partition columns and
+        properties.
+        """
         size = properties.get(TARGET_FILE_SIZE, "")
         listed = properties.get(STATISTICS_COLUMNS)
         bounded = bounded_columns(schema) if listed is None else _listed(listed)
@@ -255,7 +257,7 @@ class Layout:
             yield dict(zip(self.partition_by, values, strict=True)), places
 
     def of_partitions(self, rows: pa.Table, partitions: Collection[PartitionKey]) -> pa.Table:
-        """Returns the rows of some partitions, in their order."""
+        """Returns the rows that belong to some partitions, in the same order as in ``rows``."""
         places = [places for part, places in self.divide(rows) if key_of(part) in partitions]
         if sum(map(len, places)) == len(rows):
             return rows
@@ -272,7 +274,7 @@ class Redefinition:
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """What a new table is created with, besides its columns."""
+    """The properties with which a new table is created, its partition and clustering columns."""
 
     properties: Mapping[str, str] = field(default_factory=dict)
     partition_by: Sequence[str] = ()
@@ -280,8 +282,9 @@ class TableOptions:
 
     @classmethod
     def of(cls, options: LayoutOptions, properties: Mapping[str, str]) -> TableOptions:
-        """Returns those of a layout, with further properties; raises ConfigError as
-        layout_properties() does.
+        """Returns the options of a table with a layout and further properties.
+
+        Raises ConfigError as layout_properties() does.
         """
         return cls(
             {**layout_properties(options), **properties},

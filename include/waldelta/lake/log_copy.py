@@ -58,7 +58,8 @@ class NotCopied(DeltaError):
 
 @dataclass(slots=True)
 class KnownLog:
-    """What was read of a table's log: the entries behind a checkpoint (-1: none), by version.
+    """The part of a table's log that this machine has read: the newest checkpoint (-1: none) and
+    the entries after it, by version.
 
     Delta's log entries never change.
     """
@@ -69,27 +70,31 @@ class KnownLog:
 
     @property
     def version(self) -> int:
-        """The newest version that is known."""
+        """The newest version that this machine has read."""
         return max(self.entries, default=self.checkpoint)
 
 
 @dataclass(slots=True)
 class StoredLog:
-    """A table's log in an object store, and what is known of it; threads can share it.
+    """A table's log in an object store, with a copy in memory of what was read of it; threads can
+    share it.
 
-    What is known is replaced as a whole, or gets later entries: no thread sees a part of it.
+    ``known`` is that copy. A thread replaces it as a whole, or adds later entries, so that no other
+    thread sees an incomplete one. ``is_missing``: the store has no log there.
     """
 
     store: ObjectStore
     path: str
     known: KnownLog = field(default_factory=KnownLog)
     is_missing: bool = False
-    # Whether this process has seen in the store that what it knows is still true.
+    # Whether this process has compared the copy in memory with the store.
     is_seen: bool = False
     _lock: RLock = field(default_factory=RLock, repr=False)
 
     def read(self, version: int) -> bytes | None:
-        """Returns a version's entry, by one request unless it is known; None without an entry."""
+        """Returns a version's log entry, from memory or by one request; None if the log has no such
+        entry.
+        """
         if not (self.is_seen or self.is_missing):
             with suppress(TableNotFoundError, NotCopied):
                 self.read_newest()
@@ -114,10 +119,11 @@ class StoredLog:
                 self._read_whole(KnownLog())
 
     def _continues(self) -> bool:
-        """Read what is new, by one request and one for each new entry.
+        """Read the entries after the newest one in memory, by one request and one for each new
+        entry.
 
-        Returns whether the newest entry that an earlier process knew is still there: it may be
-        another table's by now.
+        Returns False, and reads nothing, if the store has another entry for the version in memory:
+        the table was replaced by another one.
         """
         state = self.known
         newest = state.entries.get(state.version)
@@ -135,16 +141,16 @@ class StoredLog:
         return True
 
     def read_all(self) -> None:
-        """Read the newest checkpoint and all entries behind it.
+        """Read the newest checkpoint and all entries after it.
 
-        What is known isn't read again where the store's tag shows that it is still the same. Raises
+        What is in memory isn't read again if the store's tag shows that it hasn't changed. Raises
         TableNotFoundError when there is no log, NotCopied when only delta-rs can read it.
         """
         with self._lock:
             self._read_whole(self.known)
 
     def _read_whole(self, earlier: KnownLog) -> None:
-        """Read the log as read_all() does, with what is already known of it."""
+        """Read the log as read_all() does; ``earlier`` is what was read before."""
         log = f"{self.path}/{_LOG}"
         # A checkpoint replaces all before it, so that one that is known is as good as a later one.
         # Where there was no log, its listing alone shows whether there is one by now.
@@ -176,7 +182,7 @@ class StoredLog:
         return {one["path"].rpartition("/")[2]: one["e_tag"] for one in listed}
 
     def read_later(self) -> None:
-        """Read the entries behind those that are known."""
+        """Read the entries after the newest one in memory."""
         with self._lock:
             while (entry := self._read(version := self.known.version + 1)) is not None:
                 self.known.entries[version] = entry
@@ -184,7 +190,7 @@ class StoredLog:
     def create(self, version: int, entry: bytes) -> None:
         """Commit an entry; raises CommitFailedError when another writer has made this version.
 
-        The entries of other writers are known then.
+        The other writers' entries are read before the error is raised.
         """
         with self._lock:
             tagged = self.store.create(self._entry(version), entry)
@@ -195,7 +201,9 @@ class StoredLog:
                 self.known.entries[version] = tagged
 
     def parts(self, path: str) -> dict[str, Tagged]:
-        """Returns what is known, by names that begin with a path; nothing of a large log."""
+        """Returns the entries and the checkpoint in memory, by their names below ``path``; nothing
+        if they exceed _MOST_LOG_BYTES.
+        """
         state = self.known
         entries = {entry_name(v): entry for v, entry in dict(state.entries).items()}
         if state.content is not None:
@@ -205,9 +213,9 @@ class StoredLog:
         return {f"{path}/{_LOG}/{name}": one for name, one in entries.items()}
 
     def write_checkpoint(self, folder: Path, version: int) -> None:
-        """Write a checkpoint, and then the pointer to it, as they are in a folder.
+        """Copy a checkpoint from a folder to the store, and then the pointer to it.
 
-        What is known begins with it from then on.
+        The log in memory begins with this checkpoint from then on.
         """
         log, name = f"{self.path}/{_LOG}", checkpoint_name(version)
         content = (folder / _LOG / name).read_bytes()
@@ -244,11 +252,12 @@ def checkpoint_name(version: int) -> str:
 def _checkpoint_and_later(
     parts: Sequence[tuple[int, str]], hinted: int, state: KnownLog
 ) -> tuple[int, list[int]]:
-    """Returns a checkpoint (-1: none) of a log's parts, and the versions behind it.
+    """Returns the version of the checkpoint to read (-1: none) and the versions of the log entries
+    to read with it.
 
-    It is the one that is known, or else the newest. delta-rs commits only behind a version whose
-    entry is there, so that without later ones it is the checkpoint's own. Raises NotCopied for a
-    log with other parts, or with a gap.
+    The checkpoint is the one in memory if it still suffices, else the newest. delta-rs commits only
+    after a version whose entry exists, so without later entries the checkpoint's own entry is read.
+    Raises NotCopied for a log with files of other kinds, or with a gap.
     """
     if any(kind not in (_JSON, _CHECKPOINT) for _, kind in parts):
         raise NotCopied
@@ -290,14 +299,14 @@ class CopiedTable(DeltaTable):
         self._write(dict(state.entries))
 
     def update_incremental(self) -> None:
-        """Make it the newest version, by a request for each version and one more."""
+        """Move the table to the newest version, by a request for each new version and one more."""
         self.log.read_later()
         self.update_known()
 
     def update_known(self) -> None:
-        """Make it the newest version that is known, without a request."""
+        """Move the table to the newest version in memory, without a request."""
         version, state = self.version(), self.log.known
-        if version < state.checkpoint:  # There may be no entries between them.
+        if version < state.checkpoint:  # The store may have no entries between the two.
             self._fill(state)
             super().__init__(str(self.folder))
         elif later := {v: entry for v, entry in dict(state.entries).items() if v > version}:
@@ -362,10 +371,10 @@ class CopiedTable(DeltaTable):
 
 
 class KnownLogs:
-    """What this process knows of the logs in a lake, and what earlier ones have left of them.
+    """Copies of the logs of a lake's tables, filled by this process and by earlier ones.
 
-    A run leaves it as one object for the next. Everything in it has a name for ever: log entries,
-    checkpoints and data files. So it may be old, and only saves requests.
+    A run stores them as one object for the next run. Log entries, checkpoints and data files are
+    never changed under the same name. So an old copy is still correct, and only saves requests.
     """
 
     def __init__(self, root: str, options: Mapping[str, str]) -> None:
@@ -389,13 +398,15 @@ class KnownLogs:
             return self._logs[path]
 
     def save(self, files: Mapping[str, Sequence[str]]) -> None:
-        """Leave what is known for the next run, if that is more than there was.
+        """Write the logs in memory to the lake for the next run, if this run has read more than the
+        stored ones contain.
 
         ``files`` are the data files of tables whose rows each run reads, by the tables' paths. An
         error is logged: the next run then reads more.
         """
         all_logs = dict(self._logs).items()
-        # What this run hasn't looked at is left as it was found: the next one verifies all of it.
+        # Logs that this run didn't read stay as the last run stored them: the next run verifies all
+        # of them.
         logs = {path: log for path, log in all_logs if log.known.version >= 0 or log.is_missing}
         versions = {path: log.known.version for path, log in logs.items()}
         if self._store is None or versions.items() <= (self._packed or {}).items():

@@ -58,7 +58,7 @@ _MOST_KEPT_BYTES = 32 << 20
 # The ends of large files are kept beside small ones: of each, Parquet's footer, and at least what
 # Arrow reads to find it.
 _MOST_ENDS_BYTES, _LEAST_END_BYTES = 32 << 20, 64 << 10
-_PARQUETS_TAIL = struct.Struct("<I4s")  # the footer's length, and "PAR1"
+_PARQUETS_TAIL = struct.Struct("<I4s")  # A Parquet file ends in the footer's length and "PAR1".
 
 
 # What obstore knows of an object: its path in its bucket, size, last_modified and e_tag.
@@ -230,7 +230,7 @@ class ObjectStore:
             return obstore.open_writer(self._store, path, buffer_size=_PART_BYTES)
 
     def find(self, path: str) -> Listed | None:
-        """Returns what is known of an object; None without one."""
+        """Returns an object's path, size and tag; None if there is no such object."""
         try:
             with _request():
                 return obstore.head(self._store, path)
@@ -238,7 +238,9 @@ class ObjectStore:
             return None
 
     def objects(self, prefix: str, after: str | None = None) -> list[Listed]:
-        """Returns the objects of a folder and its folders, by path, or those behind a path."""
+        """Returns the objects below a prefix, in the order of their paths; with ``after``, only
+        those whose path comes after it.
+        """
         with _request():
             listing = obstore.list(self._store, prefix, offset=after).collect()
         return sorted(listing, key=lambda listed: listed["path"])
@@ -294,7 +296,7 @@ def open_store(uri: str, options: Mapping[str, str]) -> tuple[ObjectStore, str] 
 
 @lru_cache(maxsize=8)
 def _bucket(name: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
-    # Opened once, because it keeps its connections.
+    # The store is opened once, because it keeps its connections.
     config = {key: value for key, value in options if key in _CONFIGURED}
     client = {_OF_CLIENT[key]: value for key, value in options if key in _OF_CLIENT}
     limits = {key: value for key, value in options if key in _OF_RETRIES}
@@ -303,7 +305,7 @@ def _bucket(name: str, options: tuple[tuple[str, str], ...]) -> ObjectStore:
         retries["max_retries"] = int(limits["max_retries"])
     if "retry_timeout" in limits:
         retries["retry_timeout"] = timedelta(seconds=float(limits["retry_timeout"].rstrip("s")))
-    opened: Any = S3Store  # Its keyword arguments are typed key by key.
+    opened: Any = S3Store  # S3Store's keyword arguments are typed key by key.
     return ObjectStore(
         opened(name, config=config, client_options=client, retry_config=retries or None)
     )

@@ -149,7 +149,8 @@ def take_over(lake: Lake, table_name: str, shut_out: Callable[[], None]) -> list
                 " still apply it: give the user that runs the job permission to remove it, or"
                 " remove it yourself; the next run continues"
             )
-            error.retryable = True  # Nothing was read for it yet, and a store may answer again.
+            # Nothing was read for the target yet, and a store may answer again.
+            error.retryable = True
             raise error
     fault_point("takeover.removed")
     shut_out()

@@ -240,7 +240,8 @@ def check_log_files(uri: str) -> None:
     folder = local_path(uri)
     if folder is None:
         return
-    with suppress(OSError), os.scandir(folder / "_delta_log") as entries:  # Opening it says why.
+    # Opening the table will report why the log can't be listed.
+    with suppress(OSError), os.scandir(folder / "_delta_log") as entries:
         for entry in entries:
             if not _is_readable(entry):
                 raise irregular(uri, entry.name)
@@ -479,13 +480,14 @@ def remove_folder(uri: str) -> bool:
     folder = local_path(uri)
     try:
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)  # Removes as much of it as possible.
+            # rmtree removes as much of the folder as it can.
+            shutil.rmtree(folder, ignore_errors=True)
             if os.path.lexists(folder):
                 shutil.rmtree(folder)
         else:
             parent, name = uri.rsplit("/", 1)
             open_folder(parent).delete_dir(name)
-    except FileNotFoundError:  # Another run has removed it since.
+    except FileNotFoundError:  # Another run has removed the folder since.
         return True
     except OSError as err:
         log.warning("%s can't be removed: %s", uri, err)

@@ -21,8 +21,8 @@ _S3A = "spark.hadoop.fs.s3a"
 _ASSUMED = "org.apache.hadoop.fs.s3a.auth.AssumedRoleCredentialProvider"
 _ENVIRONMENT = "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"
 _MACHINES_OWN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
-# A store that is away ends the run within two minutes: its requests are repeated for so long, and
-# the last one may wait for its own timeout.
+# A store that doesn't answer ends the run within two minutes: requests are repeated for
+# retry_timeout, and the last one may wait for its own timeout.
 REQUEST_LIMITS = {
     "max_retries": "10",
     "retry_timeout": "60s",
@@ -110,7 +110,7 @@ def _of_azure_storage(connection: AirflowConnection) -> dict[str, Any]:
     )
     account = connection.login or extra.get("account_name") or parts.get("AccountName")
     if extra.get("tenant_id"):
-        # With a tenant, login and password are those of a service principal.
+        # If a tenant is given, login and password are those of a service principal.
         host = (connection.host or "").removeprefix("https://").split(".")[0]
         return _principal(connection) | {"AZURE_STORAGE_ACCOUNT_NAME": host or None}
     return {
@@ -172,7 +172,7 @@ def _refuse(connection: AirflowConnection, unsupported: tuple[str, ...]) -> None
         )
 
 
-# By the type of the connection.
+# The reader of a connection, by the connection's type.
 _READERS: Mapping[str, Callable[[AirflowConnection], dict[str, Any]]] = {
     "aws": _of_aws,
     "wasb": _of_azure_storage,

@@ -32,7 +32,7 @@ from waldelta.monitoring.decisions import read_of_run
 from waldelta.monitoring.run_history import LANDING, RunLine, parsed, read_result, read_runs
 from waldelta.monitoring.stopped_tables import Unmet, unmet_in_run
 from waldelta.monitoring.table_list import copied_rows, latest_states, read_operations
-from waldelta.pipeline import SourceBill, StageResult, TableResult
+from waldelta.pipeline import SourceLoad, StageResult, TableResult
 from waldelta.quantities import counted
 
 # A verb and the id of a run.
@@ -115,7 +115,7 @@ def read_run(ledger: Ledger, verb: str, run_id: str) -> RunDetails | None:
         quarantined_count=count,
         warnings=tuple(map(str, result.get("warnings") or ())),
         error=result.get("error") or {},
-        source=row_of(SourceBill, result.get("source") or {}).describe(),
+        source=row_of(SourceLoad, result.get("source") or {}).describe(),
         store_requests=int(result.get("store_requests") or 0),
         slot_before=_slot(result.get("slot_before")),
         slot_after=_slot(result.get("slot_after")),

@@ -159,12 +159,12 @@ def read_status(job: Job) -> dict[str, Any]:
         listed_in_vain = unpublished(connection, job.pipeline.source)
         new = matched_tables(connection, job.pipeline.source, is_new=True)
         unreadable = read_unreadable(connection, job.pipeline.source)
-    standings = read_lifecycles(job, published)
+    all_lifecycles = read_lifecycles(job, published)
     quarantine = Decisions(job.lake)
     lacking, discarded = quarantine.missing_counts(target_generations(job.ledger))
     stopped = {one.table_name: one for one in read_stopped(job.pipeline, job.ledger)}
     failures = read_failures(job.ledger)
-    copied = copied_rows(job.ledger, [s.table_name for s in standings])
+    copied = copied_rows(job.ledger, [s.table_name for s in all_lifecycles])
     run = job.ledger.last_run()
     return {
         "pipeline": job.pipeline.pipeline,
@@ -179,7 +179,7 @@ def read_status(job: Job) -> dict[str, Any]:
             s.table_name: _target(s, lacking.get(s.table_name, 0), discarded.get(s.table_name, 0))
             | {"rows_copied": copied.get(s.table_name, 0 if s.state is None else s.state.rows)}
             | _behind(stopped.get(s.table_name), failures.get(s.table_name))
-            for s in standings
+            for s in all_lifecycles
         },
         "last_cut": _cut(job),
         "last_run": None if run is None else {

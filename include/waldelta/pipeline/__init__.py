@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     )
     from waldelta.pipeline.job import Job, SlotIdentity, ledger_of
     from waldelta.pipeline.run_result import RunResult, StageResult, TableResult
-    from waldelta.pipeline.source import SourceBill, SourceConnections
+    from waldelta.pipeline.source import SourceConnections, SourceLoad
     from waldelta.pipeline.task_errors import (
         describe_error,
         is_conflict,
@@ -27,8 +27,8 @@ __all__ = [
     "Job",
     "RunResult",
     "SlotIdentity",
-    "SourceBill",
     "SourceConnections",
+    "SourceLoad",
     "StageResult",
     "TableResult",
     "describe_error",
@@ -46,6 +46,6 @@ __getattr__ = lazy_exports(
     advisory_locks="AdvisoryLock slot_lock target_lock waiting_for_locks",
     job="Job SlotIdentity ledger_of",
     run_result="RunResult StageResult TableResult",
-    source="SourceBill SourceConnections",
+    source="SourceConnections SourceLoad",
     task_errors="describe_error is_conflict named_error of_table unexpected_error",
 )

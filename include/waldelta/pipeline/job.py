@@ -93,7 +93,7 @@ class Job:
 
     def read_identity(self) -> SlotIdentity:
         """Returns the slot's identity from the ledger; raises SlotMissing before setup."""
-        return identity_of(self.pipeline.source.slot, self.ledger.slot_lives())
+        return identity_of(self.pipeline.source.slot, self.ledger.slot_events())
 
     def read_states(self) -> dict[str, TableState]:
         """Returns the latest state of each target in the current slot incarnation.
@@ -174,20 +174,20 @@ class SlotIdentity:
 
 def identity_of(slot: str, moves: list[SlotMove]) -> SlotIdentity:
     """Returns the slot's current incarnation, on the timeline to which it was followed last."""
-    life = incarnation_of(slot, moves)
+    begin = incarnation_of(slot, moves)
     followed = [
         m.timeline
         for m in moves
-        if (m.slot, m.incarnation, m.event) == (slot, life.incarnation, "promoted")
+        if (m.slot, m.incarnation, m.event) == (slot, begin.incarnation, "promoted")
     ]
     return SlotIdentity(
         slot,
-        life.system_identifier,
-        max([life.timeline, *followed]),
-        life.incarnation,
-        life.lsn,
-        life.batch or 0,
-        life.at,
+        begin.system_identifier,
+        max([begin.timeline, *followed]),
+        begin.incarnation,
+        begin.lsn,
+        begin.batch or 0,
+        begin.at,
     )
 
 
@@ -205,14 +205,14 @@ def incarnation_of(slot: str, moves: list[SlotMove]) -> SlotMove:
             " would apply changes twice: give each pipeline its own target.root, or run teardown"
             " for the other one first"
         )
-    lives = [m for m in moves if m.slot == slot and m.event in ("created", "adopted", "dropped")]
-    if not lives:
+    events = [m for m in moves if m.slot == slot and m.event in ("created", "adopted", "dropped")]
+    if not events:
         raise SlotMissing(f"slot {slot!r} was never set up for this lake: run setup, then sync")
-    if (last_life := lives[-1]).event == "dropped":
+    if (last_event := events[-1]).event == "dropped":
         raise SlotMissing(
-            f"slot {slot!r} was torn down at {last_life.at:%Y-%m-%d %H:%M:%S} UTC by run"
-            f" {last_life.run_id}, and the lake stays as it was then: to go on, run setup, then"
+            f"slot {slot!r} was torn down at {last_event.at:%Y-%m-%d %H:%M:%S} UTC by run"
+            f" {last_event.run_id}, and the lake stays as it was then: to go on, run setup, then"
             " resync, which writes only the rows that differ; if that run was a resync that was"
             " killed, run resync again"
         )
-    return lives[-1]
+    return events[-1]

@@ -20,10 +20,10 @@ _MB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """A lag; None for what is unknown or isn't judged.
+    """A replication lag; a value is None if it is unknown or isn't judged.
 
-    ``seconds`` is the age of the moment up to which every commit is there, ``bytes`` the WAL that
-    wasn't read.
+    ``seconds`` is the age of the latest time up to which the lake has every commit. ``bytes`` is
+    the WAL after the position that was read.
     """
 
     seconds: float | None = None
@@ -37,7 +37,7 @@ class Lag:
 
     @property
     def is_overdue(self) -> bool:
-        """Returns whether what a schedule should have begun ``seconds`` ago is late."""
+        """Returns whether ``seconds``, as the delay of a scheduled run, exceed ten minutes."""
         return self.seconds is not None and self.seconds > _OVERDUE_AFTER.total_seconds()
 
     def limits(self, freshness: Freshness) -> Iterator[FreshnessLimit]:

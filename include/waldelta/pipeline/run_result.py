@@ -19,7 +19,7 @@ from waldelta.lake.ledger import BatchCut, RowCounts, Run, SlotReading, TargetCu
 from waldelta.lake.ledger.records import row_of, values_of
 from waldelta.lsn import Lsn
 from waldelta.pipeline.job import Job
-from waldelta.pipeline.source import SourceBill
+from waldelta.pipeline.source import SourceLoad
 from waldelta.pipeline.task_errors import describe_error
 
 if TYPE_CHECKING:
@@ -109,11 +109,12 @@ class LandedChanges:
 class TargetFindings:
     """Targets that the run's apply stage, or a copy, found or left in a certain state, by name."""
 
-    # Whether the apply stage got as far as reporting its findings.
+    # Whether the apply stage has reported the targets' states; if not, the lists below may be
+    # incomplete.
     is_apply_reported: bool = False
-    # Targets that stay behind, whatever else the run did to them.
+    # Targets that lack landed changes after the run.
     not_applied: list[str] = field(default_factory=list)
-    # Of these, the ones that an error keeps behind, with the error as describe_error() has it.
+    # The errors of targets in not_applied that failed, as describe_error() returns them.
     table_errors: dict[str, dict[str, Any]] = field(default_factory=dict)
     needs_sync: list[str] = field(default_factory=list)  # Targets that a sync must copy again.
     # Published tables that wait for their initial sync.
@@ -176,10 +177,10 @@ class ReportedLag:
 
 @dataclass
 class RunAttempt:
-    """Of this attempt at the run alone: when it began, what it did to each target, and what its
-    check found.
+    """One attempt at a run: when it began, what it did to each target, and the results of its
+    check.
 
-    The JSON doesn't contain it, because the next attempt continues from that.
+    The result's JSON doesn't contain it, because the next attempt continues from that JSON.
     """
 
     started_at: datetime | None = None
@@ -201,7 +202,7 @@ class RunResult:
     checked: CheckFindings = CheckFindings()
     reported: ReportedLag = ReportedLag()
     warnings: list[str] = field(default_factory=list)
-    source: SourceBill = field(default_factory=SourceBill)  # What the run cost the publisher.
+    source: SourceLoad = field(default_factory=SourceLoad)  # What the run cost the publisher.
     # Requests of the job's process to the object store, up to this result.
     store_requests: int = 0
     error: dict[str, Any] | None = None
@@ -292,7 +293,7 @@ class RunResult:
     def add_drained(self, drained: Drained) -> None:
         """Add what was landed, and what that cost the source."""
         self.landed.changes += drained.changes
-        self.source.add(drained.bill)
+        self.source.add(drained.load)
 
     def add_repair(self, cut: TargetCut) -> None:
         """Add the rows that a repair corrected."""
@@ -307,7 +308,7 @@ class RunResult:
 
         The copy may be a comparison by key that wrote only the rows that differed.
         """
-        self.source.add(copied.bill)
+        self.source.add(copied.load)
         name, diff = str(copied.table), copied.diff
         if diff is None:
             self.tables[name] = TableResult(
@@ -364,9 +365,8 @@ class RunResult:
         )
 
     def _applied(self) -> bool | None:
-        """Whether every target holds all that was landed.
-
-        None for a run that hasn't come so far, or that applies nothing.
+        """Whether every target holds everything that has landed; None for a run that hasn't applied
+        yet, or never applies.
         """
         stage = self.stages.get("apply")
         if stage is None or (stage.status != "succeeded" and not self.targets.is_apply_reported):

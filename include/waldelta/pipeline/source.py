@@ -132,7 +132,7 @@ class SharedConnection(AbstractContextManager["SharedConnection"]):
             yield self._connection
         except BaseException:
             self._connection = None
-            with self._opened.pop_all():  # It names the error, and closes the connection.
+            with self._opened.pop_all():  # Closing the connection's block names the error.
                 raise
 
     def _close(self) -> None:
@@ -155,7 +155,7 @@ _OF_SNAPSHOTS = ("snapshot_seconds", "xmin_age")
 
 
 @dataclass(slots=True)
-class SourceBill:
+class SourceLoad:
     """What a run cost the source.
 
     - ``slot_calls``: calls that read or moved the slot.
@@ -185,7 +185,7 @@ class SourceBill:
     server_seconds: float = 0.0
     database_temp_bytes: int = 0
 
-    def add(self, other: SourceBill) -> None:
+    def add(self, other: SourceLoad) -> None:
         """Add the cost of another part of the run; of snapshots, the longest counts."""
         for one in fields(self):
             both = getattr(self, one.name), getattr(other, one.name)
@@ -193,7 +193,7 @@ class SourceBill:
             setattr(self, one.name, round(together, 3))
 
     def describe(self) -> str:
-        """Returns one line for people; empty when the source wasn't used."""
+        """Returns the load as one line of text; empty when the source wasn't used."""
         parts = []
         if self.slot_calls:
             parts.append(
@@ -238,7 +238,7 @@ class SlotMeter:
     def __init__(self, connection: Connection, slot: str) -> None:
         self._connection, self._slot = connection, slot
         self._slot_before, self._database_before = self._read_slot(), self._read_database()
-        self._bill = SourceBill()
+        self._load = SourceLoad()
         self._server_seconds = 0.0
         connection.cursor_factory = self._timed_cursor()
 
@@ -246,7 +246,7 @@ class SlotMeter:
     def timed(
         self, opened: AbstractContextManager[psycopg.Connection[tuple[Any, ...]]]
     ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        """Yields one more session, whose statements are timed, too."""
+        """Yields another session whose statements are also timed."""
         with opened as connection:
             connection.cursor_factory = self._timed_cursor()
             yield connection
@@ -261,8 +261,8 @@ class SlotMeter:
 
         ``server_seconds`` is their time when another connection made them.
         """
-        self._bill.slot_calls += calls
-        self._bill.wal_read_bytes += calls * max(0, upto - restart)
+        self._load.slot_calls += calls
+        self._load.wal_read_bytes += calls * max(0, upto - restart)
         self._server_seconds += server_seconds
 
     def timed_out(self, timeout_s: float) -> None:
@@ -270,20 +270,23 @@ class SlotMeter:
 
         How far it had read isn't known.
         """
-        self._bill.timeouts += 1
+        self._load.timeouts += 1
         self._server_seconds += timeout_s
 
-    def bill(self, seconds: float) -> SourceBill:
-        """Returns what was counted, with the server's own counters since the beginning or their
-        reset.
+    def load(self, seconds: float) -> SourceLoad:
+        """Returns the load that the calls were for the source, with the server's own counters since
+        this meter was created.
+
+        ``seconds`` is how long the slot was read or moved. Only what came after a reset of the
+        server's counters is counted.
         """
-        bill = self._bill
-        bill.decoded_bytes, bill.spilled_bytes, bill.streamed_bytes = self._read_slot().since(
+        load = self._load
+        load.decoded_bytes, load.spilled_bytes, load.streamed_bytes = self._read_slot().since(
             self._slot_before
         )
-        (bill.database_temp_bytes,) = self._read_database().since(self._database_before)
-        bill.slot_seconds, bill.server_seconds = round(seconds, 3), round(self._server_seconds, 3)
-        return bill
+        (load.database_temp_bytes,) = self._read_database().since(self._database_before)
+        load.slot_seconds, load.server_seconds = round(seconds, 3), round(self._server_seconds, 3)
+        return load
 
     def _read_slot(self) -> _Counters:
         *counts, since = self._connection.execute(_SLOT_COUNTERS, (self._slot,)).fetchone() or (

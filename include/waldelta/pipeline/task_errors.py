@@ -126,8 +126,10 @@ def unexpected_error(table: str, err: BaseException) -> errors.WaldeltaError:
 
 
 def of_table(err: errors.WaldeltaError, table: str) -> errors.WaldeltaError:
-    """Returns the error with the table's name added, for tasks that know only some of its
-    columns.
+    """Returns the error with the table's name before its message, unless the message contains the
+    name.
+
+    A task that decodes or converts rows may know only a column, so its errors don't name the table.
     """
     if table in str(err) or isinstance(err, errors.JavaMissing):
         return err

@@ -198,7 +198,7 @@ _XID_PREPARED = (
     "case when kind in (73, 85, 68, 84, 77) and xid in (select xid from prepared) then"
     " xid::text::bigint end"
 )
-# For fewer changes, the check and the extra session don't pay.
+# With fewer changes than these, the check and the extra session cost more than they save.
 BINARY_COUNT_FROM = 100_000
 
 
@@ -414,7 +414,7 @@ def _get_verified(
         differs = (
             f"slot {source.slot!r}: consumed {consumed} but landed {landed} in batch {move.batch}"
         )
-        # Log before anything else may fail, so that the log has it in any case.
+        # Keeping the copy may fail, so the difference is logged first.
         log.error(differs)
         try:
             copy = name_of_kept(source.slot)
@@ -520,8 +520,8 @@ def _copy_slot(connection: Connection, slot: str) -> str:
             " slot copy; nothing was consumed, the changes have landed: end its session, or drop"
             f" it (select pg_drop_replication_slot('{name}'))"
         )
-    # After a mismatch the copy is copied again, permanently. Without a free slot for that, nothing
-    # would be left of the changes.
+    # After a mismatch, the temporary copy of the slot is copied to a permanent slot. That needs a
+    # free slot: without one, the changes would be lost.
     free = (
         "select current_setting('max_replication_slots')::int - count(*) >= 2 from"
         " pg_replication_slots"

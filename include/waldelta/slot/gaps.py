@@ -1,8 +1,9 @@
-"""Data gaps: changes that the lake lacks, recorded once when found, and closed by a resync.
+"""Data gaps: changes that the lake lacks and the slot can no longer return.
 
-After a slot was lost, dropped or moved, or on another server, changes after the landed end can't be
-read any more. Nothing brings these changes back. Their effect on rows is in the source, and a
-resync brings the targets to that state.
+A data gap arises when the slot was lost, dropped or moved, or when the source is another server:
+the changes after the last landed position can't be read any more. A run records the gap once. The
+changes themselves are lost, but their effect on rows is in the source: a resync copies that state
+to the targets, which closes the gap.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ _OTHER_SERVER = "point the connection back, if it leads to the wrong server; els
 
 @contextmanager
 def gaps_recorded(job: Job) -> Iterator[None]:
-    """Record the gap that an error inside means; without an error, close this incarnation's open
-    gap.
+    """Record a data gap if the block raises an error that means one; else close the slot
+    incarnation's open gap.
 
-    Such a gap may have come from a connection to another server that leads back by now, for
-    example.
+    A gap can be closed without a resync if it was wrong: a run had connected to another server by
+    mistake, and the connection now leads to the right one again.
     """
     with breaks_recorded(job):
         yield
@@ -104,7 +105,7 @@ def record_gap(job: Job, err: SlotError) -> Gap | None:
         str(err),
         _REMEDY if end else _OTHER_SERVER + _REMEDY,
     )
-    with suppress(LateWriter):  # A run and an idle check found it at the same time.
+    with suppress(LateWriter):  # A run and an idle check may find the same gap at the same time.
         job.ledger.append_gap(gap, last)
     log.error(
         "slot=%s changes in %s can't reach the lake any more: %s",
@@ -135,9 +136,9 @@ def close_gaps(job: Job) -> list[Gap]:
     if not earlier:
         return []
     with job.source.connect("gap") as connection:
-        standings = read_lifecycles(job, read_published(connection, job))
+        all_lifecycles = read_lifecycles(job, read_published(connection, job))
     if tables := requiring(
-        standings,
+        all_lifecycles,
         RequiredAction.FIRST,
         RequiredAction.COPY,
         RequiredAction.WAIT,

@@ -1,4 +1,6 @@
-"""Recovery: finishes what an earlier run left half done on the slot before anything new begins."""
+"""Recovery: completes the slot moves that a killed run has recorded but not made, before a run
+begins anything else.
+"""
 
 from __future__ import annotations
 
@@ -204,7 +206,7 @@ class _SlotBehind:
                     session, self.job.pipeline.source, move, verified, self.position.value
                 )
         except ConsumeMismatch:
-            # Another run may have moved it.
+            # Another run may have moved the slot.
             check_unmoved(self.connection, self.job, self.identity, self.position)
             raise
 

@@ -71,7 +71,7 @@ class SlotState:
     retained_bytes: int
     system_identifier: str
     timeline: int
-    # Transactions ever decoded for it, as far as the server's statistics reach back.
+    # Transactions that were decoded for the slot since the server's statistics were reset.
     decoded: int = 0
     # How many of these didn't fit into logical_decoding_work_mem, and what the server wrote to disk
     # for them.
@@ -79,8 +79,8 @@ class SlotState:
     spilled_bytes: int = 0
     # The number of transactions by which vacuum of the catalogs lags because of the slot.
     catalog_xmin_age: int | None = None
-    # Whether standbys keep it, too, and whether PostgreSQL created it that way on what was a
-    # standby then (both from PostgreSQL 17 on).
+    # `failover`: PostgreSQL copies the slot to standbys. `synced`: PostgreSQL created it as such a
+    # copy, on a server that was then a standby. Both from PostgreSQL 17 on.
     failover: bool = False
     synced: bool = False
     # Whether its server is a standby now.
@@ -93,7 +93,8 @@ class SlotState:
 
     @property
     def is_servers_own(self) -> bool:
-        """Whether PostgreSQL keeps it on a standby as the copy of a primary's slot.
+        """Whether the slot is on a standby, where PostgreSQL synchronizes it from the primary's
+        slot.
 
         Such a slot can't be read, moved or dropped.
         """

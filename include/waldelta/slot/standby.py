@@ -232,7 +232,8 @@ def _check_follows(
             " (docs/how-to/read-from-a-standby.md)"
         )
     if standby.database != primary.database:
-        # A slot there would have none of our changes, and every run would find none and move it on.
+        # A slot on a server with another history would have none of our changes, and every run
+        # would find none and move it on.
         raise NotStandby(
             f"source.read_from leads to database {standby.database!r} of"
             f" {describe_server(connection)}, and conn_id to {primary.database!r}: point both at"
@@ -284,7 +285,7 @@ def find_promotion(
         raise SourceChanged(f"{_moved(identity, server)}; {refused}")
     ends = _read_ends(job, identity, server)
     moves = [
-        m for m in job.ledger.slot_lives(identity.slot) if m.incarnation == identity.incarnation
+        m for m in job.ledger.slot_events(identity.slot) if m.incarnation == identity.incarnation
     ]
     ends_of_lake = known_ends(incarnation_of(identity.slot, moves), moves)
     landed = _landed_upto(job, change_log, identity.floor)
@@ -343,9 +344,10 @@ def _read_ends(job: Job, identity: SlotIdentity, server: ServerPosition) -> dict
 
 
 def _landed_upto(job: Job, change_log: ChangeLog, floor: int) -> Lsn:
-    """Returns the end of the last transaction landed in the current slot incarnation.
+    """Returns the end of the last transaction that landed in the current slot incarnation.
 
-    It includes batches that were dropped from the log since.
+    ``floor`` is the last batch of the incarnation before. A batch counts although maintenance has
+    dropped it from the change log.
     """
     cut = job.ledger.last_cut()
     landed = change_log.end_after(floor)  # The last batch may be empty, and a cut may be behind.
@@ -385,9 +387,12 @@ def judge_history(
     return switchpoint
 
 
-def known_ends(life: SlotMove, moves: Sequence[SlotMove]) -> dict[int, Lsn]:
-    """Returns where the slot's earlier timelines ended, as recorded at earlier promotions."""
-    chain = [life, *(move for move in moves if move.event == "promoted")]
+def known_ends(begin: SlotMove, moves: Sequence[SlotMove]) -> dict[int, Lsn]:
+    """Returns by timeline the position where it ended, as recorded when a standby was promoted.
+
+    ``begin`` is the event that began the slot's incarnation; its timeline is the first.
+    """
+    chain = [begin, *(move for move in moves if move.event == "promoted")]
     return {older.timeline: Lsn(newer.lsn) for older, newer in pairwise(chain)}
 
 
@@ -400,17 +405,17 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
     now reuses.
     """
     identity, lsn = promotion.identity, promotion.switchpoint.value
-    life = _recorded(job, identity)
-    if life is None:
+    begin = _recorded(job, identity)
+    if begin is None:
         return
     for state in copies_beyond(list(job.read_states().values()), promotion.switchpoint):
         with target_lock(job, state.table_name):
             latest = job.read_state(state.table_name)
-            # After another run has recorded it, new copies are of the new timeline.
+            # After another run has recorded the failover, new copies are of the new timeline.
             if (
                 latest is not None
                 and copies_beyond([latest], promotion.switchpoint)
-                and _recorded(job, identity) == life
+                and _recorded(job, identity) == begin
             ):
                 copied = Lsn(latest.snapshot_lsn)
                 why = f"copied at {copied}, beyond the failover at {promotion.switchpoint}"
@@ -420,7 +425,7 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
         now(), job.run_id, "promoted", slot, system, timeline, identity.incarnation, lsn
     )
     fault_point("failover.marked")
-    job.ledger.append_life(moved, life)
+    job.ledger.append_slot_event(moved, begin)
     fault_point("failover.recorded")
     log.warning(
         "slot=%s: the server was promoted to timeline %d at %s, and all landed changes are before"
@@ -436,7 +441,7 @@ def _recorded(job: Job, identity: SlotIdentity) -> SlotMove | None:
 
     Recording it twice would say that this timeline was left there, too.
     """
-    last = job.ledger.slot_lives(identity.slot)[-1]
+    last = job.ledger.slot_events(identity.slot)[-1]
     is_it = (last.event, last.incarnation, last.timeline) == (
         "promoted",
         identity.incarnation,

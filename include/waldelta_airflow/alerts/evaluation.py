@@ -60,7 +60,9 @@ _EXPLAINED = {
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What needs attention in a pipeline; ``known`` are the kinds that could be evaluated."""
+    """What needs attention in a pipeline; ``known`` are the kinds of attention that could be
+    evaluated.
+    """
 
     pipeline: str
     found: tuple[Attention, ...]
@@ -109,8 +111,8 @@ def _evaluate(
         )
         return Evaluation(name, (lacking,), frozenset({"lake"}))
     # Teardown drops the slot.
-    lives = ledger.slot_lives(pipeline.source.slot)
-    if runs is not None and runs.dags.is_paused and lives and lives[-1].event == "dropped":
+    events = ledger.slot_events(pipeline.source.slot)
+    if runs is not None and runs.dags.is_paused and events and events[-1].event == "dropped":
         return Evaluation(name, (), frozenset(KINDS))
     slot = tuple(_of_slot(pipeline, lake)) if glance.is_set_up else ()
     unknown, found = _OF_DAGS, list[Attention]()
@@ -200,8 +202,11 @@ def _reason(err: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DagRuns:
-    """``dags`` is what pages know, too. ``failed``: the latest ended runs of WATCHED that failed.
-    ``last_failed_cdc``: id and end of the last CDC run that failed. ``active``: unfinished ones.
+    """The states of a pipeline's DAGs and of their latest runs.
+
+    ``dags`` is what the pages show, too. ``failed`` has, by kind of DAG in WATCHED, the id of its
+    latest ended run if that failed. ``last_failed_cdc`` is the id and end of the last CDC run that
+    failed. ``active`` are ids of unfinished CDC runs.
     """
 
     dags: DagsOfPipeline
@@ -211,7 +216,11 @@ class DagRuns:
 
     @classmethod
     def read(cls, task: Any, pipeline: PipelineFile, at: datetime) -> DagRuns | None:
-        """Returns None when Airflow doesn't know the pipeline's DAGs (yet)."""
+        """Returns the states of a pipeline's DAGs and runs at a time, from Airflow; None while
+        Airflow doesn't have its DAGs.
+
+        ``task`` is the running task instance, through which the Task SDK asks Airflow's API.
+        """
         name = pipeline.pipeline
         try:
             cdc = task.get_dag(dag_id_of(name, "cdc"))
@@ -294,9 +303,11 @@ class Changes:
 def compare(
     found: Sequence[Attention], known: frozenset[str], sent: Mapping[str, Any], at: datetime
 ) -> Changes:
-    """Returns what a channel must be sent.
+    """Returns the alerts to send to a channel, by comparing what needs attention now with what the
+    channel was sent.
 
-    ``known`` are the kinds that could be evaluated; alerts of the others neither begin nor end.
+    ``known`` are the kinds of attention that could be evaluated; alerts of other kinds neither
+    begin nor end.
     """
     now: dict[str, Any] = {}
     alerts: list[Alert] = []

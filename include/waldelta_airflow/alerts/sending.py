@@ -122,7 +122,7 @@ def send(conn_id: str, message: Message) -> None:
         sender(connection, message)
     except (AlertNotSent, ConfigError):
         raise
-    except Exception as err:  # Its text may contain the address.
+    except Exception as err:  # The error's text may contain the address, which may be secret.
         raise _not_sent(conn_id, type(err).__name__) from None
 
 

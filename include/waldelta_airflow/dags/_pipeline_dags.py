@@ -58,13 +58,14 @@ def _text(description: str) -> Param:
 
 
 _REASON = "stored in the ledger"
-# Runs whatever failed after the run's first stage, which is among its upstream tasks.
+# The task runs even if others failed, once the run's first stage (one of its upstream tasks) has
+# succeeded.
 _ONCE_BEGUN = TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
 # A large table that needs a new copy is left to the DAG of the initial sync, while CDC runs
 # continue.
 _HAND_OVER = {"hand-over": "True"}
 _BY_HAND = ("setup", "initial_sync", "resync", "decide")
-# By its name, because its imports would slow down parsing.
+# The notifier is given by its name, because its imports would slow down parsing.
 _ALERT_NOTIFIER = "waldelta_airflow.alerts.sending.AlertNotifier"
 
 
@@ -104,7 +105,9 @@ class _Job:
         )
 
     def alerts(self, kind: str) -> list[NotifyOn]:
-        """Returns the callback of a DAG that people run; the DAG of alerts watches the others."""
+        """Returns the failure callback of a DAG that operators trigger; the DAG of alerts watches
+        the scheduled DAGs.
+        """
         if kind not in _BY_HAND or not settings.alert_connections():
             return []
         entry = Notification(errors=(ANY_ERROR,), notifier=_ALERT_NOTIFIER, arguments={})

@@ -112,7 +112,7 @@ def create_dags() -> dict[str, DAG]:
             check_alerts_version()
             alerts = build_alerts_dag()
         except ConfigError as err:
-            # Where Airflow is too old for it, the others work.
+            # If Airflow is too old for the DAG of alerts, the other DAGs still work.
             alerts = RefusedFile(Path(ALERTS_VARIABLE), err)
         dags[alerts.dag_id] = alerts
     return dags

@@ -323,8 +323,10 @@ class ForkedJob:
         return cls(server, pid, reading)
 
     def run(self) -> int:
-        """Log what the job writes, and return its exit code (negative: the signal that ended
-        it).
+        """Log the job's output, and return its exit code (negative: the number of the signal that
+        ended it).
+
+        Returns NO_ANSWER if the fork server ended before the job did.
         """
         log.info("the job is process %s", self._pid)
         # The output is a file descriptor.

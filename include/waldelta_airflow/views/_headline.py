@@ -114,11 +114,12 @@ class NextStep:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """``since`` is when the state began, or was found; ``is_older``: it is the earliest time that
-    is known, and the state began before. ``heals`` says whether it ends without a person,
-    ``remedy`` is what a person may do. ``under_way`` are runs of now, ``next_run`` is what the
-    schedule does next, and ``next_at`` when. ``status`` is a word for the state other than the
-    usual one.
+    """The state of a pipeline in a sentence, with its cause and what to do.
+
+    ``since`` is when the state began, or was first seen; ``is_older``: it began earlier than that.
+    ``heals`` says what ends the state without a person, ``remedy`` what a person may do.
+    ``under_way`` are unfinished runs, ``next_run`` is what the schedule does next, and ``next_at``
+    when. ``status`` replaces the state's usual word.
     """
 
     state: str
@@ -232,7 +233,7 @@ def _by_first(
         since or _since(first, situation),
         heals,
         remedy,
-        _action(situation, first),
+        _next_step(situation, first),
         first.kind == "slot",
         is_older,
     )
@@ -327,7 +328,9 @@ def heals_of(item: Attention, glance: Glance) -> str:
 
 
 def _wal(glance: Glance) -> tuple[str, str] | None:
-    """Returns what holds the slot's WAL, and what to do about it; None where it isn't known."""
+    """Returns what keeps the slot's WAL on the server, and what to do about it; None if that is
+    unknown.
+    """
     run = glance.landing
     if run is None or run.lag_bytes is None or not run.retained_bytes or run.wal_status == "lost":
         return None
@@ -350,7 +353,7 @@ def _is_read(glance: Glance) -> bool:
     return run is not None and 2 * (run.lag_bytes or 0) < (run.retained_bytes or 0)
 
 
-def _action(situation: Situation, item: Attention) -> NextStep | None:
+def _next_step(situation: Situation, item: Attention) -> NextStep | None:
     base, name = situation.base, situation.name
     if (kind := _UNPAUSES.get(item.kind)) and (step := _unpause(situation, kind)):
         return step

@@ -228,9 +228,8 @@ class UnderWay:
 
 @dataclass(frozen=True, slots=True)
 class ActionDag:
-    """What a page with a button needs to know of its DAG.
-
-    ``requested`` is the state of the run that was just requested.
+    """A DAG that a page's button triggers: whether it is paused, its unfinished runs, and the state
+    of the run that this user just requested.
     """
 
     dag_id: str
@@ -392,15 +391,17 @@ def pipeline_of(dag_id: str, pipelines: Collection[str]) -> tuple[str, str] | No
 
 @dataclass(frozen=True, slots=True)
 class Schedule(DagsOfPipeline):
-    """What Airflow's database has of a pipeline's DAGs; the CDC DAG's unless stated.
+    """What Airflow's database has about a pipeline's DAGs; a field is about the CDC DAG unless
+    stated.
 
-    ``idle_checked_at``: when the latest run began that found nothing to do, which the ledger
-    doesn't store. ``well``: when the latest run began that succeeded, or was marked so. ``dags``:
-    all DAGs of the pipeline. ``lacks``: missing pools and connections.
+    ``idle_checked_at`` is the start of the latest run that found nothing to do, which the ledger
+    doesn't store. ``succeeded_at`` is the start of the latest run that succeeded, or that a user
+    marked as success. ``dags`` are all DAGs of the pipeline. ``lacks`` are missing pools and
+    connections.
     """
 
     idle_checked_at: datetime | None = None
-    well: datetime | None = None
+    succeeded_at: datetime | None = None
     dags: tuple[DagState, ...] = ()
     lacks: tuple[Attention, ...] = ()
 
@@ -447,7 +448,7 @@ def read_schedules(
                 for name, schedule in schedules.items()
             }
     except SQLAlchemyError as err:
-        # The pages are useful without it.
+        # The pages are useful without the DAG runs.
         log.warning("Airflow's database can't be queried for DAG runs: %s", class_and_text(err))
         return {}
 
@@ -460,7 +461,9 @@ def _lacks(
     Workers may have connections in their own environment. So once a run has succeeded, connections
     aren't searched.
     """
-    new = [one for one in pipelines if (s := schedules.get(one.pipeline)) and s.well is None]
+    new = [
+        one for one in pipelines if (s := schedules.get(one.pipeline)) and s.succeeded_at is None
+    ]
     return describe_missing(read_pools(session, pipelines), read_connections(session, new))
 
 
@@ -485,7 +488,7 @@ def _read_schedules(
     ended = _newest(
         session, runs.where(DagRun.state.in_([DagRunState.SUCCESS, DagRunState.FAILED]))
     )
-    well = runs.where(DagRun.state == DagRunState.SUCCESS, DagRun.clear_number == 0)
+    succeeded = runs.where(DagRun.state == DagRunState.SUCCESS, DagRun.clear_number == 0)
     # A run that was marked as successful has no result of its idle check.
     answers = (
         (XComModel.dag_run_id == DagRun.id)
@@ -493,7 +496,7 @@ def _read_schedules(
         & (XComModel.key == "return_value")
         & (cast(XComModel.value, String) == "false")
     )
-    last, idle = _newest(session, well), _newest(session, well.join(XComModel, answers))
+    last, idle = _newest(session, succeeded), _newest(session, succeeded.join(XComModel, answers))
     schedules = {}
     for dag_id, name in pipelines.items():
         is_paused, due = known[dag_id]

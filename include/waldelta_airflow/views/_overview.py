@@ -38,7 +38,7 @@ from waldelta_airflow.views._render import duration, render
 log = logging.getLogger(__name__)
 
 State = Literal["person", "failing", "late", "warning", "unread", "running", "healthy", "setup"]
-# In the order of the page.
+# The states in the order of the page, with their words.
 STATES: dict[State, str] = {
     "person": "needs a person",
     "failing": "failing",
@@ -64,7 +64,7 @@ _glances = GlanceCache(pipeline_lake)
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """What the reader looks for: a part of a name, pipelines in a state, and which page of them."""
+    """A search of the list of all pipelines: a part of a name, a state, the page's number."""
 
     q: str = ""
     state: State | None = None
@@ -81,12 +81,12 @@ class Find:
         return self.name.casefold()
 
     @property
-    def kept(self) -> dict[str, str]:
-        """Returns what stays in the address of another page of the list."""
+    def query(self) -> dict[str, str]:
+        """Returns the search as parameters of an address, without the page's number."""
         return self.but(self.state)
 
     def but(self, state: State | None) -> dict[str, str]:
-        """Returns what stays in the address of the same search in another state."""
+        """Returns the same search in another state (None: in any), as parameters of an address."""
         values = {"q": self.name, "state": state or ""}
         return {name: value for name, value in values.items() if value}
 
@@ -106,7 +106,9 @@ class Card:
 
     @cached_property
     def state(self) -> State:
-        """Returns what the pipeline needs most."""
+        """Returns the pipeline's most urgent state: ``person`` (someone must act) before ``late``,
+        ``warning`` and ``healthy``.
+        """
         if self.problem is not None:
             return "person"
         if self.glance is None:
@@ -203,7 +205,7 @@ def overview_page(
         states=STATES,
         is_few=len(cards) <= _FEW,
         find=find,
-        q=find.kept.get("q", ""),
+        q=find.query.get("q", ""),
         found=found,
         is_found=bool(listed or any(items for items, _ in found.values())),
         turn=turn,

@@ -112,7 +112,8 @@ _ROWS_SHOWN = 100
 # How far back the lists of runs and of reconciliations go.
 _HISTORY_SHOWN = timedelta(days=30)
 
-# Kinds after which a target may differ from a source that it was equal to: problems, and others.
+# Kinds of attention (problems and others) after which a target may differ from the source although
+# an earlier comparison found no difference.
 _OUTDATES = IN_DOUBT | {"data_gap", "failed_dag_run", "failed_run", "paused", "source"}
 LATE = frozenset({"behind", "overdue", "silent_run"})
 
@@ -217,7 +218,9 @@ def _consumers(request: PipelineRequest) -> list[str]:
 
 
 def _failed_of_first(ledger: Ledger, attention: Sequence[Attention]) -> Sequence[FailedExpectation]:
-    """Returns the expectations not met that the first attention is about, if it is about some."""
+    """Returns the failed expectations that the most urgent attention is about; none if it is about
+    something else.
+    """
     if not attention or attention[0].kind != "failed_expectations":
         return ()
     failed = read_failed(ledger, attention[0].objects)

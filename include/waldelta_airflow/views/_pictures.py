@@ -29,7 +29,8 @@ from waldelta_airflow.views._render import bytes_of, duration, number, run_name,
 
 _SECONDS = Measure("behind, in time", duration, ceiling_of_seconds)
 _WAL = Measure("WAL kept by the slot", bytes_of, ceiling_of_bytes)
-# A limit much above the line would press it to the ground.
+# A limit that exceeds the highest value by this factor isn't drawn: it would press the line to the
+# ground.
 _MUCH = 5
 _STAGES = ("land", "apply", "check")
 _KINDS = ("inserted", "updated", "deleted")

@@ -1,6 +1,5 @@
-"""Renders plain values as pages: the templates, and the headers of every response.
-
-Formats values for people: ages, durations, sizes, numbers; the filters of the templates.
+"""Renders pages from plain values: the templates, their filters (ages, durations, sizes, numbers as
+text), and the headers of every response.
 """
 
 from __future__ import annotations

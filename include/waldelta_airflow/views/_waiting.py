@@ -37,8 +37,8 @@ from waldelta_airflow.views._render import server_folders
 _ROWS_PER_PAGE = 100
 _MOST_CHOICES = 20
 _DECISIONS_SHOWN = 100
-# Limits of a value in the list, of one on its row's page, and of a message there; the command line
-# shows everything.
+# The most characters of a value in the list and on its row's page, and the most bytes of a message
+# there. The command line shows everything.
 _IN_LIST, _ON_PAGE, _BYTES_SHOWN = 200, 20_000, 4_096
 _BYTES_PER_LINE = 16
 _MOST_BYTES = 1 << 20

@@ -95,13 +95,13 @@ def test_changes_land_once_and_the_slot_follows(runner, database, job):
     assert (counted.commits, counted.inserts, counted.updates, counted.deletes) == (3, 500, 10, 1)
     assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed.end_lsn
     assert drained.end >= Lsn(landed.end_lsn)
-    bill = (
-        drained.bill
+    load = (
+        drained.load
     )  # landed and consumed: the WAL was read twice, and what it holds decoded twice
-    assert bill.slot_calls in (2, 3)
-    assert bill.wal_read_bytes >= 2 * (Lsn(landed.end_lsn) - drained.start)
-    assert bill.decoded_bytes > 2 * 500
-    assert 0 < bill.server_seconds < bill.slot_seconds
+    assert load.slot_calls in (2, 3)
+    assert load.wal_read_bytes >= 2 * (Lsn(landed.end_lsn) - drained.start)
+    assert load.decoded_bytes > 2 * 500
+    assert 0 < load.server_seconds < load.slot_seconds
     assert drain(runner, job).batches == []
 
 
@@ -176,7 +176,7 @@ def test_a_statement_timeout_means_a_smaller_bite(runner, database, wide, monkey
     with caplog.at_level("INFO", "waldelta.stages.land.drain"):
         drained = drain(runner, wide)
     assert asked[3:5] == [4, 12]  # 4 MB, where the first run was; soon answered, so 8 MB more
-    assert (drained.changes, drained.bill.timeouts) == (18000, 0)
+    assert (drained.changes, drained.load.timeouts) == (18000, 0)
     assert wide.ledger.table(ReadWindowSetting).newest().window_bytes in (8 << 20, 16 << 20, None)
     assert "MB of WAL left, about" in caplog.text
 

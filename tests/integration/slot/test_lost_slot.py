@@ -223,7 +223,7 @@ def advanced(conn, job):
 
 def of_another_server(conn, job):
     """The ledger says so, and no slot is here."""
-    job.ledger.append(replace(job.ledger.slot_lives()[-1], at=now(), system_identifier="1"))
+    job.ledger.append(replace(job.ledger.slot_events()[-1], at=now(), system_identifier="1"))
     dropped(conn, job)
 
 
@@ -266,7 +266,7 @@ def test_a_slot_is_made_anew_once(conn, job, breaks, cause):
 def test_a_connection_that_led_elsewhere_for_a_while(conn, job):
     """Nothing was lost: the gap is closed by the next look that finds the slot as it was left."""
     apply_setup(conn, job)
-    life = job.ledger.slot_lives()[-1]
+    life = job.ledger.slot_events()[-1]
     job.ledger.append(replace(life, at=now(), timeline=7))
     with pytest.raises(WaldeltaError, match="timeline 7"):
         check_idle(job)
@@ -301,7 +301,7 @@ def test_what_the_script_for_a_dba_made_is_ours(database, conn, job):
         psql, input=plan.as_sql(), capture_output=True, text=True, check=True, timeout=60
     )
     assert beside_superuser(found.text for found in apply_setup(conn, job).findings) == []
-    assert [move.event for move in job.ledger.slot_lives()] == ["created"]
+    assert [move.event for move in job.ledger.slot_events()] == ["created"]
     lose(database)
     gap = renew_slot(job)
     assert gap is not None

@@ -468,7 +468,7 @@ def test_copies_leave_nothing_behind_on_the_source(database, lake_of):
 def test_a_snapshot_is_held_no_longer_than_rows_are_read(
     runner, database, lake_of, monkeypatch, kind
 ):
-    """Whatever comes behind needs none; what begins on the source meanwhile isn't in the bill."""
+    """Whatever comes behind needs none; what begins on the source meanwhile isn't in the load."""
     lake = lake_of(
         "create table t (id int primary key, v text)",
         "insert into t values (1, 'a'), (2, 'b')",
@@ -501,8 +501,8 @@ def test_a_snapshot_is_held_no_longer_than_rows_are_read(
     monkeypatch.setattr(f"waldelta.stages.sync.{where}", commit)
     (result,) = lake.sync("public.t", by_diff=kind in ("diff", "equal"))
     assert (commits, result.attempts, result.rows) == ([where], 1, 2)
-    assert 0 < result.bill.snapshot_seconds < result.seconds
-    assert result.bill.xmin_age < 50
+    assert 0 < result.load.snapshot_seconds < result.seconds
+    assert result.load.xmin_age < 50
 
 
 @pytest.mark.nightly("a damaged target")

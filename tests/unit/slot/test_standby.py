@@ -410,7 +410,7 @@ def test_how_far_the_slot_was_read_in_the_present_history(moves, furthest, lake)
     # Whatever maintenance drops.
     ledger.table(SlotMove).prune(lambda rows: keep_moves(rows, NOON + timedelta(days=1)))
     assert ledger.furthest_lsn("s", "0/1") == furthest
-    assert identity_of("s", ledger.slot_lives()).timeline == max(
+    assert identity_of("s", ledger.slot_events()).timeline == max(
         m.timeline for m in moves if m.event != "intent"
     )
 
@@ -517,5 +517,5 @@ def test_a_promotion_is_recorded_once(lake):
     promotion = Promotion(SlotIdentity("s", "1", 2, "0/1"), Lsn(7))
     for _ in range(2):
         record_promotion(job, promotion)
-    life, *promoted = job.ledger.slot_lives()
+    life, *promoted = job.ledger.slot_events()
     assert known_ends(life, promoted) == {1: Lsn(7)}

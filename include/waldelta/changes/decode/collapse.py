@@ -56,11 +56,11 @@ def net_changes(counts: Mapping[str, int]) -> int:
 
 
 class Root(IntEnum):
-    """Where a chain starts."""
+    """Where a chain of events starts: from which row its first event takes the row it consumes."""
 
-    BASE = -1  # At a row of the target.
-    NEW = -2  # With an insert.
-    MISSING = -3  # Nowhere: an update or delete of a row that isn't there.
+    BASE = -1  # The chain starts at a row of the target.
+    NEW = -2  # The chain starts with an insert.
+    MISSING = -3  # The chain starts with an update or delete of a row that the target lacks.
 
 
 @dataclass(frozen=True, slots=True)

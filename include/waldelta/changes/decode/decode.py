@@ -132,7 +132,8 @@ class DecodePlan:
     def net_schema(self) -> pa.Schema:
         """The Arrow schema of typed net changes.
 
-        ``raw`` and ``base_raw`` have the values that the types of ``c`` and ``b`` can't hold.
+        ``raw`` has the texts of values that the types of the columns ``c<i>`` (new values) can't
+        hold, and ``base_raw`` those of the old key columns ``b<k>``.
         """
         fields = list(net_schema(self.shape, [kind.arrow for kind in self.types]))
         if self.unfolding is not None:
@@ -383,7 +384,8 @@ def _identity_value(
     at = positions[i]
     if at is not None:
         return read(rows, at)
-    # The plan rules this out: a relation without the key's columns can't be followed.
+    # A relation lacks a key column only if the replica identity changed: without the key, its
+    # changes can't be assigned to rows.
     if plan.shape.key:
         raise NeedsSync(
             "a change lacks its key, because the table's replica identity was changed: sync the"

@@ -36,18 +36,19 @@ def row_keys(rows: pa.Table, plan: DecodePlan, columns: Iterable[str]) -> list[s
 
 
 def own_keys(keys: Collection[str], plan: DecodePlan) -> set[str]:
-    """Returns those of these keys (JSON objects by column) whose columns are the current key's.
+    """Returns the keys (JSON objects by column) that have the columns of the table's current key.
 
-    The others were recorded before the table's key columns changed.
+    Other keys were recorded before the table's key columns changed.
     """
     names = {plan.names[i] for i in plan.shape.key}
     return {key for key in keys if json.loads(key).keys() == names}
 
 
 def named_keys(keys: Collection[str], columns: Sequence[tuple[str, TargetType]]) -> pa.Table:
-    """Returns these keys as texts, ``t<k>``, and in the types of these key columns, ``k<k>``.
+    """Returns a table of keys: their texts in columns ``t<k>``, and their values in the key
+    columns' types in ``k<k>``.
 
-    Raises ApplyError for a key that its type can't hold.
+    Each key is a JSON object by column. Raises ApplyError for a key that its type can't hold.
     """
     key_values = [json.loads(key) for key in sorted(keys)]
     texts = [pa.array([key[name] for key in key_values], pa.string()) for name, _ in columns]
@@ -162,7 +163,7 @@ def values_as_json(
 
 
 def purges(rows: pa.Table, plan: TargetPlan) -> pa.Table:
-    """Returns these rows as purges of the row at their base key."""
+    """Returns net changes that each remove the target's row at the base key, without values."""
     rows = with_action(rows, ACTION_PURGE)
     for name in [*plan.decode.shape.values, "raw"]:
         rows = with_column(rows, name, pa.nulls(len(rows), rows.schema.field(name).type))
@@ -172,12 +173,12 @@ def purges(rows: pa.Table, plan: TargetPlan) -> pa.Table:
 
 
 def without_base(rows: pa.Table, plan: TargetPlan) -> pa.Table:
-    """Returns these rows without a base, as rows that come from none of the target's."""
+    """Returns net changes without a base key: none of them replaces a row of the target."""
     for name in plan.decode.shape.bases:
         rows = with_column(rows, name, pa.nulls(len(rows), rows.schema.field(name).type))
     return rows
 
 
 def with_action(rows: pa.Table, action: str) -> pa.Table:
-    """Returns these rows with another action."""
+    """Returns net changes with another action."""
     return with_column(rows, "action", pa.array([action] * len(rows), pa.string()))

@@ -86,14 +86,15 @@ class TargetPlan:
     may_move: bool
     # The change of the target's columns that must happen first; None: nothing.
     evolution: Evolution | None
-    # Its row messages in files of their own; None: they are only in the change log.
+    # The target's row messages in files of their own; None: they are only in the change log.
     split: RowMessages | None = None
 
     @property
     def is_truncated(self) -> bool:
-        """Whether all rows of the target are gone.
+        """Whether a TRUNCATE removed all rows of the target.
 
-        For a target that merges partitions, only the truncated leaves' rows are.
+        False for a target that merges partitions: a TRUNCATE removes only the truncated leaves'
+        rows.
         """
         return self.truncated and not self.decode.merges_leaves
 
@@ -127,7 +128,7 @@ def plan_target(
     described = read_versions(stream, state.relation_ids) if volume.rows else []
     versions = bringing_rows(batch_range, snapshot, described)
     relations = [as_merged_partition(version.relation, state) for version in versions]
-    evolution = _evolution(read_types, state, relations, catalog, rules, is_empty=is_empty)
+    evolution = _plan_evolution(read_types, state, relations, catalog, rules, is_empty=is_empty)
     truncated_at = last_truncates(stream, state, snapshot)
     decode = plan_decode(read_types, batch_range, state, versions, evolution, rules)
     if (mode := state.kept_as).keeps_rows:  # Rows from before a TRUNCATE are part of its history.
@@ -194,7 +195,7 @@ def _types_of_columns(
     """Returns the columns' types in the lake, and how they are named in binary format."""
     columns = [column.state for column in evolution.columns]
     pairs = {c.name: (c.type_oid, c.typmod) for c in columns if not c.stopped}
-    types = _types(read_types, state, set(pairs.values()))
+    types = _source_types(read_types, state, set(pairs.values()))
     types_by_name = {name: types[pair] for name, pair in pairs.items()}
     targets = column_types(types_by_name, evolution.key_columns, rules.types)
     for column in (column for column in columns if column.stopped):
@@ -250,7 +251,7 @@ def bringing_rows(
     return sorted(matches, key=attrgetter("since"))
 
 
-def _evolution(
+def _plan_evolution(
     read_types: ReadTypes,
     state: TableState,
     relations: Sequence[Relation],
@@ -266,7 +267,9 @@ def _evolution(
     if rules.policy == "ignore":
         check_key(state, catalog)
         return plan_ignoring(state, relations)
-    types = _types(read_types, state, {(c.type_oid, c.typmod) for c in relations[-1].columns})
+    types = _source_types(
+        read_types, state, {(c.type_oid, c.typmod) for c in relations[-1].columns}
+    )
     arguments = (state, relations, catalog, types, rules.types)
     try:
         check_key(state, catalog)
@@ -390,7 +393,7 @@ def _check_not_recreated(stream: Stream, state: TableState, catalog: CatalogTabl
             )
 
 
-def _types(
+def _source_types(
     read_types: ReadTypes, state: TableState, pairs: set[tuple[int, int]]
 ) -> dict[tuple[int, int], PgType]:
     try:
@@ -423,7 +426,7 @@ def find_unreadable(
         parts = change_log.rows_of(
             plan.decode.segments, state.relation_ids, plan.decode.snapshot, list(CHANGE_COLUMNS)
         )
-        place = _first(parts, lambda part: _read_rows(part, plan.decode))
+        place = _first(parts, lambda part: _check_decodes(part, plan.decode))
     return None if place is None else _read_message(change_log, place)
 
 
@@ -452,8 +455,10 @@ def _is_read(row: dict[str, Any], state: TableState) -> bool:
     return True
 
 
-def _read_rows(part: pa.RecordBatch, plan: DecodePlan) -> None:
-    """Decode all that a run reads of these row messages, including values in the target's types."""
+def _check_decodes(part: pa.RecordBatch, plan: DecodePlan) -> None:
+    """Decode these row messages, including their values in the target's types; raises the error of
+    one that can't be decoded.
+    """
     for events in decode(part, plan):
         for i, kind in enumerate(plan.types):
             kind.from_text(events[f"c{i}"].combine_chunks())

@@ -437,13 +437,15 @@ def _first_like(codes: Ints, count: int) -> Ints:
 
 
 def _match_found(matches: Ints, removed: Ints) -> Ints:
-    """Returns, for each row that was found, the removed row that takes it; -1 for none."""
+    """Returns, for each row that a search found, the number of the removed row that it is matched
+    with; -1 for none.
+    """
     equal, exact = (np.concatenate([matches[k + 2], removed[k]]) for k in (0, 1))
     return match_codes(equal, exact + 1, matches.shape[1])
 
 
 def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[HeldFile]) -> pa.Table:
-    """Rewrite those of these files that have a row of the net changes (run as a task)."""
+    """Rewrite the files of a share that have a row of the net changes (run as a task)."""
     keys = [target.open(file).to_table(columns=target.written.key_names) for file in share]
     of_row = match(
         pa.concat_tables(keys), net.read(["action", *target.written.bases]), target.written
@@ -459,7 +461,11 @@ def _rewrite_taken(
     share: Sequence[HeldFile],
     places: Mapping[str, tuple[Ints, Ints]],
 ) -> pa.Table:
-    """Rewrite these files (run as a task): their rows at places are taken by net changes."""
+    """Rewrite the files of a share (run as a task).
+
+    ``places`` has, by file, the numbers of rows that net changes replace or delete, and the net
+    changes' numbers.
+    """
     of_files = []
     for file in share:
         rows, numbers = places[file.path]
@@ -481,8 +487,8 @@ def _rewrite_matched(
     """
     matched = matched_by(np.concatenate(of_files), count)
     changes, indices = net.take(matched, MOST_NET_BYTES), np.flatnonzero(matched)
-    # This is returned, not raised: after an error, Spark would retry the task and read as much
-    # again.
+    # The task returns the failure and doesn't raise it: after an error, Spark would retry the task
+    # and read as much again.
     if changes is None:
         return pa.Table.from_pylist([_rows_of(is_possible=False)], MERGED)
     answers = [_rows_of(matched=packed(matched))]

@@ -157,7 +157,8 @@ def read_commit(job: Job, state: TableState, tag: CommitTag) -> TargetCut:
     for table in (opened() for opened in (target.open_known, target.open)):
         if (entry := _commit_of(table, tag, _NEWEST)) is not None:
             target.sync_commit(int(entry["version"]))
-            # This reads the commit's own metadata, because a late writer's may have come first.
+            # The cut is read from the commit's own metadata, because a late writer's commit may be
+            # the newest.
             return _cut(state, entry)
     if any(tag.counts.values()):
         raise LateWriter(
@@ -212,7 +213,7 @@ def read_unreported(
             if row.generation == state.generation
         )
 
-    for entry in _ours(target.open_known(), apply_app_id(identity, state)):
+    for entry in _own_commits(target.open_known(), apply_app_id(identity, state)):
         version, run_id = int(entry["version"]), entry["waldelta"].get("run_id")
         committed_at = datetime.fromtimestamp(entry["timestamp"] / 1000, UTC)
         if run_id is None or reported.has(
@@ -243,8 +244,8 @@ def _cut(state: TableState, entry: Mapping[str, Any]) -> TargetCut:
     )
 
 
-def _ours(table: TargetVersion, app_id: str) -> Iterator[dict[str, Any]]:
-    """Yields this writer's commits, newest first, read on demand.
+def _own_commits(table: TargetVersion, app_id: str) -> Iterator[dict[str, Any]]:
+    """Yields the commits that this copy's writer (``app_id``) made, newest first, read on demand.
 
     External commits may be in between, but the search ends at a commit of another copy of the
     table. It goes back further than the newest commits only after finding one there: for a large

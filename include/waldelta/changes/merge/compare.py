@@ -52,7 +52,9 @@ _COMPARED = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class HeldRows:
-    """A target's rows in files of a folder that Arrow reads, listed as ``TargetVersion.files``."""
+    """Rows to compare, in data files of one folder that Arrow reads; ``files`` lists them as
+    ``TargetVersion.files`` does.
+    """
 
     lake: Lake
     uri: str
@@ -61,15 +63,15 @@ class HeldRows:
 
     @classmethod
     def of(cls, table: TargetVersion, written: WrittenColumns) -> HeldRows | None:
-        """Returns those of the target's own files; None when only Spark can read them."""
+        """Returns the rows of a target; None when only Spark can read them."""
         files = readable_files(table, written)
         if files is None:
             return None
         return cls(table.place.lake, table.place.uri, table.schema, files)
 
     @classmethod
-    def staged(cls, folder: str, lake: Lake) -> HeldRows:
-        """Returns those that are staged in a folder."""
+    def of_folder(cls, folder: str, lake: Lake) -> HeldRows:
+        """Returns the rows that are staged in a folder."""
         staged = NetFiles.of(folder, lake)
         columns = {
             "path": pa.array(staged.paths, pa.string()),
@@ -79,16 +81,17 @@ class HeldRows:
         return cls(lake, folder, staged.schema, pa.table(columns))
 
     def open(self, file: HeldFile) -> ds.Dataset:
-        """Returns one file."""
+        """Returns the rows of one file."""
         return file.open(self.lake, self.uri, self.schema)
 
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """What differs: an action for each staged row, null where the target has it.
+    """The result of comparing staged rows with a target: the action of each staged row; null where
+    the target already has the same row.
 
-    ``is_doubled``: the target has a key of the staged upserts more than once. ``extra`` counts its
-    rows of other keys, where those were to be found.
+    ``is_doubled``: the target has more than one row with the key of a staged upsert. ``extra``
+    counts the target's rows whose keys aren't staged, if the comparison looks for them.
     """
 
     actions: pa.Array[pa.StringScalar]

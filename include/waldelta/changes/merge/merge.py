@@ -186,7 +186,7 @@ def _forms(prefix: str, columns: Sequence[tuple[str, TargetType]], raw: str | No
     return f"lateral view inline(array({forms})) forms as alike, exact"
 
 
-# How often a MERGE runs in all, when concurrent commits conflict with it.
+# The most times that a MERGE is run, when concurrent commits conflict with it.
 _ATTEMPTS = 3
 
 
@@ -274,7 +274,7 @@ def _merge(
             FOUND_DELETES: rows.get(ACTION_DELETE, 0),
         }
         tag = replace(tag, counts=tag.counts | found)
-        fence.verify()  # Counting may have taken long.
+        fence.verify()  # Counting may have taken long, and another run may have taken the lock.
     if any(found.values()) or (cut and not has_key):
         statement = rewrite_statement(target, source, KeylessTarget.of(job, plan))
     elif plan.is_truncated or not has_key:

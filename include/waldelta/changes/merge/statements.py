@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 # In a commit's counts, for a table without a key: the staged updates and deletes that found a row
 # in the target.
 FOUND_UPDATES, FOUND_DELETES = "found_updates", "found_deletes"
-# For a commit without Delta's metrics of a MERGE (merge_in_driver): the target's rows by what
-# happened to them.
+# The counts of a commit that has no metrics of a MERGE (merge_in_driver): how many of the target's
+# rows were inserted, updated and deleted.
 MERGED_INSERTS, MERGED_UPDATES, MERGED_DELETES = (
     "merged_inserts",
     "merged_updates",
@@ -230,19 +230,27 @@ def commit_statement(runner: Runner, tag: CommitTag, statement: str) -> CommitTa
 
 
 def new_value(i: int, name: str, toastable: Collection[int]) -> str:
-    """Returns a column's new value: what was sent, or the current value."""
+    """Returns the SQL expression of a column's new value: the sent value, or the target's value
+    where none was sent.
+    """
     if i in toastable:
         return f"case when s.u{i} then t.{quote(name)} else s.c{i} end"
     return f"s.c{i}"
 
 
 def raw_entries(raw: str) -> str:
-    """Returns a row's raw values as an array, which has an equality; null when there are none."""
+    """Returns the SQL expression of a row's raw values as an array, which unlike a map can be
+    compared with ``=``; null without raw values.
+    """
     return f"case when size({raw}) > 0 then array_sort(map_entries({raw})) end"
 
 
 def merged_raw(names: Sequence[str], toastable: Collection[int]) -> str:
-    """Returns the row's raw values: those sent now, and those of unchanged columns."""
+    """Returns the SQL expression of a row's new column ``_wd_raw``.
+
+    It has the raw values that the change sent, and the target's raw values of columns that the
+    change didn't send.
+    """
     if not toastable:
         return "s.raw"
     kept = " or ".join(f"(k = {string(names[i])} and s.u{i})" for i in toastable)

@@ -254,7 +254,8 @@ def _read_schema(runner: Runner, target: DeltaTarget) -> StructType | None:
 
 
 _NTZ = "timestamp_ntz"
-# A column with the value for existing rows of a new column, by number; no target has one like it.
+# A temporary column, by number, with the value that existing rows get in a new column; no target
+# has a column of this name.
 _FILL = "_wd_fill_{}"
 
 
@@ -404,10 +405,10 @@ def _reshaped(
     mode: TargetMode | None,
     foreign: Sequence[str],
 ) -> DataFrame:
-    """Returns the target's rows with the new columns, and the ``foreign`` ones as they are.
+    """Returns the target's rows with the columns after an evolution.
 
-    Columns with a value for existing rows get that value. ``mode`` is None for a target without
-    metadata columns.
+    Columns with a value for existing rows get that value. The ``foreign`` columns, which external
+    writers added, stay as they are. ``mode`` is None for a target without metadata columns.
     """
     fills = {c.state.name: c.fill for c in evolution.columns if c.fill is not None}
     typed = {

@@ -40,7 +40,7 @@ def _may_go_on(err: BaseException) -> bool:
 
     Its own error, or one of the client's, shows that it has ended.
     """
-    if not isinstance(err, Exception):  # It was interrupted.
+    if not isinstance(err, Exception):  # A signal interrupted the statement.
         return True
     # The server's answer has a class of its own. These classes mean a failed connection, or an
     # abandoned operation.

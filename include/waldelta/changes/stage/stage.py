@@ -210,8 +210,8 @@ def _cuts(relation_id: Ints, most: int) -> Iterator[tuple[int, int]]:
             begin = end
 
 
-# One task collapses about this many rows, or BYTES_PER_COLLAPSE of them; a larger range gets more
-# tasks.
+# One task collapses about this many row messages, or BYTES_PER_COLLAPSE of them; a larger range
+# gets more tasks.
 ROWS_PER_COLLAPSE = 500_000
 # What the collapsing tasks return, and the tasks that decode into buckets.
 COUNTS = pa.schema(

@@ -103,8 +103,11 @@ class Landed:
     commit_us: int | None
 
 
-def _unmarked(part: pa.RecordBatch) -> pa.RecordBatch:
-    """Give unread messages the kind of their first byte, by which the server counts them."""
+def _with_server_kinds(part: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns messages with the kinds that the server counts.
+
+    The kind of a message that landing didn't read is replaced by the message's first byte.
+    """
     kind = part["kind"]
     if not pc.any(pc.starts_with(kind, MARK)).as_py():
         return part
@@ -143,7 +146,7 @@ class TransactionCounts:
     def add(self, part: pa.RecordBatch) -> None:
         """Count one record batch."""
         self._rows += part.num_rows
-        part = self._counting(_unmarked(part))
+        part = self._counting(_with_server_kinds(part))
         for item in pc.value_counts(self._plain(part)["kind"]).to_pylist():
             self._kinds[item["values"]] = self._kinds.get(item["values"], 0) + item["counts"]
         # Messages outside any transaction may lie after the last one, where the verifying call
@@ -321,7 +324,7 @@ class BatchFiles:
             for group in grouped(parts, BATCH_ROW_GROUP_BYTES):
                 with named_errors():
                     file.write(group)
-                del group  # It would stay in memory while the next one is gathered.
+                del group  # The group would stay in memory while the next one is collected.
             with named_errors():
                 written = file.close()
         return BatchFile(**written) if written else None
@@ -353,4 +356,5 @@ class BatchFiles:
             raise LateWriter(
                 f"batch {batch} of the change log was landed by another run: run again"
             )
-        table.keep(version)  # Its answer was lost, or the run was killed before this.
+        # The commit exists although its answer was lost, or the run was killed before this call.
+        table.keep(version)

@@ -210,7 +210,8 @@ class ChangeLog(RowMessages, BatchFiles):
         for path in folder.glob("batch=*") if folder is not None else ():
             number = path.name.removeprefix("batch=")
             if number.isdecimal() and int(number) <= upto_batch:
-                with suppress(OSError):  # It isn't empty, or isn't a folder.
+                # rmdir() fails if the folder isn't empty, or isn't a folder.
+                with suppress(OSError):
                     path.rmdir()
         table.drop_old_entries()
 

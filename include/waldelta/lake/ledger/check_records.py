@@ -41,8 +41,8 @@ IS_FRESH = "expect_target_to_be_fresh"
 ALL_VALUES_KNOWN = "expect_target_to_know_all_values"
 CAN_BE_JUDGED = "expect_target_to_be_judged"
 VALUES_KNOWN = "no row is in quarantine because a value of it wasn't sent"
-# These depend on more than a target's own rows. For a target that hasn't changed since its check,
-# maintenance evaluates only these.
+# Expectations of these kinds depend on more than a target's own rows. For a target that hasn't
+# changed since its check, maintenance evaluates only these.
 ON_OTHERS = frozenset({REFERENCES_HOLD, IS_FRESH, ALL_VALUES_KNOWN})
 # Results of these alone don't make a check: a completed check has other results as well.
 NO_CHECKS = ON_OTHERS | {CAN_BE_JUDGED}
@@ -102,12 +102,14 @@ def recorded_unknown(rows: int) -> str:
 
 
 def let_in(decision: str, rows: int | None) -> str:
-    """Returns the observed value of a gate that only rows fail which an operator let in."""
+    """Returns the observed value of a gate that fails only on rows which an operator accepted or
+    released.
+    """
     return f"{decision} by an operator" + (f": {counted(rows, 'row')}" if rows else "")
 
 
 def is_let_in(observed: str | None) -> bool:
-    """Returns whether an observed value is one of let_in().
+    """Returns whether an observed value was made by let_in().
 
     >>> is_let_in(let_in("released", 2)), is_let_in("known, released by an operator")
     (True, False)

@@ -130,11 +130,11 @@ class Decision(LedgerRow):
 
     @property
     def id(self) -> str:
-        """The name that people use for it.
+        """The id by which commands and pages name a waiting row, message or table.
 
-        It stays the same as long as the row is open with these values, whatever is decided on
-        other rows. When a change quarantines the key again, or a repair reads other values, that
-        row has another one.
+        It stays the same as long as the row is open with these values, whatever is decided on other
+        rows. When a change quarantines the key again, or a repair reads other values, that row has
+        another id.
         """
         if self.kind == MESSAGE:
             return self.key

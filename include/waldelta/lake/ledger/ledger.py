@@ -46,7 +46,7 @@ from waldelta.lake.storage import entry_identity, entry_path
 
 # Events of single moves; all other events are about a slot as a whole.
 OF_BATCHES = ("intent", "compared")
-_OF_LIVES = ~pc.field("event").isin(OF_BATCHES)
+_OF_EVENTS = ~pc.field("event").isin(OF_BATCHES)
 _TICK = timedelta(microseconds=1)
 # The status of a failed run.
 _FAILED = "failed"
@@ -114,14 +114,14 @@ class Ledger:
         self.note_names([written])
         return written
 
-    def append_life(self, row: SlotMove, after: SlotMove | None) -> SlotMove:
+    def append_slot_event(self, row: SlotMove, after: SlotMove | None) -> SlotMove:
         """Add an event of a slot as a whole after the slot's last such event (None: it is the
         first).
 
         Returns the row as it was written. Raises LateWriter, and adds nothing, when another run has
         recorded an event of that slot since.
         """
-        return self._append_behind(row, after, (pc.field("slot") == row.slot) & _OF_LIVES)
+        return self._append_behind(row, after, (pc.field("slot") == row.slot) & _OF_EVENTS)
 
     def append_cut(self, row: BatchCut, after: BatchCut | None) -> None:
         """Add a cut after the newest one (None: it is the first).
@@ -135,7 +135,7 @@ class Ledger:
 
         Raises LateWriter, and adds nothing, when another run has written one since.
         """
-        self._append_behind(row, after, _of_life(row.slot, row.incarnation))
+        self._append_behind(row, after, _of_incarnation(row.slot, row.incarnation))
 
     def begin_run(self, run_id: str, verb: str) -> datetime:
         """Returns the beginning of an attempt at a run: now, but later than all rows of that run.
@@ -187,14 +187,15 @@ class Ledger:
         """Returns the newest row of any move."""
         return self.table(SlotMove).newest()
 
-    def slot_lives(self, slot: str | None = None) -> list[SlotMove]:
-        """Returns the events of slots as a whole, or of one slot, oldest first.
+    def slot_events(self, slot: str | None = None) -> list[SlotMove]:
+        """Returns the recorded events of slots, or of one slot, oldest first: created, adopted,
+        dropped, promoted and others.
 
-        These are all events but ``intent`` and ``compared``. Raises StateError for a lake that an
-        earlier or later waldelta wrote in another format.
+        Batches' moves (``intent``, ``compared``) aren't included. Raises StateError for a lake that
+        an earlier or later waldelta wrote in another format.
         """
         moves = self.table(SlotMove)
-        where = _OF_LIVES if slot is None else (pc.field("slot") == slot) & _OF_LIVES
+        where = _OF_EVENTS if slot is None else (pc.field("slot") == slot) & _OF_EVENTS
         rows = moves.scan(moves.schema.names, where=where)
         if formats := set(rows["format"].to_pylist()) - {FORMAT}:
             raise StateError(
@@ -212,7 +213,7 @@ class Ledger:
         left it. With ``last_batch``, the end of a change log, only moves before the first one past
         a later batch count.
         """
-        moves = self.table(SlotMove).read(_of_life(slot, incarnation))
+        moves = self.table(SlotMove).read(_of_incarnation(slot, incarnation))
         promotions = [move for move in moves if move.event == "promoted"]
         counted = moves
         if last_batch is not None:
@@ -235,7 +236,7 @@ class Ledger:
         batch again. So the first row with a number of messages says how many had landed.
         """
         rows = self.table(SlotMove).scan(
-            ["batch", "lsn", "messages"], where=_of_life(slot, incarnation) & ~_OF_LIVES
+            ["batch", "lsn", "messages"], where=_of_incarnation(slot, incarnation) & ~_OF_EVENTS
         )
         batches: dict[int, ConsumedBatch] = {}
         for row in rows.filter(pc.is_valid(rows["batch"])).to_pylist():
@@ -254,7 +255,9 @@ class Ledger:
         names = ["event", "run_id", "lsn", "batch", "changes"]
         start, end, position, seen = None, 0, 0, set[int]()
         changes: dict[int, int | None] = {}
-        for row in self.table(SlotMove).scan(names, where=_of_life(slot, incarnation)).to_pylist():
+        for row in (
+            self.table(SlotMove).scan(names, where=_of_incarnation(slot, incarnation)).to_pylist()
+        ):
             batch = row["batch"] if row["event"] == "intent" else None
             if batch is not None and batch not in seen:
                 seen.add(batch)
@@ -270,7 +273,7 @@ class Ledger:
 
         The comparison is with what had landed.
         """
-        single = self.table(SlotMove).read(_of_life(slot, incarnation) & ~_OF_LIVES)
+        single = self.table(SlotMove).read(_of_incarnation(slot, incarnation) & ~_OF_EVENTS)
         moves = [move for move in single if move.batch is not None]
         of_last = [move for move in moves if move.batch == moves[-1].batch]
         # Without compared_after, the row itself proves it: recovery compares first.
@@ -291,7 +294,7 @@ class Ledger:
     def note_names(self, rows: Iterable[TableState]) -> None:
         """Have the lake open targets where these states, oldest first, say that they are stored."""
         names = {row.table_name: row.stored_name or row.table_name for row in rows}
-        # At once: another thread may be opening one of them.
+        # One update, because another thread may be opening one of these tables.
         self.lake.cache.stored_names.update(names)
 
     def complete_states(self, table_name: str) -> list[TableState]:
@@ -332,7 +335,8 @@ class Ledger:
         It may be the result of a later run, or of the run that made the cut.
         """
         where = (pc.field("batch") == cut.batch) & (pc.field("end_lsn") == cut.end_lsn)
-        cuts = self.table(BatchCut).read(where)  # Maintenance publishes a cut again.
+        # Maintenance publishes a cut again, so there may be several rows.
+        cuts = self.table(BatchCut).read(where)
         runs = self.table(Run).scan(["at", "applied"], cuts[0].at, pc.field("verb") == "consume")
         if runs["applied"].null_count < len(runs):
             return True
@@ -350,7 +354,9 @@ class Ledger:
         )
 
     def runs(self, since: datetime | None = None) -> list[Run]:
-        """Returns all rows of runs from a moment on, oldest first."""
+        """Returns the rows of the table runs that were written at ``since`` or later (None: all),
+        oldest first.
+        """
         return self.table(Run).read(since=since)
 
     def last_run(self) -> Run | None:
@@ -385,7 +391,7 @@ def _reports(run: Run, cut: BatchCut) -> bool:
     )
 
 
-def _of_life(slot: str, incarnation: str) -> pc.Expression:
+def _of_incarnation(slot: str, incarnation: str) -> pc.Expression:
     return (pc.field("slot") == slot) & (pc.field("incarnation") == incarnation)
 
 

@@ -393,11 +393,11 @@ class RowCounts:
 
     @property
     def touched(self) -> bool:
-        """Whether there was anything for the target, even if no row changed."""
+        """Whether any count isn't zero, even if no row of the target changed."""
         return any(getattr(self, count.name) for count in fields(RowCounts))
 
     def plus(self, other: RowCounts) -> Self:
-        """Returns this with the sum of both counts."""
+        """Returns a copy of this object with the sums of its counts and ``other``'s."""
         sums = {}
         for count in fields(RowCounts):
             ours, theirs = getattr(self, count.name), getattr(other, count.name)
@@ -487,7 +487,7 @@ class Run(LedgerRow):
     lag_bytes: int | None = None
     retained_bytes: int | None = None
     wal_status: str | None = None
-    # Whether every target contained all of it afterwards, whatever the run's checks found.
+    # Whether every target contained everything that had landed, whatever the run's checks found.
     applied: bool | None = None
     # When the attempt that wrote this row began, by Ledger.begin_run(); None in rows of earlier
     # versions.

@@ -62,8 +62,8 @@ _again_when_changed = tenacity.retry(
     stop=tenacity.stop_after_attempt(_ATTEMPTS),
     reraise=True,
 )
-# For callers that read a table's rows and append rows that depend on them (see Newest): they read
-# again.
+# Repeats a caller that reads a table's rows and appends rows that depend on them (see Newest), if
+# another run appended in between.
 again_when_late = tenacity.retry(
     retry=tenacity.retry_if_exception_type(LateWriter),
     wait=tenacity.wait_random(0.01, 0.2),
@@ -349,7 +349,7 @@ class LedgerTable(Generic[R]):
     def _last_at(self, table: TargetVersion | None, after: Newest) -> datetime | None:
         if table is None:
             return None
-        # An older row can't be the newest one, whatever became of the one that is expected.
+        # Rows from before the expected one needn't be read: none of them can be the newest.
         since = None if after.at is None else after.at - STATISTIC
         rows = read_sorted(table, ["at"], since, after.where, cache=after.cache)["at"].to_pylist()
         return rows[-1] if rows else None
@@ -476,7 +476,8 @@ def _read_whole(place: _Place, path: str, size: int, schema: pa.Schema) -> pa.Ta
 
     Columns, and fields of structs, are added over time.
     """
-    with _files(place, path, size).open_input_file(path) as file:  # By one request to a store.
+    # The file is opened by one request to a store.
+    with _files(place, path, size).open_input_file(path) as file:
         whole = ds.ParquetFileFormat().make_fragment(pa.BufferReader(file.read()))
     return whole.to_table(schema=schema)
 

@@ -86,7 +86,7 @@ def read_catalog_state(
     found = read_catalog_tables(
         connection, {oid for s in states for oid in (*s.relation_ids, s.root_id) if oid}
     )
-    tables = {state.table_name: _catalog_tables(state, found) for state in states}
+    tables = {state.table_name: _catalog_table(state, found) for state in states}
     copied_as = {
         state.table_name: TableId.parse(state.source_table or state.table_name) for state in states
     }
@@ -112,7 +112,7 @@ def read_catalog_state(
     }
 
 
-def _catalog_tables(state: TableState, found: Mapping[int, CatalogTable]) -> CatalogTable:
+def _catalog_table(state: TableState, found: Mapping[int, CatalogTable]) -> CatalogTable:
     nothing = CatalogTable()
     if state.root_id is None:
         return next((found[oid] for oid in state.relation_ids if oid in found), nothing)

@@ -130,7 +130,7 @@ def check_may_copy(rules: SchemaRules, state: TableState, change: str) -> None:
     """
     if rules.may_copy:
         return
-    # After a copy the same change is another question.
+    # The same change after another copy asks for another decision.
     key = json.dumps({"copy": change, "generation": state.generation})
     _answers(rules, state, [Question(COPY, key, change, _copies(state), _WAITS)])
     raise SchemaChanged(
@@ -179,9 +179,11 @@ def answer_questions(
     by: str | None,
     reason: str | None,
 ) -> list[Decision]:
-    """Record an operator's answer (AGREED, REFUSED) to these questions, or to all of these tables.
+    """Record an operator's answer (AGREED, REFUSED) to schema changes that wait for it: to those
+    with these ids, or without ids to all of these tables.
 
-    Returns what was recorded. Raises ConfigError, and records nothing, where one doesn't wait.
+    Returns the recorded decisions. Raises ConfigError, and records nothing, if there is no such
+    schema change, or if one of the ids doesn't wait.
     """
     questions = {row.id: row for row in open_questions(job.ledger)}
     named = set(ids) or {of.id for of in questions.values() if of.table_name in (tables or ())}

@@ -37,7 +37,8 @@ EVERYTHING = "true"
 
 @dataclass(frozen=True, slots=True)
 class PublicationDrift:
-    """What drifted, in words; the state to record; and whether this run must repair it (``mends``).
+    """A change of the publications that affects a target: its description, the state to record, and
+    whether this run must repair the target (``mends``).
 
     ``is_new`` is False while nothing has changed since the last record. ``repair`` holds what a
     repair needs.

@@ -210,7 +210,7 @@ def check_mode(job: Job, state: TableState) -> None:
             "the pipeline file says copy: false now: from now on the target lacks rows that only a"
             " copy could add"
         )
-        # Since it won't be copied again, it may lack rows.
+        # The target won't be copied again, so it may lack rows.
         record_state(job, state, lambda latest: replace(latest, copy_skipped=True, reason=why))
         return
     reason = (

@@ -276,7 +276,7 @@ def _is_truncated(
         return False  # The leaf was dropped since, which is reported as such.
     if landed_as_of is not None and leaf.age >= 0 and leaf.xid >= landed_as_of:
         return None
-    # age() is negative for a transaction that is too old for it.
+    # age() is negative for a transaction that is too far back for a 32-bit comparison.
     older = sql.SQL(
         "select exists (select from only {} where age(xmin) > age({}::text::xid) or age(xmin) < 0)"
     ).format(sql.Identifier(leaf.schema, leaf.name), sql.Literal(str(as_of % _XIDS)))
@@ -344,12 +344,15 @@ def outdated_columns(job: Job, state: TableState, now: StorageState | None) -> f
     )
 
 
-def is_in(text: str, label: str) -> bool:
-    """Returns whether a value that prints this text may contain the label.
+def may_contain(text: str, label: str) -> bool:
+    """Returns whether a value may contain a label that was changed, judged by the value's text.
 
-    >>> is_in("app.orders", "app.orders"), is_in("app.orders_2", "app.orders")
+    A label is text that the catalogs determine: an enum's label, the attributes of a composite
+    type, or an object's name (regclass and its kind). An array's text contains those of its items.
+
+    >>> may_contain("app.orders", "app.orders"), may_contain("app.orders_2", "app.orders")
     (True, False)
-    >>> is_in("{app.orders,app.items}", "app.items")
+    >>> may_contain("{app.orders,app.items}", "app.items")
     True
     """
     is_digest = _ANY.fullmatch(label) or _OF_SCHEMA.fullmatch(label)
@@ -365,7 +368,7 @@ def _may_hold(job: Job, state: TableState, column: str, labels: Collection[str])
         texts.update(part)
         if len(texts) > MOST_TEXTS:
             return True
-    return any(is_in(text, label) for label in labels for text in texts) or _may_wait(
+    return any(may_contain(text, label) for label in labels for text in texts) or _may_wait(
         job, state, labels
     )
 

@@ -40,7 +40,8 @@ def corrected(job: Job, tables: Iterable[str]) -> list[str]:
     failed = set(unmet["table_name"].to_pylist())
     if not failed:
         return []
-    # As checks assign files: which table a file is for depends on all synced tables.
+    # Files of expectations are assigned as checks assign them: which table a file is for depends on
+    # all synced tables.
     synced = [state.table_name for state in synced_states(job)]
     suites = assign_suites(read_each(Path(quality.suites)), synced)
     rows = results.scan(_COLUMNS, None, of_tables(failed) & _OF_CHECKS)

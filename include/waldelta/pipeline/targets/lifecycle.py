@@ -73,15 +73,15 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = timedelta(minutes=5), timedelta(hours=6)
 class RequiredAction(StrEnum):
     """What must happen to a table next."""
 
-    APPLY = "apply"  # Its landed changes are applied.
+    APPLY = "apply"  # Runs apply the table's landed changes.
     # The initial sync copies it, and hasn't begun. Until then its target doesn't count.
     FIRST = "first copy"
     # A run, or a sync after it, copies it: only a new copy is exact, or an initial copy wasn't
     # finished.
     COPY = "copy"
     WAIT = "wait"  # A copy is running.
-    REMOVED = "removed"  # It isn't published.
-    BROKEN = "broken"  # It gets no changes until an operator syncs it.
+    REMOVED = "removed"  # The table isn't published any more.
+    BROKEN = "broken"  # The table gets no changes until an operator syncs it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class TableLifecycle:
 def lifecycle_of(
     table_name: str,
     published: Mapping[str, TargetSource],
-    life: LatestState | None,
+    newest: LatestState | None,
     *,
     running: bool = False,
     policy: SchemaPolicy = "evolve",
@@ -133,22 +133,22 @@ def lifecycle_of(
     table's copy. ``policy`` decides whether a copy may start without an operator when only waldelta
     knows that it is needed.
     """
-    state = life.state if life else None
+    state = newest.state if newest else None
     mapping = published.get(table_name)
     is_same_source = state is not None and _has_source(state, mapping, published)
     if mapping is None and not (is_same_source and state is not None and state.status == SYNCED):
         return TableLifecycle(table_name, RequiredAction.REMOVED, state, _AWAY)
-    if life is None or state is None:
+    if newest is None or state is None:
         return TableLifecycle(table_name, RequiredAction.FIRST, None, _NEVER)
     if state.status == REMOVED:
         return TableLifecycle(table_name, RequiredAction.FIRST, state, _RETURNED)
     if state.status == SYNCED and is_same_source:
         return TableLifecycle(table_name, RequiredAction.APPLY, state)
-    lifecycle = _to_be_copied(table_name, published, life, running=running, policy=policy)
+    lifecycle = _to_be_copied(table_name, published, newest, running=running, policy=policy)
     return (
         lifecycle
-        if life.copied or lifecycle.action == RequiredAction.WAIT
-        else _first_copy(lifecycle, life, at or now())
+        if newest.copied or lifecycle.action == RequiredAction.WAIT
+        else _first_copy(lifecycle, newest, at or now())
     )
 
 
@@ -181,12 +181,12 @@ def _is_published(state: TableState, published: Mapping[str, TargetSource]) -> b
 def _to_be_copied(
     table_name: str,
     published: Mapping[str, TargetSource],
-    life: LatestState,
+    newest: LatestState,
     *,
     running: bool,
     policy: SchemaPolicy,
 ) -> TableLifecycle:
-    state, mapping = life.state, published.get(table_name)
+    state, mapping = newest.state, published.get(table_name)
     reason = state.reason or ""
     if state.status == SYNCED:
         was_plain = state.source_table is None and state.root_id is None
@@ -201,7 +201,7 @@ def _to_be_copied(
     failed = None
     if state.status == FAILED:
         failed, reason = f"failed ({reason})", ""
-    if not life.copied:
+    if not newest.copied:
         reason = _NEVER
     if state.status == COPYING:
         if running:
@@ -218,17 +218,17 @@ def _to_be_copied(
     )
 
 
-def _first_copy(lifecycle: TableLifecycle, life: LatestState, at: datetime) -> TableLifecycle:
+def _first_copy(lifecycle: TableLifecycle, newest: LatestState, at: datetime) -> TableLifecycle:
     """An initial copy that an operator started is retried automatically where that can help.
 
     The pauses between attempts grow.
     """
-    state = life.state
+    state = newest.state
     if lifecycle.failed is None:
         return replace(lifecycle, action=RequiredAction.FIRST)
-    if state.status == FAILED and _needs_somebody(state.reason or ""):
+    if state.status == FAILED and _needs_operator(state.reason or ""):
         return replace(lifecycle, action=RequiredAction.BROKEN)
-    again = state.at + _pause(life.attempts)
+    again = state.at + _pause(newest.attempts)
     if at >= again:
         return replace(lifecycle, action=RequiredAction.COPY)
     return replace(
@@ -238,13 +238,13 @@ def _first_copy(lifecycle: TableLifecycle, life: LatestState, at: datetime) -> T
     )
 
 
-def _needs_somebody(reason: str) -> bool:
+def _needs_operator(reason: str) -> bool:
     """Whether another attempt of a copy would fail in the same way, so that an operator is needed.
 
     An error without a name may come from a dead JVM, and is retried.
 
     >>> failed = ("ConfigError", "TableBusy", "TargetNotWritable", "Py4JNetworkError")
-    >>> [_needs_somebody(f"{error}: …") for error in failed]
+    >>> [_needs_operator(f"{error}: …") for error in failed]
     [True, False, False, False]
     """
     error = ERRORS.get(reason.partition(":")[0])
@@ -264,7 +264,7 @@ def _pause(attempts: int) -> timedelta:
     )
 
 
-def lives(rows: Iterable[TableState]) -> dict[str, LatestState]:
+def latest_by_name(rows: Iterable[TableState]) -> dict[str, LatestState]:
     """Returns each table's latest state from the ledger's rows, oldest first."""
     latest: dict[str, LatestState] = {}
     for row in rows:
@@ -310,10 +310,10 @@ def read_lifecycles(job: Job, published: Mapping[str, TargetSource]) -> list[Tab
     name.
     """
     rows = job.ledger.table_rows()
-    latest = lives(job.read_identity().states_of(rows))
+    latest = latest_by_name(job.read_identity().states_of(rows))
     earlier = {row.table_name for row in rows} - latest.keys()
     # Once a renamed table has been copied under its new name, the target of the old one is left.
-    copied = {name for name, life in latest.items() if life.state.status == SYNCED}
+    copied = {name for name, newest in latest.items() if newest.state.status == SYNCED}
     sources = {name: of for name, of in published.items() if name not in copied}
     lifecycles = [
         _read(job, name, published if name in published else sources, latest.get(name))
@@ -326,7 +326,7 @@ def read_lifecycles(job: Job, published: Mapping[str, TargetSource]) -> list[Tab
 
 
 def record_removed(
-    job: Job, standings: Iterable[TableLifecycle], *, recopied: bool = False
+    job: Job, all_lifecycles: Iterable[TableLifecycle], *, recopied: bool = False
 ) -> list[str]:
     """Record in the ledger which tables aren't published any more; returns the newly recorded ones.
 
@@ -335,7 +335,7 @@ def record_removed(
     were read, unless this reading of the publications is newer (``recopied``).
     """
     names = []
-    for lifecycle in standings:
+    for lifecycle in all_lifecycles:
         if (
             lifecycle.action == RequiredAction.REMOVED
             and lifecycle.state is not None
@@ -361,8 +361,9 @@ def check_not_removed(job: Job, first_row: TableState, verb: str) -> None:
 
 
 def _record_removed(job: Job, first_state: TableState, *, recopied: bool) -> bool:
-    """Whether this call recorded it; another run may write the same table's state at the same
-    time.
+    """Record that a table left the publications; returns whether this call did.
+
+    Returns False if another run recorded it first, or began another copy of the table.
     """
     state: TableState | None = first_state
     for _ in range(_ATTEMPTS):
@@ -386,14 +387,14 @@ def _record_removed(job: Job, first_state: TableState, *, recopied: bool) -> boo
     )
 
 
-def record_killed(job: Job, standings: Iterable[TableLifecycle]) -> bool:
+def record_killed(job: Job, all_lifecycles: Iterable[TableLifecycle]) -> bool:
     """Record in the ledger which initial copies were killed; returns whether there were any.
 
     The pause before the next attempt counts from this record: without it, a copy that was killed
     after a day would be due at once.
     """
     recorded = False
-    for lifecycle in standings:
+    for lifecycle in all_lifecycles:
         state = lifecycle.state
         if (
             state is None
@@ -413,11 +414,11 @@ def record_killed(job: Job, standings: Iterable[TableLifecycle]) -> bool:
     return recorded
 
 
-def never_copied(job: Job, standings: Iterable[TableLifecycle]) -> str | None:
+def never_copied(job: Job, all_lifecycles: Iterable[TableLifecycle]) -> str | None:
     """Returns a message about published tables without a target, and what to do; None without
     any.
     """
-    lifecycles = requiring(standings, RequiredAction.FIRST)
+    lifecycles = requiring(all_lifecycles, RequiredAction.FIRST)
     if not lifecycles:
         return None
     listed = first_of([f"{table.table_name} ({table.why})" for table in lifecycles], _MOST_NAMED)
@@ -429,48 +430,53 @@ def never_copied(job: Job, standings: Iterable[TableLifecycle]) -> str | None:
 
 
 def copied_by_runs(
-    job: Job, published: Mapping[str, TargetSource], standings: Iterable[TableLifecycle]
+    job: Job, published: Mapping[str, TargetSource], all_lifecycles: Iterable[TableLifecycle]
 ) -> list[TableLifecycle]:
-    """Returns the tables without a copy that runs copy, or leave to a sync, by themselves.
+    """Returns the tables without a copy that a run copies by itself, or leaves to the initial sync.
 
-    These are tables of patterns with ``new_tables: adopt``; others wait for the operator's sync.
+    These are tables that match patterns with ``new_tables: adopt``. Other new tables wait for an
+    operator to start the initial sync.
     """
     adopting = [p for p in job.pipeline.source.publications if p.new_tables == "adopt"]
     return [
         table
-        for table in requiring(standings, RequiredAction.FIRST)
+        for table in requiring(all_lifecycles, RequiredAction.FIRST)
         for source in [published[table.table_name].source]
         if any(publication.adopts((source.schema, source.name)) for publication in adopting)
     ]
 
 
-def requiring(standings: Iterable[TableLifecycle], *kinds: RequiredAction) -> list[TableLifecycle]:
+def requiring(
+    all_lifecycles: Iterable[TableLifecycle], *kinds: RequiredAction
+) -> list[TableLifecycle]:
     """Returns the tables that require one of these actions."""
-    return [lifecycle for lifecycle in standings if lifecycle.action in kinds]
+    return [lifecycle for lifecycle in all_lifecycles if lifecycle.action in kinds]
 
 
-def states(standings: Iterable[TableLifecycle], *kinds: RequiredAction) -> list[TableState]:
+def states(all_lifecycles: Iterable[TableLifecycle], *kinds: RequiredAction) -> list[TableState]:
     """Returns the states, as far as the ledger has them, of tables that require one of these
     actions.
     """
     return [
-        lifecycle.state for lifecycle in requiring(standings, *kinds) if lifecycle.state is not None
+        lifecycle.state
+        for lifecycle in requiring(all_lifecycles, *kinds)
+        if lifecycle.state is not None
     ]
 
 
 def _read(
-    job: Job, name: str, published: Mapping[str, TargetSource], life: LatestState | None
+    job: Job, name: str, published: Mapping[str, TargetSource], newest: LatestState | None
 ) -> TableLifecycle:
     running = (
-        life is not None
-        and life.state.status == COPYING
+        newest is not None
+        and newest.state.status == COPYING
         and name in published
         and _is_locked(job, name)
     )
     policy = job.pipeline.target.policy_of(name)
     if not job.pipeline.target.copies(name):
-        policy = "fail"  # Where only a copy would be exact, the operator decides.
-    return lifecycle_of(name, published, life, running=running, policy=policy)
+        policy = "fail"  # A table that only a copy makes exact waits for the operator.
+    return lifecycle_of(name, published, newest, running=running, policy=policy)
 
 
 def copies_under_way(job: Job) -> list[str]:

@@ -101,7 +101,9 @@ class ReplicatedTarget:
 
     @property
     def is_unread(self) -> bool:
-        """Whether its rows are unknown, because a session keeps a source table locked."""
+        """Whether it is unknown which source rows belong to the target, because a session keeps a
+        source table locked.
+        """
         return self.mapping.unread or self.table.unread
 
     @property

@@ -47,10 +47,11 @@ _COMPARED = "its table was compared with the source"
 
 @dataclass(frozen=True, slots=True)
 class OpenMessage:
-    """A message that can't be decoded, the tables that may lack its change, and the decision on it.
+    """A message that can't be decoded, the tables that may lack its change, and the operator's
+    decision on it.
 
     ``row`` is its latest quarantine row, for the first of these tables. ``is_applied``: runs have
-    gone on without it in all of these tables.
+    applied later changes to all of these tables.
     """
 
     row: Decision
@@ -70,7 +71,7 @@ class OpenMessage:
 
     @property
     def error(self) -> str:
-        """Why it can't be decoded."""
+        """Why PostgreSQL or waldelta can't decode the message."""
         return self.row.reason or ""
 
     @property
@@ -80,11 +81,11 @@ class OpenMessage:
 
     @property
     def is_of_any_table(self) -> bool:
-        """Whether the table that it is about isn't known."""
+        """Whether the message's table is unknown, so that any table may lack its change."""
         return ANY_TABLE in self.tables
 
     def is_about(self, tables: Collection[str]) -> bool:
-        """Whether one of these tables may lack its change."""
+        """Whether one of these tables may lack the change of the message."""
         return self.is_of_any_table or not set(tables).isdisjoint(self.tables)
 
     def describe(self) -> str:
@@ -182,9 +183,7 @@ def _record(job: Job, unread: UnreadMessage, err: DecodeError, tables: Sequence[
 
 
 def tables_of(job: Job, unread: UnreadMessage) -> tuple[str, ...]:
-    """Returns the targets that a message is about, by the relations in it; ANY_TABLE where none is
-    known.
-    """
+    """Returns the targets of the relations in a message; ANY_TABLE if no target has one of them."""
     if unread.kind == "M":
         return (OF_MESSAGES,)
     relations = set(_relations(unread))
@@ -222,13 +221,13 @@ def open_messages(ledger: Ledger, slot: str) -> list[OpenMessage]:
         return []
     generations = target_generations(ledger)
     try:
-        life = identity_of(slot, ledger.slot_lives()).incarnation
+        incarnation = identity_of(slot, ledger.slot_events()).incarnation
     except SlotMissing:
-        life = ""
+        incarnation = ""
     latest = {(row.id, row.table_name, row.generation): row for row in rows}
     decisions: dict[str, list[Decision]] = {}
     for row in latest.values():
-        if row.status in (WAITING, SKIPPED) and _is_current(row, generations, life):
+        if row.status in (WAITING, SKIPPED) and _is_current(row, generations, incarnation):
             decisions.setdefault(row.id, []).append(row)
     messages = [
         OpenMessage(of[0], tuple(sorted(row.table_name for row in of))) for of in decisions.values()
@@ -237,7 +236,9 @@ def open_messages(ledger: Ledger, slot: str) -> list[OpenMessage]:
 
 
 def with_applied(job: Job, messages: Iterable[OpenMessage]) -> list[OpenMessage]:
-    """Returns the messages, skipped ones with whether runs have gone on without them."""
+    """Returns the messages; ``is_applied`` is set for a skipped message after which runs have
+    applied later changes to all its tables.
+    """
     all_messages, skipped = list(messages), [message for message in messages if message.is_skipped]
     if not skipped:
         return all_messages
@@ -246,7 +247,7 @@ def with_applied(job: Job, messages: Iterable[OpenMessage]) -> list[OpenMessage]
 
     def is_applied(message: OpenMessage) -> bool:
         lsn, batch = message.row.lsn or 0, message.sent.batch
-        if batch is None:  # It hadn't landed when it was found.
+        if batch is None:  # The message hadn't landed when a run found it.
             batch = next((number for number, end in ends.items() if end > lsn), None)
         if batch is None:
             return False
@@ -261,10 +262,10 @@ def with_applied(job: Job, messages: Iterable[OpenMessage]) -> list[OpenMessage]
     ]
 
 
-def _is_current(row: Decision, generations: dict[str, int], life: str) -> bool:
+def _is_current(row: Decision, generations: dict[str, int], incarnation: str) -> bool:
     if row.table_name in generations:
         return generations[row.table_name] == row.generation
-    return row.incarnation == life
+    return row.incarnation == incarnation
 
 
 def skipped_messages(job: Job) -> frozenset[tuple[int, str]]:

@@ -42,10 +42,11 @@ _PASSING = ("08", "25", "28", "40", "53", "55", "57", "58")
 _OTHERS = (codes.INSUFFICIENT_PRIVILEGE, codes.UNDEFINED_OBJECT)
 _CORRUPT = "XX"
 _UNCONVERTED = ("22021", "22P05")
-# This is only for the message of an error, so a transaction of gigabytes isn't read to its end.
+# The transaction's id is only for an error message, so a transaction of gigabytes isn't read to its
+# end.
 _IDENTIFY_S = 10.0
-# How often an error may be gone on a new attempt before the run ends with it.
-_MOST_IN_VAIN = 3
+# After an error has disappeared on a new attempt this many times, the run ends with it.
+_MOST_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,9 @@ class Refusal:
 
     @classmethod
     def of(cls, error: ServerError) -> Refusal | None:
-        """Create it from an error; None when that isn't about decoded data, or may be temporary."""
+        """Returns the decoding error that a server's error reports; None for an error that isn't
+        about decoded data, or that may be temporary.
+        """
         if error.sqlstate is None or error.is_one_of(*_PASSING, *_OTHERS):
             return None
         at = position(error.context)
@@ -129,7 +132,7 @@ class Reading:
     source: Source = field(init=False)
     _upto: Lsn | None = None
     _most: int | None = None
-    _in_vain: int = 0
+    _attempts: int = 0
 
     def __post_init__(self) -> None:
         self.source = self.job.pipeline.source
@@ -144,7 +147,7 @@ class Reading:
 
     def answered(self) -> None:
         """Remove the limits after an answer, so that the next call may go further again."""
-        self._upto, self._most, self._in_vain = None, None, 0
+        self._upto, self._most, self._attempts = None, None, 0
 
     def refused(self, err: SourceError, bound: PeekBound) -> SlotUnreadable | None:
         """Returns the error for what can't be read next, or None when something readable comes
@@ -161,8 +164,8 @@ class Reading:
         first = ask(1)
         if isinstance(first, Refusal):
             return _unreadable(self.job, self.source, first)
-        self._in_vain += 1
-        if self._in_vain >= _MOST_IN_VAIN:
+        self._attempts += 1
+        if self._attempts >= _MOST_ATTEMPTS:
             raise err
         at = position(str(err))
         if at is not None and first.end is not None and at > first.end:

@@ -69,16 +69,17 @@ LANDING_SCHEMA = pa.schema(
 )
 
 
-# The function returns the subtransaction's xid with a Stream Abort (65); the top-level xid is the
-# message's first field.
+# pg_logical_slot_peek_binary_changes() returns the subtransaction's xid with a Stream Abort message
+# (65, "A"). The top-level xid is the message's first field.
 _TOP_XID = """
 case when get_byte(data, 0) = 65 then ('x' || encode(substr(data, 2, 4),
   'hex'))::bit(32)::bigint::text::xid else xid end
 """
-# Every call streams an open transaction again from its beginning. Its chunks would be landed
-# repeatedly, and never count: 83 is Stream Start, 99 Stream Commit, 112 Stream Prepare. A
-# transaction that was prepared earlier may be streamed again, too, and is decided by 75 Commit
-# Prepared or 114 Rollback Prepared. The server collects the whole answer in any case.
+# Every call streams an open transaction again from its beginning, so this query leaves out the
+# messages of a transaction that has a Stream Start (83) but no Stream Commit (99) or Stream
+# Prepare (112). A transaction that was prepared earlier may be streamed again, too. Commit Prepared
+# (75) and Rollback Prepared (114) end it, so these are always returned. The filter saves transfer
+# only: the server collects all rows first.
 _COMPLETE = """
 with changes as materialized ({changes})
 select lsn, xid, data
@@ -89,10 +90,11 @@ where {top_xid} not in (
     select xid from changes where get_byte(data, 0) in (99, 112)
 ) or get_byte(data, 0) in (75, 114)
 """
-# The function returns the top-level xid with a streamed logical message (77), whatever savepoint
-# wrote it. So the same WAL is also read without streaming, which returns only messages that weren't
-# rolled back; each has a position of its own. Messages with flags 0 aren't transactional, and count
-# whatever happens to the open transaction that wrote them.
+# pg_logical_slot_peek_binary_changes() returns a streamed logical message (77, "M") with the
+# top-level xid, even if a subtransaction wrote it. So the rows don't show whether a savepoint's
+# rollback removed the message. The query therefore reads the same WAL a second time without
+# streaming: PostgreSQL then returns only messages that weren't rolled back, each with its own lsn.
+# A message with flags 0 isn't transactional: it counts although its transaction is still open.
 _COMPLETE_WITH_MESSAGES = """
 with changes as materialized ({changes}),
      messages as materialized (
@@ -307,7 +309,7 @@ def end_old_readers(conninfo: str, slot: str) -> None:
     end.
     """
     with connect(conninfo, f"waldelta fence {slot}") as connection:
-        _end(connection, slot, _READERS)
+        _terminate_backends(connection, slot, _READERS)
 
 
 def end_old_backends(connection: psycopg.Connection[Any], slot: str) -> None:
@@ -316,27 +318,27 @@ def end_old_backends(connection: psycopg.Connection[Any], slot: str) -> None:
     They would continue without a client. The caller must hold the slot's lock and not use the slot
     yet.
     """
-    _end(connection, slot, f"{_READERS} union {_HOLDERS}")
+    _terminate_backends(connection, slot, f"{_READERS} union {_HOLDERS}")
 
 
-def _end(connection: psycopg.Connection[Any], slot: str, query: str) -> None:
-    """End the backends that a query finds.
+def _terminate_backends(connection: psycopg.Connection[Any], slot: str, query: str) -> None:
+    """Terminate the backends whose pids a query returns, and wait until they have ended.
 
-    Those of another role are left; the slot's check reports them by pid.
+    A backend of another role can't be terminated here; the slot's check reports it by pid.
     """
     params = {"reader": reader_name(slot), "slot": slot, "copy": name_of_copy(slot)}
 
-    def found() -> list[int]:
+    def pids() -> list[int]:
         return [pid for (pid,) in connection.execute(query.encode(), params)]
 
     ended = set()
-    for pid in found():
+    for pid in pids():
         with suppress(psycopg.errors.InsufficientPrivilege):
             connection.execute("select pg_terminate_backend(%s)", (pid,))
             log.warning("slot=%s ended the backend %d, which an earlier run left behind", slot, pid)
             ended.add(pid)
     if ended:
-        wait_until_none(lambda: ended.intersection(found()), OLD_BACKEND_TIMEOUT_S)
+        wait_until_none(lambda: ended.intersection(pids()), OLD_BACKEND_TIMEOUT_S)
 
 
 _READERS = (
@@ -494,12 +496,12 @@ class ReadRequest:
 
     @classmethod
     def of(cls, source: Source) -> Self:
-        """Create it from the pipeline file."""
+        """Returns the options that the pipeline file has now."""
         return cls(tuple(source.publication_names), source.options.messages, source.options.origin)
 
     @classmethod
     def read(cls, info: Mapping[str, Any]) -> Self | None:
-        """Create it from a commit's metadata; None when that isn't known any more."""
+        """Returns the options that a Delta commit's metadata contains; None without options."""
         if "publication_names" not in info:
             return None
         return cls(tuple(info["publication_names"]), info["messages"], info["origin"])

@@ -14,10 +14,11 @@ from waldelta.quantities import counted
 
 log = logging.getLogger(__name__)
 
-# Together, because every MERGE rewrites the files it touches: a full landed batch and the short one
-# after it form one apply batch.
+# A full landed batch and the short one after it are applied together, because every MERGE rewrites
+# the files that it touches.
 LANDED_PER_APPLY_BATCH = 2
-# The size of each landed batch in some unit, and the most of it in an apply batch of several.
+# The size of each landed batch (messages or bytes), and the most of it in an apply batch of
+# several.
 _BatchSizes = tuple[Mapping[int, int], int]
 
 

@@ -69,9 +69,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What the apply of every target needs.
+    """One apply of the targets: its connections, locks, caches and results so far.
 
-    ``batches`` is each target's last applied batch by now.
+    ``batches`` is each target's last applied batch at this moment.
     """
 
     runner: Runner
@@ -157,7 +157,7 @@ def _apply_inspected(
 def _applying(
     runner: Runner, applied: Applied, inspection: Inspection, caller: Fence
 ) -> Iterator[_Run]:
-    """Yields what the targets are applied with, from their current batches."""
+    """Yields the context in which the targets are applied, and closes it afterwards."""
     change_log, sizes = inspection.watermarks.change_log, inspection.sizes
     if (messages := sum(sizes.values())) > (most := most_messages()):
         waiting_messages = counted(messages, "message waits", "messages wait")
@@ -214,7 +214,7 @@ def _apply_batches(
         warned = len(run.applied.warnings)
         with RunnerPool.open(run.runner, len(together) if several else 1) as pool:
             cuts += pool.map(apply_one, together)
-        # By the tables' names, whichever was done first.
+        # The warnings are in the order of the tables' names, not of the threads' ends.
         run.applied.warnings[warned:] = sorted(run.applied.warnings[warned:])
     return sorted((cut for cut in cuts if cut is not None), key=attrgetter("table_name"))
 
@@ -250,7 +250,7 @@ def _apply_locked(run: _Run, target: InspectedTarget, batches: BatchNumbers) -> 
     began, watermarks = time.monotonic(), run.inspection.watermarks
     with target_lock(run.job, target.name, run.locks) as lock:
         state = check_same_copy(run.job, target.state)
-        # Another run may have applied some of it since the inspection.
+        # Another run may have applied some of these batches since the inspection.
         after = max(batches.after, watermarks.of(state))
         fence = TargetFence(lock, watermarks, state, after, run.caller)
         current = replace(target, state=state)
@@ -316,7 +316,7 @@ def _apply_plan(
     staged = staging_folder(job.lake, state.table_name, state.generation, tag.batch, job.run_id)
     try:
         with staged_in(run.runner, staged):
-            tag = _bring(run, plan, gate, tag, staged, fence)
+            tag = _stage_and_commit(run, plan, gate, tag, staged, fence)
     except WaldeltaError:
         raise
     except Exception as err:
@@ -326,7 +326,7 @@ def _apply_plan(
     return read_commit(job, state, tag)
 
 
-def _bring(
+def _stage_and_commit(
     run: _Run,
     plan: TargetPlan,
     gate: TableGate | None,
@@ -334,7 +334,9 @@ def _bring(
     staged: str,
     fence: TargetFence,
 ) -> CommitTag:
-    """Stage the net changes in a folder and commit them; returns the tag of the commit."""
+    """Stage a target's net changes in a folder, have the gate judge them, and commit them; returns
+    the tag of the commit.
+    """
     job, state, change_log = run.job, plan.state, run.ranges.change_log
     fence.verify()  # The folder may be the staging folder of the run that owns the target now.
     take_over_target(run.runner, job, state, run.quarantine, fence)

@@ -158,7 +158,8 @@ class _Work:
     plan: TargetPlan
     staged: Staged
     recorded: list[Decision] = field(default_factory=list)
-    # By current key of rows that an update takes out of quarantine: the messages they came from.
+    # The messages from which a quarantined row came, by the key that an update gives the row when
+    # it leaves quarantine.
     earlier: dict[str, list[SentMessage]] = field(default_factory=dict)
     parts: int = 0
     # The numbers of the updates among the staged rows that were staged again as complete rows.
@@ -187,7 +188,7 @@ class _Work:
         self.recorded += [self.row(RESOLVED, key) for key in sorted(emptied | replaced_keys)]
         still = {key: row for key, row in watched.items() if key not in emptied}
         self.resolve(still, partial(_messages, quarantine, self.plan, after))
-        # These follow the records of the rows that replaced them.
+        # The records of the new keys follow those of the rows that they replace.
         if moved:
             self.record_moved(moved, _applied(quarantine, self.plan, after, moved.keys()))
 
@@ -208,8 +209,8 @@ class _Work:
         )
         is_there = np.array([bool(watched[key].outdated) for key in keys], np.bool_)
         updated = touched.filter(pa.array(is_update & ~is_there))
-        # A complete row replaces these: an overlay would keep values of before the change that was
-        # set aside.
+        # An update that lacks values would leave values in the outdated row that an earlier,
+        # quarantined change has replaced. So the complete row replaces it.
         lacks = self.plan.decode.shape.lacks_values(touched)
         overlaid = touched.filter(pa.array(is_update & is_there & lacks))
         self.replaced = numbers[is_update & (lacks | ~is_there)]
@@ -524,7 +525,7 @@ def _chains(
     )
     last = last[np.asarray(near)[last]]
     return {
-        key: [int(places[event]) for event in _back(chains, event)]
+        key: [int(places[event]) for event in _events_up_to(chains, event)]
         for key, event in zip(
             row_keys(events.take(pa.array(last)), plan, columns), last.tolist(), strict=True
         )
@@ -532,8 +533,8 @@ def _chains(
     }
 
 
-def _back(chains: Chains, event: int) -> list[int]:
-    """Returns the events of a chain up to this one."""
+def _events_up_to(chains: Chains, event: int) -> list[int]:
+    """Returns the events of a chain from its first one up to ``event``."""
     events = [event]
     while (parent := int(chains.parent[events[-1]])) >= 0:
         events.append(parent)

@@ -124,9 +124,9 @@ def inspect_unchanged(applied: Applied, upto: int) -> Inspection:
 
 @dataclass(frozen=True, slots=True)
 class _Selected:
-    """The selected targets, with their sources' current tables.
+    """The selected targets' states, with the current catalog state of their sources.
 
-    ``mended`` are commits of killed repairs. ``is_all`` and ``unpublished`` as in Inspection.
+    ``mended`` are commits of killed repairs. ``is_all`` and ``unpublished`` are as in Inspection.
     """
 
     states: Sequence[TableState]
@@ -254,15 +254,15 @@ def _select_targets(runner: Runner, applied: Applied, landed_as_of: int | None) 
         applied.published, locked = read_around(
             connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
         )
-        standings, mended = end_killed_repairs(runner, job, applied.published)
+        all_lifecycles, mended = end_killed_repairs(runner, job, applied.published)
         states = []
-        for state in due_states(standings, RequiredAction.APPLY):
+        for state in due_states(all_lifecycles, RequiredAction.APPLY):
             with applied.isolated(state):
                 states.append(record_leaves(job, state, applied.published))
         applied.warnings += refused_statements(connection, job.pipeline.source.publication_names)
         applied.unpublished = unpublished(connection, job.pipeline.source)
         source = _read_source(connection, job, states, applied.published, locked, landed_as_of)
-    for broken in requiring(standings, RequiredAction.BROKEN):
+    for broken in requiring(all_lifecycles, RequiredAction.BROKEN):
         applied.failures[broken.table_name] = StateError(
             f"{broken.table_name} gets no changes because {broken.why}: run the initial sync for it"
             " again"
@@ -274,10 +274,14 @@ def _select_targets(runner: Runner, applied: Applied, landed_as_of: int | None) 
             applied.warnings += check_drift(
                 job, state, now_there, source.target(state), applied.drifted
             )
-            # This comes last, because drift is found by comparing with what it records.
+            # check_rewrite() comes last, because check_drift() compares with the catalog state that
+            # it records.
             applied.warnings += check_rewrite(job, state, now_there)
     return _Selected(
-        source.states, source.catalog_tables, mended, requiring(standings, RequiredAction.REMOVED)
+        source.states,
+        source.catalog_tables,
+        mended,
+        requiring(all_lifecycles, RequiredAction.REMOVED),
     )
 
 
@@ -286,8 +290,8 @@ def _select_unchanged(job: Job) -> _Selected:
         published, locked = read_around(
             connection, LOCK_TIMEOUT_S, partial(read_published, connection, job)
         )
-        standings = read_lifecycles(job, published)
-        states = due_states(standings, RequiredAction.APPLY)
+        all_lifecycles = read_lifecycles(job, published)
+        states = due_states(all_lifecycles, RequiredAction.APPLY)
         source = _read_source(connection, job, states, published, locked, 0)
     names = {state.table_name for state in states if with_leaves(state, published) is state}
     unchanged = [
@@ -296,7 +300,7 @@ def _select_unchanged(job: Job) -> _Selected:
         if state.table_name in names and _has_nothing_to_report(job, state, source)
     ]
     is_all = len(unchanged) == len(states) and not requiring(
-        standings, RequiredAction.BROKEN, RequiredAction.COPY
+        all_lifecycles, RequiredAction.BROKEN, RequiredAction.COPY
     )
     return _Selected(unchanged, source.catalog_tables, is_all=is_all)
 

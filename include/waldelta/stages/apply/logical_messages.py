@@ -66,8 +66,8 @@ def write_messages(runner: Runner, job: Job) -> int:
         # Read under the lock: of two runs, the last one to hold it has no lower number, and Delta
         # skips what the other one still begins.
         last = change_log.last_batch() or 0
-        # Another run may have written some since. Delta alone would write them again under a later
-        # batch's number.
+        # Another run may have written some of the messages since. Delta alone would write them
+        # again under a later batch's number.
         start = messages_applied(job, identity)
         if start >= last:
             return start

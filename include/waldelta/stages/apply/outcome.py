@@ -23,15 +23,19 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Applied:
-    """The apply of a job and its results: cuts by apply batch, tables that failed, tables to copy
-    again, and warnings.
+    """The results of an apply, by target.
 
-    ``reported_late`` is in a published cut but in no run result: an earlier run was killed in
-    between, or this one applied it while more was landing. ``drifted`` has what a repair of
-    ``outdated`` tables without a copy needs. ``published`` has the source mappings during the
-    apply. ``removed`` left the publications since then; the pipeline file lists ``unpublished``
-    without effect; ``foreign`` have external commits. ``reached`` is the batch that each copy, by
-    name and generation, was brought up to: a copy without changes has no commit.
+    - ``steps``: the consistent cuts that were published, one for each apply batch.
+    - ``reported_late``: commits of published cuts that no run result contains yet, because an
+      earlier run was killed, or because this run applied them while it was landing.
+    - ``failures``: the errors of targets that failed.
+    - ``outdated``: why a table needs a new copy or a repair; ``drifted`` has the repairs.
+    - ``published``: the source mappings during the apply.
+    - ``removed``: tables that have left the publications since their copy.
+    - ``unpublished``: tables that the pipeline file lists without effect.
+    - ``foreign``: targets with external commits.
+    - ``reached``: the last batch that was applied to each copy, by table name and copy generation.
+      A copy without changes has no commit.
     """
 
     job: Job

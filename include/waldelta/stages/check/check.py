@@ -73,11 +73,11 @@ def keep_report(
     since: datetime | None = None,
     own: OwnSuites = NO_SUITES,
 ) -> None:
-    """Record the whole report; ``known`` is what the check knew before, ``states`` the targets'
-    states, ``own`` their own expectations.
+    """Record a check's results in the ledger: verdicts, profiles and passed suites.
 
-    ``since``: results that other runs recorded since then for a later version are newer, so this
-    check's results for these tables are not recorded.
+    ``known`` is what earlier checks recorded, ``states`` are the targets' states, ``own`` their own
+    expectations. Another run may have checked a later version of a table after ``since``: this
+    check's results for that table are then not recorded.
     """
     at = now()
     # How many rows lack values was counted when the check began, and may have changed.

@@ -37,7 +37,8 @@ from waldelta.stages.check.suite.expectation import (
 )
 from waldelta.stages.check.suite.kinds import SuitePlan, depends_on, plan_suite
 
-# These depend on more than the target's rows, and an unchanged target is judged again by them.
+# Expectations of these kinds depend on more than the target's rows, so they are also judged for an
+# unchanged target.
 _NOT_OF_ROWS = ("earlier runs", "other data")
 # While an expectation fails, no new result is stored, and each check reads all commits since the
 # last stored one. After more commits than this, all rows are judged.
@@ -46,17 +47,17 @@ MOST_COMMITS = 200
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What earlier checks established: the latest stored results of each target, and the newest
-    consistent cut.
+    """What earlier checks recorded: of each target the versions that passed their suite, and the
+    newest consistent cut.
     """
 
     judged: Mapping[str, Sequence[PassedSuite]] = field(default_factory=dict)
     cut: BatchCut | None = None
 
     def end_of(self, state: TableState, version: int) -> int | None:
-        """Returns the position up to which a version contains exactly all changes.
+        """Returns the position up to which a target's version contains all changes and none later.
 
-        Returns None for versions that don't belong to the newest cut.
+        Returns None for a version that isn't in the newest consistent cut.
         """
         if self.cut is None or (target := self.cut.of(state)) is None:
             return None
@@ -123,8 +124,9 @@ def changed_since(known: Known, target: CheckedTarget, plan: SuitePlan) -> int |
 
 
 def met_at(known: Known, target: CheckedTarget, plan: SuitePlan) -> int | None:
-    """Returns the latest version up to this one whose rows are all known to meet the suite, or
-    None.
+    """Returns the target's latest checked version if all its rows met this suite, else None.
+
+    A version after the target's current one doesn't count.
     """
     found = next(iter(reversed(known.judged.get(target.state.table_name, ()))), None)
     return (
@@ -152,7 +154,7 @@ class RunOutcome:
     versions: Mapping[str, int] = field(default_factory=dict)
     written: frozenset[str] = frozenset()
     paged: frozenset[str] = frozenset()
-    # By target: what the constraints of its source tables guarantee.
+    # By target: the rules that its source tables' constraints guarantee.
     rules: Mapping[str, SourceRules] = field(default_factory=dict)
     # True for maintenance, which checks in full as ``quality.full_check`` says. A target that is
     # unchanged since a full check found its suite met is then judged only by expectations that
@@ -162,7 +164,11 @@ class RunOutcome:
     is_concurrent: bool = False
 
     def has_page(self, verdict: TableVerdict) -> bool:
-        """Returns whether a target gets a page: upkeep writes one of what it judged anew."""
+        """Returns whether a target gets a report page.
+
+        A target that fails always gets one. Maintenance writes a page for each target whose rows it
+        judged in full.
+        """
         if verdict.version is None:
             return False
         if any(not outcome.success for outcome in verdict.outcomes):
@@ -176,8 +182,8 @@ class RunOutcome:
 class CheckRun:
     """One check of some targets.
 
-    ``rules`` is what the source guarantees, and ``before`` what earlier runs measured, by target.
-    ``known`` is what earlier checks established.
+    ``rules`` are the constraints of the source's tables, and ``before`` the profiles that earlier
+    runs measured, both by target. ``known`` is what earlier checks recorded.
     """
 
     pipeline: PipelineFile
@@ -190,7 +196,8 @@ class CheckRun:
     known: Known
     rules: Mapping[str, SourceRules]
     before: Mapping[str, Before]
-    # By target: the positions of rows that operators let in although they fail its gates.
+    # By target: position ranges of rows that operators accepted or released although the rows fail
+    # its gates.
     decided: Mapping[str, Sequence[PositionRange]] = field(default_factory=dict)
 
     def suite_of(self, target: CheckedTarget, types: Mapping[str, str]) -> SuitePlan:
@@ -211,7 +218,9 @@ class CheckRun:
 
 
 def _without_positions(plan: SuitePlan) -> SuitePlan:
-    """Returns a plan whose gates are warnings, since nothing tells decided rows from the others."""
+    """Returns a plan whose gates are warnings, because the target's rows have no positions that
+    would show which rows operators decided on.
+    """
     changed = tuple(replace(p, severity="warning") if p.is_gate else p for p in plan.expectations)
     told = (
         "gates: only warnings here, since without metadata columns rows that an operator accepted"

@@ -131,7 +131,7 @@ class SuiteEvaluation:
             future.result()
         if left := {n: p for n, p in judged.items() if n not in self.found}:
             self._by_great_expectations(left)
-        # Operators may have let in rows although they fail a gate.
+        # Operators may have accepted or released rows that fail a gate.
         positions = self.run.decided.get(self.plan.table)
         if positions and LSN in self.rows.types:
             self._judge_gates_again(positions)
@@ -164,7 +164,7 @@ class SuiteEvaluation:
         if met is not None and changes:
             counts = self._by_arrow(changes, met)
             if (left := _without(changes, counts)) and LSN in self.rows.types:
-                # This reads the log of each commit since.
+                # changed_since() reads the log entry of each commit after that version.
                 since = changed_since(self.run.known, self.rows.target, self.plan)
                 if since is not None:
                     counts |= self._by_spark(left, lambda frame: frame.where(F.col(LSN) >= since))
@@ -260,7 +260,9 @@ class SuiteEvaluation:
         return rows
 
     def _let_in(self, outcome: Outcome, decision: str) -> Outcome:
-        """Returns the outcome of a gate that only rows don't meet which operators let in."""
+        """Returns the outcome of a gate that fails only on rows which operators accepted or
+        released.
+        """
         self.omitted.append(
             f"{outcome.planned.meaning}: not judged on rows that an operator {decision}"
         )
@@ -279,7 +281,7 @@ class SuiteEvaluation:
             self.found |= dict(zip(group, outcomes, strict=True))
 
     def _judge_gates_again(self, positions: Collection[PositionRange]) -> None:
-        """Judge gates again that aren't met, without the rows that operators let in."""
+        """Judge the failed gates again, without the rows that operators accepted or released."""
         where, decision = undecided(positions), decision_on(positions)
         missed = {
             number: outcome.planned

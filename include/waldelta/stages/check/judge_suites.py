@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 MOST_ROWS = 1_000
 # Spark compiles each condition, so of a target it evaluates no more expectations than these.
 MOST_BY_SPARK = 1_000
-# A value of each type that any condition of a kind takes; null for the others.
+# One value for each type of column, valid for conditions of any kind; null for other types.
 _SAMPLES = {
     "string": "''",
     "boolean": "false",
@@ -87,7 +87,7 @@ class SuiteJudge:
         """Yields what is wrong with a target's own expectations."""
         refused = list(judge_names(table, file, columns))
         yield from refused
-        if refused:  # Spark would only repeat some of it.
+        if refused:  # Spark would report some of these errors again.
             return
         planned = {
             n: PlannedExpectation(item.type, item.kwargs, item.severity, "own", file.meaning(n))

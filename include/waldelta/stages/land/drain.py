@@ -36,7 +36,7 @@ from waldelta.lake.changelog.batch_file import BatchFile
 from waldelta.lake.write_errors import change_log_write_error
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import UnreadMessage
-from waldelta.pipeline import AdvisoryLock, Job, SourceBill, named_error, slot_lock
+from waldelta.pipeline import AdvisoryLock, Job, SourceLoad, named_error, slot_lock
 from waldelta.pipeline.source import SlotMeter, moves, peeks
 from waldelta.pipeline.targets import record_unreadable
 from waldelta.pipeline.targets.unreadable_messages import skipped_messages
@@ -63,9 +63,9 @@ _SMALLER = (PeekTooLarge, SourceDiskFull, PeekTimeout, StandbyAway)
 
 @dataclass
 class Drained:
-    """What a drain landed: all of the WAL from ``start`` to ``end``.
+    """The result of a drain, which lands all of the WAL from ``start`` to ``end``.
 
-    The slot may be up to one WAL file before ``end``.
+    Afterwards the slot may be up to one WAL file before ``end``.
     """
 
     start: Lsn
@@ -73,7 +73,7 @@ class Drained:
     batches: list[Landed] = field(default_factory=list)
     seconds_landing: float = 0.0
     seconds_consuming: float = 0.0
-    bill: SourceBill = field(default_factory=SourceBill)
+    load: SourceLoad = field(default_factory=SourceLoad)
     # The change that PostgreSQL can't decode; everything before it has landed.
     unreadable: SlotUnreadable | None = None
 
@@ -83,17 +83,17 @@ class Drained:
         return sum(batch.transactions.changes for batch in self.batches)
 
     def before(self, later: Drained) -> Drained:
-        """Returns what both landed, this one first."""
-        bill = SourceBill()
+        """Returns the sum of two drains, of which this one was first."""
+        load = SourceLoad()
         for drained in (self, later):
-            bill.add(drained.bill)
+            load.add(drained.load)
         return Drained(
             self.start,
             later.end,
             [*self.batches, *later.batches],
             self.seconds_landing + later.seconds_landing,
             self.seconds_consuming + later.seconds_consuming,
-            bill,
+            load,
             later.unreadable,
         )
 
@@ -125,7 +125,7 @@ def drain(
             landed = slot.land_next()
             if landed is not None and landed.rows and slot.has_more:
                 on_landed(landed)
-        drained.bill = slot.meter.bill(drained.seconds_landing + drained.seconds_consuming)
+        drained.load = slot.meter.load(drained.seconds_landing + drained.seconds_consuming)
     return drained
 
 
@@ -456,7 +456,7 @@ def land_through(runner: Runner, job: Job, needed: Lsn) -> Drained:
 
 
 def _have_wal_flushed(job: Job) -> None:
-    """Have the primary flush what it has written so far.
+    """Make the primary flush the WAL that it has written.
 
     On a quiet server the record of a LOCK TABLE stays in the WAL buffers until another transaction
     ends. The end of a transaction with an id makes PostgreSQL's WAL writer flush within

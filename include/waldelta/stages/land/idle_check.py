@@ -88,7 +88,8 @@ class IdleCheck:
 
 @private_files()
 def check_idle(job: Job) -> IdleCheck:
-    """Returns whether a run is worth starting Spark; moves an idle slot.
+    """Returns whether a run must be started, because there is something to land, apply or copy;
+    moves the slot forward if there is nothing.
 
     Raises the errors of a slot that is missing, lost, foreign, ahead of everything this pipeline
     consumed, or whose next transaction can't be decoded.
@@ -178,7 +179,8 @@ def _reason_to_run(
     if timeout_s < _LEAST_TIMEOUT_S:
         return too_much
     timeout_s = min(timeout_s, job.pipeline.batch.statement_timeout_s)
-    # Without streaming, because an open transaction alone is no work, however large.
+    # The slot is read without streaming, because an open transaction alone is no work, however
+    # large.
     source = whole(job.pipeline.source)
     try:
         with limited(connection, "statement_timeout", timeout_s):
@@ -252,11 +254,11 @@ def _remaining_work(
     published, locked = read_around(
         connection, _LOCK_TIMEOUT_S, partial(read_published, connection, job)
     )
-    standings = read_lifecycles(job, published)
-    record_removed(job, standings)
-    adopted = copied_by_runs(job, published, standings)
+    all_lifecycles = read_lifecycles(job, published)
+    record_removed(job, all_lifecycles)
+    adopted = copied_by_runs(job, published, all_lifecycles)
     if notice := never_copied(
-        job, [lifecycle for lifecycle in standings if lifecycle not in adopted]
+        job, [lifecycle for lifecycle in all_lifecycles if lifecycle not in adopted]
     ):
         log.warning("%s", notice)
     for notice in refused_statements(connection, job.pipeline.source.publication_names):
@@ -264,13 +266,13 @@ def _remaining_work(
     for notice in unpublished(connection, job.pipeline.source).warnings():
         log.warning("%s", notice)
     replicated = [
-        with_leaves(state, published) for state in states(standings, RequiredAction.APPLY)
+        with_leaves(state, published) for state in states(all_lifecycles, RequiredAction.APPLY)
     ]
     if behind := _behind(job, identity, change_log, replicated):
         return f"landed changes wait for {', '.join(behind)}"
     if edited := corrected(job, [state.table_name for state in replicated]):
         return f"expectations were edited since they failed: {', '.join(edited)}"
-    if waiting := [*requiring(standings, RequiredAction.COPY), *adopted]:
+    if waiting := [*requiring(all_lifecycles, RequiredAction.COPY), *adopted]:
         return f"a new copy is needed: {', '.join(lifecycle.table_name for lifecycle in waiting)}"
     return _changed_on_source(connection, job, published, replicated, locked, oldest_xid)
 

@@ -51,7 +51,7 @@ def land_to_now(
     landed.unreadable = None
     try:
         _land(job, result, stage, partial(drain, runner, job), on_landed)
-    except Exception:  # Spark's errors too.
+    except Exception:  # Attempts are counted after any error, also after one of Spark.
         with suppress(WaldeltaError, *READ_FAILURES):
             _add_attempts(job, result)
         raise
@@ -91,7 +91,8 @@ def _land(
             drained = drain(lock, on_landed)
             drained.check_read()
     except SlotUnreadable as err:
-        # What landed before it is applied first; the apply stage then raises the error.
+        # Changes that landed before the error are applied first; the apply stage then raises the
+        # error.
         log.error("%s", err)
         landed.unreadable, landed.as_of, landed_as_of = str(err), None, 0
     landed.landed_as_of = landed_as_of

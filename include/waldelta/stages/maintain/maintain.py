@@ -90,8 +90,8 @@ def maintain_target(runner: Runner, job: Job, name: str) -> list[str]:
         if (state := job.read_state(name)) is not None:
             check_target(job, state, version)
         overtaken = _compact_as_chosen(runner, job, name, table)
-        # Otherwise only the next commit would make the log durable, and a cut could name a version
-        # that a power failure removes.
+        # Without this, only the next commit would make the log durable, and a cut could name a
+        # version that a power failure removes.
         version = target.sync_behind(version)
     # The deleted files have been unused for a week at least, so no other run waits while the
     # table's folder is listed.
@@ -176,8 +176,8 @@ def _keep_as_chosen(runner: Runner, table: TargetVersion, deletion_vectors: bool
     if table.writes_deletion_vectors == deletion_vectors:
         return
     if not deletion_vectors:
-        # Purged before they are switched off: if killed in between, the next maintenance repeats
-        # it.
+        # Deletion vectors are purged before they are switched off: if the run is killed in between,
+        # the next maintenance purges again.
         purge_deleted_rows(runner.spark(), table.place)
         fault_point("maintain.purged")
     set_deletion_vectors(runner.spark(), table.place, deletion_vectors)
@@ -185,7 +185,9 @@ def _keep_as_chosen(runner: Runner, table: TargetVersion, deletion_vectors: bool
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What maintenance makes of a target's layout, and why it leaves a part of it as it is."""
+    """The layout that maintenance gives a target; ``why_not`` is why it leaves a part of it as it
+    is.
+    """
 
     layout: LayoutOptions
     division: Division | None = None
@@ -193,7 +195,9 @@ class _Plan:
 
     @classmethod
     def of(cls, job: Job, name: str, table: TargetVersion) -> _Plan:
-        """Returns what the pipeline file says, as far as the target can have it."""
+        """Returns the pipeline file's layout for a target; ``why_not`` says which part the target
+        can't have.
+        """
         layout = job.pipeline.target.layout_of(name)
         by = layout.partition_by
         named = (by, layout.cluster_by, layout.z_order, layout.statistics)
@@ -256,13 +260,13 @@ def _total(files: pa.Table) -> int:
 
 def _lacks_order(table: TargetVersion, columns: Sequence[str]) -> bool:
     """Returns whether too many rows were written since all were sorted by these columns."""
-    # As Spark's commits name columns.
+    # Spark's commits name columns in this form.
     names = [f"`{name}`" if "." in name else name for name in columns]
     for commit in table.commits(_MOST_COMMITS):
         if _order_of(commit) == names:
             try:
                 new = table.files_since(commit["version"])
-            except READ_FAILURES:  # Its log entries are gone.
+            except READ_FAILURES:  # Log retention removed the version's log entry.
                 return True
             return _total(new) >= _UNSORTED * _total(table.files)
     return True
@@ -284,7 +288,7 @@ def _order_of(commit: Mapping[str, Any]) -> Any:
 
 
 def _compact_small(table: TargetVersion) -> bool:
-    """Make one file of a small target's; returns False where Spark must compact."""
+    """Rewrite a small target's files as one; returns False where Spark must compact."""
     try:
         rows = small_rows(table)
     except READ_FAILURES as err:
@@ -354,7 +358,8 @@ def prune_change_log(_: Runner, job: Job, result: RunResult, stage: StageResult)
     # Another slot incarnation never learns how a transaction prepared in an earlier one was
     # decided.
     prepared = [p for p in change_log.prepared() if p.batch > identity.floor]
-    # Its changes may still be needed where it was decided later, or not at all.
+    # A prepared transaction's changes are still needed if it was decided in a later batch, or isn't
+    # decided yet.
     needed = [p for p in prepared if p.decided_in is None or p.decided_in > expired]
     expired = min([expired, *(p.batch - 1 for p in needed)])
     # What the slot may return again after its server crashes is verified once more.

@@ -152,10 +152,11 @@ def plan_rows(
 def estimate_rows(
     connection: Connection, target: DeltaTarget, statements: Sequence[sql.Composable]
 ) -> list[int]:
-    """Returns the estimated rows of a table's SELECTs, of which the first reads the whole table.
+    """Returns the estimated number of rows of each SELECT on a table; the first one reads the whole
+    table.
 
-    A superuser has no query planned for an estimate: the whole table is as large as its target, and
-    nothing is known of the others.
+    No query is planned as a superuser. The first number is then the target's row count, and the
+    others are 0.
     """
     if is_superuser(connection):
         return [row_count(target.open().files) or 0, *(0 for _ in statements[1:])]

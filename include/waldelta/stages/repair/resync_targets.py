@@ -41,15 +41,15 @@ def resync_targets(runner: Runner, applied: Applied, result: RunResult) -> dict[
     the initial sync.
     """
     job, published = applied.job, applied.published
-    standings = read_lifecycles(job, published)
-    if record_killed(job, standings):
-        standings = read_lifecycles(job, published)
-    adopted = copied_by_runs(job, published, standings)
-    pending = [*requiring(standings, RequiredAction.COPY), *adopted]
+    all_lifecycles = read_lifecycles(job, published)
+    if record_killed(job, all_lifecycles):
+        all_lifecycles = read_lifecycles(job, published)
+    adopted = copied_by_runs(job, published, all_lifecycles)
+    pending = [*requiring(all_lifecycles, RequiredAction.COPY), *adopted]
     sizes, busy = read_table_bytes(job) if pending else ({}, {})
     targets = result.targets
     targets.needs_sync, targets.not_applied = [], []  # This may be the stage's second attempt.
-    for name in (copy.table_name for copy in requiring(standings, RequiredAction.WAIT)):
+    for name in (copy.table_name for copy in requiring(all_lifecycles, RequiredAction.WAIT)):
         result.warnings.append(f"{name} is being copied, and its changes wait until that is done")
         targets.not_applied.append(name)
     failures: dict[str, WaldeltaError] = {}
@@ -69,7 +69,7 @@ def resync_targets(runner: Runner, applied: Applied, result: RunResult) -> dict[
                 _copy(runner, job, result, copy)
         except WaldeltaError as err:
             failures[name] = err
-    tables = [table for table in standings if table not in adopted]
+    tables = [table for table in all_lifecycles if table not in adopted]
     targets.never_copied = [table.table_name for table in requiring(tables, RequiredAction.FIRST)]
     if notice := never_copied(job, tables):
         result.warnings.append(notice)

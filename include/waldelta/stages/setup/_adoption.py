@@ -65,7 +65,7 @@ def adopt(conn: Connection, job: Job, tables: Sequence[MatchedTable]) -> dict[Ma
         if state is None or not _is_set_up(job, table.publication, state):
             why = f"the publication isn't what the pipeline file says now: {_TO_SET_UP}"
         elif former is not None and there is not None:
-            # A DBA may have removed it because its changes filled the slot.
+            # A DBA may have removed the table because its changes filled the slot.
             how = _removal_of(former, there.relation.oid)
             why = f"it was published before, and was {how}: {_TO_SET_UP}, or exclude it"
         elif time.monotonic() > deadline:
@@ -119,7 +119,7 @@ class _Adoption:
             return why
         except psycopg.errors.LockNotAvailable:
             return "another session locks it: the next run tries again"
-        except psycopg.errors.DuplicateObject:  # Another session has just added it.
+        except psycopg.errors.DuplicateObject:  # Another session has just added the table.
             return None
         except psycopg.Error as err:
             if self.conn.closed:

@@ -63,15 +63,15 @@ from waldelta.stages.setup.facts.source_facts import Facts
 log = logging.getLogger(__name__)
 
 
-# By then a connected standby has long replayed what was written before.
+# After this time a connected standby has long replayed what was written before.
 AWAY_TIMEOUT_S = 10
 # A transaction that is open for as long isn't just passing.
 LONG_OPEN_S = 10.0
 
 
-def slot_life(job: Job) -> list[SlotMove]:
+def incarnation_events(job: Job) -> list[SlotMove]:
     """Returns what began and ended the slot's incarnations, oldest first."""
-    return _begun_or_ended(job.ledger.slot_lives(job.pipeline.source.slot))
+    return _begun_or_ended(job.ledger.slot_events(job.pipeline.source.slot))
 
 
 def _begun_or_ended(moves: Sequence[SlotMove]) -> list[SlotMove]:
@@ -96,10 +96,10 @@ def beyond(job: Job, slot: SlotState) -> Lsn | None:
     Otherwise returns None. Every move is recorded before it is made, so such a slot may be another
     one, created under this name.
     """
-    lives = [m for m in slot_life(job) if m.event in ("created", "adopted")]
+    events = [m for m in incarnation_events(job) if m.event in ("created", "adopted")]
     furthest = (
-        Lsn(job.ledger.furthest_lsn(slot.name, lives[-1].incarnation))
-        if lives
+        Lsn(job.ledger.furthest_lsn(slot.name, events[-1].incarnation))
+        if events
         else slot.confirmed_flush_lsn
     )
     return furthest if slot.confirmed_flush_lsn > furthest else None
@@ -113,13 +113,13 @@ def check_same_server(conn: Connection, moves: Sequence[SlotMove]) -> None:
     """
     if not moves or moves[-1].event == "dropped":
         return
-    life, system = moves[-1], read_system_identifier(conn)
-    if life.system_identifier != system:
+    begin, system = moves[-1], read_system_identifier(conn)
+    if begin.system_identifier != system:
         raise SourceChanged(
-            f"slot {life.slot!r} was set up on system {life.system_identifier}, the connection now"
-            f" leads to system {system}; nothing was dropped: point the connection back; if that"
-            " server is gone for good, run resync first, which moves the pipeline to this server;"
-            " a slot of that name here belongs to another deployment"
+            f"slot {begin.slot!r} was set up on system {begin.system_identifier}, the connection"
+            f" now leads to system {system}; nothing was dropped: point the connection back; if"
+            " that server is gone for good, run resync first, which moves the pipeline to this"
+            " server; a slot of that name here belongs to another deployment"
         )
 
 
@@ -131,16 +131,16 @@ def end_life(conn: Connection, job: Job) -> bool:
     since.
     """
     name, dropped = job.pipeline.source.slot, False
-    lives = job.ledger.slot_lives(name)
-    moves = _begun_or_ended(lives)
+    events = job.ledger.slot_events(name)
+    moves = _begun_or_ended(events)
     if not moves or moves[-1].event == "dropped":
         return False
     if was_created_by_pipeline(moves) and (slot := read_slot(conn, name)) is not None:
         check_ours(slot)
         dropped = beyond(job, slot) is None and drop_slot(conn, name)
     fault_point("setup.dropped")
-    job.ledger.append_life(
-        replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None), lives[-1]
+    job.ledger.append_slot_event(
+        replace(moves[-1], at=now(), run_id=job.run_id, event="dropped", batch=None), events[-1]
     )
     return dropped
 
@@ -205,7 +205,7 @@ def judge_waits(conn: Connection) -> Iterable[Finding]:
 
 def judge_history(job: Job, slot: SlotState | None) -> Iterable[Finding]:
     """Yields what the ledger says against using the slot: it is gone, or belongs to others."""
-    moves, name = slot_life(job), job.pipeline.source.slot
+    moves, name = incarnation_events(job), job.pipeline.source.slot
     alive = bool(moves) and moves[-1].event in ("created", "adopted")
     if alive and slot is None:
         yield problem(
@@ -251,11 +251,11 @@ def _was_ours(job: Job, slot: SlotState) -> bool:
 
     No other program moved it then.
     """
-    lives = [m for m in slot_life(job) if m.event in ("created", "adopted")]
-    if not lives or lives[-1].system_identifier != slot.system_identifier:
+    events = [m for m in incarnation_events(job) if m.event in ("created", "adopted")]
+    if not events or events[-1].system_identifier != slot.system_identifier:
         return False
-    furthest = job.ledger.furthest_lsn(slot.name, lives[-1].incarnation)
-    return lives[-1].lsn <= slot.confirmed_flush_lsn.value <= furthest
+    furthest = job.ledger.furthest_lsn(slot.name, events[-1].incarnation)
+    return events[-1].lsn <= slot.confirmed_flush_lsn.value <= furthest
 
 
 def failover_to_set(source: Source, slot: SlotState | None) -> bool | None:
@@ -276,8 +276,8 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job, *, scripted: bo
     does the same; its record stays.
     """
     name = job.pipeline.source.slot
-    lives, slot = job.ledger.slot_lives(name), read_slot(conn, name)
-    moves, last = _begun_or_ended(lives), lives[-1] if lives else None
+    events, slot = job.ledger.slot_events(name), read_slot(conn, name)
+    moves, last = _begun_or_ended(events), events[-1] if events else None
     if moves and moves[-1].event in ("created", "adopted"):
         return
     wait_replayed(primary, conn)
@@ -292,7 +292,7 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job, *, scripted: bo
         _record(job, replace(slot, timeline=timeline), "created" if is_ours else "adopted", last)
         return
     system, flushed = position.system_identifier, position.flush_lsn.value
-    creating = job.ledger.append_life(
+    creating = job.ledger.append_slot_event(
         SlotMove(now(), job.run_id, "creating", name, system, timeline, "", flushed), last
     )
     fault_point("setup.creating")
@@ -312,7 +312,7 @@ def _create(primary: Connection, conn: Connection, job: Job, creating: SlotMove)
         )
     except (WaldeltaError, psycopg.errors.DuplicateObject) as err:
         # Nothing was created: a slot of this name that appears later is another program's.
-        job.ledger.append_life(replace(creating, at=now(), event="dropped"), creating)
+        job.ledger.append_slot_event(replace(creating, at=now(), event="dropped"), creating)
         if isinstance(err, WaldeltaError):
             raise
         raise SlotForeign(
@@ -334,11 +334,13 @@ def _create_on_standby(primary: Connection, conn: Connection, source: Source) ->
 
 
 def _record(job: Job, slot: SlotState, event: str, after: SlotMove | None) -> None:
-    # It is named by the position where it begins, numbered if one began there before: a slot that
-    # is adopted again may not have moved.
+    # The incarnation's name is the position where it begins. A number is added if an earlier one
+    # began there: a slot that is adopted again may not have moved.
     incarnation = began = str(slot.confirmed_flush_lsn)
-    lives = {m.incarnation for m in job.ledger.slot_lives() if m.event in ("created", "adopted")}
-    if earlier := sum(life == began or life.startswith(f"{began}.") for life in lives):
+    incarnations = {
+        m.incarnation for m in job.ledger.slot_events() if m.event in ("created", "adopted")
+    }
+    if earlier := sum(one == began or one.startswith(f"{began}.") for one in incarnations):
         incarnation = f"{began}.{earlier + 1}"
     # Batches of an earlier incarnation stay in the change log, and the new one begins after them. A
     # run of the earlier one that is about to commit has taken at most the number after the highest,
@@ -349,7 +351,7 @@ def _record(job: Job, slot: SlotState, event: str, after: SlotMove | None) -> No
     highest = max([log_holds, *(move.batch or 0 for move in moves)])
     had_life = any(move.event in ("created", "adopted") for move in moves)
     behind = highest + 1 if highest or had_life else 0
-    job.ledger.append_life(
+    job.ledger.append_slot_event(
         SlotMove(
             now(),
             job.run_id,
@@ -409,7 +411,7 @@ def judge_newer(
     names = read_newer(conn, slot.name, job.pipeline.source.publication_names)
     if not names or not is_readable or slot.invalidation_reason:
         return
-    finding = _try(job, names)
+    finding = _try_decoding(job, names)
     if finding is not None:
         yield finding
     if finding is None or finding.severity != "problem":
@@ -429,8 +431,9 @@ def read_newer(conn: Connection, slot: str, publications: Sequence[str]) -> list
     return [row.name for row in rows]
 
 
-def _try(job: Job, names: Sequence[str]) -> Finding | None:
-    """Returns the result of decoding with these publications as a finding, or None.
+def _try_decoding(job: Job, names: Sequence[str]) -> Finding | None:
+    """Returns a finding if pending WAL can't be decoded with these publications, or if that can't
+    be tried; else None.
 
     It uses a separate session, because setup retries on its own connections when a table was
     locked. Before PostgreSQL 15.15, 16.11 and 17.7 a second decode in a session with a failed one

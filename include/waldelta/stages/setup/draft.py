@@ -55,7 +55,7 @@ DEFAULT_SCHEDULE = "*/5 * * * *"
 _PLAIN = re.compile(r"\A[a-z_][a-z0-9_.]*\Z")
 _MOST_EXCLUDED = 20
 _IDENTITIES = {"d": "default", "i": "using index", "f": "full", "n": "nothing"}
-# The first words of the file, by which it is known as init's own.
+# The first words of a file that `waldelta init` wrote; a later init recognizes the file by them.
 HEADER = "-- Written by `waldelta init`"
 # A session that keeps a table locked must not stop the survey: such a table counts as empty.
 _LOCK_TIMEOUT_S = 2.0
@@ -93,12 +93,12 @@ class FoundTable:
 
     @property
     def is_root(self) -> bool:
-        """Returns whether it is partitioned."""
+        """Returns whether the table is partitioned."""
         return self.relation.relkind == "p"
 
     @property
     def is_full(self) -> bool:
-        """Returns whether its replica identity is full."""
+        """Returns whether the table has REPLICA IDENTITY FULL."""
         return self.relation.replica_identity == "f"
 
     @property
@@ -385,7 +385,8 @@ def owners_sql(
     lines = [
         f"{HEADER}; after a change of the pipeline file, `{again}` writes it again.",
         f"-- Run it by psql -f in database {database}.",
-        # The publications' script begins with it; grants must stop at the first error too.
+        # The script of the publications begins with this line, too; grants must stop at the first
+        # error as well.
         STOP_ON_ERROR,
         "-- By a superuser: the role that reads, and its grants.",
     ]
@@ -499,7 +500,9 @@ def _table(
     # calls functions of the table's owner, which must not run as a superuser.
     is_local = all(leaf.relkind == "r" for leaf in leaves)
     if is_local and not main and locked.isdisjoint(oids):
-        rows = 0  # Of an empty table the planner assumes that rows are being added.
+        # The planner assumes that rows are being added to an empty table, so its estimate is not
+        # used.
+        rows = 0
     elif (
         rows is not None
         and facts.readable

@@ -62,9 +62,10 @@ _SECONDS_TO_START = 4.0
 _SECONDS_PER_TABLE = 0.4
 # Connections of one copy besides its readers: the snapshot, the target's lock, checks.
 _CONNECTIONS_PER_COPY = 3
-# Sampled tables wait no longer for a lock, nor for their first blocks.
+# In milliseconds: how long a sample waits at most for a table's lock, and for the table's first
+# blocks.
 _TIMEOUTS_MS = {"lock_timeout": 1_000, "statement_timeout": 10_000}
-_MOST_ROWS = 1 << 20  # of a row group
+_MOST_ROWS = 1 << 20  # The most rows of a row group.
 # Parts of a table that a sample is spread over.
 _PLACES = 256
 _LEAST_PLACE_BYTES = 1 << 20
@@ -187,10 +188,12 @@ class CopyEstimate:
 
 
 def estimate_copies(job: Job, targets: PlannedTargets, server: ServerFacts) -> CopyEstimate | None:
-    """Estimate the copies of new targets, reading for some seconds; None without such targets, and
-    never an error.
+    """Estimate how long the initial copies of new targets take, by reading their rows for some
+    seconds; None without new targets.
 
-    As a superuser it reads nothing, because planning a query runs functions of the table's owner.
+    It raises no error of the source: the estimate's ``unknown`` then says why there is none. It
+    reads nothing as a superuser, because planning a query could run functions of the table's owner
+    with a superuser's rights.
     """
     if server.superuser:
         return CopyEstimate(

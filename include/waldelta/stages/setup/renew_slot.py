@@ -20,7 +20,7 @@ from waldelta.slot import check_ours, check_system, open_gaps, read_slot, recove
 from waldelta.slot.gaps import BREAKS, describe, record_gap
 from waldelta.slot.read.peek import end_old_backends
 from waldelta.slot.slot import check_health
-from waldelta.stages.setup._slot_setup import beyond, slot_life, was_created_by_pipeline
+from waldelta.stages.setup._slot_setup import beyond, incarnation_events, was_created_by_pipeline
 from waldelta.stages.setup.setup import carry_out
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def _check_droppable(connection: Connection, job: Job) -> None:
     Only its owner may drop it.
     """
     name = job.pipeline.source.slot
-    slot, moves = read_slot(connection, name), slot_life(job)
+    slot, moves = read_slot(connection, name), incarnation_events(job)
     if slot is None:
         return
     check_ours(slot)

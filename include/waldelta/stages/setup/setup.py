@@ -42,11 +42,11 @@ from waldelta.stages.setup._slot_setup import (
     ensure_slot,
     entries_kept,
     failover_to_set,
+    incarnation_events,
     judge_history,
     judge_newer,
     judge_waits,
     read_newer,
-    slot_life,
     slot_that_stays,
 )
 from waldelta.stages.setup.estimate import CopyEstimate, estimate_copies
@@ -394,7 +394,7 @@ def carry_out(
     # most.
     with entries_kept(conn, job) if plan.statements else nullcontext():
         run_statements(conn, plan.statements, before_commit=lambda: _record_removed(conn, job))
-    _record_removed(conn, job)  # This records what a DBA changed manually.
+    _record_removed(conn, job)  # Record what a DBA changed manually.
     fault_point("setup.publications")
     with job.source.connect_slot("setup", conn) as slot_conn:
         lock.verify()
@@ -417,7 +417,7 @@ def teardown(conn: Connection, job: Job) -> list[str]:
     slot = job.pipeline.source.slot
     dropped: list[str] = []
     with slot_lock(job), job.source.connect_slot("teardown", conn) as slot_conn:
-        moves = slot_life(job)
+        moves = incarnation_events(job)
         check_same_server(slot_conn, moves)
         ours = [p for p in read_marked(conn).values() if _is_ours(job, p)]
         if not_owned := [p.name for p in ours if not p.owned]:
@@ -425,7 +425,7 @@ def teardown(conn: Connection, job: Job) -> list[str]:
                 f"publication {', '.join(not_owned)} belongs to another role, nothing was dropped:"
                 " let its owner run drop publication, then run teardown again"
             )
-        # The slot goes first: it could not be read any more without its publications.
+        # The slot is dropped first: nothing could read it any more without its publications.
         if end_life(slot_conn, job):
             dropped.append(f"slot {slot}")
         run_statements(
@@ -452,7 +452,7 @@ def run_statements(
         return
 
     def run() -> None:
-        # The limit is outside: it couldn't be reset in a transaction that has failed.
+        # The limit is set outside the transaction: it couldn't be reset in one that has failed.
         with limited(conn, "lock_timeout", DDL_LOCK_TIMEOUT_MS / 1000), conn.transaction():
             allow_views(conn)
             for statement in statements:
@@ -563,7 +563,7 @@ def _is_scripted(conn: Connection, job: Job, facts: Facts) -> bool:
     does too: that setup created the publications, and has a ledger row for the slot.
     """
     slot, actual = facts.slot, facts.actual
-    if slot is None or job.ledger.slot_lives(slot.name):
+    if slot is None or job.ledger.slot_events(slot.name):
         return False
     names = [entry.name for entry in job.pipeline.source.publications if entry.manage]
     marks = [Mark.parse(actual[name].comment) if name in actual else None for name in names]

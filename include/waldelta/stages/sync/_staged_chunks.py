@@ -61,7 +61,8 @@ log = logging.getLogger(__name__)
 _STAGED = pa.schema([("path", pa.string()), ("size", pa.int64()), ("rows", pa.int64())])
 _CHANGES = {"insert", "update", "delete"}
 _KEYS_PER_TASK = 50_000
-# What a copy has to share with an earlier one: how the log names it when it differs.
+# What a copy and an earlier attempt must have in common, by the words with which the log names a
+# difference.
 Origin = Mapping[str, Any]
 # What tasks wrote: paths, sizes and rows.
 Files = list[dict[str, Any]]
@@ -104,8 +105,10 @@ class ChunkFiles:
 
 @dataclass(frozen=True, slots=True)
 class ChunkLog:
-    """The records of a copy's tasks; ``origin`` is what must be the same for them to be valid.
+    """The files that a copy's tasks recorded, so that a later attempt needn't read the same rows
+    again.
 
+    ``origin`` is what all attempts must have in common: a record with another origin isn't valid.
     The files are the target's, or, with ``buckets``, rows to compare in the folder ``rows``.
     """
 
@@ -132,9 +135,11 @@ class ChunkLog:
         fault_point("sync.staged")
 
     def read(self, table: TargetVersion) -> list[ChunkFiles]:
-        """Returns what earlier attempts recorded.
+        """Returns the files that earlier attempts of this copy recorded, of attempts whose files
+        all exist.
 
-        Raises NeedsSync when it isn't of this origin, or when its files were committed.
+        Raises NeedsSync if an attempt had another ``origin``, or if the target already contains its
+        files.
         """
         attempts = []
         for entry in read_records(self.lake, self.folder):
@@ -189,10 +194,11 @@ class CopySource:
 
 @dataclass(frozen=True, slots=True)
 class ChunkFolder:
-    """Where tasks write a copy's rows: the columns of its files, and how.
+    """The folder to which tasks write a copy's rows, the columns of its files, and how they are
+    written.
 
-    ``rewrite`` writes rows of its files; None: as others. ``key`` are the names that the key's
-    columns have there, where those are others.
+    ``rewrite`` writes the remaining rows of a file that is replaced; None: ``write`` does. ``key``
+    are the key columns' names in these files; empty: their names on the source.
     """
 
     uri: str
@@ -204,8 +210,8 @@ class ChunkFolder:
 
 @dataclass(frozen=True, slots=True)
 class TakenRows:
-    """The rows that a copy takes over: files by task, the keys to leave out of them, and the rows
-    to read instead.
+    """The rows that a copy takes from earlier attempts: their files by task, the keys whose rows
+    have changed since, and how to read these rows again.
 
     ``touched`` has the columns of touched_schema(), or none when no key was touched. ``ranges`` is
     the SQL condition that a row is in a chunk of these files. It is sent to tasks.

@@ -113,7 +113,7 @@ class CopyRows:
     # The source's size, and what is verified before rows that differ are committed.
     bytes: int
     fence: Fence
-    # What makes it a copy that continues.
+    # The files of the attempt that this copy continues; None: it begins anew.
     staged: StagedCopy | None = None
     # True for a target that stores more than a mirror: its rows stay.
     keeps: bool = False
@@ -137,7 +137,8 @@ def write_copy(
     marks = target.deletion_vectors_of(name)
     options = _set_properties(runner, place, target, name)
     state = TableState(now(), job.run_id, name, generation, COPYING)
-    if not mode.keeps_rows:  # In other modes this follows once the copy is known not to be refused.
+    # In other modes take_over_for_copy() is called later, once the copy can't be refused any more.
+    if not mode.keeps_rows:
         take_over_for_copy(runner, job, name, generation)
         if former is not None:
             with writing_target(place):
@@ -158,7 +159,8 @@ def write_copy(
     if mode.keeps_rows:
         return WrittenCopy(copy_states(runner, job, state, rows))
     written = replace_target(runner, place, _stored(runner, rows), rows.tag)
-    if marked and not marks:  # This can follow only now, when no deletion vectors are left.
+    # Deletion vectors can be switched off only now, when no file has one any more.
+    if marked and not marks:
         set_deletion_vectors(runner.spark(), place, wanted=False)
     return WrittenCopy(written, whole=whole)
 

@@ -33,7 +33,7 @@ from waldelta.lake.ledger import COPYING, SYNCED, StorageState, TableState, now
 from waldelta.lake.staging_leftovers import copy_folder
 from waldelta.lsn import Lsn
 from waldelta.metadata_columns import RAW
-from waldelta.pipeline import Job, SourceBill
+from waldelta.pipeline import Job, SourceLoad
 from waldelta.pipeline.drift import as_published, read_catalog_tables, stored
 from waldelta.pipeline.source import xmin_age
 from waldelta.pipeline.targets import ReplicatedTarget, column_states, read_target_filter
@@ -89,14 +89,14 @@ class SyncResult:
     relation_ids: tuple[int, ...]
     storage: StorageState | None = None
     target_filter: str | None = None
-    bill: SourceBill = field(default_factory=SourceBill)
+    load: SourceLoad = field(default_factory=SourceLoad)
     # Of a table that was compared: what differed, which is all that was written. None: a whole
     # copy.
     diff: RowDiff | None = None
     whole: str | None = None  # Why the whole table was copied although a diff was requested.
     # Rows with a value that its column's type can't store, where the copy counted them.
     raw_rows: int | None = None
-    # Of a table with ``copy: false``, of which nothing was read.
+    # Set for a table with ``copy: false``, of which nothing was read.
     skipped: SkippedCopy | None = None
 
 
@@ -169,7 +169,7 @@ class Attempt:
 class CopySnapshot:
     """A snapshot that is open since ``began``; ``resources`` use its connection as long.
 
-    ``at`` is the server's time then. ``bill`` is measured at the end.
+    ``at`` is the server's time then. ``load`` is measured at the end.
     """
 
     job: Job
@@ -177,18 +177,20 @@ class CopySnapshot:
     began: float
     at: datetime
     resources: ExitStack
-    bill: SourceBill = field(default_factory=SourceBill)
+    load: SourceLoad = field(default_factory=SourceLoad)
 
     def end(self) -> None:
         """Release the snapshot, unless that is done."""
-        if self.bill.snapshot_seconds:
+        if self.load.snapshot_seconds:
             return
         self.resources.close()
         self.holder.end()
-        self.bill = SourceBill(snapshot_seconds=time.monotonic() - self.began, xmin_age=self._age())
+        self.load = SourceLoad(snapshot_seconds=time.monotonic() - self.began, xmin_age=self._age())
 
     def _age(self) -> int:
-        """Returns the age for the bill; an error returns 0, because it must not fail a copy."""
+        """Returns by how many transactions this snapshot holds back vacuum; 0 after an error, which
+        must not fail a copy.
+        """
         with suppress(WaldeltaError, psycopg.Error), self.job.source.connect("sync") as connection:
             return xmin_age(connection, self.holder.snapshot)
         return 0
@@ -264,7 +266,7 @@ def _copy_as_of(
         replicated.table.relation_ids,
         storage,
         to_text(where),
-        snapshot.bill,
+        snapshot.load,
         copy.diff,
         copy.whole,
         copy.raw_rows,

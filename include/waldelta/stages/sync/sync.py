@@ -38,7 +38,7 @@ from waldelta.pipeline.targets import (
     requiring,
     unknown_tables,
 )
-from waldelta.pipeline.targets.lifecycle import NOT_PUBLISHED, check_not_removed, lives
+from waldelta.pipeline.targets.lifecycle import NOT_PUBLISHED, check_not_removed, latest_by_name
 from waldelta.pipeline.targets.move_target import move_targets, name_problems
 from waldelta.postgres import TableId
 from waldelta.quantities import counted
@@ -127,7 +127,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
             close_gaps(job)
             return []
         refused = _refused(job, choice, states)
-        if insists and refused:  # Raised before anything is changed.
+        if insists and refused:  # The error is raised before anything is changed.
             raise next(iter(refused.values()))
         check_writable(job.pipeline.target.root)
         drained = wait_for_version(
@@ -212,8 +212,8 @@ def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Form
     identity = job.read_identity()
     interrupted_names = {
         name
-        for name, life in lives(identity.states_of(ledger_rows)).items()
-        if not life.copied and life.attempts
+        for name, latest in latest_by_name(identity.states_of(ledger_rows)).items()
+        if not latest.copied and latest.attempts
     }
     earlier = {row.table_name: row for row in rows if row.incarnation != identity.incarnation}
     return {
@@ -258,11 +258,10 @@ def _sync_locked(
     # Read before the snapshot: a slot that is recreated during the copy has not seen what this copy
     # lacks.
     identity = job.read_identity()
-    life = identity.incarnation
     with target_lock(job, order.target.id) as lock:
         rows = job.ledger.table_rows(name)
         last = next(reversed(rows), None)
-        if order.is_done(last, life):
+        if order.is_done(last, identity.incarnation):
             log.info("table=%s was already copied by another run, nothing to do", name)
             return None
         reason = (
@@ -270,9 +269,8 @@ def _sync_locked(
             if order.reason is None and last and last.status == NEEDS_SYNC
             else order.reason
         )
-        row = TableState(
-            now(), job.run_id, name, next_generation(rows), COPYING, reason=reason, incarnation=life
-        )
+        row = TableState(now(), job.run_id, name, next_generation(rows), COPYING, reason=reason)
+        row = replace(row, incarnation=identity.incarnation)
         lock.verify()
         state = _append(job, ledger_lock, row, last)
         fault_point("sync.begun")
@@ -398,8 +396,8 @@ def _choose(
     choice = [target for target in targets if ids is None or target.id in ids]
     if insists:
         return choice
-    standings, _ = end_killed_repairs(runner, job, {str(t.id): t.mapping for t in targets})
-    fine = {lifecycle.table_name for lifecycle in requiring(standings, RequiredAction.APPLY)}
+    all_lifecycles, _ = end_killed_repairs(runner, job, {str(t.id): t.mapping for t in targets})
+    fine = {lifecycle.table_name for lifecycle in requiring(all_lifecycles, RequiredAction.APPLY)}
     return [target for target in choice if str(target.id) not in fine]
 
 

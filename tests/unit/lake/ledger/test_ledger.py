@@ -97,7 +97,7 @@ def ledger(lake):
 def test_an_empty_ledger_has_nothing(ledger):
     assert (
         ledger.slot_moves(),
-        ledger.slot_lives(),
+        ledger.slot_events(),
         ledger.table_states(),
         ledger.batches(),
         ledger.runs(),
@@ -247,7 +247,7 @@ def test_reads_filter(ledger):
         cut(1), cut(2),
     ):  # fmt: skip
         ledger.append(row)
-    assert [m.event for m in ledger.slot_lives()] == ["creating", "created"]
+    assert [m.event for m in ledger.slot_events()] == ["creating", "created"]
     assert ledger.furthest_lsn("s", "0/1") == 30
     assert ledger.run_result("a").status == "failed"
     assert ledger.run_result("a", "sync").verb == "sync"
@@ -383,7 +383,7 @@ def test_a_batch_that_nothing_says_was_compared(ledger, rows, uncompared):
         ledger.append(row)
     found = ledger.uncompared("s", "0/1")
     assert (found.lsn if found is not None else None) == uncompared
-    assert [row.event for row in ledger.slot_lives()] == ["created"]
+    assert [row.event for row in ledger.slot_events()] == ["created"]
 
 
 @pytest.mark.parametrize("moves, kept", KEPT_MOVES.values(), ids=KEPT_MOVES)
@@ -446,7 +446,7 @@ def test_a_lake_of_another_format_is_refused(ledger, stored):
     write_earlier(ledger.lake.root, [created], [] if stored else ["format"])
     ledger.append(move("intent", 20))
     with pytest.raises(StateError, match=f"format {stored or 1}, .* format {FORMAT}: "):
-        ledger.slot_lives()
+        ledger.slot_events()
 
 
 def test_the_latest_state_and_copy_of_each_target_are_kept():

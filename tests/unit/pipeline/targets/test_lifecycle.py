@@ -16,7 +16,12 @@ from waldelta.pipeline.targets import (
     read_lifecycles,
     record_removed,
 )
-from waldelta.pipeline.targets.lifecycle import LatestState, copied_by_runs, lifecycle_of, lives
+from waldelta.pipeline.targets.lifecycle import (
+    LatestState,
+    copied_by_runs,
+    latest_by_name,
+    lifecycle_of,
+)
 from waldelta.postgres import TableId
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -153,7 +158,7 @@ def test_whether_a_target_holds_a_copy(case):
     """By what happened, not by the number of attempts: a first copy may fail many times."""
     statuses, copied, attempts = LIVES[case]
     rows = [state(status, generation=number) for number, status in enumerate(statuses, 1)]
-    assert lives(rows) == {"public.t": LatestState(rows[-1], copied, attempts)}
+    assert latest_by_name(rows) == {"public.t": LatestState(rows[-1], copied, attempts)}
 
 
 @pytest.fixture
@@ -199,9 +204,9 @@ def test_who_records_that_a_table_left(job, meanwhile, generation, recopied, row
 def test_two_runs_record_that_a_table_left(job):
     """At once: one of them does, and the other one has nothing to tell."""
     job.ledger.append_state(state("synced", incarnation="0/1"), None)
-    standings = read_lifecycles(job, ELSEWHERE)
+    all_lifecycles = read_lifecycles(job, ELSEWHERE)
     with ThreadPoolExecutor(4) as pool:
-        told = list(pool.map(lambda _: record_removed(job, standings), range(4)))
+        told = list(pool.map(lambda _: record_removed(job, all_lifecycles), range(4)))
     assert sorted(told, key=len) == [[], [], [], ["public.t"]]
     assert [row.status for row in job.ledger.table_rows("public.t")] == ["synced", "removed"]
 
@@ -224,7 +229,7 @@ def test_which_first_copies_runs_make(published, publication, expected):
     """Those of tables that runs publish; a target with rows of another table goes by that table."""
     source = {"conn_id": "c", "slot": "s", "publications": [{"name": "p"} | publication]}
     job = job_of(pipeline_file("file:///lake", "s", source=source))
-    standings = [lifecycle_of(name, published, None) for name in published]
-    standings += [lifecycle_of("public.t", HERE, life("synced"))]
-    found = copied_by_runs(job, published, standings)
+    all_lifecycles = [lifecycle_of(name, published, None) for name in published]
+    all_lifecycles += [lifecycle_of("public.t", HERE, life("synced"))]
+    found = copied_by_runs(job, published, all_lifecycles)
     assert [table.table_name for table in found] == (list(published) if expected else [])

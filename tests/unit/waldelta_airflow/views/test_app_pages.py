@@ -524,7 +524,7 @@ def test_what_only_airflow_knows(shop, write_pipeline, schedules, open_pages):
     """A paused or late DAG, one that fails before its ledger knows; idle runs are news."""
     client, at = open_pages("viewer"), now()
     early = {"failed": "scheduled__early"}
-    schedules["shop"] = Schedule(is_paused=True, idle_checked_at=at, well=at, **early)
+    schedules["shop"] = Schedule(is_paused=True, idle_checked_at=at, succeeded_at=at, **early)
     text = client.get("/").text
     assert not lacking(text, "DAG is paused", "scheduled__early")
     assert re.search(r'title="[^"]+">[\d.]+ s ago', text)

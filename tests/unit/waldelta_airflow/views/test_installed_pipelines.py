@@ -73,7 +73,7 @@ def test_what_runs_say(runs, failed, looked):
         found = _read_schedules(session, ["shop"], {"shop_cdc": (False, None)})["shop"]
     assert found.failed == (None if failed is None else f"run-{failed}")
     well = [n for n, (state, _) in enumerate(runs) if state == WELL]
-    assert found.well == (NOON + timedelta(hours=well[-1]) if well else None)
+    assert found.succeeded_at == (NOON + timedelta(hours=well[-1]) if well else None)
     assert found.idle_checked_at == (None if looked is None else NOON + timedelta(hours=looked))
 
 

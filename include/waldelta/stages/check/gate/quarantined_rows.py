@@ -56,7 +56,7 @@ from waldelta.pipeline.targets.unreadable_messages import decided, messages_to_a
 
 log = logging.getLogger(__name__)
 
-# The meanings of gate results begin with these.
+# The meaning of a gate's result begins with one of these prefixes.
 STOP, QUARANTINE = "gate stop: ", "gate quarantine: "
 _KEPT_BACK = "the end of a gate's stop"
 
@@ -193,7 +193,8 @@ def discard_quarantined(
     wanted = {name: states[name] for name in named}
     with _locked(job, wanted) as fence:
         found = _open_rows(job, wanted)
-        _named(found, rows_left)  # A run may have resolved some before the locks were taken.
+        # Raises for a row that a run resolved before the locks were taken.
+        _named(found, rows_left)
         chosen = [row for row in found if not rows or row.id in rows_left]
         _check_committed(job, wanted, chosen)
         at = now()
@@ -207,7 +208,7 @@ def discard_quarantined(
 
 @contextmanager
 def _locked(job: Job, states: Mapping[str, TableState]) -> Iterator[HeldLocks]:
-    """Lock these targets."""
+    """Hold the locks of these targets within the block."""
     with ExitStack() as locks:
         held = [locks.enter_context(target_lock(job, name)) for name in sorted(states)]
         for state in states.values():

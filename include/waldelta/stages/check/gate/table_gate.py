@@ -70,9 +70,10 @@ _CALLED = {"stop": STOP, "quarantine": QUARANTINE}
 
 @dataclass(frozen=True, slots=True)
 class TableGate:
-    """One table's gate: the expectations of its file that judge before the merge.
+    """The gate of one table: its own expectations that judge changes before the merge.
 
-    Commits that end by ``released`` pass its ``stop``.
+    An operator has released all commits up to ``released`` (a position): they pass expectations
+    with ``gate: stop``. ``problem`` is why the table's file of expectations can't be read.
     """
 
     table: str
@@ -83,10 +84,10 @@ class TableGate:
 
 @dataclass(slots=True)
 class Verdict:
-    """The outcome of an expectation, and the numbers of rows that don't meet it.
+    """A gate's expectation with its outcome, and the numbers of the staged rows that fail it.
 
-    ``planned`` takes no value in ``_wd_raw`` for null. ``columns`` are those that it reads; None
-    where unknown.
+    ``planned`` is the form that doesn't count a value in ``_wd_raw`` as null. ``columns`` are the
+    columns that the expectation reads; None if they are unknown.
     """
 
     item: OwnExpectation
@@ -97,19 +98,21 @@ class Verdict:
 
     @property
     def is_met(self) -> bool:
-        """Returns whether it was judged and is met."""
+        """Returns whether the expectation was judged and every row meets it."""
         return self.outcome is not None and bool(self.outcome.success)
 
     @property
     def why(self) -> str | None:
-        """Returns why it has no result; None where it has one, or wasn't judged."""
+        """Returns why the expectation couldn't be evaluated; None if it was evaluated, or wasn't
+        judged.
+        """
         if self.outcome is None or self.outcome.success is not None:
             return None
         raised = self.outcome.raised
         return f"can't be evaluated: {raised}" if raised else "can't be evaluated"
 
     def keep(self, found: FailingRows, numbers: Sequence[int]) -> None:
-        """Keep what was counted, and the numbers of the rows that fail."""
+        """Store the outcome by the failing rows' count, and the numbers of failing rows."""
         success = found.are_few(float(self.planned.kwargs.get("mostly", 1)))
         self.outcome = Outcome(self.planned, success, None, found.rows)
         self.failing = np.array(numbers, np.int64)
@@ -168,8 +171,8 @@ EXAMPLE_ROWS = 5
 # Columns of a query besides the target's: which values weren't sent, and a row's file and place.
 _OWN = "_wd_row_"
 _PLACE = (f"{_OWN}file", f"{_OWN}place")
-# Of an expectation, by its number: how many rows of a file fail it (null: Arrow isn't certain), how
-# many it applies to, and the numbers of the former among the rows of all files.
+# One row for each file and expectation (by number): how many rows fail it (null: Arrow isn't
+# certain), to how many it applies, and the failing rows' numbers among the rows of all files.
 _FAILING = pa.schema(
     [
         ("expectation", pa.int64()),
@@ -266,11 +269,12 @@ class StagedRows:
     where: str = "true"
 
     def judge(self, verdicts: Sequence[Verdict], most: int | None = None) -> None:
-        """Count the rows that fail each expectation, and keep the numbers of all or some of them.
+        """Count the rows that fail each expectation, and store the failing rows' numbers in its
+        verdict.
 
-        With ``most`` some are enough: so many, where there are. There are none of an expectation on
-        several rows. Raises ConfigError for an expectation that is refused, and QualityFailed for
-        one that Spark can't evaluate.
+        With ``most``, at most so many numbers are stored; an expectation on several rows together
+        has none. Raises ConfigError for an expectation that is refused, and QualityFailed for one
+        that Spark can't evaluate.
         """
         numbered = dict(enumerate(verdicts))
         if left := self._by_arrow(numbered, most):
@@ -302,7 +306,8 @@ class StagedRows:
         left = {n: verdict for n, verdict in verdicts.items() if n not in certain}
         for n in certain:
             found = [of for of in of_files if of["expectation"] == n]
-            if len(found) < len(self.files.paths):  # Arrow wasn't certain of some rows.
+            # Arrow wasn't certain about some rows of a file, so Spark judges that file.
+            if len(found) < len(self.files.paths):
                 left[n] = verdicts[n]
                 continue
             unexpected, judged = (sum(of[k] for of in found) for k in ("unexpected", "judged"))

@@ -41,7 +41,8 @@ T = TypeVar("T")
 Numbered = Mapping[int, PlannedExpectation]
 Counts = dict[int, FailingRows]
 
-# So many expectations are evaluated by one query, and so many are found that can't be evaluated.
+# The most expectations that one query evaluates, and the number of failing ones after which the
+# search for others stops.
 MOST_PER_QUERY, MOST_ERRORS = 500, 20
 _TOO_MANY = ConfigError(
     f"it is evaluated with others, and {MOST_ERRORS} expectations of the file can't be: correct"
@@ -54,7 +55,8 @@ _ASKS_FOR_COLUMN = "expect_column_to_exist"
 NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double", "decimal")
 _MOMENTS = ("date", "timestamp")
 _BETWEEN = "expect_column_values_to_be_between"
-# Spark would compare such values as texts, or cast them to the bound's type while all can be cast.
+# Spark would compare values of these types as texts, or cast them to the bound's type as long as
+# all of them can be cast.
 _NO_TEXT = (
     "Great Expectations doesn't compare a text or boolean with bounds: cast it in the condition of"
     " an expect_target_rows_to_satisfy"
@@ -165,17 +167,18 @@ def count_by_arrow(
     unsent: Mapping[int, Sequence[str]] | None = None,
     most: int | None = MOST_EXAMPLES,
 ) -> Counts:
-    """Returns the rows that fail each expectation of which Arrow is certain, with at most so many
-    examples (None: all) of the columns ``shown``.
+    """Returns the failing rows of each expectation that Arrow evaluates with certainty.
 
-    A row with a flag in a column ``unsent`` meets the expectation.
+    ``shown`` are the columns of the examples, of which there are at most ``most`` (None: all). A
+    row with a flag in a column of ``unsent`` meets the expectation.
     """
     counts: Counts = dict.fromkeys(planned, FailingRows(judged=0, total=0))
     for rows in batches:
         for number, found in list(counts.items()):
             masks = kind_of(planned[number].type).failing(rows, planned[number])
             if masks is None:
-                del counts[number]  # Arrow isn't certain of these rows.
+                # Arrow isn't certain about some of the rows, so Spark evaluates this expectation.
+                del counts[number]
                 continue
             fails, judged = masks
             for flag in (unsent or {}).get(number, ()):
@@ -204,7 +207,7 @@ def count_by_spark(
             return count_rows(frame, of_rows, most)
         except Exception:
             if len(numbers) > 1:
-                read_all()  # Where the rows can't be read, that is no expectation's error.
+                read_all()  # Raises if the rows can't be read: that is no expectation's error.
             raise
 
     return evaluate_each(count, sorted(planned))

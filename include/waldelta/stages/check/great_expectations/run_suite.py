@@ -398,7 +398,8 @@ def suite_result(
 
 def _item(outcome: Outcome, expectation: Expectation) -> ExpectationValidationResult:
     details = {**outcome.details}
-    if "nonnull_count" in details:  # It was counted here, and Great Expectations derives the rest.
+    # waldelta counted these; Great Expectations derives the other figures.
+    if "nonnull_count" in details:
         details = _format_map_output(
             {**WITH_EXAMPLES, "include_unexpected_rows": False},
             bool(outcome.success),

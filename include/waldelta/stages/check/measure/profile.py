@@ -122,7 +122,7 @@ _NORMAL = 1.4826
 _FEWEST_ROWS = 100
 _FEW_MORE_ROWS = 10
 
-# By name of a statistic: the range that is not an anomaly.
+# The range of each statistic, by its name, that isn't an anomaly.
 Bounds: TypeAlias = dict[str, tuple[float, float]]
 
 

@@ -81,7 +81,9 @@ class Reference:
 
     @property
     def lookup_key(self) -> tuple[str, str, str]:
-        """Returns what an expectation's arguments identify it by."""
+        """Returns the arguments of a reference's expectation that identify it, as a key for
+        lookups.
+        """
         return FOREIGN_KEY, self.referring.table, self.name
 
     @property
@@ -111,11 +113,12 @@ class ChangedTarget:
 
 @dataclass(frozen=True, slots=True)
 class KnownTargets:
-    """What is known of the targets: table states, Delta tables, and the newest consistent cut.
+    """What is needed to decide which foreign keys can be judged: table states, Delta tables, and
+    the newest consistent cut.
 
-    ``changed`` are the targets that the run changed and this check covers. ``lacking`` have rows in
-    quarantine. Of ``read_again`` the run read rows from the source at a position after the cut.
-    ``beyond_cut`` contain changes after the cut.
+    ``changed`` are the targets that the run changed and this check covers. The other three are
+    names of targets: ``lacking`` have rows in quarantine, the run read rows of ``read_again`` from
+    the source at a position after the cut, and ``beyond_cut`` contain changes after the cut.
     """
 
     states: Mapping[str, TableState]
@@ -311,7 +314,9 @@ def _of_cut(known: KnownTargets, states: Sequence[TableState]) -> str | None:
 
 
 def _target_column(state: TableState, column: KeyColumn) -> ColumnState | None:
-    """Returns the target's column by name and number: another column may have the name by now."""
+    """Returns the target's column by the source column's name and number; None if another column
+    has the name.
+    """
     return next(
         (
             c

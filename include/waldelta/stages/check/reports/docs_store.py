@@ -175,7 +175,7 @@ class DocsStore:
         try:
             with self._files.open_input_file(path) as file:
                 return bytes(file.read())
-        except FileNotFoundError:  # It was just pruned, or its run is still writing.
+        except FileNotFoundError:  # Another run has just pruned the page, or is still writing it.
             return None
 
     def _remove(self, run: str) -> bool:
@@ -196,13 +196,13 @@ class DocsStore:
         )
         for path in files:
             with named_write_errors(f"{self.uri}/{path}"), suppress(FileNotFoundError):
-                self._files.delete_file(path)  # Another run may have pruned it since.
+                self._files.delete_file(path)  # Another run may have pruned the page since.
         return bool(files)
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where one run writes its pages: ``path`` is its place among the docs."""
+    """The folder of one run's pages; ``path`` is relative to the folder of all reports."""
 
     docs: DocsStore
     path: str

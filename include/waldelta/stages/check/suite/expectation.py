@@ -50,11 +50,13 @@ class CheckedTarget:
     table: DeltaTarget
 
     def frame(self, runner: Runner) -> DataFrame:
-        """Returns the rows that the source has now, as a mirror would hold them."""
+        """Returns the target's live rows: without rows deleted on the source, and without former
+        row versions.
+        """
         return self.state.kept_as.live_rows(self.kept(runner), self.state.key_columns)
 
     def kept(self, runner: Runner) -> DataFrame:
-        """Returns all rows, including those that are no longer in the source (unlike ``frame``)."""
+        """Returns all rows of the target, also those that the source no longer has."""
         return self.table.frame(runner.spark(), self.version)
 
 
@@ -70,19 +72,21 @@ class GivenRows:
         return {listed(name): kind for name, kind in self.given.dtypes}
 
     def duplicate_keys(self, columns: Sequence[str], *, are_met: bool) -> FailingRows:  # noqa: ARG002
-        """Counts the rows that share these values with another row; nulls count as equal.
+        """Returns the count of rows whose values in ``columns`` another row has too; nulls count as
+        equal.
 
-        ``are_met``: all rows of the version before the changes are known to differ in them.
+        ``are_met`` is ignored here: all rows are compared.
         """
         return duplicate_keys(self.given, columns)
 
 
 @dataclass(frozen=True, slots=True)
 class TargetRows:
-    """The rows of a checked target, and what is known of them before they are read.
+    """The rows of a checked target, and results of earlier checks that save reading them.
 
-    ``table`` is what Arrow reads, None where only Spark reads the rows. ``met`` is a version whose
-    rows are all known to meet the suite. ``measured`` is the profile, if it was measured.
+    ``table`` is the version that Arrow reads; None where only Spark reads the rows. ``met`` is an
+    earlier version all of whose rows met the suite. ``measured`` is the profile, if it was
+    measured.
     """
 
     target: CheckedTarget
@@ -113,9 +117,11 @@ class TargetRows:
         return None if self.met is not None else profile_by_values(self.frame(), columns)
 
     def duplicate_keys(self, columns: Sequence[str], *, are_met: bool) -> FailingRows:
-        """Counts them by Arrow where this process reads the keys, else by Spark.
+        """Returns the count of rows whose values in ``columns`` another row has too.
 
-        Only keys of rows written since ``met`` are compared with the others.
+        Arrow counts them where this process reads the keys, else Spark. With ``are_met``, the rows
+        of version ``met`` have no duplicates: only keys of rows written since are compared with the
+        others.
         """
         table = self.table
         if table is None:
@@ -226,7 +232,7 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """Returns whether it is met, and how many rows don't meet it."""
+        """Returns in words whether the expectation is met, and how many rows don't meet it."""
         if self.success is None:
             return "not evaluated"
         if self.success:
@@ -454,7 +460,7 @@ class ExpectationKind:
         return True
 
     def judges_rows(self, kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """Returns whether it judges each row by itself, with these arguments."""
+        """Returns whether an expectation with these arguments judges each row by itself."""
         return self.scope == "row"
 
     def row_condition(self, kwargs: Mapping[str, Any]) -> RowCondition | None:  # noqa: ARG002

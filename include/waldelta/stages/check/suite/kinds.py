@@ -157,7 +157,9 @@ class KeptRowsHold(ExpectationKind):
 
 
 class ReferencesHold(TargetKind):
-    """Every row of a target with a foreign key has its parent row, in both targets at one cut."""
+    """Each row's foreign key has its row in the referenced target; both targets are read at one
+    consistent cut.
+    """
 
     type = REFERENCES_HOLD
     scope = "other data"

@@ -52,11 +52,13 @@ from waldelta.stages.check.suite.sql_conditions import (
     value_condition,
 )
 
-# Examples take a query for each expectation, so of a group only so many that fail have some.
+# Examples cost a query for each expectation. So of the failing expectations of a group, only this
+# many get examples.
 _MOST_SHOWN = 50
 # Which rows an expectation applies to: all, those with a value in every column, or in any.
 Judges = Literal["all", "complete", "any"]
-# What an argument of an expectation on pairs says about it; by default, pairs of nulls are ignored.
+# The argument of an expectation on pairs of columns that says which pairs it ignores; by default
+# pairs of nulls.
 IGNORE_ROW_IF = "ignore_row_if"
 # Arguments that are true or false; Great Expectations converts other values.
 _SWITCHES = frozenset({"strict_min", "strict_max", "or_equal"})

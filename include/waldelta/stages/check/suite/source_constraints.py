@@ -49,8 +49,8 @@ _CONCURRENT_JOBS = ("validate", "maintain", "decide")
 def read_rules(
     job: Job, result: RunResult, tables: Sequence[str], merged: Collection[str] = ()
 ) -> dict[str, SourceRules]:
-    """Returns by target what the source guarantees; empty, with a warning, when it can't be
-    queried.
+    """Returns by target the constraints that the source guarantees; empty, with a warning, when the
+    source can't be queried.
 
     ``merged`` are targets that the run merged changes into: their foreign keys are judged only on
     changed rows.

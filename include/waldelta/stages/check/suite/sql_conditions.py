@@ -138,8 +138,8 @@ def is_fixed(condition: str) -> bool:
     if isinstance(tree := parsed(condition), Exception):
         return False
     nodes = list(tree.walk())
-    # Some functions without parentheses parse as columns, and words such as 'today' in a date
-    # literal mean the query's date.
+    # Some functions without parentheses parse as columns; and words such as 'today' in a date
+    # literal mean the query's date, which changes.
     moments = {
         node.name.lower()
         for node in nodes

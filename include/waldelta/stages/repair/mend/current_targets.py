@@ -45,7 +45,11 @@ class CurrentTargets:
 
     @classmethod
     def read(cls, runner: Runner, job: Job, verb: str, result: RunResult) -> CurrentTargets:
-        """Read them once killed repairs have ended; what these did is added to the result."""
+        """Read the targets' lifecycles, states and sources from ledger and source.
+
+        Repairs that were killed are completed or given up first, and their effects are added to
+        ``result``.
+        """
         with job.source.connect(verb) as connection:
             mappings, targets, locked = read_unlocked_sources(connection, job.pipeline, sizes=False)
             lifecycles, ended = end_killed_repairs(runner, job, mappings)

@@ -316,7 +316,7 @@ def _differing(
     folder, bases = f"{expected.folder}/differing", expected.shape.bases
     written = replace(expected.written, names=names)
     kinds = dict(zip(names, (kind for _, kind in expected.copy.columns), strict=True))
-    remove_folder(folder)  # An attempt that failed may have written it.
+    remove_folder(folder)  # An attempt that failed may have written the folder.
     first, read, differing = 1, 0, 0
     for number, of_bucket in enumerate(_divided(runner, expected, target_rows, written.key_names)):
         net = expected.net_files(number)
@@ -356,7 +356,7 @@ def _divided(
 
     runner.run(len(parts), STAGED_ROWS, lambda n: expected.divide(target_rows, key, parts[n], n))
     folders = (expected.bucket("held", number) for number in range(expected.buckets))
-    return [HeldRows.staged(folder, expected.lake) for folder in folders]
+    return [HeldRows.of_folder(folder, expected.lake) for folder in folders]
 
 
 def _export(runner: Runner, expected: ExpectedRows, frame: DataFrame) -> HeldRows:
@@ -374,7 +374,7 @@ def _export(runner: Runner, expected: ExpectedRows, frame: DataFrame) -> HeldRow
         on = [F.col(f"c{i}") == F.col(base) for base, i in zip(shape.bases, shape.key, strict=True)]
         rows = rows.join(keys, on, "left_semi")
     rows.write.mode("overwrite").parquet(folder)
-    return HeldRows.staged(folder, expected.lake)
+    return HeldRows.of_folder(folder, expected.lake)
 
 
 def merge_differences(  # noqa: PLR0913 - a target, what is written to it, and how it is committed

@@ -165,8 +165,8 @@ def end_killed_repairs(
     A repair whose end is unknown leaves its table to be copied. Raises ConfigError and
     SparkUnreachable where no session is available, which isn't about a table.
     """
-    standings, cuts, ended = read_lifecycles(job, published), {}, False
-    for lifecycle in standings:
+    all_lifecycles, cuts, ended = read_lifecycles(job, published), {}, False
+    for lifecycle in all_lifecycles:
         first_row = lifecycle.state
         # A copy's first row has no snapshot yet.
         if first_row is None or first_row.status != COPYING or not first_row.snapshot:
@@ -188,7 +188,7 @@ def end_killed_repairs(
             raise
         except Exception as err:  # Spark's errors too: a copy repairs the table.
             log.warning("table=%s needs a new copy: %s", first_row.table_name, without_values(err))
-    return (read_lifecycles(job, published) if ended else standings), cuts
+    return (read_lifecycles(job, published) if ended else all_lifecycles), cuts
 
 
 def _check_same_timeline(job: Job, first_row: TableState) -> None:

@@ -239,7 +239,7 @@ class Sums:
         np.add.at(self.totals, buckets, totals)
 
     def without(self, keys: Hashes, rows: Hashes) -> Sums:
-        """Returns these sums without some of their rows."""
+        """Returns the sums after subtracting some of the rows."""
         sums = Sums(len(self.rows))
         sums.add(keys, rows)
         difference = Sums(len(self.rows))

@@ -39,7 +39,8 @@ from waldelta.types import TargetType
 log = logging.getLogger(__name__)
 
 Batches = Iterator[pa.RecordBatch]
-# One core hashes this much in seconds. Spark takes as long to start, but divides more among tasks.
+# One core hashes this many rows or bytes in seconds. Spark takes as long to start, but divides more
+# among tasks.
 _MOST_HASHED_ROWS, _MOST_HASHED_FILE_BYTES = 1_000_000, 64 << 20
 _SUMS = pa.schema([("bucket", pa.int64()), ("rows", pa.int64()), ("total", pa.int64())])
 

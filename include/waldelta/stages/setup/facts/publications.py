@@ -98,7 +98,7 @@ class Mark:
 
     pipeline: str
     definition: str
-    # A definition is compared without it.
+    # The slot's name is no part of a comparison of definitions.
     slot: str = ""
 
     def __str__(self) -> str:

@@ -41,7 +41,7 @@ TIMEOUTS = {
         " often, or a resync has to compare all tables"
     ),
 }
-# These concern the slot, so they are read from the server that has it.
+# These settings limit the slot, so they are read from the server that has it.
 SLOT_TIMEOUTS = frozenset({"idle_replication_slot_timeout"})
 
 

@@ -23,7 +23,7 @@ from waldelta.stages.setup.preflight.targets import PlannedTargets
 from waldelta.types import TargetType, column_types
 from waldelta.types.json import Variant
 
-# Without statistics of the planner nothing is known of a column.
+# A column without statistics of the planner isn't returned.
 _STATISTICS = """
     select s.attname, s.n_distinct, s.null_frac, c.reltuples, s.avg_width
     from pg_catalog.pg_class c

@@ -301,7 +301,7 @@ def _judge_merged(
         yield from _judge_leaves(where, name, root, entries, planned)
 
 
-# How merged partitions get what they must have in common.
+# What merged partitions must have in common, and how to give it to them.
 _REMEDIES = {
     "column lists": "give them the same",
     "row filters": "give them the same, or give the target a where",

@@ -32,24 +32,24 @@ def test_calls_of_a_slot(database, conn, lake):
     meter.timed_out(60)
     with meter.timed(database.connect(autocommit=True)) as session:
         session.execute("select pg_sleep(0.2)")
-    bill = meter.bill(1.5)
-    assert (bill.slot_calls, bill.wal_read_bytes) == (3, 3 * (upto - restart))
-    assert 300_000 < bill.decoded_bytes < 2_000_000
-    assert bill.spilled_bytes > 64_000
+    load = meter.load(1.5)
+    assert (load.slot_calls, load.wal_read_bytes) == (3, 3 * (upto - restart))
+    assert 300_000 < load.decoded_bytes < 2_000_000
+    assert load.spilled_bytes > 64_000
     # The whole answer went into a temporary file; of this database nobody else wrote any.
-    assert 300_000 < bill.database_temp_bytes < 2_000_000
-    assert (bill.timeouts, bill.server_seconds) == (1, pytest.approx(60.2 + cpu_s, abs=1))
-    assert bill.server_seconds > 60.2 + cpu_s - 0.03  # CPU time is counted in hundredths
+    assert 300_000 < load.database_temp_bytes < 2_000_000
+    assert (load.timeouts, load.server_seconds) == (1, pytest.approx(60.2 + cpu_s, abs=1))
+    assert load.server_seconds > 60.2 + cpu_s - 0.03  # CPU time is counted in hundredths
     # Another slot's work is another's.
     other = bare_slot(
         database, pipeline_file(f"{lake}2", f"o_{database.name}")
     ).pipeline.source.slot
-    assert SlotMeter(conn, other).bill(0).decoded_bytes == 0
+    assert SlotMeter(conn, other).load(0).decoded_bytes == 0
     # Counters that were reset meanwhile count from there.
     meter = SlotMeter(conn, source.slot)
     conn.execute("select pg_stat_reset_replication_slot(%s)", (source.slot,))
     conn.execute(call("peek", source, upto, None, "1")).fetchall()
-    assert 300_000 < meter.bill(0).decoded_bytes < 2_000_000
+    assert 300_000 < meter.load(0).decoded_bytes < 2_000_000
 
 
 def test_age_of_a_snapshot(database, conn):
