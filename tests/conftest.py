@@ -15,6 +15,9 @@ pytest_plugins = [
     "tests.support.fixtures.stores",
 ]
 
+# Nothing that importing makes is garbage: see pytest_collection_finish().
+gc.disable()
+
 _TESTS = Path(__file__).parent
 # What a test needs, by the fixtures that give it.
 _NEEDS = {"pg": {"postgres", "any_postgres", "new_server"}, "spark": {"spark_jvm"}}
@@ -68,4 +71,5 @@ def pytest_collection_finish() -> None:
     """Leave imported modules out of the garbage collector's passes: a tenth of the unit tests."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
+    gc.set_threshold(1_000_000, 20, 20)
+    gc.enable()
