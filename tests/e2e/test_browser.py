@@ -27,7 +27,7 @@ from tests.support.machine_load import times_longer
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Decision, Decisions, Ledger
 
-pytestmark = pytest.mark.nightly("needs a browser; test_app_pages reads the same pages")
+pytestmark = pytest.mark.nightly("needs a browser; unit tests read the same pages")
 
 PICTURES = Path(".waldelta/screenshots")
 FAILING = """

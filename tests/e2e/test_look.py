@@ -15,7 +15,7 @@ from tests.pictures.lakes import run_id
 from tests.pictures.story import TALES, today
 from tests.support.browser import CUT, LOW_CONTRAST, WIDER, open_browser, prefer
 
-pytestmark = pytest.mark.nightly("needs a browser; test_app_pages reads the same pages")
+pytestmark = pytest.mark.nightly("needs a browser; unit tests read the same pages")
 
 ORDERS = next(tale for tale in TALES if tale.name == "orders")
 PAGES = {

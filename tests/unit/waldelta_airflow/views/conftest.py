@@ -1,10 +1,19 @@
-"""What Airflow's database says, for tests of pages that are made without one."""
+"""A shop's pipeline with its lake, and what Airflow's database says, which unit tests lack."""
 
 from dataclasses import replace
+from functools import cache
+from shutil import copytree
 
 import pytest
 
-from waldelta_airflow.views._installed_pipelines import ActionDag, Schedule
+from tests.support.data.shop_pages import RUN_ID, fill
+from tests.support.fixtures.airflow import PIPELINE
+from waldelta.config import load_pipeline_file
+from waldelta.lake import local_path
+from waldelta_airflow.views._installed_pipelines import (
+    ActionDag,
+    Schedule,
+)
 
 
 @pytest.fixture
@@ -32,3 +41,51 @@ def dags(monkeypatch):
         ),
     )
     return known
+
+
+@pytest.fixture(scope="session")
+def filled(tmp_path_factory):
+    """Makes the lake of a shop, once of the same values, with a part that only some tests need."""
+
+    @cache
+    def make(run_id=RUN_ID, said="fine", add=None):
+        folder = tmp_path_factory.mktemp("filled")
+        path, lake = folder / "shop.yml", folder / "shop"
+        path.write_text(PIPELINE.format(name="shop", root=lake.as_uri(), more=""))
+        pipeline = fill(load_pipeline_file(path), run_id, said)
+        if add is not None:
+            add(pipeline)
+        return lake
+
+    return make
+
+
+@pytest.fixture
+def write_shop(write_pipeline, schedules, filled):
+    """Writes a pipeline with a copy of such a lake: to write one anew takes longer than a test."""
+
+    def write(name="shop", more="", **values):
+        pipeline = load_pipeline_file(write_pipeline(name, more))
+        copytree(filled(**values), local_path(pipeline.target.root))
+        return pipeline
+
+    return write
+
+
+@pytest.fixture
+def shop(write_shop):
+    """A pipeline whose latest check and comparison failed, with a row in quarantine."""
+    return write_shop()
+
+
+@pytest.fixture
+def decided(monkeypatch):
+    """The runs that were asked for; a unit test's Airflow has no DAGs to run."""
+    runs = []
+    monkeypatch.setattr(
+        "waldelta_airflow.views.app.trigger_run",
+        lambda dag_id, prefix, conf, user: (
+            runs.append((dag_id, conf, user.get_name())) or f"{prefix}__1"
+        ),
+    )
+    return runs
