@@ -87,6 +87,8 @@ class Record:
 
 def write_profile() -> None:
     """Write what was recorded to tests/profile.md, and print the tiers' sizes."""
+    if not SECONDS.exists():
+        raise SystemExit("no test has run in this checkout: run make test first")
     recorded: dict[str, dict[str, float]] = json.loads(SECONDS.read_text())
     tiers = {
         name: {test: took for test, took in tests.items() if _is_there(test)}
