@@ -149,11 +149,15 @@ class TableCache:
     def give_back(self, uri: str, table: DeltaTable) -> None:
         """Keep a table whose caller is done, unless a newer one is kept.
 
-        Those that were kept longest go, so that the rest takes little memory.
+        Those that were kept longest go, so that the rest takes little memory. A copied table isn't
+        kept when its last commit was interrupted and isn't in the store, or when its copy is
+        removed: Python does that first with objects in a cycle, such as those of an error's frames.
         """
         version = table.version()
-        if isinstance(table, CopiedTable) and version > table.log.known.version:
-            return  # The table's last commit was interrupted and isn't in the store.
+        if isinstance(table, CopiedTable) and not (
+            version <= table.log.known.version and table.folder.exists()
+        ):
+            return
         entry, count = entry_identity(uri, version), len(table.file_uris())
         with self._lock:
             kept, _, files = self._tables.get(uri, (None, None, 0))

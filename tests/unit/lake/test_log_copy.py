@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from obstore.store import MemoryStore
 
-from waldelta.lake import log_copy
+from waldelta.lake import Lake, TargetVersion, log_copy
 from waldelta.lake.commit_files import FileChange, commit_files
 from waldelta.lake.delta_log import DeltaLog, Tag
 from waldelta.lake.layout import HeldFile, NewFile
@@ -401,6 +402,16 @@ def test_a_copy_is_removed_with_its_table(log):
     kept = opened(log)
     log_copy.remove_copies()
     assert not kept.folder.exists()
+
+
+def test_a_table_whose_copy_is_removed_isnt_handed_out(log):
+    """Python removes the copy of a table in a cycle before it deletes what gives the table back."""
+    place = Lake("s3://bucket/lake").target("public.t")
+    cycle: list[object] = [TargetVersion(place, opened(log))]
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert place.lake.cache.take(place.uri) is None
 
 
 def test_a_commit_of_files_is_one_request(log):
