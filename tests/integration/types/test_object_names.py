@@ -7,7 +7,7 @@ from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.lake.ledger import TableState, now
 from waldelta.pipeline.drift import read_catalog_state
-from waldelta.pipeline.drift.unsent_changes import is_in, relabelled
+from waldelta.pipeline.drift.unsent_changes import may_contain, relabelled
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.sync.sync import sync
 
@@ -99,7 +99,7 @@ def changed(conn, before):
         {
             name
             for number, name in enumerate(texts, 1)
-            if any(is_in(texts[name], label) for label in numbers.get(number, ()))
+            if any(may_contain(texts[name], label) for label in numbers.get(number, ()))
         },
     )
 
