@@ -437,7 +437,9 @@ class TargetVersion:
         return self.read_once(app_id, lambda: self.table.transaction_version(app_id) or 0)
 
     def read_once(self, name: str, read: Callable[[], T]) -> T:
-        """Returns what ``read`` reads of this version; it is kept by name for the next caller."""
+        """Returns the result of ``read`` for this version; the next call with the same name gets it
+        from memory.
+        """
         return self.place.lake.cache.read_once(self.table, self.place.uri, name, read)
 
     def commits(self, limit: int | None = None) -> Iterator[dict[str, Any]]:

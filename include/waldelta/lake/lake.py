@@ -119,7 +119,10 @@ class TableCache:
         return table if entry_identity(uri, table.version()) == entry else None
 
     def read_once(self, table: DeltaTable, uri: str, name: str, read: Callable[[], T]) -> T:
-        """Returns what ``read`` returns of a table's version; keeps the last version's by name."""
+        """Returns the result of ``read`` for a table's version.
+
+        The last version's result stays in memory under the name, for the next call.
+        """
         version, entry = table.version(), entry_identity(uri, table.version())
         known = self._read.get((uri, name))
         if known is None or known[:2] != (version, entry):

@@ -447,7 +447,7 @@ class KnownLogs:
 
 
 def _log_of_parts(parts: Mapping[str, Tagged]) -> KnownLog:
-    """Returns what the parts of a log show; nothing where they aren't a whole one."""
+    """Returns the log that some entries and a checkpoint form; an empty one if some are missing."""
     entries = {(int(m[1]), m[2]): one for n, one in parts.items() if (m := _ENTRY.match(n))}
     try:
         at, later = _checkpoint_and_later(list(entries), -1, KnownLog())

@@ -160,7 +160,7 @@ class SlotIdentity:
         return f"waldelta:{self.system_identifier}:{self.slot}:{self.incarnation}"
 
     def states_of(self, rows: Sequence[TableState]) -> list[TableState]:
-        """Returns those of the ledger's states that belong to this incarnation.
+        """Returns the states that belong to this slot incarnation.
 
         Earlier versions wrote rows without the incarnation; only the clock can place them.
         """

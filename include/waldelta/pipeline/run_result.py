@@ -217,7 +217,7 @@ class RunResult:
         return row_of(cls, document | dict.fromkeys(_PARTS, document))
 
     def document(self) -> dict[str, Any]:
-        """Returns what the result's JSON has, in the shape that Airflow's operator reads."""
+        """Returns the content of the result's JSON, in the shape that Airflow's operator reads."""
         document = values_of(self)
         del document["attempt"]
         for name in _PARTS:

@@ -203,7 +203,8 @@ BINARY_COUNT_FROM = 100_000
 
 
 def counted(connection: Connection, verb: str, source: Source, upto: Lsn) -> Transactions:
-    """Returns what a call of the slot functions returns up to a position, counted on the server.
+    """Returns the counts of the messages that a call of the slot's functions returns up to a
+    position; the server counts them.
 
     It reads the ``whole`` source: the counts are the same however the landed messages were
     streamed. Rows of prepared transactions are counted by transaction.

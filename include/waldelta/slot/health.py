@@ -56,7 +56,7 @@ class SlotWarning:
 
 
 def reading(slot: SlotState, lag_bytes: int, at: datetime) -> SlotReading:
-    """Returns what a run records of the slot."""
+    """Returns the figures of the slot that a run's result contains."""
     return SlotReading(
         at.isoformat(), slot.wal_status, lag_bytes, slot.retained_bytes, slot.safe_wal_size
     )

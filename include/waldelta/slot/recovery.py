@@ -266,7 +266,7 @@ def landed_behind(
     max_messages: int,
     max_bytes: int,
 ) -> list[VerifiedRange]:
-    """Returns what has landed after the slot's position, by read request.
+    """Returns the ranges that have landed after the slot's position, one for each read request.
 
     That is one batch after a kill, and several after an immediate stop, which had been compared
     before. They are compared again because only the content reveals a server whose files were
@@ -411,9 +411,10 @@ def durable_position(job: Job) -> Lsn:
 
 
 def written_down(moves: Sequence[SlotMove], confirmed: Lsn, checkpoint: datetime) -> Lsn:
-    """Returns how far a slot at ``confirmed`` had been moved when the last ``checkpoint`` began.
+    """Returns the position to which a slot, now at ``confirmed``, had been moved when the last
+    ``checkpoint`` began.
 
-    Returns 0 where it may have gone back since.
+    Returns 0 where the slot may have gone back since.
     """
     early_lsns = [move.lsn for move in moves if move.at < checkpoint - MOVING]
     since = [

@@ -62,14 +62,14 @@ class WaldeltaJobOperator(BaseOperator):
     - ``spark_connect``: a child process that is a thin client of a running Spark Connect server.
       Each stage is a separate client, except the report, which the check's client also makes.
     - ``spark``: spark-submit, one application per DAG run. A CDC run begins in a process without
-      Spark, and the application runs the rest once that needs Spark. The task of the first stage
-      runs all stages, and the tasks of the others read their results from the pipeline's ledger. A
+      Spark, and an application runs the rest if it needs Spark. The task of the first stage runs
+      all stages, and the tasks of the others read their results from the pipeline's ledger. A
       stage that is retried or cleared runs alone.
 
     :param pipeline_path: the pipeline file
     :param pipeline: its content
     :param verb: what to do; ``check``, ``setup``, ``status`` and ``teardown`` need no Spark, but
-        the first two probe a lake in an object store, and evaluate own expectations, by it
+        the first two use Spark to probe a lake in an object store and to evaluate own expectations
     :param stage: the stage of the verb that this task runs
     :param first: whether this is the verb's first stage
     :param options: further command line options by name; empty values are left out, ``True`` makes
@@ -386,7 +386,7 @@ class CopyAgainOperator(TriggerDagRunOperator):
 
 
 def _recorded(pipeline: PipelineFile, run_id: str, verb: str) -> JobResult | None:
-    """Returns what a run's processes have recorded in the ledger so far, or None.
+    """Returns the result so far of a run's processes, from the ledger; None without one.
 
     A CDC run that was cleared, or is a backfill, is a replay: the newest result of both counts.
     """

@@ -129,7 +129,7 @@ def reason(err: BaseException, pipeline: PipelineFile) -> str:
 
 
 def airflow_runs(pipeline: PipelineFile, schedule: Schedule) -> AirflowRuns:
-    """Returns what only Airflow knows of the runs.
+    """Returns the runs that Airflow has and the ledger doesn't.
 
     A standby's idle check doesn't count, because it may have lagged behind.
     """

@@ -59,7 +59,7 @@ class Chosen:
 
     @property
     def kinds(self) -> dict[str, str]:
-        """Returns what was chosen, by its name in the address."""
+        """Returns the chosen table and reason, by the parameter's name in the address."""
         values = {"table": self.table, "reason": self.reason}
         return {kind: text for kind, text in values.items() if text is not None}
 

@@ -85,7 +85,9 @@ class PageRequest:
             )
 
     def pipelines(self) -> dict[str, PipelineFile | str]:
-        """Returns the pipelines that the user may see."""
+        """Returns the pipelines that the user may see, by name; a text is why a pipeline's file was
+        refused.
+        """
         sees_refused = self.reader.may_see_refused_files()
         return {
             name: pipeline

@@ -285,8 +285,8 @@ def _read_rows(
 ) -> Rows:
     """Read the rows of one relation version, with values as text."""
     relation, positions = described.relation, described.positions
-    # Rows are identified by these columns before they are typed, and some values may have arrived
-    # as text.
+    # Texts must be exact in columns that identify rows, which are compared before they are typed,
+    # and where some values may have arrived as text.
     exact = [kind.is_text or i in plan.shape.identity for i, kind in enumerate(plan.types)]
     kinds = zip(plan.wire_names, exact, strict=True)
     wire = {at: of for at, of in zip(positions, kinds, strict=True) if at is not None}

@@ -123,7 +123,9 @@ def plan_target(
     stream, snapshot = batch_range.stream, Snapshot.parse(state.snapshot)
     check_prepared(stream, state, snapshot)
     volume = batch_range.volume(state)
-    if state.root_id is None:  # A leaf that was recreated has joined as a new leaf.
+    # A recreated leaf of a partitioned table counts as a new leaf, so only other tables are
+    # checked.
+    if state.root_id is None:
         _check_not_recreated(stream, state, catalog)
     described = read_versions(stream, state.relation_ids) if volume.rows else []
     versions = bringing_rows(batch_range, snapshot, described)

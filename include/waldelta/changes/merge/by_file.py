@@ -417,7 +417,9 @@ def _find(
 
 
 def _numbers_of(answer: Any, first: int) -> Ints:
-    """Returns what a task found, with the numbers of files among all; its own begin with 0."""
+    """Returns a task's findings with the numbers that its files have among all files; the task
+    counts its own from 0.
+    """
     matches = np.frombuffer(answer["found"], np.int64).reshape(4, -1)
     moved: Ints = matches + np.array([[first], [0], [0], [0]])
     return moved

@@ -270,8 +270,8 @@ class ChangeLog(RowMessages, BatchFiles):
         return max(self.reach(first_batch).ends.values(), default=0)
 
     def reach(self, first_batch: int) -> Reach:
-        """Returns what the log still has of the batches after ``first_batch``, from file statistics
-        alone.
+        """Returns the end positions of the batches after ``first_batch`` that the log still has,
+        from file statistics alone.
         """
         table = self.place.find()
         if table is None:

@@ -267,7 +267,7 @@ class RowMessages(ABC):
         return row_groups
 
     def groups(self, condition: pc.Expression) -> Iterator[ds.ParquetFileFragment]:
-        """Returns the same as fragments of one row group each."""
+        """Returns the row groups that may have rows of the condition, as one fragment each."""
         dataset = self.dataset()
         return (
             iter(()) if dataset is None else iter(by_row_group(dataset, condition).get_fragments())

@@ -273,7 +273,7 @@ class Decisions:
         *,
         cache: bool = True,
     ) -> pa.Table:
-        """Returns the same rows, with their keys and these columns.
+        """Returns the rows of open_rows() as Arrow, with their keys and these columns.
 
         ``cache``: see read_sorted().
         """

@@ -246,8 +246,8 @@ class Ledger:
         return batches
 
     def landed_by(self, slot: str, incarnation: str, run_id: str) -> RunLanding | None:
-        """Returns what a run's attempts landed from this slot incarnation; None if they landed
-        nothing.
+        """Returns the WAL range, batches and changes that a run's attempts landed from this slot
+        incarnation; None if they landed nothing.
 
         The first run that moved the slot past a batch has landed it, or continued an attempt of its
         own that was killed before.

@@ -450,7 +450,7 @@ def _may_have(actions: pa.Table, schema: pa.Schema, where: pc.Expression) -> pa.
 
 
 def _within(texts: Sequence[str], bounds: Mapping[str, str | None]) -> pc.Expression:
-    """Returns what is true of all rows of a file with these bounds."""
+    """Returns a condition that all rows of a file meet, by the file's bounds."""
     sure = pc.scalar(True)
     for name in texts:
         column, least, most = pc.field(name), bounds[f"min.{name}"], bounds[f"max.{name}"]

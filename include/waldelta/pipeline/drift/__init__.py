@@ -19,7 +19,7 @@ from waldelta.pipeline.drift.drift import (
     EVERYTHING,
     as_published,
     find_drift,
-    source_as_copied,
+    repair_without_drift,
 )
 from waldelta.pipeline.drift.record_drift import (
     check_drift,
@@ -94,8 +94,8 @@ __all__ = [
     "record_leaves",
     "record_questions",
     "refusal",
+    "repair_without_drift",
     "schema_rules",
-    "source_as_copied",
     "stored",
     "unchanged",
     "unsent_changes",

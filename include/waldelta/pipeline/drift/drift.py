@@ -98,13 +98,12 @@ def find_drift(
     return PublicationDrift(reasons, recorded, mends, is_new=recorded != state, repair=repair)
 
 
-def source_as_copied(
+def repair_without_drift(
     pipeline: PipelineFile, state: TableState, catalog: CatalogTable, target: ReplicatedTarget
 ) -> Repair:
-    """Returns what is needed to read rows of a target again when it holds what a new copy would
-    hold.
+    """Returns a target's state, source and filter, with which its rows can be read again.
 
-    Raises NeedsSync for a target that has drifted.
+    Raises NeedsSync for a target that has drifted: it doesn't hold the rows that a new copy would.
     """
     name, mapping = state.table_name, target.mapping
     if replaced_files(state, catalog.storage):

@@ -214,7 +214,8 @@ def check_durably(target: DeltaTarget, after: int, upto: int) -> Seen:
 
 
 def check_log(table: DeltaLog, after: int, upto: int) -> Seen:
-    """Returns what a table's log shows of the versions after ``after``, up to ``upto``.
+    """Returns the external commits and VACUUMs in a table's log after version ``after``, up to
+    ``upto``.
 
     The search begins at the end, because our own commits record how far it went before. Raises
     StateError for an external commit whose files aren't safe to read.

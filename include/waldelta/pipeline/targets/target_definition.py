@@ -163,7 +163,7 @@ def merge_error(job: Job, state: TableState, err: BaseException) -> WaldeltaErro
 
 
 def external_commit(commit: Commit) -> ExternalCommit:
-    """Returns what the log says of an external commit."""
+    """Returns version, operation, writer and time of an external commit, as the log has them."""
     info = commit.info
     by = (
         ", ".join(str(info[name]) for name in ("userName", "engineInfo") if info.get(name))

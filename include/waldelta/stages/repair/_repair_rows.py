@@ -94,7 +94,7 @@ class RepairRows:
         return [types[column.name] for column in self.key]
 
     def expected(self, lake: Lake, folder: str) -> ExpectedRows:
-        """Returns how the rows are staged in a folder."""
+        """Returns the description of the rows that are staged in a folder."""
         return ExpectedRows(lake, folder, self.copy, [column.name for column in self.key])
 
     def named(self, keys: Iterable[str]) -> dict[tuple[str, ...], str]:
@@ -302,7 +302,11 @@ def stage_rows(
 
 
 def _reader(conninfo: str, expected: ExpectedRows, rows: RepairRows, shares_of_keys: int) -> Task:
-    """Returns what stages a share's rows in a task: first of the keys, then of those that enter."""
+    """Returns the function that stages one share of the rows in a task.
+
+    The first ``shares_of_keys`` shares read rows by their keys, the others rows that enter the
+    filter.
+    """
     copy, files = expected.copy, expected.lake.files(expected.folder)
     choices, again, key, unheld = rows.choices, rows.again, rows.key, rows.unheld
     holder_pid = rows.holder.pid

@@ -70,7 +70,7 @@ LONG_OPEN_S = 10.0
 
 
 def incarnation_events(job: Job) -> list[SlotMove]:
-    """Returns what began and ended the slot's incarnations, oldest first."""
+    """Returns the events that began or ended the slot's incarnations, oldest first."""
     return _begun_or_ended(job.ledger.slot_events(job.pipeline.source.slot))
 
 

@@ -279,7 +279,7 @@ def _samples(
 
 
 def _of_whole(copy: PlannedCopy, sample: Sample) -> Sample:
-    """Returns what the whole copy takes, by a sample of it."""
+    """Returns the blocks, rows, bytes and seconds of the whole copy, extrapolated from a sample."""
     # A table may have grown since its size was read.
     times = max(1.0, copy.blocks / sample.blocks)
     return Sample(

@@ -390,7 +390,9 @@ def continued(
     state: TableState,
     chunk_bytes: int,
 ) -> ContinuedCopy | None:
-    """Returns what a copy as of the records' snapshot continues; None: it starts again."""
+    """Returns the earlier attempts' files and the chunks that they lack, for a copy as of the
+    records' snapshot; None: the copy starts again.
+    """
     name = state.table_name
     try:
         target = job.lake.target(name).find()

@@ -316,7 +316,7 @@ def _merge_all(  # noqa: PLR0913 - a copy, its target, and how it is merged
 
 
 def _why_by_spark(rows: CopyRows, mode: TargetMode, *, marks: bool) -> str:
-    """Returns what of a copy delta-rs doesn't write."""
+    """Returns the feature of a copy for which Spark must write it, because delta-rs doesn't."""
     if mode.keeps_rows:
         return f"a copy into a target of mode {mode.name}"
     if needs_mapping(column.name for column in rows.columns):

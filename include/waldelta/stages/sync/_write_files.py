@@ -211,7 +211,9 @@ def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and
 
 
 def _writer(place: DeltaTarget, layout: Layout, prefix: str) -> WriteRows:
-    """Returns what writes a task's rows as files of the target; it returns a row for each."""
+    """Returns the function that writes a task's rows as files of the target, and returns a row for
+    each file.
+    """
 
     def write(_: str, rows: Iterable[pa.RecordBatch]) -> Files:
         schema, raw_rows = layout.schema, 0

@@ -435,11 +435,13 @@ class ExpectationKind:
         return ()
 
     def depends_on(self, planned: PlannedExpectation) -> DependsOn:
-        """Returns what decides the result of an expectation of this kind."""
+        """Returns on what the result of an expectation of this kind depends: its rows, other data,
+        or anything.
+        """
         return self.scope if planned.origin != "own" else self.own_scope(planned.kwargs)
 
     def own_scope(self, kwargs: Mapping[str, Any]) -> DependsOn:  # noqa: ARG002
-        """Returns what decides the result of an own expectation, by its arguments."""
+        """Returns on what the result of an own expectation with these arguments depends."""
         return "anything"
 
     def misfits(self, kwargs: Mapping[str, Any]) -> list[str]:

@@ -94,7 +94,9 @@ class ColumnsMatch(TargetKind):
         yield PlannedExpectation(self.type, {"columns": columns}, "critical", "catalog", meaning)
 
     def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:
-        """Returns how the target's columns differ from the recorded ones."""
+        """Returns the outcome: it fails if the target's columns or types differ from the recorded
+        ones.
+        """
         differences = column_differences(planned.kwargs["columns"], rows.types)
         return _outcome(planned, differences, "as recorded")
 

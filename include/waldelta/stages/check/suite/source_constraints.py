@@ -244,8 +244,10 @@ def _beyond_cut(job: Job, states: Sequence[TableState], cut: BatchCut | None) ->
 
 
 def _changed(result: RunResult, rules: Collection[str]) -> dict[str, ChangedTarget]:
-    """Returns what the run did to the checked targets; a target that it only checks lost no
-    rows.
+    """Returns, for each checked target, the version that the run committed and whether rows were
+    removed.
+
+    A target that the run only checks has no version, and lost no rows.
     """
     found = {}
     for name in rules:

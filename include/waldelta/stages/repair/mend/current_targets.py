@@ -13,7 +13,7 @@ from waldelta.pipeline.drift import (
     Repair,
     of_partition,
     read_catalog_state,
-    source_as_copied,
+    repair_without_drift,
     with_leaves,
 )
 from waldelta.pipeline.targets import (
@@ -74,11 +74,12 @@ class CurrentTargets:
         return cls([], by_name, catalog, mappings, {str(t.id): t for t in targets}, locked)
 
     def as_copied(self, job: Job, name: str, *, waits: bool = True) -> Repair:
-        """Returns what is needed to read rows of a target again.
+        """Returns a target's state, source and filter, with which its rows can be read again.
 
         Raises NeedsSync for a target that has drifted or gets no changes now, ConfigError for one
-        whose filter or partitions can't be read, and TableBusy for one whose source another
-        session keeps locked: so that it can't be planned, or, unless the caller ``waits``, read.
+        whose filter or partitions can't be read. Raises TableBusy while another session keeps the
+        target's source locked: if the rows can't be planned then or, unless the caller ``waits``,
+        can't be read.
         """
         if name not in self.states:
             raise NeedsSync("it gets no changes now: status says what it waits for")
@@ -91,7 +92,7 @@ class CurrentTargets:
             raise ConfigError(target.problem)
         there = of_partition(self.states[name], self.catalog[name], self.mappings.get(name))
         try:
-            return source_as_copied(job.pipeline, *there, target)
+            return repair_without_drift(job.pipeline, *there, target)
         except NeedsSync:
             # A filter that the server doesn't understand is no drift that a run could repair.
             with job.source.connect("repair") as connection:

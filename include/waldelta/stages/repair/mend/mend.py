@@ -240,7 +240,7 @@ class NetRows:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Returns how many there are by reason and by action."""
+        """Returns the number of net changes by reason and by action."""
         totals: Counter[str] = Counter()
         for name in ("why", "action"):
             for of in pc.value_counts(self.keys[name].drop_null()).to_pylist():

@@ -244,7 +244,9 @@ def _sum_up(source: SourceSide, target: TargetSide, aside: _Aside) -> tuple[Sums
 
 
 def _copy(job: Job, feeding: ComparedTarget, holder: SnapshotHolder | None) -> TableCopy:
-    """Returns what a copy of the table would read, as of the snapshot."""
+    """Returns the plan of a copy of the table as of the snapshot; the comparison reads the same
+    rows.
+    """
     state, table = feeding.state, feeding.as_copied.table
     options = job.pipeline.target.types_of(state.table_name)
     if holder is None:

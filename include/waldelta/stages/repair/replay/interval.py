@@ -77,10 +77,10 @@ def is_replay(job: Job, stages: Collection[str] | None = None) -> bool:
 
 
 def read_span(job: Job) -> Span:
-    """Returns what a run replays.
+    """Returns the range of WAL and batches that a run replays.
 
-    Raises StateError when the change log no longer goes back to its beginning, SlotGap when it has
-    a gap since.
+    Raises StateError when the change log no longer has the range's first batches, SlotGap when a
+    batch in it is missing.
     """
     ledger = job.ledger
     identity = job.read_identity()
@@ -227,6 +227,10 @@ def place_columns_by_history(
 
 
 def place_columns_by_name(state: TableState, relation: Relation) -> tuple[int | None, ...]:
-    """Returns the same by name, for a target that doesn't follow its source's columns."""
+    """Returns the position in a relation of each of the target's columns, found by name; None for a
+    column that the relation lacks.
+
+    For a target that doesn't follow its source's columns.
+    """
     names = {column.name: k for k, column in enumerate(relation.columns)}
     return tuple(names.get(column.name_on_source) for column in state.columns)

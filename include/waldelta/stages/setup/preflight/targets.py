@@ -222,10 +222,11 @@ class _Entry:
 def _entries(
     conn: Connection, in_force: Mapping[str, PublicationState], facts: Facts
 ) -> tuple[dict[int, CatalogRelation], dict[int, tuple[Leaf, ...]], dict[int, list[_Entry]]]:
-    """Returns what is published, by the rules of pg_publication_tables: each relation, its leaves,
-    and its entries.
+    """Returns the published relations, their leaves, and the publications' entries for them, each
+    by the relation's oid.
 
-    These are leaf partitions, or the root of a publication via root, which includes its partitions.
+    By the rules of pg_publication_tables, a relation is a leaf partition, or the root of a
+    publication via root, which includes its partitions.
     """
     roots = [table for table in facts.tables.values() if table.relation.relkind == "p"]
     parts = [leaf.oid for root in roots for leaf in root.leaves]
