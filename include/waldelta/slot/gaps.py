@@ -67,7 +67,7 @@ def breaks_recorded(job: Job) -> Iterator[None]:
         except Exception as other:
             # The error itself says what to do, and the next run that meets it tries to record the
             # gap again.
-            log.warning("the gap was not recorded: %s", other)
+            log.warning("the data gap was not recorded: %s", other)
         raise
 
 

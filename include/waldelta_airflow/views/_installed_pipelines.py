@@ -150,7 +150,9 @@ def read_consumers(pipeline: str) -> dict[str, list[str]]:
             for name, dag_id in session.execute(asked):
                 consumers.setdefault(name.removeprefix(f"{pipeline}/"), []).append(dag_id)
     except SQLAlchemyError as err:
-        log.warning("Airflow's database doesn't answer who reads: %s", class_and_text(err))
+        log.warning(
+            "Airflow's database can't be searched for readers of tables: %s", class_and_text(err)
+        )
     return consumers
 
 
@@ -276,7 +278,7 @@ def read_action_dag(dag_id: str, requested: str | None = None) -> ActionDag:
             )
     except SQLAlchemyError as err:
         log.warning(
-            "Airflow's database doesn't answer whether %s is at work: %s",
+            "Airflow's database doesn't answer whether %s has an unfinished run: %s",
             dag_id,
             class_and_text(err),
         )

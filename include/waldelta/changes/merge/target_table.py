@@ -385,7 +385,7 @@ def _add_columns(
             if target.open().add_columns(fields, last, tag):
                 return
         except Overtaken as err:  # After any other error, the commit may exist.
-            log.info("Spark adds the columns, since the driver can't: %s", without_values(err))
+            log.info("Spark adds columns to %s: %s", target.uri, without_values(err))
     prepare_target(runner, target, _target_columns(evolution, types))
     listed = []
     for column in added:

@@ -116,7 +116,7 @@ def splitting(
 
     def split_up(stream: Stream) -> Split | None:
         _remove(folders)
-        if not is_worth_it(change_log, stream, waiting(stream)):
+        if not should_split(change_log, stream, waiting(stream)):
             return None
         folders.append(staging_folder(job.lake, "messages", 0, stream.segments.upto, job.run_id))
         try:
@@ -135,9 +135,11 @@ def _remove(folders: list[str]) -> None:
         remove_folder(folders.pop())
 
 
-def is_worth_it(change_log: ChangeLog, stream: Stream, relation_ids: Collection[int]) -> bool:
-    """Returns whether enough of these relations have messages in the same row groups, by
-    statistics.
+def should_split(change_log: ChangeLog, stream: Stream, relation_ids: Collection[int]) -> bool:
+    """Returns whether to sort a range's row messages by relation before targets are applied.
+
+    It pays if on average SPLIT_FROM_TABLES of these relations may have messages in a row group,
+    judged by the files' statistics: else each target reads the groups itself.
     """
     ids = np.sort(np.fromiter(relation_ids, np.int64))
     if len(ids) < SPLIT_FROM_TABLES:

@@ -274,7 +274,11 @@ def _identify(job: Job, source: Source) -> list[str]:
         DecodeError,
         psycopg.Error,
     ) as err:  # These errors only affect the description of a known error.
-        log.info("slot=%s the transaction isn't known: %s", source.slot, without_values(err))
+        log.info(
+            "slot=%s the transaction that can't be decoded is unknown: %s",
+            source.slot,
+            without_values(err),
+        )
     return [text for text in (transaction, table) if text]
 
 

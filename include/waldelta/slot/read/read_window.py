@@ -146,7 +146,7 @@ class ReadWindows:
             return False
         self._widest = replace(self._widest, window_bytes=narrower.window_bytes)
         self.next = narrower
-        log.warning("next read window: %s", narrower)
+        log.warning("the next read window is narrower: %s", narrower)
         return True
 
     def answered(self, seconds: float, *, is_whole: bool) -> None:

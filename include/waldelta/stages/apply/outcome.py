@@ -107,7 +107,7 @@ class Applied:
         except Exception as err:
             # A defect of waldelta or a library must not stop the other tables either.
             if not isinstance(err, WaldeltaError):
-                log.exception("table=%s", state.table_name)
+                log.exception("table=%s apply failed", state.table_name)
             self._give_up(state, unexpected_error(state.table_name, err))
 
     def _give_up(self, state: TableState, err: WaldeltaError) -> None:

@@ -326,7 +326,7 @@ def remove_leftovers(_: Runner, job: Job, __: RunResult, stage: StageResult) -> 
                     quarantine.fence(locks.enter_context(target_lock(job, table)))
                 removed += remove_folder(uri)
         except LockHeld as err:
-            log.info("%s left for the next maintenance: %s", uri, err)
+            log.info("%s is left for the next maintenance: %s", uri, err)
     stage.detail = f"{counted(removed, 'folder')} of staged changes removed"
 
 

@@ -108,7 +108,7 @@ def synced_state(
     """
     mode = pipeline.target.mode_of(first_row.table_name)
     state = replace(
-        _as_published(first_row, replicated, copied.storage, copied.target_filter, pipeline),
+        _state_as_published(first_row, replicated, copied.storage, copied.target_filter, pipeline),
         status=SYNCED,
         snapshot=copied.snapshot,
         snapshot_lsn=copied.lsn.value,
@@ -127,7 +127,7 @@ def synced_state(
     return replace(state, columns=former.columns, key_columns=former.key_columns)
 
 
-def _as_published(
+def _state_as_published(
     first_row: TableState,
     replicated: ReplicatedTarget,
     storage: StorageState | None,
@@ -246,7 +246,7 @@ def _copy_as_of(
     skipped = skip_copy(job, replicated, holder)
     records = _records(snapshot, replicated, where, drained, former) if skipped is None else None
     first_row = TableState(now(), job.run_id, str(table_id), attempt.generation, COPYING)
-    state = _as_published(first_row, replicated, storage, to_text(where), job.pipeline)
+    state = _state_as_published(first_row, replicated, storage, to_text(where), job.pipeline)
     rows = _copy_rows(snapshot, _source(snapshot, replicated, where), state, attempt, records)
     fault_point("sync.planned")
     copy = _write(runner, job, rows, attempt.generation, former, skipped)

@@ -176,7 +176,7 @@ def _copy_each(
         except Exception as err:
             # A defect of waldelta or Spark in one table's copy must not stop the others.
             if not isinstance(err, WaldeltaError):
-                log.exception("table=%s", name)
+                log.exception("table=%s copy failed", name)
             failures[name] = unexpected_error(name, err)
 
     def is_merged(target: ReplicatedTarget) -> bool:

@@ -215,7 +215,7 @@ def test_row_groups(monkeypatch, ids, most, cuts):
 def test_whether_it_is_worth_it(tmp_path, batches, worth_it):
     log = written(tmp_path, *(plain(7, *messages) for messages in batches))
     waiting = {oid for oid in TABLES if any(insert(oid, 1) in messages for messages in batches)}
-    assert stage.is_worth_it(log, log.stream(0, len(batches)), waiting) is worth_it
+    assert stage.should_split(log, log.stream(0, len(batches)), waiting) is worth_it
 
 
 @pytest.mark.usefixtures("split_here")

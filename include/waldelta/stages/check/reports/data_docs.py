@@ -66,7 +66,7 @@ def pages_may_be_missing() -> Iterator[None]:
     try:
         yield
     except TargetNotWritable as err:
-        log.warning("no page was written: %s", err)
+        log.warning("no report page was written: %s", err)
 
 
 def write_page(
