@@ -322,9 +322,10 @@ def check_source(connection: psycopg.Connection[tuple[Any, ...]], job: Job) -> S
 
 
 def check_followed(job: Job, identity: SlotIdentity) -> None:
-    """Raise LateWriter when another run has followed a promotion since.
+    """Raise LateWriter when another run has recorded a promotion after this run read the slot's
+    identity.
 
-    This run still reads the earlier server.
+    This run then still reads the earlier server.
     """
     if (present := job.read_identity()).timeline > identity.timeline:
         raise LateWriter(

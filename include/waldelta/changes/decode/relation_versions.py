@@ -91,9 +91,10 @@ def read_versions(stream: Stream, relation_ids: Iterable[int]) -> list[RelationV
 
 
 def _descriptions(stream: Stream, ids: frozenset[int]) -> Iterator[_Sent]:
-    """Yields a description for each Relation message.
+    """Yields the description in each Relation message.
 
-    Yields one more where a Stream Commit makes it known to other transactions.
+    A description in a streamed transaction is yielded again at the transaction's Stream Commit,
+    from where on it holds for other transactions.
     """
     kind, relation_id = stream.timeline["kind"], stream.timeline["relation_id"]
     ours = pc.and_(

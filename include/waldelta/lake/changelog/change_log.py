@@ -331,7 +331,7 @@ class ChangeLog(RowMessages, BatchFiles):
         return Stream(
             timeline,
             replace(segments, skipped=tuple(skipped)),
-            undescribed=_undescribed(timeline) | rows,
+            undescribed=_unread_relations(timeline) | rows,
         )
 
     @cached_property
@@ -493,10 +493,10 @@ def _undecided(timeline: pa.Table) -> frozenset[tuple[int, int]]:
     return frozenset((row["batch"], row["xid8"]) for row in rows)
 
 
-def _undescribed(timeline: pa.Table) -> frozenset[tuple[int, int | None]]:
-    """Returns batch and relation of Relation messages that weren't read.
+def _unread_relations(timeline: pa.Table) -> frozenset[tuple[int, int | None]]:
+    """Returns the batch and the relation's oid of each Relation message that landing couldn't read.
 
-    The relation is None when the message is too short to name one.
+    The oid is None when the message is too short to have one.
     """
     rows = timeline.filter(pc.equal(timeline["kind"], MARK + "R"))
     return frozenset(

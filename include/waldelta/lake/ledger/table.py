@@ -47,9 +47,10 @@ _ATTEMPTS = 20
 SHORT_ROWS_PER_GROUP = 20_000
 # Larger files aren't written again by each compaction, whatever the age of the ledger.
 _SMALL_BYTES = 256 << 10
-# Large files, too, are written as one beyond this number.
+# Large files are also written as one beyond this number of files.
 _MOST_FILES = 64
-# A reader in an object store waits for a request for each file.
+# In an object store, files are written as one beyond this number: a reader waits for a request for
+# each file.
 _MOST_IN_STORE = 4
 # The transaction id of compactions.
 _COMPACTION = "waldelta-compaction"

@@ -121,12 +121,11 @@ def _lookup(
     lacking: Bools,
     values: SourceValues,
 ) -> _Lookup | None:
-    """Returns the query for values of the table's rows on the source; None if the source has
-    nothing left to read.
+    """Returns the query for values of the table's rows; None if the source has nothing left to
+    read.
 
-    Rows that need a column which can't be read are marked as missing in ``values``. The state's
-    oids and names are from the lake. So a table or column that none of the publications has is
-    never read, whatever the state says.
+    Rows that need a column which can't be read are marked as missing in ``values``. What no
+    publication has is never read, even if the state, which is from the lake, names it.
     """
     state, names = plan.state, plan.decode.names
     # For merged partitions, the partitioned table returns each row's leaf partition too.

@@ -58,10 +58,11 @@ class ConsumedWal:
 
 
 def is_replay(job: Job, stages: Collection[str] | None = None) -> bool:
-    """Returns whether a run, or these stages of it, replays.
+    """Returns whether a run, or only these stages of it, replays the change log instead of
+    consuming the slot.
 
-    It does for a backfill, and for a run that has already consumed and succeeded. A later stage
-    alone continues what the run did last.
+    A backfill replays, and so does a run that is cleared after it consumed the slot and succeeded.
+    Stages after apply replay if the run's last result is one of a replay.
     """
     if job.run_type == "backfill":
         return True
