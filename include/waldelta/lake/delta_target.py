@@ -115,7 +115,8 @@ class DeltaTarget:
         return DeltaTable.is_deltatable(self.uri) if is_local(self.uri) else self.find() is not None
 
     def sync_commit(self, version: int) -> None:
-        """Make a commit durable, with those before it; an object store's is, once it is made.
+        """Force a commit and those before it to disk; a commit in an object store is durable
+        already.
 
         Raises OSError when one of its files is missing.
         """

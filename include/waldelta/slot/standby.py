@@ -81,8 +81,8 @@ def slot_position(
     with (
         nullcontext(primary) if primary is not None else job.source.connect("primary") as connected
     ):
-        # Read afterwards, so that it isn't behind what the standby has replayed: a primary sends
-        # only what it has flushed.
+        # The primary's position is read after the standby's, so it isn't behind what the standby
+        # has replayed: a primary sends only what it has flushed.
         ahead = read_position(connected)
     standby = replace(standby, timeline=_timeline(job), primary_lsn=ahead.flush_lsn)
     _check_follows(connection, standby, ahead)

@@ -140,7 +140,7 @@ def create_app() -> FastAPI:
     )
     app.middleware("http")(add_headers)
     for kind in (HTTPException, 404, 405):  # Addresses without a route raise another class.
-        app.add_exception_handler(kind, _failed)
+        app.add_exception_handler(kind, _error_page)
     app.add_exception_handler(RequestValidationError, _not_understood)
     app.add_exception_handler(Exception, _broke_off)
     for name, media_type in _FILES.items():
@@ -379,7 +379,7 @@ def _file(name: str, media_type: str) -> Response:
     )
 
 
-def _failed(request: Request, err: Any) -> Response:
+def _error_page(request: Request, err: Any) -> Response:
     base = str(request.scope.get("root_path", ""))
     text = render("error.html", base, now(), title=err.status_code, text=err.detail)
     # The middleware doesn't see the answer to an error of our own code.
@@ -389,7 +389,7 @@ def _failed(request: Request, err: Any) -> Response:
 def _not_understood(request: Request, err: Any) -> Response:
     """Returns the names of invalid parts of the address, without their values."""
     named = sorted({str(one["loc"][-1]) for one in err.errors() if one.get("loc")})
-    return _failed(
+    return _error_page(
         request,
         HTTPException(
             422, f"The address can't be read: {', '.join(named)} has no value that fits."
@@ -399,7 +399,7 @@ def _not_understood(request: Request, err: Any) -> Response:
 
 def _broke_off(request: Request, _: Any) -> Response:
     """Returns the page for an error in the pages' own code, which Airflow's API server logs."""
-    return _failed(
+    return _error_page(
         request,
         HTTPException(500, "The page could not be made: the API server's log has the error."),
     )

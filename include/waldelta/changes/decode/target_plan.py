@@ -437,7 +437,7 @@ def find_unreadable_logical(change_log: ChangeLog, segments: Segments) -> Unread
     condition = of_batches(segments.after, segments.upto) & (pc.field("kind") == "M")
     place = _first(
         change_log.scan(condition, ["batch", "seq", "streamed_xid", "data"]),
-        lambda part: _read_logical(part, segments),
+        lambda part: _check_logical(part, segments),
     )
     return None if place is None else _read_message(change_log, place)
 
@@ -468,8 +468,8 @@ def _check_decodes(part: pa.RecordBatch, plan: DecodePlan) -> None:
             plan.types[i].from_text(events[f"o{k}"].combine_chunks())
 
 
-def _read_logical(part: pa.RecordBatch, segments: Segments) -> None:
-    """Decode those of these logical messages that count."""
+def _check_logical(part: pa.RecordBatch, segments: Segments) -> None:
+    """Decode the logical messages that count; raises the error of one that can't be decoded."""
     counting = part.filter(pa.array(segments.places(*place_columns(part)) >= 0))
     decode_logical_messages(counting["data"], place_columns(counting)[2] >= 0)
 

@@ -197,11 +197,12 @@ def read_unlocked_sources(
 def read_target(
     conn: Connection, pipeline: PipelineFile, table_id: TableId, *, catalogs: bool = False
 ) -> ReplicatedTarget | None:
-    """Returns one target, or None; waits for no session that keeps another target's tables locked.
+    """Returns one target, or None if it isn't published; sessions that lock other tables don't
+    matter.
 
     Raises TableBusy when its own tables stay locked; the caller's transaction and its snapshot stay
-    valid. With ``catalogs``, what only a lock can show (which rows it takes) may be left out, and
-    this waits for no session at all.
+    valid. With ``catalogs``, this waits for no session at all: what only a lock can show (which
+    rows the target takes) may then be missing.
     """
     locked, oids = read_locked_tables(conn), frozenset[int]()
     for _ in range(_ATTEMPTS):

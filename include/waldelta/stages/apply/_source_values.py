@@ -121,8 +121,7 @@ def _lookup(
     lacking: Bools,
     values: SourceValues,
 ) -> _Lookup | None:
-    """Returns the query for values of the table's rows; None if the source has nothing left to
-    read.
+    """Returns the query for values of the table's rows; None without any that can be read.
 
     Rows that need a column which can't be read are marked as missing in ``values``. What no
     publication has is never read, even if the state, which is from the lake, names it.
