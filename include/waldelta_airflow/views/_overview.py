@@ -139,6 +139,11 @@ class Card:
         return pages.is_stale(self.attention)
 
     @property
+    def is_late(self) -> bool:
+        """Returns whether runs say nothing of the lake now."""
+        return self.glance is not None and pages.is_late(self.glance, self.attention)
+
+    @property
     def worst(self) -> float | None:
         """Returns the highest lag in seconds."""
         return max((value for value in self.values if value is not None), default=None)

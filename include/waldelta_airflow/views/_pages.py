@@ -168,7 +168,7 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
     tables = glance.tables[turn.first : turn.first + _TABLES_PER_PAGE]
     progress = _progress(pipeline, request.ledger, schedule, at)
     situation = _situation(request, glance, schedule, at, progress)
-    until = at if (is_late := is_stale(attention)) else None
+    until = at if (has_ended := is_late(glance, attention)) else None
     return request.render(
         "pipeline.html",
         at,
@@ -185,13 +185,14 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
         forecast=forecast,
         schedule=schedule,
         headline=read_headline(situation, attention, failed),
-        is_stale=is_late,
+        is_stale=is_stale(attention),
+        is_late=has_ended,
         attention=attention[1:],
         strip=run_strip(base, name, glance.recent, at),
         flow=flow(pipeline, glance, slot, hours, _consumers(request)),
         progress=progress,
         plots=[
-            lag_chart(base, name, glance.lag, glance.upto, at),
+            lag_chart(base, name, glance.lag, glance.upto, until),
             wal_chart(base, name, glance.runs, forecast, until),
         ],
         hours=hours,
@@ -228,8 +229,14 @@ def _failed_of_first(ledger: Ledger, attention: Sequence[Attention]) -> Sequence
 
 
 def is_stale(attention: Sequence[Attention]) -> bool:
-    """Returns whether earlier results, of runs and comparisons, say nothing of the lake now."""
+    """Returns whether earlier results of comparisons say nothing of the lake now."""
     return any(map(_outdates, attention))
+
+
+def is_late(glance: Glance, attention: Sequence[Attention]) -> bool:
+    """Returns whether runs, and so their checks and the slot, say nothing of the lake now."""
+    upto = glance.latest.as_of if glance.latest is not None else None
+    return any(_stops(item, glance, upto) for item in attention)
 
 
 def _outdates(item: Attention) -> bool:
@@ -239,16 +246,20 @@ def _outdates(item: Attention) -> bool:
 def of_table(
     line: TableLine, glance: Glance, attention: Sequence[Attention]
 ) -> tuple[Attention, ...]:
-    """Returns what is about a table: its own, and what outdates all tables.
-
-    A run that fails after it has brought the table up to date leaves it so.
-    """
-    latest = glance.latest
-    upto, as_of = line.complete_upto, latest.as_of if latest is not None else None
-    is_served = upto is not None and as_of is not None and upto >= as_of
-    general = (item for item in attention if not item.objects and _outdates(item))
-    stops = [item for item in general if not (is_served and item.kind == "failed_run")]
+    """Returns what is about a table: its own, and what stops all tables."""
+    stops = [item for item in attention if _stops(item, glance, line.complete_upto)]
     return worst_first([*concerning(line.table_name, attention), *stops])
+
+
+def _stops(item: Attention, glance: Glance, upto: datetime | None) -> bool:
+    """Returns whether nothing comes after what is complete up to this time.
+
+    A run that fails after it has brought a table up to date leaves it so.
+    """
+    as_of = glance.latest.as_of if glance.latest is not None else None
+    is_served = upto is not None and as_of is not None and upto >= as_of
+    is_general = not item.objects and _outdates(item)
+    return is_general and not (is_served and item.kind == "failed_run")
 
 
 def _progress(
@@ -437,6 +448,7 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
         is_in_doubt=any(item.kind in IN_DOUBT for item in attention),
         is_different=table in glance.compared.different,
         is_stale=is_stale(attention),
+        is_late=is_late(glance, attention),
     )
     return text, bool(states)
 

@@ -94,6 +94,16 @@ def test_a_lake_that_cant_be_read_keeps_nothing_green(lake, open_pages):
     assert client.get("/p/shop").status_code == 502
 
 
+def test_a_difference_leaves_runs_and_checks_as_they_are(lake, open_pages):
+    """They are of now; only the table that differs isn't called synced."""
+    different = Reconciliation(now(), "r9", "public.b", "different", missing=1)
+    Reconciliations(lake.lake).add([different])
+    for page in PAGES[:2]:
+        text = open_pages("viewer").get(page).text
+        assert '<span class="mark passed"><span aria-hidden="true">✓</span> succeeded<' in text
+    assert ("</span> differs</span>" in text, text.count("</span> synced</span>")) == (True, 1)
+
+
 def test_nothing_compared_is_not_equal(lake, open_pages):
     rmtree(Path(local_path(lake.lake.root), "_waldelta/reconciliations"))
     for page in PAGES[:2]:
