@@ -87,6 +87,8 @@ class WritableTable:
     id: TableId
     owner: str
     columns: Sequence[WritableColumn]
+    # ON CONFLICT supports no deferrable unique constraint.
+    has_deferrable_key: bool
 
     def insert(self, attempt: int, first: int, last: int) -> sql.Composed:
         """Returns the INSERT of the rows from ``first`` to ``last``, by the attempt's values.
@@ -98,7 +100,7 @@ class WritableTable:
             return sql.SQL("insert into {} default values").format(self.id.identifier)
         return sql.SQL(
             "insert into {} ({}) overriding system value select {}"
-            " from generate_series({}::bigint, {}) as g on conflict do nothing"
+            " from generate_series({}::bigint, {}) as g {}"
         ).format(
             self.id.identifier,
             sql.SQL(", ").join(sql.Identifier(column.name) for column in self.columns),
@@ -108,6 +110,7 @@ class WritableTable:
             ),
             first,
             last,
+            sql.SQL("" if self.has_deferrable_key else "on conflict do nothing"),
         )
 
 
@@ -145,6 +148,7 @@ def read_tables(connection: Connection, oids: Iterable[int] | None = None) -> li
                 for column in columns
                 if column.relid == table.oid and not column.attgenerated
             ],
+            table.has_deferrable_key,
         )
         for table in tables
     ]
@@ -173,8 +177,7 @@ def fill(connection: Connection, tables: Sequence[WritableTable]) -> dict[str, s
     connection.execute("set session_replication_role = replica")
     refusals = {str(table.id): write_rows(connection, table, 1, ROWS) for table in tables}
     connection.execute("reset session_replication_role")
-    for (name,) in connection.execute(_SEQUENCES).fetchall():
-        connection.execute("select setval(%s::regclass, %s)", [name, 1_000_000])
+    connection.execute(_SET_SEQUENCES)
     return {
         name: str(err.diag.message_primary or err)
         for name, err in refusals.items()
@@ -218,7 +221,9 @@ def changes(table: WritableTable) -> Iterator[tuple[str, sql.Composed]]:
 
 
 _TABLES = """
-select c.oid, n.nspname, c.relname, pg_get_userbyid(c.relowner) as owner
+select c.oid, n.nspname, c.relname, pg_get_userbyid(c.relowner) as owner,
+       exists (select from pg_index i where i.indrelid = c.oid and i.indisunique
+               and not i.indimmediate) as has_deferrable_key
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p') and not c.relispartition and c.relpersistence <> 't'
   and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
@@ -279,7 +284,12 @@ cross join lateral pg_partition_tree(p.partrelid) as part
 join pg_class c on c.oid = part.relid
 where part.level > 0
 """
-_SEQUENCES = """
-select c.oid::regclass::text from pg_class c join pg_namespace n on n.oid = c.relnamespace
-where c.relkind = 'S' and n.nspname not in ('pg_catalog', 'information_schema')
+# Those that the migration has used since stay.
+_SET_SEQUENCES = """
+select setval(c.oid::regclass, start)
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+join pg_sequence s on s.seqrelid = c.oid
+cross join lateral (select greatest(seqmin, least(1000000, seqmax / 2)) as start) as b
+where seqincrement > 0 and n.nspname not in ('pg_catalog', 'information_schema')
+  and coalesce(pg_sequence_last_value(c.oid), seqmin) < start
 """

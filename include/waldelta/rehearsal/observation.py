@@ -6,10 +6,10 @@ and scans the rows that its transaction read (pg_stat_xact_all_tables).
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -31,7 +31,9 @@ LOCK_MODES: Mapping[str, str] = {
 }
 _STRENGTH = {mode: number for number, mode in enumerate(LOCK_MODES)}
 _SAMPLE_S = 0.005
-_BEGIN = ("begin", "start")
+# They change no table. PostgreSQL refuses SET TRANSACTION after a query of its transaction, so none
+# is run around them.
+_WITHOUT_TABLES = ("begin", "start", "set", "reset", "savepoint", "release")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,9 @@ class Effect:
 
     ``locks`` has the strongest mode on each table, ``read`` how many rows were read of it,
     ``rewritten`` the tables with new files, ``indexed`` those with a new index, ``renamed`` columns
-    by table and former name, and ``error`` why PostgreSQL refused the statement; of a table's rows,
-    it is ``violated_by`` them, and there may be a ``way`` around. ``names`` has the tables before
-    and after it.
+    by table and former name, and ``error`` why PostgreSQL refused the statement; rows of the tables
+    ``violated_by`` may be the reason, and there may be a ``way`` around. ``names`` has the tables
+    before and after it.
     """
 
     names: Mapping[int, str] = field(default_factory=dict)
@@ -53,7 +55,7 @@ class Effect:
     renamed: Mapping[tuple[str, str], str] = field(default_factory=dict)
     status: str = ""
     error: str | None = None
-    violated_by: TableId | None = None
+    violated_by: frozenset[TableId] = frozenset()
     way: str = ""
 
     def blocked_by(self, oid: int) -> str:
@@ -61,75 +63,102 @@ class Effect:
         return LOCK_MODES.get(self.locks.get(oid, ""), "")
 
 
-def observe(session: Connection, watcher: Connection, text: str) -> Effect:
+class _TooLong(psycopg.Error):
+    """The statement ran longer than the rehearsal allows."""
+
+
+def observe(session: Connection, watcher: Connection, text: str, limit_s: float) -> Effect:
     """Run a statement in ``session``, in a transaction of its own where PostgreSQL allows that.
 
     ``watcher`` is another session's connection; both are in autocommit. Within a transaction that
-    the migration has begun, what the statement adds is seen.
+    the migration has begun, what the statement adds is seen. No setting of the migration lifts the
+    limit of ``limit_s`` seconds.
     """
-    start = _Relations.read(session)
-    is_own = _is_idle(session) and text.split(maxsplit=1)[0].lower() not in _BEGIN
-    if is_own:
-        session.execute("begin")
-    locks, rows = ({}, {}) if is_own else (_locks(session), _rows_read(session))
+    is_own, start = False, _NO_RELATIONS
     try:
-        cursor = session.execute(text)
-    except (
-        psycopg.errors.ActiveSqlTransaction,
-        psycopg.errors.InvalidTransactionTermination,
-    ) as err:
-        if not is_own:
-            return _refused(start, text, err)
-        session.execute("rollback")
-        return _observe_outside(session, watcher, text, start)
+        if text.split(maxsplit=1)[0].lower() in _WITHOUT_TABLES:
+            return Effect(status=_execute(session, watcher, text, limit_s))
+        start, is_own = _Relations.read(session), _is_idle(session)
+        if is_own:
+            session.execute("begin")
+        locks, rows = ({}, {}) if is_own else (_locks(session), _rows_read(session))
+        try:
+            status = _execute(session, watcher, text, limit_s)
+        except (
+            psycopg.errors.ActiveSqlTransaction,
+            psycopg.errors.InvalidTransactionTermination,
+        ):
+            if not is_own:
+                raise
+            session.execute("rollback")
+            return _observe_outside(session, watcher, text, limit_s, start)
+        if _is_idle(session):  # The statement ended the transaction.
+            return _between(status, start, _Relations.read(session))
+        modes = _locks(session)
+        added = {oid: mode for oid, mode in modes.items() if mode != locks.get(oid)}
+        read = {oid: n - rows.get(oid, 0) for oid, n in _rows_read(session).items()}
+        end = _Relations.read(session)
+        if is_own:
+            _execute(session, watcher, "commit", limit_s)
+        return _between(status, start, end, added, {oid: n for oid, n in read.items() if n > 0})
     except psycopg.Error as err:
         if is_own and not session.closed:
             session.execute("rollback")
-        schema, table = err.diag.schema_name, err.diag.table_name
-        is_of_rows = is_own and isinstance(err, psycopg.errors.IntegrityError)
-        violated = TableId(schema, table) if is_of_rows and schema and table else None
-        return _refused(start, text, err, violated)
-    status = cursor.statusmessage or ""
-    if _is_idle(session):  # The statement ended the transaction.
-        return _between(status, start, _Relations.read(session))
-    modes = _locks(session)
-    added = {oid: mode for oid, mode in modes.items() if mode != locks.get(oid)}
-    read = {oid: n - rows.get(oid, 0) for oid, n in _rows_read(session).items()}
-    end = _Relations.read(session)
-    if is_own:
-        try:
-            session.execute("commit")
-        except psycopg.Error as err:  # A deferred constraint
-            return _refused(start, text, err)
-    return _between(status, start, end, added, {oid: n for oid, n in read.items() if n > 0})
+        return _refused(start, text, err)
 
 
 def _observe_outside(
-    session: Connection,
-    watcher: Connection,
-    text: str,
-    start: _Relations,
+    session: Connection, watcher: Connection, text: str, limit_s: float, start: _Relations
 ) -> Effect:
     """Observe a statement that allows no transaction around it, by samples of its locks."""
     locks: dict[int, str] = {}
-    stop = threading.Event()
+    try:
+        status = _execute(session, watcher, text, limit_s, locks)
+    except psycopg.Error:
+        # An index that CREATE INDEX CONCURRENTLY didn't finish would stop a second attempt.
+        indexes = [oid for oids in start.indexes.values() for oid in oids]
+        for (index,) in watcher.execute(_UNFINISHED, [indexes]).fetchall():
+            watcher.execute(f"drop index {index}")
+        raise
+    return _between(status, start, _Relations.read(session), locks)
 
-    def sample() -> None:
-        while not stop.is_set():
-            with suppress(psycopg.Error):
-                _keep_strongest(locks, _locks(watcher, session.info.backend_pid))
-            time.sleep(_SAMPLE_S)
 
-    thread = threading.Thread(target=sample)
+def _execute(
+    session: Connection,
+    watcher: Connection,
+    text: str,
+    limit_s: float,
+    locks: dict[int, str] | None = None,
+) -> str:
+    """Execute SQL, and return its command tag; samples of its locks are added to ``locks``.
+
+    The watcher cancels it after the limit, and ends the session after that time again.
+    """
+    has_ended, is_over = threading.Event(), threading.Event()
+    pid = session.info.backend_pid
+
+    def watch() -> None:
+        for function in ("pg_cancel_backend", "pg_terminate_backend"):
+            limit = time.monotonic() + limit_s
+            while time.monotonic() < limit:
+                if locks is not None:
+                    _keep_strongest(locks, _locks(watcher, pid))
+                if has_ended.wait(limit_s if locks is None else _SAMPLE_S):
+                    return
+            is_over.set()
+            watcher.execute(f"select {function}(%s)", [pid])
+
+    thread = threading.Thread(target=watch)
     thread.start()
     try:
-        cursor = session.execute(text)
+        return session.execute(text).statusmessage or ""
     except psycopg.Error as err:
-        return _refused(start, text, err)
+        if is_over.is_set():
+            raise _TooLong(f"it runs longer than {limit_s:g} s") from err
+        raise
     finally:
-        stop.set()
+        has_ended.set()
         thread.join()
-    return _between(cursor.statusmessage or "", start, _Relations.read(session), locks)
 
 
 def _between(
@@ -141,17 +170,17 @@ def _between(
 ) -> Effect:
     oids = start.files.keys() & end.files.keys()
     return Effect(
-        {**start.names, **end.names},
-        {oid: mode for oid, mode in locks.items() if oid in start.names},
-        {oid: rows for oid, rows in read.items() if oid in start.names},
+        {oid: str(table) for oid, table in {**start.tables, **end.tables}.items()},
+        {oid: mode for oid, mode in locks.items() if oid in start.tables},
+        {oid: rows for oid, rows in read.items() if oid in start.tables},
         frozenset(oid for oid in oids if start.files[oid] != end.files[oid]),
         frozenset(
             oid
             for oid, indexes in end.indexes.items()
-            if oid in start.names and indexes - start.indexes.get(oid, frozenset())
+            if oid in start.tables and indexes - start.indexes.get(oid, frozenset())
         ),
         {
-            (end.names[oid], name): end.columns[oid][number]
+            (str(end.tables[oid]), name): end.columns[oid][number]
             for oid in start.columns.keys() & end.columns.keys()
             for number, name in start.columns[oid].items()
             if end.columns[oid].get(number, name) != name
@@ -162,21 +191,28 @@ def _between(
 
 # What to do about an error of a statement, besides what PostgreSQL's hint says.
 _WAYS: Mapping[type[psycopg.Error], str] = {
-    psycopg.errors.QueryCanceled: "allow it more time with --statement-timeout",
+    _TooLong: "allow it more time with --statement-timeout",
     psycopg.errors.ActiveSqlTransaction: "run it outside of BEGIN and COMMIT",
     psycopg.errors.InsufficientPrivilege: "name the role that runs migrations with --role",
 }
 _EXTENSION = "pass --scratch with the connection of a server that has the extension"
 
 
-def _refused(
-    start: _Relations, text: str, err: psycopg.Error, violated_by: TableId | None = None
-) -> Effect:
-    parts = (err.diag.message_primary or str(err), err.diag.message_detail, err.diag.message_hint)
+def _refused(start: _Relations, text: str, err: psycopg.Error) -> Effect:
+    diag, violated = err.diag, frozenset[TableId]()
+    if isinstance(err, psycopg.IntegrityError) and diag.schema_name and diag.table_name:
+        violated = frozenset([TableId(diag.schema_name, diag.table_name)])
+    elif isinstance(err, psycopg.DataError):  # It names no table.
+        violated = frozenset(
+            table
+            for table in start.tables.values()
+            if re.search(rf"(?<!\w){re.escape(table.name)}(?!\w)", text, re.IGNORECASE)
+        )
+    parts = (diag.message_primary or str(err), diag.message_detail, diag.message_hint)
     is_extension = [word.lower() for word in text.split()[:2]] == ["create", "extension"]
     way = _EXTENSION if is_extension else _WAYS.get(type(err), "")
     error = "; ".join(part for part in parts if part)
-    return Effect(start.names, error=error, violated_by=violated_by, way=way)
+    return Effect(error=error, violated_by=violated, way=way)
 
 
 def _is_idle(session: Connection) -> bool:
@@ -201,7 +237,7 @@ def _rows_read(session: Connection) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Relations:
-    names: dict[int, str]
+    tables: dict[int, TableId]
     files: dict[int, int]
     indexes: dict[int, frozenset[int]]
     columns: dict[int, dict[int, str]]
@@ -210,16 +246,21 @@ class _Relations:
     def read(cls, session: Connection) -> _Relations:
         rows = session.execute(_RELATIONS).fetchall()
         return cls(
-            {oid: str(TableId(schema, name)) for oid, schema, name, *_ in rows},
+            {oid: TableId(schema, name) for oid, schema, name, *_ in rows},
             {oid: file for oid, _, _, file, *_ in rows if file},
             {oid: frozenset(indexes) for oid, _, _, _, indexes, *_ in rows},
             {oid: dict(zip(numbers, names, strict=True)) for oid, *_, numbers, names in rows},
         )
 
 
+_NO_RELATIONS = _Relations({}, {}, {}, {})
+_UNFINISHED = """
+select indexrelid::regclass::text from pg_index where not indisvalid and indexrelid <> all(%s)
+"""
 _LOCKS = """
 select l.relation, l.mode from pg_locks l join pg_class c on c.oid = l.relation
-where l.pid = %s and l.locktype = 'relation' and l.granted and c.relkind in ('r', 'p')
+where l.pid = %s and l.locktype = 'relation' and l.granted and l.mode <> 'SIReadLock'
+  and c.relkind in ('r', 'p')
   and l.database = (select oid from pg_database where datname = current_database())
   and c.relnamespace <> 'pg_catalog'::regnamespace
 """

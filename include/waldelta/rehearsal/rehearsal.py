@@ -7,6 +7,7 @@ source. Within a transaction of the migration, that follows its end.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -19,7 +20,7 @@ from psycopg.pq import TransactionStatus
 
 from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError
-from waldelta.postgres import Connection
+from waldelta.postgres import Connection, TableId
 from waldelta.quantities import counted, duration, size
 from waldelta.rehearsal.generated_rows import (
     WritableTable,
@@ -50,7 +51,6 @@ _REFUSALS = (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.Invalid
 # What is read in a second, for example by the validation of a constraint.
 _READ_PER_SECOND = 200 << 20
 _FIRST_ROW = 1_000
-_LONGEST_MS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +133,14 @@ class _Stage:
     def run(self, migration: Sequence[SqlCommand], runner: Runner) -> Iterator[StepReport]:
         """Yields a step for each statement, or for each transaction of the migration."""
         pending: list[tuple[SqlCommand, Effect]] = []
-        timeout = int(min(self.options.statement_timeout_s * 1000, _LONGEST_MS))
-        self.session.execute(f"set statement_timeout = {timeout}")
+        notes: list[Impact] = []
         for number, statement in enumerate(migration, 1):
             log.info("%s of %s, %s", number, len(migration), statement.place)
             start = time.monotonic()
-            effect, notes = self._observe(statement)
-            pending.append((statement, effect))
-            if effect.error is not None:
+            make_roles(self.admin, statement)
+            pending.append((statement, self._observe(statement)))
+            notes = [*notes, *self._without_made_up_rows(pending)]
+            if pending[-1][1].error is not None:
                 if not self.session.closed:
                     self.session.execute("rollback")
                 yield self._step(pending, [], time.monotonic() - start)
@@ -148,33 +148,45 @@ class _Stage:
             if self.session.info.transaction_status is TransactionStatus.IDLE:
                 seconds = time.monotonic() - start
                 is_last = number == len(migration)
+                if emptied := {note.table for note in notes}:
+                    tables = read_tables(self.admin)
+                    fill(self.admin, [table for table in tables if str(table.id) in emptied])
                 impacts = [*self._after(runner, pending, compares_all=is_last), *notes]
                 yield self._step(pending, impacts, seconds)
-                pending = []
+                pending, notes = [], []
         if pending:
             self.session.execute("rollback")
             error = "the migration ends without COMMIT, so PostgreSQL rolls it back"
             yield self._step(pending, [Impact("error", "", error)], 0.0)
 
-    def _observe(self, statement: SqlCommand) -> tuple[Effect, list[Impact]]:
-        """Run a statement; where rows that were made up violate it, without the table's rows.
+    def _observe(self, statement: SqlCommand) -> Effect:
+        limit_s = min(self.options.statement_timeout_s, threading.TIMEOUT_MAX)
+        return observe(self.session, self.admin, statement.text, limit_s)
 
-        Only production knows whether its rows do.
+    def _without_made_up_rows(self, pending: list[tuple[SqlCommand, Effect]]) -> Iterator[Impact]:
+        """Run a statement or an open transaction again, without made-up rows that it fails for.
+
+        Only production knows whether its rows make it fail. Rows that it wrote itself come again.
         """
-        make_roles(self.admin, statement)
-        effect = observe(self.session, self.admin, statement.text)
-        table = effect.violated_by
-        if table is None or table in self.pipeline.production.rows:
-            return effect, []
-        try:
-            with self.admin.transaction():
-                self.admin.execute("set local session_replication_role = replica")
-                self.admin.execute(sql.SQL("delete from {}").format(table.identifier))
-        except psycopg.Error:
-            return effect, []
-        again = observe(self.session, self.admin, statement.text)
-        text = f"made-up rows violate it, production's may as well: {effect.error}"
-        return again, [Impact("note", str(table), text, _CHECK_ROWS)]
+        statements = [statement for statement, _ in pending]
+        tables: set[TableId] = set()
+        while further := pending[-1][1].violated_by - tables - self.pipeline.production.rows.keys():
+            self.session.execute("rollback")
+            try:
+                with self.admin.transaction():
+                    self.admin.execute("set local session_replication_role = replica")
+                    for table in further:
+                        self.admin.execute(sql.SQL("delete from {}").format(table.identifier))
+            except psycopg.Error:
+                return
+            tables |= further
+            text = f"made-up rows make it fail, production's may as well: {pending[-1][1].error}"
+            yield from (Impact("note", str(table), text, _CHECK_ROWS) for table in further)
+            pending.clear()
+            for statement in statements:
+                pending.append((statement, self._observe(statement)))
+                if pending[-1][1].error is not None:
+                    break
 
     def follow(self, path: Path, file: PipelineFile, runner: Runner) -> StepReport:
         """Have setup follow a changed pipeline file, and judge the runs after it."""
@@ -224,6 +236,8 @@ class _Stage:
         for table in tables:
             is_kept = kept is None or str(table.id) in kept
             with self.admin.transaction(force_rollback=not is_kept):
+                # What fails, fails within a statement's savepoint.
+                self.admin.execute("set constraints all immediate")
                 self.admin.execute(sql.SQL("set role {}").format(sql.Identifier(table.owner)))
                 refusal = write_rows(self.admin, table, self.number, self.number + 1)
                 if isinstance(refusal, psycopg.errors.InsufficientPrivilege):
