@@ -392,7 +392,7 @@ VERBS_WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                     "metavar": "KIND,KIND",
                     "default": list(FAILING),
                     "help": (
-                        f"what ends the command with code 1: some of {', '.join(KINDS)};"
+                        f"what ends the command with code 3: some of {', '.join(KINDS)};"
                         f" {','.join(FAILING)} by default"
                     ),
                 },

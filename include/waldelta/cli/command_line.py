@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("waldelta")
 
+# The exit code of a rehearsal that finds what --fail-on names; an error has another.
+_FINDINGS = 3
+
 
 def run_and_exit(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the process's verb, and exit at once with its code when everything is written.
@@ -85,7 +88,7 @@ def run_submitted(*verb: str) -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb; returns 0, or 1 after a named error whose message is the last line of the log."""
+    """Run a verb; returns its exit code. A named error's message is the last line of the log."""
     options = parse(arguments)
     output = Output(as_json=getattr(options, "json", False))
     handler = logging.StreamHandler(sys.stderr)
@@ -119,10 +122,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.error("interrupted: what was committed stays, and the next run goes on from there")
         return 130
     except SystemExit as leaving:
-        if leaving.code != 1:
+        if leaving.code not in (1, _FINDINGS):
             raise
         output.close()
-        return 1
+        return 1 if leaving.code == 1 else _FINDINGS
     except Exception as err:
         if (error := last_error(err)) is None:
             raise
@@ -188,7 +191,7 @@ def _rehearse(options: argparse.Namespace, output: Output) -> None:
 
     _check_rich()
     if run_rehearse(options, output):
-        raise SystemExit(1)
+        raise SystemExit(_FINDINGS)
 
 
 def _completion(options: argparse.Namespace, _: Output) -> None:

@@ -34,7 +34,10 @@ def run_rehearse(options: argparse.Namespace, output: Output) -> bool:
     for path in (options.markdown, options.junit):
         if path is not None:
             try:  # Before the rehearsal, which takes a while.
+                is_new = not path.exists()
                 path.open("a").close()
+                if is_new:
+                    path.unlink()
             except OSError as err:
                 raise ConfigError(f"{path} can't be written: {err.strerror}") from None
     file, migration = load_pipeline_file(options.file), read_migrations(options.migration)

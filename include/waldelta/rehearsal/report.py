@@ -26,7 +26,7 @@ KINDS: Final[Mapping[str, str]] = MappingProxyType(
         "note": "worth knowing",
     }
 )
-# The kinds that end the command with exit code 1 unless --fail-on says otherwise.
+# The kinds that end the command with exit code 3 unless --fail-on says otherwise.
 FAILING: Final = ("error", "app-error", "data-loss", "stop")
 _PARTS: Final[Mapping[str, Sequence[str]]] = MappingProxyType(
     {

@@ -26,6 +26,8 @@ from waldelta.rehearsal.migration import statements
 from waldelta.rehearsal.production import Production, read_production
 from waldelta.rehearsal.rehearsal import RehearsalOptions, rehearse
 
+# The exit code of a report with findings, which bad input doesn't have.
+FINDINGS = 3
 SCHEMA = """
 \\restrict token
 -- Dumped from database version 18.1
@@ -35,6 +37,11 @@ alter schema shop owner to "the app";
 create table shop.orders(id int primary key, status text not null, n int);
 alter table shop.orders owner to "the app";
 grant select on shop.orders to reader;
+create table shop.others(id int primary key, n int);
+alter table shop.others owner to "the app";
+create table shop.items(id smallserial primary key, n int unique deferrable,
+  order_id int references shop.orders deferrable initially deferred);
+alter table shop.items owner to "the app";
 create subscription never connection 'host=production' publication p;
 """
 
@@ -70,7 +77,7 @@ def test_reports_for_people_and_for_ci(pipeline, capsys):
     )
     markdown, junit = pipeline.parent / "r.md", pipeline.parent / "r.xml"
     files = ("--markdown", str(markdown), "--junit", str(junit))
-    assert rehearsed(pipeline, sql, "--json", *files) == 1
+    assert rehearsed(pipeline, sql, "--json", *files) == FINDINGS
     steps = json.loads(capsys.readouterr().out)["steps"]
     m = pipeline.parent / "m.sql"
     assert [(step["place"], step["verdict"], len(step["sql"])) for step in steps] == [
@@ -89,9 +96,9 @@ def test_reports_for_people_and_for_ci(pipeline, capsys):
     ("sql", "options", "code"),
     [
         ("alter table shop.orders replica identity nothing", ("--fail-on", "copy,stop"), 0),
-        ("select pg_sleep(60)", ("--statement-timeout", "0.2"), 1),
-        ("set role reader; alter table shop.orders add x int", ("--role", "the app"), 1),
-        ("begin; alter table shop.orders add x int", (), 1),
+        ("select pg_sleep(60)", ("--statement-timeout", "0.2"), FINDINGS),
+        ("set role reader; alter table shop.orders add x int", ("--role", "the app"), FINDINGS),
+        ("begin; alter table shop.orders add x int", (), FINDINGS),
     ],
 )
 @pytest.mark.nightly("the reports' test has an exit code as well")
@@ -154,21 +161,43 @@ def test_what_the_scratch_server_lacks_is_named(pipeline, schema, options, messa
         rehearse(file, production, migration, chosen)
 
 
+OWN_ROW = """begin; insert into shop.orders values (-5, 'x', 5);
+alter table shop.orders add check (n < 0); commit;
+"""
+SLOW_COMMIT = """set statement_timeout = 0; begin;
+create function shop.wait() returns trigger language plpgsql as
+  'begin perform pg_sleep(99); return null; end';
+create constraint trigger slow after insert on shop.orders deferrable initially deferred
+  for each row execute function shop.wait();
+insert into shop.orders values (-5, 'x', 5);
+commit;
+"""
+CATCHES_CANCEL = """do $$ begin
+  begin perform pg_sleep(99); exception when query_canceled then perform pg_sleep(99); end;
+end $$
+"""
 # What ends a rehearsal, and what the report says of it: the line, the error and the way.
 ERRORS = {
     "fails half-way": (
         "alter table shop.orders add x int;\nalter table shop.orders\n  drop nope;\n",
         2, 'column "nope" of relation "orders" does not exist', "",
     ),
-    "a row violates it": (
-        "begin;\nalter table shop.orders add check (n < 0);\ncommit;\n",
-        2, "is violated by some row", "",
-    ),
+    "its own row violates it": (OWN_ROW, 2, "is violated by some row", ""),
     "an extension": (
         "\ncreate extension no_such_extension;\n", 2, "is not available", "pass --scratch",
     ),
     "takes for ever": (
-        "select 1;\nselect pg_sleep(99);\n", 2, "due to statement timeout", "--statement-timeout",
+        "set statement_timeout = 0;\nselect pg_sleep(99);\n",
+        2, "runs longer than 2 s", "--statement-timeout",
+    ),
+    "takes for ever within a transaction": (
+        "begin;\nset local statement_timeout = 0;\nselect pg_sleep(99);\ncommit;\n",
+        3, "runs longer than 2 s", "--statement-timeout",
+    ),
+    "takes for ever at its COMMIT": (SLOW_COMMIT, 7, "runs longer than 2 s", "--statement-timeout"),
+    "goes on after a cancel": (CATCHES_CANCEL, 1, "runs longer than 2 s", "--statement-timeout"),
+    "its own limit": (
+        "set statement_timeout = '1s';\nselect pg_sleep(99);\n", 2, "due to statement timeout", "",
     ),
     "concurrently within a transaction": (
         "begin;\ncreate index concurrently on shop.orders (n);\ncommit;\n",
@@ -194,7 +223,7 @@ ERRORS = {
 def test_an_error_names_the_line_and_the_way(pipeline, capsys, name):
     """The rehearsal ends there, and the steps before it are reported."""
     sql, line, error, way = ERRORS[name]
-    assert rehearsed(pipeline, sql, "--json", "--statement-timeout", "2") == 1
+    assert rehearsed(pipeline, sql, "--json", "--statement-timeout", "2") == FINDINGS
     steps = json.loads(capsys.readouterr().out)["steps"]
     (impact,) = (one for one in steps[-1]["impacts"] if one["kind"] == "error")
     place = impact["text"].partition(": ")[0] if name != "no COMMIT" else steps[-1]["place"]
@@ -202,6 +231,38 @@ def test_an_error_names_the_line_and_the_way(pipeline, capsys, name):
     assert error in impact["text"]
     assert way in impact["way"]
     assert bool(way) == bool(impact["way"])
+
+
+# Migrations that only rows made up here violate, each with their tables.
+VIOLATED = {
+    "create unique index concurrently i on shop.items ((1))": ["shop.items"],
+    "begin; alter table shop.orders add u int, add unique (u) deferrable initially deferred;"
+    " update shop.orders set u = 1; commit": ["shop.orders"],
+    "begin; alter table shop.orders add s text default 'x', add check (s = 'y');"
+    " alter table shop.others add check (n < 0); commit": ["shop.orders", "shop.others"],
+    "alter table shop.orders alter status type int using status::int": ["shop.orders"],
+}
+
+
+def test_rows_that_were_made_up_refuse_no_migration(pipeline, capsys):
+    """A statement or transaction runs again without them; production may have such rows."""
+    assert rehearsed(pipeline, ";\n".join(VIOLATED), "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["notes"] == []
+    notes = [
+        sorted(one["table"] for one in step["impacts"] if "made-up rows" in one["text"])
+        for step in report["steps"]
+    ]
+    assert notes == list(VIOLATED.values())
+
+
+def test_a_transaction_has_the_isolation_level_of_the_migration(pipeline, capsys):
+    sql = (
+        "begin;\nset transaction isolation level serializable;\n"
+        "create table level as select current_setting('transaction_isolation') as name;\n"
+        "do $$ begin assert (select name from level) = 'serializable'; end $$;\ncommit;\n"
+    )
+    assert rehearsed(pipeline, sql, "--json") == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -227,6 +288,12 @@ def test_a_report_that_cannot_be_written_starts_no_server(pipeline, caplog):
     path = pipeline.parent / "no folder" / "r.xml"
     assert rehearsed(pipeline, "select 1", "--junit", str(path)) == 1
     assert "r.xml can't be written: No such file or directory" in caplog.text
+
+
+def test_an_error_before_the_rehearsal_leaves_no_report(pipeline):
+    path = pipeline.parent / "r.xml"
+    assert rehearsed(pipeline, "select 'a", "--junit", str(path)) == 1
+    assert not path.exists()
 
 
 def test_production_is_only_read(pipeline, database, monkeypatch):
@@ -283,7 +350,8 @@ def test_nothing_stays_after_a_kill(pipeline, tmp_path):
 
 def _sleeps(pid_file: Path) -> bool:
     """Whether the migration's statement runs on the server."""
-    with suppress(OSError, ValueError, psutil.Error):  # A process of initdb may just have ended.
-        pid = int(pid_file.read_text().splitlines()[0])
+    # A process of initdb may just have ended, and the file may still be empty.
+    with suppress(OSError, ValueError, psutil.Error):
+        pid = int(pid_file.read_text().partition("\n")[0])
         return any("SELECT" in " ".join(one.cmdline()) for one in psutil.Process(pid).children())
     return False
