@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tenacity
 
-from waldelta.changes.merge.by_driver import small_rows
 from waldelta.changes.merge.divide import Division, empty_texts
+from waldelta.changes.merge.statements import MERGED_INSERTS, MERGED_UPDATES
+from waldelta.changes.stage.net_files import batches, parts_at_once
 from waldelta.config.layout_options import LayoutOptions
 from waldelta.errors import LateWriter, LockHeld, class_and_text
 from waldelta.failpoints import fault_point
@@ -27,12 +29,12 @@ from waldelta.lake import (
     READ_FAILURES,
     WRITE_FAILURES,
     CommitConflict,
+    Overtaken,
     Tag,
     TargetVersion,
     remove_folder,
-    replace_by_rows,
 )
-from waldelta.lake.data_file import CODEC
+from waldelta.lake.data_file import CODEC, DataFiles, discard, new_prefix
 from waldelta.lake.delta_statements import (
     LARGEST_FILE,
     PARQUET_CODEC,
@@ -46,10 +48,11 @@ from waldelta.lake.delta_statements import (
     set_retention,
     vacuum,
 )
-from waldelta.lake.layout import ROWS_PER_FILE, empty_value, folder_of
+from waldelta.lake.layout import ROWS_PER_FILE, NewFile, empty_value, folder_of
 from waldelta.lake.ledger import Decisions, TableState, now
 from waldelta.lake.ledger.prune_ledger import prune_ledger
 from waldelta.lake.staging_leftovers import find_leftovers
+from waldelta.lake.storage import is_within
 from waldelta.pipeline import Job, RunResult, StageResult, is_conflict, target_lock
 from waldelta.pipeline.targets import Watermarks, check_target, messages_applied, synced_states
 from waldelta.pipeline.targets.lifecycle import copies_under_way
@@ -66,9 +69,10 @@ _SMALL_FILE, _LARGE_FILE = 1 << 20, 64 << 20
 _ATTEMPTS = 3
 # Delta's transaction id of a compaction, numbered by the version that it compacts.
 _COMPACTION = "waldelta:compaction"
-# The share of a table's bytes that maintenance leaves unsorted, and the number of commits among
+# The share of a table's rows that maintenance leaves unsorted, and the number of commits among
 # which it looks for the last one that sorted them.
 _UNSORTED, _MOST_COMMITS = 0.1, 2000
+_WITHOUT_ROWS = ("SET TBLPROPERTIES", "VACUUM START", "VACUUM END")
 # Longer than any run: an interrupted one may continue in a Spark Connect server.
 _STAGED_FOR = timedelta(hours=24)
 
@@ -226,7 +230,7 @@ def _compact(runner: Runner, table: TargetVersion, layout: LayoutOptions) -> Non
     # One file has nothing to sort.
     is_sorted = bool(columns) and _total(table.files) >= 2 * size
     sorts = is_sorted and _lacks_order(table, columns)
-    if sorts or (_has_work(table, size) and (is_sorted or not _compact_small(table))):
+    if sorts or (_has_work(table, size) and not _compact_small(table, size)):
         # Spark's default codec would double what runs have written.
         files = {
             SMALLEST_FILE: str(_small(size)), LARGEST_FILE: str(size), PARQUET_CODEC: CODEC,
@@ -262,14 +266,32 @@ def _lacks_order(table: TargetVersion, columns: Sequence[str]) -> bool:
     """Returns whether too many rows were written since all were sorted by these columns."""
     # Spark's commits name columns in this form.
     names = [f"`{name}`" if "." in name else name for name in columns]
+    rows = 0.0
     for commit in table.commits(_MOST_COMMITS):
         if _order_of(commit) == names:
+            total = sum(file.rows for file in table.held_files)
+            if rows < _UNSORTED * total:
+                return False
             try:
                 new = table.files_since(commit["version"])
             except READ_FAILURES:  # Log retention removed the version's log entry.
                 return True
             return _total(new) >= _UNSORTED * _total(table.files)
+        rows += _rows_without_order(commit)
     return True
+
+
+def _rows_without_order(commit: Mapping[str, Any]) -> float:
+    """Returns how many rows a commit may have put out of order; infinity where it doesn't say.
+
+    A merge with Arrow writes the other rows of a file again in their order, so random keys put few
+    rows out of order, though they make most files new.
+    """
+    counts = commit["waldelta"].get("counts") or {}
+    if MERGED_INSERTS in counts:
+        return float(counts[MERGED_INSERTS] + counts[MERGED_UPDATES])
+    is_compaction = "compaction" in commit["waldelta"] or _order_of(commit) == []
+    return 0.0 if is_compaction or commit.get("operation") in _WITHOUT_ROWS else math.inf
 
 
 def _order_of(commit: Mapping[str, Any]) -> Any:
@@ -287,18 +309,33 @@ def _order_of(commit: Mapping[str, Any]) -> Any:
         return None
 
 
-def _compact_small(table: TargetVersion) -> bool:
-    """Rewrite a small target's files as one; returns False where Spark must compact."""
+def _compact_small(table: TargetVersion, size: int) -> bool:
+    """Write the rows of small files into as few as they fill; returns False where Spark must.
+
+    Spark compacts large targets, except clustered ones: of these, OPTIMIZE would sort all files
+    that runs have written again.
+    """
+    files = [file for file in table.held_files if file.bytes < _small(size)]
+    is_own = table.is_writable and all(is_within(file.path) for file in files)
+    if not (is_own and (table.is_small or table.is_clustered)):
+        return False
+    place, prefix = table.place, new_prefix()
     try:
-        rows = small_rows(table)
+        with DataFiles(place.files, table.layout, prefix) as new:
+            for file in files:
+                for part in parts_at_once(batches(file.open(place.lake, place.uri, table.schema))):
+                    new.write(part.cast(table.schema))
+            added = [*map(NewFile.of, new.close())]
     except READ_FAILURES as err:
-        log.info("%s is compacted by Spark: %s", table.place.uri, class_and_text(err))
+        log.info("%s is compacted by Spark: %s", place.uri, class_and_text(err))
         return False
-    if rows is None:
-        return False
-    entries = {"verb": "maintain", "attempt": uuid.uuid4().hex}
+    entries = {"verb": "maintain", "compaction": uuid.uuid4().hex}
     tag = Tag.of(_COMPACTION, table.version, entries)
-    replace_by_rows(table, table.held_files, rows, tag, changes_data=False)
+    try:
+        table.replace_files(files, added, tag, changes_data=False)
+    except Overtaken:
+        discard(place, prefix)
+        raise
     return True
 
 
