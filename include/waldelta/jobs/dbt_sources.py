@@ -16,6 +16,7 @@ from waldelta.config import split_table_name
 from waldelta.config.expectation_files import OwnExpectation, read_own_suites
 from waldelta.config.quality import Freshness
 from waldelta.errors import StateError
+from waldelta.lake.delta_statements import dbt_properties
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import COMMIT_TS
 from waldelta.pipeline import Job
@@ -72,7 +73,7 @@ def _table(
     table: dict[str, Any] = {
         "name": split_table_name(job.lake.stored_name(state.table_name))[1],
         "description": comments.get((state.table_name, None), ""),
-        "config": {"meta": job.lake.target(state.table_name).dbt_properties},
+        "config": {"meta": dbt_properties(job.lake.target(state.table_name))},
         "columns": [
             {
                 "name": column.name,

@@ -255,6 +255,15 @@ def purge_deleted_rows(spark: SparkSession, target: DeltaTarget) -> None:
     spark.sql(f"reorg table {target.relation} apply (purge)").collect()
 
 
+def dbt_properties(target: DeltaTarget) -> dict[str, str]:
+    """Returns the properties by which dbt-duckdb finds a table; other adapters have a catalog."""
+    table = target.open()
+    if table.has_deletion_vectors or table.maps_columns:
+        # dbt-duckdb's plugin reads by delta-rs into Arrow, which refuses such tables.
+        return {"external_location": "delta_scan('{}')".format(target.uri.replace("'", "''"))}
+    return {"plugin": "delta", "delta_table_path": target.uri}
+
+
 def optimize(
     spark: SparkSession, target: DeltaTarget, z_order: Sequence[str] = (), *, full: bool = False
 ) -> None:

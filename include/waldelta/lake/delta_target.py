@@ -100,11 +100,6 @@ class DeltaTarget:
     uri: str
 
     @property
-    def dbt_properties(self) -> dict[str, str]:
-        """The properties by which dbt-duckdb finds the table; other adapters have a catalog."""
-        return {"plugin": "delta", "delta_table_path": self.uri}
-
-    @property
     def exists(self) -> bool:
         """Whether there is a Delta table; one that this process has opened counts."""
         log = self.known_log

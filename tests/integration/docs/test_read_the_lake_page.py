@@ -119,6 +119,7 @@ def test_the_page_shows_how_to_read(job):
         exec(code.replace("> 10", "> 1"), names)
         counts.append(len(names["changes" if "changes" in names else "orders"]))
     assert counts == [1, 2, 1, 2]
+    assert names["changes"]["_change_type"].to_list() == ["insert", "insert"]
 
 
 @pytest.fixture(scope="session")

@@ -205,6 +205,12 @@ def test_arrow_reads_a_target_that_requires_no_feature_and_polars_refuses_others
     if "columnMapping" in FEATURES[name]:
         with pytest.raises(DeltaProtocolError):
             pl.scan_delta(uri).collect()
+    else:
+        ids = pl.scan_delta(uri).select("id").collect()["id"]
+        assert sorted(ids) == expected(name)["id"]
+    if "deletionVectors" in FEATURES[name]:
+        with pytest.raises(DeltaProtocolError):
+            DeltaTable(uri).to_pyarrow_dataset()
     if not FEATURES[name]:
         assert by_name(name, DeltaTable(uri).to_pyarrow_table().to_pylist()) == expected(name)
 

@@ -7,12 +7,13 @@ import shutil
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, TableFeatures, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from waldelta.errors import StateError
 from waldelta.lake import Lake, Overtaken, Tag, local_path, replace_by_rows
 from waldelta.lake import delta_target as module
+from waldelta.lake.delta_statements import dbt_properties
 
 ROWS = pa.table({"id": pa.array([1, 2], pa.int64())})
 TAG = Tag("app", 7, '{"waldelta": {"batch": 7}}')
@@ -264,3 +265,18 @@ def test_a_table_can_store_rows_of_its_own_columns(lake, columns, fits):
     table = Lake(lake).target("s.created").create(created)
     assert table.can_store(pa.schema([pa.field(*column) for column in columns])) is fits
     assert table.can_store(table.schema)
+
+
+@pytest.mark.parametrize(
+    ("feature", "wanted"),
+    [
+        (None, {"plugin": "delta", "delta_table_path": "{uri}"}),
+        (TableFeatures.DeletionVectors, {"external_location": "delta_scan('{uri}')"}),
+    ],
+)
+def test_dbt_finds_a_target_by_a_reader_of_its_features(target, feature, wanted):
+    """DuckDB's own extension reads what the plugin can't."""
+    if feature is not None:
+        DeltaTable(target.uri).alter.add_feature(feature, allow_protocol_versions_increase=True)
+    properties = {name: text.format(uri=target.uri) for name, text in wanted.items()}
+    assert dbt_properties(target) == properties
