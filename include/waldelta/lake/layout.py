@@ -153,7 +153,7 @@ def empty_value(columns: Sequence[str]) -> EmptyPartitionValue:
 
 
 def divides(kind: pa.DataType) -> bool:
-    """Returns whether columns of a type divide rows into partitions here.
+    """Returns whether waldelta writes partitions by columns of a type.
 
     Floats don't: NaN, and zero with two signs, are no values of the log. Moments don't, because
     writers print them in several ways. Fractions don't, because delta-rs can't read -0.5.
@@ -203,7 +203,9 @@ class Layout:
 
     @property
     def is_known(self) -> bool:
-        """Whether these files can be written and read here."""
+        """Whether the writers of this package can write and read files divided by these partition
+        columns.
+        """
         return all(divides(self.schema.field(name).type) for name in self.partition_by)
 
     @property

@@ -451,11 +451,12 @@ def _check_alone(connection: Connection, move: SlotMove) -> None:
 def _get_in_binary(
     sessions: Sessions, source: Source, move: SlotMove, keep: str, pid: int
 ) -> Transactions | None:
-    """Count the same call with values in binary format, so that the server needn't print them.
+    """Move the slot by a call that returns values in binary format, and return the counts of its
+    messages.
 
-    Returns None where values must be printed; then nothing was consumed. The call has a session of
-    its own: a session in which decoding failed can't decode any more, and an error in the temporary
-    copy's session would drop the copy.
+    Binary format saves the server printing the values. Returns None where values must be printed as
+    texts; then nothing was consumed. The call has a session of its own: a session in which decoding
+    failed can't decode any more, and an error in the temporary copy's session would drop the copy.
     """
     with sessions() as session:
         if not is_plain(session, source.publication_names):

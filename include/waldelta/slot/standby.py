@@ -438,9 +438,8 @@ def record_promotion(job: Job, promotion: Promotion) -> None:
 
 
 def _recorded(job: Job, identity: SlotIdentity) -> SlotMove | None:
-    """Returns the slot's last event; None when that is this promotion.
-
-    Recording it twice would say that this timeline was left there, too.
+    """Returns the slot's last event; None when it is this promotion, so that no run records it
+    twice.
     """
     last = job.ledger.slot_events(identity.slot)[-1]
     is_it = (last.event, last.incarnation, last.timeline) == (

@@ -97,16 +97,16 @@ def values_of(row: Any) -> dict[str, Any]:
 
     dataclasses.asdict() also copies each value, which takes most of its time.
     """
-    return {name: _value_of(getattr(row, name)) for name in row.__dataclass_fields__}
+    return {name: _plain_value(getattr(row, name)) for name in row.__dataclass_fields__}
 
 
-def _value_of(value: Any) -> Any:
+def _plain_value(value: Any) -> Any:
     if is_dataclass(value):
         return values_of(value)
     if isinstance(value, list | tuple):
-        return list(map(_value_of, value))
+        return list(map(_plain_value, value))
     if isinstance(value, dict):
-        return {key: _value_of(of) for key, of in value.items()}
+        return {key: _plain_value(of) for key, of in value.items()}
     return value
 
 

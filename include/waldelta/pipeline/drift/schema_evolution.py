@@ -283,8 +283,8 @@ def _attnums(state: TableState, catalog: CatalogTable, relation: Relation) -> li
 
 
 def _check_continuous(state: TableState, numbers: Sequence[list[int]]) -> None:
-    """Raise NeedsSync for a column that is there, isn't, and is there again: its identity is
-    mistaken.
+    """Raise NeedsSync for a column that comes or goes more than once within the range, as when it
+    was removed from the publication and added again.
     """
     held = [column.attnum for column in state.columns]
     for number in {n for one in numbers for n in one}:

@@ -325,14 +325,14 @@ class StagedRows:
         rows = spark.read.parquet(self.files.folder).where(self.where)
         rows = rows.select(*own, *self.columns.values)
 
-        def condition_of(n: int, condition: RowCondition) -> RowCondition:
+        def sent_condition(n: int, condition: RowCondition) -> RowCondition:
             verdicts[n].columns = condition.columns
             unexpected = F.coalesce(condition.unexpected, F.lit(False))
             unexpected &= self._is_sent(condition.columns)
             return replace(condition, unexpected=unexpected, columns=_PLACE)
 
         planned = {n: verdict.planned for n, verdict in verdicts.items()}
-        counts, errors = count_by_spark(rows, planned, condition_of, most)
+        counts, errors = count_by_spark(rows, planned, sent_condition, most)
         others = [v for n, v in verdicts.items() if n not in counts and n not in errors]
         self._check_judged(verdicts, errors, others)
         first = np.cumsum([0, *self.files.rows]).tolist()
