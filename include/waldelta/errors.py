@@ -322,14 +322,10 @@ class DecodeError(WaldeltaError):
 
 
 class SyncFailed(WaldeltaError):
-    """Some tables couldn't be copied: ``failures`` by table name; ``results`` of those that
-    were.
-    """
+    """Some tables couldn't be copied: ``failures`` by table name; ``copied`` tables were."""
 
-    def __init__(
-        self, failures: Mapping[str, WaldeltaError], results: Sequence[object] = ()
-    ) -> None:
-        self.failures, self.results = dict(failures), list(results)
+    def __init__(self, failures: Mapping[str, WaldeltaError], copied: int = 0) -> None:
+        self.failures = dict(failures)
         self.causes = tuple(self.failures.values())
         # A retry helps the retryable ones; the others are reported again.
         self.retryable = any(err.retryable for err in self.failures.values())
@@ -338,7 +334,7 @@ class SyncFailed(WaldeltaError):
             for name, err in sorted(self.failures.items())
         )
         super().__init__(
-            f"{len(self.failures)} of {counted(len(self.failures) + len(self.results), 'table')}"
+            f"{len(self.failures)} of {counted(len(self.failures) + copied, 'table')}"
             f" not synced:\n{lines}"
         )
 

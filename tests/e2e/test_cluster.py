@@ -38,6 +38,7 @@ source:
   publications: [{{name: {name}_pub, tables: [{{name: public.orders}}]}}]
 target: {{root: {root}}}
 batch: {{max_changes: 300000}}
+runner: spark
 """
 # Two tasks read it, and its target is one that tasks merge file by file.
 TABLE = """

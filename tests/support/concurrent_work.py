@@ -1,5 +1,6 @@
 """What happens while a run works: during its copy, in a Connect server, or a kill."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -70,14 +71,17 @@ def killed_in(function: str) -> Iterator[None]:
 
 
 @contextmanager
-def killed_at(step: str, module: str) -> Iterator[None]:
-    """Have the block killed at this fault point of a module."""
+def killed_at(
+    step: str, module: str, passes: int = 1, error: type[BaseException] = Killed
+) -> Iterator[None]:
+    """Have the block killed where it passes this fault point of a module so often."""
+    passed = itertools.count(1)
 
     def at(reached: str) -> None:
-        if reached == step:
-            raise Killed
+        if reached == step and next(passed) == passes:
+            raise error
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"{module}.fault_point", at)
-        with pytest.raises(Killed):
+        with pytest.raises(error):
             yield

@@ -60,6 +60,13 @@ RUN_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
             "default": "manual",
             "help": "how the run was started",
         },
+        "--again": {
+            "action": "store_true",
+            "help": (
+                "run what another process left of the run --run-id, or replay a consume that"
+                " succeeded"
+            ),
+        },
         "--interval-start": {
             "type": _moment,
             "metavar": "TIME",
@@ -257,10 +264,6 @@ VERBS: Mapping[str, tuple[str, _Options]] = MappingProxyType(
             | {
                 "--hand-over": (
                     _FLAG | {"help": "leave large tables that need a new copy to a later sync"}
-                ),
-                "--again": (
-                    _FLAG
-                    | {"help": ("replay what a run that succeeded has applied; needs its --run-id")}
                 ),
             },
         ),

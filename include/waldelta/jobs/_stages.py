@@ -46,17 +46,15 @@ def run_stages(
 ) -> RunResult:
     """Run stages in order, or some of them, and record the result in the ledger.
 
+    Of a run that another process has left unfinished, all stages are those that haven't succeeded.
     A failure raises RunFailed after stages that don't depend on the failed one have run, to check
     and report the run's changes. A run stays failed whatever succeeds later in another process.
     """
-    if unknown := sorted(set(only or ()) - set(stages)):
-        raise StateError(
-            f"{result.verb} has no stage {unknown[0]!r}: its stages are {', '.join(stages)}"
-        )
+    names = _names(result, stages, only)
     attempt = result.attempt
     attempt.started_at = attempt.started_at or job.ledger.begin_run(result.run_id, result.verb)
     fault_point("run.begun")
-    names = [name for name in stages if only is None or name in only]
+    result.status = "running"
     with runner.prepared(), _record_for_application(job, result):
         failures = _run_each(runner, job, result, stages, names)
     result.error = next(
@@ -82,6 +80,20 @@ def run_stages(
     if failures:
         raise RunFailed(result) from next(iter(failures.values()))
     return result
+
+
+def _names(
+    result: RunResult, stages: Mapping[str, Stage], only: Collection[str] | None
+) -> list[str]:
+    """Returns the stages that run; without ``only`` those that an unfinished run hasn't ended."""
+    if unknown := sorted(set(only or ()) - set(stages)):
+        raise StateError(
+            f"{result.verb} has no stage {unknown[0]!r}: its stages are {', '.join(stages)}"
+        )
+    if only is None and result.status == "running":
+        ended = {name for name, stage in result.stages.items() if stage.status == "succeeded"}
+        return [name for name in stages if name not in ended]
+    return [name for name in stages if only is None or name in only]
 
 
 def _follow_commits(job: Job, result: RunResult) -> None:
@@ -171,13 +183,16 @@ def _report_unread(job: Job, result: RunResult) -> None:
 
 
 def continued(job: Job, verb: str, *, fresh: bool, started_at: datetime | None = None) -> RunResult:
-    """Returns a run's result as its earlier stages recorded it, or a new one.
+    """Returns a run's result as its earlier stages recorded it, or a new one if it is ``fresh``.
 
+    A run that a process began and left to an application, or that was killed later, is never fresh.
     The attempt begins now, unless ``started_at`` is given.
     """
     # Recorded first: what another attempt records after this is newer.
     started_at = started_at or job.ledger.begin_run(job.run_id, verb)
-    run = None if fresh else job.ledger.run_result(job.run_id, verb)
+    run = job.ledger.run_result(job.run_id, verb) if job.again or not fresh else None
+    if run is not None and fresh and run.status != "running":
+        run = None
     result = RunResult.from_json(run.result) if run is not None else RunResult(verb, job.run_id)
     result.attempt.started_at = started_at
     return result

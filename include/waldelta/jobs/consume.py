@@ -133,7 +133,5 @@ def consume(runner: Runner, job: Job, only: Collection[str] | None = None) -> Ru
     if is_replay(job, only):
         return replay(runner, job, only)
     begins = only is None or "land" in only
-    last = job.ledger.run_result(job.run_id, "consume") if begins and job.again else None
-    is_unfinished = last is not None and last.status == "running"
-    result = continued(job, "consume", fresh=begins and not is_unfinished, started_at=started_at)
+    result = continued(job, "consume", fresh=begins, started_at=started_at)
     return run_stages(runner, job, result, CONSUME_STAGES, only)

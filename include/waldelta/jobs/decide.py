@@ -71,8 +71,7 @@ def run_decide(runner: Runner, job: Job, request: DecisionRequest) -> RunResult:
         else:
             stage.detail = f"{counted(len(set(request.ids)), 'external commit')} accepted"
 
-    earlier = continued(job, "decide", fresh=False)
-    result = RunResult("decide", job.run_id, tables=earlier.tables, attempt=earlier.attempt)
+    result = continued(job, "decide", fresh=False)
     stages: dict[str, Stage] = {request.action: record}
     if request.action not in _RECORDED:
         stages["check"] = check_stage

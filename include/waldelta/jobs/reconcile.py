@@ -97,8 +97,9 @@ def run_reconcile(
             ]
             close_compared(job, are_equal, began)
             add_to_result(result, stage, rows)
-            repaired = sorted(row.table_name for row in rows if row.status == REPAIRED)
-            result.checked = CheckFindings(write_report(job, rows), passed=repaired)
+            repaired = {row.table_name for row in rows if row.status == REPAIRED}
+            passed = sorted(repaired.union(result.checked.passed))
+            result.checked = CheckFindings(write_report(job, rows), passed=passed)
         if work.failures:
             raise all_failures(work.failures)
         if different := [row for row in rows if row.status == DIFFERENT]:

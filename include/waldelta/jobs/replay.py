@@ -15,7 +15,6 @@ from waldelta.jobs._stages import all_failures, check_stage, continued, report_s
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.quantities import counted
 from waldelta.spark import Runner
-from waldelta.spark.session import leave_to_application
 from waldelta.stages.repair.replay.interval import REPLAY, read_span
 
 
@@ -44,8 +43,6 @@ def replay(
         if span.is_empty:
             stage.detail = str(span)
             return
-        # No later process finds the rows that this one has corrected.
-        leave_to_application()
         outcome = mend(runner, job, result, span, tables)
         result.targets.leave_behind(outcome.failures)
         stage.detail = (

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import cast
+from functools import partial
 
 from waldelta.errors import LockHeld, SlotUnreadable, SyncFailed
 from waldelta.jobs._stages import Stage, check_stage, continued, report_stage, run_stages
@@ -25,7 +25,7 @@ from waldelta.lake.ledger import Gap
 from waldelta.pipeline import Job, RunResult, StageResult
 from waldelta.quantities import counted
 from waldelta.slot import remaining_on_primary
-from waldelta.slot.gaps import describe
+from waldelta.slot.gaps import OPEN, describe
 from waldelta.spark import Runner
 from waldelta.stages.land.drain import land_backlog
 from waldelta.stages.setup.renew_slot import renew_slot
@@ -52,7 +52,7 @@ def run_sync(
             runner,
             job,
             result,
-            lambda: sync(runner, job, tables, reason, only_waiting=only_waiting),
+            partial(sync, runner, job, names, reason, only_waiting=only_waiting),
         )
         stage.detail = (
             f"{counted(len(copied), 'table')}, {counted(sum(copy.rows for copy in copied), 'row')}"
@@ -63,28 +63,41 @@ def run_sync(
     # A retry copies what the failed attempt left; tables of that attempt are checked and reported
     # too.
     result = continued(job, "sync", fresh=False)
+    names = _tables_to_copy(result, tables)
     stages: dict[str, Stage] = {"sync": sync_stage, "check": check_stage, "report": report_stage}
     return run_stages(runner, job, result, stages, only)
 
 
+def _tables_to_copy(result: RunResult, tables: Sequence[str] | None) -> Sequence[str] | None:
+    """Returns the named tables without those that the process which began the run has copied."""
+    copy = result.stages.get(result.verb)
+    if tables is None or copy is None or copy.status != "running":
+        return tables
+    return [name for name in tables if name not in result.tables]
+
+
 def _add_copies(
-    runner: Runner, job: Job, result: RunResult, copy: Callable[[], list[SyncResult]]
+    runner: Runner, job: Job, result: RunResult, copy: Callable[..., list[SyncResult]]
 ) -> tuple[list[SyncResult], SyncFailed | None]:
-    """Add what was copied to the result; returns it, and the error that names the rest."""
+    """Add what was copied to the result, also where the process leaves the rest to an application;
+    returns it, and the error that names the rest.
+    """
+    results: list[SyncResult] = []
     failed: SyncFailed | None = None
     try:
-        results = copy()
+        copy(results=results)
     except SyncFailed as err:
-        results, failed = cast("list[SyncResult]", list(err.results)), err
-    for copied in results:
-        raw_rows = copied.raw_rows
-        if raw_rows is None and copied.diff is None:
-            raw_rows = count_raw_rows(runner, job, str(copied.table), copied.version)
-        result.add_copy(replace(copied, raw_rows=raw_rows))
-        if copied.whole:
-            result.warnings.append(f"{copied.table} was copied as a whole: {copied.whole}")
-        if copied.skipped is not None:
-            result.warnings.append(f"{copied.table} was {copied.skipped}")
+        failed = err
+    finally:
+        for copied in results:
+            raw_rows = copied.raw_rows
+            if raw_rows is None and copied.diff is None:
+                raw_rows = count_raw_rows(runner, job, str(copied.table), copied.version)
+            result.add_copy(replace(copied, raw_rows=raw_rows))
+            if copied.whole:
+                result.warnings.append(f"{copied.table} was copied as a whole: {copied.whole}")
+            if copied.skipped is not None:
+                result.warnings.append(f"{copied.table} was {copied.skipped}")
     result.targets.leave_behind(failed.failures if failed is not None else {})
     return results, failed
 
@@ -106,13 +119,17 @@ def run_resync(
     Raises RunFailed.
     """
 
+    result = continued(job, "resync", fresh=False)
+    names = _tables_to_copy(result, tables)
+
     def resync_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
         gap = _renew_slot(runner, job, accept_server)
         if gap is not None:
             result.warnings += _warnings_of(job, gap, accept_server)
-        cause = reason or (gap.cause if gap is not None else None)
+        gaps = reversed(job.ledger.gaps(job.pipeline.source.slot))
+        cause = reason or next((one.cause for one in gaps if one.status == OPEN), None)
         copies, failed = _add_copies(
-            runner, job, result, lambda: sync(runner, job, tables, cause, by_diff=True)
+            runner, job, result, partial(sync, runner, job, names, cause, by_diff=True)
         )
         written = sum(c.rows if c.diff is None else c.diff.written for c in copies)
         stage.detail = (
@@ -129,7 +146,7 @@ def run_resync(
         "check": check_stage,
         "report": report_stage,
     }
-    return run_stages(runner, job, continued(job, "resync", fresh=False), stages, only)
+    return run_stages(runner, job, result, stages, only)
 
 
 def _renew_slot(runner: Runner, job: Job, accept_server: str | None) -> Gap | None:

@@ -51,7 +51,8 @@ class Job:
     """A run of a command: its pipeline, the connections to its source, and why it runs.
 
     ``hand_over`` is True when a sync follows this run: large copies are left to that sync.
-    ``again`` is True when this part of the run ran before, and was retried or cleared.
+    ``again`` is True when this part of the run ran before: it was retried or cleared, or continues
+    what a process left to an application.
     ``lock_wait_s`` is how long each stage may wait for locks of other runs. ``lake`` has
     the pipeline's Delta tables, with the object store's credentials from the environment.
     """

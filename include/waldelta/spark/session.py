@@ -96,7 +96,9 @@ def open_session(
     loss shows that the other run is dead. Raises LockHeld when that run is alive. Ends the process
     as a kill does where WALDELTA_WITHOUT_SPARK is set.
     """
-    leave_to_application()
+    if WITHOUT_SPARK_VARIABLE in os.environ:
+        log.info("this process ends here, and spark-submit runs the rest")
+        raise SystemExit(NEEDS_SPARK)
     key = session_key if job is not None and "SPARK_REMOTE" in os.environ else None
     with session_lock(job, key) if job is not None and key is not None else nullcontext():
         spark = spark_session(
@@ -111,13 +113,6 @@ def open_session(
                 _close(spark)
             else:
                 _stop(spark)
-
-
-def leave_to_application() -> None:
-    """End the process where WALDELTA_WITHOUT_SPARK is set: an application continues the run."""
-    if WITHOUT_SPARK_VARIABLE in os.environ:
-        log.info("this process ends here, and spark-submit runs the rest")
-        raise SystemExit(NEEDS_SPARK)
 
 
 def read_log_store(spark: SparkSession, scheme: str) -> str:

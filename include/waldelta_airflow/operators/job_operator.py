@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
 WITHOUT_SPARK = frozenset({"check", "setup", "status", "teardown"})
 _PREFLIGHT = frozenset({"check", "setup"})
-# Verbs that a process begins, and that an application may continue.
-_BEGUN = frozenset({"consume", "maintain"})
 _RUN_TYPES = ("scheduled", "manual", "backfill")
 # Options without a value; any other option's text may be "True" too.
 _FLAGS = ("dry-run", "sql", "hand-over", "again", "repair", "due")
@@ -61,10 +59,10 @@ class WaldeltaJobOperator(BaseOperator):
 
     - ``spark_connect``: a child process that is a thin client of a running Spark Connect server.
       Each stage is a separate client, except the report, which the check's client also makes.
-    - ``spark``: spark-submit, one application per DAG run. A CDC run begins in a process without
-      Spark, and an application runs the rest if it needs Spark. The task of the first stage runs
-      all stages, and the tasks of the others read their results from the pipeline's ledger. A
-      stage that is retried or cleared runs alone.
+    - ``spark``: spark-submit, at most one application per DAG run. A run begins in a process
+      without Spark, and an application runs the rest if it needs Spark. The task of the first
+      stage runs all stages, and the tasks of the others read their results from the pipeline's
+      ledger. A stage that is retried or cleared runs alone.
 
     :param pipeline_path: the pipeline file
     :param pipeline: its content
@@ -217,9 +215,8 @@ class WaldeltaJobOperator(BaseOperator):
     ) -> JobResult:
         from waldelta_airflow.launchers.spark_submit import spark_submit
 
-        # A process runs what needs no Spark, before an application is submitted. What it committed,
-        # a CDC run's application finds, checks and announces; maintenance announces nothing.
-        begins = self.verb in _BEGUN and not connections.pipeline_lake(self.pipeline).on_spark
+        # A process runs what needs no Spark. The application continues its result in the ledger.
+        begins = not connections.pipeline_lake(self.pipeline).on_spark
         alone = not self.first or _try_number(context) > 1
         with tempfile.TemporaryDirectory(prefix="waldelta-") as folder:
             result = Path(folder) / "result.json"
@@ -273,7 +270,7 @@ class WaldeltaJobOperator(BaseOperator):
             "run-id": run.run_id,
             "run-type": _run_type(run),
             "stage": ",".join(stages),
-            "again": str(self.verb == "consume" and (continues or _try_number(context) > 1)),
+            "again": str(continues or _try_number(context) > 1),
             "lock-wait": f"{lock_wait.total_seconds():g}",
             "result": str(result),
         }

@@ -37,12 +37,9 @@ def test_the_applications_error_is_the_tasks(land, make_context):
 
 
 @pytest.mark.soak("a second application by spark-submit")
-def test_kill_ends_the_jvm_and_its_driver(land, make_context):
-    """Nothing of the application is left when the task was killed while the JVM was starting.
-
-    A CDC run would begin in a process; maintenance is submitted at once.
-    """
-    land.verb, land.stage = "maintain", None
+def test_kill_ends_the_jvm_and_its_driver(land, make_context, monkeypatch):
+    """Nothing of the application is left when the task was killed while the JVM was starting."""
+    monkeypatch.setenv("WALDELTA_RUNNER", "spark")
 
     def run() -> None:
         with pytest.raises(AirflowException):

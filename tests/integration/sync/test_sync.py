@@ -354,7 +354,6 @@ def test_a_table_that_fails_does_not_stop_the_others(database, lake_of, monkeypa
     assert sorted(caught.value.failures) == ["public.bad", "public.moving"]
     assert "SQLSTATE 22012" in str(caught.value)
     assert "2 of 3 tables not synced" in str(caught.value)
-    assert [str(r.table) for r in caught.value.results] == ["public.good"]
     assert lake.states() == {
         "public.good": ("synced", 1), "public.moving": ("failed", 1), "public.bad": ("failed", 1),
     }  # fmt: skip

@@ -229,7 +229,7 @@ def test_the_help_of_consume_names_its_stages_in_order(capsys):
 COMPLETED = [
     ("waldelta rec", 1, {"reconcile"}),
     ("waldelta check shop", 2, {"shop.yml"}),
-    ("waldelta consume shop.yml --ag", 3, {"--again"}),
+    ("waldelta consume shop.yml --ha", 3, {"--hand-over"}),
     ("waldelta completion f", 2, {"fish"}),
     ("waldelta airflow s", 2, {"setup"}),
     ("waldelta airflow setup --dr", 3, {"--dry-run"}),

@@ -170,11 +170,12 @@ def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatc
     """Also those of an attempt before, since a retry copies only what that left."""
     copied = iter(["public.a", "public.b"])
 
-    def sync(*_, **__):
+    def sync(*_, results, **__):
         done = SyncResult(
             next(copied), 1, 3, "", Lsn(0), rows=1, bytes=0, seconds=0, attempts=1, relation_ids=()
         )
-        raise SyncFailed({"public.x": ApplyError("x went wrong")}, [done])
+        results.append(done)
+        raise SyncFailed({"public.x": ApplyError("x went wrong")}, len(results))
 
     monkeypatch.setattr("waldelta.jobs.sync.sync", sync)
     monkeypatch.setattr("waldelta.jobs.sync.count_raw_rows", lambda *_: 0)

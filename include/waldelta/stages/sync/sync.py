@@ -104,16 +104,17 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
     by_diff: bool = False,
     only_waiting: bool = False,
     old_transactions_timeout_s: float = OLD_TRANSACTIONS_TIMEOUT_S,
+    results: list[SyncResult] | None = None,
 ) -> list[SyncResult]:
     """Copy these tables, or without names those without a complete copy; returns what was copied.
 
     ``only_waiting``: copies only tables that get no changes until they are copied, and that no
     other run is copying. ``by_diff``: tables with a copy from any slot incarnation are compared
     with the snapshot, and only rows that differ are written, where that is exact (mend_target). So
-    are tables whose copy in the current incarnation was begun and didn't end, if an earlier one has
-    a copy: this continues a killed resync. Raises SyncFailed with all failures when the other
-    tables are copied; ConfigError for a table that isn't published; ModeRefused for a named table
-    whose mode doesn't allow it; TransactionsStillOpen, NotPrimary or SlotMissing before that.
+    are tables whose copy in the current incarnation didn't end, if an earlier one has a copy: this
+    continues a killed resync. ``results`` gets each copy. Raises SyncFailed with all failures when
+    the other tables are copied; before that ConfigError for a table that isn't published,
+    ModeRefused for a named one, TransactionsStillOpen, NotPrimary or SlotMissing.
     """
     with job.source.connect("sync") as connection:
         check_source(connection, job)
@@ -130,14 +131,13 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
         if insists and refused:  # The error is raised before anything is changed.
             raise next(iter(refused.values()))
         check_writable(job.pipeline.target.root)
-        drained = wait_for_version(
-            connection, job.pipeline.source.publication_names, old_transactions_timeout_s
-        )
+        names = job.pipeline.source.publication_names
+        drained = wait_for_version(connection, names, old_transactions_timeout_s)
     allowed = [target for target in choice if str(target.id) not in refused]
     orders = _orders(job, allowed, states, reason, by_diff=by_diff, insists=insists)
-    results, failures = _copy_each(runner, job, orders, drained)
-    if failures := refused | failures:
-        raise SyncFailed(failures, results)
+    results = [] if results is None else results
+    if failures := refused | _copy_each(runner, job, orders, drained, results):
+        raise SyncFailed(failures, len(results))
     close_gaps(job)
     return sorted(results, key=lambda result: result.table)
 
@@ -161,10 +161,13 @@ def _orders(
 
 
 def _copy_each(
-    runner: Runner, job: Job, orders: Sequence[CopyRequest], drained: PublicationVersion
-) -> tuple[list[SyncResult], dict[str, WaldeltaError]]:
-    """Copy targets, several at once; returns the results, and the errors by name."""
-    results: list[SyncResult] = []
+    runner: Runner,
+    job: Job,
+    orders: Sequence[CopyRequest],
+    drained: PublicationVersion,
+    results: list[SyncResult],
+) -> dict[str, WaldeltaError]:
+    """Copy targets, several at once; adds the results, and returns the errors by name."""
     failures: dict[str, WaldeltaError] = {}
     ledger_lock = threading.Lock()
 
@@ -196,7 +199,7 @@ def _copy_each(
         list(pool.map(attempt, together))
     for order in alone:
         attempt(order)
-    return results, failures
+    return failures
 
 
 def _formers(job: Job, names: Sequence[str], *, by_diff: bool) -> dict[str, Former]:

@@ -70,7 +70,8 @@ def test_a_failed_copy_is_reported_by_name_and_tried_again(monkeypatch, err, kin
         )
         for name in ("t", "other")
     ]
-    results, failures = stage._copy_each(None, job, orders, None)
+    results: list = []
+    failures = stage._copy_each(None, job, orders, None, results)
     assert results == ["public.other"]
     failure = failures["public.t"]
     assert (type(failure), failure.retryable) == (kind, True)

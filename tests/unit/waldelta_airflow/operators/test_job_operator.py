@@ -505,9 +505,17 @@ def test_spark_submit_runs_all_stages_in_one_application(
     assert PASSWORD not in spark_submit_program.read_text()
 
 
-@pytest.mark.parametrize(
-    "task", [{"stage": "land", "first": True}, {"verb": "maintain"}], ids=["consume", "maintain"]
-)
+WHOLE = {
+    "consume": {"stage": "land", "first": True},
+    "sync": {"verb": "sync", "stage": "sync", "first": True},
+    "resync": {"verb": "resync", "stage": "resync", "first": True},
+    "reconcile": {"verb": "reconcile", "stage": "reconcile", "first": True},
+    "decide": {"verb": "decide"},
+    "maintain": {"verb": "maintain"},
+}
+
+
+@pytest.mark.parametrize("task", WHOLE.values(), ids=WHOLE)
 def test_a_small_run_submits_nothing(
     make_task, make_context, job, spark_submit_program, monkeypatch, task
 ):
@@ -523,26 +531,31 @@ def test_a_small_run_submits_nothing(
     assert not spark_submit_program.exists()
 
 
-@pytest.mark.parametrize(
-    "task, more",
-    [
-        ({"verb": "sync", "stage": "sync", "first": True}, ""),
-        ({"verb": "decide", "stage": None}, ""),
-        ({"verb": "consume", "stage": "land", "first": True}, "runner: spark"),
-    ],
-    ids=["sync", "decide", "all by Spark"],
-)
-def test_what_an_application_could_not_continue_is_submitted_at_once(
-    write_pipeline, make_context, job, spark_submit_program, monkeypatch, task, more
+@pytest.mark.parametrize("task", WHOLE.values(), ids=WHOLE)
+def test_an_application_continues_what_a_process_has_left(
+    make_task, make_context, job, spark_submit_program, monkeypatch, task
 ):
-    """Tables that a process had copied would never be checked and announced."""
+    """It is told so, and submitted once."""
+    use_spark_submit(monkeypatch)
+    job.does(result={"status": "succeeded", "changes": 7})
+    assert make_task(**task).execute(make_context()) == {"changes": 7}
+    assert spark_submit_program.exists()
+    assert "again" in job.options
+    assert "stage" not in job.options
+
+
+def test_with_runner_spark_no_process_comes_before_the_application(
+    write_pipeline, make_context, job, spark_submit_program, monkeypatch
+):
+    """Spark does all work, however small it is."""
     use_spark_submit(monkeypatch)
     monkeypatch.setenv("WALDELTA_WITHOUT_SPARK", "of the worker")
     job.does(result={"status": "succeeded", "changes": 7}, small=True)
-    path = write_pipeline("shop", more)
+    path = write_pipeline("shop", "runner: spark")
     operator = WaldeltaJobOperator(
-        task_id="t", pipeline_path=path, pipeline=load_pipeline_file(path), **task
-    )
+        task_id="t", pipeline_path=path, pipeline=load_pipeline_file(path), verb="consume",
+        stage="land", first=True,
+    )  # fmt: skip
     assert operator.execute(make_context()) == {"changes": 7}
     assert spark_submit_program.exists()
     assert "again" not in job.options
