@@ -403,7 +403,9 @@ def test_the_decide_dag_hands_decisions_on(dags, params, given):
         data_interval_end=None,
         triggering_user_name="ann",
     )
-    context = {"params": {"tables": None, "ids": None, "reason": None} | params, "dag_run": run}
+    task_instance = SimpleNamespace(try_number=1)
+    chosen = {"tables": None, "ids": None, "reason": None} | params
+    context = {"params": chosen, "dag_run": run, "ti": task_instance}
     task = dags["shop_decide"].get_task("decide")
     task.render_template_fields(context, Environment())
     arguments = task.arguments(context, Path("r.json"), ())
