@@ -13,10 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-import waldelta.spark.runner as runners
-import waldelta.stages.apply.apply as apply_module
 from tests.oracles.random_workload import Workload
-from tests.support.concurrent_work import killed_at
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.seeds import chosen_seed
 from waldelta.config import PipelineFile
@@ -175,29 +172,6 @@ def test_targets_are_equal_on_both_runners(runner, spark_jvm, shapes):
         here, there, other = InProcess(spark_jvm), OnSpark(spark_jvm()), shapes.copy()
         assert apply(there, other).failures == {}
         assert apply(here, shapes.job).failures == {}
-        shapes.check_equal(other, run)
-
-
-STEPS = ("staged", "merging", "merged", "cutting", "cut")
-
-
-@pytest.mark.nightly("kills where the runner changes; ordinary tests kill on one runner")
-def test_a_killed_run_goes_on_where_the_next_one_works(runner, spark_jvm, shapes, monkeypatch):
-    """Below the threshold, above it and below it again: as if one run had applied everything."""
-    for run in range(int(os.environ.get("WALDELTA_ROUNDS") or RUNS)):
-        shapes.write(10)
-        drain(runner, shapes.job)
-        other = shapes.copy()
-        assert apply(OnSpark(spark_jvm()), other).failures == {}
-        for most in (10**9, 1):
-            monkeypatch.setattr(runners, "LOCAL_MESSAGES", most)
-            step, one = shapes.rng.choice(STEPS), InProcess(spark_jvm)
-            passes = 1 if step.startswith("cut") else shapes.rng.randrange(1, 4)
-            with killed_at(f"apply.{step}", apply_module.__name__, passes):
-                apply(one, shapes.job)
-            assert one.is_started is (most == 1)
-        monkeypatch.setattr(runners, "LOCAL_MESSAGES", 10**9)
-        assert apply(InProcess(spark_jvm), shapes.job).failures == {}
         shapes.check_equal(other, run)
 
 

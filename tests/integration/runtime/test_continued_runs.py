@@ -83,6 +83,7 @@ CASES = {
     "maintain": (change, lambda s, job: run_maintain(s.runner, job), "maintain.cleaned", 1),
 }  # fmt: skip
 
+AT_OTHER_STEPS = {"sync, checks", "accept, checks", "retry"}
 
 MODULES = {
     "sync.begun": "stages.sync.sync",
@@ -124,7 +125,17 @@ class NeedsSpark(SystemExit):
         super().__init__(NEEDS_SPARK)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case,
+            id=name,
+            marks=pytest.mark.nightly("the verb at another step") if name in AT_OTHER_STEPS else (),
+        )
+        for name, case in CASES.items()
+    ],
+)
 def test_a_run_continues_where_its_process_left(runner, database, lake, tmp_path, case):
     """Its result has what both did, each once; a stage that succeeded isn't run again."""
     before, run, point, passes = case
