@@ -8,9 +8,9 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -43,7 +43,13 @@ from waldelta.lake.ledger.decisions import (
     TABLE,
 )
 from waldelta.lake.ledger.records import schema_of
-from waldelta.monitoring.attention import UNNAMED, Attention, AttentionLevel, names
+from waldelta.monitoring.attention import (
+    UNNAMED,
+    Attention,
+    WaitingKind,
+    names,
+    worst_first,
+)
 from waldelta.monitoring.reconciliation_status import Compared, read_compared
 from waldelta.monitoring.stopped_tables import Stopped, read_stopped
 from waldelta.monitoring.table_list import TableLine, latest_states
@@ -261,46 +267,76 @@ class Waiting:
 
     def attention(self, lines: Iterable[TableLine]) -> Iterator[Attention]:
         """Yields attention, one for all tables where the same waits; ``lines`` count rows."""
-        waits: dict[str, list[tuple[AttentionLevel, str, str]]] = defaultdict(list)
-        for gate in self.stopped:
-            level: AttentionLevel = "warning" if gate.released else "failed"
-            waits[gate.table_name].append(
-                (level, "decision", f"stopped by a gate {gate.describe()}")
-            )
-        for message in self.messages:
-            for name in message.tables:
-                waits[UNNAMED if name == ANY_TABLE else name].append(_of_message(message))
-        for question in self.questions:
-            waits[question.table_name].append(
-                (
-                    "warning",
-                    "decision",
-                    f"answered for the next run to follow ({question.status}): {question.reason}",
-                )
-                if question.by
-                else ("failed", "decision", f"a schema change waits: {question.reason}")
-            )
-        for name in sorted({commit.table_name for commit in self.commits}):
-            waits[name].append(("warning", "decision", "another program wrote to the target"))
-        for line in lines:
-            if line.in_quarantine:
-                waits[line.table_name].append(("warning", "decision", "rows are in quarantine"))
-        alike: dict[tuple[tuple[AttentionLevel, str, str], ...], list[str]] = defaultdict(list)
+        waits: dict[str, list[Attention]] = defaultdict(list)
+        for name, wait in self._by_table(lines):
+            waits[name].append(wait)
+        alike: dict[tuple[Attention, ...], list[str]] = defaultdict(list)
         for name in sorted(waits):
             alike[tuple(waits[name])].append(name)
         for parts, tables in alike.items():
-            severity: AttentionLevel = (
-                "failed" if "failed" in {part[0] for part in parts} else "warning"
+            yield replace(
+                min(parts, key=lambda part: get_args(WaitingKind).index(part.waiting)),
+                severity=worst_first(parts)[0].severity,
+                text=f"{names(tables)}: {'; '.join(part.text for part in parts)}",
+                page=("waiting",),
+                objects=tuple(tables),
             )
-            text = f"{names(tables)}: {'; '.join(part[-1] for part in parts)}"
-            yield Attention(severity, "decision", text, ("waiting",), objects=tuple(tables))
+
+    def _by_table(self, lines: Iterable[TableLine]) -> Iterator[tuple[str, Attention]]:
+        """Yields each thing that waits, with the name of its table, which its text lacks."""
+        for gate in self.stopped:
+            wait = Attention(
+                "failed", "decision", f"stopped by a gate {gate.describe()}", waiting="gate"
+            )
+            if gate.released:
+                wait = replace(wait, severity="warning", waiting="released")
+            yield gate.table_name, wait
+        for message in self.messages:
+            wait = _of_message(message)
+            for name in message.tables:
+                yield UNNAMED if name == ANY_TABLE else name, wait
+        for row in self.questions:
+            yield row.table_name, _of_question(row)
+        wait = Attention(
+            "warning", "decision", "another program wrote to the target", waiting="external_commit"
+        )
+        for name in sorted({commit.table_name for commit in self.commits}):
+            yield name, wait
+        wait = Attention("warning", "decision", "rows are in quarantine", waiting="rows")
+        for line in lines:
+            if line.in_quarantine:
+                yield line.table_name, wait
 
 
-def _of_message(message: OpenMessage) -> tuple[AttentionLevel, str, str]:
+def _of_question(row: Decision) -> Attention:
+    if row.by:
+        return Attention(
+            "warning",
+            "decision",
+            f"answered for the next run to follow ({row.status}): {row.reason}",
+            waiting="answered",
+        )
+    return Attention(
+        "failed",
+        "decision",
+        f"a schema change waits: {row.reason}",
+        waiting="schema_change",
+    )
+
+
+def _of_message(message: OpenMessage) -> Attention:
+    key = message.row.id
     if not message.is_skipped:
-        return "failed", "decision", f"message {message.row.id} can't be read: changes wait"
+        return Attention(
+            "failed", "decision", f"message {key} can't be read: changes wait", waiting="message"
+        )
     when = "" if message.is_applied else ", which no run has applied yet"
-    return "warning", "decision", f"may miss a change: message {message.row.id} was skipped{when}"
+    return Attention(
+        "warning",
+        "decision",
+        f"may miss a change: message {key} was skipped{when}",
+        waiting="skipped",
+    )
 
 
 def count_waiting(pipeline: PipelineFile, ledger: Ledger) -> int:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from waldelta.config import DagKind, PipelineFile, dag_id_of
 from waldelta.error_catalog import ERROR_CATALOG, ERRORS
 from waldelta.errors import QualityFailed
-from waldelta.monitoring.attention import KINDS, Attention, names
+from waldelta.monitoring.attention import KINDS, Attention, WaitingKind, names
 from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
 from waldelta.quantities import counted, size
@@ -73,28 +73,25 @@ _HEALS = {
     "unchecked": "yes: the next run that changes the table checks it",
     "unpublished": "no",
 }
-# What waits for a decision, by its text: whether it ends without a person, and the choice.
-_DECISIONS = (
-    ("answered for the next run", "yes: the next run follows the answer", "nothing"),
-    ("; released by", "yes: the next run merges its changes", "nothing"),
-    (
-        "stopped by a gate",
+# What waits for a decision: whether it ends without a person, and the choice.
+_DECISIONS: dict[WaitingKind, tuple[str, str]] = {
+    "answered": ("yes: the next run follows the answer", "nothing"),
+    "released": ("yes: the next run merges its changes", "nothing"),
+    "gate": (
         "no: its changes wait",
         "correct the rows at the source, or release the changes as they are",
     ),
-    (
-        "can't be read",
+    "message": (
         "no: changes wait",
         "skip the message, and repair its tables by a reconciliation",
     ),
-    ("schema change waits", "no: the table's changes wait", "agree to the change, or refuse it"),
-    ("another program", "no", "compare and repair the rows, or accept them as they are"),
-    (
-        "in quarantine",
+    "schema_change": ("no: the table's changes wait", "agree to the change, or refuse it"),
+    "external_commit": ("no", "compare and repair the rows, or accept them as they are"),
+    "rows": (
         "yes, where a later change corrects the row",
         "retry, accept or discard the rows",
     ),
-)
+}
 _WORDS = {"failed": "problem", "ok": "fine", "unknown": "not set up"}
 # A remedy's path into the repository, which a page doesn't lead to.
 _PATH = re.compile(r":? \(?docs/\S+")
@@ -218,8 +215,8 @@ def _by_first(
     if first.kind == "overdue":
         sentence = first.text.partition(": ")[0]
         cause, heals, remedy = _overdue(situation)
-    if first.kind == "decision":
-        remedy = next((choice for text, _, choice in _DECISIONS if text in first.text), remedy)
+    if first.waiting in _DECISIONS:
+        _, remedy = _DECISIONS[first.waiting]
     if first.kind == "failed_expectations" and failed:
         sentence, cause = failed_sentence(failed)
     if " " in sentence.partition(":")[0]:
@@ -314,7 +311,7 @@ def heals_of(item: Attention, glance: Glance) -> str:
         is_lost = glance.landing is not None and glance.landing.wal_status == "lost"
         return f"yes, {ends}" if _wal(glance) else "no: its WAL is gone" if is_lost else ""
     if item.kind == "decision":
-        return next((heals for text, heals, _ in _DECISIONS if text in item.text), "no")
+        return _DECISIONS[item.waiting][0] if item.waiting in _DECISIONS else "no"
     if item.kind not in ("failed_run", "failed_dag_run"):
         return _HEALS.get(item.kind, "")
     times = len(glance.alike)

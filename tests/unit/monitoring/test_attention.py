@@ -26,7 +26,7 @@ from waldelta.lake.ledger import (
 )
 from waldelta.lake.ledger.check_records import Reconciliations
 from waldelta.monitoring.attention import concerning
-from waldelta.monitoring.decisions import read_commits, read_decided
+from waldelta.monitoring.decisions import Waiting, read_commits, read_decided
 from waldelta.monitoring.overview import AirflowRuns, read_glance
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.stages.check.gate.quarantined_rows import STOP
@@ -74,6 +74,7 @@ def test_what_deserves_attention(book):
         ("warning",),
         ("warning", "waiting"),
     ]
+    assert [item.waiting for item in seen.attention if item.kind == "decision"] == ["rows"]
     texts = " | ".join(item.text for item in seen.attention)
     for part in (
         "the slot lost changes: SlotLost",
@@ -540,3 +541,40 @@ def test_results_that_nothing_renews_are_not_shown(book, judged, last, verdict):
     shop = shop.model_copy(update={"quality": off})
     (line,) = read_glance(shop, book, minutes(100), 24).tables
     assert (line.check and line.check.verdict) == verdict
+
+
+def gate(released):
+    return SimpleNamespace(table_name="t", released=released, describe=lambda: "(m)")
+
+
+def message(*, is_skipped):
+    row = SimpleNamespace(id="1")
+    return SimpleNamespace(tables=["t"], is_skipped=is_skipped, is_applied=True, row=row)
+
+
+def question(by):
+    return SimpleNamespace(table_name="t", by=by, status="agreed", reason="rows are in quarantine")
+
+
+COMMIT = SimpleNamespace(table_name="t")
+ROWS = [SimpleNamespace(table_name="t", in_quarantine=2)]
+# What waits in a target: stopped tables, messages, questions, commits, lines; what to decide on.
+TO_DECIDE = [
+    ("a stopped table", ([gate(None)], [], [], []), [], "failed", "gate"),
+    ("a released one", ([gate("ann")], [], [], []), [], "warning", "released"),
+    ("a message", ([], [message(is_skipped=False)], [], []), [], "failed", "message"),
+    ("a skipped one", ([], [message(is_skipped=True)], [], []), [], "warning", "skipped"),
+    ("a question", ([], [], [question("")], []), [], "failed", "schema_change"),
+    ("an answer", ([], [], [question("ann")], []), [], "warning", "answered"),
+    ("another program", ([], [], [], [COMMIT]), [], "warning", "external_commit"),
+    ("rows", ([], [], [], []), ROWS, "warning", "rows"),
+    ("a gate, and rows", ([gate(None)], [], [], []), ROWS, "failed", "gate"),
+    ("a skipped message, and rows", ([], [message(is_skipped=True)], [], []), ROWS, "warning",
+     "rows"),
+]  # fmt: skip
+
+
+@cases("waiting, lines, severity, kind", TO_DECIDE)
+def test_what_to_decide_on(waiting, lines, severity, kind):
+    (item,) = Waiting(*waiting).attention(lines)
+    assert (item.kind, item.severity, item.waiting) == ("decision", severity, kind)

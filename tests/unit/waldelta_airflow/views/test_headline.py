@@ -107,21 +107,28 @@ def test_what_keeps_an_overdue_run_and_what_to_do(state, cause, remedy):
 
 
 WAITS = [
-    ("a stopped table", "stopped by a gate (m), 7 changes wait", "no: its changes",
-     "correct the rows at the source, or release"),
-    ("a released table", "stopped by a gate (m), 7 changes wait; released by ann, for the next run",
+    ("a stopped table", "gate", "stopped by a gate (m), 7 changes wait",
+     "no: its changes", "correct the rows at the source, or release"),
+    ("a released table", "released",
+     "stopped by a gate (m), 7 changes wait; released by ann, for the next run",
      "yes: the next run merges", "nothing"),
-    ("a message", "message 1 can't be read: changes wait", "no", "skip the message"),
-    ("a change of the source", "a schema change waits: dropped c", "no", "agree to the change"),
-    ("an answer", "answered for the next run to follow (agreed): dropped c", "yes", "nothing"),
-    ("another writer", "another program wrote to the target", "no", "compare and repair"),
-    ("rows", "rows are in quarantine", "yes", "retry, accept or discard"),
+    ("a message", "message", "message 1 can't be read: changes wait",
+     "no", "skip the message"),
+    ("a change of the source", "schema_change", "a schema change waits: dropped c",
+     "no", "agree to the change"),
+    ("an answer", "answered", "answered for the next run to follow (agreed): dropped c",
+     "yes", "nothing"),
+    ("another writer", "external_commit", "another program wrote to the target",
+     "no", "compare and repair"),
+    ("rows", "rows", "rows are in quarantine", "yes", "retry, accept or discard"),
 ]  # fmt: skip
 
 
-@cases("text, heals, remedy", WAITS)
-def test_what_to_do_about_what_waits(text, heals, remedy):
-    item = Attention("failed", "decision", f"t: {text}", ("waiting",), objects=("t",))
+@cases("waiting, text, heals, remedy", WAITS)
+def test_what_to_do_about_what_waits(waiting, text, heals, remedy):
+    item = Attention(
+        "failed", "decision", f"t: {text}", ("waiting",), objects=("t",), waiting=waiting
+    )
     found = headline(item)
     assert found.heals.startswith(heals)
     assert found.remedy.startswith(remedy)
