@@ -60,7 +60,8 @@ psql: setup ## psql on the demo's source, while it is up; ARGS holds psql's opti
 # Tests wait for servers, so that three processes keep two cores busy. E2e files first, because they
 # take longest; a file's tests share what is expensive to make, and the process that is done first
 # takes half of what another one has left.
-PARALLEL := -n 3 --dist worksteal --maxfail 40
+PROCESSES := 3
+PARALLEL = -n $(PROCESSES) --dist worksteal --maxfail 40
 TESTS := tests/e2e tests/integration tests/unit
 ORDINARY := -m "not nightly and not soak"
 ORDER := $(if $(SEED),-p randomly -p no:cacheprovider --randomly-seed=$(SEED))
@@ -118,7 +119,9 @@ test-profile: setup ## write what the last runs of the tests took to tests/profi
 mutations: setup ## whether tests catch the defects of tests/mutations: ARGS="--only 3,7", or --unit
 	@$(RUN) $(PYTHON) -m tests.mutations $(ARGS)
 
+# They wait for nothing, and each process imports everything anew.
 .PHONY: unit
+unit: PROCESSES := 2
 unit: setup ## tests without PostgreSQL, Spark or Airflow's processes
 	@$(PYTEST) $(PARALLEL) $(ORDER) $(ORDINARY) tests/unit $(ARGS)
 
