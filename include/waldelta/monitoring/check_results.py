@@ -180,7 +180,9 @@ def _last_of(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     """
     numbered = rows.select([*keys, "at"]).append_column("n", pa.array(np.arange(rows.num_rows)))
     groups = (
-        numbered.group_by(list(keys)).aggregate([("at", "max"), ("n", "list")]).combine_chunks()
+        numbered.group_by(list(keys), use_threads=False)
+        .aggregate([("at", "max"), ("n", "list")])
+        .combine_chunks()
     )
     numbers = pc.list_flatten(groups["n_list"])
     ends = groups["at_max"].take(pc.list_parent_indices(groups["n_list"]))
@@ -250,7 +252,7 @@ def _begins(ledger: Ledger, since: datetime | None, tables: Collection[str]) -> 
         return {}
     names = ("at", "table_name", "expectation", "version")
     rows = ledger.table(ExpectationResult).scan(names, since, of_tables(tables))
-    known = _known(rows).group_by("table_name").aggregate([("at", "min")])
+    known = _known(rows).group_by("table_name", use_threads=False).aggregate([("at", "min")])
     checked = {*_checked(rows)["table_name"].unique().to_pylist()}
     begins = zip(known["table_name"].to_pylist(), known["at_min"].to_pylist(), strict=True)
     return {name: begin for name, begin in begins if name in checked}
@@ -324,7 +326,11 @@ def _newest(found: pa.Table, rows: pa.Table, *more: str) -> pa.ChunkedArray:
     def key(of: pa.Table) -> pa.ChunkedArray:
         return pc.binary_join_element_wise(of["table_name"], *(of[name] for name in more), "\n")
 
-    newest = found.append_column("key", key(found)).group_by("key").aggregate([("at", "max")])
+    newest = (
+        found.append_column("key", key(found))
+        .group_by("key", use_threads=False)
+        .aggregate([("at", "max")])
+    )
     return newest["at_max"].take(pc.index_in(key(rows), value_set=newest["key"].combine_chunks()))
 
 

@@ -106,7 +106,10 @@ def last_rows(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Returns the last row of each group, in the rows' order."""
     numbered = rows.select(list(keys)).append_column("n", pa.array(np.arange(rows.num_rows)))
     return rows.take(
-        numbered.group_by(list(keys)).aggregate([("n", "max")])["n_max"].combine_chunks().sort()
+        numbered.group_by(list(keys), use_threads=False)
+        .aggregate([("n", "max")])["n_max"]
+        .combine_chunks()
+        .sort()
     )
 
 
