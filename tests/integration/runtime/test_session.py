@@ -1,6 +1,8 @@
 """The session that a check borrows, and the Python that Spark's tasks run in."""
 
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -58,3 +60,21 @@ def test_a_check_in_another_thread_leaves_the_session_running(runner):
     with ThreadPoolExecutor() as pool:
         assert pool.submit(borrow).result() == runner.spark().sparkContext.applicationId
     assert runner.spark().range(3).count() == 3
+
+
+PRINTING = """
+import os
+from waldelta.spark.session import _stdout_as_stderr
+with _stdout_as_stderr():
+    os.system("echo Deleted 0 files and directories in a total of 1 directories.")
+print("result")
+"""
+
+
+def test_a_process_that_a_session_starts_prints_to_stderr():
+    """Delta's VACUUM says there what it deleted; stdout has the JSON of the verb alone."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTING], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "result\n"
+    assert "Deleted 0 files" in done.stderr

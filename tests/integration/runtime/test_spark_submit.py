@@ -1,17 +1,20 @@
-"""The job operator with the real spark-submit and the application's own error."""
+"""The job operator with the real spark-submit: its errors, its end, and what executors are sent."""
 
 import json
+import subprocess
 import threading
+from pathlib import Path
 
 import psutil
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+import waldelta
+from tests.support.other_python import python_without_ours
 from tests.support.waiting import wait_until
 from waldelta.config import load_pipeline_file
+from waldelta_airflow.launchers.spark_submit import shipped_packages
 from waldelta_airflow.operators.job_operator import WaldeltaJobOperator
-
-pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
@@ -29,6 +32,7 @@ def land(write_pipeline, database, monkeypatch):
     )  # fmt: skip
 
 
+@pytest.mark.spark
 def test_the_applications_error_is_the_tasks(land, make_context):
     """The task fails by the job's named error, not by spark-submit's command line."""
     with pytest.raises(AirflowFailException) as failure:
@@ -36,6 +40,7 @@ def test_the_applications_error_is_the_tasks(land, make_context):
     assert str(failure.value).startswith("SlotMissing: slot 'shop_cdc' ")
 
 
+@pytest.mark.spark
 @pytest.mark.soak("a second application by spark-submit")
 def test_kill_ends_the_jvm_and_its_driver(land, make_context, monkeypatch):
     """Nothing of the application is left when the task was killed while the JVM was starting."""
@@ -65,3 +70,43 @@ def arguments() -> list[list[str]]:
         except psutil.Error:
             continue
     return found
+
+
+# Prints where each of our modules was found.
+IMPORTS = """
+import importlib, json, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+found = [pair for pair in sys.modules.items() if pair[0].partition(".")[0] == "waldelta"]
+print(json.dumps({name: m.__file__ for name, m in found}))
+"""
+
+
+@pytest.mark.nightly("an archive of all modules; test_release has the wheel's")
+def test_every_module_is_found_in_the_zip(tmp_path):
+    """Whichever a task imports, at once or within a function."""
+    archive, names = (shipped_packages(tmp_path), _modules(waldelta))
+    assert {
+        "waldelta.slot.read.peek",
+        "waldelta.pgoutput.messages",
+        "waldelta.changes.stage.stage",
+    } <= set(names)
+    found = subprocess.run(
+        [python_without_ours(tmp_path / "python"), "-c", IMPORTS, *names], cwd=tmp_path,
+        env={"PYTHONPATH": str(archive)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    files = json.loads(found.stdout)
+    assert {name: file for name, file in files.items() if not file.startswith(f"{archive}/")} == {}
+    assert set(names) <= files.keys()
+
+
+def _modules(package) -> list[str]:
+    parent = Path(package.__file__).parents[1]
+    paths = [
+        path.relative_to(parent).with_suffix("")
+        for path in sorted((parent / package.__name__).rglob("*.py"))
+    ]
+    return [
+        ".".join(path.parts).removesuffix(".__init__") for path in paths if path.name != "__main__"
+    ]

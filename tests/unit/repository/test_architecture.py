@@ -3,7 +3,6 @@
 import ast
 import importlib
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -74,44 +73,6 @@ def test_imports_point_inwards(folder):
         if (bad := (imported(path) & OURS) - MAY_IMPORT[folder])
     }
     assert wrong == {}
-
-
-# What Airflow's processes import.
-AIRFLOW_LOADS = (
-    "waldelta_airflow",
-    "waldelta_airflow.plugin",
-    "waldelta_airflow.dags.factory",
-    "waldelta_airflow.alerts.sending",
-    "waldelta_airflow.operators.job_operator",
-    "waldelta_airflow.plugin",
-    # A run without changes is this alone.
-    "waldelta.stages.land.idle_check",
-    "waldelta.stages.repair.replay.interval",
-)
-
-
-def test_airflow_loads_no_pyspark_and_no_module_under_two_names():
-    """Airflow parses DAGs every few seconds, serves pages and looks for changes: none pays for what
-    only a job needs. An editable install makes no `include.waldelta` beside `waldelta`.
-    """
-    program = (
-        "import importlib, sys\n"
-        "for name in sys.argv[2:]:\n"
-        "    importlib.import_module(name)\n"
-        "    if heavy := sorted({'pyspark', 'great_expectations', 'sqlglot'} & set(sys.modules)):\n"
-        "        sys.exit(f'{name} loads {heavy}')\n"
-        "import waldelta.jobs.pipeline\n"
-        "files = [getattr(m, '__file__', None) or '' for m in list(sys.modules.values())]\n"
-        "ours = [f for f in files if f.startswith(sys.argv[1]) and '.venv' not in f]\n"
-        "assert len(ours) == len(set(ours)), sorted(f for f in ours if ours.count(f) > 1)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(ROOT), *AIRFLOW_LOADS],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 # Counted without the package's doors.

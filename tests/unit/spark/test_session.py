@@ -1,7 +1,5 @@
 """The end of a session: nothing of PySpark's own holds up the process."""
 
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
@@ -49,21 +47,3 @@ def test_pyspark_still_has_them_there():
     """Else a fresh JVM's jobs would be slower by a second, and nobody would see why."""
     assert "_accumulatorServer" in SparkContext._do_init.__code__.co_names
     assert callable(AccumulatorTCPServer.shutdown)
-
-
-PRINTING = """
-import os
-from waldelta.spark.session import _stdout_as_stderr
-with _stdout_as_stderr():
-    os.system("echo Deleted 0 files and directories in a total of 1 directories.")
-print("result")
-"""
-
-
-def test_a_process_that_a_session_starts_prints_to_stderr():
-    """Delta's VACUUM says there what it deleted; stdout has the JSON of the verb alone."""
-    done = subprocess.run(
-        [sys.executable, "-c", PRINTING], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "result\n"
-    assert "Deleted 0 files" in done.stderr

@@ -1,8 +1,6 @@
 """The DAGs of a folder of pipeline files, and what a wrong file does to others."""
 
 import re
-import subprocess
-import sys
 import textwrap
 from datetime import timedelta
 from pathlib import Path
@@ -339,43 +337,6 @@ def test_a_page_has_a_dag_file(write_pipeline, tmp_path, page, dags):
     bag = DagBag(dag_folder=str(folder), bundle_path=folder, safe_mode=True)
     assert bag.import_errors == {}
     assert set(bag.dags) == dags
-
-
-# First what the DAG processor has imported anyway. Prints how many DAGs there are, what was read
-# how often, and what else was reached or imported.
-PARSE = """
-import sys, airflow.sdk, airflow.timetables.interval, pydantic, yaml
-import airflow.models.dag, airflow.models.dagrun, airflow.serialization.serialized_objects
-from collections import Counter
-seen = Counter()
-
-def note(event, arguments):
-    if event == "open" and str(arguments[0]).endswith(".yml"):
-        seen[arguments[0]] += 1
-    if event == "socket.connect":
-        seen[arguments] += 1
-
-sys.addaudithook(note)
-import runpy
-names = runpy.run_path(sys.argv[1])
-dags = [d for d in names.values() if isinstance(d, airflow.sdk.DAG)]
-heavy = {m.partition(".")[0] for m in sys.modules} & set(sys.argv[2].split(","))
-print(len(dags), len(seen), max(seen.values()), ",".join(sorted(heavy)) or "none")
-"""
-
-
-def test_parsing_fifty_pipelines_reads_each_once_and_imports_nothing_heavy(write_pipeline):
-    """Without Spark, Arrow, Delta or a driver of PostgreSQL, and without any connection."""
-    for number in range(50):
-        write_pipeline(f"p{number:02}")
-    heavy = (
-        "pyspark,pyarrow,deltalake,delta,great_expectations,numpy,pandas,psycopg,psycopg2,"
-        "adbc_driver_postgresql"
-    )
-    file = str(_REPOSITORY / "dags" / "waldelta_pipelines.py")
-    program = [sys.executable, "-c", PARSE, file, heavy]
-    run = subprocess.run(program, capture_output=True, text=True, check=True)
-    assert run.stdout.split()[-4:] == ["350", "50", "1", "none"]
 
 
 @pytest.mark.parametrize(
