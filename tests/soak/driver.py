@@ -116,11 +116,11 @@ def _in_turn(merge: Any, mine: Iterator[bool]) -> Any:
     return lambda *given, **tagged: merge(*given, **tagged) if next(mine) else None
 
 
-def _run(spark: Any, wanted: dict[str, Any], told: Queue[str]) -> None:
+def _run(runner: Any, wanted: dict[str, Any], told: Queue[str]) -> None:
     try:
         details = {name: _value(name, given) for name, given in wanted["details"].items()}
         getattr(Pipeline.load(wanted["file"]), wanted["verb"])(
-            spark, run_id=wanted["run_id"], **details
+            runner, run_id=wanted["run_id"], **details
         )
     except Exception as err:  # of any kind: a killed JVM's are py4j's
         told.put(f"ended {wanted['run_id']} {said(err)}")
@@ -134,8 +134,11 @@ def _value(name: str, given: Any) -> Any:
 
 
 def main() -> None:
-    """Run what is asked for, each in a thread and a session of its own."""
-    from waldelta.spark import spark_session
+    """Run what is asked for, each in a thread of its own, on Spark and in this process in turn.
+
+    A run in this process continues on Spark where a merge is Spark's turn.
+    """
+    from waldelta.spark import InProcess, spark_session
 
     grow_old()
     merge_either_way()
@@ -145,10 +148,9 @@ def main() -> None:
     output = os.dup(1)
     threading.Thread(target=_tell, args=(output, told), daemon=True).start()
     told.put("ready")
-    for line in sys.stdin:
-        threading.Thread(
-            target=_run, args=(spark.newSession(), json.loads(line), told), daemon=True
-        ).start()
+    for line, on_spark in zip(sys.stdin, cycle((True, False))):
+        runner = spark.newSession() if on_spark else InProcess(spark.newSession)
+        threading.Thread(target=_run, args=(runner, json.loads(line), told), daemon=True).start()
 
 
 def _tell(output: int, told: Queue[str]) -> None:
