@@ -5,8 +5,8 @@ does. ``make test-all`` runs them all on Spark, and those that are marked nightl
 runs those that are marked soak. Each mark has a reason: the ordinary test that fails on the same
 defect, or the kind of variant that the test adds.
 
-Every session of pytest records the seconds of its tests. ``make test-profile`` (``python -m
-tests.tiers``) writes tests/profile.md of it.
+Every session of pytest records the seconds of its tests, and which of them used Spark. ``make
+test-profile`` (``python -m tests.tiers``) writes tests/profile.md and tests/seconds.json of it.
 """
 
 import ast
@@ -30,6 +30,8 @@ TIERS: Final = ("test", "test-all", "soak")
 SECONDS: Final = ROOT / ".waldelta" / "test-seconds.json"
 PROFILE: Final = ROOT / "tests" / "profile.md"
 RECORD: Final = ROOT / "tests" / "seconds.json"
+# The name of a test's property, and of what a record has of the tests that used Spark.
+ON_SPARK: Final = "on Spark"
 # Ten minutes of three workers, on a machine where importing pandas takes a process half a second.
 BUDGET_S: Final = 1_800
 
@@ -71,18 +73,26 @@ class Record:
 
     def __init__(self) -> None:
         self._tiers: dict[str, Counter[str]] = {name: Counter() for name in TIERS}
+        self._on_spark: dict[str, bool] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._tiers[tier(report.keywords)][report.nodeid] += report.duration
+        if not is_on_spark():
+            self._on_spark[report.nodeid] = ON_SPARK in dict(report.user_properties)
 
     def pytest_sessionfinish(self) -> None:
         if not any(self._tiers.values()):
             return
         SECONDS.parent.mkdir(exist_ok=True)
         recorded = json.loads(SECONDS.read_text()) if SECONDS.exists() else {}
-        SECONDS.write_text(
-            json.dumps({name: recorded.get(name, {}) | self._tiers[name] for name in TIERS})
-        )
+        seconds = {name: recorded.get(name, {}) | self._tiers[name] for name in TIERS}
+        seconds[ON_SPARK] = recorded.get(ON_SPARK, {}) | self._on_spark
+        SECONDS.write_text(json.dumps(seconds))
+
+
+def tests_on_spark() -> frozenset[str]:
+    """Return the tests that used Spark when ``make test-profile`` recorded them."""
+    return frozenset(json.loads(RECORD.read_text())[ON_SPARK])
 
 
 def write_profile() -> None:
@@ -90,6 +100,7 @@ def write_profile() -> None:
     if not SECONDS.exists():
         raise SystemExit("no test has run in this checkout: run make test first")
     recorded: dict[str, dict[str, float]] = json.loads(SECONDS.read_text())
+    on_spark = [test for test, used in recorded.pop(ON_SPARK).items() if used and _is_there(test)]
     tiers = {
         name: {test: took for test, took in tests.items() if _is_there(test)}
         for name, tests in recorded.items()
@@ -97,6 +108,7 @@ def write_profile() -> None:
     pandas_s = pandas_import_s()
     record = {
         "import pandas": round(pandas_s, 2),
+        ON_SPARK: on_spark,
         **{name: _by_file(tests) for name, tests in tiers.items()},
     }
     RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
