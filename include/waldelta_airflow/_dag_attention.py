@@ -4,8 +4,8 @@ ledger. Pages and alerts show it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from waldelta.config import DagKind, PipelineFile
@@ -14,8 +14,20 @@ from waldelta.monitoring.overview import Glance
 from waldelta.pipeline.lag import Lag
 from waldelta.quantities import duration
 
-# DAGs other than the CDC DAG that run by a schedule.
-WATCHED: tuple[DagKind, ...] = ("maintenance", "reconcile")
+# DAGs other than the CDC DAG that run by a schedule; what is said of each that is paused or
+# overdue, and what isn't done then.
+WATCHED: dict[DagKind, tuple[tuple[str, str], tuple[str, str], str]] = {
+    "maintenance": (
+        ("paused_maintenance", "the maintenance DAG is paused"),
+        ("overdue_maintenance", "the next run of the maintenance DAG is overdue by {}"),
+        "no compaction, no pruning, no full checks",
+    ),
+    "reconcile": (
+        ("paused_reconcile", "the reconcile DAG is paused"),
+        ("overdue_reconcile", "the next run of the reconcile DAG is overdue by {}"),
+        "the lake is not compared with its source",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +35,15 @@ class DagsOfPipeline:
     """What Airflow, but not the ledger, knows of a pipeline's DAGs; the CDC DAG's unless stated.
 
     ``failed``: the id of the latest ended run, if it failed. ``next_run_at``: when the scheduler
-    should create the next run, perhaps in the past. ``paused``: those of WATCHED that are paused.
+    should create the next run, perhaps in the past. ``paused``: those of WATCHED that are paused,
+    and ``next_of``: when it should create the next run of each.
     """
 
     is_paused: bool = False
     failed: str | None = None
     next_run_at: datetime | None = None
     paused: frozenset[str] = frozenset()
+    next_of: Mapping[str, datetime | None] = field(default_factory=dict)
 
 
 def of_dags(
@@ -54,16 +68,18 @@ def of_dags(
             "failed_dag_run",
             f"the latest DAG run failed ({dags.failed}): see its log in Airflow",
         )
-    paused = dags.paused if glance.is_set_up else ()
-    if "maintenance" in paused and pipeline.maintenance.schedule is not None:
-        yield Attention(
-            "warning",
-            "paused_maintenance",
-            "the maintenance DAG is paused: no compaction, no pruning, no full checks",
-        )
-    if "reconcile" in paused and pipeline.quality.reconcile.schedule is not None:
-        yield Attention(
-            "warning",
-            "paused_reconcile",
-            "the reconcile DAG is paused: the lake is not compared with its source",
-        )
+    if not glance.is_set_up:
+        return
+    for dag, (paused, overdue, omitted) in WATCHED.items():
+        late = Lag.since(dags.next_of.get(dag), at)
+        if schedule_of(pipeline, dag) is None or not (dag in dags.paused or late.is_overdue):
+            continue
+        kind, text = paused if dag in dags.paused else overdue
+        delay = duration(late.seconds or 0)
+        yield Attention("warning", kind, f"{text.format(delay)}: {omitted}")
+
+
+def schedule_of(pipeline: PipelineFile, kind: str) -> str | None:
+    """Returns the schedule of a DAG of WATCHED."""
+    quality, maintenance = pipeline.quality.reconcile, pipeline.maintenance
+    return quality.schedule if kind == "reconcile" else maintenance.schedule

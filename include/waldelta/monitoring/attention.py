@@ -65,6 +65,12 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
             "Runs and tasks", "look for an active run, and at the scheduler and the slot's pool"
         ),
         "paused": AttentionKind("Runs and tasks", "unpause it"),
+        "overdue_maintenance": AttentionKind(
+            "Runs and tasks", "look for an active run of it, and at the scheduler"
+        ),
+        "overdue_reconcile": AttentionKind(
+            "Runs and tasks", "look for an active run of it, and at the scheduler"
+        ),
         "paused_maintenance": AttentionKind("Runs and tasks", "unpause it"),
         "paused_reconcile": AttentionKind("Runs and tasks", "unpause it"),
         "lacks": AttentionKind(

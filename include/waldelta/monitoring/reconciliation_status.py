@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -91,25 +91,18 @@ class Compared:
         return (*words, *([kept_out(self.kept_out)] if self.kept_out else []))
 
 
-def read_compared(
-    ledger: Ledger, tables: Collection[str], history: Sequence[Reconciliation] | None = None
-) -> Compared:
-    """Returns how these tables compare; pass only replicated ones, because others don't matter.
-
-    ``history`` are the comparison results, if they have been read already.
-    """
-    rows = history
-    if rows is None:
-        scanned = ledger.table(Reconciliation).scan(
-            ("at", "run_id", "table_name", "status", "version", "skipped_columns", "lacking")
-        )
-        # Each table's last results with and without left-out columns, and its last failure; older
-        # rows add nothing.
-        answered = pc.is_in(scanned["status"], value_set=pa.array(ANSWERS))
-        whole = pc.equal(pc.fill_null(pc.list_value_length(scanned["skipped_columns"]), 0), 0)
-        scanned = scanned.append_column("answered", answered).append_column("whole", whole)
-        rows = rows_of(Reconciliation, last_rows(scanned, ["table_name", "answered", "whole"]))
-    rows = [row for row in rows if row.table_name in tables]
+def read_compared(ledger: Ledger, tables: Collection[str]) -> Compared:
+    """Returns how these tables compare; pass only replicated ones, because others don't matter."""
+    scanned = ledger.table(Reconciliation).scan(
+        ("at", "run_id", "table_name", "status", "version", "skipped_columns", "lacking")
+    )
+    # Each table's last results with and without left-out columns, and its last failure; older
+    # rows add nothing.
+    answered = pc.is_in(scanned["status"], value_set=pa.array(ANSWERS))
+    whole = pc.equal(pc.fill_null(pc.list_value_length(scanned["skipped_columns"]), 0), 0)
+    scanned = scanned.append_column("answered", answered).append_column("whole", whole)
+    last = last_rows(scanned, ["table_name", "answered", "whole"])
+    rows = [row for row in rows_of(Reconciliation, last) if row.table_name in tables]
     found, attempts = last_answers(rows)
     answers = {name: row for name, row in found.items() if row.status in ANSWERS}
     differed = {name: row.at for name, row in answers.items() if row.status == DIFFERENT}
@@ -133,23 +126,19 @@ def read_compared(
             for name, row in last_whole(rows).items()
             if name in equal and row.status != DIFFERENT
         },
-        different_since=_different_since(ledger, differed.keys() - copied, history),
+        different_since=_different_since(ledger, differed.keys() - copied),
     )
 
 
-def _different_since(
-    ledger: Ledger, tables: Collection[str], history: Sequence[Reconciliation] | None
-) -> datetime | None:
+def _different_since(ledger: Ledger, tables: Collection[str]) -> datetime | None:
     """Returns when the first of these tables was found different, and never equal since."""
     if not tables:
         return None
     columns = ("at", "run_id", "table_name", "status")
-    if history is None:
-        scanned = ledger.table(Reconciliation).scan(columns, None, of_tables(tables))
-        history = rows_of(Reconciliation, scanned)
+    scanned = ledger.table(Reconciliation).scan(columns, None, of_tables(tables))
     since: dict[str, datetime] = {}
-    for row in history:
-        if row.status == DIFFERENT and row.table_name in tables:
+    for row in rows_of(Reconciliation, scanned):
+        if row.status == DIFFERENT:
             since.setdefault(row.table_name, row.at)
         elif row.status in ANSWERS:
             since.pop(row.table_name, None)

@@ -40,14 +40,19 @@ from waldelta.monitoring.status import of_live_slot
 from waldelta.pipeline import Job, SourceConnections
 from waldelta_airflow import _connections as connections
 from waldelta_airflow import settings
-from waldelta_airflow._dag_attention import WATCHED, DagsOfPipeline, of_dags
+from waldelta_airflow._dag_attention import WATCHED, DagsOfPipeline, of_dags, schedule_of
 
 log = logging.getLogger(__name__)
 
 # The name under which refused pipeline files are reported.
 FILES = "pipeline files"
 _OF_DAGS = frozenset(
-    {"paused", "overdue", "failed_dag_run", *(f"paused_{kind}" for kind in WATCHED)}
+    {
+        "paused",
+        "overdue",
+        "failed_dag_run",
+        *(f"{state}_{kind}" for kind in WATCHED for state in ("paused", "overdue")),
+    }
 )
 # Attention that expectations cause, and the verdict on these.
 _OF_CHECKS = {"failed_expectations": "failed", "warned_expectations": "warning"}
@@ -235,6 +240,10 @@ class DagRuns:
             last.run_id if is_last else None,
             _next_run_at(pipeline.schedule, cdc.next_dagrun),
             frozenset(kind for kind, dag in others.items() if dag.is_paused),
+            {
+                kind: _next_run_at(schedule_of(pipeline, kind), dag.next_dagrun)
+                for kind, dag in others.items()
+            },
         )
         runs = {kind: _last_failed(dag_id_of(name, kind), at) for kind in WATCHED}
         failed = {str(kind): run.run_id for kind, (run, is_failed) in runs.items() if is_failed}

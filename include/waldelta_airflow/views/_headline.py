@@ -18,7 +18,9 @@ from waldelta.errors import QualityFailed
 from waldelta.monitoring.attention import KINDS, Attention, WaitingKind, names
 from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
+from waldelta.monitoring.run_details import CopyProgress
 from waldelta.quantities import counted, size
+from waldelta_airflow._dag_attention import WATCHED
 from waldelta_airflow.views._access import DagLine
 from waldelta_airflow.views._installed_pipelines import DagState, Schedule
 from waldelta_airflow.views._render import airflow_url, duration, run_name, url
@@ -48,6 +50,7 @@ _LINKS = {
 # The DAG that a link opens in Airflow where no button helps.
 _OPENS: dict[str, DagKind] = {**_RUNS, **_UNPAUSES, "data_gap": "resync"}
 _OPENS |= {"failed_dag_run": "cdc", "overdue": "cdc"}
+_OPENS |= {f"overdue_{kind}": kind for kind in WATCHED}
 _RUN_WORDS: dict[DagKind, str] = {
     "cdc": "Run now",
     "initial_sync": "Copy the tables",
@@ -67,6 +70,8 @@ _HEALS = {
     "never_copied": "no",
     "lacks": "no: runs need it",
     "new_tables": "no",
+    "overdue_maintenance": "yes, once the scheduler starts a run of it",
+    "overdue_reconcile": "yes, once the scheduler starts a run of it",
     "paused": "no: runs start once the DAG is unpaused",
     "paused_maintenance": "no",
     "paused_reconcile": "no",
@@ -143,7 +148,8 @@ class Headline:
 class Situation:
     """A pipeline at a time, as a reader sees it: ``lines`` are the DAGs that the reader may read.
 
-    ``copy_ends_in`` are the seconds that the copy under way still takes, if that is known.
+    ``attention`` is of the pipeline or of one of its tables, the worst first. ``progress`` is of
+    the copy that is under way.
     """
 
     base: str
@@ -152,7 +158,8 @@ class Situation:
     schedule: Schedule
     lines: Sequence[DagLine]
     at: datetime
-    copy_ends_in: float | None = None
+    attention: Sequence[Attention] = ()
+    progress: CopyProgress | None = None
 
     @property
     def name(self) -> str:
@@ -177,13 +184,13 @@ class Situation:
 
 def read_headline(
     situation: Situation,
-    attention: Sequence[Attention],
     failed: Sequence[FailedExpectation] = (),
     fine: str = "The lake follows its source.",
 ) -> Headline:
     """Returns the state by the first thing that needs attention, or that all is ``fine``;
     ``failed`` are the expectations that the tables of the first don't meet.
     """
+    attention = situation.attention
     headline = _by_first(situation, attention[0], failed) if attention else Headline("ok", fine)
     if not attention and not situation.glance.is_set_up:
         step = _start(situation, "setup") or _unpause(situation, "setup")
@@ -199,7 +206,8 @@ def _by_first(
     name, glance = situation.name, situation.glance
     heals, remedy = heals_of(first, glance), remedy_of(name, first.kind, first.cause)
     if first.kind == "copying" and situation.has_run("initial_sync", "resync"):
-        seconds = situation.copy_ends_in
+        progress = situation.progress
+        seconds = progress.remaining_seconds if progress is not None else None
         ends = "the copy ends" if seconds is None else f"the copy ends in about {duration(seconds)}"
         remedy = f"nothing: {dag_id_of(name, 'cdc')} then applies what changed since"
         text = f"{names(first.objects)}: copy in progress"

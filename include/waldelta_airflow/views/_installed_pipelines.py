@@ -419,14 +419,8 @@ class Schedule(DagsOfPipeline):
         return tuple(state for state in self.dags if state.is_under_way)
 
 
-def read_schedules(
-    pipelines: Collection[PipelineFile], *, finds_lacks: bool = True
-) -> dict[str, Schedule]:
-    """Returns what Airflow knows, by pipeline; without pipelines whose DAGs it doesn't know (yet).
-
-    Without ``finds_lacks`` no pools and connections are searched.
-    """
-
+def read_schedules(pipelines: Collection[PipelineFile]) -> dict[str, Schedule]:
+    """Returns what Airflow knows by pipeline, without pipelines whose DAGs it lacks (yet)."""
     names = [pipeline.pipeline for pipeline in pipelines]
     kinds: tuple[DagKind, ...] = ("cdc", *WATCHED)
     asked = [dag_id_of(name, kind) for name in names for kind in kinds]
@@ -444,7 +438,7 @@ def read_schedules(
                 name: replace(schedule, dags=states[name])
                 for name, schedule in _read_schedules(session, parsed, known).items()
             }
-            lacks = _lacks(session, pipelines, schedules) if finds_lacks else {}
+            lacks = _lacks(session, pipelines, schedules)
             return {
                 name: replace(schedule, lacks=tuple(lacks.get(name, ())))
                 for name, schedule in schedules.items()
@@ -503,12 +497,13 @@ def _read_schedules(
     for dag_id, name in pipelines.items():
         is_paused, due = known[dag_id]
         latest = ended.get(dag_id)
-        kinds = (kind for kind in WATCHED if known.get(dag_id_of(name, kind), (False, None))[0])
+        others = {kind: known.get(dag_id_of(name, kind), (False, None)) for kind in WATCHED}
         schedules[name] = Schedule(
             is_paused,
             latest.run_id if latest is not None and latest.state == DagRunState.FAILED else None,
             due,
-            frozenset(kinds),
+            frozenset(kind for kind, (is_paused, _) in others.items() if is_paused),
+            {kind: due for kind, (_, due) in others.items()},
             idle[dag_id].start_date if dag_id in idle else None,
             last[dag_id].start_date if dag_id in last else None,
         )

@@ -143,6 +143,12 @@ class Card:
         """Returns whether runs say nothing of the lake now."""
         return self.glance is not None and pages.is_late(self.glance, self.attention)
 
+    def is_past(self, line: TableLine) -> bool:
+        """Returns whether a table's state says nothing of the lake now."""
+        return self.glance is not None and pages.is_past(
+            pages.of_table(line, self.glance, self.attention)
+        )
+
     @property
     def worst(self) -> float | None:
         """Returns the highest lag in seconds."""
@@ -164,10 +170,14 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class TableMatch:
-    """A table, or its ``column``, whose name has what the reader looks for."""
+    """A table, or its ``column``, whose name has what the reader looks for.
+
+    ``is_past``: its state and check say nothing of now.
+    """
 
     pipeline: str
     line: TableLine
+    is_past: bool
     column: str = ""
 
 
@@ -264,9 +274,10 @@ def _found(cards: Iterable[Card], find: Find, reader: Reader) -> dict[str, tuple
     for card in cards:
         for line in card.glance.tables if card.glance is not None else ():
             name = line.table_name.casefold()
-            tables += [TableMatch(card.name, line)] if text in name else []
+            table = TableMatch(card.name, line, card.is_past(line))
+            tables += [table] if text in name else []
             columns += [
-                TableMatch(card.name, line, column)
+                replace(table, column=column)
                 for column in card.columns.get(line.table_name, ())
                 # A text with a point may name table and column.
                 if text in column.casefold()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -45,7 +45,6 @@ from waldelta.monitoring.overview import (
     Glance,
     read_glance,
 )
-from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.run_details import (
     CopyProgress,
     RunDetails,
@@ -115,6 +114,8 @@ _HISTORY_SHOWN = timedelta(days=30)
 # Kinds of attention (problems and others) after which a target may differ from the source although
 # an earlier comparison found no difference.
 _OUTDATES = IN_DOUBT | {"data_gap", "failed_dag_run", "failed_run", "paused", "source"}
+# Kinds after which it may only because nothing compares them.
+_NOT_COMPARED = frozenset({"overdue_reconcile", "paused_reconcile"})
 LATE = frozenset({"behind", "overdue", "silent_run"})
 
 
@@ -155,27 +156,23 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
     """Returns one pipeline's page: its state, runs, lag, slot, a page of its tables, and its DAGs
     with the reader's permissions.
     """
-    at, pipeline, base, name = now(), request.pipeline, request.base, request.pipeline.pipeline
+    pipeline, base, name = request.pipeline, request.base, request.pipeline.pipeline
     hours = hours if hours in HOURS else HOURS[0]
-    schedule = read_schedules([pipeline]).get(name, Schedule())
-    airflow = airflow_runs(pipeline, schedule)
-    glance = read_glance(pipeline, request.ledger, at, hours, airflow)
+    situation = read_situation(request, hours)
+    at, glance, schedule = situation.at, situation.glance, situation.schedule
+    attention, airflow = situation.attention, airflow_runs(pipeline, schedule)
     slot = last_slot(glance, at, airflow.idle_checked_at, schedule.failed)
     forecast = slot_forecast(pipeline, request.ledger, glance)
-    attention = attention_of(pipeline, glance, schedule, at)
     failed = _failed_of_first(request.ledger, attention)
     turn = Turning.of(number, len(glance.tables), _TABLES_PER_PAGE)
-    tables = glance.tables[turn.first : turn.first + _TABLES_PER_PAGE]
-    progress = _progress(pipeline, request.ledger, schedule, at)
-    situation = _situation(request, glance, schedule, at, progress)
     until = at if (has_ended := is_late(glance, attention)) else None
     return request.render(
         "pipeline.html",
         at,
         waits=glance.waiting,
         turn=turn,
-        tables=tables,
-        outdated={x.table_name for x in tables if is_stale(of_table(x, glance, attention))},
+        tables=glance.tables[turn.first : turn.first + _TABLES_PER_PAGE],
+        outdated=_tables_where(is_past, situation),
         is_under_way=bool(schedule.under_way),
         dags=situation.lines,
         here="pipeline",
@@ -184,13 +181,13 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
         slot=slot,
         forecast=forecast,
         schedule=schedule,
-        headline=read_headline(situation, attention, failed),
+        headline=read_headline(situation, failed=failed),
         is_stale=is_stale(attention),
         is_late=has_ended,
         attention=attention[1:],
         strip=run_strip(base, name, glance.recent, at),
         flow=flow(pipeline, glance, slot, hours, _consumers(request)),
-        progress=progress,
+        progress=situation.progress,
         plots=[
             lag_chart(base, name, glance.lag, glance.upto, until),
             wal_chart(base, name, glance.runs, forecast, until),
@@ -200,16 +197,21 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
     )
 
 
-def _situation(
-    request: PipelineRequest,
-    glance: Glance,
-    schedule: Schedule,
-    at: datetime,
-    progress: CopyProgress | None,
-) -> Situation:
-    lines = request.reader.lines(schedule.dags)
-    seconds = progress.remaining_seconds if progress is not None else None
-    return Situation(request.base, request.pipeline, glance, schedule, lines, at, seconds)
+def read_situation(request: PipelineRequest, hours: int = REACH // timedelta(hours=1)) -> Situation:
+    """Returns a pipeline now, with its runs and lag of the last hours."""
+    at, pipeline, ledger = now(), request.pipeline, request.ledger
+    schedule = read_schedules([pipeline]).get(pipeline.pipeline, Schedule())
+    glance = read_glance(pipeline, ledger, at, hours, airflow_runs(pipeline, schedule))
+    return Situation(
+        request.base,
+        pipeline,
+        glance,
+        schedule,
+        request.reader.lines(schedule.dags),
+        at,
+        attention_of(pipeline, glance, schedule, at),
+        _progress(pipeline, ledger, schedule, at),
+    )
 
 
 def _consumers(request: PipelineRequest) -> list[str]:
@@ -230,6 +232,11 @@ def _failed_of_first(ledger: Ledger, attention: Sequence[Attention]) -> Sequence
 
 def is_stale(attention: Sequence[Attention]) -> bool:
     """Returns whether earlier results of comparisons say nothing of the lake now."""
+    return is_past(attention) or any(item.kind in _NOT_COMPARED for item in attention)
+
+
+def is_past(attention: Sequence[Attention]) -> bool:
+    """Returns whether what runs did says nothing of the tables that the attention is about."""
     return any(map(_outdates, attention))
 
 
@@ -246,9 +253,19 @@ def _outdates(item: Attention) -> bool:
 def of_table(
     line: TableLine, glance: Glance, attention: Sequence[Attention]
 ) -> tuple[Attention, ...]:
-    """Returns what is about a table: its own, and what stops all tables."""
-    stops = [item for item in attention if _stops(item, glance, line.complete_upto)]
-    return worst_first([*concerning(line.table_name, attention), *stops])
+    """Returns what is about a table: its own, and what stops all tables or their comparison."""
+    of_all = [
+        item
+        for item in attention
+        if item.kind in _NOT_COMPARED or _stops(item, glance, line.complete_upto)
+    ]
+    return worst_first([*concerning(line.table_name, attention), *of_all])
+
+
+def _tables_where(is_so: Callable[[Sequence[Attention]], bool], situation: Situation) -> set[str]:
+    """Returns the tables about whose attention something is so."""
+    glance, attention = situation.glance, situation.attention
+    return {x.table_name for x in glance.tables if is_so(of_table(x, glance, attention))}
 
 
 def _stops(item: Attention, glance: Glance, upto: datetime | None) -> bool:
@@ -277,7 +294,7 @@ def _progress(
 def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> str:
     """Returns the page of the runs of the last 30 days, newest first, and their lag."""
     at, pipeline, ledger = now(), request.pipeline, request.ledger
-    schedule = read_schedules([pipeline], finds_lacks=False).get(pipeline.pipeline, Schedule())
+    schedule = read_schedules([pipeline]).get(pipeline.pipeline, Schedule())
     runs = read_runs(ledger, at - _HISTORY_SHOWN)
     listed = [run for run in runs if run.status == "failed"] if only_failed else runs
     turn = Turning.of(number, len(listed), _RUNS_PER_PAGE)
@@ -367,9 +384,10 @@ def reconciliation_page(request: PipelineRequest, button: Button) -> str:
 
     It also shows the errors of later attempts, and all results of 30 days.
     """
-    at, reconciliations = now(), Reconciliations(request.ledger.lake)
-    tables = replicated_tables(request.ledger)
+    situation, reconciliations = read_situation(request), Reconciliations(request.ledger.lake)
     results = reconciliations.history()
+    at, compared = situation.at, situation.glance.compared
+    tables = {line.table_name for line in situation.glance.tables}
     answers, attempts = last_answers(row for row in results if row.table_name in tables)
     latest = sorted(
         reconciliations.in_full(answers).values(),
@@ -382,7 +400,10 @@ def reconciliation_page(request: PipelineRequest, button: Button) -> str:
         here="reconciliation",
         latest=latest,
         attempts=attempts,
-        compared=read_compared(request.ledger, tables, results),
+        compared=compared,
+        is_stale=is_stale(situation.attention),
+        outdated=_tables_where(is_stale, situation),
+        attention=[item for item in situation.attention if not item.objects and is_stale([item])],
         different=[row for row in latest if row.status == DIFFERENT],
         history=history[:_MOST_LISTED],
         more_history=max(0, len(history) - _MOST_LISTED),
@@ -407,11 +428,8 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
     It shows what the target has of its source, its columns with their expectations, its runs and
     what happened to it.
     """
-    at, pipeline, ledger = now(), request.pipeline, request.ledger
-    states = ledger.table_rows(table)
-    schedule = read_schedules([pipeline], finds_lacks=False).get(pipeline.pipeline, Schedule())
-    airflow = airflow_runs(pipeline, schedule)
-    glance = read_glance(pipeline, ledger, at, REACH // timedelta(hours=1), airflow)
+    pipeline, ledger, situation = request.pipeline, request.ledger, read_situation(request)
+    at, glance, states = situation.at, situation.glance, ledger.table_rows(table)
     heat = expectations_map(ledger, table, at, _HEAT_MAP_RUNS)
     details = read_table_details(ledger, table, states)
     compared = read_comparisons(ledger, table)
@@ -421,10 +439,9 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
         heat, [column.name for column in details.columns] if details else ()
     )
     line = next((line for line in glance.tables if line.table_name == table), None)
-    attention = attention_of(pipeline, glance, schedule, at)
+    attention, failed = situation.attention, read_failed(ledger, [table])
     attention = of_table(line, glance, attention) if line else concerning(table, attention)
-    failed, progress = read_failed(ledger, [table]), _progress(pipeline, ledger, schedule, at)
-    situation = _situation(request, glance, schedule, at, progress)
+    situation = replace(situation, attention=attention)
     text = request.render(
         "table.html",
         at,
@@ -444,9 +461,10 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
         failed=failed,
         reports=reports_of(pipeline, failed[0].run_id) if failed else {},
         attention=attention,
-        headline=_headline_of_table(situation, ledger, line, attention, failed),
+        headline=_headline_of_table(situation, ledger, line, failed),
         is_in_doubt=any(item.kind in IN_DOUBT for item in attention),
         is_different=table in glance.compared.different,
+        is_past=is_past(attention),
         is_stale=is_stale(attention),
         is_late=is_late(glance, attention),
     )
@@ -457,15 +475,15 @@ def _headline_of_table(
     situation: Situation,
     ledger: Ledger,
     line: TableLine | None,
-    attention: Sequence[Attention],
     failed: Sequence[FailedExpectation],
 ) -> Headline:
     """Returns a table's state; why its changes wait, where they do."""
+    attention = situation.attention
     why = (line.reason if line is not None and line.status != SYNCED else None) or ""
     if not attention and (line is None or line.status != SYNCED):
         return Headline("unknown", "The table is not replicated.", why, status="not replicated")
     critical = [one for one in failed if one.verdict == "failed"]
-    headline = read_headline(situation, attention, critical, "The target follows its source.")
+    headline = read_headline(situation, critical, "The target follows its source.")
     is_behind = bool(attention) and attention[0].kind == "behind"
     failure = _failure(ledger, situation.glance, line.table_name) if line and is_behind else None
     if failure is None:

@@ -117,8 +117,11 @@ def test_a_pipeline_that_airflow_does_not_know_yet(shop):
         "paused",
         "overdue",
         "failed_dag_run",
-        "paused_maintenance",
-        "paused_reconcile",
+        *(
+            f"{state}_{dag}"
+            for state in ("paused", "overdue")
+            for dag in ("maintenance", "reconcile")
+        ),
     }
 
 
@@ -131,6 +134,12 @@ def test_paused_and_overdue(shop):
         late.next_dagrun = AT - timedelta(minutes=minutes)
         texts, _ = found(late)
         assert ("overdue: the next run is overdue by 15 minutes" in " ".join(texts)) is overdue
+        # Maintenance is due once a day, so that its run of now isn't late.
+        assert "overdue_maintenance" not in " ".join(texts)
+    late.next_dagrun = AT - timedelta(days=3)
+    assert "overdue_maintenance: the next run of the maintenance DAG is overdue" in " ".join(
+        found(late)[0]
+    )
 
 
 LATER, EARLIER = AT - timedelta(minutes=1), AT - timedelta(minutes=4)

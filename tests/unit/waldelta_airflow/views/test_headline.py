@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 from tests.cases import cases
 from tests.support.bookkeeping import NOON, pipeline
@@ -28,8 +29,9 @@ def run(hours, status):
 def headline(*attention, glance=GLANCE, lines=LINES, failed=(), **more):
     states = tuple(line.state for line in lines)
     schedule = Schedule(dags=states, **more)
-    situation = Situation("", PIPELINE, glance, schedule, lines, NOON, copy_ends_in=90.0)
-    return read_headline(situation, attention, failed)
+    progress = SimpleNamespace(remaining_seconds=90.0)
+    situation = Situation("", PIPELINE, glance, schedule, lines, NOON, attention, progress)
+    return read_headline(situation, failed)
 
 
 BUTTONS = [
