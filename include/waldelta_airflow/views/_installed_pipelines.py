@@ -1,14 +1,12 @@
-"""The pipelines of this installation, from their files, and their CDC DAGs in Airflow's
-database.
-
-The DAGs of pipelines in Airflow's database: paused or not, the unfinished or latest run, its tasks;
-and what the buttons of the pages start.
+"""The pipelines of this installation, from their files, and their DAGs in Airflow's database:
+paused or not, the unfinished or latest run, its tasks; and what the buttons of the pages start.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -94,7 +92,6 @@ def dag_of_verb(pipeline: str, verb: str) -> str | None:
 
 def read_dags(session: Session, pipelines: Collection[str]) -> dict[str, tuple[DagState, ...]]:
     """Returns the DAGs of each pipeline that Airflow has parsed, in the order of DAG_VERBS."""
-
     ids = {dag_id_of(name, kind): (name, kind) for name in pipelines for kind in DAG_VERBS}
     columns = (DagModel.dag_id, DagModel.is_paused, DagModel.timetable_description)
     asked = select(*columns).where(DagModel.dag_id.in_(ids), ~DagModel.is_stale)
@@ -116,7 +113,6 @@ def _runs(session: Session, dag_ids: Collection[str]) -> Iterator[Any]:
 
     A later one replaces an earlier one.
     """
-
     columns = (
         DagRun.dag_id,
         DagRun.run_id,
@@ -136,24 +132,27 @@ def _runs(session: Session, dag_ids: Collection[str]) -> Iterator[Any]:
         yield from session.execute(under_way.order_by(DagRun.run_after.desc()))
 
 
-def read_consumers(pipeline: str) -> dict[str, list[str]]:
-    """Returns the DAGs that are scheduled on a pipeline's assets, by table."""
-    consumers: dict[str, list[str]] = {}
+@contextmanager
+def _session(what: str) -> Iterator[Session]:
+    """Yields a session of Airflow's database; its errors are logged, since a page is useful without
+    ``what`` is asked for.
+    """
     try:
         with create_session() as session:
-            asked = (
-                select(AssetModel.name, DagScheduleAssetReference.dag_id)
-                .join(AssetModel, AssetModel.id == DagScheduleAssetReference.asset_id)
-                .where(AssetModel.name.startswith(f"{pipeline}/", autoescape=True))
-                .order_by(DagScheduleAssetReference.dag_id)
-            )
-            for name, dag_id in session.execute(asked):
-                consumers.setdefault(name.removeprefix(f"{pipeline}/"), []).append(dag_id)
+            yield session
     except SQLAlchemyError as err:
-        log.warning(
-            "Airflow's database can't be searched for readers of tables: %s", class_and_text(err)
+        log.warning("Airflow's database can't be asked for %s: %s", what, class_and_text(err))
+
+
+def read_consumers(pipeline: str) -> list[str]:
+    """Returns the DAGs that are scheduled on a pipeline's assets."""
+    with _session("readers of tables") as session:
+        dags = select(DagScheduleAssetReference.dag_id).join(
+            AssetModel, AssetModel.id == DagScheduleAssetReference.asset_id
         )
-    return consumers
+        of_pipeline = AssetModel.name.startswith(f"{pipeline}/", autoescape=True)
+        return sorted(session.scalars(dags.where(of_pipeline).distinct()))
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,21 +172,16 @@ class DagRunTasks:
 def read_dag_run(dag_id: str, run_id: str) -> DagRunTasks | None:
     """Returns a run of a DAG, or None when Airflow has no such run (any more)."""
 
-    try:
-        with create_session() as session:
-            state = session.scalar(
-                select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
-            )
-            of_run = (TaskInstance.dag_id == dag_id) & (TaskInstance.run_id == run_id)
-            columns = (TaskInstance.task_id, TaskInstance.state, TaskInstance.start_date)
-            tasks = session.execute(select(*columns).where(of_run)).all()
-            if state is not None:
-                running = {task: at for task, s, at in tasks if s == _RUNNING and at is not None}
-                return DagRunTasks(str(state), frozenset(task for task, *_ in tasks), running)
-    except SQLAlchemyError as err:
-        log.warning(
-            "Airflow's database doesn't answer which tasks a DAG run has: %s", class_and_text(err)
+    with _session("the tasks of a DAG run") as session:
+        state = session.scalar(
+            select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == run_id)
         )
+        of_run = (TaskInstance.dag_id == dag_id) & (TaskInstance.run_id == run_id)
+        columns = (TaskInstance.task_id, TaskInstance.state, TaskInstance.start_date)
+        tasks = session.execute(select(*columns).where(of_run)).all()
+        if state is not None:
+            running = {task: at for task, s, at in tasks if s == _RUNNING and at is not None}
+            return DagRunTasks(str(state), frozenset(task for task, *_ in tasks), running)
     return None
 
 
@@ -200,19 +194,13 @@ def read_runs_named(
     """
     matches = DagRun.run_id.icontains(text, autoescape=True)
     columns = (DagRun.dag_id, DagRun.run_id, DagRun.state, DagRun.run_after)
-    try:
-        with create_session() as session:
-            dags = select(DagRun.dag_id).where(matches & DagRun.dag_id.in_(dag_ids)).distinct()
-            readable = [dag_id for dag_id in session.scalars(dags) if may_read(dag_id)]
-            matches &= DagRun.dag_id.in_(readable)
-            runs = select(*columns).where(matches).order_by(DagRun.run_after.desc()).limit(most)
-            return [
-                (dag_id, run_id, str(state), at)
-                for dag_id, run_id, state, at in session.execute(runs)
-            ]
-    except SQLAlchemyError as err:
-        log.warning("Airflow's database can't be searched for runs: %s", class_and_text(err))
-        return []
+    with _session("runs by their ids") as session:
+        dags = select(DagRun.dag_id).where(matches & DagRun.dag_id.in_(dag_ids)).distinct()
+        readable = [dag_id for dag_id in session.scalars(dags) if may_read(dag_id)]
+        matches &= DagRun.dag_id.in_(readable)
+        runs = select(*columns).where(matches).order_by(DagRun.run_after.desc()).limit(most)
+        return [(dag, run_id, str(state), at) for dag, run_id, state, at in session.execute(runs)]
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,36 +241,23 @@ class ActionDag:
 def read_action_dag(dag_id: str, requested: str | None = None) -> ActionDag:
     """Returns a DAG's state in Airflow's database; without one, nothing is paused or unfinished."""
 
-    try:
-        with create_session() as session:
-            is_paused = bool(
-                session.scalar(select(DagModel.is_paused).where(DagModel.dag_id == dag_id))
+    with _session("unfinished runs of a DAG") as session:
+        is_paused = session.scalar(select(DagModel.is_paused).where(DagModel.dag_id == dag_id))
+        of_dag = select(DagRun).where(DagRun.dag_id == dag_id)
+        active = of_dag.where(DagRun.state.in_([_QUEUED, _RUNNING])).order_by(DagRun.id)
+        under_way = tuple(
+            UnderWay(
+                run.run_id,
+                str(run.state),
+                run.triggering_user_name,
+                run.start_date or run.queued_at,
+                run.conf or {},
             )
-            of_dag = select(DagRun).where(DagRun.dag_id == dag_id)
-            active = of_dag.where(DagRun.state.in_([_QUEUED, _RUNNING])).order_by(DagRun.id)
-            under_way = tuple(
-                UnderWay(
-                    run.run_id,
-                    str(run.state),
-                    run.triggering_user_name,
-                    run.start_date or run.queued_at,
-                    run.conf or {},
-                )
-                for run in session.scalars(active.limit(_MOST_UNDER_WAY))
-            )
-            state = session.scalar(
-                select(DagRun.state).where(DagRun.dag_id == dag_id, DagRun.run_id == requested)
-            )
-            return ActionDag(
-                dag_id, is_paused, under_way, str(state) if state is not None else None
-            )
-    except SQLAlchemyError as err:
-        log.warning(
-            "Airflow's database doesn't answer whether %s has an unfinished run: %s",
-            dag_id,
-            class_and_text(err),
+            for run in session.scalars(active.limit(_MOST_UNDER_WAY))
         )
-        return ActionDag(dag_id)
+        own = session.scalar(of_dag.where(DagRun.run_id == requested))
+        return ActionDag(dag_id, bool(is_paused), under_way, own and str(own.state))
+    return ActionDag(dag_id)
 
 
 def unpause(dag_id: str, user_name: str) -> None:
@@ -290,7 +265,6 @@ def unpause(dag_id: str, user_name: str) -> None:
 
     Raises 404 for a DAG that Airflow lacks.
     """
-
     with create_session() as session:
         dag = session.get(DagModel, dag_id)
         if dag is None or dag.is_stale:
@@ -355,7 +329,6 @@ class DagPaused(HTTPException):
 
 def trigger_run(dag_id: str, prefix: str, params: Mapping[str, Any], user: BaseUser) -> str:
     """Trigger a run of a DAG in the reader's name; returns its run id."""
-
     run_id = f"{prefix}__{now().isoformat()}"
     dag = DagModel.get_current(dag_id)
     if dag is None or dag.is_stale:
@@ -424,29 +397,18 @@ def read_schedules(pipelines: Collection[PipelineFile]) -> dict[str, Schedule]:
     names = [pipeline.pipeline for pipeline in pipelines]
     kinds: tuple[DagKind, ...] = ("cdc", *WATCHED)
     asked = [dag_id_of(name, kind) for name in names for kind in kinds]
-    try:
-        with create_session() as session:
-            dags = session.execute(
-                select(
-                    DagModel.dag_id, DagModel.is_paused, DagModel.next_dagrun_create_after
-                ).where(DagModel.dag_id.in_(asked))
-            ).all()
-            known = {dag_id: (bool(is_paused), due) for dag_id, is_paused, due in dags}
-            states = read_dags(session, names)
-            parsed = [name for name in names if dag_id_of(name, "cdc") in known]
-            schedules = {
-                name: replace(schedule, dags=states[name])
-                for name, schedule in _read_schedules(session, parsed, known).items()
-            }
-            lacks = _lacks(session, pipelines, schedules)
-            return {
-                name: replace(schedule, lacks=tuple(lacks.get(name, ())))
-                for name, schedule in schedules.items()
-            }
-    except SQLAlchemyError as err:
-        # The pages are useful without the DAG runs.
-        log.warning("Airflow's database can't be queried for DAG runs: %s", class_and_text(err))
-        return {}
+    columns = (DagModel.dag_id, DagModel.is_paused, DagModel.next_dagrun_create_after)
+    with _session("DAG runs") as session:
+        dags = session.execute(select(*columns).where(DagModel.dag_id.in_(asked)))
+        known = {dag_id: (bool(is_paused), due) for dag_id, is_paused, due in dags}
+        parsed = [name for name in names if dag_id_of(name, "cdc") in known]
+        schedules = _read_schedules(session, parsed, known)
+        states, lacks = read_dags(session, names), _lacks(session, pipelines, schedules)
+        return {
+            name: replace(schedule, dags=states[name], lacks=tuple(lacks.get(name, ())))
+            for name, schedule in schedules.items()
+        }
+    return {}
 
 
 def _lacks(

@@ -32,7 +32,7 @@ from waldelta_airflow.views._installed_pipelines import (
     read_runs_named,
     read_schedules,
 )
-from waldelta_airflow.views._plot import sparkline
+from waldelta_airflow.views._pictures import sparkline
 from waldelta_airflow.views._render import duration, render
 
 log = logging.getLogger(__name__)
@@ -205,7 +205,7 @@ def overview_page(
     counts = Counter(card.state for card in cards)
     named = [card for card in cards if find.text in card.name.casefold()]
     listed = [card for card in named if find.state in (None, card.state)]
-    turn = pages.Turning.of(find.page, len(listed), _PER_PAGE)
+    turn = pages.Turning.of(find.page, listed, _PER_PAGE)
     is_unread = any(card.state == "unread" or not card.is_current for card in cards)
     return render(
         "overview.html",
@@ -214,7 +214,6 @@ def overview_page(
         is_under_way=any(card.schedule.under_way for card in cards),
         refresh_s=_ASK_AGAIN_S if is_unread else None,
         here="overview",
-        cards=listed[turn.first : turn.first + _PER_PAGE],
         count=len(cards),
         counts=counts,
         states=STATES,

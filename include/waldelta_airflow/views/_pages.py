@@ -164,14 +164,12 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
     slot = last_slot(glance, at, airflow.idle_checked_at, schedule.failed)
     forecast = slot_forecast(pipeline, request.ledger, glance)
     failed = _failed_of_first(request.ledger, attention)
-    turn = Turning.of(number, len(glance.tables), _TABLES_PER_PAGE)
     until = at if (has_ended := is_late(glance, attention)) else None
     return request.render(
         "pipeline.html",
         at,
         waits=glance.waiting,
-        turn=turn,
-        tables=glance.tables[turn.first : turn.first + _TABLES_PER_PAGE],
+        turn=Turning.of(number, glance.tables, _TABLES_PER_PAGE),
         outdated=_tables_where(is_past, situation),
         is_under_way=bool(schedule.under_way),
         dags=situation.lines,
@@ -216,8 +214,7 @@ def read_situation(request: PipelineRequest, hours: int = REACH // timedelta(hou
 
 def _consumers(request: PipelineRequest) -> list[str]:
     """Returns the DAGs that are scheduled on the pipeline's assets and that the reader may read."""
-    dags = set(chain.from_iterable(read_consumers(request.pipeline.pipeline).values()))
-    return sorted(filter(request.reader.may_read_dag, dags))
+    return list(filter(request.reader.may_read_dag, read_consumers(request.pipeline.pipeline)))
 
 
 def _failed_of_first(ledger: Ledger, attention: Sequence[Attention]) -> Sequence[FailedExpectation]:
@@ -297,13 +294,12 @@ def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> st
     schedule = read_schedules([pipeline]).get(pipeline.pipeline, Schedule())
     runs = read_runs(ledger, at - _HISTORY_SHOWN)
     listed = [run for run in runs if run.status == "failed"] if only_failed else runs
-    turn = Turning.of(number, len(listed), _RUNS_PER_PAGE)
+    turn = Turning.of(number, listed, _RUNS_PER_PAGE)
     return request.render(
         "runs.html",
         at,
         here="runs",
-        runs=(shown := listed[turn.first : turn.first + _RUNS_PER_PAGE]),
-        work=read_work(ledger, shown),
+        work=read_work(ledger, turn.rows),
         turn=turn,
         only_failed=only_failed,
         failures=sum(run.status == "failed" for run in runs),
@@ -570,9 +566,8 @@ def _listed_reports(
 ) -> dict[str, Any]:
     """Returns what a page of runs with reports shows, which are newest first."""
     listed = [run for run in runs if run.verdict == "failed"] if only_failed else runs
-    turn = Turning.of(number, len(listed), _REPORTS_PER_PAGE)
-    shown = listed[turn.first : turn.first + _REPORTS_PER_PAGE]
-    table = run_table(shown, partial(_report_url, base)) if shown else ""
+    turn = Turning.of(number, listed, _REPORTS_PER_PAGE)
+    table = run_table(turn.rows, partial(_report_url, base)) if turn.rows else ""
     return {
         "table": Markup(table),  # noqa: S704 - run_table() escapes
         "turn": turn,
@@ -597,19 +592,19 @@ def _reports_or_reason(pipeline: PipelineFile) -> list[CheckedRun] | str:
 
 @dataclass(frozen=True, slots=True)
 class Turning:
-    """A page of a long list; pages count from 1."""
+    """A page of a long list of ``count`` entries, with the ``rows`` of it; pages count from 1."""
 
     number: int
     last: int
     count: int
-    first: int
+    rows: Any
 
     @classmethod
-    def of(cls, number: int, count: int, per_page: int) -> Turning:
-        """Returns the requested page, or the nearest existing one."""
-        last = max(1, -(-count // per_page))
+    def of(cls, number: int, rows: Any, per_page: int) -> Turning:
+        """Returns the requested page of a sequence or an Arrow table, or the nearest one."""
+        last = max(1, -(-len(rows) // per_page))
         number = min(max(1, number), last)
-        return cls(number, last, count, (number - 1) * per_page)
+        return cls(number, last, len(rows), rows[(number - 1) * per_page : number * per_page])
 
 
 def served_report(pipeline: PipelineFile, path: str) -> bytes | None:

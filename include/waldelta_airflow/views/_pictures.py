@@ -1,39 +1,204 @@
-"""The pictures of a pipeline: its last runs, the slot's WAL, and the way of its changes."""
+"""Pictures of histories: a pipeline's last runs, lag and WAL, and the way of its changes.
+
+They are SVG without scripts, coloured by the stylesheet, with a description in words. They stretch
+to the width of their place, so that only lines and bars are in the SVG.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from statistics import median
 
 from markupsafe import Markup
 
 from waldelta.config import PipelineFile
 from waldelta.monitoring.overview import Glance
-from waldelta.monitoring.run_history import LagPoint, RunLine
+from waldelta.monitoring.run_history import LagPoint, RunLine, thin_out
 from waldelta.monitoring.status import LastSlot, wal_per_hour
 from waldelta.monitoring.table_list import RunRows
 from waldelta.pipeline.lag import Lag
 from waldelta.quantities import counted, size
 from waldelta.slot.health import Forecast
-from waldelta_airflow.views._plot import (
-    Bar,
-    Measure,
-    Point,
-    bars,
-    ceiling_of_bytes,
-    ceiling_of_seconds,
-    chart,
-)
-from waldelta_airflow.views._render import bytes_of, duration, number, run_name, url
+from waldelta_airflow.views._render import bytes_of, clock, duration, number, run_name, url
 
-_SECONDS = Measure("behind, in time", duration, ceiling_of_seconds)
-_WAL = Measure("WAL kept by the slot", bytes_of, ceiling_of_bytes)
+_WIDTH, _HEIGHT = 1000, 100
+_SPARK_WIDTH, _SPARK_HEIGHT = 96, 26
+_MOST_POINTS = 300
+# A bar of no changes can still be seen and selected.
+_LEAST = 0.06
+# The label at the middle of a time axis, in seconds. The axis ends at twice as much, so at most at
+# two weeks.
+_STEPS = (5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400,
+          172800, 604800)  # fmt: skip
+# Time formats by the plot's length in seconds, so that the five times below a plot differ.
+_TIMES = ((4 * 60, "%H:%M:%S"), (2 * 86400, "%H:%M"), (math.inf, "%m-%d %H:%M"))
 # A limit that exceeds the highest value by this factor isn't drawn: it would press the line to the
 # ground.
 _MUCH = 5
 _STAGES = ("land", "apply", "check")
 _KINDS = ("inserted", "updated", "deleted")
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How values are shown: their label, the text of one, and the end of their axis."""
+
+    label: str
+    text_of: Callable[[float], str]
+    ceiling: Callable[[float], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A run's value; a failed run is a dot that links to ``href``."""
+
+    at: datetime
+    value: float
+    status: str = ""
+    name: str = ""
+    href: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A run as a bar: its height from 0 to 1, divided by the shares of its classes."""
+
+    href: str
+    label: str
+    height: float
+    parts: Sequence[tuple[str, float]]
+
+
+def chart(
+    points: Sequence[Point],
+    measure: Measure,
+    limit: float | None = None,
+    until: datetime | None = None,
+) -> Markup:
+    """Returns one measure over time; empty when there is nothing to draw.
+
+    ``limit`` is a line above it. Between the last point and ``until`` the measure isn't known.
+    """
+    if len(points) < 2:
+        return Markup("")
+    drawn, text_of = thin_out(points, _MOST_POINTS, lambda point: point.value), measure.text_of
+    first, last = drawn[0].at, until or drawn[-1].at
+    seconds, worst = (last - first).total_seconds() or 1.0, max(p.value for p in drawn)
+    top = measure.ceiling(max(worst, limit or 0))
+
+    def x(at: datetime) -> str:
+        return f"{(at - first).total_seconds() / seconds * _WIDTH:.1f}"
+
+    def y(value: float) -> str:
+        return f"{_HEIGHT - value / top * _HEIGHT:.1f}"
+
+    told = (
+        f"{measure.label} from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC: at most"
+        f" {text_of(worst)}, at last {text_of(drawn[-1].value)}"
+        f"{f', not known since {drawn[-1].at:%Y-%m-%d %H:%M}' if until else ''}"
+    )
+    known = x(drawn[-1].at)
+    line = " ".join(f"{x(p.at)},{y(p.value)}" for p in drawn)
+    form = next(form for longest, form in _TIMES if seconds <= longest)
+    times = [first + timedelta(seconds=seconds * n / 4) for n in range(5)]
+    rows = [(value, f"M0 {y(value)}H{_WIDTH}") for value in (top, top / 2, 0)]
+    return _join(
+        Markup('<div class="chart"><ol class="y" aria-hidden="true">'),
+        *(Markup("<li>{}</li>").format(text_of(value) if value else "0") for value, _ in rows),
+        Markup(
+            '</ol><svg viewBox="0 0 {} {}" preserveAspectRatio="none" role="{}" aria-label="{}">'
+        ).format(
+            _WIDTH, _HEIGHT, "group" if any(p.status == "failed" for p in drawn) else "img", told
+        ),
+        *(Markup('<path class="grid" d="{}"/>').format(path) for _, path in rows),
+        Markup('<polygon class="area" points="0,{h} {} {},{h}"/>').format(line, known, h=_HEIGHT),
+        Markup('<path class="unknown" d="M{} 0H{}V{}H{}z"/>').format(known, _WIDTH, _HEIGHT, known)
+        if until
+        else "",
+        Markup('<polyline class="line" points="{}"/>').format(line),
+        Markup('<path class="limit" d="M0 {}H{}"/>').format(y(limit), _WIDTH) if limit else "",
+        *(
+            Markup(
+                '<a href="{}" aria-label="{label}"><title>{label}</title>'
+                '<path class="dot" d="M{} {}h.01"/></a>'
+            ).format(p.href, x(p.at), y(p.value), label=f"failed: {p.name}, {text_of(p.value)}")
+            for p in drawn
+            if p.status == "failed"
+        ),
+        Markup('</svg><ol class="x" aria-hidden="true">'),
+        *(Markup("<li>{}</li>").format(clock(at, form)) for at in times),
+        Markup("</ol></div>"),
+    )
+
+
+def bars(runs: Sequence[Bar], caption: str) -> Markup:
+    """Returns runs as bars that link to them, oldest first."""
+    wide, drawn = 10, []
+    for n, bar in enumerate(runs):
+        height = max(_LEAST, bar.height) * _HEIGHT
+        rects, top = [], float(_HEIGHT)
+        for name, share in bar.parts:
+            top -= height * share
+            rects.append(
+                Markup('<rect class="{}" x="{}" y="{:.1f}" width="{}" height="{:.1f}"/>').format(
+                    name, n * wide + 1, top, wide - 2, height * share
+                )
+            )
+        drawn.append(
+            Markup(
+                '<a href="{}" aria-label="{label}"><title>{label}</title>'
+                '<rect class="hit" x="{}" width="{}" height="{}"/>{}</a>'
+            ).format(bar.href, n * wide, wide, _HEIGHT, _join(*rects), label=bar.label)
+        )
+    return _join(
+        Markup(
+            '<svg class="bars" viewBox="0 0 {} {}" preserveAspectRatio="none" role="group"'
+            ' aria-label="{}">'
+        ).format(len(runs) * wide, _HEIGHT, caption),
+        *drawn,
+        Markup("</svg>"),
+    )
+
+
+def _join(*parts: Markup | str) -> Markup:
+    return Markup("").join(parts)
+
+
+def sparkline(values: Sequence[float | None], caption: str) -> Markup:
+    """Returns a small line without axes."""
+    known = [(n, v) for n, v in enumerate(values) if v is not None]
+    if len(known) < 2:
+        return Markup("")
+    # A constant line is drawn in the middle.
+    top = max(*(v for _, v in known), 2 * median(v for _, v in known)) or 1.0
+    last = len(values) - 1
+    width, height = _SPARK_WIDTH, _SPARK_HEIGHT
+    line = " ".join(
+        f"{n / last * (width - 4) + 2:.1f},{height - 3 - v / top * (height - 6):.1f}"
+        for n, v in known
+    )
+    return Markup(
+        '<svg class="spark" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img"'
+        ' aria-label="{caption}"><title>{caption}</title>'
+        '<polyline class="line" points="{line}"/></svg>'
+    ).format(w=width, h=height, caption=caption, line=line)
+
+
+def ceiling_of_seconds(worst: float) -> float:
+    """Returns the next round duration that isn't shorter."""
+    return next((step * 2.0 for step in _STEPS if worst <= step * 2), worst)
+
+
+def ceiling_of_bytes(worst: float) -> float:
+    """Returns the next power of two that isn't less."""
+    return 2.0 ** max(10, math.ceil(math.log2(max(worst, 1))))
+
+
+_SECONDS = Measure("behind, in time", duration, ceiling_of_seconds)
+_WAL = Measure("WAL kept by the slot", bytes_of, ceiling_of_bytes)
 
 
 def run_strip(base: str, name: str, runs: Sequence[RunLine], at: datetime) -> Markup:

@@ -64,17 +64,12 @@ def duration(seconds: float | None) -> str:
         return "–"
     if seconds < 10:
         return f"{seconds:.1f} s"
-    for unit, in_it, below, name, smaller in (
-        (60, 1, 3600, "min", "s"),
-        (3600, 60, 86400, "h", "min"),
-        (86400, 3600, float("inf"), "d", "h"),
-    ):
-        if seconds < 60:
-            return f"{seconds:.0f} s"
-        if seconds < below:
-            rest = int(seconds % unit // in_it) if seconds < 10 * unit else 0
-            return f"{int(seconds // unit)} {name}" + (f" {rest} {smaller}" if rest else "")
-    return "–"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    units = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+    unit, name, part, smaller = next(of for of in units if seconds >= of[0])
+    rest = int(seconds % unit // part) if seconds < 10 * unit else 0
+    return f"{int(seconds // unit)} {name}" + (f" {rest} {smaller}" if rest else "")
 
 
 def ago(at: datetime | None, now: datetime, form: str = "") -> Markup:
@@ -86,11 +81,11 @@ def ago(at: datetime | None, now: datetime, form: str = "") -> Markup:
     if at is None:
         return Markup("–")
     seconds = (now - at).total_seconds()
-    text = duration(abs(seconds)) if seconds < 0 else duration(seconds)
+    text = duration(abs(seconds))
     if form != "since":
         text = f"in {text}" if seconds < 0 else f"{text} ago"
     return Markup('<time datetime="{}" title="{}"{}>{}</time>').format(
-        at.isoformat(), moment(at), Markup(' data-as="since"') if form else "", text
+        at.isoformat(), f"{at:{_EXACT}}", Markup(' data-as="since"') if form else "", text
     )
 
 
@@ -133,24 +128,15 @@ def run_kind(verb: str) -> str:
     return _RUN_KINDS.get(verb, verb)
 
 
-def moment(at: datetime | None) -> str:
-    """Returns a time."""
-    return f"{at:%Y-%m-%d %H:%M:%S} UTC" if at is not None else "–"
+_EXACT = "%Y-%m-%d %H:%M:%S UTC"
 
 
-def clock(at: datetime, form: str) -> Markup:
+def clock(at: datetime | None, form: str = "exact") -> Markup:
     """Returns a time by a form of strftime; page.js shows it in the reader's zone."""
-    return Markup('<time datetime="{}" data-as="{}">{:{}}</time>').format(
-        at.isoformat(), form, at, form
-    )
-
-
-def exact(at: datetime | None) -> Markup:
-    """Returns a time that page.js shows in the reader's zone."""
     if at is None:
         return Markup("–")
-    return Markup('<time datetime="{}" data-as="exact">{}</time>').format(
-        at.isoformat(), moment(at)
+    return Markup('<time datetime="{}" data-as="{}">{}</time>').format(
+        at.isoformat(), form, at.strftime(_EXACT if form == "exact" else form)
     )
 
 
@@ -318,5 +304,5 @@ def _templates() -> Environment:
     )
     filters = (clock, counted, duration, first_sentence, lsn, mark, number, run_kind, slot_state)
     found.filters.update({of.__name__: of for of in (*filters, state_class, without_folder)})
-    found.filters.update(exact=Exact, moment=exact, size=bytes_of)
+    found.filters.update(exact=Exact, moment=clock, size=bytes_of)
     return found

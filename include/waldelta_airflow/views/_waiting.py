@@ -87,8 +87,8 @@ def waiting_page(request: PipelineRequest, chosen: Chosen, button: Button) -> st
     keys = _open_keys(ledger)
     tables, reasons = (_counted(_of(keys, chosen.but(kind)), column) for kind, column in _KINDS)
     listed = _of(keys, chosen.kinds)
-    turn = Turning.of(chosen.page, listed.num_rows, _ROWS_PER_PAGE)
-    shown = read_open(ledger, listed.slice(turn.first, _ROWS_PER_PAGE))
+    turn = Turning.of(chosen.page, listed, _ROWS_PER_PAGE)
+    shown = read_open(ledger, turn.rows)
     decided, waiting = read_decided(ledger), read_waiting(pipeline, ledger)
     return request.render(
         "waiting.html",

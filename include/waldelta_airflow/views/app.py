@@ -150,17 +150,15 @@ def create_app() -> FastAPI:
 
 
 @_routes.get("/")
-def overview(page_request: PageRequestDep, find: Annotated[Find, Depends()]) -> HTMLResponse:
+def overview(page_request: PageRequestDep, find: Annotated[Find, Depends()]) -> str:
     """Returns the page of all pipelines, or of what a search finds."""
-    pipelines = page_request.pipelines()
-    text = overview_page(page_request.base, pipelines, page_request.reader, find)
-    return HTMLResponse(text)
+    return overview_page(page_request.base, page_request.pipelines(), page_request.reader, find)
 
 
 @_routes.get("/p/{name}")
-def pipeline(request: PipelineDep, hours: int = 24, page: int = 1) -> HTMLResponse:
+def pipeline(request: PipelineDep, hours: int = 24, page: int = 1) -> str:
     """Returns a pipeline's page."""
-    return HTMLResponse(pages.pipeline_page(request, hours, page))
+    return pages.pipeline_page(request, hours, page)
 
 
 @_routes.get("/p/{name}/runs")
@@ -190,12 +188,9 @@ def table(request: PipelineDep, table: str) -> HTMLResponse:
 
 
 @_routes.get("/p/{name}/reconciliation")
-def reconciliation(
-    request: PipelineDep, run: str | None = None, refused: str | None = None
-) -> HTMLResponse:
+def reconciliation(request: PipelineDep, run: str | None = None, refused: str | None = None) -> str:
     """Returns the page of comparisons with the source."""
-    text = pages.reconciliation_page(request, _button(request, "reconcile", run, refused))
-    return HTMLResponse(text)
+    return pages.reconciliation_page(request, _button(request, "reconcile", run, refused))
 
 
 @_routes.post("/p/{name}/repair", dependencies=[Depends(_may_trigger("reconcile"))])
@@ -219,10 +214,9 @@ def waiting(
     chosen: Annotated[Chosen, Depends()],
     run: str | None = None,
     refused: str | None = None,
-) -> HTMLResponse:
+) -> str:
     """Returns the page of what waits for a decision."""
-    text = waiting_page(request, chosen, _button(request, "decide", run, refused))
-    return HTMLResponse(text)
+    return waiting_page(request, chosen, _button(request, "decide", run, refused))
 
 
 @_routes.get("/p/{name}/waiting/row/{row_id}")
@@ -281,22 +275,18 @@ def reports(page_request: PageRequestDep, page: int = 1, *, failed: bool = False
 
 @_routes.get("/docs/{name}/")
 @_routes.get("/docs/{name}/index.html")
-def reports_of(
-    page_request: PageRequestDep, name: str, page: int = 1, *, failed: bool = False
-) -> str:
+def reports_of(request: PipelineDep, page: int = 1, *, failed: bool = False) -> str:
     """Returns a pipeline's reports by table and by time."""
-    pipeline = page_request.pipeline(name)
-    with _lake_errors(pipeline):
-        return pages.reports_page_of(page_request.base, pipeline, page, only_failed=failed)
+    return pages.reports_page_of(request.base, request.pipeline, page, only_failed=failed)
 
 
 @_routes.get("/docs/{name}/{path:path}")
 def report(page_request: PageRequestDep, name: str, path: str) -> Response:
     """Returns a report."""
-    found = page_request.pipeline(name)
-    page_request.check_values(found)
-    with _lake_errors(found):
-        served = served_report(found, path)
+    pipeline = page_request.pipeline(name)
+    page_request.check_values(pipeline)
+    with _lake_errors(pipeline):
+        served = served_report(pipeline, path)
     if served is None:
         raise HTTPException(404, "There is no such report.")
     return HTMLResponse(served, headers=REPORT_HEADERS)
@@ -389,17 +379,11 @@ def _error_page(request: Request, err: Any) -> Response:
 def _not_understood(request: Request, err: Any) -> Response:
     """Returns the names of invalid parts of the address, without their values."""
     named = sorted({str(one["loc"][-1]) for one in err.errors() if one.get("loc")})
-    return _error_page(
-        request,
-        HTTPException(
-            422, f"The address can't be read: {', '.join(named)} has no value that fits."
-        ),
-    )
+    text = f"The address can't be read: {', '.join(named)} has no value that fits."
+    return _error_page(request, HTTPException(422, text))
 
 
 def _broke_off(request: Request, _: Any) -> Response:
     """Returns the page for an error in the pages' own code, which Airflow's API server logs."""
-    return _error_page(
-        request,
-        HTTPException(500, "The page could not be made: the API server's log has the error."),
-    )
+    text = "The page could not be made: the API server's log has the error."
+    return _error_page(request, HTTPException(500, text))

@@ -69,6 +69,11 @@ SITUATIONS = [
 ]
 
 
+def now_on(client, page):
+    """What a page says of now: the history of comparisons below it stays as it was."""
+    return client.get(page).text.partition("<main")[2].partition("<h2>Last 30 days")[0]
+
+
 @cases("schedule, is_green", SITUATIONS)
 def test_what_was_fine_before_is_grey_with_its_age(shop, schedules, open_pages, schedule, is_green):
     shop()
@@ -77,7 +82,7 @@ def test_what_was_fine_before_is_grey_with_its_age(shop, schedules, open_pages, 
     schedules["shop"] = Schedule(**given)
     client = open_pages("viewer")
     for page in PAGES:
-        text = client.get(page).text.partition("<main")[2]
+        text = now_on(client, page)
         assert bool(GREEN.search(text)) is is_green, page
         assert ('class="state ok"' in text) is (is_green and page in PAGES[1:3]), page
         if page in PAGES[1:3]:
@@ -125,7 +130,7 @@ def test_what_was_equal_is_grey_once_nothing_compares(
 def test_a_run_without_an_update_outdates_what_was_fine(ledger, open_pages):
     ledger.append(run("r3", NOON - HOUR, "running", as_of=None))
     for page in PAGES[1:4]:
-        text = open_pages("viewer").get(page).text.partition("<main")[2]
+        text = now_on(open_pages("viewer"), page)
         assert not GREEN.search(text), page
         assert page == PAGES[3] or "No update from the latest run for 1 hour" in text
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from waldelta_airflow.views._plot import Bar, Measure, Point, bars, ceiling_of_seconds, chart
+from waldelta_airflow.views._pictures import Bar, Measure, Point, bars, ceiling_of_seconds, chart
 
 BEGAN = datetime(2026, 1, 1, 12, tzinfo=UTC)
 BEHIND = Measure("behind", str, ceiling_of_seconds)
