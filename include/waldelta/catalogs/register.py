@@ -39,10 +39,17 @@ from waldelta.errors import (
     CatalogTableForeign,
     CatalogUnreachable,
     ConfigError,
+    PreflightFailed,
     WaldeltaError,
 )
 from waldelta.findings import Finding, problem, warning
-from waldelta.lake import READ_FAILURES, DeltaTarget, TargetVersion
+from waldelta.lake import (
+    READ_FAILURES,
+    DeltaTarget,
+    TargetVersion,
+    remove_folder,
+    staging_folder,
+)
 from waldelta.lake.delta_statements import query_at
 from waldelta.lake.ledger import REMOVED, SYNCED, TableState
 from waldelta.pipeline import Job, RunResult, unexpected_error
@@ -58,6 +65,8 @@ _COMPARING_VERBS = frozenset({"consume", "sync", "resync", "maintain"})
 # What an entry is made from, besides what its digest has; a change of it renews all entries.
 _FORM = 1
 _MOST_LISTED = 3
+# The entry by which setup finds out whether it may make and remove one.
+_PROBE = "waldelta_probe"
 Place = tuple[str, str]
 
 
@@ -228,7 +237,7 @@ class _Registrar:
             except CatalogUnreachable:
                 raise
             except Exception as err:
-                self.failures[name] = unexpected_error(name, err)
+                self.failures.setdefault(name, unexpected_error(name, err))
 
     def _register(
         self,
@@ -453,3 +462,44 @@ def _column_differences(name: str, entry: Registered, target: DeltaTarget) -> It
             f" ({first_of(differing, _MOST_LISTED, ', ')}): a reader by name may lack them; drop"
             " the entry, and maintenance registers it again"
         )
+
+
+# --- what `setup` tries in the catalog
+
+
+def check_rights(job: Job, planned: Iterable[str]) -> None:
+    """Create missing schemas of targets, and in each schema an entry, which is removed again.
+
+    Raises PreflightFailed with what the catalog refuses. A catalog that is away is no error.
+    """
+    settings = job.pipeline.target.catalog
+    if settings is None:
+        return
+    catalog, refusals = open_catalog(settings), []
+    places = Places.find(catalog, settings, _names(job, planned)).of
+    for schema in sorted({schema for schema, _ in places.values()}):
+        try:
+            _try_entry(job, catalog, schema)
+        except CatalogUnreachable as err:
+            log.warning("catalog=%s rights not tried: %s", settings.type, err)
+            return
+        except CatalogRefused as err:
+            refusals.append(f"target.catalog: {err}")
+    if refusals:
+        raise PreflightFailed(refusals)
+
+
+def _try_entry(job: Job, catalog: Catalog, schema: str) -> None:
+    marks = {PIPELINE: job.pipeline.pipeline}
+    # A metastore makes the folder, and Unity Catalog takes none that another entry has.
+    folder = staging_folder(job.lake, "catalog", 0, 0, "")
+    column = EntryColumn("id", "int", "integer")
+    catalog.create_schema(schema, marks)
+    try:
+        with suppress(CatalogTableForeign):  # A setup that was killed left its own.
+            catalog.create(Registration(schema, _PROBE, folder, (column,), None, marks))
+        probe = catalog.tables(schema, [_PROBE]).get(_PROBE)
+        if probe is not None and PIPELINE in probe.properties:
+            catalog.drop(probe)
+    finally:
+        remove_folder(folder)

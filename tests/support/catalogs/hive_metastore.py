@@ -17,6 +17,7 @@ from waldelta.rehearsal.embedded_postgres import free_port
 from waldelta.spark.settings import pyspark_folder
 
 _START_S = 120.0
+_AUTHORIZATION = "org.apache.hadoop.hive.ql.security.authorization"
 # Answers each line of SQL by a line of JSON; the first one is empty.
 _READER = """
 import json, sys
@@ -40,14 +41,21 @@ for statement in sys.stdin:
 
 
 @contextmanager
-def hive_metastore(folder: Path, port: int | None = None) -> Iterator[int]:
-    """Run a metastore whose database is in a folder; yields its port."""
-    port = port or free_port()
+def hive_metastore(folder: Path) -> Iterator[int]:
+    """Run a metastore whose database is in a folder; yields its port.
+
+    A connection's login may do what the permissions of folders allow it.
+    """
+    port = free_port()
     options = {
         "javax.jdo.option.ConnectionURL": f"jdbc:derby:{folder}/metastore;create=true",
         "hive.metastore.warehouse.dir": f"{(folder / 'warehouse').as_uri()}",
         "datanucleus.schema.autoCreateAll": "true",
         "hive.metastore.schema.verification": "false",
+        "hive.metastore.pre.event.listeners": f"{_AUTHORIZATION}.AuthorizationPreEventListener",
+        "hive.security.metastore.authorization.manager": (
+            f"{_AUTHORIZATION}.StorageBasedAuthorizationProvider"
+        ),
     }
     command = [
         "java", "-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC",

@@ -55,7 +55,7 @@ class _Request(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self._send(401, {"error_code": "UNAUTHENTICATED", "message": "no token"})
-        if self.server.status:
+        if self.server.status and method in self.server.failing:
             return self._send(self.server.status, {"error_code": "X", "message": "as told"})
         path = parts.path.removeprefix(BASE)
         for template, calls in specification()["paths"].items():
@@ -92,7 +92,10 @@ class _Request(BaseHTTPRequestHandler):
 
 
 class UnityServer(ThreadingHTTPServer):
-    """Listens on a free port; it has one catalog, ``lake``. ``status``: every call fails so."""
+    """Listens on a free port; it has one catalog, ``lake``.
+
+    Calls by the methods ``failing`` are answered with ``status``, unless that is 0.
+    """
 
     daemon_threads = True
 
@@ -100,7 +103,7 @@ class UnityServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Request)
         self.schemas: dict[str, dict[str, Any]] = {}
         self.entries: dict[str, dict[str, Any]] = {}
-        self.status = 0
+        self.status, self.failing = 0, ("get", "post", "delete")
 
     @property
     def url(self) -> str:

@@ -24,13 +24,14 @@ from waldelta.catalogs.catalog import NameRule, is_same_location, is_within
 from waldelta.catalogs.connect import open_catalog
 from waldelta.catalogs.glue import GlueCatalog
 from waldelta.catalogs.hive import hive_type
-from waldelta.catalogs.register import judge_catalog, register_targets
+from waldelta.catalogs.register import check_rights, judge_catalog, register_targets
 from waldelta.config.catalog import CatalogSettings
 from waldelta.errors import (
     CatalogNameRefused,
     CatalogRefused,
     CatalogUnreachable,
     ConfigError,
+    PreflightFailed,
 )
 from waldelta.lake.ledger import SYNCED, ColumnState, TableState, now
 from waldelta.pipeline import RunResult
@@ -361,6 +362,19 @@ def test_a_catalog_that_is_away(unity, server):
     server.server_close()
     (text,) = unity.run()
     assert "can't be reached" in text
+
+
+@pytest.mark.parametrize("failing", ["post", "delete"])
+def test_setup_tries_what_runs_will_do(unity, server, failing):
+    """What the catalog refuses is named before anything is made; one that is away is no error."""
+    server.status, server.failing = 403, (failing,)
+    with pytest.raises(PreflightFailed, match=rf"target\.catalog: .* {failing.upper()} .*: 403 X"):
+        check_rights(unity.job, ["public.orders"])
+    server.status = 503
+    check_rights(unity.job, ["public.orders"])
+    server.status = 0
+    check_rights(unity.job, ["public.orders"])
+    assert (server.entries, [*server.schemas]) == ({}, ["lake.public"])
 
 
 def test_a_metastore_that_is_away(lake, monkeypatch):

@@ -303,10 +303,10 @@ def _plan_setup(
         findings += [*targets.findings, *judge_wheres(conn, job.pipeline, targets)]
         findings += judge_layouts(conn, job.pipeline, targets)
         findings += judge_names(job, targets, states)
-        if not renew:  # A lost slot is recreated whatever the expectations are.
+        if not renew:  # A lost slot is recreated whatever expectations and catalog are.
             findings += judge_suites(job.pipeline, targets, states, judge_suite)
-    findings += [*_judge_catalog(job, targets), *_forgotten(job, facts.actual)]
-    findings += judge_replaced(conn, states.values(), facts)
+            findings += _judge_catalog(job, targets)
+    findings += [*_forgotten(job, facts.actual), *judge_replaced(conn, states.values(), facts)]
     scripted = _is_scripted(slot_conn, job, facts)
     if not renew and not scripted:
         findings += judge_history(job, facts.slot)
@@ -329,6 +329,14 @@ def _judge_catalog(job: Job, targets: PlannedTargets) -> Sequence[Finding]:
     from waldelta.catalogs.register import judge_catalog
 
     return judge_catalog(job, targets.sources)
+
+
+def _check_catalog_rights(job: Job, targets: PlannedTargets) -> None:
+    if job.pipeline.target.catalog is None:
+        return
+    from waldelta.catalogs.register import check_rights
+
+    check_rights(job, targets.sources)
 
 
 def _read_facts(conn: Connection, slot_conn: Connection, job: Job, *, renew: bool) -> Facts:
@@ -390,6 +398,8 @@ def carry_out(
         with job.source.connect_slot("setup", conn) as slot_conn:
             lock.verify()
             end_life(slot_conn, job)
+    else:
+        _check_catalog_rights(job, plan.targets)
     # Recorded before the transaction commits: if setup dies in between, it has recorded too much at
     # most.
     with entries_kept(conn, job) if plan.statements else nullcontext():
