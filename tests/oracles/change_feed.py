@@ -37,8 +37,8 @@ def rows_of(uri: str, version: int, options: dict | None = None) -> list[dict]:
 
 
 def changes_by_delta_rs(uri: str, first: int, last: int, options: dict | None = None) -> list[dict]:
-    """The changes of versions as delta-rs reads them."""
-    table = DeltaTable(uri, storage_options=options)
+    """The changes of versions as delta-rs reads them, with the columns of the last one."""
+    table = DeltaTable(uri, version=last, storage_options=options)
     return pa.table(table.load_cdf(first, last).read_all()).to_pylist()
 
 
@@ -48,29 +48,37 @@ def changes_by_spark(spark, uri: str, first: int, last: int) -> list[dict]:
     return spark.sql(query).toArrow().to_pylist()
 
 
-def since_schema_change(target: DeltaTarget) -> tuple[int, list[int]]:
-    """The version after the last change of columns, and those that replace all rows since then."""
-    table = target.open()
-    schema, changed, replaced = table.definition.schema, 0, []
-    for commit in target.log.before(table.version + 1):
-        if commit.definition is not None:
-            if commit.definition.schema != schema:
-                break
-            changed = commit.version
+def ranges_of_columns(target: DeltaTarget, since: int) -> list[tuple[int, int, list[int]]]:
+    """The versions after one, as ranges without a change of columns: the first and the last
+    version, and those that replace all rows.
+    """
+    ranges: list[tuple[int, int, list[int]]] = []
+    schema, first, replaced = None, since + 1, list[int]()
+    for commit in target.log.behind(-1):
+        defined = commit.definition
+        if defined is not None and defined.schema != schema:
+            ranges.append((first, commit.version - 1, replaced))
+            schema, first, replaced = defined.schema, max(commit.version, since) + 1, []
         if commit.metadata.get("verb") == "sync" or commit.metadata.get("truncated"):
             replaced.append(commit.version)
-    return changed + 1, replaced
+    ranges.append((first, target.open().version, replaced))
+    return [one for one in ranges if one[0] <= one[1]]
 
 
 def compare_change_feed(
-    uri: str, first: int = 1, replaced: Iterable[int] = (), options: dict | None = None
+    uri: str,
+    first: int = 1,
+    replaced: Iterable[int] = (),
+    options: dict | None = None,
+    last: int | None = None,
 ) -> list[str]:
-    """How the feed differs from the versions' own rows, since a version; nothing where it is right.
+    """How the feed differs from the rows of versions ``first`` to ``last``; nothing where it is
+    right.
 
     In versions that are ``replaced`` as a whole, rows may go and come as they are. ``options`` open
     an object store.
     """
-    table = DeltaTable(uri, storage_options=options)
+    table = DeltaTable(uri, version=last, storage_options=options)
     last, differences = table.version(), []
     if first > last:
         return []

@@ -180,6 +180,7 @@ class Soak:
             "kills": dict(self.kills),
             "where": dict(self.where),
             "transactions": sum(x.transactions for x in self.loads),
+            "versions of feeds": sum(scene.compared_versions for scene in self.scenes),
         }
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from deltalake.exceptions import DeltaProtocolError
 
 from demo.stack.processes import stop
 from demo.stack.spark_connect_server import SparkConnectServer
-from tests.oracles.change_feed import compare_change_feed, since_schema_change
+from tests.oracles.change_feed import compare_change_feed, ranges_of_columns
 from tests.oracles.random_workload import Workload
 from tests.soak.lakes import SoakLake, Store
 from tests.soak.listener import Listener
@@ -36,6 +36,10 @@ KEYED = ["w1", "w2"]
 COPIES = "copies"
 MESSAGE_PREFIX = "soak"
 FILTERS = ("part < 4", "part < 3")
+LAYOUTS = {
+    "public.w1": {"partition_by": ["part"]},
+    "public.w2": {"cluster_by": ["part", "id"]},
+}
 TIMEOUT_S = 240.0
 # Pipeline files: as they are, with checks, and with few changes in a step, so runs have several.
 PLAIN, CHECKED, IN_STEPS = "plain", "checked", "in_steps"
@@ -89,6 +93,9 @@ class Scene:
         self._copies_too = True
         self.log = folder / "runs.log"
         self.emitted: Counter[str] = Counter()
+        # The last version of each target whose change data feed was compared.
+        self._shown: dict[str, int] = {}
+        self.compared_versions = 0
         # What a verb is called with, besides the run's id: kept for asking the same again.
         self.details: dict[str, dict[str, Any]] = {}
         self._execute("postgres", f"create database {self.name}")
@@ -343,8 +350,11 @@ class Scene:
                 found.append(f"{table}: {doubled} rows too many")
             if self.seed % 2 == 1 and self.store is None:
                 target = Lake.of(self.root).target(f"public.{table}")
-                shown = compare_change_feed(target.uri, *since_schema_change(target))
-                found += [f"{table}: its change data feed: {difference}" for difference in shown]
+                for first, last, replaced in ranges_of_columns(target, self._shown.get(table, 0)):
+                    shown = compare_change_feed(target.uri, first, replaced, last=last)
+                    found += [f"{table}: its change data feed: {one}" for one in shown]
+                    self.compared_versions += last - first + 1
+                    self._shown[table] = last
         return found + self.lake.landed_twice() + self._messages()
 
     def stale_cut(self) -> list[str]:
@@ -408,8 +418,10 @@ class Scene:
                        "options": {"messages": True, "streaming": self.streaming},
                        "publications": [{"name": f"{self.name}_pub", "tables": tables}],
                        **({"failover": True} if self.server.version >= KEEPS_SLOTS else {})},
-            # Of half of the scenes, so that commits without the files of a feed stay tried, too.
-            "target": {"root": self.root, "change_data_feed": self.seed % 2 == 1},
+            # Of half of the scenes, so that commits without the files of a feed stay tried, too;
+            # so with layouts, of half of either.
+            "target": {"root": self.root, "change_data_feed": self.seed % 2 == 1,
+                       "tables": LAYOUTS if self.seed % 4 in (1, 2) else {}},
             "quality": {"enabled": checked},
             **({"batch": {"max_changes": max_changes}} if max_changes is not None else {}),
         }  # fmt: skip
