@@ -73,6 +73,16 @@ def write_shop(write_pipeline, schedules, filled):
 
 
 @pytest.fixture
+def read_shop(write_pipeline, schedules, filled):
+    """The pipeline of ``shop`` for tests that write nothing into its lake, which they share."""
+    lake = filled()
+    files = sum(1 for _ in lake.rglob("*"))
+    text = PIPELINE.replace("{root}", lake.as_uri())
+    yield load_pipeline_file(write_pipeline("shop", text=text))
+    assert sum(1 for _ in lake.rglob("*")) == files, "use the fixture shop, which is a copy"
+
+
+@pytest.fixture
 def shop(write_shop):
     """A pipeline whose latest check and comparison failed, with a row in quarantine."""
     return write_shop()

@@ -27,7 +27,7 @@ from waldelta_airflow.views._installed_pipelines import (
 )
 
 
-def test_all_links_lead_somewhere(shop, open_pages):
+def test_all_links_lead_somewhere(read_shop, open_pages):
     """Every page can be reached from the overview; none is broken or lacks a way on."""
     client = open_pages("viewer")
     seen, todo = set(), ["/"]
@@ -90,7 +90,7 @@ ANSWERS = [
 
 
 @cases("path, status", ANSWERS)
-def test_every_answer_has_the_security_headers(shop, monkeypatch, path, status):
+def test_every_answer_has_the_security_headers(read_shop, monkeypatch, path, status):
     """Those of FastAPI itself and of errors too; what can't be read is named without its value."""
 
     def break_off(*_, **__):
@@ -167,7 +167,7 @@ def test_a_lake_that_isnt_there_and_one_that_cant_be_read(write_shop, write_pipe
         assert client.get(f"/{page.replace('shop', 'fresh')}").status_code == 200
 
 
-def test_from_airflows_own_pages(shop, open_pages):
+def test_from_airflows_own_pages(read_shop, open_pages):
     """Tabs of DAGs and runs lead to ours; other DAGs' say that they aren't ours."""
     client = open_pages("viewer")
     assert client.get("/dag/shop_initial_sync").url.path == "/p/shop"
@@ -210,12 +210,12 @@ def test_addresses_lead_to_nothing_but_the_ledger(shop, open_pages, path):
         ("/p/shop/waiting", "1 row, by table"),
     ],
 )
-def test_lists_count_what_they_show(shop, open_pages, page, counted):
+def test_lists_count_what_they_show(read_shop, open_pages, page, counted):
     assert f">{counted}, page 1 of 1<" in open_pages("admin").get(page).text
 
 
 @pytest.mark.parametrize("page", ["", "/runs", "/expectations", "/waiting", "/table/public.orders"])
-def test_the_navigation_counts_what_waits(shop, open_pages, page):
+def test_the_navigation_counts_what_waits(read_shop, open_pages, page):
     count = re.compile(r'waiting for you <span class="mark warning">(\d+)<')
     assert count.findall(open_pages("viewer").get(f"/p/shop{page}").text) == ["1"]
 

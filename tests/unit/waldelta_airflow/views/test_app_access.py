@@ -40,7 +40,7 @@ MEGABYTES = 64
     ],
     ids=["a length that is stated", "chunked", "not permitted", "another site's form"],
 )
-def test_a_body_is_read_no_further_than_it_may_be(shop, role, headers, status, most_read):
+def test_a_body_is_read_no_further_than_it_may_be(read_shop, role, headers, status, most_read):
     """Permission and stated length come first; a body of unknown length is read up to the limit."""
     read = 0
 
@@ -78,7 +78,7 @@ def test_a_body_is_read_no_further_than_it_may_be(shop, role, headers, status, m
     "page",
     [*PAGES, f"p/shop/run/consume/{RUN_ID}", "docs/", "docs/shop/index.html", "dag/shop_cdc"],
 )
-def test_who_may_not_read_the_dag_sees_nothing_of_its_pipeline(shop, open_pages, page):
+def test_who_may_not_read_the_dag_sees_nothing_of_its_pipeline(read_shop, open_pages, page):
     """Not even that there is one."""
     answer = open_pages(None).get(f"/{page}")
     assert "shop" not in answer.text.replace("shop_cdc", "")
@@ -86,7 +86,9 @@ def test_who_may_not_read_the_dag_sees_nothing_of_its_pipeline(shop, open_pages,
         assert answer.status_code == 404
 
 
-def test_each_pipeline_is_asked_for_by_its_own_dag(shop, write_pipeline, open_pages, monkeypatch):
+def test_each_pipeline_is_asked_for_by_its_own_dag(
+    read_shop, write_pipeline, open_pages, monkeypatch
+):
     """An auth manager that lets somebody read one DAG shows that pipeline alone."""
     from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
 
@@ -109,7 +111,7 @@ def test_each_pipeline_is_asked_for_by_its_own_dag(shop, write_pipeline, open_pa
 
 
 def test_links_to_dag_runs_are_of_dags_that_the_reader_may_read(
-    shop, schedules, open_pages, monkeypatch
+    read_shop, schedules, open_pages, monkeypatch
 ):
     """On the overview and on the page of a run: another DAG's id and run are none of theirs."""
     from airflow.api_fastapi.auth.managers.simple.simple_auth_manager import SimpleAuthManager
@@ -160,7 +162,7 @@ def test_a_refused_file_is_shown_to_those_who_see_import_errors(
     ],
 )
 def test_who_may_not_trigger_the_dag_and_who_did_not_press_the_button_do_nothing(
-    shop, open_pages, decided, page, path, form, role, headers, status
+    read_shop, open_pages, decided, page, path, form, role, headers, status
 ):
     """Airflow's permission to trigger the DAG, and a form of our own page."""
     client = open_pages(role)
@@ -171,7 +173,7 @@ def test_who_may_not_trigger_the_dag_and_who_did_not_press_the_button_do_nothing
 
 
 def test_behind_a_proxy_the_page_has_the_address_that_airflow_is_told(
-    shop, open_pages, decided, monkeypatch
+    read_shop, open_pages, decided, monkeypatch
 ):
     """The proxy has its own Host, and plain HTTP lacks Sec-Fetch-Site."""
     client, form = open_pages("op"), {"action": "retry"}
@@ -197,7 +199,7 @@ PAGES_WITH_BUTTONS = [
     "page, dag_id, path, form", PAGES_WITH_BUTTONS, ids=[case[0] for case in PAGES_WITH_BUTTONS]
 )
 def test_a_button_says_what_keeps_it(
-    shop, open_pages, decided, dags, monkeypatch, page, dag_id, path, form
+    read_shop, open_pages, decided, dags, monkeypatch, page, dag_id, path, form
 ):
     """Of a paused DAG, or while a run is running; nobody meets a bare error."""
     client = open_pages("op")

@@ -17,6 +17,7 @@ from benchmarks.installation import name_of, write_installation
 from tests.cases import cases
 from tests.support.airflow_rows import add_dag, add_run
 from tests.support.bookkeeping import NOON
+from tests.support.fixtures.airflow import PIPELINE
 from waldelta.config import load_pipeline_file
 from waldelta.lake import Lake
 from waldelta.lake.ledger import ColumnState, Ledger, RowCounts, Run, TableState, now
@@ -115,17 +116,30 @@ def test_a_page_doesnt_wait_for_slow_lakes(install, open_pages, monkeypatch):
     assert 'http-equiv="refresh" content="2"' in text
 
 
-@pytest.fixture
-def shop(write_pipeline, engine):
-    """A pipeline with a table, columns and runs that are to be found."""
-    pipeline = load_pipeline_file(write_pipeline("shop"))
-    ledger, at = Ledger(Lake(pipeline.target.root)), now()
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A lake with a table, columns and runs that are to be found; tests only read it."""
+    folder, at = tmp_path_factory.mktemp("searched") / "shop", now()
+    ledger = Ledger(Lake(folder.as_uri()))
     columns = [
         ColumnState(name, 25, -1, "text", "string", not_null=False) for name in ("amount", HOSTILE)
     ]
-    ledger.append(TableState(at, "manual__1", "public.orders", 1, "synced", columns=columns))
-    ledger.append(TableState(at, "manual__1", f"public.{HOSTILE}", 1, "failed", reason="so"))
+    states = (("orders", "synced", columns, None), (HOSTILE, "failed", [], "so"))
+    ledger.append_all(
+        [
+            TableState(at, "manual__1", f"public.{name}", 1, status, columns=some, reason=why)
+            for name, status, some, why in states
+        ]
+    )
     ledger.append(Run(at, "scheduled__early", "consume", "failed", as_of=at))
+    return folder
+
+
+@pytest.fixture
+def shop(write_pipeline, engine, searched):
+    """The pipeline of that lake, with its runs in Airflow."""
+    text = PIPELINE.replace("{root}", searched.as_uri())
+    pipeline = load_pipeline_file(write_pipeline("shop", text=text))
     with Session(engine) as session:
         add_dag(session, "shop_cdc")
         add_run(session, "shop_cdc", 7, "success")

@@ -3,6 +3,8 @@
 import json
 import time
 from datetime import timedelta
+from functools import cache
+from shutil import copytree
 
 import pytest
 from airflow.models.dag import DagModel
@@ -11,8 +13,9 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.models.xcom import XComModel
 
 from tests.support.bookkeeping import add_reports
+from tests.support.fixtures.airflow import PIPELINE
 from waldelta.config import load_pipeline_file
-from waldelta.lake import Lake
+from waldelta.lake import Lake, local_path
 from waldelta.lake.ledger import ExpectationResult, Ledger, Run, TableState, now
 from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.check_results import HeatMap, read_failed
@@ -28,13 +31,16 @@ HOSTILE = "<script>alert(1)</script>\u202e"
 READERS = [("read", "viewer", True), ("edit", "viewer", False), ("edit", "op", True)]
 
 
-@pytest.fixture
-def fill(write_pipeline, airflow_tables):
-    """Writes a pipeline with a check that failed; returns it."""
-    airflow_tables(DagModel, DagRun, XComModel, TaskInstance)
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory):
+    """Writes the lake of a pipeline with a check that failed, once for each value."""
 
-    def write(more="", value=HOSTILE):
-        pipeline = load_pipeline_file(write_pipeline("shop", more))
+    @cache
+    def write(value):
+        folder = tmp_path_factory.mktemp("failing")
+        path, lake = folder / "shop.yml", folder / "shop"
+        path.write_text(PIPELINE.format(name="shop", root=lake.as_uri(), more=""))
+        pipeline = load_pipeline_file(path)
         ledger, at = Ledger(Lake(pipeline.target.root)), now()
         ledger.append(TableState(at - timedelta(days=1), "manual__1", TABLE, 1, "synced"))
         ledger.append(Run(at, RUN_ID, "consume", "failed", as_of=at))
@@ -56,6 +62,19 @@ def fill(write_pipeline, airflow_tables):
         )  # fmt: skip
         run = (at, pipeline.pipeline, RUN_ID)
         add_reports(pipeline, ReportEntry(*run, TABLE, 3, 3, (MEANING,), (), "page"), name="page")
+        return lake
+
+    return write
+
+
+@pytest.fixture
+def fill(write_pipeline, airflow_tables, failing):
+    """Writes a pipeline with a copy of such a lake; returns it."""
+    airflow_tables(DagModel, DagRun, XComModel, TaskInstance)
+
+    def write(more="", value=HOSTILE):
+        pipeline = load_pipeline_file(write_pipeline("shop", more))
+        copytree(failing(value), local_path(pipeline.target.root))
         return pipeline
 
     return write

@@ -38,7 +38,7 @@ def test_the_overview_tells_each_pipeline_in_a_row(shop, open_pages):
     assert any(f"{number} min ago" in text for number in minutes)
 
 
-def test_a_pipelines_tables_fill_pages_of_their_own(shop, open_pages, monkeypatch):
+def test_a_pipelines_tables_fill_pages_of_their_own(read_shop, open_pages, monkeypatch):
     """Those that need attention are on the first."""
     monkeypatch.setattr("waldelta_airflow.views._pages._TABLES_PER_PAGE", 1)
     client = open_pages("viewer")
@@ -59,7 +59,7 @@ def test_pages_say_that_a_table_has_no_copy(shop, open_pages):
     assert re.search(r"public\.orders</a> <span class=\"dim\">without a copy</span>", listed)
 
 
-def test_consumers_are_named_to_those_who_may_read_them(shop, open_pages, monkeypatch):
+def test_consumers_are_named_to_those_who_may_read_them(read_shop, open_pages, monkeypatch):
     monkeypatch.setattr(pages, "read_consumers", lambda _: ["payroll", "report"])
     monkeypatch.setattr(Reader, "may_read_dag", lambda _, dag_id: dag_id != "payroll")
     text = open_pages("viewer").get("/p/shop").text

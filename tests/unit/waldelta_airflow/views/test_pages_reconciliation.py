@@ -17,7 +17,7 @@ from waldelta.lake.ledger.check_records import Reconciliations
 from waldelta.lake.ledger.table import LedgerTable
 
 
-def test_the_page_of_a_reconciliation_shows_what_differs(shop, open_pages, monkeypatch):
+def test_the_page_of_a_reconciliation_shows_what_differs(read_shop, open_pages, monkeypatch):
     """Counts, positions, and each differing row's key, columns and values."""
     client, scanned, scan = open_pages("op"), [], LedgerTable.scan
     monkeypatch.setattr(
@@ -105,7 +105,7 @@ def test_a_difference_stays_on_its_page_when_it_could_not_be_compared_again(
     assert [conf["tables"] for _, conf, _ in decided] == [["public.orders"]]
 
 
-def test_the_button_triggers_the_run_that_repairs(shop, open_pages, decided):
+def test_the_button_triggers_the_run_that_repairs(read_shop, open_pages, decided):
     """Of one table or of all that differ; who pressed it is who asks for the run."""
     client = open_pages("op")
     answer = client.post("/p/shop/repair/public.orders", headers=OWN)

@@ -17,9 +17,9 @@ from waldelta.lake.ledger import (
 from waldelta.lake.ledger.check_records import Reconciliations
 
 
-def test_a_tables_page_says_how_to_read_it(shop, open_pages):
+def test_a_tables_page_says_how_to_read_it(read_shop, open_pages):
     """In Spark, DuckDB and delta-rs, as texts that a click selects whole."""
-    uri = f"{shop.target.root}/public/orders"
+    uri = f"{read_shop.target.root}/public/orders"
     rows = 'rows = pa.table(query.execute("select * from target"))'
     text = html.unescape(open_pages("viewer").get("/p/shop/table/public.orders").text)
     for way in (

@@ -55,7 +55,7 @@ DECISIONS = [
 
 
 @cases("form, conf", DECISIONS)
-def test_buttons_of_the_quarantine_trigger_its_dag(shop, open_pages, decided, form, conf):
+def test_buttons_of_the_quarantine_trigger_its_dag(read_shop, open_pages, decided, form, conf):
     """In the name of who pressed it; a form that isn't ours is refused."""
     answer = open_pages("op").post("/p/shop/waiting", data=form, headers=OWN)
     if conf is None:
@@ -262,7 +262,7 @@ def test_what_was_decided_stays_on_the_page(shop, open_pages):
     assert "a later change" not in decided
 
 
-def test_enter_in_a_field_presses_its_own_button(shop, open_pages, monkeypatch):
+def test_enter_in_a_field_presses_its_own_button(read_shop, open_pages, monkeypatch):
     """A browser presses the form's first button: none that lets rows pass."""
     monkeypatch.setattr(
         "waldelta.monitoring.decisions.read_stopped", lambda *_: [stopped("public.orders")]
@@ -275,7 +275,7 @@ def test_enter_in_a_field_presses_its_own_button(shop, open_pages, monkeypatch):
     assert "retry" in first.values()
 
 
-def test_only_stopped_tables_can_be_released(shop, open_pages, dags, monkeypatch):
+def test_only_stopped_tables_can_be_released(read_shop, open_pages, dags, monkeypatch):
     """Which expectation, since when, how many changes; not released or hopeless ones."""
     released = release_of(now(), "r", "public.b", 1, ("1", 1), 9, "ann", "known")
     found = [stopped("public.a"), stopped("public.b", released=released)]
