@@ -62,7 +62,7 @@ def owning(text: str, *needs: Need) -> Finding:
 
 
 def warning(text: str) -> Finding:
-    """Returns a finding that is a matter of policy."""
+    """Returns a finding of severity "warning", which doesn't stop setup."""
     return Finding("warning", text)
 
 

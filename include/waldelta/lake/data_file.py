@@ -77,11 +77,11 @@ class Order:
         return True
 
     def least_text(self, least: Any) -> Any:
-        """Returns the least value as it is written."""
+        """Returns the least value as the file's statistics have it."""
         return least
 
     def most_text(self, most: Any) -> Any:
-        """Returns the greatest value as it is written, or one beyond it."""
+        """Returns the greatest value as the file's statistics have it, or one beyond it."""
         return most
 
     def shared(self, _other: Order, /) -> Order | None:

@@ -208,7 +208,7 @@ class DeltaLog:
         while version > 0 and (commit := self.read(version := version - 1)) is not None:
             yield commit
 
-    def same_rows_as(self, version: int) -> int:
+    def newest_with_rows_of(self, version: int) -> int:
         """Returns the newest version up to which no commit changed any data since ``version``."""
         for commit in self.behind(version):
             if commit.changes_data:

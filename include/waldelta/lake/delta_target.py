@@ -482,10 +482,11 @@ class TargetVersion:
         self.update()
 
     def list_features(self, columns: pa.Schema) -> None:
-        """List the features that the table with these columns needs, in a durable commit, where it
-        lists some without them, or gets its first.
+        """Add the table features that the table with these columns needs, in a durable commit.
 
-        delta-rs creates a table without NOT NULL's when a type needs one; Spark refuses to read it.
+        A table whose protocol lists no features gets them only with its first timestamp_ntz column.
+        A clustered table, or one that only Spark can write, stays as it is. delta-rs lists
+        timestampNtz without invariants, which NOT NULL needs, and Spark refuses to read that.
         """
         listed = self.table.protocol().writer_features
         fields = [*self.table.schema().fields, *Schema.from_arrow(columns).fields]

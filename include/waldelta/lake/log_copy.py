@@ -141,10 +141,12 @@ class StoredLog:
         return True
 
     def read_all(self) -> None:
-        """Read the newest checkpoint and all entries after it.
+        """Read a checkpoint, the one in memory if it suffices, else the newest, and all entries
+        after it.
 
-        What is in memory isn't read again if the store's tag shows that it hasn't changed. Raises
-        TableNotFoundError when there is no log, NotCopied when only delta-rs can read it.
+        What is in memory isn't read again if its ETag in the store is the same. Raises
+        TableNotFoundError when there is no log, and NotCopied when it has a gap, or files that only
+        delta-rs reads, such as a checkpoint of several parts.
         """
         with self._lock:
             self._read_whole(self.known)

@@ -43,8 +43,8 @@ class Columns:
     It is null where the value is NULL, unchanged, or the message has no such tuple;
     ``unchanged(k)`` and ``has_tuple`` distinguish these. An item is copied at first use.
     ``to_text`` turns a column in binary format into text, from its number and bytes; without it,
-    such a column is refused. ``values(k)`` returns the bytes. With ``may_mix``, some of a column's
-    values may be text and others binary.
+    such a column is refused. ``values(k)`` returns the bytes. With ``mixed_formats``, a column may
+    have text values in some messages and binary ones in others.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class Columns:
         column_count: int,
         to_text: ToText | None = None,
         *,
-        may_mix: bool = False,
+        mixed_formats: bool = False,
     ) -> None:
-        self._messages, self._to_text, self._may_mix = messages, to_text, may_mix
+        self._messages, self._to_text, self._mixed_formats = messages, to_text, mixed_formats
         self._texts: dict[int, ArrowArray] = {}
         self.has_tuple = np.zeros(len(messages), np.bool_)
         # Without any tuple: of rows without one, the range at the message's start is empty.
@@ -91,7 +91,7 @@ class Columns:
     def _text(self, k: int) -> ArrowArray:
         kinds = self._kinds[k]
         if (
-            self._may_mix
+            self._mixed_formats
             and self._to_text is not None
             and (kinds == _BINARY).any()
             and (kinds == _TEXT).any()
@@ -164,17 +164,19 @@ def decode_rows(
     *,
     streamed: bool = False,
     to_text: ToText | None = None,
-    may_mix: bool = False,
+    mixed_formats: bool = False,
 ) -> Rows:
     """Decode the Insert, Update and Delete messages of one relation version, in one pass.
 
     ``column_count`` is the Relation's. ``streamed``: the messages are between Stream Start and
     Stop, where an xid follows the first byte. ``to_text`` reads values in binary format.
-    ``may_mix``: the messages are of several calls, each with its own format. Raises DecodeError for
-    the first malformed message.
+    ``mixed_formats``: the messages are of several calls, each with its own format. Raises
+    DecodeError for the first malformed message.
     """
     messages = Messages(data)
-    new, old = (Columns(messages, column_count, to_text, may_mix=may_mix) for _ in range(2))
+    new, old = (
+        Columns(messages, column_count, to_text, mixed_formats=mixed_formats) for _ in range(2)
+    )
     walk = _Walk(messages, column_count, streamed, new, old)
     for first in range(0, len(messages), _BLOCK_ROWS):
         walk.block(slice(first, min(first + _BLOCK_ROWS, len(messages))))

@@ -41,7 +41,10 @@ class LockName:
 
 
 def slot_lock_name(slot: str) -> LockName:
-    """The lock that covers landing and consuming; slot names are unique on a server."""
+    """The lock that a run holds to land changes or to move the slot; so do setup and teardown.
+
+    Slot names are unique on a server.
+    """
     return LockName(f"slot {slot}")
 
 

@@ -100,9 +100,9 @@ def _nearest(version: int | None) -> int:
     newer = [one for one in versions if one >= version]
     if not newer:
         raise ConfigError(
-            f"the source is PostgreSQL {version}, and this machine has only"
-            f" {', '.join(map(str, versions))}: pass --scratch with the connection of a server of"
-            " that version that may be written to"
+            f"the source is PostgreSQL {version}, and this machine has only the older"
+            f" {', '.join(map(str, versions))}: install {version} or newer, or pass --scratch with"
+            " the connection of such a server that may be written to"
         )
     return newer[0]
 

@@ -62,9 +62,9 @@ class Changelog(TargetMode):
         )
 
     def stored_key(self, table: str, frame: DataFrame, key: Sequence[str]) -> tuple[str, ...]:
-        """Returns the fields of the key before a change.
+        """Returns the fields of the struct that has the key before a change, in its order.
 
-        Raises ModeRefused where they aren't the columns of the key.
+        Raises ModeRefused where they aren't the columns of the present key.
         """
         kinds = {field.name: field.dataType for field in frame.schema.fields}
         fields = kinds[BEFORE].fieldNames() if BEFORE in kinds else []  # type: ignore[attr-defined]

@@ -89,9 +89,10 @@ _FIRST_USER_OID = 16384
 def column_types(
     types: Mapping[str, PgType], key_columns: Collection[str], options: TypeOptions
 ) -> dict[str, TargetType]:
-    """Returns the types of a table's columns by name.
+    """Returns the target type of each column, by name.
 
-    All columns of a table without a key identify its rows.
+    Columns in ``options.text`` become strings. The JSON of a key column is a string, never a
+    variant, which has no equality; without a key, this holds for all columns.
     """
     return {
         name: (

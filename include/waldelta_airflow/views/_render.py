@@ -107,12 +107,13 @@ def run_name(run_id: str, now: datetime) -> Markup:
     ).format(at.isoformat(), day, f"{at:%H:%M}", by, id=visible(run_id))
 
 
-def first_sentence(text: str, most: int = _SHORT) -> tuple[str, str]:
-    """Returns the first sentence of a text, and the whole text if it is longer than ``most``.
+def folded(text: str, most: int = _SHORT) -> tuple[str, str]:
+    """Returns a text of up to ``most`` characters and "", or its first sentence, cut to 160
+    characters, and the whole text.
 
-    >>> first_sentence("the slot is lost: run resync")
+    >>> folded("the slot is lost: run resync")
     ('the slot is lost: run resync', '')
-    >>> first_sentence("2 tables failed:\\n- a: no room\\n" + 200 * "x")[0]
+    >>> folded("2 tables failed:\\n- a: no room\\n" + 200 * "x")[0]
     '2 tables failed: a: no room'
     """
     first, *more = _SENTENCE.split(text, maxsplit=2)
@@ -193,7 +194,7 @@ def without_folder(text: object) -> str:
 
 
 def server_folders() -> tuple[str, ...]:
-    """Returns the folders that messages contain, longest first."""
+    """Returns the folders that are removed from messages, longest first."""
     pipelines = pipelines_folder()
     return tuple(f"{folder}/" for folder in (pipelines, pipelines.parent, REPOSITORY))
 
@@ -302,7 +303,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    filters = (clock, counted, duration, first_sentence, lsn, mark, number, run_kind, slot_state)
+    filters = (clock, counted, duration, folded, lsn, mark, number, run_kind, slot_state)
     found.filters.update({of.__name__: of for of in (*filters, state_class, without_folder)})
     found.filters.update(exact=Exact, moment=clock, size=bytes_of)
     return found

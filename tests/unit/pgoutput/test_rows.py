@@ -125,7 +125,7 @@ def test_formats_of_several_calls():
         given,
         2,
         to_text=lambda _, values: pa.array([v and v * 2 for v in values.to_pylist()], pa.binary()),
-        may_mix=True,
+        mixed_formats=True,
     )
     assert [rows.new[k].to_pylist() for k in range(2)] == [[b"11", b"2", None], [b"x", None, b"z"]]
     assert [rows.old[k].to_pylist() for k in range(2)] == [[None, b"3", None], [None, b"y", None]]

@@ -300,9 +300,13 @@ def _read_rows(
 
     # One batch is one call to the slot; the next call may have used another format.
     batch = changes["batch"].to_numpy()
-    may_mix = bool((batch != batch[0]).any())
+    mixed_formats = bool((batch != batch[0]).any())
     return decode_rows(
-        changes["data"], len(relation.columns), streamed=streamed, to_text=to_text, may_mix=may_mix
+        changes["data"],
+        len(relation.columns),
+        streamed=streamed,
+        to_text=to_text,
+        mixed_formats=mixed_formats,
     )
 
 

@@ -73,11 +73,11 @@ def columns_to_stop(
     dropped: Collection[str] = (),
     retyped: Collection[str] = (),
 ) -> frozenset[str]:
-    """Returns the columns of a target that stay with their last values.
+    """Returns the target's columns that get no new values.
 
-    Those are columns that are stopped already, and those of the ``dropped`` and ``retyped`` ones
-    that an operator refused to let go. Raises ConsentNeeded where an operator hasn't decided on one
-    of them, and SchemaChanged where the table can't be without a dropped column's values.
+    Those are columns that are stopped already, and each of the ``dropped`` and ``retyped`` ones for
+    which an operator refused the change. Raises ConsentNeeded where nobody has decided on one of
+    them, and SchemaChanged where one was refused in a table without a key.
     """
     questions = {}
     for column in state.columns:

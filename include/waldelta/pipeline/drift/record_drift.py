@@ -44,7 +44,7 @@ from waldelta.pipeline.targets import (
     filter_of,
     record_state,
 )
-from waldelta.pipeline.targets.lifecycle import mark_same_copy
+from waldelta.pipeline.targets.lifecycle import mark_for_copy_if_unchanged
 from waldelta.pipeline.targets.target_sources import read_targets
 from waldelta.postgres import Connection
 from waldelta.postgres.publication_membership import from_texts
@@ -98,7 +98,7 @@ def check_drift(
     name, reasons = state.table_name, "; ".join(drift.reasons)
     evolves = may_resync(job, state)
     if drift.mends and evolves:
-        mark_same_copy(job, state, f"{name}: {reasons}")
+        mark_for_copy_if_unchanged(job, state, f"{name}: {reasons}")
         # Where the target isn't a mirror, a new copy repairs it and leaves the kept rows alone.
         drifted |= {name: drift.repair} if state.kept_as.supports(Feature.MEND) else {}
     elif drift.is_new:
@@ -218,7 +218,7 @@ def check_mode(job: Job, state: TableState) -> None:
         f" {f'mode {wanted}' if state.kept_as != wanted else 'copy: true'} now"
     )
     if may_resync(job, state):
-        mark_same_copy(job, state, reason)
+        mark_for_copy_if_unchanged(job, state, reason)
     raise NeedsSync(f"{reason}: sync it again")
 
 
@@ -254,7 +254,7 @@ def check_rewrite(job: Job, state: TableState, catalog: CatalogTable) -> list[st
     if what and policy == "ask":
         check_may_copy(rules, state, what)
     if what and policy in ("evolve", "ask"):
-        mark_same_copy(job, state, f"{state.table_name}: {what}")
+        mark_for_copy_if_unchanged(job, state, f"{state.table_name}: {what}")
         raise NeedsSync(f"{state.table_name}: {what}")
 
     def with_storage(latest: TableState) -> TableState:

@@ -138,8 +138,8 @@ class FilterRule:
 
 
 def moved_leaves(state: TableState, table: PublishedTable) -> tuple[frozenset[int], frozenset[int]]:
-    """Returns the oids of leaves that came and of those that went since the files were last
-    recorded.
+    """Returns the oids of the leaf partitions that joined a table, and of those that left it, since
+    the ledger last recorded their files; both are empty without partitions or a record.
     """
     if table.relkind != "p" or state.storage is None or not state.storage.files:
         return frozenset(), frozenset()

@@ -83,7 +83,7 @@ def renew_cut(job: Job) -> list[str]:
 
 def _current_version(job: Job, target: TargetCut) -> int:
     try:
-        return job.lake.target(target.table_name).log.same_rows_as(target.version)
+        return job.lake.target(target.table_name).log.newest_with_rows_of(target.version)
     # The log is damaged; the cut is renewed with the other targets' newer versions.
     except (ValueError, OSError, StateError) as err:
         log.warning(
@@ -100,5 +100,5 @@ def _readable_version(job: Job, table_name: str, version: int) -> int | None:
     log = job.lake.target(table_name).log
     if log.can_be_read_at(version):
         return version
-    later = log.same_rows_as(version)
+    later = log.newest_with_rows_of(version)
     return later if later > version and log.can_be_read_at(later) else None

@@ -507,8 +507,11 @@ def mark_for_copy(job: Job, state: TableState, reason: str) -> None:
     fault_point("resync.marked")
 
 
-def mark_same_copy(job: Job, state: TableState, reason: str) -> None:
-    """Mark a target under its lock; raises LockHeld, and LateWriter as check_same_copy() does."""
+def mark_for_copy_if_unchanged(job: Job, state: TableState, reason: str) -> None:
+    """Record under the target's lock that it needs a new copy.
+
+    Raises LockHeld, and LateWriter when another run has copied it since ``state`` was read.
+    """
     with target_lock(job, state.table_name):
         mark_for_copy(job, check_same_copy(job, state), reason)
 

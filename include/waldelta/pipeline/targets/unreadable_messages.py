@@ -269,7 +269,10 @@ def _is_current(row: Decision, generations: dict[str, int], incarnation: str) ->
 
 
 def skipped_messages(job: Job) -> frozenset[tuple[int, str]]:
-    """Returns the messages that landing must not read, by position and id."""
+    """Returns the LSN and the id of each message that an operator skipped.
+
+    Landing stores its bytes in the change log, and doesn't decode it.
+    """
     rows = Decisions(job.lake).messages()
     return frozenset((row.lsn or 0, row.id) for row in rows if row.status == SKIPPED)
 

@@ -57,7 +57,7 @@ class Applied:
         return not self.failures and not self.outdated
 
     def is_fine(self, table_name: str) -> bool:
-        """Returns whether a target hasn't failed and needn't be copied again."""
+        """Returns whether a target hasn't failed and needs no new copy or repair."""
         return table_name not in self.failures and table_name not in self.outdated
 
     def add_to(self, result: RunResult) -> None:

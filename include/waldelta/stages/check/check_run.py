@@ -97,7 +97,7 @@ def is_unchanged_since_full_check(known: Known, target: CheckedTarget, plan: Sui
     if any(depends_on(planned) == "anything" for planned in plan.expectations):
         return False
     first, last = sorted((found.version, target.version))
-    return first == last or target.table.log.same_rows_as(first) >= last
+    return first == last or target.table.log.newest_with_rows_of(first) >= last
 
 
 def changed_since(known: Known, target: CheckedTarget, plan: SuitePlan) -> int | None:

@@ -255,13 +255,13 @@ def test_a_version_can_be_read_as_long_as_its_files_are_there(uri, tmp_path, mon
     assert all(log.can_be_read_at(version) for version in (0, 1, 2))
     assert not log.can_be_read_at(3)
     DeltaTable(uri).optimize.compact()  # 3
-    assert log.same_rows_as(2) == 3
+    assert log.newest_with_rows_of(2) == 3
     assert log.can_be_read_at(2)
     vacuum(uri)  # 4, 5
     assert [log.can_be_read_at(version) for version in (0, 1, 2, 3)] == [False, False, False, True]
-    assert log.same_rows_as(2) == 5
+    assert log.newest_with_rows_of(2) == 5
     write_deltalake(uri, ROWS, mode="overwrite")  # 6
-    assert log.same_rows_as(2) == 5
+    assert log.newest_with_rows_of(2) == 5
     assert log.can_be_read_at(5)
     (tmp_path / "lake/t/_delta_log" / f"{0:020d}.json").unlink()
     assert [log.can_be_read_at(version) for version in (5, 6)] == [False, True]

@@ -15,7 +15,7 @@ from waldelta.monitoring.run_history import RunLine
 from waldelta_airflow.views._access import DagLine
 from waldelta_airflow.views._headline import Situation, error_sentence, heals_of, read_headline
 from waldelta_airflow.views._installed_pipelines import RUN_NOW, DagState, Schedule
-from waldelta_airflow.views._render import first_sentence, run_name
+from waldelta_airflow.views._render import folded, run_name
 
 GLANCE = Glance(True, NOON, (), None, (), RowCounts(), 0, 0, (), (), Compared())
 PIPELINE = pipeline("file:///lake")
@@ -285,8 +285,8 @@ def test_a_run_has_a_short_name(run_id, name):
 
 
 def test_a_long_error_is_folded_behind_its_first_sentence():
-    assert first_sentence("short: do this") == ("short: do this", "")
+    assert folded("short: do this") == ("short: do this", "")
     long = "The slot is lost. " + "x" * 300
-    assert first_sentence(long) == ("The slot is lost.", long)
-    first, rest = first_sentence("word " * 80)
+    assert folded(long) == ("The slot is lost.", long)
+    first, rest = folded("word " * 80)
     assert (len(first) < 170, first.endswith(" …"), rest) == (True, True, "word " * 80)

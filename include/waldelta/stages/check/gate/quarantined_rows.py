@@ -434,8 +434,9 @@ PositionRange = tuple[int, int]
 
 
 def read_decided(ledger: Ledger, states: Iterable[TableState]) -> dict[str, list[PositionRange]]:
-    """Returns by table the positions of rows that operators let into its current copy; tables
-    without any are left out.
+    """Returns by table the ranges of LSNs that operators accepted or released in its current copy.
+
+    An accepted row is a range of one LSN. Tables without any are left out.
     """
     copies = {(state.table_name, state.generation) for state in states}
     of_copies = of_tables({name for name, _ in copies})

@@ -197,6 +197,9 @@ def _open_context() -> EphemeralDataContext:
     return context
 
 
+_OUTSIDE = "write it next to kwargs, not in it"
+# What an expectation of Great Expectations takes besides its own arguments.
+_RESERVED = {"id": "remove it", "meta": "remove it", "severity": _OUTSIDE, "notes": _OUTSIDE}
 META = "waldelta"  # Under this key an expectation carries its number in the plan.
 
 
@@ -240,11 +243,9 @@ def _build(
             else ": see Great Expectations' gallery for the names"
         )
         raise ValueError(f"no expectation is called {planned.type!r}{hint}")
-    if reserved := sorted({"id", "meta", "severity", "notes"} & set(planned.kwargs)):
-        raise ValueError(
-            f"kwargs.{reserved[0]} isn't allowed: write severity and notes next to kwargs, not in"
-            " it"
-        )
+    for name, remedy in _RESERVED.items():
+        if name in planned.kwargs:
+            raise ValueError(f"kwargs.{name} isn't allowed: {remedy}")
     meta = {META: number, "origin": planned.origin}
     arguments: dict[str, Any] = {**planned.kwargs, "severity": planned.severity, "meta": meta}
     if planned.origin == "own" and not planned.meaning.startswith(planned.type):

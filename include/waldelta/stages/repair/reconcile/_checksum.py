@@ -191,7 +191,7 @@ def bucket_count(rows: int) -> int:
 
 
 def hash_as(texts: ArrowArray, plan: Fingerprint, seed: int) -> Hashes:
-    """Returns the hash of each text, in the plan's form."""
+    """Returns the hash of each text, or of its hex form if the source's encoding isn't UTF8."""
     return hash_texts(hex_text(texts) if plan.in_hex else texts, seed)
 
 
