@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Literal
 
 from markupsafe import Markup
@@ -169,26 +170,18 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class TableMatch:
-    """A table, or its ``column``, whose name has what the reader looks for.
+class Match:
+    """A table, column or run whose name has what the reader looks for, and its state as of a time.
 
-    ``is_past``: its state and check say nothing of now.
+    ``page`` is its address below the pipeline's. ``is_past``: the state says nothing of now.
     """
 
     pipeline: str
-    line: TableLine
-    is_past: bool
-    column: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RunMatch:
-    """A run whose id has what the reader looks for."""
-
-    pipeline: str
-    run_id: str
-    status: str
-    at: datetime
+    name: str
+    page: tuple[str, ...]
+    state: str
+    at: datetime | None
+    is_past: bool = False
 
 
 def overview_page(
@@ -268,15 +261,16 @@ def _card(pipeline: PipelineFile, schedule: Schedule, kept: KeptGlance, at: date
 def _found(cards: Iterable[Card], find: Find, reader: Reader) -> dict[str, tuple[list[Any], int]]:
     """Returns the tables, columns and runs whose names have the text: the first, and how many."""
     text, tables, columns = find.text, [], []
-    runs: dict[tuple[str, str], RunMatch] = {}
+    runs: dict[tuple[str, str], Match] = {}
     cards = [card for card in cards if find.state in (None, card.state)]
     for card in cards:
         for line in card.glance.tables if card.glance is not None else ():
             name = line.table_name.casefold()
-            table = TableMatch(card.name, line, card.is_past(line))
+            page, state = ("table", line.table_name), (line.status, line.complete_upto)
+            table = Match(card.name, line.table_name, page, *state, card.is_past(line))
             tables += [table] if text in name else []
             columns += [
-                replace(table, column=column)
+                replace(table, name=column)
                 for column in card.columns.get(line.table_name, ())
                 # A text with a point may name table and column.
                 if text in column.casefold()
@@ -284,19 +278,23 @@ def _found(cards: Iterable[Card], find: Find, reader: Reader) -> dict[str, tuple
             ]
         for run in card.glance.runs if card.glance is not None else ():
             if text in run.run_id.casefold():
-                runs[card.name, run.run_id] = RunMatch(card.name, run.run_id, run.status, run.at)
+                runs[card.name, run.run_id] = _of_run(card.name, run.run_id, run.status, run.at)
     for match in _runs_in_airflow([card.name for card in cards], find, reader):
-        runs.setdefault((match.pipeline, match.run_id), match)
-    latest = sorted(runs.values(), key=lambda run: run.at, reverse=True)
+        runs.setdefault((match.pipeline, match.name), match)
+    latest = sorted(runs.values(), key=attrgetter("at"), reverse=True)
     return {
         kind: (list(items[:_MOST_FOUND]), len(items))
         for kind, items in (("tables", tables), ("columns", columns), ("runs", latest))
     }
 
 
-def _runs_in_airflow(names: Iterable[str], find: Find, reader: Reader) -> Iterator[RunMatch]:
+def _of_run(pipeline: str, run_id: str, state: str, at: datetime) -> Match:
+    return Match(pipeline, run_id, ("run", pages.ANY_VERB, run_id), state, at)
+
+
+def _runs_in_airflow(names: Iterable[str], find: Find, reader: Reader) -> Iterator[Match]:
     """Yields older runs, and those that didn't reach the ledger."""
     dags = {dag_id_of(name, kind): name for name in names for kind in DAG_VERBS}
     found = read_runs_named(find.name, dags, _MOST_FOUND, reader.may_read_dag)
     for dag_id, run_id, state, at in found:
-        yield RunMatch(dags[dag_id], run_id, state, at)
+        yield _of_run(dags[dag_id], run_id, state, at)
