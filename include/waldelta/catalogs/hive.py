@@ -7,6 +7,7 @@ Formats and serde are those that Spark names for a table that Hive itself can't 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -152,6 +153,8 @@ class HiveMetastore:
         from thrift.protocol import TBinaryProtocol
         from thrift.transport import TSocket, TTransport
 
+        # It logs a stack for each address that can't be reached, besides the error.
+        TSocket.logger.setLevel(logging.CRITICAL)
         for number, host in enumerate(self._hosts, 1):
             socket = TSocket.TSocket(host.strip(), self._port)
             socket.setTimeout(_CONNECT_MS)

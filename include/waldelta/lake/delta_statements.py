@@ -17,7 +17,7 @@ from waldelta.lake.delta_target import (
     WRITE_FAILURES,
     CommitConflict,
 )
-from waldelta.lake.layout import CHANGE_DATA_FEED, TableOptions, layout_properties
+from waldelta.lake.layout import CHANGE_DATA_FEED, TableOptions
 from waldelta.server_errors import texts
 from waldelta.spark_sql import quote, string
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-    from waldelta.config.layout_options import LayoutOptions
     from waldelta.lake.delta_target import DeltaTarget, TargetVersion
 
 log = logging.getLogger(__name__)
@@ -126,16 +125,14 @@ def set_change_data_feed(
         _commit_properties(spark, table, {CHANGE_DATA_FEED: str(wanted).lower()})
 
 
-def set_layout(
-    spark: Callable[[], SparkSession], table: TargetVersion, options: LayoutOptions
+def set_clustering(
+    spark: Callable[[], SparkSession], table: TargetVersion, by: Sequence[str] | None
 ) -> None:
-    """Set properties and clustering columns of a table, by which later files are written.
+    """Set the columns by which OPTIMIZE clusters a table's rows; None leaves them as they are.
 
-    ``spark`` is as in set_retention().
+    Delta clusters no partitioned table: its partitions stay. ``spark`` is as in set_retention().
     """
-    set_properties(spark, table, layout_properties(options))
-    by = options.cluster_by
-    if by is None or (not by and not table.is_clustered):
+    if by is None or table.layout.partition_by or (not by and not table.is_clustered):
         return
     (row,) = spark().sql(f"describe detail {table.place.relation}").collect()
     if list(row["clusteringColumns"]) != list(by):

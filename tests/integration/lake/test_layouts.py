@@ -259,6 +259,25 @@ def test_maintenance_follows_other_partitions(runner, table, lake):
         check(runner, table, pipeline, columns)
 
 
+@pytest.mark.nightly("Spark clusters the target that maintenance has divided by no column")
+def test_a_partitioned_target_becomes_clustered_and_stays_so(runner, table, lake):
+    copied_pipeline(runner, laid_out(table, lake, partition_by=["day"]))
+    pipeline = laid_out(table, lake, cluster_by=["place"])
+    result = pipeline.maintain(runner)
+    assert (result.status, [text for text in result.warnings if "layout" in text]) == (
+        "succeeded", []
+    )  # fmt: skip
+    held = pipeline.job().lake.target("public.t").open()
+    assert (held.layout.partition_by, held.is_clustered) == ((), True)
+    changed(table, random.Random(1))
+    pipeline.consume(runner)
+    check(runner, table, pipeline, "clustered")
+    result = laid_out(table, lake, partition_by=["day"]).maintain(runner)
+    (text,) = (text for text in result.warnings if "layout" in text)
+    assert "a clustered target can't have partitions" in text
+    check(runner, table, pipeline, "still clustered")
+
+
 @pytest.mark.parametrize(
     "layout, text",
     [

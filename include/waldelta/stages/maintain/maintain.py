@@ -43,12 +43,19 @@ from waldelta.lake.delta_statements import (
     optimize,
     purge_deleted_rows,
     set_change_data_feed,
+    set_clustering,
     set_deletion_vectors,
-    set_layout,
+    set_properties,
     set_retention,
     vacuum,
 )
-from waldelta.lake.layout import ROWS_PER_FILE, NewFile, empty_value, folder_of
+from waldelta.lake.layout import (
+    ROWS_PER_FILE,
+    NewFile,
+    empty_value,
+    folder_of,
+    layout_properties,
+)
 from waldelta.lake.ledger import Decisions, TableState, now
 from waldelta.lake.ledger.prune_ledger import prune_ledger
 from waldelta.lake.staging_leftovers import find_leftovers
@@ -120,9 +127,11 @@ def _compact_as_chosen(
         _keep_as_chosen(runner, table, chosen.deletion_vectors_of(name))
         set_change_data_feed(runner.spark, table, chosen.change_data_feed_of(name))
         plan = _Plan.of(job, name, table)
-        set_layout(runner.spark, table, plan.layout)
+        set_properties(runner.spark, table, layout_properties(plan.layout))
         if plan.division is not None:
             plan.division.commit(runner)
+            table.update()
+        set_clustering(runner.spark, table, plan.layout.cluster_by)
         set_retention(runner.spark, table, job.pipeline.maintenance.keep_versions_hours)
         _compact(runner, table, plan.layout)
 
@@ -210,9 +219,16 @@ class _Plan:
                 f"the pipeline file names {', '.join(sorted(absent))}, which the target doesn't"
                 " have: correct the name, if the source renamed the column, or leave it out"
             ))  # fmt: skip
+        if by is None and layout.cluster_by:
+            by = ()  # Delta clusters no partitioned table.
         if by is None or list(by) == list(table.layout.partition_by):
             return cls(layout)
-        if not table.is_definable or (by and table.is_clustered):
+        if by and table.is_clustered:
+            return cls(layout, why_not=(
+                "a clustered target can't have partitions: move its folder away and sync the table"
+                " again, or write cluster_by"
+            ))  # fmt: skip
+        if not table.is_definable:
             return cls(layout, why_not=(
                 "only Spark writes it: move its folder away and sync the table again, or write the"
                 " former partition_by"
