@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waldelta.config import PipelineFile, load_pipeline_file, split_table_name
 from waldelta.decision_options import DecisionRequest
-from waldelta.lake import target_uri
+from waldelta.lake import Lake, target_uri
 from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.job import load_job
 
@@ -31,10 +31,12 @@ class Pipeline:
     process while there is little to do, and opens a session as its command would once there is
     more.
 
-    The source's connections come from the environment variables ``AIRFLOW_CONN_<CONN_ID>``.
+    The source's connections come from the environment variables ``AIRFLOW_CONN_<CONN_ID>``. A
+    ``lake`` keeps opened tables for all verbs; without one, each opens what it needs.
     """
 
     file: PipelineFile
+    lake: Lake | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def load(cls, path: str | Path) -> Pipeline:
@@ -43,7 +45,8 @@ class Pipeline:
 
     def job(self, run_id: str | None = None, **details: Any) -> Job:
         """Returns one run of a verb, for callers that need its ledger or connection."""
-        return load_job(self.file, run_id, **details)
+        lake = {} if self.lake is None else {"lake": self.lake}
+        return load_job(self.file, run_id, **lake, **details)
 
     def check(self, spark: SparkSession | None = None, *, estimate: bool = True) -> SetupPlan:
         """Check source and lake without changes; returns findings, and what setup would do.

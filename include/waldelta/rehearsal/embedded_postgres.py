@@ -179,6 +179,7 @@ class EmbeddedPostgres:
             "--auth-local=trust",
             "--auth-host=scram-sha-256",
             f"--pwfile={password}",
+            *(["--no-sync"] if self.settings.get("fsync") == "off" else []),
             "-D",
             str(self.data),
         )

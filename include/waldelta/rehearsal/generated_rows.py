@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import psycopg
 from psycopg import sql
 
 from waldelta.postgres import Connection, TableId, fetch
+from waldelta.rehearsal.observation import TooLong
 
 # Each table's first rows. A foreign key finds its row, because all tables have the same ones.
 ROWS = 8
@@ -72,11 +73,15 @@ _SHARED_ROW = f"from (select 1 + (g - 1) % {ROWS} as g) as r"
 
 @dataclass(frozen=True, slots=True)
 class WritableColumn:
-    """A column that an INSERT names; ``values`` are expressions of ``g`` to be tried in turn."""
+    """A column that an INSERT names; ``values`` are expressions of ``g`` to be tried in turn.
+
+    An UPDATE names no identity column that is ``is_always_generated``.
+    """
 
     name: str
     values: Sequence[str]
     is_key: bool
+    is_always_generated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +95,16 @@ class WritableTable:
     # ON CONFLICT supports no deferrable unique constraint.
     has_deferrable_key: bool
 
-    def insert(self, attempt: int, first: int, last: int) -> sql.Composed:
-        """Returns the INSERT of the rows from ``first`` to ``last``, by the attempt's values.
+    def inserts(self, first: int, last: int) -> Iterator[sql.Composed]:
+        """Yields INSERTs of the rows from ``first`` to ``last``, of which one is to succeed.
 
-        Attempt 0 has values by type alone; each other one a choice that is always the same.
+        The first one has values by type alone, the second one each column's next value, and each
+        other one a choice that is always the same.
         """
+        for attempt in range(_ATTEMPTS):
+            yield self._insert(attempt, first, last)
+
+    def _insert(self, attempt: int, first: int, last: int) -> sql.Composed:
         choice = random.Random(attempt)  # noqa: S311 - no secret
         if not self.columns:
             return sql.SQL("insert into {} default values").format(self.id.identifier)
@@ -105,7 +115,11 @@ class WritableTable:
             self.id.identifier,
             sql.SQL(", ").join(sql.Identifier(column.name) for column in self.columns),
             sql.SQL(", ").join(
-                sql.SQL(choice.choice(column.values) if attempt else column.values[0])
+                sql.SQL(
+                    choice.choice(column.values)
+                    if attempt > 1
+                    else column.values[attempt % len(column.values)]
+                )
                 for column in self.columns
             ),
             first,
@@ -117,34 +131,40 @@ class WritableTable:
 def read_tables(connection: Connection, oids: Iterable[int] | None = None) -> list[WritableTable]:
     """Returns the tables of the user's schemas, or these, partitions under their root."""
     tables = fetch(connection, _TABLES, {"oids": None if oids is None else list(oids)})
-    columns = fetch(connection, _COLUMNS, {"oids": [table.oid for table in tables]})
+    ids = {table.oid: TableId(table.nspname, table.relname) for table in tables}
+    columns = fetch(connection, _COLUMNS, {"oids": list(ids)})
     by_column = {(column.relid, column.attnum): column for column in columns}
     keys = fetch(connection, _FOREIGN_KEYS, {})
     referenced = {(key.relid, key.attnum): (key.other, key.other_attnum) for key in keys}
-    literals: dict[tuple[int, int], list[str]] = {}
-    for bound in fetch(connection, _LITERALS, {}):
-        expressions = literals.setdefault((bound.relid, bound.attnum), [])
-        for text, number in _LITERAL.findall(bound.text):
-            expressions += [f"{number} + 1", f"{number} - 1", number] if number else [f"'{text}'"]
+    literals = _read_literals(connection)
 
     def values(place: tuple[int, int], depth: int = 0) -> list[str]:
         parent = referenced.get(place)
         column = by_column[place]
         if parent is not None and parent != place and parent in by_column and depth < _DEEPEST:
-            return [
+            shared = [
                 f"(select {value} {_SHARED_ROW})::{column.type}"
                 for value in values(parent, depth + 1)
             ]
+            # The rows of a sample are others.
+            any_row = sql.SQL("(select {0} from {1} offset g % (select count(*) from {1}) limit 1)")
+            name, table = sql.Identifier(by_column[parent].attname), ids[parent[0]].identifier
+            return [shared[0], any_row.format(name, table).as_string(), *shared[1:]]
         constants = [f"({text})::{column.type}" for text in dict.fromkeys(literals.get(place, ()))]
         return [*_base(column), *constants]
 
     return [
         WritableTable(
             table.oid,
-            TableId(table.nspname, table.relname),
+            ids[table.oid],
             table.owner,
             [
-                WritableColumn(column.attname, values((column.relid, column.attnum)), column.is_key)
+                WritableColumn(
+                    column.attname,
+                    values((column.relid, column.attnum)),
+                    column.is_key,
+                    column.attidentity == "a",
+                )
                 for column in columns
                 if column.relid == table.oid and not column.attgenerated
             ],
@@ -152,6 +172,16 @@ def read_tables(connection: Connection, oids: Iterable[int] | None = None) -> li
         )
         for table in tables
     ]
+
+
+def _read_literals(connection: Connection) -> dict[tuple[int, int], list[str]]:
+    """Returns the values that checks compare columns with, and those next to them, by column."""
+    literals: dict[tuple[int, int], list[str]] = {}
+    for bound in fetch(connection, _LITERALS, {}):
+        expressions = literals.setdefault((bound.relid, bound.attnum), [])
+        for text, number in _LITERAL.findall(bound.text):
+            expressions += [f"{number} + 1", f"{number} - 1", number] if number else [f"'{text}'"]
+    return literals
 
 
 def _base(column: Any) -> list[str]:
@@ -175,7 +205,9 @@ def fill(connection: Connection, tables: Sequence[WritableTable]) -> dict[str, s
     Sequences go on behind them. Returns by name why tables have no rows.
     """
     connection.execute("set session_replication_role = replica")
-    refusals = {str(table.id): write_rows(connection, table, 1, ROWS) for table in tables}
+    refusals = {
+        str(table.id): execute_one(connection.execute, table.inserts(1, ROWS)) for table in tables
+    }
     connection.execute("reset session_replication_role")
     connection.execute(_SET_SEQUENCES)
     return {
@@ -185,39 +217,43 @@ def fill(connection: Connection, tables: Sequence[WritableTable]) -> dict[str, s
     }
 
 
-def write_rows(
-    connection: Connection, table: WritableTable, first: int, last: int
+def execute_one(
+    execute: Callable[[sql.Composed], psycopg.Cursor[Any]], statements: Iterable[sql.Composed]
 ) -> psycopg.Error | None:
-    """Write rows by the first attempt that writes one; returns why none did, or None."""
+    """Execute the first of the statements that changes a row; returns None, or why none did."""
     refusal = psycopg.Error("no row was written")
-    for attempt in range(_ATTEMPTS):
+    for statement in statements:
         try:
-            with connection.transaction():
-                if connection.execute(table.insert(attempt, first, last)).rowcount:
-                    return None
+            if execute(statement).rowcount:
+                return None
+        except TooLong as err:
+            return err
         except psycopg.Error as err:
             refusal = err
     return refusal
 
 
-def changes(table: WritableTable) -> Iterator[tuple[str, sql.Composed]]:
-    """Yields an UPDATE of one row and a DELETE of another, by the operation's name."""
-    one = sql.SQL(
-        "(tableoid, ctid) = (select tableoid, ctid from {} order by tableoid, ctid {} limit 1)"
+def workload(table: WritableTable, first: int) -> Iterator[tuple[str, Iterable[sql.Composed]]]:
+    """Yields an UPDATE of one row, a DELETE of another and an INSERT of two, by the operation's
+    name, each as statements of which one is to change a row.
+    """
+    # An UPDATE makes its row the newest one, so both concern rows that the lake has.
+    row = sql.SQL(
+        "(tableoid, ctid) = (select tableoid, ctid from {} order by age(xmin) {}, tableoid, ctid"
+        " limit 1)"
     )
-    first, last = (
-        one.format(table.id.identifier, sql.SQL(direction)) for direction in ("asc", "desc")
+    oldest, newest = (
+        row.format(table.id.identifier, sql.SQL(direction)) for direction in ("desc", "asc")
     )
-    if table.columns:
-        plain = [column for column in table.columns if not column.is_key] or table.columns
-        name = sql.Identifier(plain[-1].name)
-        yield (
-            "update",
-            sql.SQL("update {} set {} = {} where {}").format(
-                table.id.identifier, name, name, first
-            ),
-        )
-    yield "delete", sql.SQL("delete from {} where {}").format(table.id.identifier, last)
+    columns = [column for column in table.columns if not column.is_always_generated]
+    if columns:
+        name = sql.Identifier(max(columns, key=lambda column: not column.is_key).name)
+        update = sql.SQL("update {} set {} = {} where {}")
+        yield "update", [update.format(table.id.identifier, name, name, oldest)]
+    delete = sql.SQL("delete from {} where {}")
+    # A foreign key may refuse to delete the oldest row.
+    yield "delete", [delete.format(table.id.identifier, which) for which in (oldest, newest)]
+    yield "insert", table.inserts(first, first + 1)
 
 
 _TABLES = """
@@ -238,7 +274,7 @@ with recursive bases as (
   select t.oid, b.base, case when t.typtypmod >= 0 then t.typtypmod else b.typmod end
   from pg_type t join bases b on b.oid = t.typbasetype where t.typtype = 'd'
 )
-select a.attrelid as relid, a.attnum, a.attname, a.attgenerated,
+select a.attrelid as relid, a.attnum, a.attname, a.attgenerated, a.attidentity,
        format_type(a.atttypid, a.atttypmod) as type, t.typname as base,
        t.typcategory = 'A' as is_array,
        case when m.typmod > 4 and t.typname in ('varchar', 'bpchar')

@@ -10,10 +10,12 @@ import re
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Any
 
 import psycopg
+from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from waldelta.postgres import Connection, TableId
@@ -43,8 +45,9 @@ class Effect:
     ``locks`` has the strongest mode on each table, ``read`` how many rows were read of it,
     ``rewritten`` the tables with new files, ``indexed`` those with a new index, ``renamed`` columns
     by table and former name, and ``error`` why PostgreSQL refused the statement; rows of the tables
-    ``violated_by`` may be the reason, and there may be a ``way`` around. ``names`` has the tables
-    before and after it.
+    ``violated_by`` may be the reason, as they reference rows that are missing if it is
+    ``of_reference``, and there may be a ``way`` around. ``names`` has the tables before and after
+    it.
     """
 
     names: Mapping[int, str] = field(default_factory=dict)
@@ -55,7 +58,8 @@ class Effect:
     renamed: Mapping[tuple[str, str], str] = field(default_factory=dict)
     status: str = ""
     error: str | None = None
-    violated_by: frozenset[TableId] = frozenset()
+    violated_by: frozenset[int] = frozenset()
+    of_reference: bool = False
     way: str = ""
 
     def blocked_by(self, oid: int) -> str:
@@ -63,7 +67,7 @@ class Effect:
         return LOCK_MODES.get(self.locks.get(oid, ""), "")
 
 
-class _TooLong(psycopg.Error):
+class TooLong(psycopg.Error):
     """The statement ran longer than the rehearsal allows."""
 
 
@@ -77,13 +81,14 @@ def observe(session: Connection, watcher: Connection, text: str, limit_s: float)
     is_own, start = False, _NO_RELATIONS
     try:
         if text.split(maxsplit=1)[0].lower() in _WITHOUT_TABLES:
-            return Effect(status=_execute(session, watcher, text, limit_s))
+            execute_within(limit_s, session, watcher, text)
+            return Effect()
         start, is_own = _Relations.read(session), _is_idle(session)
         if is_own:
             session.execute("begin")
         locks, rows = ({}, {}) if is_own else (_locks(session), _rows_read(session))
         try:
-            status = _execute(session, watcher, text, limit_s)
+            status = execute_within(limit_s, session, watcher, text).statusmessage or ""
         except (
             psycopg.errors.ActiveSqlTransaction,
             psycopg.errors.InvalidTransactionTermination,
@@ -99,7 +104,7 @@ def observe(session: Connection, watcher: Connection, text: str, limit_s: float)
         read = {oid: n - rows.get(oid, 0) for oid, n in _rows_read(session).items()}
         end = _Relations.read(session)
         if is_own:
-            _execute(session, watcher, "commit", limit_s)
+            execute_within(limit_s, session, watcher, "commit")
         return _between(status, start, end, added, {oid: n for oid, n in read.items() if n > 0})
     except psycopg.Error as err:
         if is_own and not session.closed:
@@ -113,26 +118,30 @@ def _observe_outside(
     """Observe a statement that allows no transaction around it, by samples of its locks."""
     locks: dict[int, str] = {}
     try:
-        status = _execute(session, watcher, text, limit_s, locks)
+        status = execute_within(limit_s, session, watcher, text, locks).statusmessage or ""
     except psycopg.Error:
         # An index that CREATE INDEX CONCURRENTLY didn't finish would stop a second attempt.
         indexes = [oid for oids in start.indexes.values() for oid in oids]
         for (index,) in watcher.execute(_UNFINISHED, [indexes]).fetchall():
             watcher.execute(f"drop index {index}")
         raise
-    return _between(status, start, _Relations.read(session), locks)
+    effect = _between(status, start, _Relations.read(session), locks)
+    # A sample may have missed the lock under which a table gets a new file.
+    exclusive = dict.fromkeys(effect.rewritten, "AccessExclusiveLock")
+    return replace(effect, locks={**effect.locks, **exclusive})
 
 
-def _execute(
+def execute_within(
+    limit_s: float,
     session: Connection,
     watcher: Connection,
-    text: str,
-    limit_s: float,
+    query: str | sql.Composed,
     locks: dict[int, str] | None = None,
-) -> str:
-    """Execute SQL, and return its command tag; samples of its locks are added to ``locks``.
+) -> psycopg.Cursor[Any]:
+    """Execute SQL in a session; raises TooLong after ``limit_s`` seconds.
 
-    The watcher cancels it after the limit, and ends the session after that time again.
+    The watcher cancels it then, and ends the session after that time again. It adds samples of the
+    statement's locks to ``locks``.
     """
     has_ended, is_over = threading.Event(), threading.Event()
     pid = session.info.backend_pid
@@ -151,10 +160,10 @@ def _execute(
     thread = threading.Thread(target=watch)
     thread.start()
     try:
-        return session.execute(text).statusmessage or ""
+        return session.execute(query)
     except psycopg.Error as err:
         if is_over.is_set():
-            raise _TooLong(f"it runs longer than {limit_s:g} s") from err
+            raise TooLong(f"it runs longer than {limit_s:g} s") from err
         raise
     finally:
         has_ended.set()
@@ -191,7 +200,7 @@ def _between(
 
 # What to do about an error of a statement, besides what PostgreSQL's hint says.
 _WAYS: Mapping[type[psycopg.Error], str] = {
-    _TooLong: "allow it more time with --statement-timeout",
+    TooLong: "allow it more time with --statement-timeout",
     psycopg.errors.ActiveSqlTransaction: "run it outside of BEGIN and COMMIT",
     psycopg.errors.InsufficientPrivilege: "name the role that runs migrations with --role",
 }
@@ -199,20 +208,25 @@ _EXTENSION = "pass --scratch with the connection of a server that has the extens
 
 
 def _refused(start: _Relations, text: str, err: psycopg.Error) -> Effect:
-    diag, violated = err.diag, frozenset[TableId]()
-    if isinstance(err, psycopg.IntegrityError) and diag.schema_name and diag.table_name:
-        violated = frozenset([TableId(diag.schema_name, diag.table_name)])
+    diag, violated = err.diag, frozenset[int]()
+    if isinstance(err, psycopg.IntegrityError):
+        violated = frozenset(
+            oid
+            for oid, table in start.tables.items()
+            if (table.schema, table.name) == (diag.schema_name, diag.table_name)
+        )
     elif isinstance(err, psycopg.DataError):  # It names no table.
         violated = frozenset(
-            table
-            for table in start.tables.values()
+            oid
+            for oid, table in start.tables.items()
             if re.search(rf"(?<!\w){re.escape(table.name)}(?!\w)", text, re.IGNORECASE)
         )
     parts = (diag.message_primary or str(err), diag.message_detail, diag.message_hint)
     is_extension = [word.lower() for word in text.split()[:2]] == ["create", "extension"]
     way = _EXTENSION if is_extension else _WAYS.get(type(err), "")
     error = "; ".join(part for part in parts if part)
-    return Effect(error=error, violated_by=violated, way=way)
+    of_reference = isinstance(err, psycopg.errors.ForeignKeyViolation)
+    return Effect(error=error, violated_by=violated, of_reference=of_reference, way=way)
 
 
 def _is_idle(session: Connection) -> bool:

@@ -163,18 +163,20 @@ def _dump(conninfo: str, version: int, snapshot: str) -> str:
             f" run `pg_dump --schema-only` elsewhere and pass its output with --schema"
         )
     program = EmbeddedPostgres(Path(), newer[0]).bin / "pg_dump"
-    # Other users see the arguments of a process, and neither its environment nor this file.
-    with tempfile.NamedTemporaryFile("w", prefix="waldelta-service-") as service:
+    # Other users see the arguments of a process, and neither its environment nor this file. It has
+    # no name, so it is gone with the process.
+    with tempfile.TemporaryFile("w") as service:
         fields = conninfo_to_dict(conninfo)
         service.write("[source]\n" + "".join(f"{name}={value}\n" for name, value in fields.items()))
-        service.flush()
+        service.seek(0)
         process = subprocess.run(
             [program, "--schema-only", f"--snapshot={snapshot}", "--dbname=service=source"],
             capture_output=True,
             check=False,
+            pass_fds=[service.fileno()],
             env={
                 **os.environ,
-                "PGSERVICEFILE": service.name,
+                "PGSERVICEFILE": f"/dev/fd/{service.fileno()}",
                 "PGOPTIONS": _READ_ONLY,
                 "PGCLIENTENCODING": "UTF8",
             },

@@ -12,7 +12,9 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -24,13 +26,13 @@ from waldelta.postgres import Connection, TableId
 from waldelta.quantities import counted, duration, size
 from waldelta.rehearsal.generated_rows import (
     WritableTable,
-    changes,
+    execute_one,
     fill,
     read_tables,
-    write_rows,
+    workload,
 )
 from waldelta.rehearsal.migration import SqlCommand
-from waldelta.rehearsal.observation import Effect, observe
+from waldelta.rehearsal.observation import Effect, TooLong, execute_within, observe
 from waldelta.rehearsal.production import (
     COPIED_PER_SECOND,
     Production,
@@ -45,9 +47,10 @@ from waldelta.spark import Runner, open_runner
 
 log = logging.getLogger(__name__)
 
-# PostgreSQL refuses an UPDATE or DELETE of a published table so: it has no replica identity, or
-# the filter or column list of its publication uses other columns.
-_REFUSALS = (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.InvalidColumnReference)
+# How PostgreSQL refuses an UPDATE or DELETE of a published table without a replica identity. It
+# raises a ProgrammingError if the publication's filter or column list uses columns outside of it,
+# or if a trigger uses what is gone.
+_REFUSALS = (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.ProgrammingError, TooLong)
 # What is read in a second, for example by the validation of a constraint.
 _READ_PER_SECOND = 200 << 20
 _FIRST_ROW = 1_000
@@ -96,16 +99,28 @@ class _Stage:
     options: RehearsalOptions
     admin: Connection = field(init=False)
     session: Connection = field(init=False)
+    writer: Connection = field(init=False)
     number: int = _FIRST_ROW
-    failing: set[tuple[str, str]] = field(default_factory=set)
+    # What the workload was refused before, by table, operation and kind, and what took too long.
+    failing: set[tuple[str, str, str]] = field(default_factory=set)
+    slow: set[tuple[str, str]] = field(default_factory=set)
+    # The tables with rows of production, by oid, and the transactions before their other rows.
+    sampled: set[int] = field(default_factory=set)
+    inserted: dict[int, str] = field(default_factory=dict)
 
     def __enter__(self) -> _Stage:
         self.admin, self.session = self.scratch.connect(), self.scratch.connect()
+        self.writer = self.scratch.connect()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.session.close()
-        self.admin.close()
+        for connection in (self.writer, self.session, self.admin):
+            connection.close()
+
+    @property
+    def limit_s(self) -> float:
+        """The seconds for a statement of the migration or the workload."""
+        return min(self.options.statement_timeout_s, threading.TIMEOUT_MAX)
 
     def prepare(self, production: Production, runner: Runner) -> list[str]:
         """Make schema, rows and targets; returns what the report must say about them."""
@@ -116,30 +131,34 @@ class _Stage:
                 f"the schema has no role {role!r}: name one of its owners with --role"
             )
         tables = read_tables(self.admin)
-        empty = fill(self.admin, load_rows(self.admin, tables, production))
+        unsampled = load_rows(self.admin, tables, production)
+        self.sampled = {table.oid for table in tables} - {table.oid for table in unsampled}
+        empty = fill(self.admin, unsampled)
         log.info("%s: setting the pipeline up", counted(len(tables), "table"))
         self.pipeline.begin(runner)
         published = self._published()
         self._take_role(published)
         # What is refused before the migration is no effect of it.
-        self.failing = {(one.table, op) for op, one in self._write(published, kept=())}
+        refused = list(self._write(published, kept=()))
+        self.failing = {(one.table, operation, one.kind) for operation, one in refused}
         names = {str(table.id) for table in published}
         return [
             f"{name} has no rows, so changes of it aren't rehearsed: {why}"
             for name, why in sorted(empty.items())
             if name in names
-        ]
+        ] + [one.description for _, one in refused if one.table not in empty]
 
     def run(self, migration: Sequence[SqlCommand], runner: Runner) -> Iterator[StepReport]:
         """Yields a step for each statement, or for each transaction of the migration."""
         pending: list[tuple[SqlCommand, Effect]] = []
         notes: list[Impact] = []
+        without_rows: set[int] = set()
         for number, statement in enumerate(migration, 1):
             log.info("%s of %s, %s", number, len(migration), statement.place)
             start = time.monotonic()
             make_roles(self.admin, statement)
             pending.append((statement, self._observe(statement)))
-            notes = [*notes, *self._without_made_up_rows(pending)]
+            notes = [*notes, *self._without_made_up_rows(pending, without_rows)]
             if pending[-1][1].error is not None:
                 if not self.session.closed:
                     self.session.execute("rollback")
@@ -148,45 +167,61 @@ class _Stage:
             if self.session.info.transaction_status is TransactionStatus.IDLE:
                 seconds = time.monotonic() - start
                 is_last = number == len(migration)
-                if emptied := {note.table for note in notes}:
-                    tables = read_tables(self.admin)
-                    fill(self.admin, [table for table in tables if str(table.id) in emptied])
+                if without_rows:
+                    fill(self.admin, read_tables(self.admin, without_rows))
                 impacts = [*self._after(runner, pending, compares_all=is_last), *notes]
                 yield self._step(pending, impacts, seconds)
-                pending, notes = [], []
+                pending, notes, without_rows = [], [], set()
         if pending:
             self.session.execute("rollback")
             error = "the migration ends without COMMIT, so PostgreSQL rolls it back"
             yield self._step(pending, [Impact("error", "", error)], 0.0)
 
     def _observe(self, statement: SqlCommand) -> Effect:
-        limit_s = min(self.options.statement_timeout_s, threading.TIMEOUT_MAX)
-        return observe(self.session, self.admin, statement.text, limit_s)
+        return observe(self.session, self.admin, statement.text, self.limit_s)
 
-    def _without_made_up_rows(self, pending: list[tuple[SqlCommand, Effect]]) -> Iterator[Impact]:
-        """Run a statement or an open transaction again, without made-up rows that it fails for.
+    def _without_made_up_rows(
+        self, pending: list[tuple[SqlCommand, Effect]], without_rows: set[int]
+    ) -> Iterator[Impact]:
+        """Run a statement or an open transaction again, without rows that it fails for and that
+        production may not have; their tables are added to ``without_rows``.
 
-        Only production knows whether its rows make it fail. Rows that it wrote itself come again.
+        Rows that the migration wrote itself come again.
         """
         statements = [statement for statement, _ in pending]
-        tables: set[TableId] = set()
-        while further := pending[-1][1].violated_by - tables - self.pipeline.production.rows.keys():
+        while tables := self._not_productions(pending[-1][1], without_rows):
+            error = pending[-1][1].error
             self.session.execute("rollback")
             try:
                 with self.admin.transaction():
                     self.admin.execute("set local session_replication_role = replica")
-                    for table in further:
+                    for table in tables.values():
                         self.admin.execute(sql.SQL("delete from {}").format(table.identifier))
             except psycopg.Error:
                 return
-            tables |= further
-            text = f"made-up rows make it fail, production's may as well: {pending[-1][1].error}"
-            yield from (Impact("note", str(table), text, _CHECK_ROWS) for table in further)
+            for oid, table in tables.items():
+                rows = "rows of the sample" if oid in self.sampled else "made-up rows"
+                text = f"{rows} make it fail, production's may as well: {error}"
+                yield Impact("note", str(table), text, _CHECK_ROWS)
+            without_rows |= tables.keys()
+            self.sampled -= tables.keys()
             pending.clear()
             for statement in statements:
                 pending.append((statement, self._observe(statement)))
                 if pending[-1][1].error is not None:
                     break
+
+    def _not_productions(self, effect: Effect, without_rows: set[int]) -> dict[int, TableId]:
+        """Returns the tables that a statement fails for with rows that production may not have.
+
+        Rows of a sample are production's, but not all rows that they reference are in the sample.
+        """
+        rows = self.admin.execute(_ROOTS, [list(effect.violated_by - without_rows)]).fetchall()
+        return {
+            oid: TableId(schema, name)
+            for oid, root, schema, name in rows
+            if effect.of_reference or root not in self.sampled
+        }
 
     def follow(self, path: Path, file: PipelineFile, runner: Runner) -> StepReport:
         """Have setup follow a changed pipeline file, and judge the runs after it."""
@@ -218,11 +253,12 @@ class _Stage:
         is_named = touched and {str(table.id) for table in published} >= touched
         kept = touched if is_named and not compares_all else None
         for operation, impact in self._write(published, kept):
-            if (impact.table, operation) not in self.failing:
-                self.failing.add((impact.table, operation))
+            if (key := (impact.table, operation, impact.kind)) not in self.failing:
+                self.failing.add(key)
                 yield impact
         renamed = {old: new for _, effect in effects for old, new in effect.renamed.items()}
         yield from self.pipeline.judge(runner, None if compares_all else touched, renamed)
+        self._delete_inserted()
 
     def _write(
         self, tables: Sequence[WritableTable], kept: Collection[str] | None = None
@@ -230,27 +266,51 @@ class _Stage:
         """Write to each table as its owner; yields which operations PostgreSQL refuses.
 
         What is written to other tables than ``kept`` is rolled back: PostgreSQL refuses it alike,
-        and the pipeline has less to apply.
+        and the pipeline has less to apply. A table with a sample keeps the rows of the sample.
         """
         self.number += 2
         for table in tables:
-            is_kept = kept is None or str(table.id) in kept
-            with self.admin.transaction(force_rollback=not is_kept):
-                # What fails, fails within a statement's savepoint.
-                self.admin.execute("set constraints all immediate")
-                self.admin.execute(sql.SQL("set role {}").format(sql.Identifier(table.owner)))
-                refusal = write_rows(self.admin, table, self.number, self.number + 1)
-                if isinstance(refusal, psycopg.errors.InsufficientPrivilege):
-                    yield "insert", _refusal(table, "insert", refusal)
-                for operation, statement in changes(table):
-                    try:
-                        with self.admin.transaction():
-                            self.admin.execute(statement)
-                    except _REFUSALS as err:
-                        yield operation, _refusal(table, operation, err)
-                    except psycopg.Error:  # For example a foreign key, which is not ours.
-                        continue
-        self.admin.execute("reset role")
+            keeps = kept is None or str(table.id) in kept
+            for operation, statements in workload(table, self.number):
+                if (key := (str(table.id), operation)) in self.slow:
+                    continue
+                is_undone = table.oid in self.sampled and operation == "delete"
+                execute = partial(self._execute, table, keeps=keeps and not is_undone)
+                if keeps and table.oid in self.sampled and operation == "insert":
+                    ((self.inserted[table.oid],),) = self.admin.execute(_XID).fetchall()
+                refusal = execute_one(execute, statements)
+                # Rows that can't be deleted again are not inserted.
+                keeps = keeps and not (is_undone and isinstance(refusal, _REFUSALS))
+                if isinstance(refusal, TooLong):
+                    self.slow.add(key)
+                if refusal is not None and (impact := _refusal(table, operation, refusal)):
+                    yield operation, impact
+
+    def _execute(
+        self, table: WritableTable, statement: sql.Composed, *, keeps: bool
+    ) -> psycopg.Cursor[Any]:
+        """Execute a statement as the table's owner, in a transaction of its own."""
+        if self.writer.closed:
+            self.writer = self.scratch.connect()
+        with self.writer.transaction(force_rollback=not keeps):
+            owner = sql.Identifier(table.owner)
+            # What fails, fails with the statement.
+            begin = sql.SQL("set constraints all immediate; set local role {}").format(owner)
+            self.writer.execute(begin)
+            return execute_within(self.limit_s, self.writer, self.admin, statement)
+
+    def _delete_inserted(self) -> None:
+        """Delete what the workload inserted beside a sample, so that real rows alone may refuse the
+        next statement.
+        """
+        for table in read_tables(self.admin, self.inserted):
+            with self.admin.transaction():
+                self.admin.execute("set local session_replication_role = replica")
+                delete = sql.SQL("delete from {} where age(xmin) < age({}::xid)")
+                self.admin.execute(
+                    delete.format(table.id.identifier, sql.Literal(self.inserted[table.oid]))
+                )
+        self.inserted.clear()
 
     def _published(self) -> list[WritableTable]:
         names = self.pipeline.file.source.publication_names
@@ -342,19 +402,39 @@ def _work_on(oid: int, effect: Effect, text: str) -> _Work | None:
     return _READS if effect.read.get(oid) and command == "ALTER" else None
 
 
-def _refusal(table: WritableTable, operation: str, err: psycopg.Error) -> Impact:
-    text = ": ".join(part for part in (err.diag.message_primary, err.diag.message_detail) if part)
+def _refusal(table: WritableTable, operation: str, err: psycopg.Error) -> Impact | None:
+    """Returns what the refusal of an operation means; None where made-up rows explain it."""
+    diag = err.diag
+    text = ": ".join(
+        part for part in (diag.message_primary or str(err), diag.message_detail) if part
+    )
     match err:
         case psycopg.errors.ObjectNotInPrerequisiteState():
             way = f"alter table {table.id} replica identity using index … before the old key goes"
         case psycopg.errors.InsufficientPrivilege():
             way = f"create the policies of {table.id} first, in the same transaction"
-        case _:
+        case psycopg.errors.InvalidColumnReference():
             way = f"cover the columns by the replica identity of {table.id} first"
+        case TooLong():
+            way = f"look at the triggers of {table.id}, or allow more time with --statement-timeout"
+        case psycopg.ProgrammingError():
+            way = f"change the triggers of {table.id} in the same transaction"
+        case _ if operation == "insert" or (
+            err.sqlstate and not isinstance(err, psycopg.IntegrityError)
+        ):
+            text = f"{operation.upper()} isn't rehearsed, it fails for made-up rows: {text}"
+            return Impact("note", str(table.id), text)
+        case _:
+            return None
     return Impact("app-error", str(table.id), f"{operation.upper()} fails: {text}", way)
 
 
 _ROLE = "select from pg_roles where rolname = %s"
+_XID = "select pg_current_xact_id()::xid::text"
+_ROOTS = """
+select c.oid::int8, coalesce(pg_partition_root(c.oid), c.oid)::int8, n.nspname, c.relname
+from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = any(%s)
+"""
 _PUBLISHED = """
 select distinct coalesce(pg_partition_root(c.oid), c.oid)::oid
 from pg_publication_tables t

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +25,7 @@ from waldelta.errors import (
 from waldelta.jobs import Pipeline
 from waldelta.lake.ledger import REMOVED
 from waldelta.pipeline import RunResult, describe_error
+from waldelta.pipeline.job import lake_of
 from waldelta.pipeline.run_result import RunFailed, TargetFindings
 from waldelta.postgres import TableId
 from waldelta.quantities import counted, duration, size
@@ -36,6 +39,7 @@ _CONN_ID = "waldelta_rehearsal"
 # Errors of a target after which a copy is all that it needs.
 _COPIES = (NeedsSync.__name__, SyncFailed.__name__)
 _AGAIN = 3
+_NOT_COMPARED = "target and source can't be compared"
 _SYNC = "sync the table again right after the migration"
 _SECURED = (
     "row-level security is on: changes still arrive, but copies and comparisons fail for a role"
@@ -87,7 +91,7 @@ class RehearsedPipeline:
                 "target": file.target.model_copy(update=target),
             }
         )
-        self.pipeline = Pipeline(self.file)
+        self.pipeline = Pipeline(self.file, lake_of(self.file))
 
     def follow(self, file: PipelineFile) -> SetupPlan:
         """Go on with another pipeline file; returns what setup did, or its plan with problems."""
@@ -107,7 +111,7 @@ class RehearsedPipeline:
                 f"the pipeline fails without the migration: {error.get('message', failed)}"
             ) from None
         self.columns = self._columns()
-        self.warned = self._preflight()
+        self.warned = set(self._preflight())
         self.security = {oid: level for oid, _, level in self._security()}
 
     def judge(
@@ -131,6 +135,8 @@ class RehearsedPipeline:
             result, error = self._consume(runner)
             impacts = [] if result is None else list(self._of_result(result))
             warnings += [] if result is None else result.warnings
+            if error is not None and error["class"] == JavaMissing.__name__:
+                raise JavaMissing(error["message"])
             if error is not None and (result is None or not result.targets.table_errors):
                 impacts.append(Impact("stop", "", f"{error['class']}: {error['message']}"))
             questions = list(self._agree(runner))
@@ -141,7 +147,12 @@ class RehearsedPipeline:
                     yield one
             if not any(one.kind in ("copy", "wait") for one in (*impacts, *questions)):
                 break
-            self._copy(runner)
+            copies = self._copy(runner)
+        else:
+            for one in copies:
+                if one not in self.stopped:
+                    yield one
+            stopped.update(copies)
         self.stopped = stopped
         yield from self._compare(runner, touched, warnings)
         yield from self._readers(renamed)
@@ -171,6 +182,8 @@ class RehearsedPipeline:
             return self.pipeline.consume(runner), None
         except RunFailed as failed:
             return failed.result, failed.result.error
+        except JavaMissing:
+            raise
         except WaldeltaError as err:
             return None, describe_error(err)
 
@@ -230,13 +243,23 @@ class RehearsedPipeline:
             if "agree" in one.get("actions", ()):
                 tables.add(str(one["table"]))
         if tables:
-            self.pipeline.decide(runner, "agree", tables=sorted(tables), reason="rehearsal")
+            with suppress(RunFailed, WaldeltaError):  # The next run says what is left.
+                self.pipeline.decide(runner, "agree", tables=sorted(tables), reason="rehearsal")
 
-    def _copy(self, runner: Runner, tables: Sequence[str] | None = None) -> None:
+    def _copy(self, runner: Runner, tables: Sequence[str] | None = None) -> list[Impact]:
+        """Copy what needs it, or these tables; returns the copies that fail."""
         try:
             self.pipeline.sync(runner, tables, reason="rehearsal")
-        except WaldeltaError:  # The next run says what is left.
-            return
+        except RunFailed as failed:
+            errors = failed.result.targets.table_errors or {"": failed.result.error or {}}
+        except WaldeltaError as err:
+            errors = {"": describe_error(err)}
+        else:
+            return []
+        return [
+            Impact("stop", name, f"its copy fails: {error['class']}: {error['message']}")
+            for name, error in errors.items()
+        ]
 
     def _compare(
         self, runner: Runner, touched: Collection[str] | None, warnings: Sequence[str]
@@ -257,6 +280,13 @@ class RehearsedPipeline:
                 for name, table in failed.result.tables.items()
                 if table.differing
             }
+            # What stops has been said.
+            stopped = {one.table for one in self.stopped}
+            for name, error in failed.result.targets.table_errors.items():
+                if name not in stopped:
+                    yield Impact("note", name, f"{_NOT_COMPARED}: {error['message']}")
+            if not differing:
+                return
             for name, number in differing.items():
                 told = next((text for text in warnings if text.startswith(f"{name}:")), None)
                 why = "no run notices it" if told is None else told.removeprefix(f"{name}: ")
@@ -265,8 +295,9 @@ class RehearsedPipeline:
             self._copy(runner, sorted(differing))
         except TargetDiffers as err:
             yield Impact("data-loss", "", str(err))
-        except WaldeltaError:  # The run before it has failed as well, and said why.
-            return
+        except WaldeltaError as err:
+            if not self.stopped:
+                yield Impact("note", "", f"{_NOT_COMPARED}: {err}")
 
     def _readers(self, renamed: Mapping[tuple[str, str], str]) -> Iterator[Impact]:
         former, self.columns = self.columns, self._columns()
@@ -302,15 +333,17 @@ class RehearsedPipeline:
     def _warnings(self) -> Iterator[Impact]:
         """Yields what preflight finds since the statement, with its remedies."""
         texts = self._preflight()
-        for text in sorted(texts - self.warned):
-            yield Impact("note", "", text)
-        self.warned |= texts
+        for key in sorted(texts.keys() - self.warned):
+            yield Impact("note", "", f"setup's checks on the scratch server: {texts[key]}")
+        self.warned |= texts.keys()
 
-    def _preflight(self) -> set[str]:
+    def _preflight(self) -> dict[str, str]:
+        """Returns what setup would say, by its text without numbers, which grow with the slot."""
         try:
-            return {finding.text for finding in self.pipeline.check(estimate=False).findings}
+            texts = [finding.text for finding in self.pipeline.check(estimate=False).findings]
         except WaldeltaError as err:
-            return {str(err)}
+            texts = [str(err)]
+        return {re.sub(r"\d", "", text): text for text in texts}
 
     def _columns(self) -> dict[str, dict[str, str]]:
         job = self.pipeline.job()

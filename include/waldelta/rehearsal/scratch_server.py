@@ -1,11 +1,13 @@
 """A throw-away PostgreSQL for one rehearsal, and the folder of its lake.
 
 A second process waits until the first one has ended, and then stops the server and removes the
-folder. So nothing stays, however the rehearsal ends, kill -9 included.
+folder. So nothing stays, however the rehearsal ends, kill -9 included. Where the second process is
+killed as well, the next rehearsal removes what they left.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -34,10 +36,22 @@ _SETTINGS = {
     "autovacuum": "off",
     "shared_buffers": "64MB",
     "max_wal_size": "1GB",
+    # /dev/shm of a container has 64 MB, and other programs remove files there.
+    "dynamic_shared_memory_type": "mmap",
 }
 _SERVER = """
 select current_setting('wal_level'), rolsuper from pg_roles where rolname = current_user
 """
+# Databases of killed rehearsals whose second process was killed as well. A rehearsal connects to
+# its database as soon as that is there.
+_ABANDONED_DATABASES = """
+select datname from pg_database
+where datname ~ '^waldelta_rehearsal_[0-9]+_[0-9a-f]{8}$'
+  and (pg_stat_file('base/' || oid)).modification < now() - interval '1 minute'
+  and not exists (select from pg_stat_activity where datid = pg_database.oid)
+"""
+_PREFIX = "waldelta-rehearsal-"
+_SOON_S = 60.0
 # When the files of a killed rehearsal are removed again, in seconds after the time before.
 _WAITS = (0.5, 1.0, 2.0, 4.0)
 
@@ -63,9 +77,9 @@ def scratch_database(version: int | None, dsn: str | None = None) -> Iterator[Sc
     the next newer one. Raises ConfigError where this machine has no PostgreSQL that is as new, and
     for a ``dsn`` that doesn't decode logically, or whose role is no superuser.
     """
-    folder = Path(tempfile.mkdtemp(prefix="waldelta-rehearsal-"))
+    _remove_abandoned_folders()
     database = f"waldelta_rehearsal_{os.getpid()}_{secrets.token_hex(4)}"
-    with _removal(folder, dsn, database):
+    with _removed_folder(dsn, database) as folder:
         yield _created(_start(folder, version) if dsn is None else dsn, database, folder)
 
 
@@ -120,32 +134,62 @@ def _created(dsn: str, database: str, folder: Path) -> ScratchDatabase:
                 f"wal_level of the --scratch server is {level!r}, and a slot needs logical: alter"
                 " system set wal_level = 'logical' there, and restart it"
             )
+        for (name,) in connection.execute(_ABANDONED_DATABASES).fetchall():
+            _drop(connection, name)
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(database)))
         major = connection.info.server_version // 10_000
     return ScratchDatabase(make_conninfo(dsn, dbname=database), folder / "lake", major)
 
 
+def _remove_abandoned_folders() -> None:
+    """Remove the folders of rehearsals that have ended; a server that still runs there ends by
+    itself.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        # Another user's folder can't be opened. One in use is locked, soon after it is made.
+        with suppress(OSError), _locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as handle:
+            if os.fstat(handle).st_mtime < time.time() - _SOON_S:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextmanager
-def _removal(folder: Path, dsn: str | None, database: str) -> Iterator[None]:
-    """Have another process remove everything, as soon as this one leaves the block or ends."""
-    # Its standard input ends when the last process that can write to it has ended. It takes no part
-    # in signals to this process's group. The connection string has a password, so it is sent there.
-    remover = subprocess.Popen(
-        [sys.executable, "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+def _locked(folder: Path, mode: int) -> Iterator[int]:
+    """Yields a handle of the folder, which is locked until all processes have closed it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, mode)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _removed_folder(dsn: str | None, database: str) -> Iterator[Path]:
+    """Yields a new folder, which another process removes with the database, as soon as this one
+    leaves the block or ends.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    with _locked(folder, fcntl.LOCK_EX) as handle:
+        # Its standard input ends when the last process that can write to it has ended. It takes no
+        # part in signals to this process's group. The connection string has a password, so it is
+        # sent there.
+        remover = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(folder), database],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=[handle],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
     pipe = remover.stdin
     assert pipe is not None  # noqa: S101 - Popen's types don't say so
     try:
-        pipe.write("\n".join((str(folder), database, dsn or "")).encode())
+        pipe.write(f"{dsn or ''}\0".encode())
         pipe.flush()
-        yield
+        yield folder
     finally:
-        pipe.write(b"\n")  # This process isn't killed: nothing else writes to the folder.
+        pipe.write(b"\0")  # This process isn't killed: nothing else writes to the folder.
         pipe.close()
         remover.wait()
 
@@ -155,18 +199,23 @@ def made_for(database: str) -> str:
     return f"waldelta rehearse {database}"
 
 
+def _drop(connection: Connection, database: str) -> None:
+    """Drop a rehearsal's database, with its slots and the roles that were made for it."""
+    slots = "select slot_name from pg_replication_slots where database = %s"
+    for (slot,) in connection.execute(slots, [database]).fetchall():
+        connection.execute("select pg_drop_replication_slot(%s)", [slot])
+    drop = sql.SQL("drop database if exists {} with (force)")
+    connection.execute(drop.format(sql.Identifier(database)))
+    roles = "select rolname from pg_roles where shobj_description(oid, 'pg_authid') = %s"
+    for (role,) in connection.execute(roles, [made_for(database)]).fetchall():
+        connection.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
+
+
 def _remove(folder: Path, database: str, dsn: str, was_killed: bool) -> None:
     if dsn:
         # The server may be gone as well.
         with suppress(psycopg.Error), psycopg.connect(dsn, autocommit=True) as connection:
-            slots = "select slot_name from pg_replication_slots where database = %s"
-            drop = sql.SQL("drop database if exists {} with (force)")
-            for (slot,) in connection.execute(slots, [database]).fetchall():
-                connection.execute("select pg_drop_replication_slot(%s)", [slot])
-            connection.execute(drop.format(sql.Identifier(database)))
-            roles = "select rolname from pg_roles where shobj_description(oid, 'pg_authid') = %s"
-            for (role,) in connection.execute(roles, [made_for(database)]).fetchall():
-                connection.execute(sql.SQL("drop role {}").format(sql.Identifier(role)))
+            _drop(connection, database)
     # A program that was killed with the rehearsal, or not yet, may still be writing. A server whose
     # files are gone ends by itself.
     for wait in (0.0, *_WAITS):
@@ -181,5 +230,5 @@ def _remove(folder: Path, database: str, dsn: str, was_killed: bool) -> None:
 
 
 if __name__ == "__main__":
-    _folder, _database, _dsn, *_end = sys.stdin.read().split("\n")
-    _remove(Path(_folder), _database, _dsn, was_killed=not _end)
+    _dsn, *_end = sys.stdin.read().split("\0")
+    _remove(Path(sys.argv[1]), sys.argv[2], _dsn, was_killed=len(_end) < 2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from waldelta.postgres import TableId
 from waldelta.rehearsal.migration import statements
 from waldelta.rehearsal.production import Production, read_production
 from waldelta.rehearsal.rehearsal import RehearsalOptions, rehearse
+from waldelta.rehearsal.scratch_server import scratch_database
 
 # The exit code of a report with findings, which bad input doesn't have.
 FINDINGS = 3
@@ -296,7 +299,7 @@ def test_an_error_before_the_rehearsal_leaves_no_report(pipeline):
     assert not path.exists()
 
 
-def test_production_is_only_read(pipeline, database, monkeypatch):
+def test_production_is_only_read(pipeline, database, monkeypatch, capsys):
     """By a superuser, who could write; the sample has real rows, and nothing gets an id."""
     database.execute("create schema shop")
     database.execute("create table shop.orders(id int primary key, status text not null, n int)")
@@ -307,9 +310,73 @@ def test_production_is_only_read(pipeline, database, monkeypatch):
     before = database.execute(next_id)
     found = read_production(database.conninfo, 7, [orders := TableId("shop", "orders")])
     assert (found.sizes["shop.orders"].rows, found.rows[orders][1].count(b"real")) == (50, 7)
-    sql = "alter table shop.orders add x int not null default 1"
-    assert rehearsed(pipeline, sql, "--from", "live", "--sample", "5") == 0
+    # The workload's own rows refuse no statement.
+    add = "alter table shop.orders add"
+    sql = ";".join(f"{add} {what}" for what in ("x int", "check (status = 'real')", "y int"))
+    options = ("--from", "live", "--sample", "5", "--json")
+    assert rehearsed(pipeline, sql, *options) == 0
+    assert "made-up" not in capsys.readouterr().out
     assert database.execute(next_id) == before
+
+
+@pytest.mark.nightly("a sample whose rows reference others")
+def test_a_sample_lacks_rows_that_its_rows_reference(pipeline, database, monkeypatch, capsys):
+    """Only then rows of production are no reason for an error; others are."""
+    database.execute("create schema shop")
+    database.execute("create table shop.others(id int primary key, n int)")
+    database.execute(
+        "create table shop.orders(id int primary key, status text not null, n int"
+        " references shop.others)"
+    )
+    database.execute("insert into shop.others select g, 1 from generate_series(50, 1, -1) g")
+    database.execute("insert into shop.orders select g, 'real', g from generate_series(1, 50) g")
+    monkeypatch.setenv("AIRFLOW_CONN_LIVE", database.uri)
+    add = "alter table shop.orders add"
+    further = ("x int", "foreign key (n) references shop.others", "y int", "check (status = 'y')")
+    sql = ";".join(f"{add} {what}" for what in further)
+    source = yaml.safe_load(pipeline.read_text())
+    source["source"]["publications"][0]["tables"].append({"name": "shop.others"})
+    pipeline.write_text(yaml.safe_dump(source))
+    assert rehearsed(pipeline, sql, "--from", "live", "--sample", "5", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["notes"] == []
+    notes = [
+        [one["text"] for one in step["impacts"] if one["kind"] == "note"]
+        for step in report["steps"]
+    ]
+    assert [len(texts) for texts in notes] == [0, 1, 0, 1]
+    assert notes[1][0].startswith("rows of the sample make it fail")
+    assert notes[3][0].startswith("made-up rows make it fail")
+
+
+SLOW_TRIGGERS = """
+create function shop.wait() returns trigger language plpgsql as $$ begin
+  begin perform pg_sleep(99); exception when query_canceled then perform pg_sleep(99); end;
+  return new;
+end $$;
+create trigger slow before update on shop.orders for each row execute function shop.wait();
+create function shop.gone() returns trigger language plpgsql as
+  'begin perform new.gone; return new; end';
+create trigger gone before insert on shop.orders for each row execute function shop.gone();
+alter table shop.orders add x int;
+"""
+
+
+@pytest.mark.nightly("statements of the application that triggers refuse")
+def test_triggers_that_refuse_what_the_application_writes(pipeline, capsys):
+    assert rehearsed(pipeline, SLOW_TRIGGERS, "--json", "--statement-timeout", "1") == FINDINGS
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    found = {
+        step["place"].rpartition(":")[2]: [(one["kind"], one["text"]) for one in step["impacts"]]
+        for step in steps
+    }
+    assert found == {
+        "2": [],
+        "6": [("app-error", "UPDATE fails: it runs longer than 1 s")],
+        "7": [],
+        "9": [("app-error", 'INSERT fails: record "new" has no field "gone"')],
+        "10": [("readers", "added: x")],
+    }
 
 
 @pytest.mark.nightly("a server of one's own is the rarer choice")
@@ -322,7 +389,13 @@ def test_a_server_of_ones_own_is_left_as_it_was(pipeline, postgres, monkeypatch)
             " array(select slot_name::text from pg_replication_slots order by 1)"
         )
         before = connection.execute(state).fetchall()
-        assert rehearsed(pipeline, "truncate shop.orders", "--scratch", "own") == 0
+        # A rehearsal that was killed together with the process that removes what is left.
+        connection.execute("create database waldelta_rehearsal_1_0123abcd")
+        ((oid,),) = connection.execute(
+            "select oid from pg_database where datname ~ '^waldelta_rehearsal_'"
+        ).fetchall()
+        os.utime(postgres.data / "base" / str(oid), (0, 0))
+        assert rehearsed(pipeline, "truncate shop.orders, shop.items", "--scratch", "own") == 0
         assert connection.execute(state).fetchall() == before
 
 
@@ -345,6 +418,27 @@ def test_nothing_stays_after_a_kill(pipeline, tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     wait_until(lambda: not list(temporary.iterdir()) and not psutil.pid_exists(server))
+    temporary.rmdir()
+
+
+def test_a_rehearsal_removes_what_killed_ones_left(tmp_path, monkeypatch):
+    """The process that removes a folder is killed as well; a folder in use stays."""
+    temporary = Path(tempfile.mkdtemp(prefix="kill-"))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    left, used = (temporary / f"waldelta-rehearsal-{name}" for name in ("left", "used"))
+    for folder in (left, used):
+        (folder / "server").mkdir(parents=True)
+        os.utime(folder, (0, 0))
+    handle = os.open(used, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    with scratch_database(None) as scratch:
+        own = scratch.lake.parent
+        assert set(temporary.iterdir()) == {used, own}
+        os.utime(own, (0, 0))
+        with scratch_database(None):
+            assert own.exists()
+    os.close(handle)
+    shutil.rmtree(used)
     temporary.rmdir()
 
 

@@ -255,6 +255,8 @@ class _Evaluation:
 def _has_known_arguments(node: exp.Expr) -> bool:
     """Returns whether no argument changes what a part means, as NOT does that of LIKE."""
     set_ones = {name for name, value in node.args.items() if value not in (None, [], False)}
+    if node.key == "trim":
+        return set_ones == {"this", "position"} and node.args["position"] == "TRAILING"
     return set_ones <= _ARGUMENTS | _MORE_ARGUMENTS.get(node.key, set())
 
 
@@ -344,6 +346,8 @@ _PARTS: dict[str, Callable[[_Evaluation, Any], Datum]] = {
     "case": _Evaluation.case,
     "like": _Evaluation.like,
     "regexplike": _Evaluation.matches,
+    # rtrim() of spaces alone, without which char(n) is compared.
+    "trim": lambda self, node: pc.utf8_rtrim(self.text(node), " "),
     "length": lambda self, node: pc.utf8_length(self.text(node)),
 }
 _KNOWN = {*_PARTS, *_COMPARED, "identifier", "if", "datatype", "dataparam", "datatypeparam"}
@@ -360,4 +364,5 @@ _MORE_ARGUMENTS = {
     "case": {"ifs", "default"},
     "if": {"true"},
     "like": {"negate"},
+    "trim": {"position"},
 }
