@@ -204,7 +204,7 @@ REFUSED = [
     ("type: frobnicate", "no expectation is called 'frobnicate'"),
     ("type: expect_column_to_exist, kwargs: {colum: id}", "kwargs."),
     ("type: expect_column_to_exist, kwargs: {column: id, severity: info}",
-     "write severity and notes next to kwargs"),
+     "kwargs.severity isn't allowed: write it next to kwargs"),
     ("type: expect_target_rows_to_satisfy, kwargs: {condition: id > 0}", "kwargs.meaning"),
     ("type: expect_target_rows_to_satisfy, kwargs: {condition: true, meaning: m}",
      "kwargs.condition"),
