@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -193,10 +193,9 @@ class _Stage:
             error = pending[-1][1].error
             self.session.execute("rollback")
             try:
-                with self.admin.transaction():
-                    self.admin.execute("set local session_replication_role = replica")
-                    for table in tables.values():
-                        self.admin.execute(sql.SQL("delete from {}").format(table.identifier))
+                self._delete(
+                    sql.SQL("delete from {}").format(table.identifier) for table in tables.values()
+                )
             except psycopg.Error:
                 return
             for oid, table in tables.items():
@@ -303,14 +302,21 @@ class _Stage:
         """Delete what the workload inserted beside a sample, so that real rows alone may refuse the
         next statement.
         """
-        for table in read_tables(self.admin, self.inserted):
-            with self.admin.transaction():
-                self.admin.execute("set local session_replication_role = replica")
-                delete = sql.SQL("delete from {} where age(xmin) < age({}::xid)")
-                self.admin.execute(
-                    delete.format(table.id.identifier, sql.Literal(self.inserted[table.oid]))
-                )
+        if not self.inserted:
+            return
+        delete = sql.SQL("delete from {} where age(xmin) < age({}::xid)")
+        self._delete(
+            delete.format(table.id.identifier, sql.Literal(self.inserted[table.oid]))
+            for table in read_tables(self.admin, self.inserted)
+        )
         self.inserted.clear()
+
+    def _delete(self, statements: Iterable[sql.Composed]) -> None:
+        """Execute DELETEs in one transaction, which no trigger and no foreign key refuses."""
+        with self.admin.transaction():
+            self.admin.execute("set local session_replication_role = replica")
+            for statement in statements:
+                self.admin.execute(statement)
 
     def _published(self) -> list[WritableTable]:
         names = self.pipeline.file.source.publication_names
