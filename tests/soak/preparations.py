@@ -1,18 +1,15 @@
 """What is done before a run, so that it comes by a step of the fault matrix."""
 
-import tempfile
-from pathlib import Path
-
 import pyarrow as pa
 import yaml
 
 from tests.oracles.random_workload import BIG
 from tests.soak.scene import COPIES, KEYED, PLAIN, Scene, kill_driver
-from tests.support.servers.standby import ask, catch_up, follow, keep_slot, promote
+from tests.support.fixtures.postgres import new_postgres
+from tests.support.servers.standby import SETTINGS, ask, catch_up, follow, keep_slot, promote
 from waldelta.jobs import Pipeline
 from waldelta.lake import Lake, staging_folder, write_parquet
 from waldelta.lake.ledger import now
-from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres
 
 
 def changes(scene: Scene) -> None:
@@ -181,10 +178,7 @@ def failed_over(scene: Scene) -> None:
     """A standby has become the primary; the lake has some of the changes."""
     scene.write(4)
     primary, pipeline = scene.server, Pipeline.load(scene.files[PLAIN])
-    settings = {"fsync": "off", "shared_buffers": "32MB"}
-    standby = EmbeddedPostgres(
-        Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), primary.version, settings
-    )
+    standby = new_postgres(primary.version, dict(SETTINGS))
     scene.at_end(standby.delete)
     follow(standby, primary, f"standby_{standby.folder.name[-8:]}".lower())
     scene.run("consume")  # keep_slot moves an idle slot

@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.oracles.target_rows import read_target
-from tests.support.fixtures.postgres import INSTALLED
+from tests.support.fixtures.postgres import INSTALLED, new_postgres
 from tests.support.pipelines import bare_slot, pipeline_file
 from tests.support.servers.tls import Authority, tls_before
 from waldelta.errors import AuthenticationFailed, ConfigError, SourceUnreachable
@@ -107,8 +106,7 @@ def test_a_pipeline_over_tls(runner, database, lake, authority, monkeypatch):
 )
 def test_a_server_that_asks_for_certificates(authority):
     """No password at all: hostssl with cert, where the certificate's name must be the user's."""
-    folder = Path(tempfile.mkdtemp(prefix="waldelta-postgres-"))
-    server = EmbeddedPostgres(folder, version=INSTALLED[0], settings={"fsync": "off"})
+    server = new_postgres(INSTALLED[0], {"fsync": "off"})
     try:
         server.start()
         server.stop()

@@ -15,7 +15,6 @@ AIRFLOW_LOADS = (
     "waldelta_airflow.dags.factory",
     "waldelta_airflow.alerts.sending",
     "waldelta_airflow.operators.job_operator",
-    "waldelta_airflow.plugin",
     # A run without changes is this alone.
     "waldelta.stages.land.idle_check",
     "waldelta.stages.repair.replay.interval",

@@ -2,14 +2,13 @@
 
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import psycopg
 from deltalake import DeltaTable
 
+from tests.support.fixtures.postgres import new_postgres
 from tests.support.pipelines import pipeline_file
 from tests.support.waiting import wait_until
 from waldelta.jobs import Pipeline
@@ -26,11 +25,7 @@ def servers(version: int, count: int = 2) -> Iterator[list[EmbeddedPostgres]]:
     with ExitStack() as stack:
         made = []
         for _ in range(count):
-            made.append(
-                EmbeddedPostgres(
-                    Path(tempfile.mkdtemp(prefix="waldelta-postgres-")), version, dict(SETTINGS)
-                )
-            )
+            made.append(new_postgres(version, dict(SETTINGS)))
             stack.callback(made[-1].delete)
         yield made
 
