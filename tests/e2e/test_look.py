@@ -13,7 +13,9 @@ from selenium.webdriver.support.wait import WebDriverWait
 from tests.pictures.__main__ import served, write_story
 from tests.pictures.lakes import run_id
 from tests.pictures.story import TALES, today
-from tests.support.browser import CUT, LOW_CONTRAST, WIDER, open_browser, prefer
+from tests.support.bookkeeping import NOON
+from tests.support.browser import CUT, LOW_CONTRAST, SPLIT, WIDER, open_browser, prefer
+from waldelta.stages.check.reports.page import ReportEntry, checked_runs, static_index
 
 pytestmark = pytest.mark.nightly("needs a browser; unit tests read the same pages")
 
@@ -34,6 +36,7 @@ PAGES = {
     "reconciliation": "/p/orders/reconciliation",
     "waiting": "/p/orders/waiting",
     "reports": "/docs/",
+    "reports of a pipeline": "/docs/orders/",
 }
 each_page = pytest.mark.parametrize("page", PAGES)
 AXE = """
@@ -85,10 +88,22 @@ def test_a_page_fits_and_can_be_read(browser, base, page, width, scheme):
     assert browser.execute_script(WIDER) <= 0
     # The grid of checks by run scrolls by itself.
     assert page in ("expectations", "table") or not any(browser.execute_script(CUT))
+    assert browser.execute_script(SPLIT) == []
     assert browser.execute_script(SIZE) <= MOST_BYTES
     assert browser.execute_script(HOSTS) == []
     assert browser.execute_script(LOW_CONTRAST) == []
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+@pytest.mark.parametrize("width", [1400, 900])
+def test_the_index_of_reports_on_a_disk_cuts_no_word(browser, tmp_path, width):
+    missed = (6 * "carrier refers to a row of public.airlines, which lacks 2 of the values ",)
+    names = ("public.airlines", "public.order_line_positions")
+    entries = [ReportEntry(NOON, "shop", run_id(NOON), t, 7, 12, missed, (), "x") for t in names]
+    page = tmp_path / "index.html"
+    page.write_text(static_index("shop", checked_runs(entries)))
+    show(browser, page.as_uri(), width)
+    assert (browser.execute_script(WIDER) <= 0, browser.execute_script(SPLIT)) == (True, [])
 
 
 @each_page

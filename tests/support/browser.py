@@ -100,3 +100,19 @@ WIDER = "return document.documentElement.scrollWidth - document.documentElement.
 CUT = "return [...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth)"
 # Seconds from the click until everything was loaded.
 LOADED = "const t = performance.getEntriesByType('navigation')[0]; return t.loadEventEnd / 1000"
+# Words of up to 30 letters and digits that are on two lines, with what they are part of.
+SPLIT = """
+const found = [], walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+const range = document.createRange();
+while (walk.nextNode()) {
+  const node = walk.currentNode, parent = node.parentElement;
+  if (parent.closest('pre, svg, .visually-hidden, .skip') || !parent.checkVisibility()) continue;
+  for (const word of node.data.matchAll(/[\\p{L}\\p{N}]{2,30}/gu)) {
+    range.setStart(node, word.index);
+    range.setEnd(node, word.index + word[0].length);
+    if (new Set([...range.getClientRects()].map(r => Math.round(r.top))).size > 1)
+      found.push(`${word[0]} of ${parent.textContent.trim().slice(0, 80)}`);
+  }
+}
+return found;
+"""

@@ -115,12 +115,14 @@ h1{font-size:1.5rem;line-height:1.25;margin:1.1rem 0 .8rem;overflow-wrap:anywher
 h2{font-size:1.05rem;margin:2rem 0 .5rem;overflow-wrap:anywhere}
 table{border-collapse:collapse;width:100%;margin-bottom:1rem}
 caption{text-align:left;color:var(--dim);padding:0 0 .3rem;font-size:.88rem}
-th,td{text-align:left;vertical-align:top;padding:.38rem .9rem .38rem 0;overflow-wrap:anywhere}
+th,td{text-align:left;vertical-align:top;padding:.38rem .9rem .38rem 0}
+td{overflow-wrap:anywhere;min-width:6rem}
+th,td:first-child{overflow-wrap:break-word}
 thead th{font-weight:600;font-size:.84rem;border-bottom:1px solid var(--rule);color:var(--dim)}
 tbody th{font-weight:400}
 tbody tr,tbody.run{border-bottom:1px solid var(--rule)}
 tbody.run tr{border:0}
-td.where{width:26rem}
+td.where{width:16rem}
 .mark{display:inline-block;white-space:nowrap;border-radius:.3rem;padding:0 .45rem;
 font-weight:600;font-size:.88rem;color:var(--unknown);background:var(--unknown-soft)}
 .mark.failed{color:var(--failed);background:var(--failed-soft)}
@@ -129,7 +131,7 @@ font-weight:600;font-size:.88rem;color:var(--unknown);background:var(--unknown-s
 .facts,.squares{width:auto}
 .facts th{color:var(--dim)}
 .squares caption{width:max-content;max-width:80vw}
-.squares td{padding:0;vertical-align:middle}
+.squares td{padding:0;min-width:0;vertical-align:middle}
 .squares td>*{display:block;width:1.1rem;height:1.25rem;margin:0 1px 1px 0;text-align:center;
 font-size:.8rem;text-decoration:none;background:var(--panel)}
 .squares .passed{background:var(--passed-soft);color:var(--passed)}
@@ -298,7 +300,8 @@ def _rows(run: CheckedRun, link: Callable[[ReportEntry], str]) -> Iterator[str]:
         table = html_text(entry.table)
         name = f'<a href="{html_text(link(entry))}">{table}</a>' if entry.page else table
         yield (
-            f"<tr>{where}<td>{mark(entry.verdict)}</td><td>{name}</td><td>{_text(entry)}</td></tr>"
+            f"<tr>{where}<td>{mark(entry.verdict)}</td>"
+            f'<th scope="row">{name}</th><td>{_text(entry)}</td></tr>'
         )
         where = ""
 
