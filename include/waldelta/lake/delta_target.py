@@ -38,6 +38,7 @@ from waldelta.lake.layout import (
     Redefinition,
     held_files,
     spark_type,
+    without_bounds,
 )
 from waldelta.lake.log_copy import CopiedTable, NotCopied, StoredLog
 from waldelta.lake.storage import (
@@ -420,7 +421,9 @@ class TargetVersion:
         """
         if self.maps_columns:
             raise TableError(f"{self.place.uri} maps column names")
-        return self.table.to_pyarrow_dataset(parquet_read_options=INT96_AS_MICROSECONDS)
+        rows = self.table.to_pyarrow_dataset(parquet_read_options=INT96_AS_MICROSECONDS)
+        has_floats = any(map(pa.types.is_floating, rows.schema.types))
+        return without_bounds(rows, self.held_files) if has_floats else rows
 
     def read_column(self, name: str) -> Iterator[pa.Array]:
         """Yields the values of a column, a batch at a time, whatever features the table has."""
