@@ -1,7 +1,6 @@
 """Fixtures shared by all layers; each family of fixtures has a module of its own."""
 
 import gc
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +17,6 @@ pytest_plugins = [
 # Nothing that importing makes is garbage: see pytest_collection_finish().
 gc.disable()
 
-_TESTS = Path(__file__).parent
 # What a test needs, by the fixtures that give it.
 _NEEDS = {"pg": {"postgres", "any_postgres", "new_server"}, "spark": {"spark_jvm"}}
 # Seconds until a test counts as hanging, where it isn't pytest's own setting.
@@ -55,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by folder and by what they need, before marks choose; give long tests time."""
     for item in items:
         for folder in ("unit", "e2e"):
-            if _TESTS / folder in item.path.parents:
+            if item.nodeid.startswith(f"tests/{folder}/"):
                 item.add_marker(folder)
         for need, fixtures in _NEEDS.items():
             if not fixtures.isdisjoint(getattr(item, "fixturenames", ())):
@@ -75,12 +73,11 @@ def pytest_collection_order(items: list[pytest.Item]) -> None:
     started and has loaded what it needs takes 40 s of CPU.
     """
     first = tiers.tests_on_spark()
-    items.sort(key=lambda item: (_TESTS / "e2e" not in item.path.parents, item.nodeid not in first))
+    items.sort(key=lambda item: (item.get_closest_marker("e2e") is None, item.nodeid not in first))
 
 
 def pytest_collection_finish() -> None:
     """Leave imported modules out of the garbage collector's passes: a tenth of the unit tests."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(1_000_000, 20, 20)
     gc.enable()
