@@ -21,7 +21,7 @@ from waldelta.lake.changelog.row_messages import of_batches
 from waldelta.lake.ledger import Decision, ExpectationResult, Ledger, TableState
 from waldelta.monitoring.run_history import LANDING, RunLine, latest_run, read_result, read_runs
 from waldelta.monitoring.table_list import copied_at
-from waldelta.pgoutput.messages import ROW_KINDS
+from waldelta.pgoutput.message_kinds import ROW_KINDS
 from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.targets import Watermarks
 from waldelta.quantities import counted

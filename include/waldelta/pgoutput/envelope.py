@@ -4,7 +4,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,16 @@ from waldelta.pgoutput.byte_readers import (
     unsigned,
 )
 from waldelta.pgoutput.commit_time import unix_us
-from waldelta.pgoutput.messages import CONTROL_NAMES, MARK, UnreadMessage, message_id
+from waldelta.pgoutput.message_kinds import (
+    ABORT_SIZES,
+    BY_LETTER,
+    KINDS,
+    STREAM_ABORT,
+    MessageKind,
+    ScopeRole,
+    name_of,
+)
+from waldelta.pgoutput.messages import MARK, UnreadMessage, message_id
 
 _FIELDS: list[pa.Field[Any]] = [
     pa.field("seq", pa.int64()),
@@ -50,47 +59,7 @@ _FIELDS: list[pa.Field[Any]] = [
 ]
 ENVELOPE_SCHEMA = pa.schema(_FIELDS)
 
-# First bytes by the protocol version that introduced them.
-KINDS_BY_VERSION = {1: "BCORYIUDTM", 2: "SEcA", 3: "bPKrp"}
-STREAM_ABORT = ord("A")
-MESSAGE_NAMES = {
-    "B": "Begin",
-    "C": "Commit",
-    "O": "Origin",
-    "R": "Relation",
-    "Y": "Type",
-    "I": "Insert",
-    "U": "Update",
-    "D": "Delete",
-    "T": "Truncate",
-    "M": "Message",
-} | CONTROL_NAMES
-# The minimum number of bytes of a message. Kinds in _EXACT have exactly this size; a Stream Abort
-# of version 4 has 16 more.
-_SIZES = {
-    "B": 21,
-    "C": 26,
-    "O": 10,
-    "R": 9,
-    "Y": 7,
-    "I": 8,
-    "U": 8,
-    "D": 8,
-    "T": 6,
-    "M": 15,
-    "S": 6,
-    "E": 1,
-    "c": 30,
-    "A": 9,
-    "b": 30,
-    "P": 31,
-    "p": 31,
-    "K": 31,
-    "r": 39,
-}
-_EXACT = "BCSEc"
-ABORT_SIZES = (9, 25)
-_ABORT_SIZES = {1: (9,), 2: (9,), 3: (9,), 4: ABORT_SIZES}
+_ABORT_SIZES = {1: ABORT_SIZES[:1], 2: ABORT_SIZES[:1], 3: ABORT_SIZES[:1], 4: ABORT_SIZES}
 # Only one message is discarded: a Stream Abort, between transactions, of a transaction of which
 # this call has sent no chunk. It undoes changes that were never sent, so no row depends on it.
 # PostgreSQL 18.0 to 18.4 send it in every protocol version, even with streaming off: when a
@@ -99,28 +68,27 @@ _ABORT_SIZES = {1: (9,), 2: (9,), 3: (9,), 4: ABORT_SIZES}
 # DecodeError.
 
 
-def _table(letters: str) -> NDArray[np.bool_]:
-    """Return, for each byte, whether it is one of the letters."""
+def _table(is_included: Callable[[MessageKind], bool]) -> NDArray[np.bool_]:
+    """Return, for each first byte, whether it is one of some kinds."""
     table = np.zeros(256, np.bool_)
-    table[list(letters.encode())] = True
+    table[[kind.code for kind in KINDS if is_included(kind)]] = True
     return table
 
 
-# Scopes never nest: a transaction, a prepared transaction, or a chunk of a streamed one.
-_OPENS, _CLOSES = _table("BbS"), _table("CPE")
-_CLOSED_BY = np.zeros(256, np.uint8)
-_CLOSED_BY[list(b"BbS")] = list(b"CPE")
-_CLOSES_SCOPE_OF = dict(zip(b"CPE", b"BbS", strict=True))
-_IS_EXACT = _table(_EXACT)
-_DESCRIBES = _table("RYO")
-_INSIDE_ONLY, _OUTSIDE_ONLY = _table("CPEIUDT"), _table("AcpKr")
-_WITH_RELATION, _WITH_XID = _table("RIUD"), _table("RYIUDTM")
-_BEGIN, _STREAM_START, _MESSAGE = (ord(letter) for letter in "BSM")
-# The offset of the end position, in messages that have one.
-_END_AT = {"C": 10, "c": 14, "P": 10, "p": 10, "K": 10, "r": 10}
-# The offsets of commit position and time, in messages that decide a streamed or prepared
-# transaction.
-_DECIDES = {"c": (6, 22), "K": (2, 18)}
+_OPENS = _table(lambda kind: kind.role is ScopeRole.OPENS)
+_CLOSES = _table(lambda kind: kind.role is ScopeRole.CLOSES)
+_PAIR = np.zeros(256, np.uint8)
+for _kind in KINDS:
+    _PAIR[_kind.code] = ord(_kind.pair or "\0")
+_IS_EXACT = _table(lambda kind: kind.is_exact)
+_DESCRIBES = _table(lambda kind: kind.role is ScopeRole.DESCRIBES)
+_INSIDE_ONLY = _table(lambda kind: kind.role in (ScopeRole.INSIDE, ScopeRole.CLOSES))
+_OUTSIDE_ONLY = _table(lambda kind: kind.role is ScopeRole.OUTSIDE)
+_WITH_RELATION = _table(lambda kind: kind.has_relation)
+_WITH_XID = _table(lambda kind: kind.has_xid)
+_BEGIN, _STREAM_START, _MESSAGE = (BY_LETTER[letter].code for letter in "BSM")
+_END_AT = {kind.letter: kind.end_at for kind in KINDS if kind.end_at is not None}
+_COMMIT_AT = {kind.code: kind.commit_at for kind in KINDS if kind.commit_at is not None}
 # The commit position of a message that wasn't read.
 _UNKNOWN = -1
 _EMPTY = "?"  # Used in place of the first byte of an empty message.
@@ -179,9 +147,9 @@ class Envelope:
         self._unsettled: UnreadMessage | None = None
         self._last: UnreadMessage | None = None
         self._needed = np.zeros(256, np.int64)
-        for letter in "".join(kinds for v, kinds in KINDS_BY_VERSION.items() if v <= version):
-            self._needed[ord(letter)] = _SIZES[letter]
-        self._needed[STREAM_ABORT] = _SIZES["A"]
+        for kind in KINDS:
+            if kind.version <= version or kind.code == STREAM_ABORT:
+                self._needed[kind.code] = kind.least_bytes
 
     def add(
         self, lsn: ArrowArray | ArrayLike, xid: ArrowArray | ArrayLike, data: ArrowArray
@@ -275,7 +243,7 @@ class Envelope:
             # A second end of the same transaction doesn't begin one.
             is_twice = letter in "CP" and self._last is not None and self._last.xid == message.xid
             return letter if is_known and (is_twice or not _INSIDE_ONLY[code]) else "B"
-        closer = int(_CLOSED_BY[scope.kind])
+        closer = int(_PAIR[scope.kind])
         misplaced = (
             _OPENS[code]
             or _OUTSIDE_ONLY[code]
@@ -301,10 +269,10 @@ class Envelope:
             self._open = None
         elif closer < opener:
             if self._open is None or self._open.is_guess:
-                self._guess(_CLOSES_SCOPE_OF[int(kind[closer])], message)
+                self._guess(int(_PAIR[kind[closer]]), message)
         elif self._open is None and (_INSIDE_ONLY[kind[0]] or _DESCRIBES[kind[0]]):
             # A chunk exceeds the visible messages more often than any other transaction does.
-            is_chunk = self.version > 1 and len(message.raw) <= _SIZES["S"]
+            is_chunk = self.version > 1 and len(message.raw) <= self._needed[_STREAM_START]
             self._guess(_STREAM_START if is_chunk else _BEGIN, message)
 
     def end(self) -> None:
@@ -315,7 +283,7 @@ class Envelope:
         """
         if self._open is None or self._unsettled is not None:
             return
-        opener = MESSAGE_NAMES[chr(self._open.kind)]
+        opener = BY_LETTER[chr(self._open.kind)].name
         error = DecodeError(
             opener,
             "transaction",
@@ -384,12 +352,11 @@ class Envelope:
             row = int(np.argmax(unknown))
             first = messages.at(row)[:1].decode("latin-1")
             detail = f"unknown kind {first!r}" if first else "empty message"
-            for version, kinds in KINDS_BY_VERSION.items():
-                if first and first in kinds:
-                    detail = (
-                        f"{first!r} belongs to protocol version {version}, but version"
-                        f" {self.version} was requested"
-                    )
+            if first in BY_LETTER:
+                detail = (
+                    f"{first!r} belongs to protocol version {BY_LETTER[first].version}, but version"
+                    f" {self.version} was requested"
+                )
             raise part.error(row, "kind", 0, detail)
         wrong = (size < needed) | (_IS_EXACT[kind] & (size != needed))
         if part.has[STREAM_ABORT]:
@@ -458,7 +425,7 @@ class _Part:
         cause = self.messages.error(row, field, int(self.messages.start[row]) + offset, detail)
         unread = self.message(row)
         error = DecodeError(
-            MESSAGE_NAMES.get(unread.kind, "slot"),
+            name_of(unread.kind) or "slot",
             cause.field,
             cause.offset,
             f"{cause.detail}, message {self.first_seq + row} of this call, at {Lsn(unread.lsn)};"
@@ -484,10 +451,10 @@ def _check_pairs(part: _Part, kind: Bytes, scopes: _Scopes, *, begins_open: bool
         raise part.error(
             int(np.argmax(nested)), "transaction", 0, "the one before it has no Commit message"
         )
-    crossed = closes & (_CLOSED_BY[scopes.kind] != kind) & (scopes.commit_lsn != _UNKNOWN)
+    crossed = closes & (_PAIR[scopes.kind] != kind) & (scopes.commit_lsn != _UNKNOWN)
     if crossed.any():
         row = int(np.argmax(crossed))
-        opener = MESSAGE_NAMES.get(chr(scopes.kind[row]), "")
+        opener = name_of(chr(scopes.kind[row])) or ""
         raise part.error(row, "transaction", 0, f"it closes what a {opener} message opened")
     ends = np.flatnonzero(closes & (scopes.kind != _STREAM_START))
     announced = scopes.commit_lsn[ends]
@@ -516,9 +483,9 @@ def _commits(part: _Part, kind: Bytes, scopes: _Scopes) -> tuple[Positions, Posi
     """Returns commit position and time of every row, and for which rows they are known."""
     lsn, at = scopes.commit_lsn, scopes.commit_ts
     has_commit = scopes.inside & (scopes.kind == _BEGIN) & (lsn != _UNKNOWN)
-    for letter, (lsn_at, ts_at) in _DECIDES.items():
-        if part.has[ord(letter)]:
-            rows = np.flatnonzero(kind == ord(letter))
+    for code, (lsn_at, ts_at) in _COMMIT_AT.items():
+        if part.has[code]:
+            rows = np.flatnonzero(kind == code)
             lsn[rows] = i8(part.messages.bytes, part.messages.start[rows] + lsn_at)
             at[rows] = _unix_us(part, rows, ts_at)
             has_commit[rows] = True

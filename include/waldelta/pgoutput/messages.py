@@ -28,25 +28,8 @@ from waldelta.pgoutput.byte_readers import (
     u4,
 )
 from waldelta.pgoutput.commit_time import unix_us
+from waldelta.pgoutput.message_kinds import BY_LETTER, CONTROL_KINDS, STREAM_ABORT, MessageKind
 from waldelta.quantities import counted
-
-# Messages that decide which rows count, and when. Begin and Commit aren't among them, because plain
-# rows count anyway.
-CONTROL_NAMES = {
-    "S": "Stream Start",
-    "E": "Stream Stop",
-    "A": "Stream Abort",
-    "c": "Stream Commit",
-    "b": "Begin Prepare",
-    "P": "Prepare",
-    "p": "Stream Prepare",
-    "K": "Commit Prepared",
-    "r": "Rollback Prepared",
-}
-CONTROL_KINDS = tuple(CONTROL_NAMES)
-ROW_KINDS = ("I", "U", "D")
-# What a transaction consists of; the other kinds begin, end or describe.
-CHANGE_KINDS = (*ROW_KINDS, "T", "M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +55,9 @@ class Control:
 def read_control(data: bytes) -> Control:
     """Read a message of CONTROL_KINDS; raises DecodeError for any other or malformed message."""
     kind = chr(data[0]) if data else ""
-    if kind not in CONTROL_NAMES:
+    if kind not in CONTROL_KINDS:
         raise DecodeError("control", "kind", 0, f"{kind!r} is none of {', '.join(CONTROL_KINDS)}")
-    return _read(data, kind, CONTROL_NAMES[kind])
+    return _read(data, BY_LETTER[kind])
 
 
 def begun_at(data: bytes) -> int | None:
@@ -91,7 +74,7 @@ def begun_at(data: bytes) -> int | None:
 
 def read_begin(data: bytes) -> Control:
     """Read the first message of a transaction that isn't streamed: Begin, or Begin Prepare."""
-    return _read(data, "B", "Begin") if data[:1] == b"B" else read_control(data)
+    return _read(data, BY_LETTER["B"]) if data[:1] == b"B" else read_control(data)
 
 
 # The fields of each kind in their order, and where their values are in a Control; "" nowhere: flags
@@ -110,17 +93,17 @@ _FIELDS: dict[str, dict[str, str]] = {
     "r": {**_ROLLBACK, "rollback_ts": "at_us", "xid": "xid", "gid": "gid"},
 }
 # Of a Stream Abort only with streaming 'parallel' (protocol version 4).
-_ABORT_BYTES, _PARALLEL_ABORT = 9, {"abort_lsn": "lsn", "abort_ts": "at_us"}
+_PARALLEL_ABORT = {"abort_lsn": "lsn", "abort_ts": "at_us"}
 
 
-def _read(data: bytes, kind: str, name: str) -> Control:
-    reader, fields = MessageReader(data, name, kind), _FIELDS[kind]
-    if kind == "A" and len(data) > _ABORT_BYTES:
+def _read(data: bytes, kind: MessageKind) -> Control:
+    reader, fields = MessageReader(data, kind.name, kind.letter), _FIELDS[kind.letter]
+    if kind.code == STREAM_ABORT and len(data) > kind.least_bytes:
         fields = fields | _PARALLEL_ABORT
     values = {ours: _value(reader, field) for field, ours in fields.items()}
     values.pop("", None)
     reader.finish()
-    return Control(kind, **values)
+    return Control(kind.letter, **values)
 
 
 def _value(reader: MessageReader, field: str) -> Any:

@@ -39,7 +39,7 @@ from waldelta.lake.changelog import Transactions
 from waldelta.lake.changelog.batch_file import PreparedRows
 from waldelta.lake.ledger import Ledger, SlotMove, now
 from waldelta.lsn import Lsn
-from waldelta.pgoutput.envelope import STREAM_ABORT
+from waldelta.pgoutput.message_kinds import STREAM_ABORT
 from waldelta.postgres import MEMBERS, Connection
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.read import ReadRequest, peek_error

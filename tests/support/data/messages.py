@@ -12,11 +12,10 @@ from waldelta.changes.decode.relation_versions import read_versions
 from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog, Snapshot, Stream
 from waldelta.lake.changelog.change_log import landmarks
-from waldelta.lake.changelog.row_messages import ROW_KINDS
 from waldelta.pgoutput.envelope import Envelope
+from waldelta.pgoutput.message_kinds import ROW_KINDS, TIMELINE_KINDS
 from waldelta.pgoutput.transactions import resolve
 from waldelta.postgres import PgType
-from waldelta.slot.read.peek import TIMELINE_KINDS
 from waldelta.types.type_map import target_type
 
 T, TS = 16400, 1_700_000_000_000_000

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tests.support.seeds import chosen_random, rounds
-from waldelta.pgoutput.messages import CONTROL_NAMES, Control
+from waldelta.pgoutput.message_kinds import BY_LETTER
+from waldelta.pgoutput.messages import Control
 from waldelta.pgoutput.transactions import Landmark, prepared_transactions, resolve
 
 
@@ -166,7 +167,7 @@ class Subscriber:
                     self.row((f"{self.batch}.{seq}", word[:-1]))
                 else:
                     xid, _, subxid = word[1:].partition("/")
-                    getattr(self, CONTROL_NAMES[word[0]].lower().replace(" ", "_"))(xid, subxid)
+                    getattr(self, BY_LETTER[word[0]].name.lower().replace(" ", "_"))(xid, subxid)
         return " ".join(row for row, _ in self.applied)
 
     def row(self, row):

@@ -41,12 +41,8 @@ from waldelta.lake.changelog.row_messages import Volume, commits, of_batches
 from waldelta.lake.ledger import TableState
 from waldelta.metadata_columns import RELID
 from waldelta.pgoutput import Relation, Segments, UnreadMessage, read_relation, read_truncate
-from waldelta.pgoutput.messages import (
-    CONTROL_KINDS,
-    RelationColumn,
-    decode_logical_messages,
-    read_control,
-)
+from waldelta.pgoutput.message_kinds import CONTROL_KINDS
+from waldelta.pgoutput.messages import RelationColumn, decode_logical_messages, read_control
 from waldelta.pipeline.drift import (
     CatalogTable,
     Evolution,

@@ -27,13 +27,14 @@ from waldelta.lake.delta_target import CHECKPOINT_INTERVAL, DeltaTarget
 from waldelta.lake.layout import NewFile
 from waldelta.lake.storage import remove_empty_log
 from waldelta.lake.write_errors import named_write_errors
-from waldelta.pgoutput.messages import CHANGE_KINDS, MARK
+from waldelta.pgoutput.message_kinds import CHANGE_KINDS, KINDS
+from waldelta.pgoutput.messages import MARK
 from waldelta.pgoutput.transactions import Landmark
 
 XID_MASK = 0xFFFFFFFF
 COLUMNS = ("kind", "xid8", "streamed_xid", "end_lsn", "commit_ts")
 _CHANGES = pa.array(CHANGE_KINDS)
-_ENDS = pa.array(["C", "c", "P", "p", "K", "r"])
+_ENDS = pa.array([kind.letter for kind in KINDS if kind.end_at is not None])
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -39,15 +39,14 @@ from waldelta.lake.ledger.records import ConsumedBatch
 from waldelta.lake.storage import CHANGES, local_path
 from waldelta.pgoutput import read_truncate
 from waldelta.pgoutput.byte_readers import unsigned
-from waldelta.pgoutput.envelope import ABORT_SIZES, ENVELOPE_SCHEMA
-from waldelta.pgoutput.messages import (
+from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA
+from waldelta.pgoutput.message_kinds import (
+    ABORT_SIZES,
     CHANGE_KINDS,
     CONTROL_KINDS,
-    MARK,
     ROW_KINDS,
-    Control,
-    read_control,
 )
+from waldelta.pgoutput.messages import MARK, Control, read_control
 from waldelta.pgoutput.transactions import (
     LAST_SEQ,
     SEQ_BITS,

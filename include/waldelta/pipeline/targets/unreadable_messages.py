@@ -32,7 +32,7 @@ from waldelta.lake.storage import BOOKKEEPING
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import UnreadMessage, read_truncate
 from waldelta.pgoutput.byte_readers import unsigned
-from waldelta.pgoutput.envelope import MESSAGE_NAMES
+from waldelta.pgoutput.message_kinds import name_of
 from waldelta.pipeline.job import Job, identity_of
 from waldelta.pipeline.targets.lifecycle import target_generations
 from waldelta.pipeline.targets.watermarks import Watermarks, messages_applied
@@ -67,7 +67,7 @@ class OpenMessage:
     def kind(self) -> str:
         """Its kind, by its first byte."""
         raw = self.sent.raw or b""
-        return MESSAGE_NAMES.get(raw[:1].decode("latin-1"), f"unknown ({raw[:1].hex()})")
+        return name_of(raw[:1].decode("latin-1")) or f"unknown ({raw[:1].hex()})"
 
     @property
     def error(self) -> str:

@@ -23,7 +23,7 @@ from waldelta.config import Source
 from waldelta.errors import DecodeError, SlotUnreadable, SourceError, without_values
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import read_relation
-from waldelta.pgoutput.envelope import STREAM_ABORT
+from waldelta.pgoutput.message_kinds import STREAM_ABORT
 from waldelta.pgoutput.messages import read_begin
 from waldelta.pipeline import Job
 from waldelta.postgres import filtered_tables, limited

@@ -37,7 +37,8 @@ from waldelta.errors import (
 from waldelta.failpoints import fault_point
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
-from waldelta.pgoutput.messages import CONTROL_KINDS, MARK
+from waldelta.pgoutput.message_kinds import TIMELINE_KINDS
+from waldelta.pgoutput.messages import MARK
 from waldelta.postgres import (
     NAME_BYTES,
     check_settings,
@@ -54,8 +55,6 @@ from waldelta.server_errors.sqlstate import ServerError
 log = logging.getLogger(__name__)
 
 OLD_BACKEND_TIMEOUT_S = 30
-# Messages that describe the columns of later messages, or decide which messages count.
-TIMELINE_KINDS = ("R", "Y", "T", *CONTROL_KINDS)
 
 LANDING_SCHEMA = pa.schema(
     [

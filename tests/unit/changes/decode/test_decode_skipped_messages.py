@@ -29,13 +29,12 @@ from waldelta.changes.decode.relation_versions import read_versions
 from waldelta.errors import DecodeError
 from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog
-from waldelta.lake.changelog.row_messages import ROW_KINDS
 from waldelta.lake.ledger import SKIPPED, Decision, Decisions, SentMessage, now
 from waldelta.lake.ledger.decisions import MESSAGE, WAITING
 from waldelta.pgoutput import UnreadMessage
 from waldelta.pgoutput.envelope import Envelope
+from waldelta.pgoutput.message_kinds import ROW_KINDS, TIMELINE_KINDS
 from waldelta.pgoutput.messages import MARK
-from waldelta.slot.read.peek import TIMELINE_KINDS
 
 FIRST = (
     plain(6, described(), row(1), row(2))
