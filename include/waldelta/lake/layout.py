@@ -109,26 +109,13 @@ class HeldFile:
 
     def open(self, lake: Lake, uri: str, schema: pa.Schema) -> ds.Dataset:
         """Returns its rows, with the values of its partition; ``uri`` is the table's folder."""
-        files, layout = lake.unchanging_files(uri), parquet_format(uri)
-        return ds.FileSystemDataset([self.part(files, layout, schema)], schema, layout, files)
-
-    def part(self, files: Any, layout: ds.ParquetFileFormat, schema: pa.Schema) -> ds.Fragment:
-        """Returns it as a part of a dataset, with the values of its partition but no bounds."""
+        files, layout, path = lake.unchanging_files(uri), parquet_format(uri), unquote(self.path)
         values = pc.scalar(True)
         for name, text in self.partition.items():
             value = pa.scalar(text).cast(schema.field(name).type)
             values &= pc.field(name).is_null() if text is None else pc.field(name) == value
-        return layout.make_fragment(unquote(self.path), files, partition_expression=values)
-
-
-def without_bounds(rows: ds.FileSystemDataset, files: Iterable[HeldFile]) -> ds.FileSystemDataset:
-    """Returns a dataset of the same files, without what their log entries say of their columns.
-
-    Spark's bounds of a file with NaN are NaN, by which Arrow leaves out rows and adds others.
-    """
-    layout, schema = rows.format, rows.schema
-    parts = [file.part(rows.filesystem, layout, schema) for file in files]
-    return ds.FileSystemDataset(parts, schema, layout, rows.filesystem)
+        fragment = layout.make_fragment(path, files, partition_expression=values)
+        return ds.FileSystemDataset([fragment], schema, layout, files)
 
 
 def key_of(partition: Partition) -> PartitionKey:

@@ -1,13 +1,11 @@
 """The protocol of commits to a Delta table: a compare-and-swap, its lost answer is found again."""
 
-import math
 import os
 import pickle
 import re
 import shutil
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 from deltalake.exceptions import CommitFailedError
@@ -47,28 +45,6 @@ def test_a_commit_has_its_tag(target, write, left):
     assert (write(table), table.version, ids(target)) == (1, 1, left)
     assert (table.committed("app"), table.committed("other")) == (7, 0)
     assert target.log.read(1).info["userMetadata"] == TAG.metadata
-
-
-@pytest.mark.parametrize(
-    ("condition", "count"),
-    [
-        (pc.field("f") < 5, 1),
-        (pc.field("f") > 5, 1),
-        (pc.field("f") == 7, 1),
-        (pc.is_nan(pc.field("f")), 1),
-        (pc.field("p") == "b", 3),
-        (pc.field("p") == "a", 0),
-    ],
-)
-def test_bounds_that_are_nan_leave_out_no_row(lake, condition, count):
-    """Spark writes them for a file with NaN, and Arrow compares with them."""
-    target = Lake(lake).target("s.f")
-    table = pa.table({"f": [1.0, 7.0, math.nan], "p": ["b"] * 3})
-    write_deltalake(target.uri, table, partition_by=["p"])
-    (log := local_path(target.uri) / "_delta_log/00000000000000000000.json").write_text(
-        log.read_text().replace(r"\"f\":7.0", r"\"f\":\"NaN\"")
-    )
-    assert target.open().dataset().count_rows(filter=condition) == count
 
 
 @pytest.mark.parametrize("write", [rows, no_files])
