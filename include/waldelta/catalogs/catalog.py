@@ -19,6 +19,16 @@ PIPELINE, TARGET, LOCATION, DEFINITION = (
     "waldelta.location",
     "waldelta.definition",
 )
+# Words that Trino and Athena take for a name only in quotes; Spark and Hive quote many of them.
+_WORDS = (
+    "alter and as between by case cast constraint create cross cube current_date current_time"
+    " current_timestamp current_user deallocate delete describe distinct drop else end escape"
+    " except execute exists extract false for from full group grouping having in inner insert"
+    " intersect into is join left like localtime localtimestamp natural normalize not null on or"
+    " order outer prepare recursive right rollup select skip table then trim true uescape union"
+    " unnest using values when where with"
+)
+RESERVED_WORDS = frozenset(_WORDS.split())
 # By these Spark, Trino and Athena find out that an entry is of a Delta table.
 DELTA_PROPERTIES = {"spark.sql.sources.provider": CATALOG_PROVIDER, "EXTERNAL": "TRUE"}
 

@@ -21,6 +21,7 @@ from waldelta.catalogs.catalog import (
     DEFINITION,
     LOCATION,
     PIPELINE,
+    RESERVED_WORDS,
     TARGET,
     Catalog,
     EntryColumn,
@@ -31,7 +32,7 @@ from waldelta.catalogs.catalog import (
 )
 from waldelta.catalogs.connect import open_catalog
 from waldelta.config import split_table_name
-from waldelta.config.catalog import CatalogSettings
+from waldelta.config.catalog import RESERVED_SCHEMAS, CatalogSettings
 from waldelta.errors import (
     CatalogError,
     CatalogNameRefused,
@@ -131,8 +132,14 @@ def place_of(catalog: Catalog, settings: CatalogSettings, name: str) -> Place:
 
     Raises CatalogNameRefused.
     """
-    schema, table = split_table_name(name)
-    return catalog.name_of(settings.schema_of(schema)), catalog.name_of(table)
+    source_schema, table = split_table_name(name)
+    schema = catalog.name_of(settings.schema_of(source_schema))
+    if schema in RESERVED_SCHEMAS:
+        raise CatalogNameRefused(
+            f"{schema} is the catalog's own schema: write another, such as raw_{{schema}}"
+            " (target.catalog.schema)"
+        )
+    return schema, catalog.name_of(table)
 
 
 def _names(job: Job, tables: Iterable[str]) -> dict[str, str]:
@@ -403,9 +410,11 @@ def _comments(job: Job, states: Collection[TableState]) -> Comments:
 # --- what `check` says about the catalog
 
 
-def judge_catalog(job: Job, planned: Iterable[str]) -> list[Finding]:
-    """Returns what keeps the targets that are planned from being registered, and where the catalog
-    and the lake differ.
+def judge_catalog(job: Job, planned: Mapping[str, Collection[str]]) -> list[Finding]:
+    """Returns what keeps the targets that are planned from being registered, which names readers
+    must quote, and where the catalog and the lake differ.
+
+    ``planned`` has the columns of each target.
     """
     settings = job.pipeline.target.catalog
     if settings is None:
@@ -421,9 +430,35 @@ def judge_catalog(job: Job, planned: Iterable[str]) -> list[Finding]:
     except (CatalogRefused, ConfigError) as err:
         return [problem(f"target.catalog: {err}")]
     findings = [problem(f"{name}: {err}") for name, err in places.refused.items()]
+    findings += _judge_words(places.of, planned)
     for name, place in places.of.items():
         findings += _differences(job, name, place, entries.get(place), name in synced)
     return findings
+
+
+def _judge_words(
+    places: Mapping[str, Place], planned: Mapping[str, Collection[str]]
+) -> Iterator[Finding]:
+    """Yields a warning that lists the names which readers must quote, if there are any."""
+    names = [
+        *(
+            f"{'.'.join(place)}"
+            for place in places.values()
+            if not RESERVED_WORDS.isdisjoint(place)
+        ),
+        *(
+            f"{'.'.join(place)}.{column}"
+            for name, place in places.items()
+            for column in planned.get(name, ())
+            if column.lower() in RESERVED_WORDS
+        ),
+    ]
+    if names:
+        yield warning(
+            f"target.catalog: SQL reserves a word in {first_of(names, _MOST_LISTED)}: readers by"
+            ' name quote it (`order` in Spark and Hive, "order" in Trino and Athena), or give'
+            " it another name (target.tables: name, columns)"
+        )
 
 
 def _differences(

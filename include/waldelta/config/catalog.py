@@ -26,7 +26,7 @@ CATALOG_CONNECTIONS: Mapping[CatalogType, ConnectionTypes] = {
 }
 SOURCE_SCHEMA = "{schema}"
 # Catalogs have their own views in these.
-_RESERVED_SCHEMAS = frozenset({"information_schema", "sys"})
+RESERVED_SCHEMAS = frozenset({"information_schema", "sys"})
 
 
 class CatalogSettings(StrictModel):
@@ -76,7 +76,7 @@ class CatalogSettings(StrictModel):
             f"schema has letters, digits, underscores and {SOURCE_SCHEMA}",
         )
         refuse_if(
-            value.lower() in _RESERVED_SCHEMAS,
+            value.lower() in RESERVED_SCHEMAS,
             f"{value} is the catalog's own schema: choose another",
         )
         return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
@@ -104,6 +105,18 @@ class LayoutOptions(StrictModel):
                 f"{key} needs statistics of its columns: add {', '.join(left_out)} to statistics",
             )
         return self
+
+    @property
+    def layout_columns(self) -> set[str]:
+        """The columns that any of the options names."""
+        named = (self.partition_by, self.cluster_by, self.z_order, self.statistics)
+        return {column for names in named for column in names or ()}
+
+    @property
+    def divided_by(self) -> Sequence[str] | None:
+        """The partition columns that a target gets; None where it keeps those that it has."""
+        # Delta clusters no partitioned table.
+        return () if self.partition_by is None and self.cluster_by else self.partition_by
 
     @property
     def file_bytes(self) -> int | None:

@@ -61,7 +61,7 @@ class Pipeline:
         from waldelta.lake import why_not_writable
         from waldelta.stages.check.judge_suites import judging
         from waldelta.stages.setup.preflight.lake import (
-            judge_altered,
+            judge_copied,
             probe_store,
             why_not_writable_in_task,
         )
@@ -81,7 +81,7 @@ class Pipeline:
             plan,
             findings=(
                 *plan.findings,
-                *judge_altered(job),
+                *judge_copied(job),
                 *(lacking(text) for text in problems if text is not None),
             ),
         )

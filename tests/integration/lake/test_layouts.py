@@ -272,9 +272,10 @@ def test_a_partitioned_target_becomes_clustered_and_stays_so(runner, table, lake
     changed(table, random.Random(1))
     pipeline.consume(runner)
     check(runner, table, pipeline, "clustered")
-    result = laid_out(table, lake, partition_by=["day"]).maintain(runner)
-    (text,) = (text for text in result.warnings if "layout" in text)
-    assert "a clustered target can't have partitions" in text
+    pipeline = laid_out(table, lake, partition_by=["day"])
+    for warnings in (pipeline.check().warnings, pipeline.maintain(runner).warnings):
+        (text,) = (text for text in warnings if "layout" in text)
+        assert "a clustered target can't have partitions" in text
     check(runner, table, pipeline, "still clustered")
 
 
@@ -309,13 +310,23 @@ def test_a_layout_that_a_target_cannot_have_is_refused(table, lake, layout, text
         ({"partition_by": ["day", "id"]}, "about 100,200 partitions of 1 row each"),
         ({"partition_by": ["id"], "file_size": "64kb"}, "about 100,200 partitions of 1 row each"),
         ({"partition_by": ["place"]}, "column 'place' has nulls, whose rows get a partition"),
+        ({"partition_by": ["until"]}, "column 'until' has values that the lake can't hold"),
+        ({"partition_by": ["number"]}, "column 'number' has values that the lake can't hold"),
+        ({"cluster_by": ["r"]}, "column 'r' is double in the lake: where it has NaN"),
+        ({"z_order": ["r"]}, "column 'r' is double in the lake: where it has NaN"),
     ],
     ids=str,
 )
-def test_partitions_of_few_rows_and_of_nulls_are_a_warning(table, lake, layout, text):
+def test_columns_that_make_a_poor_layout_are_a_warning(table, lake, layout, text):
+    table.execute("alter table t add until date, add number numeric(9), add r double precision")
     unknown = laid_out(table, lake, **layout).check()
-    assert any("isn't known: run ANALYZE" in text for text in unknown.warnings)
-    table.execute("insert into t select i, '2026-01-01' from generate_series(1001, 101000) i")
+    is_unknown = any("isn't known: run ANALYZE" in text for text in unknown.warnings)
+    assert is_unknown == ("partition_by" in layout)
+    table.execute(
+        "insert into t select i, '2026-01-01', null, null, '2026-01-01'::date + i % 10, i % 10, 0"
+        " from generate_series(1001, 101000) i;"
+        " update t set until = 'infinity', number = 'NaN' where id % 100 = 0"
+    )
     table.execute("analyze t")
     plan = laid_out(table, lake, **layout).check()
     assert any(text in warning for warning in plan.warnings)

@@ -240,7 +240,7 @@ def test_an_entry_of_others_is_left_alone(scene, request):
     assert "the catalog has another public.orders (pipeline shop made it, at" in text
     assert scene.entries("orders") == mine
     assert scene.entries("items")["items"].properties["waldelta.pipeline"] == "other"
-    (found,) = judge_catalog(other, ["public.orders"])
+    (found,) = judge_catalog(other, {"public.orders": []})
     assert found.severity == "problem"
     assert "public.orders: the catalog has another" in found.text
 
@@ -324,19 +324,41 @@ def test_names_that_the_catalog_cannot_distinguish(glue):
     assert "can't distinguish its name from that of" in " ".join(texts)
     assert "can't have the name 'order items'" in " ".join(texts)
     assert glue.entries("orders").keys() == {"orders"}
-    assert {found.severity for found in judge_catalog(glue.job, [])} == {"problem"}
+    assert {found.severity for found in judge_catalog(glue.job, {})} == {"problem"}
 
 
 def test_check_compares_catalog_and_lake(glue):
-    (found,) = judge_catalog(glue.job, ["public.orders", "public.planned"])
+    (found,) = judge_catalog(glue.job, {"public.orders": ["id"], "public.planned": ["id"]})
     assert found.text.startswith("public.orders isn't in the catalog as public.orders")
     assert glue.run() == []
-    assert judge_catalog(glue.job, ["public.orders"]) == []
+    assert judge_catalog(glue.job, {"public.orders": ["id", "v"]}) == []
     more = ORDERS.append_column("w", pa.array([1, 2]))
     uri = glue.job.lake.target("public.orders").uri
     write_deltalake(uri, more, mode="overwrite", schema_mode="overwrite")
-    (found,) = judge_catalog(glue.job, [])
+    (found,) = judge_catalog(glue.job, {})
     assert "has other columns than the target (w)" in found.text
+
+
+@pytest.mark.parametrize(
+    "schema, target, columns, severity, text",
+    [
+        ("{schema}", 'public."Order"', ["id"], "warning", "a word in public.order: readers"),
+        ("{schema}", 'public."Order"', ["Select"], "warning", "public.order, public.order.Select"),
+        ("left", "public.t", [], "warning", "a word in left.t: readers"),
+        ("{schema}", "public.t", ["table", "date", "user"], "warning", "in public.t.table: reader"),
+        ("{schema}", "sys.t", [], "problem", "sys.t: sys is the catalog's own schema"),
+        ("{schema}", f"public.{'x' * 256}", [], "problem", "it is longer than 255 bytes"),
+    ],
+)
+def test_check_names_what_readers_must_quote(
+    lake, monkeypatch, schema, target, columns, severity, text
+):
+    monkeypatch.setenv(CONNECTION, "aws://key:secret@/?region_name=eu-central-1")
+    settings = {"type": "glue", "conn_id": "catalog", "schema": schema}
+    job = job_of(whole_database(lake, target={"root": lake, "catalog": settings}))
+    with mock_aws():
+        (found,) = judge_catalog(job, {target: columns})
+    assert (found.severity, text in found.text) == (severity, True)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +373,7 @@ def test_a_catalog_that_fails_delays_nothing(unity, server, status, error, sever
     (text,) = unity.run()
     assert text.startswith("tables aren't registered until a run reaches the unity catalog: Unity")
     assert TOKEN not in text
-    (found,) = judge_catalog(unity.job, [])
+    (found,) = judge_catalog(unity.job, {})
     assert found.severity == severity
     server.status = 0
     assert unity.run() == []

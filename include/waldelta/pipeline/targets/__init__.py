@@ -11,7 +11,11 @@ from waldelta.pipeline.targets.lifecycle import (
     target_generations,
 )
 from waldelta.pipeline.targets.table_names import unknown_tables
-from waldelta.pipeline.targets.target_definition import check_columns, merge_error
+from waldelta.pipeline.targets.target_definition import (
+    check_columns,
+    merge_error,
+    why_division_stays,
+)
 from waldelta.pipeline.targets.target_sources import (
     ReplicatedTarget,
     TargetSource,
@@ -58,4 +62,5 @@ __all__ = [
     "synced_states",
     "target_generations",
     "unknown_tables",
+    "why_division_stays",
 ]

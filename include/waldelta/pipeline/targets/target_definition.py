@@ -43,6 +43,23 @@ class _Alteration:
     value: Callable[[Definition], Any]
 
 
+def why_division_stays(table: TargetVersion, by: Sequence[str]) -> str | None:
+    """Returns why maintenance can't divide a target by these columns; None where it can."""
+    if list(by) == list(table.layout.partition_by):
+        return None
+    if by and table.is_clustered:
+        return (
+            "a clustered target can't have partitions: move its folder away and sync the table"
+            " again, or write cluster_by"
+        )
+    if not table.is_definable:
+        return (
+            "only Spark writes it: move its folder away and sync the table again, or write the"
+            " former partition_by"
+        )
+    return None
+
+
 def check_columns(job: Job, state: TableState) -> None:
     """Raise TargetAltered when a target lacks a column that it was given, or has it with another
     type.

@@ -61,7 +61,13 @@ from waldelta.lake.ledger.prune_ledger import prune_ledger
 from waldelta.lake.staging_leftovers import find_leftovers
 from waldelta.lake.storage import is_within
 from waldelta.pipeline import Job, RunResult, StageResult, is_conflict, target_lock
-from waldelta.pipeline.targets import Watermarks, check_target, messages_applied, synced_states
+from waldelta.pipeline.targets import (
+    Watermarks,
+    check_target,
+    messages_applied,
+    synced_states,
+    why_division_stays,
+)
 from waldelta.pipeline.targets.lifecycle import copies_under_way
 from waldelta.quantities import counted
 from waldelta.slot.recovery import durable_position
@@ -212,27 +218,16 @@ class _Plan:
         can't have.
         """
         layout = job.pipeline.target.layout_of(name)
-        by = layout.partition_by
-        named = (by, layout.cluster_by, layout.z_order, layout.statistics)
-        if absent := {column for names in named for column in names or ()} - {*table.schema.names}:
+        by = layout.divided_by
+        if absent := layout.layout_columns - {*table.schema.names}:
             return cls(LayoutOptions(), why_not=(
                 f"the pipeline file names {', '.join(sorted(absent))}, which the target doesn't"
                 " have: correct the name, if the source renamed the column, or leave it out"
             ))  # fmt: skip
-        if by is None and layout.cluster_by:
-            by = ()  # Delta clusters no partitioned table.
         if by is None or list(by) == list(table.layout.partition_by):
             return cls(layout)
-        if by and table.is_clustered:
-            return cls(layout, why_not=(
-                "a clustered target can't have partitions: move its folder away and sync the table"
-                " again, or write cluster_by"
-            ))  # fmt: skip
-        if not table.is_definable:
-            return cls(layout, why_not=(
-                "only Spark writes it: move its folder away and sync the table again, or write the"
-                " former partition_by"
-            ))  # fmt: skip
+        if (why_not := why_division_stays(table, by)) is not None:
+            return cls(layout, why_not=why_not)
         if texts := empty_texts(table, by):
             return cls(layout, why_not=str(empty_value(texts)))
         return cls(layout, Division(table, name, by))

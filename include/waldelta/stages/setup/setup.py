@@ -29,6 +29,7 @@ from waldelta.lake import check_writable
 from waldelta.permissions import private_files
 from waldelta.pipeline import AdvisoryLock, Job, slot_lock
 from waldelta.pipeline.targets import read_lifecycles, read_published, record_removed
+from waldelta.pipeline.targets.target_sources import renamed
 from waldelta.postgres import EXCLUSIVE_MODES, Connection, allow_views, limited, lock_holders
 from waldelta.postgres.walsender import alter_failover, alter_failover_command
 from waldelta.row_filter.runtime_errors import refused_patterns
@@ -328,7 +329,12 @@ def _judge_catalog(job: Job, targets: PlannedTargets) -> Sequence[Finding]:
         return ()
     from waldelta.catalogs.register import judge_catalog
 
-    return judge_catalog(job, targets.sources)
+    renames = job.pipeline.target.columns_of
+    columns = {
+        name: [c.name for of in targets.tables_of(name) for c in renamed(of, renames(name)).columns]
+        for name in targets.sources
+    }
+    return judge_catalog(job, columns)
 
 
 def _check_catalog_rights(job: Job, targets: PlannedTargets) -> None:

@@ -43,7 +43,7 @@ from waldelta.lake import (
 )
 from waldelta.lake.ledger import SYNCED, TableState
 from waldelta.pipeline import Job
-from waldelta.pipeline.targets import check_columns
+from waldelta.pipeline.targets import check_columns, why_division_stays
 from waldelta.postgres import CatalogRelation
 from waldelta.spark.session import borrowed_session, read_log_store
 from waldelta.stages.setup.facts.publications import PublicationState, PublicationTable
@@ -72,8 +72,9 @@ def judge_store(target: Target) -> Iterable[Finding]:
     )
 
 
-def judge_altered(job: Job) -> Iterator[Finding]:
-    """Yields a warning for each copied target whose columns an external writer altered.
+def judge_copied(job: Job) -> Iterator[Finding]:
+    """Yields a warning for each copied target whose columns an external writer altered, or which
+    can't get the pipeline file's layout.
 
     Other damage to a target is an error of its next run.
     """
@@ -81,19 +82,23 @@ def judge_altered(job: Job) -> Iterator[Finding]:
     with suppress(SlotMissing):  # Before the first setup there are no targets.
         states = [state for state in job.read_states().values() if state.status == SYNCED]
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="check targets") as pool:
-        for alteration in pool.map(partial(_alteration, job), states):
-            if alteration is not None:
-                yield warning(str(alteration))
+        for why in pool.map(partial(_difference, job), states):
+            if why is not None:
+                yield warning(why)
 
 
-def _alteration(job: Job, state: TableState) -> TargetAltered | None:
+def _difference(job: Job, state: TableState) -> str | None:
+    name = state.table_name
     try:
         check_columns(job, state)
+        by = job.pipeline.target.layout_of(name).divided_by
+        table = job.lake.target(name).open_known()
+        why_not = None if by is None else why_division_stays(table, by)
     except TargetAltered as err:
-        return err
+        return str(err)
     except (StateError, NeedsSync, TableError):
         return None
-    return None
+    return why_not and f"{name} keeps its layout: {why_not}"
 
 
 def _is_on_s3(target: Target) -> bool:

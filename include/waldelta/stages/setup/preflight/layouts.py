@@ -23,9 +23,11 @@ from waldelta.stages.setup.preflight.targets import PlannedTargets
 from waldelta.types import TargetType, column_types
 from waldelta.types.json import Variant
 
-# A column without statistics of the planner isn't returned.
+# A column without statistics of the planner isn't returned. They have the least and greatest
+# values of a sample, and so infinities, NaN and years before Christ, in either of two lists.
 _STATISTICS = """
-    select s.attname, s.n_distinct, s.null_frac, c.reltuples, s.avg_width
+    select s.attname, s.n_distinct, s.null_frac, c.reltuples, s.avg_width,
+        concat(s.most_common_vals, s.histogram_bounds) ~ 'NaN|nfinity| BC'
     from pg_catalog.pg_class c
     join pg_catalog.pg_namespace n on n.oid = c.relnamespace
     join pg_catalog.pg_stats s on s.schemaname = n.nspname and s.tablename = c.relname
@@ -64,7 +66,7 @@ def judge_layouts(
         if options.partition_by:
             rows = conn.execute(_STATISTICS, ([table.oid for table in tables],)).fetchall()
             named = [(renames.get(column, column), *of) for column, *of in rows]
-            yield from _judge_partitions(where, options, named)
+            yield from _judge_partitions(where, options, named, kinds)
 
 
 def _judge_texts(
@@ -121,6 +123,12 @@ def _judge_types(
             f"{where}.{key}: column {name!r} is {kinds[name].spark} in the lake, which has no"
             " statistics to sort by: name another column",
         )
+        yield from warning_if(
+            pa.types.is_floating(kind),
+            f"{where}.{key}: column {name!r} is {kinds[name].spark} in the lake: where it has NaN,"
+            " filters by it find wrong rows in some readers (docs/how-to/read-the-lake.md): name"
+            " another column if they read the target",
+        )
         yield from problem_if(
             not is_unfit and name not in first,
             f"{where}.{key}: column {name!r} has no statistics, since it isn't among the first"
@@ -128,7 +136,9 @@ def _judge_types(
         )
 
 
-def _judge_partitions(where: str, options: LayoutOptions, rows: list[Any]) -> Iterator[Finding]:
+def _judge_partitions(
+    where: str, options: LayoutOptions, rows: list[Any], kinds: Mapping[str, TargetType]
+) -> Iterator[Finding]:
     statistics = {name: of for name, *of in rows if name in (options.partition_by or ())}
     if not statistics:
         yield warning(
@@ -137,12 +147,17 @@ def _judge_partitions(where: str, options: LayoutOptions, rows: list[Any]) -> It
         )
         return
     total, count = max(of[2] for of in statistics.values()), 1.0
-    for name, (distinct, nulls, estimate, _) in statistics.items():
+    for name, (distinct, nulls, estimate, _, is_special) in statistics.items():
         count *= distinct if distinct > 0 else -distinct * estimate
         yield from warning_if(
             nulls > 0,
             f"{where}.partition_by: column {name!r} has nulls, whose rows get a partition of their"
             " own",
+        )
+        yield from warning_if(
+            is_special and kinds[name].may_be_raw,
+            f"{where}.partition_by: column {name!r} has values that the lake can't hold (NaN,"
+            " infinity, years BC), whose rows get the partition of nulls",
         )
     count = min(max(count, 1.0), total)
     widths = {name: of[3] for name, *of in rows}
