@@ -119,3 +119,24 @@ def test_two_targets_of_one_name_are_refused_before_anything_is_made(
     with pytest.raises(RunFailed, match=r"would both be public\.both"):
         pipeline.sync(runner)
     assert folders(lake) == ["public/both"]
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("public.absent", "no table of this name is published: publish it, or correct the name"),
+        ('public."order"', "no table of this name is published: write public.order"),
+        ("order", "write schema.table"),
+        ("public.order", None),
+    ],
+)
+def test_options_of_no_target_are_named(database, lake, key, text):
+    """A table's name is what PostgreSQL prints with its own quotes."""
+    database.execute('create table "order" (id int primary key)')
+    target = {"root": lake, "tables": {key: {"file_size": "64mb"}}}
+    plan = new_pipeline(database, lake, ["public.order"], target=target).check(estimate=False)
+    warnings = [warning for warning in plan.warnings if warning.startswith("target.tables")]
+    assert len(warnings) == (text is not None)
+    for warning in warnings:
+        assert warning.startswith(f"target.tables.{key}: no target has this entry's options")
+        assert text in warning

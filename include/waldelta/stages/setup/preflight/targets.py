@@ -135,10 +135,28 @@ def plan_targets(
             for name in merged_roots(entries)
         ),
         *(_judge_source(*each, there, entries, planned) for each in sources(entries).items()),
+        judge_entries(entries, planned),
         judge_modes(entries, planned),
         judge_columns(pipeline, planned),
     )
     return replace(planned, findings=tuple(chain.from_iterable(judged)))
+
+
+def judge_entries(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> Iterator[Finding]:
+    """Yields a warning for each entry under ``target.tables`` that no target follows."""
+    for name in sorted(entries.keys() - planned.sources.keys()):
+        if entries[name].source is not None or entries[name].partition_root:
+            continue
+        try:
+            printed = str(TableId.parse(name))
+        except ValueError as err:
+            yield warning(f"target.tables.{name}: no target has this entry's options: {err}")
+            continue
+        remedy = "publish it, or correct the name"
+        yield warning(
+            f"target.tables.{name}: no target has this entry's options, because no table of this"
+            f" name is published: {f'write {printed}' if printed in planned.sources else remedy}"
+        )
 
 
 def judge_modes(entries: Mapping[str, TargetTable], planned: PlannedTargets) -> Iterator[Finding]:
