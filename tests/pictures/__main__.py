@@ -4,18 +4,22 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from selenium.webdriver.remote.webdriver import WebDriver
 
 from tests.pictures.lakes import run_id, write_lake
-from tests.pictures.story import AT, NOT_SET_UP, TALES
+from tests.pictures.story import AT, NOT_SET_UP, TALES, Tale
 from tests.support.browser import CUT, open_browser, prefer
 from tests.support.plugin_app import plugin_app, serve
 from waldelta.config import PipelineFile, load_pipeline_file
+
+if TYPE_CHECKING:
+    from waldelta_airflow.views._installed_pipelines import Schedule
 
 # What Airflow leaves to a page in a window of 1,440 pixels.
 _WIDTH = 1340
@@ -39,16 +43,17 @@ schedule: "*/{every} * * * *"
 """
 
 
-def write_story(folder: Path) -> None:
+def write_story(folder: Path, tales: Iterable[Tale] = TALES) -> None:
     """The pipelines' files, and their lakes."""
-    for tale in TALES:
+    for tale in tales:
         write_lake(
-            load_pipeline_file(_write_file(folder, tale.name, list(tale.tables), tale.every)), tale
+            load_pipeline_file(write_file(folder, tale.name, list(tale.tables), tale.every)), tale
         )
-    _write_file(folder, NOT_SET_UP, ["public.employees"], 15)
+    write_file(folder, NOT_SET_UP, ["public.employees"], 15)
 
 
-def _write_file(folder: Path, name: str, tables: list[str], every: int) -> Path:
+def write_file(folder: Path, name: str, tables: list[str], every: int) -> Path:
+    """A pipeline's file."""
     path = folder / f"{name}.yml"
     listed = ", ".join(f"{{name: {table}}}" for table in tables)
     path.write_text(_PIPELINE.format(name=name, tables=listed, folder=folder, every=every))
@@ -56,17 +61,19 @@ def _write_file(folder: Path, name: str, tables: list[str], every: int) -> Path:
 
 
 @contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The plugin's application, as an admin sees it at the story's time."""
+def served(folder: Path, known: "Mapping[str, Schedule] | None" = None) -> Iterator[str]:
+    """The plugin's application, as an admin sees it at the story's time; ``known`` is what Airflow
+    says of other pipelines than the story's.
+    """
     os.environ |= {"AIRFLOW_HOME": str(folder / "airflow"), "WALDELTA_PIPELINES": str(folder)}
     from waldelta.monitoring import glance_cache
     from waldelta_airflow.views import _overview as overview
     from waldelta_airflow.views import _pages as pages
     from waldelta_airflow.views import _render as render
-    from waldelta_airflow.views._installed_pipelines import DagRunTasks, Schedule
+    from waldelta_airflow.views._installed_pipelines import DagRunTasks
 
     glance_cache.FIRST_S = glance_cache.AGAIN_S = 60.0
-    known = {tale.name: tale.schedule() for tale in TALES}
+    known = {tale.name: tale.schedule() for tale in TALES} | dict(known or {})
 
     def schedules(files: list[PipelineFile], **_: object) -> "dict[str, Schedule]":
         return {f.pipeline: known[f.pipeline] for f in files if f.pipeline in known}

@@ -184,7 +184,7 @@ class _Lake:
             self.rows[name] += inserted - deleted
             self.versions[name] += 1
             completed = self.chance.randrange(4) if rows > 500 and self.chance.random() < 0.1 else 0
-            is_refused = (self.tale.name, name, at) == ("orders", "public.payments", _REFUSED_AT)
+            is_refused = self.tale.is_gated and (name, at) == ("public.payments", _REFUSED_AT)
             found[name] = TargetCut(
                 name, 1, self.versions[name], inserted, count - inserted - deleted, deleted,
                 completed=completed, quarantined=len(_REFUSED) if is_refused else 0,
@@ -288,8 +288,16 @@ def write_lake(pipeline: PipelineFile, tale: Tale) -> None:
     ledger.append_all(lake.runs)
     ledger.append_all(lake.results)
     Reconciliations(Lake(root)).add(lake.found)
-    if tale.name == "orders":
-        _befall_orders(pipeline, ledger, lake)
+    if tale.is_gated:
+        _set_aside(pipeline, lake)
+    if TAMPERED in tale.tables:
+        commits = [
+            ExternalCommit(9_000 + n, what, "notebook", NOTEBOOK)
+            for n, what in ((1, "UPDATE"), (2, "DELETE"))
+        ]
+        state = ledger.table_states()[TAMPERED]
+        ledger.append(replace(state, at=NOTEBOOK, external_commits=commits))
+    _list_reports(pipeline, lake)
     for trouble in tale.troubles:
         if trouble.stage == "land" and trouble.last == AT:
             _lose(tale, ledger, lake, trouble)
@@ -304,7 +312,7 @@ def _lose(tale: Tale, ledger: Ledger, lake: _Lake, trouble: Trouble) -> None:
     ))  # fmt: skip
 
 
-def _befall_orders(pipeline: PipelineFile, ledger: Ledger, lake: _Lake) -> None:
+def _set_aside(pipeline: PipelineFile, lake: _Lake) -> None:
     told = next(run for run in lake.runs if run.run_id == run_id(_REFUSED_AT))
     sent = [
         {"id": key, "order_id": f"7{key[1:]}", "amount": amount, "currency": "EUR"}
@@ -319,14 +327,13 @@ def _befall_orders(pipeline: PipelineFile, ledger: Ledger, lake: _Lake) -> None:
         )
         for one in sent
     ])  # fmt: skip
-    commits = [
-        ExternalCommit(9_000 + n, what, "notebook", NOTEBOOK)
-        for n, what in ((1, "UPDATE"), (2, "DELETE"))
-    ]
-    ledger.append(replace(ledger.table_states()[TAMPERED], at=NOTEBOOK, external_commits=commits))
+
+
+def _list_reports(pipeline: PipelineFile, lake: _Lake) -> None:
     last, met = list(lake.batches.values())[-1], len(_MEANINGS)
     run = (last.at, pipeline.pipeline, last.run_id)
     entries = [
         ReportEntry(*run, one.table_name, one.version, met, (), (), "page") for one in last.targets
     ]
-    add_reports(pipeline, *entries)
+    if entries:
+        add_reports(pipeline, *entries)

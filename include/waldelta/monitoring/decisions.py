@@ -77,6 +77,7 @@ _WHAT = {
     REFUSED: "refused",
     WAITING: "retried, still fails",
 }
+_COMMIT = "external commit: "
 _OF_ONE = ("run_id", "table_name", "kind", "status", "by", "why", "upto_lsn")
 
 
@@ -217,7 +218,7 @@ def _commit(state: TableState, commit: ExternalCommit) -> Decision:
         state.generation,
         0,
         json.dumps({"commit": text}),
-        reason=f"external commit: {text}",
+        reason=f"{_COMMIT}{text}",
         kind=EXTERNAL_COMMIT,
     )
 
@@ -280,6 +281,11 @@ class Waiting:
                 text=f"{names(tables)}: {'; '.join(part.text for part in parts)}",
                 page=("waiting",),
                 objects=tuple(tables),
+                details=tuple(
+                    (row.table_name, _written(row))
+                    for row in self.commits
+                    if row.table_name in tables
+                ),
             )
 
     def _by_table(self, lines: Iterable[TableLine]) -> Iterator[tuple[str, Attention]]:
@@ -306,6 +312,10 @@ class Waiting:
         for line in lines:
             if line.in_quarantine:
                 yield line.table_name, wait
+
+
+def _written(commit: Decision) -> str:
+    return f"another program wrote {(commit.reason or '').removeprefix(_COMMIT)}"
 
 
 def _of_question(row: Decision) -> Attention:

@@ -21,16 +21,16 @@ from airflow.models.dag import DagModel
 from waldelta.config import PipelineFile, dag_id_of
 from waldelta.lake.ledger import Ledger
 from waldelta.monitoring.decisions import count_waiting
-from waldelta_airflow.views._installed_pipelines import RUN_NOW, DagState
+from waldelta_airflow.views._installed_pipelines import DagState
 from waldelta_airflow.views._render import render
 
 
 @dataclass(frozen=True, slots=True)
 class DagLine:
-    """A DAG of a pipeline, and whether the reader may run it without params, and unpause it."""
+    """A DAG of a pipeline, and whether the reader may trigger and unpause it."""
 
     state: DagState
-    may_run: bool
+    may_trigger: bool
     may_unpause: bool
 
 
@@ -72,7 +72,7 @@ class Reader:
         return [
             DagLine(
                 state,
-                state.kind in RUN_NOW and self.may_trigger(state.dag_id),
+                self.may_trigger(state.dag_id),
                 self.may_unpause(state.dag_id),
             )
             for state in self.shown(states)

@@ -12,51 +12,19 @@ from functools import partial
 from itertools import takewhile
 from typing import Any, get_args
 
-from waldelta.config import DagKind, PipelineFile, dag_id_of
+from markupsafe import Markup
+
+from waldelta.config import DagKind, dag_id_of
 from waldelta.error_catalog import ERROR_CATALOG, ERRORS
 from waldelta.errors import QualityFailed
 from waldelta.monitoring.attention import KINDS, Attention, WaitingKind, names
 from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
-from waldelta.monitoring.run_details import CopyProgress
 from waldelta.quantities import counted, size
-from waldelta_airflow._dag_attention import WATCHED
-from waldelta_airflow.views._access import DagLine
-from waldelta_airflow.views._installed_pipelines import DagState, Schedule
-from waldelta_airflow.views._render import airflow_url, duration, run_name, url
+from waldelta_airflow.views._installed_pipelines import DagState
+from waldelta_airflow.views._next_steps import NextStep, Situation, is_read, next_step, setup_steps
+from waldelta_airflow.views._render import duration, moment_name, run_name
 
-# What starts when its button is pressed, by kind of attention.
-_RUNS: dict[str, DagKind] = {
-    "copied_since": "reconcile",
-    "drift": "reconcile",
-    "failed_comparison": "reconcile",
-    "never_copied": "initial_sync",
-    "new_tables": "setup",
-    "slot": "cdc",
-    "unpublished": "setup",
-}
-_UNPAUSES: dict[str, DagKind] = {
-    "paused": "cdc",
-    "paused_maintenance": "maintenance",
-    "paused_reconcile": "reconcile",
-}
-# A link of their own instead of the name of the page.
-_LINKS = {
-    "decision": "Decide",
-    "different": "See the rows and repair them",
-    "failed_expectations": "See the rows",
-    "failed_run": "See the error",
-}
-# The DAG that a link opens in Airflow where no button helps.
-_OPENS: dict[str, DagKind] = {**_RUNS, **_UNPAUSES, "data_gap": "resync"}
-_OPENS |= {"failed_dag_run": "cdc", "overdue": "cdc"}
-_OPENS |= {f"overdue_{kind}": kind for kind in WATCHED}
-_RUN_WORDS: dict[DagKind, str] = {
-    "cdc": "Run now",
-    "initial_sync": "Copy the tables",
-    "reconcile": "Compare now",
-    "setup": "Run setup",
-}
 # Whether the state ends without a person.
 _HEALS = {
     "behind": "no, as long as the latest run fails",
@@ -97,6 +65,22 @@ _DECISIONS: dict[WaitingKind, tuple[str, str]] = {
         "retry, accept or discard the rows",
     ),
 }
+# Why the latest run succeeded although something is the matter.
+_JOINTS = {
+    "external_commit": "runs don't read the rows that another program writes",
+    "failed_expectations": "it didn't change the table, so it didn't check it again",
+    "gate": "it left out the changes of the stopped table",
+    "overdue": "it is the last run that ended",
+    "paused": "it ran before the DAG was paused",
+    "rows": "it kept such rows out of the target instead of failing",
+    "schema_change": "it left out the changes of the table that waits",
+    "slot": "it read what it could; the server keeps the WAL",
+}
+# What shows a transaction that keeps the slot's WAL.
+_OLDEST = (
+    "select pid, xact_start, usename, query from pg_stat_activity"
+    " where xact_start is not null order by xact_start limit 1"
+)
 _WORDS = {"failed": "problem", "ok": "fine", "unknown": "not set up"}
 # A remedy's path into the repository, which a page doesn't lead to.
 _PATH = re.compile(r":? \(?docs/\S+")
@@ -105,21 +89,12 @@ _DAG = re.compile(rf"(?<!\w)_({'|'.join(get_args(DagKind))})\b")
 
 
 @dataclass(frozen=True, slots=True)
-class NextStep:
-    """A button (``is_form``) or link; ``is_airflow``: it leads to one of Airflow's own pages."""
-
-    label: str
-    address: str
-    is_form: bool = False
-    is_airflow: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Headline:
     """The state of a pipeline in a sentence, with its cause and what to do.
 
     ``since`` is when the state began, or was first seen; ``is_older``: it began earlier than that.
-    ``heals`` says what ends the state without a person, ``remedy`` what a person may do.
+    ``heals`` says what ends the state without a person, ``remedy`` what a person may do, if need be
+    by a ``command``. ``joint`` is why the latest run succeeded nevertheless.
     ``under_way`` are unfinished runs, ``next_run`` is what the schedule does next, and ``next_at``
     when. ``status`` replaces the state's usual word.
     """
@@ -130,6 +105,9 @@ class Headline:
     since: datetime | None = None
     heals: str = ""
     remedy: str = ""
+    command: str = ""
+    joint: Markup | str = ""
+    succeeded_at: datetime | None = None
     action: NextStep | None = None
     is_of_slot: bool = False
     is_older: bool = False
@@ -144,44 +122,6 @@ class Headline:
         return self.status or _WORDS.get(self.state, self.state)
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """A pipeline at a time, as a reader sees it: ``lines`` are the DAGs that the reader may read.
-
-    ``attention`` is of the pipeline or of one of its tables, the worst first. ``progress`` is of
-    the copy that is under way.
-    """
-
-    base: str
-    pipeline: PipelineFile
-    glance: Glance
-    schedule: Schedule
-    lines: Sequence[DagLine]
-    at: datetime
-    attention: Sequence[Attention] = ()
-    progress: CopyProgress | None = None
-
-    @property
-    def name(self) -> str:
-        """Returns the pipeline's name."""
-        return self.pipeline.pipeline
-
-    def has_run(self, *kinds: DagKind) -> bool:
-        """Returns whether a run of one of these DAGs is under way."""
-        return any(line.state.kind in kinds and line.state.is_under_way for line in self.lines)
-
-    def next_run(self) -> tuple[str, datetime | None]:
-        """Returns what the schedule does next, and when."""
-        due = self.schedule.next_run_at
-        if not self.glance.is_set_up:
-            return "nothing before the three steps below", None
-        if self.schedule.is_paused:
-            return f"no run starts: {dag_id_of(self.name, 'cdc')} is paused", None
-        if due is None:
-            return "nothing: runs are started by hand", None
-        return "the next run was due" if due < self.at else "the next run starts", due
-
-
 def read_headline(
     situation: Situation,
     failed: Sequence[FailedExpectation] = (),
@@ -190,14 +130,43 @@ def read_headline(
     """Returns the state by the first thing that needs attention, or that all is ``fine``;
     ``failed`` are the expectations that the tables of the first don't meet.
     """
-    attention = situation.attention
-    headline = _by_first(situation, attention[0], failed) if attention else Headline("ok", fine)
-    if not attention and not situation.glance.is_set_up:
-        step = _start(situation, "setup") or _unpause(situation, "setup")
-        headline = Headline("unknown", "No table has been copied yet.", action=step)
+    attention, glance = situation.attention, situation.glance
+    if attention:
+        headline = _by_first(situation, attention[0], failed)
+    else:
+        headline = Headline("ok", fine) if glance.is_set_up else _of_steps(situation)
+    if attention and glance.latest_status == "succeeded":
+        joint, latest = _joint(situation, attention[0]), glance.latest
+        headline = replace(headline, joint=joint, succeeded_at=latest and latest.at)
     text, at = situation.next_run()
     under_way = situation.schedule.under_way
     return replace(headline, under_way=under_way, next_run=text, next_at=at)
+
+
+def _of_steps(situation: Situation) -> Headline:
+    """Returns which step a pipeline that isn't set up needs next."""
+    steps = setup_steps(situation)
+    number, step = next((n, step) for n, step in enumerate(steps, 1) if step.how)
+    text = f"Step {number} of {len(steps)} is next: {step.dag_id} {step.does}."
+    state = step.state if step.state in ("failed", "running") else "unknown"
+    return Headline(
+        state,
+        f"Not set up yet. {text}",
+        remedy=step.how,
+        command=step.command,
+        action=step.action,
+        status="not set up",
+    )
+
+
+def _joint(situation: Situation, first: Attention) -> Markup | str:
+    """Returns what explains that the latest run succeeded although something is the matter."""
+    compared = situation.glance.compared
+    if first.kind == "different" and compared.different_since is not None:
+        return Markup(
+            "the reconciliation {} found the difference, which runs don't look for"
+        ).format(moment_name(compared.different_since, situation.at))
+    return _JOINTS.get(first.waiting or first.kind, "")
 
 
 def _by_first(
@@ -212,7 +181,7 @@ def _by_first(
         remedy = f"nothing: {dag_id_of(name, 'cdc')} then applies what changed since"
         text = f"{names(first.objects)}: copy in progress"
         return Headline("running", text, heals=f"yes: {ends}", remedy=remedy)
-    sentence, cause = first.text, ""
+    sentence, cause, command = first.text, _written(situation, first), ""
     if first.cause and f": {first.cause}: " in first.text:
         sentence, _, cause = first.text.partition(": ")
     if first.kind == "data_gap" and glance.gaps:
@@ -220,9 +189,10 @@ def _by_first(
         cause, remedy = f"{gap.cause}: {gap.detail}", gap.remedy
     if first.kind == "slot" and not first.page:
         cause, remedy = _wal(glance) or ("", remedy)
+        command = _OLDEST if is_read(glance) else ""
     if first.kind == "overdue":
         sentence = first.text.partition(": ")[0]
-        cause, heals, remedy = _overdue(situation)
+        cause, heals, remedy, command = _overdue(situation)
     if first.waiting in _DECISIONS:
         _, remedy = _DECISIONS[first.waiting]
     if first.kind == "failed_expectations" and failed:
@@ -238,24 +208,55 @@ def _by_first(
         since or _since(first, situation),
         heals,
         remedy,
-        _next_step(situation, first),
-        first.kind == "slot",
-        is_older,
+        command,
+        action=next_step(situation, first),
+        is_of_slot=first.kind == "slot",
+        is_older=is_older,
     )
 
 
-def _overdue(situation: Situation) -> tuple[str, str, str]:
-    """Returns why no run starts, whether one does without a person, and what to do."""
+def _written(situation: Situation, item: Attention) -> str:
+    """Returns which commits of other programs explain that a target differs, as far as known."""
+    if item.kind != "different" and item.waiting != "external_commit":
+        return ""
+    causes = causes_of(situation.attention)
+    return "\n".join(f"{table}: {causes[table]}" for table in item.objects if table in causes)
+
+
+def causes_of(attention: Sequence[Attention]) -> dict[str, str]:
+    """Returns by table what other programs wrote to it."""
+    causes: dict[str, list[str]] = {}
+    for table, text in (detail for item in attention for detail in item.details):
+        causes.setdefault(table, []).append(text)
+    return {table: "; ".join(texts) for table, texts in causes.items()}
+
+
+def _overdue(situation: Situation) -> tuple[str, str, str, str]:
+    """Returns why no run starts, what does and doesn't end that without a person, what to do, and
+    its command.
+    """
     of_cdc = (state for state in situation.schedule.under_way if state.kind == "cdc")
     if (run := next(of_cdc, None)) is None:
         cause = "No run is active: Airflow's scheduler has created none"
-        return cause, "yes, once the scheduler runs", "start Airflow's scheduler"
+        heals = (
+            "no: the scheduler doesn't start by itself. Once it runs, it starts the overdue run at"
+            " once, which reads everything since the last one"
+        )
+        return cause, heals, "start Airflow's scheduler", "airflow scheduler"
     name = run_name(run.run_id or "", situation.at).striptags()
     if run.run_state == "queued":
         cause = f"The run {name} is queued: the scheduler is down, or the slot's pool is full"
-        return cause, "yes, once it starts", "start the scheduler, or free a place in the pool"
+        heals = (
+            "yes, if the pool is full: the run starts when another run leaves it. No, if the"
+            " scheduler is down"
+        )
+        return cause, heals, "free a place in the pool, or start the scheduler", "airflow scheduler"
+    heals = (
+        "yes: the next run starts as soon as this one ends. No, if its process was killed: Airflow"
+        " ends such a run only by its timeout"
+    )
     stuck = "nothing while its task's log grows; mark the task as failed if it doesn't"
-    return f"The run {name} is still active", "yes: the next run starts when it ends", stuck
+    return f"The run {name} is still active", heals, stuck, ""
 
 
 def remedy_of(pipeline: str, kind: str, cause: str = "") -> str:
@@ -315,7 +316,7 @@ def error_sentence(
 def heals_of(item: Attention, glance: Glance) -> str:
     """Returns whether a state ends without a person: "yes", "no", and why; empty if unknown."""
     if item.kind == "slot" and not item.page:
-        ends = "once that transaction ends" if _is_read(glance) else "once runs have read it"
+        ends = "once that transaction ends" if is_read(glance) else "once runs have read it"
         is_lost = glance.landing is not None and glance.landing.wal_status == "lost"
         return f"yes, {ends}" if _wal(glance) else "no: its WAL is gone" if is_lost else ""
     if item.kind == "decision":
@@ -339,7 +340,7 @@ def _wal(glance: Glance) -> tuple[str, str] | None:
     run = glance.landing
     if run is None or run.lag_bytes is None or not run.retained_bytes or run.wal_status == "lost":
         return None
-    if _is_read(glance):
+    if is_read(glance):
         cause = (
             f"Only {size(run.lag_bytes)} of it is unread. PostgreSQL keeps the rest, which has been"
             " read, for a transaction that is still open"
@@ -350,54 +351,6 @@ def _wal(glance: Glance) -> tuple[str, str] | None:
         f"{size(run.lag_bytes)} of it is unread",
         "run the CDC DAG, and more often than now",
     )
-
-
-def _is_read(glance: Glance) -> bool:
-    """Returns whether most of the WAL that the slot keeps has been read already."""
-    run = glance.landing
-    return run is not None and 2 * (run.lag_bytes or 0) < (run.retained_bytes or 0)
-
-
-def _next_step(situation: Situation, item: Attention) -> NextStep | None:
-    base, name = situation.base, situation.name
-    if (kind := _UNPAUSES.get(item.kind)) and (step := _unpause(situation, kind)):
-        return step
-    if item.kind == "slot" and _is_read(situation.glance):
-        return NextStep("See the slot", url(base, "p", name) + "#lag")
-    if (kind := _RUNS.get(item.kind)) and (step := _start(situation, kind)):
-        return step
-    page = item.page
-    if item.kind.endswith("_expectations") and len(item.objects) == 1:
-        page = ("table", *item.objects)
-        item = replace(item, anchor="failed")
-    if kind := (_OPENS.get(item.kind) if not page or item.kind == "data_gap" else None):
-        dag_id = dag_id_of(name, kind)
-        label = "Open the resync DAG" if kind == "resync" else f"Open {dag_id} in Airflow"
-        return NextStep(label, airflow_url(base, "dags", dag_id), is_airflow=True)
-    if not page:
-        return None
-    word = _LINKS.get(item.kind, "Open the run" if page[0] == "run" else f"Open {page[0]}")
-    return NextStep(word, url(base, "p", name, *page) + (f"#{item.anchor}" if item.anchor else ""))
-
-
-def _unpause(situation: Situation, kind: DagKind) -> NextStep | None:
-    """Returns the button that unpauses a DAG, if the reader may."""
-    if not any(line.state.kind == kind and line.may_unpause for line in situation.lines):
-        return None
-    address = url(situation.base, "p", situation.name, "dags", kind, "unpause")
-    return NextStep(f"Unpause {dag_id_of(situation.name, kind)}", address, is_form=True)
-
-
-def _start(situation: Situation, kind: DagKind) -> NextStep | None:
-    """Returns the button that starts a DAG, if it would start now."""
-    may = any(
-        line.state.kind == kind
-        and line.may_run
-        and not (line.state.is_paused or line.state.is_under_way)
-        for line in situation.lines
-    )
-    address = url(situation.base, "p", situation.name, "dags", kind, "run")
-    return NextStep(_RUN_WORDS[kind], address, True) if may else None
 
 
 def _since(item: Attention, situation: Situation) -> datetime | None:

@@ -76,13 +76,13 @@ from waldelta_airflow._dag_attention import of_dags
 from waldelta_airflow.views._access import PipelineRequest
 from waldelta_airflow.views._headline import (
     Headline,
-    NextStep,
-    Situation,
+    causes_of,
     error_sentence,
     read_headline,
     remedy_of,
 )
 from waldelta_airflow.views._installed_pipelines import (
+    RUN_NOW,
     Button,
     DagRunTasks,
     Schedule,
@@ -91,6 +91,7 @@ from waldelta_airflow.views._installed_pipelines import (
     read_dag_run,
     read_schedules,
 )
+from waldelta_airflow.views._next_steps import NextStep, Situation, setup_steps
 from waldelta_airflow.views._pictures import flow, lag_chart, rows_strip, run_strip, wal_chart
 from waldelta_airflow.views._render import duration, render, url
 
@@ -180,6 +181,8 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
         forecast=forecast,
         schedule=schedule,
         headline=read_headline(situation, failed=failed),
+        steps=() if glance.is_set_up else setup_steps(situation),
+        run_now=RUN_NOW,
         is_stale=is_stale(attention),
         is_late=has_ended,
         attention=attention[1:],
@@ -209,7 +212,14 @@ def read_situation(request: PipelineRequest, hours: int = REACH // timedelta(hou
         at,
         attention_of(pipeline, glance, schedule, at),
         _progress(pipeline, ledger, schedule, at),
+        glance.is_set_up or _has_slot(pipeline, ledger),
     )
+
+
+def _has_slot(pipeline: PipelineFile, ledger: Ledger) -> bool:
+    """Returns whether setup has created or adopted the slot, by the ledger."""
+    events = ledger.slot_events(pipeline.source.slot)
+    return bool(events) and events[-1].event not in ("creating", "dropped")
 
 
 def _consumers(request: PipelineRequest) -> list[str]:
@@ -397,6 +407,7 @@ def reconciliation_page(request: PipelineRequest, button: Button) -> str:
         latest=latest,
         attempts=attempts,
         compared=compared,
+        causes=causes_of(situation.attention),
         is_stale=is_stale(situation.attention),
         outdated=_tables_where(is_stale, situation),
         attention=[item for item in situation.attention if not item.objects and is_stale([item])],

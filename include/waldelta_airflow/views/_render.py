@@ -5,7 +5,7 @@ text), and the headers of every response.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import cache, partial
 from typing import Any
@@ -30,8 +30,8 @@ _SENTENCE = re.compile(r"\s*\n\s*|(?<=[.;]) ")
 _SHORT = 160
 
 # The signs of the stylesheet's classes, and the states that are of a class by another name.
-_NAMES = ("passed", "warning", "failed", "unknown", "running", "paused")
-MARKS = dict(zip(_NAMES, "✓!✕?…–", strict=True))
+_NAMES = ("passed", "warning", "failed", "unknown", "running", "paused", "next")
+MARKS = dict(zip(_NAMES, "✓!✕?…–→", strict=True))
 _CLASSES = {
     state: name
     for name, states in {
@@ -99,12 +99,17 @@ def run_name(run_id: str, now: datetime) -> Markup:
         at = datetime.fromisoformat(time).astimezone(UTC)
     except ValueError:
         return Markup('<span class="wrap">{}</span>').format(visible(run_id))
+    by = "" if kind == "scheduled" else f", {visible(kind).replace('_', ' ')}"
+    return moment_name(at, now, visible(run_id)) + Markup.escape(by)
+
+
+def moment_name(at: datetime, now: datetime, title: str = "") -> Markup:
+    """Returns a time as its day and its minute; hovering shows the title and the exact time."""
     days = (now.date() - at.date()).days
     day = {0: "today", 1: "yesterday"}.get(days, f"{at:%-d %b}")
-    by = "" if kind == "scheduled" else f", {visible(kind).replace('_', ' ')}"
     return Markup(
-        '<time datetime="{}" data-as="clock" data-title="{id}" title="{id}">{} {}</time>{}'
-    ).format(at.isoformat(), day, f"{at:%H:%M}", by, id=visible(run_id))
+        '<time datetime="{}" data-as="clock" data-title="{title}" title="{title}">{} {}</time>'
+    ).format(at.isoformat(), day, f"{at:%H:%M}", title=title)
 
 
 def folded(text: str, most: int = _SHORT) -> tuple[str, str]:
@@ -164,16 +169,20 @@ def slot_state(wal_status: str | None) -> Markup:
 
 
 def mark(state: str, word: str | None = None, *, is_past: bool = False) -> Markup:
-    """Returns a verdict or state as a coloured sign and a word; what was fine in the past is grey.
+    """Returns a verdict or state as a coloured sign and a word; what isn't known has only words.
+
+    What was fine in the past says so.
 
     >>> mark("ok", "2 tables", is_past=True)
-    Markup('<span class="mark unknown"><span aria-hidden="true">?</span> 2 tables</span>')
+    Markup('<span class="mark unknown">earlier: 2 tables</span>')
     """
-    name = state_class(state)
+    name, text = state_class(state), word or state.replace("_", " ")
     if is_past and name == "passed":
-        name = "unknown"
+        name, text = "unknown", f"earlier: {text}"
+    if name == "unknown":
+        return Markup('<span class="mark unknown">{}</span>').format(text)
     return Markup('<span class="mark {}"><span aria-hidden="true">{}</span> {}</span>').format(
-        name, MARKS.get(name, "·"), word or state.replace("_", " ")
+        name, MARKS.get(name, "·"), text
     )
 
 
@@ -234,13 +243,13 @@ async def add_headers(
     return response
 
 
-def url(base: str, *parts: str, **query: str | int) -> str:
+def url(base: str, *parts: str, **query: str | int | Sequence[str]) -> str:
     """Returns the address of a page; ``base`` is the application's mount point.
 
     Each part is quoted as a whole.
     """
     path = "/".join([base, *(quote(part, safe="") for part in parts)]) if parts else f"{base}/"
-    return f"{path}?{urlencode(query, quote_via=quote)}" if query else path
+    return f"{path}?{urlencode(query, True, quote_via=quote)}" if query else path
 
 
 def airflow_url(base: str, *parts: str) -> str:

@@ -196,11 +196,15 @@ async def read_form(request: Request) -> dict[str, list[str]]:
     return parse_qs(body.decode("utf-8", "replace"))
 
 
+def reason_of(form: Mapping[str, Sequence[str]]) -> str:
+    """Returns the reason in a form, or an empty text."""
+    return (form.get("reason") or [""])[0].strip()[:_LONGEST_REASON]
+
+
 def decision(form: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Returns a form's decision as the DAG's params; raises 400 for an invalid one."""
-    action, reason = ((form.get(name) or [""])[0] for name in ("action", "reason"))
+    action, reason = (form.get("action") or [""])[0], reason_of(form)
     ids, tables = list(form.get("id", ())), list(form.get("table", ()))
-    reason = reason.strip()[:_LONGEST_REASON]
     if action not in ACTIONS or not all(map(_ID.fullmatch, ids)):
         raise HTTPException(400, "The form has an unknown action or id: reload the page.")
     try:

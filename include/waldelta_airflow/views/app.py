@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_authenticated
-from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
@@ -42,7 +42,14 @@ from waldelta_airflow.views._render import (
     render,
     url,
 )
-from waldelta_airflow.views._waiting import Chosen, decision, read_form, row_page, waiting_page
+from waldelta_airflow.views._waiting import (
+    Chosen,
+    decision,
+    read_form,
+    reason_of,
+    row_page,
+    waiting_page,
+)
 
 _FILES = {
     "style.css": "text/css",
@@ -240,14 +247,26 @@ def decide(
 
 
 @_routes.post("/p/{name}/dags/{kind}/run")
-def run_now(page_request: PageRequestDep, request: Request, name: str, kind: DagKind) -> Response:
-    """Triggers a run of a pipeline's DAG, with Airflow's permissions."""
+def run_now(
+    page_request: PageRequestDep,
+    request: Request,
+    name: str,
+    kind: DagKind,
+    form: Annotated[dict[str, list[str]], Depends(read_form)],
+    table: Annotated[list[str], Query(default_factory=list)],
+) -> Response:
+    """Triggers a run of a pipeline's DAG, for these tables or all, with Airflow's permissions."""
     dag_id = _dag_of(page_request, request, name, kind)
-    if kind not in RUN_NOW or not page_request.reader.may_trigger(dag_id):
+    if kind not in (*RUN_NOW, "resync") or not page_request.reader.may_trigger(dag_id):
         raise HTTPException(403, f"You may not trigger the DAG {dag_id} from here.")
+    reason = reason_of(form) or ("requested on the pipeline's page" if table else "")
+    if kind == "resync" and not reason:
+        raise HTTPException(400, "A resync needs a reason.")
+    params = {"tables": table, "reason": reason}
     # The DAG's page shows that it is paused, and offers to unpause it.
     with suppress(DagPaused):
-        trigger_run(dag_id, "manual", {}, page_request.reader.user)
+        conf = {name: value for name, value in params.items() if value}
+        trigger_run(dag_id, "manual", conf, page_request.reader.user)
     return _back(page_request, name)
 
 

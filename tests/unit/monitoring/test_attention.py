@@ -565,7 +565,7 @@ def question(by):
     return SimpleNamespace(table_name="t", by=by, status="agreed", reason="rows are in quarantine")
 
 
-COMMIT = SimpleNamespace(table_name="t")
+COMMIT = SimpleNamespace(table_name="t", reason="external commit: version 7 (UPDATE by a)")
 ROWS = [SimpleNamespace(table_name="t", in_quarantine=2)]
 # What waits in a target: stopped tables, messages, questions, commits, lines; what to decide on.
 TO_DECIDE = [

@@ -157,7 +157,7 @@ def test_a_lake_that_isnt_there_and_one_that_cant_be_read(write_shop, write_pipe
         file.unlink()
     client = open_pages("viewer")
     text, page = client.get("/").text, client.get("/p/broken/runs").text
-    said = ("run setup, then the initial sync", "its lake can&#39;t be read from here", "keeps 16 ")
+    said = ("see the next step", "its lake can&#39;t be read from here", "keeps 16 ")
     assert not lacking(text, *said)
     assert "_waldelta/runs" in page
     assert str(root) not in text + page

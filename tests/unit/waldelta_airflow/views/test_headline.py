@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
+from urllib.parse import quote
 
 from tests.cases import cases
 from tests.support.bookkeeping import NOON, pipeline
@@ -13,51 +14,74 @@ from waldelta.monitoring.overview import Glance
 from waldelta.monitoring.reconciliation_status import Compared
 from waldelta.monitoring.run_history import RunLine
 from waldelta_airflow.views._access import DagLine
-from waldelta_airflow.views._headline import Situation, error_sentence, heals_of, read_headline
+from waldelta_airflow.views._headline import error_sentence, heals_of, read_headline
 from waldelta_airflow.views._installed_pipelines import RUN_NOW, DagState, Schedule
+from waldelta_airflow.views._next_steps import Situation, setup_steps
 from waldelta_airflow.views._render import folded, run_name
 
 GLANCE = Glance(True, NOON, (), None, (), RowCounts(), 0, 0, (), (), Compared())
 PIPELINE = pipeline("file:///lake")
-LINES = [DagLine(DagState(kind, f"shop_{kind}"), True, True) for kind in RUN_NOW]
+KINDS_OF_DAGS = (*RUN_NOW, "resync")
+LINES = [DagLine(DagState(kind, f"shop_{kind}"), True, True) for kind in KINDS_OF_DAGS]
 
 
 def run(hours, status):
     return RunLine(NOON + timedelta(hours=hours), f"r{hours}", "consume", status)
 
 
-def headline(*attention, glance=GLANCE, lines=LINES, failed=(), **more):
+def situation(*attention, glance=GLANCE, lines=LINES, failed_run=None, has_slot=True, **more):
     states = tuple(line.state for line in lines)
-    schedule = Schedule(dags=states, **more)
+    schedule = Schedule(failed=failed_run, dags=states, **more)
     progress = SimpleNamespace(remaining_seconds=90.0)
-    situation = Situation("", PIPELINE, glance, schedule, lines, NOON, attention, progress)
-    return read_headline(situation, failed)
+    about = (lines, NOON, attention, progress, has_slot)
+    return Situation("", PIPELINE, glance, schedule, *about)
 
 
+def headline(*attention, failed=(), **more):
+    return read_headline(situation(*attention, **more), failed)
+
+
+RUN = "/p/shop/dags/{}/run"
 BUTTONS = [
     ("a paused DAG", Attention("failed", "paused", "the CDC DAG is paused"),
      ("Unpause shop_cdc", "/p/shop/dags/cdc/unpause", True)),
-    ("never copied", Attention("warning", "never_copied", "t: never copied"),
-     ("Copy the tables", "/p/shop/dags/initial_sync/run", True)),
-    ("a difference", Attention("failed", "different", "t: different", ("reconciliation",)),
-     ("See the rows and repair them", "/p/shop/reconciliation", False)),
+    ("never copied", Attention("warning", "never_copied", "t: never copied", objects=("t", "u")),
+     ("Copy 2 tables", RUN.format("initial_sync") + "?table=t&table=u", True)),
+    ("a difference", Attention("failed", "different", "t: different", ("reconciliation",),
+                               objects=("t",)), ("Repair t", "/p/shop/repair/t", True)),
+    ("differences", Attention("failed", "different", "t, u: different", ("reconciliation",),
+                              objects=("t", "u")), ("Repair 2 tables", "/p/shop/repair", True)),
+    ("another writer", Attention("warning", "decision", "t: another", ("waiting",), objects=("t",),
+                                 waiting="external_commit"),
+     ("Repair t", "/p/shop/repair/t", True)),
+    ("rows in quarantine", Attention("warning", "decision", "t: rows", ("waiting",), objects=("t",),
+                                     waiting="rows"),
+     ("Decide on the rows of t", "/p/shop/waiting#rows", False)),
     ("a lost slot", Attention("failed", "data_gap", "lost", ("run", "any", "r")),
-     ("Open the resync DAG", "/dags/shop_resync", False)),
+     ("Recreate the slot and repair the tables", RUN.format("resync"), True)),
+    ("a server that is away", Attention("failed", "failed_run", "failed", ("run", "consume", "r"),
+                                        cause="SourceUnreachable"),
+     ("Try again now", RUN.format("cdc"), True)),
+    ("another error", Attention("failed", "failed_run", "failed", ("run", "consume", "r"),
+                                cause="ConfigError"),
+     ("Read the error of the run", "/p/shop/run/consume/r", False)),
+    ("a run that is silent", Attention("warning", "silent_run", "silent", ("run", "consume", "r")),
+     ("Read the log of the run", "/dags/shop_cdc/runs/r", False)),
     ("one table's check", Attention("failed", "failed_expectations", "t: failed",
                                     ("expectations",), objects=("t",)),
-     ("See the rows", "/p/shop/table/t#failed", False)),
+     ("See the rows that fail", "/p/shop/table/t#failed", False)),
     ("two tables' checks", Attention("failed", "failed_expectations", "t, u: failed",
                                      ("expectations",), objects=("t", "u")),
-     ("See the rows", "/p/shop/expectations", False)),
+     ("See the rows that fail", "/p/shop/expectations", False)),
     ("a run that only Airflow knows", Attention("failed", "failed_dag_run", "failed"),
-     ("Open shop_cdc in Airflow", "/dags/shop_cdc", False)),
+     ("Read the log of the run", "/dags/shop_cdc/runs/x", False)),
     ("nothing to press", Attention("warning", "lacks", "no pool"), None),
 ]  # fmt: skip
 
 
 @cases("item, expected", BUTTONS)
 def test_the_button_is_the_one_that_helps(item, expected):
-    step = headline(item).action
+    step = headline(item, failed_run="x").action
     assert (step and (step.label, step.address, step.is_form)) == expected
 
 
@@ -88,14 +112,17 @@ def test_a_copy_under_way_is_no_warning():
 
 # A run of the CDC DAG that is under way, and what an overdue run's page says because of it.
 OVERDUE = [
-    ("none is active", None, "No run is active", "start Airflow's scheduler"),
-    ("one is at work", "running", "The run today 11:00 is still active", "nothing while"),
-    ("one waits", "queued", "The run today 11:00 is queued", "start the scheduler, or free"),
-]
+    ("none is active", None, "No run is active", "no: the scheduler doesn't start by itself. Once",
+     "start Airflow's scheduler"),
+    ("one is at work", "running", "The run today 11:00 is still active",
+     "yes: the next run starts as soon as this one ends. No, if", "nothing while"),
+    ("one waits", "queued", "The run today 11:00 is queued",
+     "yes, if the pool is full: the run starts", "free a place in the pool"),
+]  # fmt: skip
 
 
-@cases("state, cause, remedy", OVERDUE)
-def test_what_keeps_an_overdue_run_and_what_to_do(state, cause, remedy):
+@cases("state, cause, heals, remedy", OVERDUE)
+def test_what_keeps_an_overdue_run_and_what_to_do(state, cause, heals, remedy):
     item = Attention("warning", "overdue", "the next run is overdue by 1 hour: an earlier run …")
     run_id = f"scheduled__{NOON.replace(hour=11).isoformat()}"
     dag = DagState("cdc", "shop_cdc", run_id=run_id, run_state=state)
@@ -103,8 +130,12 @@ def test_what_keeps_an_overdue_run_and_what_to_do(state, cause, remedy):
     found = headline(item, lines=[DagLine(dag, True, True)], next_run_at=due)
     assert (found.sentence, found.since) == ("The next run is overdue by 1 hour", due)
     assert found.cause.startswith(cause)
+    assert found.heals.startswith(heals)
     assert found.remedy.startswith(remedy)
-    assert found.action.label == "Open shop_cdc in Airflow"
+    label = found.action and (found.action.label, found.action.address)
+    log = ("Read the log of the run", f"/dags/shop_cdc/runs/{quote(run_id, safe='')}")
+    assert label == (log if state else None)
+    assert found.command == ("" if state == "running" else "airflow scheduler")
     assert found.under_way == ((dag,) if state else ())
 
 
@@ -188,8 +219,8 @@ def test_whether_a_failure_heals_by_itself(cause, times, expected):
 
 
 WAL = [
-    ("all of it is read", 2048, "Only 2 kB of it is unread", "end the transaction", "See the slot"),
-    ("it is unread", 5 << 30, "5 GB of it is unread", "run the CDC DAG", "Run now"),
+    ("all of it is read", 2048, "Only 2 kB of it is unread", "end the transaction", None),
+    ("it is unread", 5 << 30, "5 GB of it is unread", "run the CDC DAG", "Read the WAL now"),
 ]
 
 
@@ -202,7 +233,8 @@ def test_what_keeps_the_wal_and_what_to_do(unread, cause, remedy, label):
     assert found.cause.startswith(cause)
     assert found.remedy.startswith(remedy)
     assert found.heals.startswith("yes, once")
-    assert found.action.label == label
+    assert (found.action and found.action.label) == label
+    assert ("pg_stat_activity" in found.command) is (label is None)
 
 
 SINCE = [
@@ -263,8 +295,59 @@ def test_a_pipeline_without_trouble():
     new = replace(GLANCE, is_set_up=False)
     paused = [replace(line, state=replace(line.state, is_paused=True)) for line in LINES]
     for lines, button in ((LINES, "run"), (paused, "unpause")):
-        empty = headline(glance=new, lines=lines)
+        empty = headline(glance=new, lines=lines, has_slot=False)
         assert (empty.state, empty.action.address) == ("unknown", f"/p/shop/dags/setup/{button}")
+
+
+def _lines(run_state=None, kind="setup", *, is_paused=False):
+    state = DagState(kind, f"shop_{kind}", is_paused, "r", run_state)
+    return [state_line if state_line.state.kind != kind else replace(state_line, state=state)
+            for state_line in LINES]  # fmt: skip
+
+
+# What Airflow and the ledger know of a pipeline without tables: its steps, how the next is done.
+STEPS = [
+    ("nothing done", LINES, False, ["next", "after shop_setup", "after shop_setup"],
+     "run shop_setup"),
+    ("paused", _lines(is_paused=True), False, ["next", "after shop_setup", "after shop_setup"],
+     "unpause shop_setup and run shop_setup"),
+    ("at work", _lines("running"), False, ["running", "after shop_setup", "after shop_setup"],
+     "nothing: the next step"),
+    ("failed", _lines("failed"), False, ["failed", "after shop_setup", "after shop_setup"],
+     "read the log of its run"),
+    ("set up", _lines("success"), False, ["done", "next", "after shop_initial_sync"],
+     "run shop_initial_sync"),
+    ("set up on a command line", [], True, ["done", "next", "after shop_initial_sync"],
+     "wait until Airflow has read shop.yml"),
+    ("for a reader", [replace(line, may_trigger=False, may_unpause=False) for line in LINES], True,
+     ["done", "next", "after shop_initial_sync"], "ask a user who may trigger it: run"),
+]  # fmt: skip
+
+
+@cases("lines, has_slot, words, how", STEPS)
+def test_the_steps_say_what_is_done_and_what_is_next(lines, has_slot, words, how):
+    new = replace(GLANCE, is_set_up=False)
+    steps = setup_steps(situation(glance=new, lines=lines, has_slot=has_slot))
+    assert [step.word for step in steps] == words
+    found = headline(glance=new, lines=lines, has_slot=has_slot)
+    assert found.remedy.startswith(how)
+    assert found.sentence.startswith("Not set up yet. Step ")
+    assert (found.command == "waldelta sync shop.yml") is (lines == [])
+
+
+def test_a_difference_has_its_cause_and_why_the_run_succeeded():
+    """What other programs wrote stands with the attention for their commits."""
+    latest = run(1, "succeeded")
+    glance = replace(GLANCE, latest=latest, compared=Compared(different_since=NOON))
+    differs = Attention("failed", "different", "t: different", ("reconciliation",), objects=("t",))
+    commit = Attention("warning", "decision", "t: another program wrote", objects=("t",),
+                       details=(("t", "another program wrote version 17"),))  # fmt: skip
+    found = headline(differs, commit, glance=glance)
+    assert found.cause == "t: another program wrote version 17"
+    assert found.joint.striptags().startswith("the reconciliation today 12:00 found the difference")
+    assert found.succeeded_at == latest.at
+    assert headline(differs).cause == ""
+    assert headline(differs, glance=replace(glance, latest=run(1, "failed"))).joint == ""
 
 
 NAMES = [

@@ -257,7 +257,11 @@ POSTS = {
     "from another site": ("p/shop/dags/cdc/run", "op", {"sec-fetch-site": "cross-site"}, 403, []),
     "unpause from another site": ("p/shop/dags/cdc/unpause", "op", {"origin": "http://elsewhere"},
      403, []),
-    "a resync": ("p/shop/dags/resync/run", "op", OWN, 403, []),
+    "of two tables": ("p/shop/dags/initial_sync/run?table=a.b&table=c", "user", OWN, 200,
+                      [("shop_initial_sync", "manual", {
+                          "tables": ["a.b", "c"], "reason": "requested on the pipeline's page"})]),
+    "a resync without a reason": ("p/shop/dags/resync/run", "op", OWN, 400, []),
+    "a decision": ("p/shop/dags/decide/run", "op", OWN, 403, []),
     "no DAG of a pipeline": ("p/shop/dags/other/run", "op", OWN, 422, []),
     "another pipeline": ("p/none/dags/cdc/run", "op", OWN, 404, []),
 }  # fmt: skip

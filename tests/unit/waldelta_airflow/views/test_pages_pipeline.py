@@ -114,10 +114,10 @@ def test_a_table_that_failed_before_the_runs_shown_is_where_the_overview_leads(
 
 
 def test_a_pipeline_that_isnt_set_up_has_steps(write_pipeline, schedules, open_pages):
-    """Each leads to its DAG, also where Airflow's database doesn't say how it is."""
+    """Each leads to its DAG, and the next says how it is done, also where Airflow lacks the DAG."""
     write_pipeline("fresh")
     setup = DagState("setup", "fresh_setup", is_paused=True)
-    for dags, word in (((), "state not known"), ((setup,), "</span> paused</span>")):
+    for dags, word in (((), "wait until Airflow has read fresh.yml"), ((setup,), "unpause fresh")):
         schedules["fresh"] = Schedule(dags=dags)
         text = open_pages("viewer").get("/p/fresh").text
         steps = text[text.index('<ol class="steps">') :].partition("</ol>")[0]
@@ -136,7 +136,7 @@ def test_what_was_equal_before_a_problem_is_grey(shop, schedules, open_pages):
     schedules["shop"] = Schedule(is_paused=True)
     for address in ("/", "/p/shop"):
         text = client.get(address).text
-        assert '<span class="mark unknown"><span aria-hidden="true">?</span> 2 of 2 tables' in text
+        assert '<span class="mark unknown">earlier: 2 of 2 tables' in text
         assert "before the problem" in text
     differs = Reconciliation(now(), "r2", "public.orders", "different", missing=1)
     Reconciliations(ledger.lake).add([differs])

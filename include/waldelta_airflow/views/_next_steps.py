@@ -1,0 +1,302 @@
+"""The one button of a page: what a person presses to end a state; and the steps of a pipeline that
+isn't set up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from waldelta.config import DagKind, PipelineFile, dag_id_of
+from waldelta.error_catalog import ERRORS
+from waldelta.errors import SchemaChanged
+from waldelta.monitoring.attention import Attention, WaitingKind
+from waldelta.monitoring.overview import Glance
+from waldelta.monitoring.run_details import CopyProgress
+from waldelta.quantities import counted
+from waldelta_airflow._dag_attention import WATCHED
+from waldelta_airflow.views._access import DagLine
+from waldelta_airflow.views._installed_pipelines import DagState, Schedule, dag_of_verb
+from waldelta_airflow.views._render import airflow_url, url
+
+# What a button starts, by kind of attention, and its label; ``{}`` are the tables concerned.
+_RUNS: dict[str, tuple[DagKind, str]] = {
+    "copied_since": ("reconcile", "Compare {} again"),
+    "data_gap": ("resync", "Recreate the slot and repair the tables"),
+    "drift": ("reconcile", "Compare {} now"),
+    "failed_comparison": ("reconcile", "Compare {} again"),
+    "failed_copy": ("initial_sync", "Copy {} again"),
+    "never_copied": ("initial_sync", "Copy {}"),
+    "new_tables": ("setup", "Run setup"),
+    "slot": ("cdc", "Read the WAL now"),
+    "unpublished": ("setup", "Run setup"),
+}
+_UNPAUSES: dict[str, DagKind] = {
+    "needs_copy": "initial_sync",
+    "paused": "cdc",
+    "paused_maintenance": "maintenance",
+    "paused_reconcile": "reconcile",
+}
+_OVERDUE: dict[str, DagKind] = {f"overdue_{kind}": kind for kind in WATCHED}
+# What a person does on the page that a link leads to, and where on it.
+_DECISIONS: dict[WaitingKind, tuple[str, str]] = {
+    "gate": ("Decide on the changes of {}", "stopped"),
+    "message": ("Decide on the message", "messages"),
+    "schema_change": ("Agree to the change, or refuse it", "changes"),
+    "external_commit": ("Repair or accept {}", "commits"),
+    "rows": ("Decide on the rows of {}", "rows"),
+}
+_LINKS = {
+    "different": "See the rows that differ",
+    "failed_expectations": "See the rows that fail",
+    "failed_run": "Read the error of the run",
+}
+# The steps of a new pipeline, and the command that does the same.
+_STEPS: dict[DagKind, tuple[str, str]] = {
+    "setup": ("checks the source, and creates publications and the slot", "setup"),
+    "initial_sync": ("copies the tables into the lake", "sync"),
+    "cdc": ("brings changes by its schedule", "consume"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NextStep:
+    """A button (``is_form``) or link; ``is_airflow``: it leads to one of Airflow's own pages.
+
+    ``needs_reason``: the form asks for the reason, which is recorded.
+    """
+
+    label: str
+    address: str
+    is_form: bool = False
+    is_airflow: bool = False
+    needs_reason: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetupStep:
+    """A step before changes flow: its DAG, what that does, and its state as a class and a word.
+
+    The next step has ``how`` it is done, with a button or a ``command``; others have none.
+    """
+
+    dag_id: str
+    does: str
+    state: str
+    word: str
+    how: str = ""
+    action: NextStep | None = None
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A pipeline at a time, as a reader sees it: ``lines`` are the DAGs that the reader may read.
+
+    ``attention`` is of the pipeline or of one of its tables, the worst first. ``progress`` is of
+    the copy that is under way. ``has_slot``: setup has created the slot.
+    """
+
+    base: str
+    pipeline: PipelineFile
+    glance: Glance
+    schedule: Schedule
+    lines: Sequence[DagLine]
+    at: datetime
+    attention: Sequence[Attention] = ()
+    progress: CopyProgress | None = None
+    has_slot: bool = True
+
+    @property
+    def name(self) -> str:
+        """Returns the pipeline's name."""
+        return self.pipeline.pipeline
+
+    def line(self, kind: DagKind) -> DagLine | None:
+        """Returns a DAG that the reader may read, or None."""
+        return next((line for line in self.lines if line.state.kind == kind), None)
+
+    def has_run(self, *kinds: DagKind) -> bool:
+        """Returns whether a run of one of these DAGs is under way."""
+        return any(line.state.kind in kinds and line.state.is_under_way for line in self.lines)
+
+    def next_run(self) -> tuple[str, datetime | None]:
+        """Returns what the schedule does next, and when."""
+        due = self.schedule.next_run_at
+        if not self.glance.is_set_up:
+            return "no run starts before the three steps are done", None
+        if self.schedule.is_paused:
+            return f"no run starts: {dag_id_of(self.name, 'cdc')} is paused", None
+        if due is None:
+            return "nothing: runs are started by hand", None
+        return "the next run was due" if due < self.at else "the next run starts", due
+
+
+def next_step(situation: Situation, item: Attention) -> NextStep | None:
+    """Returns what a person presses: what ends the state, or the place where a person decides.
+
+    None where the step is outside of Airflow.
+    """
+    if kind := _UNPAUSES.get(item.kind):
+        return _unpause(situation, kind) or _open(situation, kind)
+    if item.kind == "slot" and is_read(situation.glance):
+        return None
+    if step := _repair(situation, item) or _run(situation, item):
+        return step
+    if item.kind in ("failed_dag_run", "overdue", "silent_run"):
+        return _open_run(situation, item)
+    if item.kind in _OVERDUE:
+        return _open(situation, _OVERDUE[item.kind])
+    return _lead(situation, item)
+
+
+def is_read(glance: Glance) -> bool:
+    """Returns whether most of the WAL that the slot keeps has been read already."""
+    run = glance.landing
+    return run is not None and 2 * (run.lag_bytes or 0) < (run.retained_bytes or 0)
+
+
+def setup_steps(situation: Situation) -> list[SetupStep]:
+    """Returns the steps of a pipeline that isn't set up: those done, the next one, later ones."""
+    return list(_steps(situation))
+
+
+def _steps(situation: Situation) -> Iterator[SetupStep]:
+    before = ""
+    for kind, (does, verb) in _STEPS.items():
+        dag_id, line = dag_id_of(situation.name, kind), situation.line(kind)
+        state = line.state if line is not None else DagState(kind, dag_id)
+        is_done = kind == "setup" and (situation.has_slot or state.run_state == "success")
+        if is_done:
+            yield SetupStep(dag_id, does, "passed", "done")
+        elif before:
+            yield SetupStep(dag_id, does, "unknown", f"after {before}")
+        else:
+            command = f"waldelta {verb} {situation.name}.yml"
+            yield _next_of_steps(situation, line, SetupStep(dag_id, does, "next", "next"), command)
+        before = before or ("" if is_done else dag_id)
+
+
+def _next_of_steps(
+    situation: Situation, line: DagLine | None, step: SetupStep, command: str
+) -> SetupStep:
+    dag_id, name = step.dag_id, situation.name
+    if line is None:
+        how = (
+            f"wait until Airflow has read {name}.yml and shows the DAG {dag_id}; the command does"
+            " the same without Airflow"
+        )
+        return replace(step, how=how, command=command)
+    state, kind = line.state, line.state.kind
+    if state.is_under_way:
+        how = "nothing: the next step follows when its run ends"
+        return replace(step, state="running", word="running", how=how)
+    if state.run_state == "failed":
+        how = f"read the log of its run, correct the cause, and run {dag_id} again"
+        address = airflow_url(situation.base, "dags", dag_id, "runs", state.run_id or "")
+        log = NextStep(f"Read the log of {dag_id}", address, is_airflow=True)
+        return replace(step, state="failed", word="failed", how=how, action=log)
+    run = "" if kind == "cdc" else f"run {dag_id}"
+    how = " and ".join(filter(None, (f"unpause {dag_id}" if state.is_paused else "", run)))
+    action = (
+        _unpause(situation, kind) if state.is_paused else _start(situation, kind, f"Run {dag_id}")
+    )
+    missing = "" if action is not None else "ask a user who may trigger it: "
+    return replace(step, how=f"{missing}{how}", action=action or _open(situation, kind))
+
+
+def _repair(situation: Situation, item: Attention) -> NextStep | None:
+    """Returns the button that compares tables that may differ again, and repairs them."""
+    is_written = item.waiting == "external_commit" and len(item.objects) == 1
+    if item.kind != "different" and not is_written:
+        return None
+    step = _start(situation, "reconcile", f"Repair {_named(item)}")
+    if step is None or not step.address.endswith("/run"):
+        return step
+    one = item.objects if len(item.objects) == 1 else ()
+    return replace(step, address=url(situation.base, "p", situation.name, "repair", *one))
+
+
+def _run(situation: Situation, item: Attention) -> NextStep | None:
+    """Returns the button that starts the run that ends a state."""
+    error = ERRORS.get(item.cause)
+    if item.kind == "failed_run" and error is not None and error.retryable:
+        return _start(situation, "cdc", "Try again now")
+    if item.kind == "failed_run" and item.cause == SchemaChanged.__name__:
+        late = next((one for one in situation.attention if one.kind == "behind"), None)
+        if late is None:
+            return None
+        label = f"Copy {_named(late)} again"
+        return _start(situation, "initial_sync", label, late.objects)
+    if item.kind not in _RUNS:
+        return None
+    kind, label = _RUNS[item.kind]
+    tables = item.objects if "{}" in label else ()
+    return _start(situation, kind, label.format(_named(item)), tables)
+
+
+def _named(item: Attention) -> str:
+    tables = item.objects
+    return tables[0] if len(tables) == 1 else counted(len(tables), "table")
+
+
+def _open_run(situation: Situation, item: Attention) -> NextStep | None:
+    """Returns the link to the log of a run that failed, or that keeps the next one waiting."""
+    run_id, verb = situation.schedule.failed, "consume"
+    if item.kind == "overdue":
+        runs = (state for state in situation.schedule.under_way if state.kind == "cdc")
+        run_id = next((state.run_id for state in runs), None)
+    if item.page[:1] == ("run",):
+        _, verb, run_id = item.page
+    dag_id = dag_of_verb(situation.name, verb)
+    if run_id is None or dag_id is None:
+        return None
+    address = airflow_url(situation.base, "dags", dag_id, "runs", run_id)
+    return NextStep("Read the log of the run", address, is_airflow=True)
+
+
+def _lead(situation: Situation, item: Attention) -> NextStep | None:
+    """Returns the link to the place where a person sees or decides what is the matter."""
+    page, anchor = item.page, item.anchor
+    if item.kind.endswith("_expectations") and len(item.objects) == 1:
+        page, anchor = ("table", *item.objects), "failed"
+    label = _LINKS.get(item.kind, "")
+    if item.waiting in _DECISIONS:
+        label, anchor = _DECISIONS[item.waiting]
+        label = label.format(_named(item))
+    if not page:
+        return None
+    label = label or ("Read the run" if page[0] == "run" else f"See {page[0]}")
+    address = url(situation.base, "p", situation.name, *page)
+    return NextStep(label, address + (f"#{anchor}" if anchor else ""))
+
+
+def _open(situation: Situation, kind: DagKind) -> NextStep:
+    """Returns the link to a DAG in Airflow, for a reader who may not do more."""
+    dag_id = dag_id_of(situation.name, kind)
+    address = airflow_url(situation.base, "dags", dag_id)
+    return NextStep(f"Open {dag_id} in Airflow", address, is_airflow=True)
+
+
+def _unpause(situation: Situation, kind: DagKind) -> NextStep | None:
+    """Returns the button that unpauses a DAG, if the reader may."""
+    line = situation.line(kind)
+    if line is None or not line.may_unpause:
+        return None
+    address = url(situation.base, "p", situation.name, "dags", kind, "unpause")
+    return NextStep(f"Unpause {line.state.dag_id}", address, is_form=True)
+
+
+def _start(
+    situation: Situation, kind: DagKind, label: str, tables: Sequence[str] = ()
+) -> NextStep | None:
+    """Returns the button that starts a DAG, for these tables or all, or that unpauses it first."""
+    line = situation.line(kind)
+    if line is None or not line.may_trigger or line.state.is_under_way:
+        return None
+    if line.state.is_paused:
+        return _unpause(situation, kind)
+    query = {"table": tables} if tables else {}
+    address = url(situation.base, "p", situation.name, "dags", kind, "run", **query)
+    return NextStep(label, address, is_form=True, needs_reason=kind == "resync")
