@@ -10,6 +10,7 @@ from math import sin, tau
 from tests.pictures.story import AT, NOTEBOOK, SINCE, TAMPERED, Tale, Trouble, today
 from tests.support.bookkeeping import add_reports
 from waldelta.config import PipelineFile
+from waldelta.errors import SlotLost
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     BatchCut,
@@ -299,7 +300,7 @@ def write_lake(pipeline: PipelineFile, tale: Tale) -> None:
         ledger.append(replace(state, at=NOTEBOOK, external_commits=commits))
     _list_reports(pipeline, lake)
     for trouble in tale.troubles:
-        if trouble.stage == "land" and trouble.last == AT:
+        if isinstance(trouble.error, SlotLost):
             _lose(tale, ledger, lake, trouble)
 
 

@@ -95,6 +95,13 @@ def read_open(ledger: Ledger, keys: pa.Table) -> list[Decision]:
     return [by_key[key] for key in in_order if key in by_key]
 
 
+def read_reasons(ledger: Ledger, tables: Collection[str]) -> list[str]:
+    """Returns why rows of these tables are in quarantine, each reason once."""
+    keys = Decisions(ledger.lake).scan_open(target_generations(ledger), ("reason",))
+    keys = keys.filter(pc.is_in(keys["table_name"], value_set=pa.array(tables, pa.string())))
+    return sorted(filter(None, keys["reason"].unique().to_pylist()))
+
+
 def read_by_id(ledger: Ledger, row_id: str) -> Decision | None:
     """Returns the quarantined row with this id, with its messages, even if it was decided on
     since.
@@ -315,7 +322,7 @@ class Waiting:
 
 
 def _written(commit: Decision) -> str:
-    return f"another program wrote {(commit.reason or '').removeprefix(_COMMIT)}"
+    return (commit.reason or "").removeprefix(_COMMIT).replace("+0000)", " UTC)")
 
 
 def _of_question(row: Decision) -> Attention:

@@ -20,7 +20,7 @@ from waldelta.errors import QualityFailed
 from waldelta.monitoring.attention import KINDS, Attention, WaitingKind, names
 from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
-from waldelta.quantities import counted, size
+from waldelta.quantities import counted, first_of, size
 from waldelta_airflow.views._installed_pipelines import DagState
 from waldelta_airflow.views._next_steps import NextStep, Situation, is_read, next_step, setup_steps
 from waldelta_airflow.views._render import duration, moment_name, run_name
@@ -68,7 +68,6 @@ _DECISIONS: dict[WaitingKind, tuple[str, str]] = {
 # Why the latest run succeeded although something is the matter.
 _JOINTS = {
     "external_commit": "runs don't read the rows that another program writes",
-    "failed_expectations": "it didn't change the table, so it didn't check it again",
     "gate": "it left out the changes of the stopped table",
     "overdue": "it is the last run that ended",
     "paused": "it ran before the DAG was paused",
@@ -135,9 +134,9 @@ def read_headline(
         headline = _by_first(situation, attention[0], failed)
     else:
         headline = Headline("ok", fine) if glance.is_set_up else _of_steps(situation)
-    if attention and glance.latest_status == "succeeded":
-        joint, latest = _joint(situation, attention[0]), glance.latest
-        headline = replace(headline, joint=joint, succeeded_at=latest and latest.at)
+    if attention:
+        joint, latest = joint_of(glance, attention[0], situation.at), glance.latest
+        headline = replace(headline, joint=joint, succeeded_at=latest.at if latest else None)
     text, at = situation.next_run()
     under_way = situation.schedule.under_way
     return replace(headline, under_way=under_way, next_run=text, next_at=at)
@@ -159,13 +158,17 @@ def _of_steps(situation: Situation) -> Headline:
     )
 
 
-def _joint(situation: Situation, first: Attention) -> Markup | str:
+def joint_of(glance: Glance, first: Attention, at: datetime) -> Markup | str:
     """Returns what explains that the latest run succeeded although something is the matter."""
-    compared = situation.glance.compared
-    if first.kind == "different" and compared.different_since is not None:
-        return Markup(
-            "the reconciliation {} found the difference, which runs don't look for"
-        ).format(moment_name(compared.different_since, situation.at))
+    if glance.latest_status != "succeeded":
+        return ""
+    if first.kind == "different" and glance.compared.different_since is not None:
+        text = Markup("the reconciliation {} found the difference, which runs don't look for")
+        return text.format(moment_name(glance.compared.different_since, at))
+    checks = (line.check for line in glance.tables if line.table_name in first.objects)
+    if first.kind == "failed_expectations" and (check := next(checks, None)) is not None:
+        text = Markup("the check of the run {} found the rows")
+        return text.format(run_name(check.run_id, at))
     return _JOINTS.get(first.waiting or first.kind, "")
 
 
@@ -195,6 +198,10 @@ def _by_first(
         cause, heals, remedy, command = _overdue(situation)
     if first.waiting in _DECISIONS:
         _, remedy = _DECISIONS[first.waiting]
+    if first.waiting == "rows":
+        count = sum(x.in_quarantine for x in glance.tables if x.table_name in first.objects)
+        sentence = f"{names(first.objects)}: {counted(count, 'row')} in quarantine"
+        cause = f"Reason: {first_of(situation.reasons)}" if situation.reasons else ""
     if first.kind == "failed_expectations" and failed:
         sentence, cause = failed_sentence(failed)
     if " " in sentence.partition(":")[0]:
@@ -220,7 +227,8 @@ def _written(situation: Situation, item: Attention) -> str:
     if item.kind != "different" and item.waiting != "external_commit":
         return ""
     causes = causes_of(situation.attention)
-    return "\n".join(f"{table}: {causes[table]}" for table in item.objects if table in causes)
+    lines = [f"{table}: {causes[table]}" for table in item.objects if table in causes]
+    return causes[item.objects[0]] if lines and len(item.objects) == 1 else "\n".join(lines)
 
 
 def causes_of(attention: Sequence[Attention]) -> dict[str, str]:
@@ -228,7 +236,7 @@ def causes_of(attention: Sequence[Attention]) -> dict[str, str]:
     causes: dict[str, list[str]] = {}
     for table, text in (detail for item in attention for detail in item.details):
         causes.setdefault(table, []).append(text)
-    return {table: "; ".join(texts) for table, texts in causes.items()}
+    return {table: f"Another program wrote {', '.join(texts)}" for table, texts in causes.items()}
 
 
 def _overdue(situation: Situation) -> tuple[str, str, str, str]:
@@ -345,7 +353,10 @@ def _wal(glance: Glance) -> tuple[str, str] | None:
             f"Only {size(run.lag_bytes)} of it is unread. PostgreSQL keeps the rest, which has been"
             " read, for a transaction that is still open"
         )
-        remedy = "end the transaction open longest on the source (pg_stat_activity.xact_start)"
+        remedy = (
+            "end the transaction open longest on the source: the command finds it, and"
+            " pg_terminate_backend(pid) ends it"
+        )
         return cause, remedy
     return (
         f"{size(run.lag_bytes)} of it is unread",

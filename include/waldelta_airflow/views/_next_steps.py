@@ -95,7 +95,8 @@ class Situation:
     """A pipeline at a time, as a reader sees it: ``lines`` are the DAGs that the reader may read.
 
     ``attention`` is of the pipeline or of one of its tables, the worst first. ``progress`` is of
-    the copy that is under way. ``has_slot``: setup has created the slot.
+    the copy that is under way. ``has_slot``: setup has created the slot. ``reasons`` are of rows in
+    quarantine, if these are the worst.
     """
 
     base: str
@@ -107,6 +108,7 @@ class Situation:
     attention: Sequence[Attention] = ()
     progress: CopyProgress | None = None
     has_slot: bool = True
+    reasons: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -163,19 +165,19 @@ def setup_steps(situation: Situation) -> list[SetupStep]:
 
 
 def _steps(situation: Situation) -> Iterator[SetupStep]:
-    before = ""
+    blocker = ""
     for kind, (does, verb) in _STEPS.items():
         dag_id, line = dag_id_of(situation.name, kind), situation.line(kind)
         state = line.state if line is not None else DagState(kind, dag_id)
         is_done = kind == "setup" and (situation.has_slot or state.run_state == "success")
         if is_done:
             yield SetupStep(dag_id, does, "passed", "done")
-        elif before:
-            yield SetupStep(dag_id, does, "unknown", f"after {before}")
+        elif blocker:
+            yield SetupStep(dag_id, does, "unknown", f"after {blocker}")
         else:
             command = f"waldelta {verb} {situation.name}.yml"
             yield _next_of_steps(situation, line, SetupStep(dag_id, does, "next", "next"), command)
-        before = before or ("" if is_done else dag_id)
+        blocker = blocker or ("" if is_done else dag_id)
 
 
 def _next_of_steps(
@@ -211,7 +213,7 @@ def _repair(situation: Situation, item: Attention) -> NextStep | None:
     is_written = item.waiting == "external_commit" and len(item.objects) == 1
     if item.kind != "different" and not is_written:
         return None
-    step = _start(situation, "reconcile", f"Repair {_named(item)}")
+    step = _start(situation, "reconcile", f"Repair {_tables_of(item)}")
     if step is None or not step.address.endswith("/run"):
         return step
     one = item.objects if len(item.objects) == 1 else ()
@@ -227,16 +229,16 @@ def _run(situation: Situation, item: Attention) -> NextStep | None:
         late = next((one for one in situation.attention if one.kind == "behind"), None)
         if late is None:
             return None
-        label = f"Copy {_named(late)} again"
+        label = f"Copy {_tables_of(late)} again"
         return _start(situation, "initial_sync", label, late.objects)
     if item.kind not in _RUNS:
         return None
     kind, label = _RUNS[item.kind]
     tables = item.objects if "{}" in label else ()
-    return _start(situation, kind, label.format(_named(item)), tables)
+    return _start(situation, kind, label.format(_tables_of(item)), tables)
 
 
-def _named(item: Attention) -> str:
+def _tables_of(item: Attention) -> str:
     tables = item.objects
     return tables[0] if len(tables) == 1 else counted(len(tables), "table")
 
@@ -264,7 +266,7 @@ def _lead(situation: Situation, item: Attention) -> NextStep | None:
     label = _LINKS.get(item.kind, "")
     if item.waiting in _DECISIONS:
         label, anchor = _DECISIONS[item.waiting]
-        label = label.format(_named(item))
+        label = label.format(_tables_of(item))
     if not page:
         return None
     label = label or ("Read the run" if page[0] == "run" else f"See {page[0]}")

@@ -26,7 +26,7 @@ from waldelta.pipeline.lag import Lag
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views import _pages as pages
 from waldelta_airflow.views._access import Reader
-from waldelta_airflow.views._headline import heals_of
+from waldelta_airflow.views._headline import heals_of, joint_of
 from waldelta_airflow.views._installed_pipelines import (
     DAG_VERBS,
     Schedule,
@@ -149,6 +149,13 @@ class Card:
         return self.glance is not None and pages.is_past(
             pages.of_table(line, self.glance, self.attention)
         )
+
+    @property
+    def joint(self) -> Markup | str:
+        """Returns what explains that the latest run succeeded although something is the matter."""
+        if self.glance is None or not self.attention:
+            return ""
+        return joint_of(self.glance, self.attention[0], self.at)
 
     @property
     def worst(self) -> float | None:

@@ -36,7 +36,7 @@ from waldelta.monitoring.check_results import (
     read_failed,
     tables_map,
 )
-from waldelta.monitoring.decisions import read_decided
+from waldelta.monitoring.decisions import read_decided, read_reasons
 from waldelta.monitoring.overview import (
     OVERVIEW_AT_ONCE,
     OVERVIEW_HOURS,
@@ -91,7 +91,7 @@ from waldelta_airflow.views._installed_pipelines import (
     read_dag_run,
     read_schedules,
 )
-from waldelta_airflow.views._next_steps import NextStep, Situation, setup_steps
+from waldelta_airflow.views._next_steps import NextStep, Situation, next_step, setup_steps
 from waldelta_airflow.views._pictures import flow, lag_chart, rows_strip, run_strip, wal_chart
 from waldelta_airflow.views._render import duration, render, url
 
@@ -203,6 +203,8 @@ def read_situation(request: PipelineRequest, hours: int = REACH // timedelta(hou
     at, pipeline, ledger = now(), request.pipeline, request.ledger
     schedule = read_schedules([pipeline]).get(pipeline.pipeline, Schedule())
     glance = read_glance(pipeline, ledger, at, hours, airflow_runs(pipeline, schedule))
+    attention = attention_of(pipeline, glance, schedule, at)
+    is_of_rows = bool(attention) and attention[0].waiting == "rows"
     return Situation(
         request.base,
         pipeline,
@@ -210,9 +212,10 @@ def read_situation(request: PipelineRequest, hours: int = REACH // timedelta(hou
         schedule,
         request.reader.lines(schedule.dags),
         at,
-        attention_of(pipeline, glance, schedule, at),
+        attention,
         _progress(pipeline, ledger, schedule, at),
         glance.is_set_up or _has_slot(pipeline, ledger),
+        read_reasons(ledger, attention[0].objects) if is_of_rows else (),
     )
 
 
@@ -496,9 +499,10 @@ def _headline_of_table(
     if failure is None:
         return replace(headline, cause=headline.cause or why)
     cause, run_id = failure
-    address = url(situation.base, "p", situation.name, "run", ANY_VERB, run_id)
-    remedy = remedy_of(situation.name, "failed_run", cause.partition(":")[0])
-    return replace(headline, cause=cause, remedy=remedy, action=NextStep("See the error", address))
+    error, page = cause.partition(":")[0], ("run", ANY_VERB, run_id)
+    item = replace(attention[0], kind="failed_run", cause=error, page=page, anchor="")
+    remedy, action = remedy_of(situation.name, item.kind, error), next_step(situation, item)
+    return replace(headline, cause=cause, remedy=remedy, action=action)
 
 
 def _failure(ledger: Ledger, glance: Glance, table: str) -> tuple[str, str] | None:

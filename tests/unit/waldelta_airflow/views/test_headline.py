@@ -341,9 +341,9 @@ def test_a_difference_has_its_cause_and_why_the_run_succeeded():
     glance = replace(GLANCE, latest=latest, compared=Compared(different_since=NOON))
     differs = Attention("failed", "different", "t: different", ("reconciliation",), objects=("t",))
     commit = Attention("warning", "decision", "t: another program wrote", objects=("t",),
-                       details=(("t", "another program wrote version 17"),))  # fmt: skip
+                       details=(("t", "version 17 (UPDATE by a)"),))  # fmt: skip
     found = headline(differs, commit, glance=glance)
-    assert found.cause == "t: another program wrote version 17"
+    assert found.cause == "Another program wrote version 17 (UPDATE by a)"
     assert found.joint.striptags().startswith("the reconciliation today 12:00 found the difference")
     assert found.succeeded_at == latest.at
     assert headline(differs).cause == ""

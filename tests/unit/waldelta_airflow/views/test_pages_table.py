@@ -38,7 +38,7 @@ def test_a_table_whose_changes_wait_names_the_cause_and_its_run(shop, open_pages
     Ledger(Lake(shop.target.root)).append(replace(failed, applied=False))
     text = open_pages("viewer").get("/p/shop/table/public.orders").text
     assert "SchemaChanged: public.orders: column a changed its type" in text
-    assert re.search(r'href="/p/shop/run/any/stuck">See the error', text)
+    assert re.search(r'href="/p/shop/run/any/stuck">Read the error', text)
     assert "Heals by itself</dt><dd>no, as long as the latest run fails" in text
     todo = "To do</dt><dd>run shop_initial_sync with the table in tables"
     assert todo in text
