@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -25,6 +27,10 @@ from waldelta.lake import local_path
 from waldelta.spark import InProcess
 
 CONNECTION = "AIRFLOW_CONN_CATALOG"
+PAGE = Path(__file__).parents[3] / "docs/how-to/register-tables.md"
+# The page's lines by which a session calls its metastore ``lake``, without its query.
+(_CODE,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+THREE_PARTS = "\n".join(line for line in _CODE.splitlines() if "sql(" not in line)
 
 
 class Scene:
@@ -251,6 +257,23 @@ def test_views_of_a_consistent_cut(scene):
     assert scene.views("a", "b").keys() == {"b"}
 
 
+@pytest.mark.nightly("needs a metastore of its own, and then a JVM for the reader")
+def test_sparks_own_metastore_has_what_was_registered_in_it(
+    database, lake, runner, monkeypatch, tmp_path
+):
+    """Its database is served while the pipeline runs, and embedded in Spark afterwards."""
+    database.execute("create table orders(id int primary key); insert into orders values (1), (2)")
+    with hive_metastore(tmp_path) as port:
+        monkeypatch.setenv(CONNECTION, f"hive-metastore://127.0.0.1:{port}")
+        scene = Scene(database, lake, {"type": "hive"}, runner)
+        pipeline = scene.pipeline("public.orders")
+        scene.copy(pipeline)
+        assert scene.consume(pipeline, "insert into orders values (3)") == []
+    with spark_reader(tmp_path, tmp_path, THREE_PARTS) as read:
+        for name in ("public.orders", "spark_catalog.public.orders", "lake.public.orders"):
+            assert read(f"select id from {name} order by id") == [(1,), (2,), (3,)]
+
+
 @pytest.mark.nightly("needs a JVM for the reader, beside the metastore's")
 @pytest.mark.parametrize("scene", ["hive", "glue"], indirect=True)
 def test_spark_reads_by_name_what_the_source_has(scene, metastore, tmp_path):
@@ -264,7 +287,7 @@ def test_spark_reads_by_name_what_the_source_has(scene, metastore, tmp_path):
         insert into items select g, g from generate_series(1, 9) g
     """)
     pipeline = scene.pipeline('public."order"', "public.items")
-    with spark_reader(metastore, tmp_path) as read:
+    with spark_reader(metastore, tmp_path, THREE_PARTS) as read:
 
         def listed():
             if scene.settings["type"] == "glue":
@@ -273,10 +296,11 @@ def test_spark_reads_by_name_what_the_source_has(scene, metastore, tmp_path):
 
         def compare(columns, name, of_schema=schema):
             assert name in listed()
-            rows = read(f"select {columns} from {of_schema}.`{name}` order by 1")
-            columns = columns.replace("`", '"')
-            wanted = database.execute(f'select {columns} from "{name}" order by 1')
-            assert rows == [tuple(json.loads(json.dumps(row, default=str))) for row in wanted]
+            in_source = columns.replace("`", '"')
+            wanted = database.execute(f'select {in_source} from "{name}" order by 1')
+            for catalog in ("", "spark_catalog.", "lake."):
+                rows = read(f"select {columns} from {catalog}{of_schema}.`{name}` order by 1")
+                assert rows == [tuple(json.loads(json.dumps(row, default=str))) for row in wanted]
 
         scene.copy(pipeline)
         compare("id, `Net %`", "order")

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
+
 import pytest
 from deltalake import DeltaTable
 
-from tests.oracles.change_feed import TYPE, changes_by_delta_rs, compare_change_feed
+from tests.oracles.change_feed import (
+    TYPE,
+    changes_by_delta_rs,
+    changes_by_spark,
+    compare_change_feed,
+)
 from tests.support.pipelines import copied_pipeline, new_pipeline
+from waldelta.lake import Lake, local_path
+from waldelta.lake.delta_statements import vacuum
+from waldelta.lake.layout import CHANGE_FOLDER
 
 
 @pytest.fixture
@@ -85,3 +97,60 @@ def test_a_repair_shows_only_the_rows_that_differed(runner, shop, how):
 def test_the_first_copy_shows_inserts(runner, shop):
     pipeline = copied_pipeline(runner, shop(True))
     assert shown(pipeline, 0) == [("insert", n, f"v{n}") for n in range(1, 6)]
+
+
+WEEK_HOURS = 168
+
+
+def age(uri: str) -> None:
+    """Make all that a target has older than the versions that maintenance keeps."""
+    then = time.time() - (WEEK_HOURS + 24) * 3600
+    for path in local_path(uri).rglob("*"):
+        if path.suffix == ".json":
+            moment = r'("(?:deletionTimestamp|modificationTime|timestamp)":)\d+'
+            path.write_text(re.sub(moment, rf"\g<1>{int(then * 1000)}", path.read_text()))
+        os.utime(path, (then, then))
+
+
+@pytest.mark.parametrize(
+    "is_by_spark",
+    [False, pytest.param(True, marks=pytest.mark.nightly("Spark's VACUUM and Spark as reader"))],
+)
+def test_vacuum_keeps_the_changes_of_versions_that_are_kept(runner, database, shop, is_by_spark):
+    """Those of older versions go, with their files."""
+    pipeline = copied_pipeline(runner, shop(True))
+    uri = pipeline.target_path("public.t")
+
+    def change(value):
+        for statement in (
+            f"update t set v = '{value}' where id < 4",
+            "delete from t where id = 5",
+            "insert into t values (5, 'n')",
+            "truncate t; insert into t values (1)",
+        ):
+            database.execute(statement)
+            pipeline.consume(runner)
+
+    def files():
+        return {path.name for path in (local_path(uri) / CHANGE_FOLDER).rglob("*.parquet")}
+
+    def changes(reader, *where):
+        rows = reader(*where, since + 1, last)
+        return sorted((row["_commit_version"], row[TYPE], row["id"], row["v"]) for row in rows)
+
+    change("old")
+    old, since = files(), version(pipeline)
+    age(uri)
+    change("new")
+    new, last = files() - old, version(pipeline)
+    before = changes(changes_by_delta_rs, uri)
+    assert {row[1] for row in before} >= {"insert", "delete", "update_postimage"}
+    if is_by_spark:
+        vacuum(runner.spark(), Lake.of(pipeline.file.target.root).target("public.t"), WEEK_HOURS)
+    else:
+        assert pipeline.maintain(runner).status == "succeeded"
+    assert (bool(old), files()) == (True, new)
+    assert changes(changes_by_delta_rs, uri) == before
+    assert compare_change_feed(uri, since + 1, last=last) == []
+    if is_by_spark:
+        assert changes(changes_by_spark, runner.spark(), uri) == before

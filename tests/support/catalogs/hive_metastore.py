@@ -18,6 +18,7 @@ from waldelta.spark.settings import pyspark_folder
 
 _START_S = 120.0
 _AUTHORIZATION = "org.apache.hadoop.hive.ql.security.authorization"
+_DERBY = "jdbc:derby:{}/metastore;create=true"
 # Answers each line of SQL by a line of JSON; the first one is empty.
 _READER = """
 import json, sys
@@ -27,11 +28,13 @@ builder = SparkSession.builder.master("local[1]")
 settings = SETTINGS | {
     "spark.jars": ",".join(map(str, jars())),
     "spark.sql.catalogImplementation": "hive",
-    "spark.hadoop.hive.metastore.uris": f"thrift://127.0.0.1:{sys.argv[1]}",
+    "spark.sql.catalog.lake": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    sys.argv[1]: sys.argv[2],
 }
 for name, value in settings.items():
     builder = builder.config(name, value)
 spark = builder.getOrCreate()
+exec(sys.argv[3])
 print("[]", flush=True)
 for statement in sys.stdin:
     frame = spark.sql(statement)
@@ -48,7 +51,7 @@ def hive_metastore(folder: Path) -> Iterator[int]:
     """
     port = free_port()
     options = {
-        "javax.jdo.option.ConnectionURL": f"jdbc:derby:{folder}/metastore;create=true",
+        "javax.jdo.option.ConnectionURL": _DERBY.format(folder),
         "hive.metastore.warehouse.dir": f"{(folder / 'warehouse').as_uri()}",
         "datanucleus.schema.autoCreateAll": "true",
         "hive.metastore.schema.verification": "false",
@@ -77,11 +80,19 @@ def hive_metastore(folder: Path) -> Iterator[int]:
 
 
 @contextmanager
-def spark_reader(port: int, folder: Path) -> Iterator[Callable[[str], list[tuple[Any, ...]]]]:
-    """Run a session of Spark with a metastore; yields what returns a statement's rows."""
+def spark_reader(
+    metastore: int | Path, folder: Path, first: str = ""
+) -> Iterator[Callable[[str], list[tuple[Any, ...]]]]:
+    """Run a session of Spark with a metastore, by its port or the folder of its database; yields
+    what returns a statement's rows. The session executes the Python code ``first`` before.
+    """
+    if isinstance(metastore, int):
+        setting = ["spark.hadoop.hive.metastore.uris", f"thrift://127.0.0.1:{metastore}"]
+    else:
+        setting = ["spark.hadoop.javax.jdo.option.ConnectionURL", _DERBY.format(metastore)]
     with (folder / "reader.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", _READER, str(port)],
+            [sys.executable, "-c", _READER, *setting, first],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.PIPE,
