@@ -6,17 +6,19 @@ import pytest
 from deltalake import DeltaTable
 
 import waldelta.changes.merge.merge as merge_module
+import waldelta.changes.stage.stage as stage_module
 import waldelta.stages.apply.apply as apply_module
 from tests.oracles.target_rows import source_rows, target_rows
 from tests.support.concurrent_work import killed_in
 from tests.support.pipelines import bare_job, bare_slot, pipeline_file
-from waldelta.errors import LateWriter, LockHeld, StateError
+from waldelta.errors import LateWriter, LockHeld, StagedLost, StateError
 from waldelta.jobs.consume import consume
+from waldelta.lake import local_path
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import Ledger, RowCounts, TableState, now
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import TableResult
-from waldelta.spark import open_runner
+from waldelta.spark import InProcess, open_runner
 from waldelta.stages.apply import inspect as inspection
 from waldelta.stages.apply.apply import apply
 from waldelta.stages.land.drain import drain
@@ -79,6 +81,42 @@ def test_every_kind_of_change_in_one_run(runner, database, job, decoded_by_tasks
     version = job.ledger.last_cut().targets[0].version
     run(runner, job)
     assert job.ledger.last_cut().targets[0].version == version
+
+
+@pytest.mark.usefixtures("decoded_by_tasks")
+@pytest.mark.parametrize(
+    "module, step",
+    [
+        (stage_module, "_stage_in_tasks"),
+        pytest.param(apply_module, "fault_point", marks=pytest.mark.nightly("merged by Spark")),
+    ],
+)
+def test_a_lost_file_of_net_changes_commits_nothing(
+    request, database, job, monkeypatch, module, step
+):
+    """One that was gone behind the tasks, and one that was there until Spark merges."""
+    runner = InProcess(pytest.fail)
+    if module is apply_module:
+        runner = request.getfixturevalue("runner")
+    monkeypatch.setattr(stage_module, "ROWS_PER_COLLAPSE", 100)
+    sync(runner, job)
+    database.execute("insert into t(id) select g from generate_series(1, 300) g")
+    drain(runner, job)
+    folder, real = local_path(job.pipeline.target.root), getattr(module, step)
+
+    def lose(*given):
+        result = real(*given)
+        for file in [*folder.rglob("net/*.parquet")][:1]:
+            file.unlink()
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, step, lose)
+        failure = apply(runner, job).failures["public.t"]
+    assert (type(failure), failure.retryable) == (StagedLost, True)
+    assert (job.ledger.last_cut(), target_rows(job, "t", "id")) == (None, [])
+    run(runner, job)
+    assert target_rows(job, "t", "id") == source_rows(database, "t", "id")
 
 
 def test_changes_before_the_copy_are_not_applied_twice(runner, database, job):

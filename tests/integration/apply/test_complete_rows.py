@@ -338,6 +338,41 @@ def test_quarantined_rows_are_listed_and_read_again(runner, database, job):
     assert [row["key"]["id"] for row in list_quarantined(job)] == ["50"]
 
 
+def test_a_discarded_row_stays_so_under_another_key(runner, database, job):
+    """A later change of it finds no row in the target, and a new row at its key is a new row."""
+    quarantine_rows(runner, database, job, 3)
+    ids = {row["key"]["id"]: row["id"] for row in list_quarantined(job)}
+    discard_quarantined(job, [ids["1"], ids["2"]], by="Ann", reason="tests")
+    database.execute(
+        "update t set m = 7; delete from t where id = 2; insert into t values (2, 'z', 'new')"
+    )
+    database.execute("update t set id = 21 where id = 1")
+    counts = run(runner, job, "second")
+    assert (counts.skipped, counts.inserted, counts.completed) == (2, 2, 1)
+    assert target_rows(job) == [row for row in source_rows(database) if row[0] != 21]
+    decisions = Decisions(job.lake)
+    (key,) = decisions.lacking("public.t", 1)
+    assert json.loads(key) == {"id": "21", "a": "x"}
+    moved = decisions.rows("public.t", 1)[-1]
+    assert (moved.run_id, moved.by) == ("second", None)
+    assert moved.why == 'discarded at {"id": "1", "a": "x"} by Ann: tests'
+    database.execute("delete from t where id = 21")
+    run(runner, job, "third")
+    assert decisions.lacking("public.t", 1) == {}
+
+
+def test_a_row_that_stays_in_quarantine_keeps_its_messages(runner, database, job):
+    """Those of earlier batches too, which the change log may lose."""
+    quarantine_rows(runner, database, job, 1)
+    database.execute("update t set m = 9")
+    drain(runner, job)
+    database.execute("delete from t")
+    assert apply(runner, replace(job, run_id="second")).failures == {}
+    row = Decisions(job.lake).rows("public.t", 1)[-1]
+    assert (row.status, row.run_id) == (WAITING, "second")
+    assert "".join(chr(message.raw[0]) for message in row.messages) == "IU"
+
+
 def test_a_column_that_was_dropped_meanwhile(runner, database, job):
     """Its value can't be read any more."""
     database.execute(f"insert into t values (1, 'a', {BIG}, 1)")

@@ -368,6 +368,31 @@ def test_a_leaf_that_is_published_later(runner, database, lake):
     assert target_rows(three.job(), "p", "id") == source_rows(database, "p", "id")
 
 
+def test_gathered_leaves_that_came_and_went_are_mended(runner, database, lake):
+    """The rows of the one that was attached enter, and those of the one that was detached leave."""
+    database.execute(
+        "create table p(id int primary key, v text) partition by range (id); create table p_1"
+        " partition of p for values from (0) to (10); create table p_2 partition of p for values"
+        " from (10) to (20); insert into p select g, 'v' from generate_series(1, 15) g;"
+        " create table late(v text, id int primary key); insert into late values ('had', 21)"
+    )
+    gathered = {"p": {"partition_root": True}}
+    made = mending(pipeline(database, lake, ["p"], gathered, checked=False))
+    copied_pipeline(runner, made)
+    database.execute(
+        "alter table p attach partition late for values from (20) to (30); alter table p detach"
+        " partition p_1; delete from p_1; update p set v = 'w' where id = 12"
+    )
+    (told,) = made.consume(runner, "one").warnings
+    assert "it was repaired" in told
+    assert "1 row added, 9 removed" in told
+    theirs = source_rows(database, "p", "tableoid::bigint", "id", "v")
+    assert target_rows(made.job(), "p", "_wd_relid", "id", "v") == theirs
+    database.execute("insert into p values (22, 'new')")
+    assert made.consume(runner, "two").warnings == []
+    assert (22,) in target_rows(made.job(), "p", "id")
+
+
 # --- setup
 
 DDL = """

@@ -33,3 +33,15 @@ def test_the_bytes_of_one_table(tmp_path, monkeypatch, most):
     found = BatchRanges(log, log.sizes(0, 2)).of(BatchNumbers(0, 2))
     assert 1_000_000 < found.volume(of_table).bytes <= everything < 2_000_000
     assert found.volume(of_another).bytes == (everything if most else 0)
+
+
+def test_few_large_rows_are_not_read_at_once(tmp_path, monkeypatch):
+    """What this process reads is bounded in bytes, not only in rows."""
+    log = written(tmp_path, plain(7, *(row(key, value="x" * 10_000) for key in range(100))))
+
+    def is_in_memory():
+        return BatchRanges(log, log.sizes(0, 1)).of(BatchNumbers(0, 1)).is_in_memory
+
+    assert is_in_memory()
+    monkeypatch.setattr(stretch, "MOST_DRIVER_MESSAGE_BYTES", 100_000)
+    assert not is_in_memory()
