@@ -175,15 +175,10 @@ def joint_of(glance: Glance, first: Attention, at: datetime) -> Markup | str:
 def _by_first(
     situation: Situation, first: Attention, failed: Sequence[FailedExpectation]
 ) -> Headline:
-    name, glance = situation.name, situation.glance
-    heals, remedy = heals_of(first, glance), remedy_of(name, first.kind, first.cause)
+    glance = situation.glance
+    heals, remedy = heals_of(first, glance), remedy_of(situation.name, first.kind, first.cause)
     if first.kind == "copying" and situation.has_run("initial_sync", "resync"):
-        progress = situation.progress
-        seconds = progress.remaining_seconds if progress is not None else None
-        ends = "the copy ends" if seconds is None else f"the copy ends in about {duration(seconds)}"
-        remedy = f"nothing: {dag_id_of(name, 'cdc')} then applies what changed since"
-        text = f"{names(first.objects)}: copy in progress"
-        return Headline("running", text, heals=f"yes: {ends}", remedy=remedy)
+        return _of_copy(situation, first)
     sentence, cause, command = first.text, _written(situation, first), ""
     if first.cause and f": {first.cause}: " in first.text:
         sentence, _, cause = first.text.partition(": ")
@@ -220,6 +215,16 @@ def _by_first(
         is_of_slot=first.kind == "slot",
         is_older=is_older,
     )
+
+
+def _of_copy(situation: Situation, first: Attention) -> Headline:
+    """Returns the state of a copy that is under way."""
+    progress = situation.progress
+    seconds = progress.remaining_seconds if progress is not None else None
+    ends = "the copy ends" if seconds is None else f"the copy ends in about {duration(seconds)}"
+    remedy = f"nothing: {dag_id_of(situation.name, 'cdc')} then applies what changed since"
+    text = f"{names(first.objects)}: copy in progress"
+    return Headline("running", text, heals=f"yes: {ends}", remedy=remedy)
 
 
 def _written(situation: Situation, item: Attention) -> str:

@@ -423,15 +423,6 @@ def reconciliation_page(request: PipelineRequest, button: Button) -> str:
     )
 
 
-def repair_of(tables: Sequence[str]) -> dict[str, Any]:
-    """Returns the params of a run that compares these tables again and repairs what differs."""
-    return {
-        "tables": list(tables),
-        "repair": True,
-        "reason": "requested on the reconciliation page",
-    }
-
-
 def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
     """Returns one table's page, and whether the ledger knows the table.
 
@@ -533,61 +524,42 @@ def _by_column(
 
 
 def reports_page(
-    base: str, pipelines: Mapping[str, PipelineFile | str], number: int, *, only_failed: bool
+    base: str,
+    pipelines: Mapping[str, PipelineFile | str],
+    number: int,
+    *,
+    only_failed: bool,
+    is_of_one: bool = False,
 ) -> str:
-    """Returns the page of all pipelines' runs with Data Docs, newest first."""
-    files = {name: found for name, found in pipelines.items() if isinstance(found, PipelineFile)}
+    """Returns the page of runs with Data Docs, newest first: of all pipelines, or of one by table
+    too.
+
+    For one it raises the errors of the store that the lake is in.
+    """
+    files = {name: file for name, file in pipelines.items() if isinstance(file, PipelineFile)}
+    read = read_reports if is_of_one else _reports_or_reason
     with ThreadPoolExecutor(OVERVIEW_AT_ONCE) as pool:
-        answers = dict(zip(files, pool.map(_reports_or_reason, files.values()), strict=True))
+        answers = dict(zip(files, pool.map(read, files.values()), strict=True))
     unread = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
     runs = {name: answer for name, answer in answers.items() if not isinstance(answer, str)}
-    listed = sorted(chain.from_iterable(runs.values()), key=lambda run: run.at, reverse=True)
+    checked = sorted(chain.from_iterable(runs.values()), key=lambda run: run.at, reverse=True)
+    listed = [run for run in checked if run.verdict == "failed"] if only_failed else checked
+    turn, link = Turning.of(number, listed, _REPORTS_PER_PAGE), partial(_report_url, base)
     return render(
         "reports.html",
         base,
-        here="docs",
+        here="reports" if is_of_one else "docs",
         has_pipelines=bool(files),
         unread=unread,
-        names=[name for name, found in runs.items() if found],
-        without=[name for name, found in runs.items() if not found],
-        tables="",
-        **_listed_reports(base, listed, number, only_failed=only_failed),
+        names=() if is_of_one else [name for name, of_it in runs.items() if of_it],
+        without=[name for name, of_it in runs.items() if not of_it],
+        # Both functions escape.
+        tables=Markup(table_index(checked, link)) if is_of_one and checked else "",  # noqa: S704
+        table=Markup(run_table(turn.rows, link)) if turn.rows else "",  # noqa: S704
+        turn=turn,
+        only_failed=only_failed,
+        **({"name": next(iter(files))} if is_of_one else {}),
     )
-
-
-def reports_page_of(base: str, pipeline: PipelineFile, number: int, *, only_failed: bool) -> str:
-    """Returns the page of a pipeline's reports by table and by time.
-
-    Raises the errors of the store that the lake is in.
-    """
-    runs = read_reports(pipeline)
-    tables = table_index(runs, partial(_report_url, base)) if runs else ""
-    return render(
-        "reports.html",
-        base,
-        here="reports",
-        name=pipeline.pipeline,
-        has_pipelines=True,
-        unread={},
-        names=(),
-        without=() if runs else (pipeline.pipeline,),
-        tables=Markup(tables),  # noqa: S704 - table_index() escapes
-        **_listed_reports(base, runs, number, only_failed=only_failed),
-    )
-
-
-def _listed_reports(
-    base: str, runs: Sequence[CheckedRun], number: int, *, only_failed: bool
-) -> dict[str, Any]:
-    """Returns what a page of runs with reports shows, which are newest first."""
-    listed = [run for run in runs if run.verdict == "failed"] if only_failed else runs
-    turn = Turning.of(number, listed, _REPORTS_PER_PAGE)
-    table = run_table(turn.rows, partial(_report_url, base)) if turn.rows else ""
-    return {
-        "table": Markup(table),  # noqa: S704 - run_table() escapes
-        "turn": turn,
-        "only_failed": only_failed,
-    }
 
 
 def _report_url(base: str, entry: ReportEntry) -> str:

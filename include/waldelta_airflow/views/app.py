@@ -201,18 +201,16 @@ def reconciliation(request: PipelineDep, run: str | None = None, refused: str | 
 
 
 @_routes.post("/p/{name}/repair", dependencies=[Depends(_may_trigger("reconcile"))])
-def repair_all(page_request: PageRequestDep, request: PipelineDep, name: str) -> Response:
-    """Triggers the repair of all tables that differ."""
-    compared = read_compared(request.ledger, replicated_tables(request.ledger))
-    if not (tables := [*compared.different, *compared.copied]):
-        raise HTTPException(409, "No table differs any more.")
-    return _trigger(page_request, name, "reconcile", "repair", pages.repair_of(tables))
-
-
 @_routes.post("/p/{name}/repair/{table:path}", dependencies=[Depends(_may_trigger("reconcile"))])
-def repair(page_request: PageRequestDep, name: str, table: str) -> Response:
-    """Triggers the repair of a table."""
-    return _trigger(page_request, name, "reconcile", "repair", pages.repair_of([table]))
+def repair(
+    page_request: PageRequestDep, request: PipelineDep, name: str, table: str = ""
+) -> Response:
+    """Triggers a run that compares a table, or all that differ, again and repairs what differs."""
+    compared = read_compared(request.ledger, replicated_tables(request.ledger))
+    if not (tables := [table] if table else [*compared.different, *compared.copied]):
+        raise HTTPException(409, "No table differs any more.")
+    conf = {"tables": tables, "repair": True, "reason": "requested on the reconciliation page"}
+    return _trigger(page_request, name, "reconcile", "repair", conf)
 
 
 @_routes.get("/p/{name}/waiting")
@@ -296,7 +294,8 @@ def reports(page_request: PageRequestDep, page: int = 1, *, failed: bool = False
 @_routes.get("/docs/{name}/index.html")
 def reports_of(request: PipelineDep, page: int = 1, *, failed: bool = False) -> str:
     """Returns a pipeline's reports by table and by time."""
-    return pages.reports_page_of(request.base, request.pipeline, page, only_failed=failed)
+    found = {request.pipeline.pipeline: request.pipeline}
+    return pages.reports_page(request.base, found, page, only_failed=failed, is_of_one=True)
 
 
 @_routes.get("/docs/{name}/{path:path}")
