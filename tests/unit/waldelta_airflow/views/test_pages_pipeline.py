@@ -136,7 +136,7 @@ def test_what_was_equal_before_a_problem_is_grey(shop, schedules, open_pages):
     schedules["shop"] = Schedule(is_paused=True)
     for address in ("/", "/p/shop"):
         text = client.get(address).text
-        assert '<span class="mark unknown">earlier: 2 of 2 tables' in text
+        assert '<span class="mark unknown">2 of 2 tables' in text
         assert "before the problem" in text
     differs = Reconciliation(now(), "r2", "public.orders", "different", missing=1)
     Reconciliations(ledger.lake).add([differs])
