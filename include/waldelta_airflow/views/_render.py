@@ -146,19 +146,13 @@ def clock(at: datetime | None, form: str = "exact") -> Markup:
     )
 
 
-def bytes_of(count: float | None) -> str:
-    """Returns an amount of WAL."""
-    return size(round(count)) if count is not None else "–"
+def _or_dash(text_of: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: "–" if value is None else text_of(value)
 
 
-def number(count: int | None) -> str:
-    """Returns a number of rows."""
-    return f"{count:,}" if count is not None else "–"
-
-
-def lsn(value: int | None) -> str:
-    """Returns a WAL position."""
-    return str(Lsn(value)) if value is not None else "–"
+number = _or_dash("{:,}".format)
+bytes_of = _or_dash(lambda count: size(round(count)))
+lsn = _or_dash(lambda value: str(Lsn(value)))
 
 
 def slot_state(wal_status: str | None) -> Markup:
@@ -312,7 +306,7 @@ def _templates() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    filters = (clock, counted, duration, folded, lsn, mark, number, run_kind, slot_state)
+    filters = (clock, counted, duration, folded, mark, run_kind, slot_state)
     found.filters.update({of.__name__: of for of in (*filters, state_class, without_folder)})
-    found.filters.update(exact=Exact, moment=clock, size=bytes_of)
+    found.filters.update(exact=Exact, lsn=lsn, moment=clock, number=number, size=bytes_of)
     return found
