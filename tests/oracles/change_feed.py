@@ -49,8 +49,8 @@ def changes_by_spark(spark, uri: str, first: int, last: int) -> list[dict]:
 
 
 def ranges_of_columns(target: DeltaTarget, since: int) -> list[tuple[int, int, list[int]]]:
-    """The versions after one, as ranges without a change of columns: the first and the last
-    version, and those that replace all rows.
+    """The versions after one, as ranges of equal columns: the first and the last version, and those
+    that replace all rows. A version that changes columns is a range of its own.
     """
     ranges: list[tuple[int, int, list[int]]] = []
     schema, first, replaced = None, since + 1, list[int]()
@@ -58,6 +58,7 @@ def ranges_of_columns(target: DeltaTarget, since: int) -> list[tuple[int, int, l
         defined = commit.definition
         if defined is not None and defined.schema != schema:
             ranges.append((first, commit.version - 1, replaced))
+            ranges.append((max(commit.version, since + 1), commit.version, [commit.version]))
             schema, first, replaced = defined.schema, max(commit.version, since) + 1, []
         if commit.metadata.get("verb") == "sync" or commit.metadata.get("truncated"):
             replaced.append(commit.version)
@@ -76,13 +77,15 @@ def compare_change_feed(
     right.
 
     In versions that are ``replaced`` as a whole, rows may go and come as they are. ``options`` open
-    an object store.
+    an object store. Columns are those that the version before ``first`` has, too.
     """
     table = DeltaTable(uri, version=last, storage_options=options)
     last, differences = table.version(), []
     if first > last:
         return []
-    names = [f.name for f in table.schema().fields]
+    former = DeltaTable(uri, version=first - 1, storage_options=options).schema().fields
+    types = {field.name: field.type for field in former}
+    names = [f.name for f in table.schema().fields if types.get(f.name) == f.type]
     feed = changes_by_delta_rs(uri, first, last, options)
     before = as_rows(rows_of(uri, first - 1, options), names)
     for version in range(first, last + 1):

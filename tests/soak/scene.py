@@ -355,7 +355,21 @@ class Scene:
                     found += [f"{table}: its change data feed: {one}" for one in shown]
                     self.compared_versions += last - first + 1
                     self._shown[table] = last
-        return found + self.lake.landed_twice() + self._messages()
+        return found + self._lost_layouts() + self.lake.landed_twice() + self._messages()
+
+    def _lost_layouts(self) -> list[str]:
+        """Targets without the partitions or the clustering of the pipeline file."""
+        found = []
+        for name, layout in self._layouts.items():
+            table = self.lake.table(f"{self.root}/{name.replace('.', '/')}")
+            partitions = table.metadata().partition_columns
+            is_clustered = "clustering" in (table.protocol().writer_features or ())
+            if (partitions, is_clustered) != (
+                layout.get("partition_by", []),
+                "cluster_by" in layout,
+            ):
+                found.append(f"{name}: divided by {partitions}, {is_clustered=}, not by {layout}")
+        return found
 
     def stale_cut(self) -> list[str]:
         """Whether the cut that readers take as the newest is an older one."""
@@ -407,6 +421,10 @@ class Scene:
         statement = self.random.choice(inserts if at_least_one_row else inserts + others)
         self.connection.execute(statement.encode(), {"t": text})
 
+    @property
+    def _layouts(self) -> dict[str, dict[str, list[str]]]:
+        return LAYOUTS if self.seed % 4 in (1, 2) else {}
+
     def _write_pipeline(
         self, name: str, *, checked: bool = False, max_changes: int | None = None
     ) -> Path:
@@ -421,7 +439,7 @@ class Scene:
             # Of half of the scenes, so that commits without the files of a feed stay tried, too;
             # so with layouts, of half of either.
             "target": {"root": self.root, "change_data_feed": self.seed % 2 == 1,
-                       "tables": LAYOUTS if self.seed % 4 in (1, 2) else {}},
+                       "tables": self._layouts},
             "quality": {"enabled": checked},
             **({"batch": {"max_changes": max_changes}} if max_changes is not None else {}),
         }  # fmt: skip

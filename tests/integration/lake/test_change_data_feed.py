@@ -14,6 +14,7 @@ from tests.oracles.change_feed import (
     changes_by_delta_rs,
     changes_by_spark,
     compare_change_feed,
+    ranges_of_columns,
 )
 from tests.support.pipelines import copied_pipeline, new_pipeline
 from waldelta.lake import Lake, local_path
@@ -97,6 +98,31 @@ def test_a_repair_shows_only_the_rows_that_differed(runner, shop, how):
 def test_the_first_copy_shows_inserts(runner, shop):
     pipeline = copied_pipeline(runner, shop(True))
     assert shown(pipeline, 0) == [("insert", n, f"v{n}") for n in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    "alteration",
+    [
+        "add w int default 5",
+        "rename v to w",
+        "drop v",
+        "alter v type varchar(9)",
+        "alter id type bigint",
+    ],
+)
+def test_a_version_with_other_columns_shows_its_difference(runner, database, shop, alteration):
+    """In the columns that it has in common with the version before."""
+    pipeline = copied_pipeline(runner, shop(True))
+    for statement in ("select 1", f"alter table t {alteration}"):
+        database.execute(f"{statement}; update t set id = id + 10 where id % 2 = 0")
+        database.execute("insert into t select 7; delete from t where id = 1 or id = 7")
+        pipeline.consume(runner)
+    target = Lake.of(pipeline.file.target.root).target("public.t")
+    ranges = ranges_of_columns(target, 0)
+    versions = [version for first, last, _ in ranges for version in range(first, last + 1)]
+    assert versions == [*range(1, target.open().version + 1)]
+    for first, last, replaced in ranges:
+        assert compare_change_feed(target.uri, first, replaced, last=last) == []
 
 
 WEEK_HOURS = 168
