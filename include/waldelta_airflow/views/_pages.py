@@ -545,6 +545,7 @@ def reports_page(
     checked = sorted(chain.from_iterable(runs.values()), key=lambda run: run.at, reverse=True)
     listed = [run for run in checked if run.verdict == "failed"] if only_failed else checked
     turn, link = Turning.of(number, listed, _REPORTS_PER_PAGE), partial(_report_url, base)
+    name: dict[str, Any] = {"name": next(iter(files))} if is_of_one else {}
     return render(
         "reports.html",
         base,
@@ -558,7 +559,7 @@ def reports_page(
         table=Markup(run_table(turn.rows, link)) if turn.rows else "",  # noqa: S704
         turn=turn,
         only_failed=only_failed,
-        **({"name": next(iter(files))} if is_of_one else {}),
+        **name,
     )
 
 

@@ -273,6 +273,15 @@ def test_what_the_buttons_do(shop, open_pages, path, role, headers, status, expe
     assert shop == expected
 
 
+def test_a_resync_has_its_reason(shop, open_pages):
+    form = {"reason": " lost <slot> "}
+    answer = open_pages("op").post("/p/shop/dags/resync/run", headers=OWN, data=form)
+    assert (answer.status_code, shop) == (
+        200,
+        [("shop_resync", "manual", {"reason": "lost <slot>"})],
+    )
+
+
 def test_what_runs_is_shown_and_the_page_asks_again(shop, open_pages, monkeypatch):
     """Also without its script; once nothing runs it asks less often, by its script alone."""
     client = open_pages("viewer")
