@@ -38,8 +38,8 @@ _HEALS = {
     "never_copied": "no",
     "lacks": "no: runs need it",
     "new_tables": "no",
-    "overdue_maintenance": "yes, once the scheduler starts a run of it",
-    "overdue_reconcile": "yes, once the scheduler starts a run of it",
+    "overdue_maintenance": "yes, once the scheduler starts a run. No, if the scheduler is down",
+    "overdue_reconcile": "yes, once the scheduler starts a run. No, if the scheduler is down",
     "paused": "no: runs start once the DAG is unpaused",
     "paused_maintenance": "no",
     "paused_reconcile": "no",
@@ -73,7 +73,7 @@ _JOINTS = {
     "paused": "it ran before the DAG was paused",
     "rows": "it kept such rows out of the target instead of failing",
     "schema_change": "it left out the changes of the table that waits",
-    "slot": "it read what it could; the server keeps the WAL",
+    "slot": "it read its WAL, and the server keeps it nevertheless",
 }
 # What shows a transaction that keeps the slot's WAL.
 _OLDEST = (
@@ -144,7 +144,7 @@ def read_headline(
 
 def _of_steps(situation: Situation) -> Headline:
     """Returns which step a pipeline that isn't set up needs next."""
-    steps = setup_steps(situation)
+    steps = list(setup_steps(situation))
     number, step = next((n, step) for n, step in enumerate(steps, 1) if step.how)
     text = f"Step {number} of {len(steps)} is next: {step.dag_id} {step.does}."
     state = step.state if step.state in ("failed", "running") else "unknown"
@@ -169,6 +169,8 @@ def joint_of(glance: Glance, first: Attention, at: datetime) -> Markup | str:
     if first.kind == "failed_expectations" and (check := next(checks, None)) is not None:
         text = Markup("the check of the run {} found the rows")
         return text.format(run_name(check.run_id, at))
+    if first.kind == "slot" and not is_read(glance):
+        return ""
     return _JOINTS.get(first.waiting or first.kind, "")
 
 

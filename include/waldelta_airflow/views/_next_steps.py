@@ -159,12 +159,8 @@ def is_read(glance: Glance) -> bool:
     return run is not None and 2 * (run.lag_bytes or 0) < (run.retained_bytes or 0)
 
 
-def setup_steps(situation: Situation) -> list[SetupStep]:
-    """Returns the steps of a pipeline that isn't set up: those done, the next one, later ones."""
-    return list(_steps(situation))
-
-
-def _steps(situation: Situation) -> Iterator[SetupStep]:
+def setup_steps(situation: Situation) -> Iterator[SetupStep]:
+    """Yields the steps of a pipeline that isn't set up: those done, the next one, later ones."""
     blocker = ""
     for kind, (does, verb) in _STEPS.items():
         dag_id, line = dag_id_of(situation.name, kind), situation.line(kind)

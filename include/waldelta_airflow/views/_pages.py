@@ -181,7 +181,7 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
         forecast=forecast,
         schedule=schedule,
         headline=read_headline(situation, failed=failed),
-        steps=() if glance.is_set_up else setup_steps(situation),
+        steps=() if glance.is_set_up else list(setup_steps(situation)),
         run_now=RUN_NOW,
         is_stale=is_stale(attention),
         is_late=has_ended,
