@@ -264,7 +264,7 @@ def refused(made, act, message):
 
 def retry(made, run_id):
     request = DecisionRequest("retry", tables=["public.t"], by="ann")
-    run_decide(made.runner, replace(made.job, run_id=run_id), request)
+    return run_decide(made.runner, replace(made.job, run_id=run_id), request)
 
 
 def mend(made, run_id):
@@ -643,7 +643,12 @@ def test_gates_of_few_rows_need_no_spark(gated, database):
     database.execute("insert into t values (4, 99)")
     made.fails("stopped")
     database.execute("update t set v = 4 where id = 4; update t set v = 3 where id = 3")
-    retry(made, "again")
+    done = retry(made, "again")
+    assert done.stages["retry"].detail == (
+        "1 row of 1 table corrected; 1 row still fails a gate and stays in quarantine"
+    )
+    decided = [(one.what, one.by, one.rows) for one in read_decided(Ledger(made.job.lake))]
+    assert sorted(decided) == [("retried", "ann", 1), ("retried, still fails", "ann", 1)]
     assert made.rows() == made.source(where="v > 0")
     assert listed(made).keys() == {"1"}
     database.execute(f"insert into t values (5, -5, {BIG}); update t set v = -6 where id = 1")

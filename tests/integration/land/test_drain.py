@@ -25,6 +25,7 @@ from waldelta.errors import (
     SlotGap,
     SlotInUse,
     SourceChanged,
+    SourceDiskFull,
     SourceUnreachable,
     StandbyAway,
 )
@@ -260,7 +261,18 @@ def test_a_slot_that_is_stuck_names_who_holds_it(runner, database, lake, monkeyp
     assert job.ledger.table(ReadWindowSetting).newest().window_bytes is None
 
 
-def test_a_read_that_replay_ends_means_a_smaller_bite(database, lake, monkeypatch):
+@pytest.mark.parametrize(
+    "error, reads",
+    [
+        (StandbyAway("conflict with recovery"), 5),  # 16, 8, 4, 2, 1 MB
+        (PeekTooLarge("temporary file size exceeds temp_file_limit"), 5),
+        (SourceDiskFull("no space left on device"), 2),  # Other sessions need the disk, too.
+    ],
+    ids=["replay", "limit", "disk"],
+)
+def test_a_read_that_the_server_ends_means_a_smaller_bite(
+    database, lake, monkeypatch, error, reads
+):
     """Down to a megabyte: then the run is left to be tried again."""
     database.execute("create table t(id int primary key)")
     job = bare_job(database, lake, batch={"wal_window_mb": 16})
@@ -269,12 +281,12 @@ def test_a_read_that_replay_ends_means_a_smaller_bite(database, lake, monkeypatc
 
     def in_the_way(*_):
         asked.append(1)
-        raise StandbyAway("conflict with recovery")
+        raise error
 
     monkeypatch.setattr("waldelta.stages.land.drain.land", in_the_way)
-    with pytest.raises(StandbyAway):
+    with pytest.raises(type(error)):
         drain(None, job)
-    assert len(asked) == 5  # 16, 8, 4, 2, 1 MB
+    assert len(asked) == reads
 
 
 def test_wal_that_nobody_flushes_is_landed_through(runner, database, job, monkeypatch):

@@ -238,13 +238,22 @@ def test_spark_is_asked_only_for_what_it_alone_does(runner, database, pipeline):
     assert [row.id for row in runner.spark().read.format("delta").load(uri).collect()] == [2]
 
 
-def test_a_table_in_use_is_left_and_named(runner, database, pipeline):
-    """The others are done, and so are change log and ledger; the run says what it left."""
+def test_a_table_in_use_is_left_and_named(runner, database, pipeline, monkeypatch):
+    """The others are done, and so are change log and ledger, which keep all that is not old."""
+    # A checkpoint is told in whole seconds.
+    monkeypatch.setattr("waldelta.slot.recovery.MOVING", timedelta(seconds=-1))
+    consume(runner, database, pipeline, 1, 2)
+    database.execute("checkpoint")
+    ledger = pipeline.job().ledger
+    before = (ledger.slot_moves(), ledger.batches())
     with target_lock(pipeline.job(), "public.a"):
         done = pipeline.maintain(runner)
     assert list(done.tables) == ["public.b"]
     assert done.stages["targets"].detail.endswith("in use by other runs and left: public.a")
     assert done.warnings == ["maintenance left out public.a: in use by another run"]
+    kept = [done.stages[name].detail for name in ("change_log", "ledger")]
+    assert kept == ["batches up to 0 removed", "0 rows removed, 0 cuts expired"]
+    assert (ledger.slot_moves(), ledger.batches()) == before
     assert {stage.status for stage in done.stages.values()} == {"succeeded"}
 
 

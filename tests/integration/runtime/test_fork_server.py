@@ -198,8 +198,12 @@ def test_no_other_user_is_answered(server):
 def test_without_a_server_nothing_is_lost(tmp_path):
     """No socket, a dead server's, another file: the caller starts a process itself."""
     assert ForkedJob.ask(str(tmp_path / "none.sock"), ["status"], {}) is None
-    (tmp_path / "file").touch()
-    assert ForkedJob.ask(str(tmp_path / "file"), ["status"], {}) is None
+    (file := tmp_path / "p.yml").write_text("pipeline: p\n")
+    assert ForkedJob.ask(str(file), ["status"], {}) is None
+    # A server takes no file's place: this one is a word away from ``waldelta status FILE``.
+    with pytest.raises(OSError, match=r"p\.yml"):
+        ForkServer(file, "code")
+    assert file.read_text() == "pipeline: p\n"
     left = tmp_path / "left.sock"
     with (
         tempfile.TemporaryDirectory(prefix="fork-") as folder,

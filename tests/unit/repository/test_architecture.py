@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.source_code import ROOT, modules, nodes_of, tree_of
 from tools.messages import docstrings
+from waldelta.target_modes import MODES
 
 # folder -> packages of this project that may be imported from there
 MAY_IMPORT = {
@@ -325,6 +326,20 @@ def texts(path: Path) -> Iterator[str]:
     for node in constants:
         if isinstance(node.value, str) and id(node) not in described:
             yield node.value
+
+
+def test_only_target_modes_name_the_modes_that_keep_rows():
+    """A new mode is a file of its own and an entry: nothing else decides by a mode's name."""
+    names = set(MODES) - {"mirror"}
+    named = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for folder in ("include/waldelta", "include/waldelta_airflow")
+        for path in modules(folder)
+        if path.parent.name != "target_modes"
+        for node in nodes_of(path)
+        if isinstance(node, ast.Constant) and node.value in names
+    ]
+    assert named == []
 
 
 def test_only_byte_readers_read_integers_out_of_bytes():
