@@ -217,15 +217,18 @@ class DeltaTarget:
             return None
 
     def committed(self, app_id: str) -> tuple[int, int] | None:
-        """Returns the newest version, and the number of a transaction id's last commit then.
+        """Returns what read_once() does, with the number of a transaction id's last commit."""
+        return self.read_once(app_id, lambda table: table.committed(app_id))
 
-        None when there is no table. A table that this process has read at that version isn't opened
-        again.
+    def read_once(self, name: str, read: Callable[[TargetVersion], T]) -> tuple[int, T] | None:
+        """Returns the newest version, and what TargetVersion.read_once() returns for it.
+
+        None without a table. One that this process has read at that version isn't opened again.
         """
-        known = self.lake.cache.unchanged(self.lake, self.uri, app_id)
-        if known is None and (table := self.find()) is not None:
-            known = table.version, table.committed(app_id)
-        return known
+        result = self.lake.cache.unchanged(self.lake, self.uri, name)
+        if result is None and (table := self.find()) is not None:
+            result = table.version, table.read_once(name, lambda: read(table))
+        return result
 
     def create_with(self, rows: pa.Table) -> None:
         """Create the table with its first rows, durably; raises TableError when there is one."""

@@ -9,8 +9,8 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -60,6 +60,8 @@ _VERSIONED = re.compile(r"\d{20}\.[^#]*$")
 # By table: the version up to which this process has forced all commits to disk, and the inode and
 # time of its log entry, since another table may take the place of this one.
 _synced: dict[str, tuple[int, int, int]] = {}
+# The roots of lakes that don't outlive this process.
+_volatile: set[str] = set()
 # delta-rs's own checkpoints aren't durable, and it drops the log's old entries at the same time.
 NO_HOOKS = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -92,13 +94,29 @@ def is_local(uri: str) -> bool:
     return local_path(uri) is not None
 
 
+@contextmanager
+def volatile(root: str) -> Iterator[None]:
+    """Force no commit of a lake to disk within the block, because the lake is removed after it."""
+    _volatile.add(root)
+    try:
+        yield
+    finally:
+        _volatile.remove(root)
+
+
+def _durable_folder(uri: str) -> Path | None:
+    """Returns a folder whose files must survive a power cut; None where nothing need be forced."""
+    is_volatile = any(uri.startswith(f"{root}/") for root in _volatile)
+    return None if is_volatile else local_path(uri)
+
+
 def sync_commit(uri: str, version: int) -> None:
     """Force one Delta commit and its files to disk; object stores have done so when they answer.
 
     Neither Spark nor delta-rs calls fsync. Without it, a power cut could undo a commit that later
     effects are built on.
     """
-    folder = local_path(uri)
+    folder = _durable_folder(uri)
     if folder is None:
         return
     forced = (version, *_identity(_entry(folder, version).stat()))
@@ -143,7 +161,7 @@ def move_folder(uri: str, to: str) -> None:
 
 def sync_files(uri: str, names: Iterable[str]) -> None:
     """Force files of a folder to disk, as sync_commit() does a commit's."""
-    if (folder := local_path(uri)) is not None:
+    if (folder := _durable_folder(uri)) is not None:
         for path in (*(folder / name for name in names), folder):
             _fsync(path)
 
@@ -153,7 +171,7 @@ def sync_commits(uri: str, versions: Iterable[int]) -> None:
 
     Files that are gone or can't be opened are ignored: nothing is built on them.
     """
-    folder = local_path(uri)
+    folder = _durable_folder(uri)
     if folder is not None and (there := list(versions)):
         for version in there:
             _sync_if_there(folder, version)

@@ -5,7 +5,7 @@ what the run cost it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -27,6 +27,7 @@ from waldelta.postgres import (
     named_loss,
     privilege_missing,
 )
+from waldelta.postgres.sessions import PLAIN_SESSIONS
 from waldelta.quantities import counted, size
 from waldelta.server_errors.sqlstate import ServerError
 
@@ -64,7 +65,7 @@ class SourceConnections:
         NameUnreadable where it can't send a name as UTF-8, and SourceUnreachable where the
         connection is lost.
         """
-        return self._connect(self.conninfo, purpose)
+        return self._open(self.conninfo, purpose, PLAIN_SESSIONS.session)
 
     def connect_slot(
         self, purpose: str, primary: Connection | None = None
@@ -76,16 +77,24 @@ class SourceConnections:
         """
         if self.config.read_from is None and primary is not None:
             return nullcontext(primary)
-        return self._connect(self.slot_conninfo, purpose)
+        # The session ends with its temporary slots.
+        return self._open(self.slot_conninfo, purpose, connect)
 
     @contextmanager
-    def _connect(self, conninfo: str, purpose: str) -> Iterator[Connection]:
+    def _open(
+        self,
+        conninfo: str,
+        purpose: str,
+        opened: Callable[[str, str], AbstractContextManager[Connection]],
+    ) -> Iterator[Connection]:
         with (
             named_loss(conninfo),
-            connect(conninfo, f"waldelta {purpose} {self.config.slot}") as connection,
+            opened(conninfo, f"waldelta {purpose} {self.config.slot}") as connection,
         ):
             try:
                 yield connection
+                if not connection.closed:  # Otherwise the loss was noticed within the block.
+                    connection.commit()
             except psycopg.errors.InsufficientPrivilege as err:
                 raise privilege_missing(connection, err) from err
             except psycopg.errors.UntranslatableCharacter as err:

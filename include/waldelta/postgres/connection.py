@@ -344,7 +344,7 @@ def ended_by_replay(what: str, error: ServerError) -> StandbyAway:
     )
 
 
-def _pin(conninfo: str, connection: Connection | adbc_driver_postgresql.dbapi.Connection) -> None:
+def pin(conninfo: str, connection: Connection | adbc_driver_postgresql.dbapi.Connection) -> None:
     """Set the settings in the session, whatever a login trigger changed, and verify them.
 
     Raises ConfigError when a connection pooler answers instead of the server: it drops startup
@@ -430,7 +430,7 @@ def _opened(
             with ExitStack() as closing:
                 connection = open_(pinned)
                 closing.callback(connection.close)
-                _pin(conninfo, connection)
+                pin(conninfo, connection)
                 closing.pop_all()
                 return connection
         except refused as err:

@@ -33,6 +33,11 @@ LOCK_MODES: Mapping[str, str] = {
 }
 _STRENGTH = {mode: number for number, mode in enumerate(LOCK_MODES)}
 _SAMPLE_S = 0.005
+# The first words of the tags of commands that touch tables, or no object that is there before.
+_NOTHING_ELSE = {
+    "", "ANALYZE", "BEGIN", "COMMENT", "COMMIT", "CREATE", "DELETE", "INSERT", "MERGE", "SELECT",
+    "START", "UPDATE", "VACUUM",
+}  # fmt: skip
 # They change no table. PostgreSQL refuses SET TRANSACTION after a query of its transaction, so none
 # is run around them.
 _WITHOUT_TABLES = ("begin", "start", "set", "reset", "savepoint", "release")
@@ -47,7 +52,8 @@ class Effect:
     by table and former name, and ``error`` why PostgreSQL refused the statement; rows of the tables
     ``violated_by`` may be the reason, as they reference rows that are missing if it is
     ``of_reference``, and there may be a ``way`` around. ``names`` has the tables before and after
-    it.
+    it, ``touched`` those that it made, renamed, or locked for changes, with their partitioned
+    tables.
     """
 
     names: Mapping[int, str] = field(default_factory=dict)
@@ -61,6 +67,12 @@ class Effect:
     violated_by: frozenset[int] = frozenset()
     of_reference: bool = False
     way: str = ""
+    touched: frozenset[str] = frozenset()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it changed what isn't a table's own, such as a type or a schema's name."""
+        return not self.touched and self.status.partition(" ")[0] not in _NOTHING_ELSE
 
     def blocked_by(self, oid: int) -> str:
         """Returns who waits for the statement's lock on a table; empty if nobody does."""
@@ -178,16 +190,23 @@ def _between(
     read: Mapping[int, int] = MappingProxyType({}),
 ) -> Effect:
     oids = start.files.keys() & end.files.keys()
+    rewritten = frozenset(oid for oid in oids if start.files[oid] != end.files[oid])
+    indexed = frozenset(
+        oid
+        for oid, indexes in end.indexes.items()
+        if oid in start.tables and indexes - start.indexes.get(oid, frozenset())
+    )
+    tables = {**start.tables, **end.tables}
+    touched = {oid for oid, mode in locks.items() if _STRENGTH[mode] > _STRENGTH["RowShareLock"]}
+    touched |= {oid for oid in tables if start.tables.get(oid) != end.tables.get(oid)}
+    touched |= rewritten | indexed
+    touched |= {one.roots.get(oid, oid) for oid in touched for one in (start, end)}
     return Effect(
-        {oid: str(table) for oid, table in {**start.tables, **end.tables}.items()},
+        {oid: str(table) for oid, table in tables.items()},
         {oid: mode for oid, mode in locks.items() if oid in start.tables},
         {oid: rows for oid, rows in read.items() if oid in start.tables},
-        frozenset(oid for oid in oids if start.files[oid] != end.files[oid]),
-        frozenset(
-            oid
-            for oid, indexes in end.indexes.items()
-            if oid in start.tables and indexes - start.indexes.get(oid, frozenset())
-        ),
+        rewritten,
+        indexed,
         {
             (str(end.tables[oid]), name): end.columns[oid][number]
             for oid in start.columns.keys() & end.columns.keys()
@@ -195,6 +214,9 @@ def _between(
             if end.columns[oid].get(number, name) != name
         },
         status,
+        touched=frozenset(
+            str(one.tables[oid]) for oid in touched for one in (start, end) if oid in one.tables
+        ),
     )
 
 
@@ -255,6 +277,7 @@ class _Relations:
     files: dict[int, int]
     indexes: dict[int, frozenset[int]]
     columns: dict[int, dict[int, str]]
+    roots: dict[int, int]
 
     @classmethod
     def read(cls, session: Connection) -> _Relations:
@@ -263,11 +286,12 @@ class _Relations:
             {oid: TableId(schema, name) for oid, schema, name, *_ in rows},
             {oid: file for oid, _, _, file, *_ in rows if file},
             {oid: frozenset(indexes) for oid, _, _, _, indexes, *_ in rows},
-            {oid: dict(zip(numbers, names, strict=True)) for oid, *_, numbers, names in rows},
+            {oid: dict(zip(numbers, names, strict=True)) for oid, *_, numbers, names, _ in rows},
+            {oid: root for oid, *_, root in rows if root},
         )
 
 
-_NO_RELATIONS = _Relations({}, {}, {}, {})
+_NO_RELATIONS = _Relations({}, {}, {}, {}, {})
 _UNFINISHED = """
 select indexrelid::regclass::text from pg_index where not indisvalid and indexrelid <> all(%s)
 """
@@ -288,7 +312,8 @@ select c.oid::int8, n.nspname, c.relname, c.relfilenode::int8,
        array(select attnum::int4 from pg_attribute
              where attrelid = c.oid and attnum > 0 and not attisdropped order by attnum),
        array(select attname::text from pg_attribute
-             where attrelid = c.oid and attnum > 0 and not attisdropped order by attnum)
+             where attrelid = c.oid and attnum > 0 and not attisdropped order by attnum),
+       pg_partition_root(c.oid)::oid::int8
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p') and n.nspname not in ('pg_catalog', 'information_schema')
   and c.relpersistence <> 't'

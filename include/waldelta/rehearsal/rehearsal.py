@@ -22,7 +22,9 @@ from psycopg.pq import TransactionStatus
 
 from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError
+from waldelta.lake.storage import volatile
 from waldelta.postgres import Connection, TableId
+from waldelta.postgres.sessions import PEEK_SESSIONS, PLAIN_SESSIONS
 from waldelta.quantities import counted, duration, size
 from waldelta.rehearsal.generated_rows import (
     WritableTable,
@@ -81,7 +83,14 @@ def rehearse(
     """
     with scratch_database(production.version, options.scratch_dsn) as scratch:
         stage = _Stage(scratch, RehearsedPipeline(file, scratch, production), options)
-        with stage, open_runner("waldelta rehearse", stage.pipeline.pipeline.job()) as runner:
+        job = stage.pipeline.pipeline.job()
+        with (
+            stage,
+            volatile(job.lake.root),
+            PLAIN_SESSIONS.reuse(),
+            PEEK_SESSIONS.reuse(),
+            open_runner("waldelta rehearse", job) as runner,
+        ):
             log.info("PostgreSQL %s: loading the schema", scratch.version)
             notes = stage.prepare(production, runner)
             steps = list(stage.run(migration, runner))
@@ -242,16 +251,10 @@ class _Stage:
         *,
         compares_all: bool,
     ) -> Iterator[Impact]:
-        touched = {
-            effect.names[oid]
-            for _, effect in effects
-            for oid, mode in effect.locks.items()
-            if mode not in ("AccessShareLock", "RowShareLock")
-        }
-        published = self._published()
-        is_named = touched and {str(table.id) for table in published} >= touched
-        kept = touched if is_named and not compares_all else None
-        for operation, impact in self._write(published, kept):
+        touched = {name for _, effect in effects for name in effect.touched}
+        is_elsewhere = any(effect.is_elsewhere for _, effect in effects)
+        kept = None if compares_all or is_elsewhere else touched
+        for operation, impact in self._write(self._published(), kept):
             if (key := (impact.table, operation, impact.kind)) not in self.failing:
                 self.failing.add(key)
                 yield impact

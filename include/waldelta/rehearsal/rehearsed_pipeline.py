@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,7 @@ from waldelta.errors import (
     WaldeltaError,
 )
 from waldelta.jobs import Pipeline
-from waldelta.lake.ledger import REMOVED
+from waldelta.lake.ledger import REMOVED, TableState
 from waldelta.pipeline import RunResult, describe_error
 from waldelta.pipeline.job import lake_of
 from waldelta.pipeline.run_result import RunFailed, TargetFindings
@@ -117,14 +117,14 @@ class RehearsedPipeline:
     def judge(
         self,
         runner: Runner,
-        touched: Collection[str] | None,
+        touched: Set[str] | None,
         renamed: Mapping[tuple[str, str], str],
     ) -> Iterator[Impact]:
         """Run what schedules run, until everything is copied, and yield what they found.
 
         A question on a source change is agreed to, so that the next statement can be judged.
-        Targets of the ``touched`` tables are compared with the source, all targets for None, or
-        where a name is no target's. ``renamed`` columns of the source, by table and former name,
+        Targets of the ``touched`` tables are compared with the source, all targets for None.
+        ``renamed`` columns of the source, by table and former name,
         may be renamed in the lake as well.
         """
         yield from self._secured()
@@ -262,16 +262,15 @@ class RehearsedPipeline:
         ]
 
     def _compare(
-        self, runner: Runner, touched: Collection[str] | None, warnings: Sequence[str]
+        self, runner: Runner, touched: Set[str] | None, warnings: Sequence[str]
     ) -> Iterator[Impact]:
         """Yields which targets differ, and copies them again, to judge later statements.
 
         Of ``warnings``, one that a run gave for the table says why.
         """
-        if touched is not None and not touched:
+        tables = None if touched is None else sorted(self._states().keys() & touched)
+        if tables == []:
             return
-        is_named = touched is not None and self.columns.keys() >= set(touched)
-        tables = touched if is_named else None
         try:
             self.pipeline.reconcile(runner, tables)
         except RunFailed as failed:
@@ -346,11 +345,13 @@ class RehearsedPipeline:
         return {_without_figures(text): text for text in texts}
 
     def _columns(self) -> dict[str, dict[str, str]]:
-        job = self.pipeline.job()
-        states = job.read_states().items()
-        names = sorted(name for name, state in states if state.status != REMOVED)
-        tables = {name: job.lake.target(name).find() for name in names}
+        lake = self.pipeline.job().lake
+        tables = {name: lake.target(name).find() for name in sorted(self._states())}
         return {name: table.spark_types for name, table in tables.items() if table is not None}
+
+    def _states(self) -> dict[str, TableState]:
+        states = self.pipeline.job().read_states().items()
+        return {name: state for name, state in states if state.status != REMOVED}
 
 
 def _without_figures(text: str) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
@@ -21,7 +22,8 @@ import psycopg
 
 from waldelta.errors import NotPrimary, SnapshotLost, TransactionsStillOpen, without_values
 from waldelta.lsn import Lsn
-from waldelta.postgres import WRITTEN_SQL, connect, describe, open_transactions, wait_until_none
+from waldelta.postgres import WRITTEN_SQL, describe, open_transactions, wait_until_none
+from waldelta.postgres.sessions import PLAIN_SESSIONS
 
 log = logging.getLogger(__name__)
 
@@ -134,12 +136,11 @@ class SnapshotHolder:
         self._conninfo, self._application_name = conninfo, application_name
 
     def __enter__(self) -> Self:
-        self.connection = connect(self._conninfo, self._application_name)
-        try:
+        with ExitStack() as opening:
+            session = PLAIN_SESSIONS.session(self._conninfo, self._application_name)
+            self.connection = opening.enter_context(session)
             self._open()
-        except BaseException:
-            self.connection.close()
-            raise
+            self._session = opening.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -147,7 +148,7 @@ class SnapshotHolder:
 
     def end(self) -> None:
         """Release the snapshot, which no reader uses any more: it holds vacuum back."""
-        self.connection.close()
+        self._session.close()
 
     @property
     def pid(self) -> int:

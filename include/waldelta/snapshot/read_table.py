@@ -8,7 +8,7 @@ task's exception reaches the driver as text.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -43,13 +43,13 @@ from waldelta.postgres import (
     TableId,
     check_settings,
     connect,
-    connect_arrow,
     describe,
     limit_batches,
     named_holders,
     record_batches,
     rows_where,
 )
+from waldelta.postgres.sessions import COPY_SESSIONS
 from waldelta.row_filter import RowFilter
 from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors.sqlstate import ServerError
@@ -420,7 +420,7 @@ def snapshot_reader(
     import adbc_driver_postgresql.dbapi as adbc
 
     with (
-        closing(connect_arrow(conninfo, application_name)) as connection,
+        COPY_SESSIONS.session(conninfo, application_name) as connection,
         raised_as(lambda err: _copy_error(err, conninfo, copy), adbc.Error),
     ):
         yield connection

@@ -194,9 +194,13 @@ class Ledger:
         Batches' moves (``intent``, ``compared``) aren't included. Raises StateError for a lake that
         an earlier or later waldelta wrote in another format.
         """
+        result = self.table(SlotMove).place.read_once("events", lambda _: self._read_events())
+        events = [] if result is None else result[1]
+        return [event for event in events if slot in (None, event.slot)]
+
+    def _read_events(self) -> list[SlotMove]:
         moves = self.table(SlotMove)
-        where = _OF_EVENTS if slot is None else (pc.field("slot") == slot) & _OF_EVENTS
-        rows = moves.scan(moves.schema.names, where=where)
+        rows = moves.scan(moves.schema.names, where=_OF_EVENTS)
         if formats := set(rows["format"].to_pylist()) - {FORMAT}:
             raise StateError(
                 f"the lake {self.lake.root} has format {formats.pop() or 1}, and this waldelta"
@@ -285,9 +289,11 @@ class Ledger:
 
     def table_rows(self, table_name: str | None = None) -> list[TableState]:
         """Returns all states of all targets, or of one, oldest first."""
-        rows = self.table(TableState).read(
-            None if table_name is None else pc.field("table_name") == table_name
-        )
+        table = self.table(TableState)
+        if (rows := table.read_all()) is None:
+            rows = table.read(None if table_name is None else pc.field("table_name") == table_name)
+        else:
+            rows = [row for row in rows if table_name in (None, row.table_name)]
         self.note_names(rows)
         return rows
 

@@ -75,6 +75,8 @@ again_when_late = tenacity.retry(
 # Delta's files never change, and a run reads the same ones repeatedly.
 _SMALL_ROWS = 2_000
 _MOST_CACHED = 512
+# The name under which all rows of a small table are kept for its version.
+_FEW = "rows"
 # An object store answers a request for a part of a file no sooner than one for all of it.
 _ONE_REQUEST_BYTES = 32 << 10
 # File statistics have timestamps in milliseconds, rounded down.
@@ -212,6 +214,18 @@ class LedgerTable(Generic[R]):
             if field.name not in rows.column_names:
                 rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
         return rows.select(list(columns))
+
+    def read_all(self) -> list[R] | None:
+        """Returns all rows, oldest first, from memory unless rows were added; None where they are
+        many.
+        """
+
+        def read(table: TargetVersion) -> list[R] | None:
+            rows = table.read_once(_FEW, lambda: _read_few(table))
+            return None if rows is None else rows_of(self._kind, rows)
+
+        result = self.place.read_once("objects", read)
+        return [] if result is None else result[1]
 
     def version(self) -> int:
         """Returns the table's Delta version; -1 when there is no table."""
@@ -394,7 +408,7 @@ def read_sorted(
     tables. Files whose rows are all older aren't opened. Of large files, only the needed row groups
     and columns are read. Others are read whole and cached; without ``cache``, only the smallest.
     """
-    if cache and (rows := table.read_once("rows", lambda: _read_few(table))) is not None:
+    if cache and (rows := table.read_once(_FEW, lambda: _read_few(table))) is not None:
         if since is not None:
             rows = rows.filter(pc.field("at") >= since)
         selection = rows if columns is None else rows.select(_names(rows.schema, columns))

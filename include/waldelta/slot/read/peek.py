@@ -42,13 +42,12 @@ from waldelta.pgoutput.messages import MARK
 from waldelta.postgres import (
     NAME_BYTES,
     check_settings,
-    connect,
-    connect_arrow,
     ended_by_replay,
     limit_batches,
     record_batches,
     wait_until_none,
 )
+from waldelta.postgres.sessions import PEEK_SESSIONS, PLAIN_SESSIONS
 from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors.sqlstate import ServerError
 
@@ -236,7 +235,7 @@ def peek(
     began = time.monotonic()
     try:
         with (
-            connect_arrow(conninfo, reader_name(source.slot)) as connection,
+            PEEK_SESSIONS.session(conninfo, reader_name(source.slot)) as connection,
             connection.cursor() as cursor,
         ):
             limit_batches(cursor)
@@ -307,7 +306,7 @@ def end_old_readers(conninfo: str, slot: str) -> None:
     """End backends that an earlier attempt of ours left reading this slot, and wait for their
     end.
     """
-    with connect(conninfo, f"waldelta fence {slot}") as connection:
+    with PLAIN_SESSIONS.session(conninfo, f"waldelta fence {slot}") as connection:
         _terminate_backends(connection, slot, _READERS)
 
 

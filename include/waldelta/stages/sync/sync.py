@@ -31,6 +31,7 @@ from waldelta.lake import check_writable
 from waldelta.lake.ledger import COPYING, FAILED, NEEDS_SYNC, REMOVED, SYNCED, TableState, now
 from waldelta.lake.ledger.ledger import next_generation
 from waldelta.pipeline import AdvisoryLock, Job, SlotIdentity, target_lock, unexpected_error
+from waldelta.pipeline.advisory_locks import LockSessions
 from waldelta.pipeline.targets import (
     ReplicatedTarget,
     RequiredAction,
@@ -41,6 +42,7 @@ from waldelta.pipeline.targets import (
 from waldelta.pipeline.targets.lifecycle import NOT_PUBLISHED, check_not_removed, latest_by_name
 from waldelta.pipeline.targets.move_target import move_targets, name_problems
 from waldelta.postgres import TableId
+from waldelta.postgres.sessions import COPY_SESSIONS, PLAIN_SESSIONS
 from waldelta.quantities import counted
 from waldelta.slot.gaps import close_gaps
 from waldelta.slot.standby import check_source
@@ -160,6 +162,8 @@ def _orders(
     ]
 
 
+@PLAIN_SESSIONS.reuse()
+@COPY_SESSIONS.reuse()
 def _copy_each(
     runner: Runner,
     job: Job,
@@ -174,7 +178,8 @@ def _copy_each(
     def attempt(order: CopyRequest) -> None:
         name = str(order.target.id)
         try:
-            if (result := _sync_locked(runner, job, order, ledger_lock, drained)) is not None:
+            result = _sync_locked(runner, job, order, locks, ledger_lock, drained)
+            if result is not None:
                 results.append(result)
         except Exception as err:
             # A defect of waldelta or Spark in one table's copy must not stop the others.
@@ -195,10 +200,11 @@ def _copy_each(
         (order for order in orders if order not in alone),
         key=lambda order: -order.target.table.size_bytes,
     )
-    with ThreadPoolExecutor(COPIED_AT_ONCE, thread_name_prefix="sync") as pool:
-        list(pool.map(attempt, together))
-    for order in alone:
-        attempt(order)
+    with LockSessions(job.source.conninfo) as locks:
+        with ThreadPoolExecutor(COPIED_AT_ONCE, thread_name_prefix="sync") as pool:
+            list(pool.map(attempt, together))
+        for order in alone:
+            attempt(order)
     return failures
 
 
@@ -250,6 +256,7 @@ def _sync_locked(
     runner: Runner,
     job: Job,
     order: CopyRequest,
+    sessions: LockSessions,
     ledger_lock: threading.Lock,
     drained: PublicationVersion,
 ) -> SyncResult | None:
@@ -261,7 +268,7 @@ def _sync_locked(
     # Read before the snapshot: a slot that is recreated during the copy has not seen what this copy
     # lacks.
     identity = job.read_identity()
-    with target_lock(job, order.target.id) as lock:
+    with target_lock(job, order.target.id, sessions) as lock:
         rows = job.ledger.table_rows(name)
         last = next(reversed(rows), None)
         if order.is_done(last, identity.incarnation):

@@ -119,6 +119,17 @@ def test_the_row_appended_last_is_the_latest_though_a_clock_was_set_back(ledger)
     assert ats == sorted(set(ats))
 
 
+@pytest.mark.parametrize("most", [0, 2_000])
+def test_few_states_are_kept_in_memory_and_many_are_filtered(ledger, monkeypatch, most):
+    """Rows of another run, which appends to the same table, are seen."""
+    monkeypatch.setattr("waldelta.lake.ledger.table._SMALL_ROWS", most)
+    assert ledger.table_rows("t") == []
+    for number, name in enumerate(("t", "u", "t")):
+        Ledger(Lake(ledger.lake.root)).append(state(name, number, "synced", NOON + number * DAY))
+        assert [row.generation for row in ledger.table_rows()] == list(range(number + 1))
+    assert [row.generation for row in ledger.table_rows("t")] == [0, 2]
+
+
 def test_appends_of_several_writers_are_all_there_in_one_order(ledger):
     """Whoever loses the race appends behind the winner."""
 

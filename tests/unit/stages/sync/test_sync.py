@@ -63,7 +63,8 @@ def test_a_failed_copy_is_reported_by_name_and_tried_again(monkeypatch, err, kin
     monkeypatch.setattr(stage, "_sync_locked", copy)
     table = SimpleNamespace(size_bytes=0, key_columns=())
     mode = SimpleNamespace(keeps_rows=False)
-    job = SimpleNamespace(pipeline=SimpleNamespace(target=SimpleNamespace(mode_of=lambda _: mode)))
+    pipeline = SimpleNamespace(target=SimpleNamespace(mode_of=lambda _: mode))
+    job = SimpleNamespace(pipeline=pipeline, source=SimpleNamespace(conninfo=""))
     orders = [
         CopyRequest(
             SimpleNamespace(id=TableId("public", name), table=table), None, None, None, False

@@ -29,7 +29,8 @@ from waldelta.errors import (
     without_values,
 )
 from waldelta.pgoutput.byte_readers import ArrowArray
-from waldelta.postgres import Connection, check_settings, connect, describe, lacks_room, rows_where
+from waldelta.postgres import Connection, check_settings, describe, lacks_room, rows_where
+from waldelta.postgres.sessions import PLAIN_SESSIONS
 from waldelta.server_errors import sqlstate as codes
 from waldelta.snapshot import Choice, Chunk, KeyAttribute, TableCopy, reader_name
 from waldelta.snapshot.read_selected import KEYS_PER_READ, other_files
@@ -258,7 +259,7 @@ class SourceSide:
     def _session(self, number: int) -> Iterator[Connection]:
         name = reader_name(self.holder_pid, number, self.copy.table).replace("copy", "reconcile", 1)
         with (
-            connect(self.conninfo, name) as connection,
+            PLAIN_SESSIONS.session(self.conninfo, name) as connection,
             raised_as(lambda err: _comparison_error(err, self.conninfo, self.copy), psycopg.Error),
         ):
             connection.execute("select set_config('statement_timeout', '0', false)")
