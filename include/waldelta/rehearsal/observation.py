@@ -48,9 +48,9 @@ class Effect:
     """What one statement did; relations by their oids.
 
     ``locks`` has the strongest mode on each table, ``read`` how many rows were read of it,
-    ``rewritten`` the tables with new files, ``indexed`` those with a new index, ``renamed`` columns
-    by table and former name, and ``error`` why PostgreSQL refused the statement; rows of the tables
-    ``violated_by`` may be the reason, as they reference rows that are missing if it is
+    ``rewritten`` the tables with new files, ``indexed`` those with a new index, and
+    ``error`` why PostgreSQL refused the statement; rows of the tables ``violated_by`` may be the
+    reason, as they reference rows that are missing if it is
     ``of_reference``, and there may be a ``way`` around. ``names`` has the tables before and after
     it, ``touched`` those that it made, renamed, or locked for changes, with their partitioned
     tables.
@@ -61,7 +61,6 @@ class Effect:
     read: Mapping[int, int] = field(default_factory=dict)
     rewritten: frozenset[int] = frozenset()
     indexed: frozenset[int] = frozenset()
-    renamed: Mapping[tuple[str, str], str] = field(default_factory=dict)
     status: str = ""
     error: str | None = None
     violated_by: frozenset[int] = frozenset()
@@ -207,12 +206,6 @@ def _between(
         {oid: rows for oid, rows in read.items() if oid in start.tables},
         rewritten,
         indexed,
-        {
-            (str(end.tables[oid]), name): end.columns[oid][number]
-            for oid in start.columns.keys() & end.columns.keys()
-            for number, name in start.columns[oid].items()
-            if end.columns[oid].get(number, name) != name
-        },
         status,
         touched=frozenset(
             str(one.tables[oid]) for oid in touched for one in (start, end) if oid in one.tables
@@ -276,7 +269,6 @@ class _Relations:
     tables: dict[int, TableId]
     files: dict[int, int]
     indexes: dict[int, frozenset[int]]
-    columns: dict[int, dict[int, str]]
     roots: dict[int, int]
 
     @classmethod
@@ -286,12 +278,11 @@ class _Relations:
             {oid: TableId(schema, name) for oid, schema, name, *_ in rows},
             {oid: file for oid, _, _, file, *_ in rows if file},
             {oid: frozenset(indexes) for oid, _, _, _, indexes, *_ in rows},
-            {oid: dict(zip(numbers, names, strict=True)) for oid, *_, numbers, names, _ in rows},
             {oid: root for oid, *_, root in rows if root},
         )
 
 
-_NO_RELATIONS = _Relations({}, {}, {}, {}, {})
+_NO_RELATIONS = _Relations({}, {}, {}, {})
 _UNFINISHED = """
 select indexrelid::regclass::text from pg_index where not indisvalid and indexrelid <> all(%s)
 """
@@ -309,10 +300,6 @@ from pg_stat_xact_all_tables where schemaname not in ('pg_catalog', 'pg_toast')
 _RELATIONS = """
 select c.oid::int8, n.nspname, c.relname, c.relfilenode::int8,
        array(select indexrelid::int8 from pg_index where indrelid = c.oid),
-       array(select attnum::int4 from pg_attribute
-             where attrelid = c.oid and attnum > 0 and not attisdropped order by attnum),
-       array(select attname::text from pg_attribute
-             where attrelid = c.oid and attnum > 0 and not attisdropped order by attnum),
        pg_partition_root(c.oid)::oid::int8
 from pg_class c join pg_namespace n on n.oid = c.relnamespace
 where c.relkind in ('r', 'p') and n.nspname not in ('pg_catalog', 'information_schema')

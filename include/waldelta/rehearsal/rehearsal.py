@@ -240,7 +240,7 @@ class _Stage:
         if plan.problems:
             errors = [Impact("error", "", problem) for problem in plan.problems]
             return StepReport(place, statements, errors)
-        impacts = list(self.pipeline.judge(runner, None, {}))
+        impacts = list(self.pipeline.judge(runner, None))
         impacts.append(Impact("note", "", f"setup --expect {plan.digest} requires this plan"))
         return StepReport(place, statements, impacts, time.monotonic() - start)
 
@@ -258,8 +258,7 @@ class _Stage:
             if (key := (impact.table, operation, impact.kind)) not in self.failing:
                 self.failing.add(key)
                 yield impact
-        renamed = {old: new for _, effect in effects for old, new in effect.renamed.items()}
-        yield from self.pipeline.judge(runner, None if compares_all else touched, renamed)
+        yield from self.pipeline.judge(runner, None if compares_all else touched)
         self._delete_inserted()
 
     def _write(

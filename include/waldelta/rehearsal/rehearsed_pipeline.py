@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict
@@ -45,7 +45,26 @@ _SECURED = (
     "row-level security is on: changes still arrive, but copies and comparisons fail for a role"
     " from which a policy hides rows"
 )
+_REFUSE = "set schema_changes: ask and refuse: the column keeps its last values"
+_OTHER_NAME = "give the new one another name, and drop the old one once no reader needs it"
 _BYPASS = "let a superuser run alter role … bypassrls for the role of the pipeline's connection"
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A target's columns with their types, and the oid of its source.
+
+    ``numbers`` has the source's attribute numbers, by which a column is the same after a change.
+    """
+
+    source: int
+    types: Mapping[str, str]
+    numbers: Mapping[str, int]
+
+    def name_of(self, number: int, name: str) -> str:
+        """Returns the name of a former column now, empty where the source has it no more."""
+        names = {number: name for name, number in self.numbers.items()}
+        return names.get(number, "") if number and names else name
 
 
 @dataclass(slots=True)
@@ -59,7 +78,7 @@ class RehearsedPipeline:
     scratch: ScratchDatabase
     production: Production
     pipeline: Pipeline = field(init=False)
-    columns: dict[str, dict[str, str]] = field(init=False, default_factory=dict)
+    shapes: dict[str, _Shape] = field(init=False, default_factory=dict)
     # What was found before, and has been so since.
     warned: set[str] = field(init=False, default_factory=set)
     stopped: set[Impact] = field(init=False, default_factory=set)
@@ -110,22 +129,15 @@ class RehearsedPipeline:
             raise ConfigError(
                 f"the pipeline fails without the migration: {error.get('message', failed)}"
             ) from None
-        self.columns = self._columns()
+        self.shapes = self._shapes()
         self.warned = set(self._preflight())
         self.security = {oid: level for oid, _, level in self._security()}
 
-    def judge(
-        self,
-        runner: Runner,
-        touched: Set[str] | None,
-        renamed: Mapping[tuple[str, str], str],
-    ) -> Iterator[Impact]:
+    def judge(self, runner: Runner, touched: Set[str] | None) -> Iterator[Impact]:
         """Run what schedules run, until everything is copied, and yield what they found.
 
         A question on a source change is agreed to, so that the next statement can be judged.
         Targets of the ``touched`` tables are compared with the source, all targets for None.
-        ``renamed`` columns of the source, by table and former name,
-        may be renamed in the lake as well.
         """
         yield from self._secured()
         said: set[tuple[str, str]] = set()
@@ -155,7 +167,7 @@ class RehearsedPipeline:
             stopped.update(copies)
         self.stopped = stopped
         yield from self._compare(runner, touched, warnings)
-        yield from self._readers(renamed)
+        yield from self._readers()
         yield from self._warnings()
 
     def _secured(self) -> Iterator[Impact]:
@@ -298,36 +310,29 @@ class RehearsedPipeline:
             if not self.stopped:
                 yield Impact("note", "", f"{_NOT_COMPARED}: {err}")
 
-    def _readers(self, renamed: Mapping[tuple[str, str], str]) -> Iterator[Impact]:
-        former, self.columns = self.columns, self._columns()
-        for name in sorted(former.keys() | self.columns.keys()):
-            old, new = former.get(name), self.columns.get(name)
+    def _readers(self) -> Iterator[Impact]:
+        former, self.shapes = self.shapes, self._shapes()
+        for name in sorted(former.keys() | self.shapes.keys()):
+            old, new = former.get(name), self.shapes.get(name)
             if old is None:
                 yield Impact("readers", name, "it is a new target")
-            if new is None:
+            elif new is None:
                 yield Impact("readers", name, "its target gets no changes any more")
-            if old is None or new is None:
-                continue
-            names = {c: renamed[name, c] for c in old if renamed.get((name, c)) in new}
-            gone = [c for c in old if c not in new and c not in names]
-            added = [c for c in new if c not in old and c not in names.values()]
-            moved = [f"{c} → {names[c]}" for c in names]
-            retyped = [f"{c} {old[c]} → {new[c]}" for c in new if c in old and old[c] != new[c]]
-            parts = (
-                ("added", added),
-                ("gone", gone),
-                ("renamed", moved),
-                ("retyped", retyped),
-            )
-            if text := "; ".join(f"{what}: {', '.join(which)}" for what, which in parts if which):
-                yield Impact("readers", name, text)
-            if gone:
-                yield Impact(
-                    "data-loss",
-                    name,
-                    f"the lake loses the values of {', '.join(gone)}",
-                    "set schema_changes: ask and refuse: the column keeps its last values",
-                )
+            elif old.source == new.source:
+                yield from _changes(name, old, new)
+            else:
+                yield from self._other_table(name, old)
+                yield from _changes(name, replace(old, numbers={}), replace(new, numbers={}))
+
+    def _other_table(self, name: str, old: _Shape) -> Iterator[Impact]:
+        with self.scratch.connect() as connection:
+            row = connection.execute(_TABLE, [old.source]).fetchone()
+        if row is None:
+            text = "the lake loses its rows: the table was dropped, and another one has its name"
+            yield Impact("data-loss", name, text, _OTHER_NAME)
+        else:
+            text = f"its rows are another table's, the former one is {TableId(*row)} now"
+            yield Impact("readers", name, text)
 
     def _warnings(self) -> Iterator[Impact]:
         """Yields what preflight finds since the statement, with its remedies."""
@@ -344,14 +349,41 @@ class RehearsedPipeline:
             texts = [str(err)]
         return {_without_figures(text): text for text in texts}
 
-    def _columns(self) -> dict[str, dict[str, str]]:
-        lake = self.pipeline.job().lake
-        tables = {name: lake.target(name).find() for name in sorted(self._states())}
-        return {name: table.spark_types for name, table in tables.items() if table is not None}
+    def _shapes(self) -> dict[str, _Shape]:
+        lake, shapes = self.pipeline.job().lake, {}
+        for name, state in self._states().items():
+            if (table := lake.target(name).find()) is not None:
+                numbers = {column.name: column.attnum for column in state.columns}
+                source = state.root_id or next(iter(state.relation_ids), 0)
+                shapes[name] = _Shape(source, table.spark_types, numbers)
+        return shapes
 
     def _states(self) -> dict[str, TableState]:
         states = self.pipeline.job().read_states().items()
         return {name: state for name, state in states if state.status != REMOVED}
+
+
+def _changes(name: str, old: _Shape, new: _Shape) -> Iterator[Impact]:
+    """Yields what readers of a target see, and which values it loses."""
+    after = {column: new.name_of(old.numbers.get(column, 0), column) for column in old.types}
+    names = {column: new_name for column, new_name in after.items() if new_name in new.types}
+    losses = [column for column in old.types if column not in names]
+    parts = {
+        "added": [c for c in new.types if c not in names.values() and c not in losses],
+        "gone": [c for c in losses if c not in new.types],
+        "replaced": [c for c in losses if c in new.types],
+        "renamed": [f"{c} → {new_name}" for c, new_name in names.items() if c != new_name],
+        "retyped": [
+            f"{new_name} {old.types[c]} → {new.types[new_name]}"
+            for c, new_name in {**dict(zip(losses, losses, strict=True)), **names}.items()
+            if new_name in new.types and old.types[c] != new.types[new_name]
+        ],
+    }
+    if text := "; ".join(f"{what}: {', '.join(which)}" for what, which in parts.items() if which):
+        yield Impact("readers", name, text)
+    if losses:
+        way = _OTHER_NAME if parts["replaced"] else _REFUSE
+        yield Impact("data-loss", name, f"the lake loses the values of {', '.join(losses)}", way)
 
 
 def _without_figures(text: str) -> str:
@@ -363,6 +395,10 @@ def _without_figures(text: str) -> str:
     return re.sub(r"\b\d+\b", "", text)
 
 
+_TABLE = """
+select n.nspname, c.relname
+from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.oid = %s
+"""
 _SECURITY = """
 select c.oid::int8, n.nspname, c.relname, relrowsecurity::int + relforcerowsecurity::int
 from pg_class c join pg_namespace n on n.oid = c.relnamespace where c.relrowsecurity

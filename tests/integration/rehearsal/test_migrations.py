@@ -6,9 +6,14 @@ really did. Here it is held against what PostgreSQL's documentation says of the 
 
 from __future__ import annotations
 
-import pytest
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
 
-from tests.support.pipelines import copied_pipeline, new_pipeline
+import pytest
+from deltalake import DeltaTable
+
+from tests.support.pipelines import copied_pipeline, new_pipeline, pipeline_on
 from waldelta.config import PipelineFile
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.rehearsal.migration import statements
@@ -229,6 +234,95 @@ def test_partitions(through_root):
         for name, (_, root, leaves) in PARTITIONS.items()
     }
     assert claims(report) == expected, report.as_text([])
+
+
+NEW_TABLE = "create table {t}(id int primary key, n int, note text)"
+# Statements by which a name comes to mean something else, with what is found where the publication
+# lists the tables, and, where it differs, where it has all tables.
+NAMES = {
+    "drop_add": (
+        "begin; alter table {t} drop note; alter table {t} add note text; commit",
+        {LOSS, COPY, READERS},
+    ),
+    "drop_add_at_once": ("alter table {t} drop note, add note text", {LOSS, COPY, READERS}),
+    "drop_add_type": (
+        "begin; alter table {t} drop note; alter table {t} add note bigint; commit",
+        {LOSS, COPY, READERS},
+    ),
+    "drop_then_add": (
+        "alter table {t} drop note; alter table {t} add note text", {LOSS, COPY, READERS},
+    ),
+    "rename_add": (
+        "begin; alter table {t} rename note to former; alter table {t} add note text; commit",
+        {COPY, READERS},
+    ),
+    "rename_drop_add": (
+        ("begin; alter table {t} rename note to former; alter table {t} drop former;"
+        " alter table {t} add note text; commit"),
+        {LOSS, COPY, READERS},
+    ),
+    "swap": (
+        ("begin; alter table {t} rename note to x; alter table {t} rename n to note;"
+        " alter table {t} rename x to n; commit"),
+        {COPY, READERS},
+    ),
+    "drop_create": (
+        f"begin; drop table {{t}}; {NEW_TABLE}; commit", {STOP, READERS}, {LOSS, COPY},
+    ),
+    "rename_create": (
+        f"begin; alter table {{t}} rename to {{t}}_former; {NEW_TABLE}; commit",
+        {STOP, COPY, READERS}, {COPY, READERS},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "publication",
+    [
+        pytest.param(
+            {"tables": [{"name": f"public.{name}"} for name in NAMES]},
+            marks=pytest.mark.nightly("names are nine further kinds"),
+            id="tables",
+        ),
+        pytest.param(
+            {"all_tables": True, "accept_future_tables": True},
+            marks=pytest.mark.nightly("names are nine further kinds"),
+            id="all",
+        ),
+    ],
+)
+def test_a_name_that_means_something_else(runner, database, lake, publication):
+    """Values that a claim calls lost are in no target of the real pipeline afterwards."""
+    schema = ";".join(NEW_TABLE.format(t=name) for name in NAMES) + ";"
+    publication |= {"name": database.name}
+    pipeline = pipeline_on(database, lake, publication)
+    database.execute(schema)
+    for name in NAMES:
+        database.execute(f"insert into {name} values (1, 1, 'former {name}'), (2, 2, '')")
+    copied_pipeline(runner, pipeline)
+    texts = {name: text.format(t=name) for name, (text, *_) in NAMES.items()}
+    for name, text in texts.items():
+        database.execute(f"{text}; update {name} set id = 3 where id = 2")
+    for _ in range(2):
+        with suppress(RunFailed):
+            pipeline.consume(runner)
+        with suppress(RunFailed):
+            pipeline.sync(runner)
+    values = {
+        value
+        for folder in Path(urlsplit(lake).path, "public").iterdir()
+        for row in DeltaTable(str(folder)).to_pyarrow_table().to_pylist()
+        for value in row.values()
+    }
+    migration = [one for name, text in texts.items() for one in statements(text, name)]
+    report = rehearse(pipeline.file, Production(schema, "schema", None), migration)
+    is_all = "all_tables" in publication
+    expected = {
+        f"{name}:1": kinds[-1] if is_all else kinds[0] for name, (_, *kinds) in NAMES.items()
+    }
+    assert claims(report) == expected, report.as_text([])
+    lost = {name for name in NAMES if f"former {name}" not in values}
+    assert lost == {name for name in NAMES if LOSS in expected[f"{name}:1"]}
 
 
 SECURE = """alter table t enable row level security;
