@@ -395,8 +395,8 @@ VERBS_WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                     "metavar": "KIND,KIND",
                     "default": list(FAILING),
                     "help": (
-                        f"what ends the command with code 3: some of {', '.join(KINDS)};"
-                        f" {','.join(FAILING)} by default"
+                        "what ends the command with code 3, besides error: some of"
+                        f" {', '.join(KINDS)}; {','.join(FAILING)} by default"
                     ),
                 },
                 "--markdown": {

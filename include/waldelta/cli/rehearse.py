@@ -18,6 +18,7 @@ from waldelta.postgres import TableId, conninfo_from_environment
 from waldelta.rehearsal.migration import read_migrations
 from waldelta.rehearsal.production import Production, read_production, read_schema_file
 from waldelta.rehearsal.rehearsal import RehearsalOptions, rehearse
+from waldelta.rehearsal.report import KINDS
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ def run_rehearse(options: argparse.Namespace, output: Output) -> bool:
     order = RehearsalOptions(scratch, options.role, options.statement_timeout, changed)
     with _only_progress():
         report = rehearse(file, production, migration, order)
-    kinds = options.fail_on
+    # What comes after an error isn't rehearsed, so no policy lets it pass.
+    kinds = [kind for kind in KINDS if kind == "error" or kind in options.fail_on]
     for path, text in (
         (options.markdown, report.as_markdown(kinds)),
         (options.junit, report.as_junit(kinds)),

@@ -209,14 +209,16 @@ def _sample(
 def load_schema(connection: Connection, production: Production) -> None:
     """Make the schema's objects, and the roles that it names.
 
-    Raises ConfigError with the line of a statement that the scratch server refuses.
+    In a dump without privileges, owners of tables get those on their schemas. Raises ConfigError
+    with the line of a statement that the scratch server refuses.
     """
-    text = _OF_PSQL.sub("", production.schema)
+    text, has_grants = _OF_PSQL.sub("", production.schema), False
     for statement in statements(text, production.source):
         words = statement.text.lower().split(maxsplit=3)
         if tuple(words[:2]) in _SKIPPED:
             continue
         make_roles(connection, statement)
+        has_grants |= words[0] == "grant"
         try:
             connection.execute(statement.text)
         except psycopg.errors.DuplicateSchema:
@@ -227,6 +229,10 @@ def load_schema(connection: Connection, production: Production) -> None:
                 continue
             raise _refused(statement, words, err) from None
     connection.execute("reset all")
+    if not has_grants:
+        for owner, schema in connection.execute(_OWNERS).fetchall():
+            grant = sql.SQL("grant usage, create on schema {} to {}")
+            connection.execute(grant.format(sql.Identifier(schema), sql.Identifier(owner)))
 
 
 def _refused(statement: SqlCommand, words: Sequence[str], err: psycopg.Error) -> ConfigError:
@@ -297,6 +303,11 @@ left join lateral pg_partition_tree(c.oid) t on t.isleaf
 left join pg_class p on p.oid = t.relid
 where c.relkind in ('r', 'p') and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
 group by n.nspname, c.relname
+"""
+_OWNERS = """
+select distinct pg_get_userbyid(c.relowner), n.nspname
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where c.relkind in ('r', 'p') and n.nspname <> 'information_schema' and n.nspname !~ '^pg_'
 """
 _RATE_AND_ROLE = """
 select (select wal_bytes / extract(epoch from now() - stats_reset)

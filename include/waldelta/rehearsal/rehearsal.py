@@ -171,7 +171,10 @@ class _Stage:
             if pending[-1][1].error is not None:
                 if not self.session.closed:
                     self.session.execute("rollback")
-                yield self._step(pending, [], time.monotonic() - start)
+                count = len(migration) - number
+                text = f"{counted(count, 'statement')} after it {'is' if count == 1 else 'are'} not"
+                note = [Impact("note", "", f"{text} rehearsed")] if count else []
+                yield self._step(pending, note, time.monotonic() - start)
                 return
             if self.session.info.transaction_status is TransactionStatus.IDLE:
                 seconds = time.monotonic() - start

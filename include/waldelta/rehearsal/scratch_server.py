@@ -36,7 +36,7 @@ _SETTINGS = {
     "autovacuum": "off",
     "shared_buffers": "64MB",
     "max_wal_size": "1GB",
-    # /dev/shm of a container has 64 MB.
+    # Segments in /dev/shm would outlive a killed server; these are in the folder.
     "dynamic_shared_memory_type": "mmap",
 }
 _SERVER = """

@@ -25,7 +25,7 @@ from waldelta.config import load_pipeline_file
 from waldelta.errors import ConfigError
 from waldelta.postgres import TableId
 from waldelta.rehearsal.migration import statements
-from waldelta.rehearsal.production import Production, read_production
+from waldelta.rehearsal.production import Production, load_schema, read_production
 from waldelta.rehearsal.rehearsal import RehearsalOptions, rehearse
 from waldelta.rehearsal.scratch_server import scratch_database
 
@@ -77,6 +77,7 @@ def test_reports_for_people_and_for_ci(pipeline, capsys):
         "alter table shop.orders add x int;\nbegin;\nalter table shop.orders add y int;\ncommit;\n"
         "alter table shop.orders replica identity nothing;\n"
         "begin;\nalter table shop.orders add z int;\nalter table shop.orders drop nope;\n"
+        "commit;\n"
     )
     markdown, junit = pipeline.parent / "r.md", pipeline.parent / "r.xml"
     files = ("--markdown", str(markdown), "--junit", str(junit))
@@ -91,6 +92,7 @@ def test_reports_for_people_and_for_ci(pipeline, capsys):
     ]
     assert 'column "nope"' in steps[-1]["impacts"][0]["text"]
     assert f"{m}:8" in steps[-1]["impacts"][0]["text"]
+    assert steps[-1]["impacts"][1]["text"] == "1 statement after it is not rehearsed"
     assert "replica identity" in markdown.read_text()
     assert ET.parse(junit).getroot().get("failures") == "2"
 
@@ -100,6 +102,7 @@ def test_reports_for_people_and_for_ci(pipeline, capsys):
     [
         ("alter table shop.orders replica identity nothing", ("--fail-on", "copy,stop"), 0),
         ("select pg_sleep(60)", ("--statement-timeout", "0.2"), FINDINGS),
+        ("select 1/0", ("--fail-on", "copy"), FINDINGS),
         ("set role reader; alter table shop.orders add x int", ("--role", "the app"), FINDINGS),
         ("begin; alter table shop.orders add x int", (), FINDINGS),
     ],
@@ -162,6 +165,17 @@ def test_what_the_scratch_server_lacks_is_named(pipeline, schema, options, messa
     production, chosen = Production(schema, "schema", None), RehearsalOptions(**options)
     with pytest.raises(ConfigError, match=message):
         rehearse(file, production, migration, chosen)
+
+
+@pytest.mark.parametrize(("grants", "may_create"), [("", True), ("grant usage", False)])
+def test_a_dump_without_privileges_gives_owners_their_schemas(database, grants, may_create):
+    """A schema with grants says itself what its roles may do."""
+    role = f"r_{database.name}"
+    schema = f"create schema shop; create table shop.t(id int); alter table shop.t owner to {role};"
+    grants = f"{grants} on schema shop to {role}" if grants else ""
+    load_schema(database.connection, Production(schema + grants, "schema", None))
+    may = f"select has_schema_privilege('{role}', 'shop', 'create')"
+    assert database.execute(may) == [(may_create,)]
 
 
 OWN_ROW = """begin; insert into shop.orders values (-5, 'x', 5);
