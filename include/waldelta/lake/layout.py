@@ -44,6 +44,7 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
     {
         TARGET_FILE_SIZE: "write file_size",
         STATISTICS_COLUMNS: "write statistics",
+        "delta.dataskippingnumindexedcols": "write statistics",
         "delta.enabledeletionvectors": "write deletion_vectors",
         "delta.enablechangedatafeed": "write change_data_feed",
         "delta.deletedfileretentionduration": "write maintenance.keep_versions_hours",
@@ -326,6 +327,24 @@ def layout_properties(options: LayoutOptions) -> dict[str, str]:
         names = [name for name in options.statistics if name not in partition_by]
         properties[STATISTICS_COLUMNS] = _column_list(names)
     return properties
+
+
+def statistics_to_sort(options: LayoutOptions, properties: Mapping[str, str]) -> dict[str, str]:
+    """Returns the property that also lists the columns by which a table's rows are to be sorted;
+    empty where they have statistics, or the options name the columns that do.
+
+    Delta sorts by no column without statistics.
+
+    >>> statistics_to_sort(LayoutOptions(z_order=["at"]), {STATISTICS_COLUMNS: "id"})
+    {'delta.dataSkippingStatsColumns': 'id,at'}
+    """
+    listed = properties.get(STATISTICS_COLUMNS)
+    if listed is None or options.statistics is not None:
+        return {}
+    names = _listed(listed)
+    columns = options.cluster_by or options.z_order or ()
+    new = [name for name in columns if name not in names]
+    return {STATISTICS_COLUMNS: _column_list([*names, *new])} if new else {}
 
 
 def _column_list(columns: Iterable[str]) -> str:

@@ -212,6 +212,33 @@ def test_maintenance_sorts_rows_once_enough_are_new(runner, table, lake, monkeyp
     assert sorts_after("select 4", other) == ([["v", "place"]], 1.0)
 
 
+@pytest.mark.nightly("Spark sorts the rows, and alters a clustered target")
+@pytest.mark.parametrize(
+    ("former", "layout", "statistics"),
+    [
+        ({"statistics": ["id"]}, {"z_order": ["place"]}, "id,place"),
+        ({"statistics": ["id"]}, {"cluster_by": ["place"]}, "id,place"),
+        ({"statistics": ["id", "day"]}, {"partition_by": ["day"]}, "id"),
+        ({"cluster_by": ["place"]}, {"cluster_by": [], "statistics": ["id"]}, "id"),
+    ],
+    ids=str,
+)
+def test_a_layout_needs_other_statistics_than_the_target_has(
+    runner, table, lake, former, layout, statistics
+):
+    """Delta sorts by no column that has none, and lists none that divides rows."""
+    table.execute(
+        "insert into t select i, '2026-01-01', 'p' || i * 7919 % 1000, md5(i::text) from"
+        " generate_series(1000, 40000) i"
+    )
+    copied_pipeline(runner, laid_out(table, lake, file_size="128kb", **former))
+    pipeline = laid_out(table, lake, file_size="128kb", **layout)
+    assert pipeline.maintain(runner).status == "succeeded"
+    check(runner, table, pipeline, layout)
+    properties = DeltaTable(pipeline.target_path("public.t")).metadata().configuration
+    assert properties["delta.dataSkippingStatsColumns"] == statistics
+
+
 @pytest.mark.nightly("Spark writes the rows with other columns, as the driver does")
 def test_spark_replaces_rows_by_some_of_another_layout(spark_jvm, lake):
     """Other partitions, and columns with statistics that are gone."""
@@ -290,6 +317,7 @@ def test_a_partitioned_target_becomes_clustered_and_stays_so(runner, table, lake
         ({"z_order": ["absent"]}, "column 'absent' doesn't exist"),
         ({"cluster_by": ["b"]}, "column 'b' is binary in the lake"),
         ({"properties": {"delta.appendOnly": "true"}}, "property delta.appendOnly can't be set"),
+        ({"properties": {"delta.dataSkippingNumIndexedCols": "1"}}, "set: write statistics"),
         ({"partition_by": ["place"], "mode": "history"}, "an empty text of place as null"),
     ],
     ids=str,

@@ -55,6 +55,7 @@ from waldelta.lake.layout import (
     empty_value,
     folder_of,
     layout_properties,
+    statistics_to_sort,
 )
 from waldelta.lake.ledger import Decisions, TableState, now
 from waldelta.lake.ledger.prune_ledger import prune_ledger
@@ -133,7 +134,8 @@ def _compact_as_chosen(
         _keep_as_chosen(runner, table, chosen.deletion_vectors_of(name))
         set_change_data_feed(runner.spark, table, chosen.change_data_feed_of(name))
         plan = _Plan.of(job, name, table)
-        set_properties(runner.spark, table, layout_properties(plan.layout))
+        statistics = statistics_to_sort(plan.layout, table.properties)
+        set_properties(runner.spark, table, statistics | layout_properties(plan.layout))
         if plan.division is not None:
             plan.division.commit(runner)
             table.update()
