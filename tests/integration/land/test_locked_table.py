@@ -42,6 +42,7 @@ def job(database, lake, monkeypatch):
     database.execute(f"alter publication {publication} set table t where (id > 0), free")
     for where in (
         "waldelta.stages.apply.inspect",
+        "waldelta.pipeline.targets.lifecycle",
         "waldelta.stages.check.suite.source_constraints",
         "waldelta.stages.apply._source_values",
     ):
@@ -84,6 +85,21 @@ def test_only_the_locked_table_waits(runner, database, job):
     consume(runner, job)
     assert held(job, "public.t") == {1, 2}
     assert [target.table_name for target in job.ledger.batches()[-1].targets] == sorted(TABLES)
+
+
+def test_a_table_to_be_copied_again_waits_while_it_is_locked(runner, database, job):
+    """No copy of it begins; the run fails and names it, and the next one copies it."""
+    database.execute("insert into free values (1, 'a')")
+    sync(runner, job)
+    database.execute(
+        "alter table free add extra serial; insert into free values (3, 'c'); insert into t values"
+        " (2, 'b')"
+    )
+    with locked(database, "public.free"), pytest.raises(RunFailed, match="vacuum") as failed:
+        consume(runner, job)
+    assert failed.value.result.targets.not_applied == ["public.free"]
+    assert (held(job, "public.t"), job.read_states()["public.free"].status) == ({2}, "needs_sync")
+    assert consume(runner, job).tables["public.free"].rows == 2
 
 
 def test_a_table_without_a_filter_needs_no_lock(runner, database, job):
