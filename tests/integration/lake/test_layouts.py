@@ -316,6 +316,9 @@ def test_a_partitioned_target_becomes_clustered_and_stays_so(runner, table, lake
         ({"partition_by": ["at"]}, "column 'at' is timestamp in the lake"),
         ({"z_order": ["absent"]}, "column 'absent' doesn't exist"),
         ({"cluster_by": ["b"]}, "column 'b' is binary in the lake"),
+        ({"statistics": ["id", "b"]}, "column 'b' is binary in the lake, which has no statistics"),
+        ({"statistics": ["id", "flag"]}, "column 'flag' is boolean in the lake"),
+        ({"statistics": ["id", "tags"]}, "column 'tags' is array<string> in the lake"),
         ({"properties": {"delta.appendOnly": "true"}}, "property delta.appendOnly can't be set"),
         ({"properties": {"delta.dataSkippingNumIndexedCols": "1"}}, "set: write statistics"),
         ({"partition_by": ["place"], "mode": "history"}, "an empty text of place as null"),
@@ -326,7 +329,7 @@ def test_a_layout_that_a_target_cannot_have_is_refused(table, lake, layout, text
     """Before anything is made."""
     table.execute(
         "alter table t add r double precision, add b bytea, add f numeric(9,2), add at timestamptz,"
-        " replica identity full"
+        " add flag boolean, add tags text[], replica identity full"
     )
     with pytest.raises(PreflightFailed, match=text):
         laid_out(table, lake, **layout).setup()

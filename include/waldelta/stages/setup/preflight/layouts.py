@@ -114,26 +114,28 @@ def _judge_types(
             " cluster_by instead",
         )
     first = list(kinds)[:MOST_COLUMNS] if options.statistics is None else options.statistics
-    keys = [("cluster_by", n) for n in options.cluster_by or ()]
-    for key, name in [*keys, *(("z_order", n) for n in options.z_order or ())]:
-        kind = kinds[name].arrow
-        is_unfit = pa.types.is_nested(kind) or pa.types.is_boolean(kind) or pa.types.is_binary(kind)
-        yield from problem_if(
-            is_unfit,
-            f"{where}.{key}: column {name!r} is {kinds[name].spark} in the lake, which has no"
-            " statistics to sort by: name another column",
-        )
-        yield from warning_if(
-            pa.types.is_floating(kind),
-            f"{where}.{key}: column {name!r} is {kinds[name].spark} in the lake: where it has NaN,"
-            " filters by it find wrong rows in some readers (docs/how-to/read-the-lake.md): name"
-            " another column if they read the target",
-        )
-        yield from problem_if(
-            not is_unfit and name not in first,
-            f"{where}.{key}: column {name!r} has no statistics, since it isn't among the first"
-            f" {MOST_COLUMNS}: name it under statistics, too",
-        )
+    for key in ("cluster_by", "z_order", "statistics"):
+        for name in getattr(options, key) or ():
+            kind, spark = kinds[name].arrow, kinds[name].spark
+            where_key = f"{where}.{key}: column {name!r}"
+            is_unfit = (
+                pa.types.is_nested(kind) or pa.types.is_boolean(kind) or pa.types.is_binary(kind)
+            )
+            yield from problem_if(
+                is_unfit,
+                f"{where_key} is {spark} in the lake, which has no statistics: name another column",
+            )
+            yield from problem_if(
+                not is_unfit and name not in first,
+                f"{where_key} has no statistics, since it isn't among the first {MOST_COLUMNS}:"
+                " name it under statistics, too",
+            )
+            yield from warning_if(
+                pa.types.is_floating(kind) and key != "statistics",
+                f"{where_key} is {spark} in the lake: where it has NaN, filters by it find wrong"
+                " rows in some readers (docs/how-to/read-the-lake.md): name another column if they"
+                " read the target",
+            )
 
 
 def _judge_partitions(
