@@ -18,6 +18,7 @@ from waldelta.errors import (
     ConsentNeeded,
     JavaMissing,
     NeedsSync,
+    PreflightFailed,
     SyncFailed,
     TargetDiffers,
     WaldeltaError,
@@ -119,8 +120,15 @@ class RehearsedPipeline:
         return plan if plan.problems else self.pipeline.setup()
 
     def begin(self, runner: Runner) -> None:
-        """Set up, and copy all tables; raises what setup raises, or ConfigError where runs fail."""
-        self.pipeline.setup()
+        """Set up, and copy all tables; raises ConfigError where that fails."""
+        try:
+            self.pipeline.setup()
+        except PreflightFailed as err:
+            raise ConfigError(
+                f"the pipeline can't be set up on {self.production.source}"
+                f" ({'; '.join(err.problems)}): correct it, or pass the pipeline file as it is"
+                " before the migration, and the new one with --pipeline-change"
+            ) from None
         try:
             self.pipeline.sync(runner)
             self.pipeline.consume(runner)

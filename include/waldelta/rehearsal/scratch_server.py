@@ -25,7 +25,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from waldelta.errors import ConfigError, raised_as
-from waldelta.postgres import Connection
+from waldelta.postgres import Connection, connect
 from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, local_versions
 
 # Nothing outlives the rehearsal, so nothing must reach the disk. Whatever keeps WAL or moves a
@@ -75,7 +75,7 @@ def scratch_database(version: int | None, dsn: str | None = None) -> Iterator[Sc
 
     Without ``version`` the newest one of this machine serves, and without programs of that version
     the next newer one. Raises ConfigError where this machine has no PostgreSQL that is as new, and
-    for a ``dsn`` that doesn't decode logically, or whose role is no superuser.
+    for a ``dsn`` that doesn't decode logically, or whose role is no superuser; connect()'s errors.
     """
     _remove_abandoned_folders()
     database = f"waldelta_rehearsal_{os.getpid()}_{secrets.token_hex(4)}"
@@ -122,7 +122,7 @@ def _nearest(version: int | None) -> int:
 
 
 def _created(dsn: str, database: str, folder: Path) -> ScratchDatabase:
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    with connect(dsn, "waldelta rehearse") as connection:
         ((level, is_superuser),) = connection.execute(_SERVER).fetchall()
         if not is_superuser:
             raise ConfigError(

@@ -22,7 +22,7 @@ import yaml
 from tests.support.waiting import wait_until
 from waldelta.cli.command_line import main
 from waldelta.config import load_pipeline_file
-from waldelta.errors import ConfigError
+from waldelta.errors import ConfigError, SourceUnreachable
 from waldelta.postgres import TableId
 from waldelta.rehearsal.migration import statements
 from waldelta.rehearsal.production import Production, load_schema, read_production
@@ -158,12 +158,14 @@ def test_a_changed_pipeline_file_and_the_digest_of_its_plan(
             {"role": "nobody"},
             "has no role 'nobody'",
         ),
+        ("select 1", {}, "set up on schema .*table shop.orders: it does not .*--pipeline-change"),
+        ("", {"scratch_dsn": "host=127.0.0.1 port=1 dbname=x"}, "127.0.0.1:1/x.*refused"),
     ],
 )
 def test_what_the_scratch_server_lacks_is_named(pipeline, schema, options, message):
     file, migration = load_pipeline_file(pipeline), statements("select 1", "m")
     production, chosen = Production(schema, "schema", None), RehearsalOptions(**options)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises((ConfigError, SourceUnreachable), match=message):
         rehearse(file, production, migration, chosen)
 
 
