@@ -1,5 +1,6 @@
 """A shop's pipeline with its lake, and what Airflow's database says, which unit tests lack."""
 
+import time
 from dataclasses import replace
 from functools import cache
 from shutil import copytree
@@ -43,12 +44,19 @@ def dags(monkeypatch):
     return known
 
 
+# Of a lake that is older, pages say that it is late.
+_FRESH_S = 300
+
+
 @pytest.fixture(scope="session")
 def filled(tmp_path_factory):
     """Makes the lake of a shop, once of the same values, with a part that only some tests need."""
 
+    def make(**values):
+        return fill_in(int(time.monotonic() // _FRESH_S), **values)
+
     @cache
-    def make(run_id=RUN_ID, said="fine", add=None):
+    def fill_in(_period, run_id=RUN_ID, said="fine", add=None):
         folder = tmp_path_factory.mktemp("filled")
         path, lake = folder / "shop.yml", folder / "shop"
         path.write_text(PIPELINE.format(name="shop", root=lake.as_uri(), more=""))
