@@ -82,7 +82,9 @@ DIFFERENCE = [
 ]
 
 
-@pytest.mark.parametrize("how", ["resync", "reconcile"])
+@pytest.mark.parametrize(
+    "how", [pytest.param("resync", marks=pytest.mark.nightly("a mend of all rows")), "reconcile"]
+)
 def test_a_repair_shows_only_the_rows_that_differed(runner, shop, how):
     pipeline = copied_pipeline(runner, shop(True))
     alter_target(pipeline)

@@ -56,6 +56,7 @@ def only_copies(monkeypatch) -> None:
     monkeypatch.setattr(delta_target, "DeltaTable", refuse)
 
 
+@pytest.mark.nightly("test_lake_on_s3 has such runs, whose requests are counted here")
 def test_requests_of_runs(pipeline, database, runner, bucket, monkeypatch):
     only_copies(monkeypatch)
     change(database)

@@ -292,7 +292,9 @@ Pipeline.load(file).decide(
 """
 
 
-@pytest.mark.parametrize("when", ["before", "behind"])
+@pytest.mark.parametrize(
+    "when", ["before", pytest.param("behind", marks=pytest.mark.nightly("a kill at another step"))]
+)
 def test_a_release_after_a_kill(runner, database, tmp_path, when):
     """All its tables are released, or none; the next run says which."""
     tables, stop = ["public.s1", "public.s2"], RULE.replace("quarantine", "stop")

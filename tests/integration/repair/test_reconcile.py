@@ -498,6 +498,7 @@ VERSIONS = [
 ]
 
 
+@pytest.mark.nightly("the planted differences have some types, test_wire_format every one")
 @pytest.mark.parametrize("any_postgres", VERSIONS, indirect=True, ids="PostgreSQL {}".format)
 def test_every_type_is_equal_as_copied_and_as_streamed(runner, values, lake):  # noqa: F811
     """No type's text in a checksum depends on how its value came, nor on the server's version."""

@@ -83,7 +83,8 @@ CASES = {
     "maintain": (change, lambda s, job: run_maintain(s.runner, job), "maintain.cleaned", 1),
 }  # fmt: skip
 
-AT_OTHER_STEPS = {"sync, checks", "accept, checks", "retry"}
+# What continues them is the same as for sync, resync and accept.
+ALIKE = {"sync, checks", "accept, checks", "retry", "reconcile", "replay", "maintain"}
 
 MODULES = {
     "sync.begun": "stages.sync.sync",
@@ -131,7 +132,7 @@ class NeedsSpark(SystemExit):
         pytest.param(
             case,
             id=name,
-            marks=pytest.mark.nightly("the verb at another step") if name in AT_OTHER_STEPS else (),
+            marks=pytest.mark.nightly("another verb or step") if name in ALIKE else (),
         )
         for name, case in CASES.items()
     ],

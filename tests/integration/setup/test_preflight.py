@@ -70,7 +70,10 @@ def begin_again(database, ddl):
     database.execute(f"create schema public; {ddl}")
 
 
-@pytest.mark.parametrize("operation", ["update", "delete"])
+@pytest.mark.parametrize(
+    "operation",
+    ["update", pytest.param("delete", marks=pytest.mark.nightly("the other refused operation"))],
+)
 def test_publications_that_would_break_the_application(database, conn, lake, operation):
     """Refused with update or delete, accepted without; PostgreSQL agrees about both."""
     for ddl, table, publication, problem in BREAKING:

@@ -174,7 +174,13 @@ def test_a_killed_copy_reads_only_what_is_missing(runner, database, job, kills, 
     assert rows > 2000
 
 
-@pytest.mark.parametrize("rows_at_once", [10_000, 1_000], ids=["one bucket", "buckets"])
+@pytest.mark.parametrize(
+    "rows_at_once",
+    [
+        pytest.param(10_000, id="one bucket", marks=pytest.mark.nightly("a smaller mend alike")),
+        pytest.param(1_000, id="buckets"),
+    ],
+)
 def test_a_killed_resync_reads_only_what_is_missing(
     runner, database, job, kills, write, caplog, monkeypatch, rows_at_once
 ):
