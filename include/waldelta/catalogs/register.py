@@ -99,9 +99,13 @@ def register_targets(job: Job, result: RunResult) -> None:
 
 @dataclass
 class Places:
-    """Where a catalog has the targets: schema and name, by target; errors of the others."""
+    """Where a catalog has the targets: schema and name, by target; errors of the others.
+
+    ``views`` are the places of their views of a consistent cut, if there are any.
+    """
 
     of: dict[str, Place] = field(default_factory=dict)
+    views: dict[str, Place] = field(default_factory=dict)
     refused: dict[str, CatalogNameRefused] = field(default_factory=dict)
 
     @classmethod
@@ -120,6 +124,8 @@ class Places:
                         f" ({'.'.join(place)}): give one of them another name (target.tables,"
                         " name), or add {schema} to target.catalog.schema"
                     )
+                if settings.cut_views:
+                    places.views[table] = _view_of(catalog, place)
             except CatalogNameRefused as err:
                 places.refused[table] = err
             else:
@@ -178,14 +184,15 @@ class _Registrar:
         synced = {name: state for name, state in latest.items() if state.status == SYNCED}
         places = Places.find(self.catalog, self.settings, _names(self.job, synced))
         self.failures |= places.refused
-        leftovers = Places.find(self.catalog, self.settings, _names(self.job, gone)).of
+        former = Places.find(self.catalog, self.settings, _names(self.job, gone))
+        leftovers = former.of
         comments = _comments(self.job, synced.values())
         digests = {name: _digest(self.job, synced[name], comments) for name in sorted(places.of)}
         if is_full or not self._is_unchanged(places.of, leftovers, digests):
             self._compare(synced, places.of, leftovers, digests, comments)
             self._drop_former(rows, {*places.of.values()})
         if self.settings.cut_views:
-            self._make_views(places.of, leftovers)
+            self._make_views({**former.views, **places.views}, places.of)
         return self.failures
 
     def _drop_former(self, rows: Iterable[TableState], places: Collection[Place]) -> None:
@@ -293,16 +300,17 @@ class _Registrar:
             self.catalog.drop(current)
             log.info("table=%s removed from the catalog: it isn't published", table)
 
-    def _make_views(self, places: Mapping[str, Place], gone: Mapping[str, Place]) -> None:
-        """Let each view read its target as of the newest consistent cut."""
+    def _make_views(self, views: Mapping[str, Place], targets: Collection[str]) -> None:
+        """Let each view read its target as of the newest consistent cut; views of other targets
+        go.
+        """
         cut = self.job.ledger.last_cut()
         versions = {of.table_name: of.version for of in cut.targets} if cut is not None else {}
-        views = {name: _view_of(self.catalog, place) for name, place in {**gone, **places}.items()}
         entries = read_entries(self.catalog, views.values())
 
         def make(name: str) -> None:
             current = entries.get(views[name])
-            if name not in places:
+            if name not in targets:
                 self._drop(name, current)
             elif (version := versions.get(name)) is not None:
                 self._make_view(name, views[name], version, current)
@@ -424,7 +432,7 @@ def judge_catalog(job: Job, planned: Mapping[str, Collection[str]]) -> list[Find
     try:
         catalog = open_catalog(settings)
         places = Places.find(catalog, settings, _names(job, synced.union(planned)))
-        entries = read_entries(catalog, set(places.of.values()))
+        entries = read_entries(catalog, {*places.of.values(), *places.views.values()})
     except CatalogUnreachable as err:
         return [warning(f"target.catalog: {err}: tables are registered once it answers")]
     except (CatalogRefused, ConfigError) as err:
@@ -433,7 +441,17 @@ def judge_catalog(job: Job, planned: Mapping[str, Collection[str]]) -> list[Find
     findings += _judge_words(places.of, planned)
     for name, place in places.of.items():
         findings += _differences(job, name, place, entries.get(place), name in synced)
+    for name, place in places.views.items():
+        findings += _judge_owner(job, name, entries.get(place))
     return findings
+
+
+def _judge_owner(job: Job, name: str, entry: Registered | None) -> Iterator[Finding]:
+    try:
+        if entry is not None:
+            check_own(job, entry, name)
+    except CatalogError as err:
+        yield problem(f"{name}: {err}")
 
 
 def _judge_words(
@@ -471,10 +489,8 @@ def _differences(
                 " maintenance, if another program removed it"
             )
         return
-    try:
-        check_own(job, entry, name)
-    except CatalogError as err:
-        yield problem(f"{name}: {err}")
+    if foreign := [*_judge_owner(job, name, entry)]:
+        yield from foreign
         return
     target = job.lake.target(name)
     if not is_same_location(entry.location, target.uri):
@@ -511,8 +527,8 @@ def check_rights(job: Job, planned: Iterable[str]) -> None:
     if settings is None:
         return
     catalog, refusals = open_catalog(settings), []
-    places = Places.find(catalog, settings, _names(job, planned)).of
-    for schema in sorted({schema for schema, _ in places.values()}):
+    places = Places.find(catalog, settings, _names(job, planned))
+    for schema in sorted({schema for schema, _ in [*places.of.values(), *places.views.values()]}):
         try:
             _try_entry(job, catalog, schema)
         except CatalogUnreachable as err:

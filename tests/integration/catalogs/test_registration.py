@@ -213,8 +213,11 @@ def test_rights_that_a_metastore_refuses_delay_only_the_entry(scene, metastore, 
         return text
 
     become("reader@")
-    with pytest.raises(PreflightFailed, match=f"target.catalog: .* refuses {schema}: .*reader"):
+    with pytest.raises(
+        PreflightFailed, match=f"target.catalog: .* refuses {schema}: .*reader"
+    ) as err:
         pipeline.setup()
+    assert f"refuses {schema}_cut: " in str(err.value)
     assert database.execute("select count(*) from pg_publication") == [(0,)]
     become("")
     pipeline.setup()
@@ -255,6 +258,17 @@ def test_views_of_a_consistent_cut(scene):
     scene.copy(scene.pipeline("public.b"))
     scene.consume(scene.pipeline("public.b"))
     assert scene.views("a", "b").keys() == {"b"}
+
+
+@pytest.mark.parametrize("scene", ["hive"], indirect=True)
+def test_a_view_that_the_pipeline_did_not_make_is_named_before_the_copy(scene):
+    scene.database.execute("create table a(id int primary key)")
+    pipeline, schema = scene.pipeline("public.a"), scene.settings["schema"].format(schema="public")
+    scene.catalog.create_schema(f"{schema}_cut", {})
+    column = EntryColumn("id", "int", "integer")
+    scene.catalog.create(Registration(f"{schema}_cut", "a", "file:///x", (column,), None, {}))
+    (text,) = pipeline.check(estimate=False).problems
+    assert text.startswith(f"public.a: the catalog has another {schema}_cut.a (waldelta didn't")
 
 
 @pytest.mark.nightly("needs a metastore of its own, and then a JVM for the reader")
