@@ -5,14 +5,17 @@ from itertools import product
 
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from tests.support.bookkeeping import read_expectation_results, table_at
 from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.jobs.validate import run_validate
+from waldelta.pipeline import target_lock
+from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.stages.check.constraints.constraints import read_foreign_keys
 from waldelta.stages.check.measure.references import (
@@ -115,6 +118,41 @@ def test_orphans_are_told_of_once_they_are_there(runner, database, lake):
         if r.run_id == "all" and r.expectation == KIND
     ]
     assert "1 row has no parent row" in shown
+
+
+@pytest.mark.nightly("two targets at different positions; unit tests have the rule")
+def test_a_target_that_lost_rows_and_one_that_is_ahead(runner, database, lake):
+    """The one tells of the rows that refer to it; of the other nothing is said, and why is."""
+    database.execute(SCHEMA)
+    job = job_of(database, lake)
+    sync(runner, job)
+    person = DeltaTable(job.lake.target("public.person").uri)
+    rows = person.to_pyarrow_table().filter(pc.field("id") == 1)
+    orphan = {"id": 6, "city": 2, "code": "cd"}
+    for name, value in orphan.items():
+        column = pa.array([value], rows.schema.field(name).type)
+        rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), column)
+    write_deltalake(person, rows, mode="append")
+    database.execute("delete from city where id = 2")
+    consume(runner, replace(job, run_id="lost"))
+    assert results(lake, "lost") == {
+        ("public.city", f"person_{name}_fkey"): (False, 1, "warning") for name in ("city", "code")
+    }
+    database.execute(
+        "insert into person values (4, null, null, 1); insert into trip values (3, 3, '2026-01-01')"
+    )
+    with target_lock(job, "public.trip"), pytest.raises(RunFailed, match=r"public\.trip"):
+        consume(runner, replace(job, run_id="kept away"))
+    run_validate(runner, replace(job, run_id="behind"))
+    assert results(lake, "behind") == {("public.stop", "stop_a_b_fkey"): HELD}
+    (told,) = {
+        text
+        for row in read_expectation_results(lake)
+        if (row.run_id, row.table_name) == ("behind", "public.person")
+        for text in row.not_checked or ()
+        if "person_boss_fkey" in text
+    }
+    assert told.endswith("public.person has a batch that other targets lack")
 
 
 @pytest.mark.soak("references between partitions")

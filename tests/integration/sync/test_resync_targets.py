@@ -14,6 +14,7 @@ from waldelta.errors import ApplyError
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
 from waldelta.lake.ledger import Ledger, RowCounts, TableState, now
+from waldelta.monitoring.status import read_status
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
@@ -151,7 +152,7 @@ def test_a_small_table_is_copied_by_the_run(runner, database, job):
     }
 
 
-def test_a_table_that_left_the_publication_is_named(runner, database, job):
+def test_a_table_that_left_the_publication_is_named(runner, database, job, caplog):
     """Nobody can copy it; the others go on, and each run tells while the file lists it."""
     sync(runner, job)
     database.execute(RETYPE)
@@ -165,12 +166,16 @@ def test_a_table_that_left_the_publication_is_named(runner, database, job):
         " publication doesn't name it, so PostgreSQL sends none of its changes"
     )
     assert status(job) == ("removed", 1)
+    assert read_status(job)["unpublished"] == ["public.t"]
+    caplog.clear()
+    check_idle(job)
+    assert told in caplog.text
     insert(database, 2)
     assert consume(runner, job).warnings == [told]
     assert rows(job, "u") == source_rows(database, "u")
 
 
-def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(runner, database, job):
+def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(runner, database, job, caplog):
     """Without setup: whoever looks meanwhile remembers it, as its changes were sent to nobody."""
     sync(runner, job)
     database.execute(f"alter publication s_{database.name}_pub drop table t")
@@ -184,6 +189,10 @@ def test_a_table_that_somebody_took_out_and_put_back_is_copied_again(runner, dat
         "public.t (it left the publications and returned, and PostgreSQL did not send"
         in result.warnings[-1]
     )
+    assert read_status(job)["targets"]["public.t"]["action"] == "first copy"
+    caplog.clear()
+    check_idle(job)
+    assert result.warnings[-1] in caplog.text
     assert list(run_sync(runner, job).tables) == ["public.t"]
     insert(database, 4)
     assert consume(runner, job).warnings == []
