@@ -306,6 +306,15 @@ def test_a_partitioned_target_becomes_clustered_and_stays_so(runner, table, lake
     check(runner, table, pipeline, "still clustered")
 
 
+@pytest.mark.nightly("Spark makes a target with deletion vectors")
+def test_a_target_that_only_spark_writes_keeps_its_partitions(runner, table, lake):
+    copied_pipeline(runner, laid_out(table, lake, deletion_vectors=True))
+    pipeline = laid_out(table, lake, deletion_vectors=True, partition_by=["day"])
+    for warnings in (pipeline.check().warnings, pipeline.maintain(runner).warnings):
+        (text,) = (text for text in warnings if "layout" in text)
+        assert "public.t keeps its layout: only Spark writes it" in text
+
+
 @pytest.mark.parametrize(
     "layout, text",
     [
