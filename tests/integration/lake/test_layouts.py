@@ -365,8 +365,22 @@ def test_columns_that_make_a_poor_layout_are_a_warning(table, lake, layout, text
     table.execute(
         "insert into t select i, '2026-01-01', null, null, '2026-01-01'::date + i % 10, i % 10, 0"
         " from generate_series(1001, 101000) i;"
-        " update t set until = 'infinity', number = 'NaN' where id % 100 = 0"
+        " update t set until = 'infinity', number = 'NaN', r = 'NaN' where id % 100 = 0"
     )
     table.execute("analyze t")
     plan = laid_out(table, lake, **layout).check()
     assert any(text in warning for warning in plan.warnings)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"z_order": ["r"]}, {"cluster_by": ["r"]},
+     {"partition_by": ["flag"], "statistics": ["id", "flag"]}],
+    ids=str,
+)  # fmt: skip
+def test_columns_that_fit_a_layout_are_no_finding(table, lake, layout):
+    table.execute(
+        "alter table t add r double precision default 1.5, add flag boolean default true; analyze t"
+    )
+    plan = laid_out(table, lake, **layout).check()
+    assert not [finding for finding in plan.findings if "column" in str(finding)]

@@ -331,7 +331,11 @@ def _judge_catalog(job: Job, targets: PlannedTargets) -> Sequence[Finding]:
 
     renames = job.pipeline.target.columns_of
     columns = {
-        name: [c.name for of in targets.tables_of(name) for c in renamed(of, renames(name)).columns]
+        name: {
+            c.name: None
+            for of in targets.tables_of(name)
+            for c in renamed(of, renames(name)).columns
+        }
         for name in targets.sources
     }
     return judge_catalog(job, columns)

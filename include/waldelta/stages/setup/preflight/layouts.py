@@ -61,12 +61,13 @@ def judge_layouts(
         yield from absent
         if absent:
             continue
+        found = conn.execute(_STATISTICS, ([table.oid for table in tables],)).fetchall()
+        rows = [(renames.get(column, column), *of) for column, *of in found]
         yield from _judge_types(where, options, kinds)
+        yield from _judge_floats(where, options, rows, kinds)
         yield from _judge_texts(where, pipeline.target, name, options, kinds)
         if options.partition_by:
-            rows = conn.execute(_STATISTICS, ([table.oid for table in tables],)).fetchall()
-            named = [(renames.get(column, column), *of) for column, *of in rows]
-            yield from _judge_partitions(where, options, named, kinds)
+            yield from _judge_partitions(where, options, rows, kinds)
 
 
 def _judge_texts(
@@ -116,6 +117,9 @@ def _judge_types(
     first = list(kinds)[:MOST_COLUMNS] if options.statistics is None else options.statistics
     for key in ("cluster_by", "z_order", "statistics"):
         for name in getattr(options, key) or ():
+            # Readers skip files by partition columns without statistics of theirs.
+            if name in (options.partition_by or ()):
+                continue
             kind, spark = kinds[name].arrow, kinds[name].spark
             where_key = f"{where}.{key}: column {name!r}"
             is_unfit = (
@@ -130,11 +134,20 @@ def _judge_types(
                 f"{where_key} has no statistics, since it isn't among the first {MOST_COLUMNS}:"
                 " name it under statistics, too",
             )
+
+
+def _judge_floats(
+    where: str, options: LayoutOptions, rows: list[Any], kinds: Mapping[str, TargetType]
+) -> Iterator[Finding]:
+    # Without statistics of the planner, a column may have NaN.
+    without_nan = {name for name, *_, is_special in rows if not is_special}
+    for key in ("cluster_by", "z_order"):
+        for name in getattr(options, key) or ():
             yield from warning_if(
-                pa.types.is_floating(kind) and key != "statistics",
-                f"{where_key} is {spark} in the lake: where it has NaN, filters by it find wrong"
-                " rows in some readers (docs/how-to/read-the-lake.md): name another column if they"
-                " read the target",
+                pa.types.is_floating(kinds[name].arrow) and name not in without_nan,
+                f"{where}.{key}: column {name!r} is {kinds[name].spark} in the lake: where it has"
+                " NaN, some readers return rows that a filter by it excludes"
+                " (docs/how-to/read-the-lake.md): name another column if they read the target",
             )
 
 
