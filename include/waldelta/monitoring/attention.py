@@ -92,7 +92,7 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
         "slot": AttentionKind(
             "Slot and WAL",
             "run the DAG that the text names; if the WAL is unread, run _cdc, and more often; if"
-            " it has been read, end the transaction that is open longest on the source:"
+            " it has been read, end the oldest transaction that has written:"
             " docs/how-to/emergency.md",
         ),
         "behind": AttentionKind(

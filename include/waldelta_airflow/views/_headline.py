@@ -75,10 +75,10 @@ _JOINTS = {
     "schema_change": "it left out the changes of the table that waits",
     "slot": "it read its WAL, and the server keeps it nevertheless",
 }
-# What shows a transaction that keeps the slot's WAL.
+# What shows the transactions that have written, which keep the slot's WAL, the oldest first.
 _OLDEST = (
-    "select pid, xact_start, usename, query from pg_stat_activity"
-    " where xact_start is not null order by xact_start limit 1"
+    "select pid, xact_start, state, usename, application_name, client_addr, query"
+    " from pg_stat_activity where backend_xid is not null order by xact_start limit 5"
 )
 _WORDS = {"failed": "problem", "ok": "fine", "unknown": "not set up"}
 # A remedy's path into the repository, which a page doesn't lead to.
@@ -361,8 +361,8 @@ def _wal(glance: Glance) -> tuple[str, str] | None:
             " read, for a transaction that is still open"
         )
         remedy = (
-            "end the transaction open longest on the source: the command finds it, and"
-            " pg_terminate_backend(pid) ends it"
+            "on the source's primary, find the transaction with the command, or in"
+            " pg_prepared_xacts. Ask its owner first: pg_terminate_backend(pid) rolls it back"
         )
         return cause, remedy
     return (
