@@ -132,7 +132,7 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
         ),
         "drift": AttentionKind(
             "Targets that may differ",
-            "run _cdc, or copy the table again: docs/how-to/change-a-filter.md",
+            "run _reconcile, then _cdc, or copy the table again: docs/how-to/change-a-filter.md",
         ),
         "failed_expectations": AttentionKind(
             "Data quality",

@@ -22,7 +22,14 @@ from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
 from waldelta.quantities import counted, first_of, size
 from waldelta_airflow.views._installed_pipelines import DagState
-from waldelta_airflow.views._next_steps import NextStep, Situation, is_read, next_step, setup_steps
+from waldelta_airflow.views._next_steps import (
+    NextStep,
+    Situation,
+    is_lost,
+    is_read,
+    next_step,
+    setup_steps,
+)
 from waldelta_airflow.views._render import duration, moment_name, run_name
 
 # Whether the state ends without a person.
@@ -146,7 +153,8 @@ def _of_steps(situation: Situation) -> Headline:
     """Returns which step a pipeline that isn't set up needs next."""
     steps = list(setup_steps(situation))
     number, step = next((n, step) for n, step in enumerate(steps, 1) if step.how)
-    text = f"Step {number} of {len(steps)} is next: {step.dag_id} {step.does}."
+    verb = {"failed": "failed", "running": "is running"}.get(step.state, "is next")
+    text = f"Step {number} of {len(steps)} {verb}: {step.dag_id} {step.does}."
     state = step.state if step.state in ("failed", "running") else "unknown"
     return Headline(
         state,
@@ -188,8 +196,7 @@ def _by_first(
         gap = glance.gaps[0]
         cause, remedy = f"{gap.cause}: {gap.detail}", gap.remedy
     if first.kind == "slot" and not first.page:
-        cause, remedy = _wal(glance) or ("", remedy)
-        command = _OLDEST if is_read(glance) else ""
+        cause, remedy, command = _wal(situation, remedy)
     if first.kind == "overdue":
         sentence = first.text.partition(": ")[0]
         cause, heals, remedy, command = _overdue(situation)
@@ -332,8 +339,8 @@ def heals_of(item: Attention, glance: Glance) -> str:
     """Returns whether a state ends without a person: "yes", "no", and why; empty if unknown."""
     if item.kind == "slot" and not item.page:
         ends = "once that transaction ends" if is_read(glance) else "once runs have read it"
-        is_lost = glance.landing is not None and glance.landing.wal_status == "lost"
-        return f"yes, {ends}" if _wal(glance) else "no: its WAL is gone" if is_lost else ""
+        text = f"yes, {ends}" if _is_measured(glance) else ""
+        return "no: its WAL is gone" if is_lost(glance) else text
     if item.kind == "decision":
         return _DECISIONS[item.waiting][0] if item.waiting in _DECISIONS else "no"
     if item.kind not in ("failed_run", "failed_dag_run"):
@@ -348,27 +355,35 @@ def heals_of(item: Attention, glance: Glance) -> str:
     return f"no: {again or 'the next run fails the same way'}"
 
 
-def _wal(glance: Glance) -> tuple[str, str] | None:
-    """Returns what keeps the slot's WAL on the server, and what to do about it; None if that is
-    unknown.
+def _is_measured(glance: Glance) -> bool:
+    """Returns whether the latest run recorded how much WAL the slot keeps, and how much of it is
+    unread.
     """
     run = glance.landing
-    if run is None or run.lag_bytes is None or not run.retained_bytes or run.wal_status == "lost":
-        return None
-    if is_read(glance):
-        cause = (
-            f"Only {size(run.lag_bytes)} of it is unread. PostgreSQL keeps the rest, which has been"
-            " read, for a transaction that is still open"
-        )
-        remedy = (
-            "on the source's primary, find the transaction with the command, or in"
-            " pg_prepared_xacts. Ask its owner first: pg_terminate_backend(pid) rolls it back"
-        )
-        return cause, remedy
-    return (
-        f"{size(run.lag_bytes)} of it is unread",
-        "run the CDC DAG, and more often than now",
+    return run is not None and run.lag_bytes is not None and bool(run.retained_bytes)
+
+
+def _wal(situation: Situation, remedy: str) -> tuple[str, str, str]:
+    """Returns what keeps the slot's WAL on the server, what to do about it, and its command;
+    ``remedy`` if that is unknown.
+    """
+    glance = situation.glance
+    if is_lost(glance):
+        return "", f"run {dag_id_of(situation.name, 'resync')}", ""
+    if glance.landing is None or not _is_measured(glance):
+        return "", remedy, ""
+    unread = size(glance.landing.lag_bytes or 0)
+    if not is_read(glance):
+        return f"{unread} of it is unread", "run the CDC DAG, and more often than now", ""
+    cause = (
+        f"Only {unread} of it is unread. PostgreSQL keeps the rest, which has been read, for a"
+        " transaction that is still open"
     )
+    remedy = (
+        "on the source's primary, find the transaction with the command, or in pg_prepared_xacts."
+        " Ask its owner first: pg_terminate_backend(pid) rolls it back"
+    )
+    return cause, remedy, _OLDEST
 
 
 def _since(item: Attention, situation: Situation) -> datetime | None:

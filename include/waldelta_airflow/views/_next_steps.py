@@ -119,19 +119,21 @@ class Situation:
         """Returns a DAG that the reader may read, or None."""
         return next((line for line in self.lines if line.state.kind == kind), None)
 
+    def is_paused(self, kind: DagKind) -> bool:
+        """Returns whether a DAG is paused, also one that the reader may not read."""
+        return any(state.kind == kind and state.is_paused for state in self.schedule.dags)
+
     def has_run(self, *kinds: DagKind) -> bool:
         """Returns whether a run of one of these DAGs is under way."""
         return any(line.state.kind in kinds and line.state.is_under_way for line in self.lines)
 
     def next_run(self) -> tuple[str, datetime | None]:
         """Returns what the schedule does next, and when."""
-        due = self.schedule.next_run_at
-        if not self.glance.is_set_up:
-            return "no run starts before the three steps are done", None
+        due, until = self.schedule.next_run_at, "" if self.glance.is_set_up else " until step 3"
         if self.schedule.is_paused:
-            return f"no run starts: {dag_id_of(self.name, 'cdc')} is paused", None
+            return f"no run starts: {dag_id_of(self.name, 'cdc')} is paused{until}", None
         if due is None:
-            return "nothing: runs are started by hand", None
+            return "nothing: runs are started by hand" if self.schedule.dags else "", None
         return "the next run was due" if due < self.at else "the next run starts", due
 
 
@@ -140,10 +142,13 @@ def next_step(situation: Situation, item: Attention) -> NextStep | None:
 
     None where the step is outside of Airflow.
     """
+    if item.kind == "slot" and is_lost(situation.glance):
+        item = replace(item, kind="data_gap")
+    is_automatic = item.kind == "needs_copy" and not situation.is_paused("initial_sync")
+    if is_automatic or (item.kind == "slot" and is_read(situation.glance)):
+        return None
     if kind := _UNPAUSES.get(item.kind):
         return _unpause(situation, kind) or _open(situation, kind)
-    if item.kind == "slot" and is_read(situation.glance):
-        return None
     if step := _repair(situation, item) or _run(situation, item):
         return step
     if item.kind in ("failed_dag_run", "overdue", "silent_run"):
@@ -157,6 +162,11 @@ def is_read(glance: Glance) -> bool:
     """Returns whether most of the WAL that the slot keeps has been read already."""
     run = glance.landing
     return run is not None and 2 * (run.lag_bytes or 0) < (run.retained_bytes or 0)
+
+
+def is_lost(glance: Glance) -> bool:
+    """Returns whether PostgreSQL has removed WAL that the slot needs, by the latest run."""
+    return glance.landing is not None and glance.landing.wal_status == "lost"
 
 
 def setup_steps(situation: Situation) -> Iterator[SetupStep]:
@@ -180,6 +190,8 @@ def _next_of_steps(
     situation: Situation, line: DagLine | None, step: SetupStep, command: str
 ) -> SetupStep:
     dag_id, name = step.dag_id, situation.name
+    if line is None and any(state.dag_id == dag_id for state in situation.schedule.dags):
+        return replace(step, how=f"ask a user who may trigger {dag_id}")
     if line is None:
         how = (
             f"wait until Airflow has read {name}.yml and shows the DAG {dag_id}; the command does"

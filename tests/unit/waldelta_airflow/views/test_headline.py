@@ -1,9 +1,12 @@
 """The state of a pipeline in one sentence, and the one button."""
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from urllib.parse import quote
+
+import pytest
 
 from tests.cases import cases
 from tests.support.bookkeeping import NOON, pipeline
@@ -20,6 +23,7 @@ from waldelta_airflow.views._next_steps import Situation, setup_steps
 from waldelta_airflow.views._render import folded, run_name
 
 GLANCE = Glance(True, NOON, (), None, (), RowCounts(), 0, 0, (), (), Compared())
+NEW = replace(GLANCE, is_set_up=False)
 PIPELINE = pipeline("file:///lake")
 KINDS_OF_DAGS = (*RUN_NOW, "resync")
 LINES = [DagLine(DagState(kind, f"shop_{kind}"), True, True) for kind in KINDS_OF_DAGS]
@@ -76,6 +80,8 @@ BUTTONS = [
     ("a run that only Airflow knows", Attention("failed", "failed_dag_run", "failed"),
      ("Read the log of the run", "/dags/shop_cdc/runs/x", False)),
     ("nothing to press", Attention("warning", "lacks", "no pool"), None),
+    ("a copy that is automatic", Attention("warning", "needs_copy", "t: waiting", objects=("t",)),
+     None),
 ]  # fmt: skip
 
 
@@ -83,6 +89,12 @@ BUTTONS = [
 def test_the_button_is_the_one_that_helps(item, expected):
     step = headline(item, failed_run="x").action
     assert (step and (step.label, step.address, step.is_form)) == expected
+
+
+def test_a_copy_waits_while_its_dag_is_paused():
+    item = Attention("warning", "needs_copy", "t: waiting for a new copy", objects=("t",))
+    step = headline(item, lines=_lines(kind="initial_sync", is_paused=True)).action
+    assert step.label == "Unpause shop_initial_sync"
 
 
 def test_no_button_for_what_may_not_or_would_not_start():
@@ -172,7 +184,12 @@ NEXT = [
     ("one that is late", {"next_run_at": NOON - timedelta(minutes=3)}, "the next run was due", -3),
     ("paused", {"is_paused": True}, "no run starts: shop_cdc is paused", None),
     ("by hand", {}, "nothing: runs are started by hand", None),
-]
+    ("paused before the first copy", {"is_paused": True, "glance": NEW},
+     "no run starts: shop_cdc is paused until step 3", None),
+    ("unpaused before it", {"next_run_at": NOON + timedelta(minutes=3), "glance": NEW},
+     "the next run starts", 3),
+    ("unknown to Airflow", {"glance": NEW, "lines": []}, "", None),
+]  # fmt: skip
 
 
 @cases("schedule, text, minutes", NEXT)
@@ -188,6 +205,15 @@ def test_each_kind_says_what_to_do():
         item = Attention("failed", kind, "x")
         assert headline(item).remedy, kind
     assert heals_of(Attention("failed", "failed_copy", "x"), GLANCE).startswith("no")
+
+
+@pytest.mark.parametrize(
+    "kind", ["copied_since", "drift", "never_copied", "new_tables", "unpublished"]
+)
+def test_what_to_do_begins_with_what_the_button_starts(kind):
+    found = headline(Attention("warning", kind, "t: x", objects=("t",)))
+    begins = found.action.address.partition("/run")[0].rpartition("/")[2]
+    assert re.search(r"shop_(\w+)", found.remedy)[1] == begins
 
 
 def test_a_failure_began_with_the_first_run_that_failed_and_says_its_cause():
@@ -260,6 +286,14 @@ def test_since_when_the_slot_keeps_more_than_its_limit(kept, expected):
     assert ((found.since - NOON) / timedelta(hours=1), found.is_older) == expected
 
 
+def test_a_slot_is_lost_before_a_run_records_the_gap():
+    lost = replace(run(1, "succeeded"), wal_status="lost", retained_bytes=6 << 30, lag_bytes=0)
+    item = Attention("failed", "slot", "slot s: its wal_status is lost")
+    found = headline(item, glance=replace(GLANCE, runs=(lost,), latest=lost))
+    assert (found.action.address, found.action.needs_reason) == (RUN.format("resync"), True)
+    assert (found.remedy, found.command) == ("run shop_resync", "")
+
+
 def test_a_lost_slot_names_its_cause_and_the_way_back():
     gap = Gap(NOON, "r", "open", "s", "1", 1, "0/1", 1, 2, "SlotLost", "s is lost", "run resync")
     item = Attention("failed", "data_gap", "the slot lost changes: SlotLost: run resync",
@@ -300,10 +334,9 @@ def test_a_remedy_names_no_file_of_the_repository():
 
 def test_a_pipeline_without_trouble():
     assert headline().state == "ok"
-    new = replace(GLANCE, is_set_up=False)
     paused = [replace(line, state=replace(line.state, is_paused=True)) for line in LINES]
     for lines, button in ((LINES, "run"), (paused, "unpause")):
-        empty = headline(glance=new, lines=lines, has_slot=False)
+        empty = headline(glance=NEW, lines=lines, has_slot=False)
         assert (empty.state, empty.action.address) == ("unknown", f"/p/shop/dags/setup/{button}")
 
 
@@ -334,13 +367,23 @@ STEPS = [
 
 @cases("lines, has_slot, words, how", STEPS)
 def test_the_steps_say_what_is_done_and_what_is_next(lines, has_slot, words, how):
-    new = replace(GLANCE, is_set_up=False)
-    steps = list(setup_steps(situation(glance=new, lines=lines, has_slot=has_slot)))
+    steps = list(setup_steps(situation(glance=NEW, lines=lines, has_slot=has_slot)))
     assert [step.word for step in steps] == words
-    found = headline(glance=new, lines=lines, has_slot=has_slot)
+    found = headline(glance=NEW, lines=lines, has_slot=has_slot)
     assert found.remedy.startswith(how)
-    assert found.sentence.startswith("Not set up yet. Step ")
+    verb = {"running": "is running", "failed": "failed"}
+    number, word = next((n, w) for n, w in enumerate(words, 1) if w in ("next", *verb))
+    text = f"Not set up yet. Step {number} of 3 {verb.get(word, 'is next')}: "
+    assert found.sentence.startswith(text)
     assert (found.command == "waldelta sync shop.yml") is (lines == [])
+
+
+def test_a_reader_of_a_part_of_the_dags_asks_who_may_trigger_the_others():
+    about = situation(glance=NEW)
+    about = replace(about, lines=[one for one in LINES if one.state.kind != "initial_sync"])
+    found = read_headline(about)
+    assert found.remedy == "ask a user who may trigger shop_initial_sync"
+    assert found.command == ""
 
 
 def test_a_difference_has_its_cause_and_why_the_run_succeeded():

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from datetime import timedelta
 
 from tests.support.bookkeeping import run
@@ -124,6 +125,21 @@ def test_a_pipeline_that_isnt_set_up_has_steps(write_pipeline, schedules, open_p
         links = re.findall(r'target="_top" href="/dags/([^"]+)"', steps)
         assert links == ["fresh_setup", "fresh_initial_sync", "fresh_cdc"]
         assert word in steps
+
+
+def test_before_the_first_copy_only_dags_whose_turn_it_is_have_a_button(
+    write_pipeline, schedules, open_pages
+):
+    write_pipeline("fresh")
+    kinds = ("setup", "initial_sync", "cdc", "reconcile", "maintenance")
+    states = [DagState(kind, f"fresh_{kind}", is_paused=kind == "cdc") for kind in kinds]
+    for result, turns in ((None, kinds[:1]), ("success", kinds[:2])):
+        states[0] = replace(states[0], run_state=result)
+        schedules["fresh"] = Schedule(is_paused=True, dags=tuple(states))
+        text = open_pages("op").get("/p/fresh").text
+        listed = text.partition('id="dags"')[2]
+        addresses = re.findall('action="/p/fresh/dags/([^"]+)"', listed)
+        assert addresses == [f"{kind}/run" for kind in turns]
 
 
 def test_what_was_equal_before_a_problem_is_grey(shop, schedules, open_pages):
