@@ -1,4 +1,6 @@
-"""Sessions that are used again, where many short uses follow each other."""
+"""Sessions that are used again: on a rehearsal's scratch server, where many short uses follow each
+other.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,12 @@ class Sessions(Generic[C]):
     """Opens sessions of one driver; within a block of reuse(), idle ones are used again.
 
     Opening one takes longer than most queries: the server starts a process, and ADBC reads all
-    types. So ADBC's session doesn't know a type that was made later. A use may leave no temporary
-    slot.
+    types. So ADBC's session doesn't know a type that was made later. A use must not leave a
+    temporary slot, or change the factories of the session's rows and cursors.
+
+    A source's sessions are never used again: DISCARD ALL ends the role and the settings that a
+    login trigger has given to a session (before PostgreSQL 15.9 and 16.5 also the role of ALTER
+    ROLE … SET), and an idle session stays on a server that a failover has replaced.
     """
 
     def __init__(
@@ -40,9 +46,7 @@ class Sessions(Generic[C]):
             yield
         finally:
             self._blocks -= 1
-            while not self._blocks and self._idle:
-                for session in self._idle.popitem()[1]:
-                    session.close()
+            self._close_idle()
 
     @contextmanager
     def session(self, conninfo: str, application_name: str) -> Iterator[C]:
@@ -59,6 +63,13 @@ class Sessions(Generic[C]):
                     _reset(session, "waldelta idle")
                     closing.pop_all()
                     self._idle.setdefault(conninfo, []).append(session)
+                self._close_idle()
+
+    def _close_idle(self) -> None:
+        """Close the idle sessions, unless a block keeps them."""
+        while not self._blocks and self._idle:
+            for session in self._idle.popitem()[1]:
+                session.close()
 
     def _take(self, conninfo: str, application_name: str) -> C:
         while idle := self._idle.get(conninfo):
@@ -92,6 +103,5 @@ def _adbc_error() -> type[Exception]:
 
 
 PLAIN_SESSIONS = Sessions(connect, lambda: psycopg.Error)
-COPY_SESSIONS = Sessions(connect_arrow, _adbc_error)
-# A slot's messages are of types that every server has.
-PEEK_SESSIONS = Sessions(connect_arrow, _adbc_error)
+# A slot's messages are of types that every server has, and copies select values of others as text.
+ARROW_SESSIONS = Sessions(connect_arrow, _adbc_error)

@@ -24,7 +24,7 @@ from waldelta.config import PipelineFile
 from waldelta.errors import ConfigError
 from waldelta.lake.storage import volatile
 from waldelta.postgres import Connection, TableId
-from waldelta.postgres.sessions import PEEK_SESSIONS, PLAIN_SESSIONS
+from waldelta.postgres.sessions import ARROW_SESSIONS, PLAIN_SESSIONS
 from waldelta.quantities import counted, duration, size
 from waldelta.rehearsal.generated_rows import (
     WritableTable,
@@ -88,7 +88,7 @@ def rehearse(
             stage,
             volatile(job.lake.root),
             PLAIN_SESSIONS.reuse(),
-            PEEK_SESSIONS.reuse(),
+            ARROW_SESSIONS.reuse(),
             open_runner("waldelta rehearse", job) as runner,
         ):
             log.info("PostgreSQL %s: loading the schema", scratch.version)

@@ -49,7 +49,7 @@ from waldelta.postgres import (
     record_batches,
     rows_where,
 )
-from waldelta.postgres.sessions import COPY_SESSIONS
+from waldelta.postgres.sessions import ARROW_SESSIONS
 from waldelta.row_filter import RowFilter
 from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors.sqlstate import ServerError
@@ -420,7 +420,7 @@ def snapshot_reader(
     import adbc_driver_postgresql.dbapi as adbc
 
     with (
-        COPY_SESSIONS.session(conninfo, application_name) as connection,
+        ARROW_SESSIONS.session(conninfo, application_name) as connection,
         raised_as(lambda err: _copy_error(err, conninfo, copy), adbc.Error),
     ):
         yield connection

@@ -7,13 +7,13 @@ from contextlib import suppress
 import pytest
 
 from tests.support.waiting import wait_until
-from waldelta.postgres.sessions import COPY_SESSIONS, PLAIN_SESSIONS
+from waldelta.postgres.sessions import ARROW_SESSIONS, PLAIN_SESSIONS
 
 STATE = (
     "select pg_backend_pid(), current_setting('statement_timeout'),"
     " current_setting('application_name'), current_setting('my.mark', true)"
 )
-OPENED = {"psycopg": PLAIN_SESSIONS, "adbc": COPY_SESSIONS}
+OPENED = {"psycopg": PLAIN_SESSIONS, "adbc": ARROW_SESSIONS}
 
 
 def ask(session, text):

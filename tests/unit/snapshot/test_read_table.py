@@ -8,7 +8,7 @@ import pytest
 
 from waldelta.errors import SourceUnreachable
 from waldelta.postgres import TableId
-from waldelta.postgres.sessions import COPY_SESSIONS
+from waldelta.postgres.sessions import ARROW_SESSIONS
 from waldelta.snapshot import TableCopy
 from waldelta.snapshot.read_table import read_chunks
 
@@ -26,7 +26,7 @@ class LostConnection:
 
 def test_the_drivers_own_error_stays_out_of_the_traceback(monkeypatch):
     """A task's exception reaches the driver's log as text, with all errors that it shows."""
-    monkeypatch.setattr(COPY_SESSIONS, "_open", lambda *_: LostConnection())
+    monkeypatch.setattr(ARROW_SESSIONS, "_open", lambda *_: LostConnection())
     copy = TableCopy(TableId("public", "t"), (), None, "00000003-1", {}, None)
     with pytest.raises(SourceUnreachable, match="broke off") as caught:
         list(read_chunks("host=h", copy, [object()], "test"))

@@ -290,10 +290,10 @@ class Ledger:
     def table_rows(self, table_name: str | None = None) -> list[TableState]:
         """Returns all states of all targets, or of one, oldest first."""
         table = self.table(TableState)
-        if (rows := table.read_all()) is None:
+        # A copy adds a state and reads again: other targets' rows needn't become objects.
+        rows = table.read_all() if table_name is None else None
+        if rows is None:
             rows = table.read(None if table_name is None else pc.field("table_name") == table_name)
-        else:
-            rows = [row for row in rows if table_name in (None, row.table_name)]
         self.note_names(rows)
         return rows
 

@@ -47,7 +47,7 @@ from waldelta.postgres import (
     record_batches,
     wait_until_none,
 )
-from waldelta.postgres.sessions import PEEK_SESSIONS, PLAIN_SESSIONS
+from waldelta.postgres.sessions import ARROW_SESSIONS, PLAIN_SESSIONS
 from waldelta.server_errors import sqlstate as codes
 from waldelta.server_errors.sqlstate import ServerError
 
@@ -235,7 +235,7 @@ def peek(
     began = time.monotonic()
     try:
         with (
-            PEEK_SESSIONS.session(conninfo, reader_name(source.slot)) as connection,
+            ARROW_SESSIONS.session(conninfo, reader_name(source.slot)) as connection,
             connection.cursor() as cursor,
         ):
             limit_batches(cursor)

@@ -42,7 +42,6 @@ from waldelta.pipeline.targets import (
 from waldelta.pipeline.targets.lifecycle import NOT_PUBLISHED, check_not_removed, latest_by_name
 from waldelta.pipeline.targets.move_target import move_targets, name_problems
 from waldelta.postgres import TableId
-from waldelta.postgres.sessions import COPY_SESSIONS, PLAIN_SESSIONS
 from waldelta.quantities import counted
 from waldelta.slot.gaps import close_gaps
 from waldelta.slot.standby import check_source
@@ -162,8 +161,6 @@ def _orders(
     ]
 
 
-@PLAIN_SESSIONS.reuse()
-@COPY_SESSIONS.reuse()
 def _copy_each(
     runner: Runner,
     job: Job,
