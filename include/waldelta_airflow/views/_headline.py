@@ -33,7 +33,7 @@ from waldelta_airflow.views._next_steps import (
 from waldelta_airflow.views._render import duration, moment_name, run_name
 
 # Whether the state ends without a person.
-_HEALS = {
+HEALS = {
     "behind": "no, as long as the latest run fails",
     "copying": "yes: the next run restarts a killed copy",
     "data_gap": "no: runs fail until the slot is recreated",
@@ -68,7 +68,7 @@ _DECISIONS: dict[WaitingKind, tuple[str, str]] = {
     "schema_change": ("no: the table's changes wait", "agree to the change, or refuse it"),
     "external_commit": ("no", "compare and repair the rows, or accept them as they are"),
     "rows": (
-        "yes, where a later change corrects the row",
+        "only where a later change corrects the row; otherwise the rows wait for you",
         "retry, accept or discard the rows",
     ),
 }
@@ -199,7 +199,7 @@ def _by_first(
         cause, remedy, command = _wal(situation, remedy)
     if first.kind == "overdue":
         sentence = first.text.partition(": ")[0]
-        cause, heals, remedy, command = _overdue(situation)
+        cause, heals, remedy = _overdue(situation)
     if first.waiting in _DECISIONS:
         _, remedy = _DECISIONS[first.waiting]
     if first.waiting == "rows":
@@ -212,6 +212,8 @@ def _by_first(
         sentence = f"{sentence[:1].upper()}{sentence[1:]}"
     limit = situation.pipeline.slot_limits.warn_mb << 20
     since, is_older = _over(glance, limit) if first.kind == "slot" else (None, False)
+    # What another program wrote, it wrote before the reconciliation that found it.
+    is_older |= first.kind == "different" and bool(cause)
     return Headline(
         first.severity,
         sentence,
@@ -253,32 +255,35 @@ def causes_of(attention: Sequence[Attention]) -> dict[str, str]:
     return {table: f"Another program wrote {', '.join(texts)}" for table, texts in causes.items()}
 
 
-def _overdue(situation: Situation) -> tuple[str, str, str, str]:
-    """Returns why no run starts, what does and doesn't end that without a person, what to do, and
-    its command.
-    """
-    of_cdc = (state for state in situation.schedule.under_way if state.kind == "cdc")
-    if (run := next(of_cdc, None)) is None:
-        cause = "No run is active: Airflow's scheduler has created none"
+def _overdue(situation: Situation) -> tuple[str, str, str]:
+    """Returns why no run starts, what does and doesn't end that without a person, and the remedy."""
+    schedule, at, dag_id = situation.schedule, situation.at, dag_id_of(situation.name, "cdc")
+    state = next((one.run_state for one in schedule.under_way if one.kind == "cdc"), None)
+    active = {None: "No run is active", "queued": "A run is queued"}
+    what = active.get(state, "An earlier run is still active")
+    if not schedule.is_scheduler_alive(at):
+        heartbeat = "Airflow's database has no heartbeat of a scheduler"
+        if schedule.scheduler_at is not None:
+            silent = duration((at - schedule.scheduler_at).total_seconds())
+            heartbeat = f"the scheduler's last heartbeat was {silent} ago"
         heals = (
-            "no: the scheduler doesn't start by itself. Once it runs, it starts the overdue run at"
-            " once, which reads everything since the last one"
+            "no: no run starts until the scheduler works. It then starts the overdue run at once,"
+            " which reads everything since the last one"
         )
-        return cause, heals, "start Airflow's scheduler", "airflow scheduler"
-    name = run_name(run.run_id or "", situation.at).striptags()
-    if run.run_state == "queued":
-        cause = f"The run {name} is queued: the scheduler is down, or the slot's pool is full"
-        heals = (
-            "yes, if the pool is full: the run starts when another run leaves it. No, if the"
-            " scheduler is down"
-        )
-        return cause, heals, "free a place in the pool, or start the scheduler", "airflow scheduler"
+        return f"{what}: {heartbeat}", heals, "restart the scheduler's service"
+    if state is None:
+        cause = f"{what}: the scheduler works, but created no run of {dag_id}"
+        return cause, "no", f"look at Airflow's import errors and at the limits of {dag_id}"
+    if state == "queued":
+        cause = f"{what}: the slot's pool or the DAG's limit of active runs is full"
+        heals = "yes: the run starts when another one ends"
+        return cause, heals, "nothing, or free a place in the pool"
     heals = (
         "yes: the next run starts as soon as this one ends. No, if its process was killed: Airflow"
         " ends such a run only by its timeout"
     )
     stuck = "nothing while its task's log grows; mark the task as failed if it doesn't"
-    return f"The run {name} is still active", heals, stuck, ""
+    return what, heals, stuck
 
 
 def remedy_of(pipeline: str, kind: str, cause: str = "") -> str:
@@ -344,14 +349,20 @@ def heals_of(item: Attention, glance: Glance) -> str:
     if item.kind == "decision":
         return _DECISIONS[item.waiting][0] if item.waiting in _DECISIONS else "no"
     if item.kind not in ("failed_run", "failed_dag_run"):
-        return _HEALS.get(item.kind, "")
-    times = len(glance.alike)
+        return HEALS.get(item.kind, "")
+    return heals_of_error(item.cause, len(glance.alike))
+
+
+def heals_of_error(kind: str, times: int = 1) -> str:
+    """Returns whether a run's error of this class ends without a person; ``times`` is how many runs
+    in a row failed by it.
+    """
     again = f"it failed {counted(times, 'time')} the same way" if times > 1 else ""
-    error = ERRORS.get(item.cause)
+    error = ERRORS.get(kind)
     if error is None:
         return f"not likely: {again}" if again else ""
     if error.retryable:
-        return f"yes, once the cause is gone{f': {again}' if again else ''}"
+        return f"yes, once the cause is gone{f'; so far {again}' if again else ''}"
     return f"no: {again or 'the next run fails the same way'}"
 
 
@@ -396,7 +407,6 @@ def _since(item: Attention, situation: Situation) -> datetime | None:
         "failed_run": partial(_of_failures, glance),
         "failed_expectations": partial(_of_checks, item, glance),
         "overdue": lambda: situation.schedule.next_run_at,
-        "paused": lambda: glance.upto,
         "silent_run": lambda: glance.latest.at if glance.latest is not None else None,
     }
     return finders[item.kind]() if item.kind in finders else None

@@ -8,13 +8,14 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
 from airflow.api.common.trigger_dag import trigger_dag
 from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.configuration import conf
+from airflow.jobs.job import Job
 from airflow.models.asset import AssetModel, DagScheduleAssetReference
 from airflow.models.dag import DagModel
 from airflow.models.dagrun import DagRun
@@ -372,19 +373,25 @@ class Schedule(DagsOfPipeline):
     ``idle_checked_at`` is the start of the latest run that found nothing to do, which the ledger
     doesn't store. ``succeeded_at`` is the start of the latest run that succeeded, or that a user
     marked as success. ``dags`` are all DAGs of the pipeline. ``lacks`` are missing pools and
-    connections.
+    connections. ``scheduler_at`` is the last heartbeat of any scheduler.
     """
 
     idle_checked_at: datetime | None = None
     succeeded_at: datetime | None = None
     dags: tuple[DagState, ...] = ()
     lacks: tuple[Attention, ...] = ()
+    scheduler_at: datetime | None = None
 
     @property
     def active(self) -> frozenset[str]:
         """Returns the ids of unfinished runs that land changes."""
         runs = (state for state in self.dags if state.kind == "cdc" and state.is_under_way)
         return frozenset(state.run_id for state in runs if state.run_id is not None)
+
+    def is_scheduler_alive(self, at: datetime) -> bool:
+        """Returns whether a scheduler has sent a heartbeat lately, by Airflow's own limit."""
+        limit = conf.getint("scheduler", "scheduler_health_check_threshold")
+        return self.scheduler_at is not None and at - self.scheduler_at <= timedelta(seconds=limit)
 
     @property
     def under_way(self) -> tuple[DagState, ...]:
@@ -404,8 +411,15 @@ def read_schedules(pipelines: Collection[PipelineFile]) -> dict[str, Schedule]:
         parsed = [name for name in names if dag_id_of(name, "cdc") in known]
         schedules = _read_schedules(session, parsed, known)
         states, lacks = read_dags(session, names), _lacks(session, pipelines, schedules)
+        heartbeats = select(func.max(Job.latest_heartbeat)).where(Job.job_type == "SchedulerJob")
+        heartbeat = session.scalar(heartbeats)
         return {
-            name: replace(schedule, dags=states[name], lacks=tuple(lacks.get(name, ())))
+            name: replace(
+                schedule,
+                dags=states[name],
+                lacks=tuple(lacks.get(name, ())),
+                scheduler_at=heartbeat,
+            )
             for name, schedule in schedules.items()
         }
     return {}

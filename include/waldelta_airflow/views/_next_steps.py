@@ -133,7 +133,8 @@ class Situation:
         if self.schedule.is_paused:
             return f"no run starts: {dag_id_of(self.name, 'cdc')} is paused{until}", None
         if due is None:
-            return "nothing: runs are started by hand" if self.schedule.dags else "", None
+            is_known = self.glance.is_set_up or self.schedule.dags
+            return "nothing: runs are started by hand" if is_known else "", None
         return "the next run was due" if due < self.at else "the next run starts", due
 
 

@@ -52,7 +52,7 @@ from waldelta.monitoring.run_details import (
     read_run,
     read_work,
 )
-from waldelta.monitoring.run_history import LANDING, lag_points, read_runs
+from waldelta.monitoring.run_history import LANDING, RunLine, lag_points, read_runs
 from waldelta.monitoring.status import last_slot, slot_forecast
 from waldelta.monitoring.stopped_tables import read_failures
 from waldelta.monitoring.table_history import read_comparisons, table_events
@@ -75,9 +75,12 @@ from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow._dag_attention import of_dags
 from waldelta_airflow.views._access import PipelineRequest
 from waldelta_airflow.views._headline import (
+    HEALS,
     Headline,
     causes_of,
     error_sentence,
+    heals_of,
+    heals_of_error,
     read_headline,
     remedy_of,
 )
@@ -93,7 +96,7 @@ from waldelta_airflow.views._installed_pipelines import (
 )
 from waldelta_airflow.views._next_steps import NextStep, Situation, next_step, setup_steps
 from waldelta_airflow.views._pictures import flow, lag_chart, rows_strip, run_strip, wal_chart
-from waldelta_airflow.views._render import duration, render, url
+from waldelta_airflow.views._render import duration, render, run_name, url
 
 log = logging.getLogger(__name__)
 
@@ -340,9 +343,7 @@ def run_page(request: PipelineRequest, verb: str, run_id: str) -> tuple[str, boo
         verb=verb,
         run_id=run_id,
         run=details,
-        headline=None
-        if details is None
-        else _headline_of_run(request.pipeline.pipeline, details, dag_run),
+        headline=None if details is None else _headline_of_run(request, details, dag_run),
         reports=reports_of(request.pipeline, run_id) if details is not None else {},
         dag_id=dag_id,
         dag_run=dag_run,
@@ -353,8 +354,10 @@ def run_page(request: PipelineRequest, verb: str, run_id: str) -> tuple[str, boo
     return text, details is not None
 
 
-def _headline_of_run(pipeline: str, details: RunDetails, dag_run: DagRunTasks | None) -> Headline:
-    """Returns a run's state, and what a person may do about its error."""
+def _headline_of_run(
+    request: PipelineRequest, details: RunDetails, dag_run: DagRunTasks | None
+) -> Headline:
+    """Returns a run's state, whether its error ends without a person, and what a person may do."""
     line, kind = details.line, details.error.get("class") or ""
     is_retried = line.status == "failed" and dag_run is not None and dag_run.is_under_way
     status = "retrying" if is_retried else line.status
@@ -366,12 +369,25 @@ def _headline_of_run(pipeline: str, details: RunDetails, dag_run: DagRunTasks | 
     if status != "failed":
         return headline
     is_of_check = details.failed and kind == QualityFailed.__name__
+    pipeline = request.pipeline.pipeline
     remedy = remedy_of(pipeline, "failed_run", kind) if kind in ERROR_CATALOG else ""
     return replace(
         headline,
+        heals=HEALS["failed_expectations"]
+        if is_of_check
+        else _heals_of_run(request.ledger, line, kind),
         remedy=remedy_of(pipeline, "failed_expectations") if is_of_check else remedy,
         action=NextStep("See the rows", "#failed") if details.failed else None,
     )
+
+
+def _heals_of_run(ledger: Ledger, line: RunLine, kind: str) -> Markup | str:
+    """Returns whether what failed a run ends without a person, or has ended."""
+    later = [run for run in read_runs(ledger, line.at) if run.verb == line.verb]
+    succeeded = [run for run in later if run.status == "succeeded" and run.run_id != line.run_id]
+    if not succeeded:
+        return heals_of_error(kind)
+    return Markup("yes: a later run succeeded, {}").format(run_name(succeeded[-1].run_id, now()))
 
 
 def consuming_verb(ledger: Ledger, run_id: str) -> str:
@@ -493,7 +509,8 @@ def _headline_of_table(
     error, page = cause.partition(":")[0], ("run", ANY_VERB, run_id)
     item = replace(attention[0], kind="failed_run", cause=error, page=page, anchor="")
     remedy, action = remedy_of(situation.name, item.kind, error), next_step(situation, item)
-    return replace(headline, cause=cause, remedy=remedy, action=action)
+    heals = heals_of(item, situation.glance) or headline.heals
+    return replace(headline, cause=cause, heals=heals, remedy=remedy, action=action)
 
 
 def _failure(ledger: Ledger, glance: Glance, table: str) -> tuple[str, str] | None:

@@ -97,6 +97,11 @@ def test_a_copy_waits_while_its_dag_is_paused():
     assert step.label == "Unpause shop_initial_sync"
 
 
+def test_when_a_dag_was_paused_isnt_known():
+    item = Attention("failed", "paused", "the CDC DAG is paused")
+    assert headline(item).since is None
+
+
 def test_no_button_for_what_may_not_or_would_not_start():
     item = Attention("failed", "paused", "the CDC DAG is paused")
     may_not = [replace(line, may_unpause=False) for line in LINES]
@@ -122,24 +127,37 @@ def test_a_copy_under_way_is_no_warning():
     assert headline(item).state == "warning"
 
 
-# A run of the CDC DAG that is under way, and what an overdue run's page says because of it.
+# The unfinished run of the CDC DAG, the age of the scheduler's last heartbeat in seconds, and what an
+# overdue run's page says because of both.
 OVERDUE = [
-    ("none is active", None, "No run is active", "no: the scheduler doesn't start by itself. Once",
-     "start Airflow's scheduler"),
-    ("one is at work", "running", "The run today 11:00 is still active",
+    ("none is active", None, 5, "No run is active: the scheduler works, but created no run of",
+     "no", "look at Airflow's import errors and at the limits of shop_cdc"),
+    ("the scheduler is down", None, 3600,
+     "No run is active: the scheduler's last heartbeat was 1 h ago", "no: no run starts until",
+     "restart the scheduler's service"),
+    ("there was no scheduler", None, None,
+     "No run is active: Airflow's database has no heartbeat of a scheduler",
+     "no: no run starts until", "restart the scheduler's service"),
+    ("one is at work", "running", 5, "An earlier run is still active",
      "yes: the next run starts as soon as this one ends. No, if", "nothing while"),
-    ("one waits", "queued", "The run today 11:00 is queued",
-     "yes, if the pool is full: the run starts", "free a place in the pool"),
+    ("one waits", "queued", 5, "A run is queued: the slot's pool or the DAG's limit",
+     "yes: the run starts when another one ends", "nothing, or free a place in the pool"),
+    ("one waits for the scheduler", "queued", 3600,
+     "A run is queued: the scheduler's last heartbeat was 1 h ago", "no: no run starts until",
+     "restart the scheduler's service"),
 ]  # fmt: skip
 
 
-@cases("state, cause, heals, remedy", OVERDUE)
-def test_what_keeps_an_overdue_run_and_what_to_do(state, cause, heals, remedy):
+@cases("state, silent, cause, heals, remedy", OVERDUE)
+def test_what_keeps_an_overdue_run_and_what_to_do(state, silent, cause, heals, remedy):
     item = Attention("warning", "overdue", "the next run is overdue by 1 hour: an earlier run …")
     run_id = f"scheduled__{NOON.replace(hour=11).isoformat()}"
     dag = DagState("cdc", "shop_cdc", run_id=run_id, run_state=state)
     due = NOON - timedelta(hours=1)
-    found = headline(item, lines=[DagLine(dag, True, True)], next_run_at=due)
+    heartbeat = None if silent is None else NOON - timedelta(seconds=silent)
+    found = headline(
+        item, lines=[DagLine(dag, True, True)], next_run_at=due, scheduler_at=heartbeat
+    )
     assert (found.sentence, found.since) == ("The next run is overdue by 1 hour", due)
     assert found.cause.startswith(cause)
     assert found.heals.startswith(heals)
@@ -147,7 +165,7 @@ def test_what_keeps_an_overdue_run_and_what_to_do(state, cause, heals, remedy):
     label = found.action and (found.action.label, found.action.address)
     log = ("Read the log of the run", f"/dags/shop_cdc/runs/{quote(run_id, safe='')}")
     assert label == (log if state else None)
-    assert found.command == ("" if state == "running" else "airflow scheduler")
+    assert found.command == ""
     assert found.under_way == ((dag,) if state else ())
 
 
@@ -165,7 +183,7 @@ WAITS = [
      "yes", "nothing"),
     ("another writer", "external_commit", "another program wrote to the target",
      "no", "compare and repair"),
-    ("rows", "rows", "rows are in quarantine", "yes", "retry, accept or discard"),
+    ("rows", "rows", "rows are in quarantine", "only where", "retry, accept or discard"),
 ]  # fmt: skip
 
 
@@ -230,7 +248,7 @@ HEALS = [
     ("an error that stays, once", "SchemaChanged", 1, "no: the next run fails the same way"),
     ("again and again", "SchemaChanged", 4, "no: it failed 4 times the same way"),
     ("a server that is away", "SourceUnreachable", 3,
-     "yes, once the cause is gone: it failed 3 times the same way"),
+     "yes, once the cause is gone; so far it failed 3 times the same way"),
     ("an error of another library, once", "OSError", 1, ""),
     ("and again", "OSError", 2, "not likely: it failed 2 times the same way"),
 ]  # fmt: skip
@@ -397,6 +415,9 @@ def test_a_difference_has_its_cause_and_why_the_run_succeeded():
     assert found.cause == "Another program wrote version 17 (UPDATE by a)"
     assert found.joint.striptags().startswith("the reconciliation today 12:00 found the difference")
     assert found.succeeded_at == latest.at
+    # The write came before the reconciliation that found it.
+    assert (found.since, found.is_older) == (NOON, True)
+    assert not headline(differs, glance=glance).is_older
     assert headline(differs).cause == ""
     assert headline(differs, glance=replace(glance, latest=run(1, "failed"))).joint == ""
 

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
+from airflow.jobs.job import Job
 from airflow.models.asset import AssetModel, DagScheduleAssetReference
 from airflow.models.connection import Connection
 from airflow.models.dag import DagModel
@@ -81,7 +82,7 @@ def test_what_airflow_lacks(write_pipeline, monkeypatch, airflow_tables):
     """The slot's pool, always; connections until a run has succeeded, which needed them."""
     monkeypatch.delenv("AIRFLOW_CONN_SHOP_SOURCE", raising=False)
     monkeypatch.setenv("AIRFLOW_CONN_WALDELTA_SPARK", "spark-connect://spark")
-    engine = airflow_tables(DagModel, DagRun, XComModel, Pool, Connection)
+    engine = airflow_tables(DagModel, DagRun, XComModel, Pool, Connection, Job)
     shop = load_pipeline_file(write_pipeline("shop"))
     with Session(engine) as session:
         monkeypatch.setattr(
@@ -99,6 +100,10 @@ def test_what_airflow_lacks(write_pipeline, monkeypatch, airflow_tables):
         assert read_schedules([shop])["shop"].lacks == (pool,)
         session.execute(insert(Pool).values(pool=shop.pool, slots=1, include_deferred=False))
         assert read_schedules([shop])["shop"].lacks == ()
+        for n, kind in enumerate(("SchedulerJob", "SchedulerJob", "TriggererJob")):
+            session.add(Job(job_type=kind, latest_heartbeat=NOON + timedelta(hours=n)))
+        session.flush()
+        assert read_schedules([shop])["shop"].scheduler_at == NOON + timedelta(hours=1)
 
 
 OWN = {"sec-fetch-site": "same-origin"}

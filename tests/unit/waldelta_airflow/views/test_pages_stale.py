@@ -186,4 +186,4 @@ def test_a_tables_page_has_since_when_and_what_is_next(shop, schedules, open_pag
         assert [name for name in labels if name in ("Since", "Next", "To do")] == [
             "Since", "Next", "To do",
         ]  # fmt: skip
-        assert "airflow scheduler</code>" in card
+        assert "restart the scheduler&#39;s service" in card
