@@ -57,7 +57,8 @@ ERROR_CATALOG: Final = MappingProxyType(
             "The server can't be reached, has no free connection, is starting, or ended the"
             " connection.",
             "",
-            "check host, port and firewall; end idle connections; or wait until the server is up",
+            "check host, port and firewall; with too many connections, end idle ones; or wait until"
+            " the server is up",
             "db.example:5432/shop can't be reached (Connection refused): …",
         ),
         "AuthenticationFailed": ErrorEntry(

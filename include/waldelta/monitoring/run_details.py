@@ -229,7 +229,7 @@ def _rows_in_words(
 class CopyProgress:
     """A copy under way: ``rows`` of the tables that are ``done``, the tables in work, and the rows
     of all, which are known if each of them was copied before. ``missing`` are tables of the
-    pipeline file that have never been copied.
+    pipeline file that have never been copied, and ``new`` those in work that weren't before.
     """
 
     done: int
@@ -238,6 +238,7 @@ class CopyProgress:
     expected: int | None
     rows_per_second: float | None
     missing: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
@@ -267,7 +268,8 @@ def read_progress(
     done = [state for state in latest if state["status"] == SYNCED]
     copying = tuple(sorted(s["table_name"] for s in latest if s["status"] == COPYING))
     rows, before = sum(state["rows"] or 0 for state in done), copied_rows(ledger, copying)
-    expected = rows + sum(before.values()) if len(before) == len(copying) else None
+    new = tuple(table for table in copying if table not in before)
+    expected = None if new else rows + sum(before.values())
     speed = rows / seconds if rows and seconds > 0 else None
     missing = sorted(set(listed) - {state.table_name for state in latest_states(ledger)})
-    return CopyProgress(len(done), copying, rows, expected, speed, tuple(missing))
+    return CopyProgress(len(done), copying, rows, expected, speed, tuple(missing), new)

@@ -17,6 +17,7 @@ from markupsafe import Markup
 from waldelta.config import DagKind, dag_id_of
 from waldelta.error_catalog import ERROR_CATALOG, ERRORS
 from waldelta.errors import QualityFailed
+from waldelta.lake.ledger.decisions import FAILS
 from waldelta.monitoring.attention import KINDS, Attention, WaitingKind, names
 from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
@@ -205,7 +206,7 @@ def _by_first(
     if first.waiting == "rows":
         count = sum(x.in_quarantine for x in glance.tables if x.table_name in first.objects)
         sentence = f"{names(first.objects)}: {counted(count, 'row')} in quarantine"
-        cause = f"Reason: {first_of(situation.reasons)}" if situation.reasons else ""
+        cause = _of_reasons(situation.reasons)
     if first.kind == "failed_expectations" and failed:
         sentence, cause = failed_sentence(failed)
     if " " in sentence.partition(":")[0]:
@@ -226,6 +227,14 @@ def _by_first(
         is_of_slot=first.kind == "slot",
         is_older=is_older,
     )
+
+
+def _of_reasons(reasons: Sequence[str]) -> str:
+    """Returns why rows are in quarantine."""
+    expectations = [one.removeprefix(FAILS) for one in reasons if one.startswith(FAILS)]
+    if reasons and len(expectations) == len(reasons):
+        return f"These rows fail the expectation: {first_of(expectations)}"
+    return f"Reason: {first_of(reasons)}" if reasons else ""
 
 
 def _of_copy(situation: Situation, first: Attention) -> Headline:
@@ -256,7 +265,7 @@ def causes_of(attention: Sequence[Attention]) -> dict[str, str]:
 
 
 def _overdue(situation: Situation) -> tuple[str, str, str]:
-    """Returns why no run starts, what does and doesn't end that without a person, and the remedy."""
+    """Returns why no run starts, what ends that without a person, and the remedy."""
     schedule, at, dag_id = situation.schedule, situation.at, dag_id_of(situation.name, "cdc")
     state = next((one.run_state for one in schedule.under_way if one.kind == "cdc"), None)
     active = {None: "No run is active", "queued": "A run is queued"}

@@ -296,13 +296,16 @@ def wal_chart(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place that changes pass through; ``rate`` is what reaches it in an hour."""
+    """A place that changes pass through; ``rate`` is what reaches it in an hour, and ``at`` is when
+    its value was read, if it isn't of the period that is shown.
+    """
 
     label: str
     value: str
     note: str = ""
     rate: str = ""
     state: str = ""
+    at: datetime | None = None
 
 
 def flow(
@@ -327,6 +330,7 @@ def flow(
             pipeline.source.slot,
             f"{bytes_of(wal)} of WAL/h" if wal is not None else "",
             slot.mark if slot.mark in ("failed", "warning") else "",
+            slot.at,
         ),
         Place(
             "change log",

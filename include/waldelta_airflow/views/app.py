@@ -260,6 +260,8 @@ def run_now(
     reason = reason_of(form) or ("requested on the pipeline's page" if table else "")
     if kind == "resync" and not reason:
         raise HTTPException(400, "A resync needs a reason.")
+    if read_action_dag(dag_id).under_way:
+        return _back(page_request, name)
     params = {"tables": table, "reason": reason}
     # The DAG's page shows that it is paused, and offers to unpause it.
     with suppress(DagPaused):

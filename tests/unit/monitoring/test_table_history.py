@@ -86,6 +86,7 @@ def test_a_copy_counts_the_tables_that_it_has_not_reached(tmp_path):
     ledger.append(replace(state(1, "copying"), run_id="sync"))
     found = read_progress(ledger, "sync", 100.0, [NAME, "public.z"])
     assert (found.done, found.count, found.missing) == (0, 2, ("public.z",))
+    assert (found.new, found.expected) == ((NAME,), None)
 
 
 def test_rows_by_run_add_up_attempts_of_one_table(tmp_path):

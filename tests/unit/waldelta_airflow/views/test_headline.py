@@ -127,8 +127,8 @@ def test_a_copy_under_way_is_no_warning():
     assert headline(item).state == "warning"
 
 
-# The unfinished run of the CDC DAG, the age of the scheduler's last heartbeat in seconds, and what an
-# overdue run's page says because of both.
+# The unfinished run of the CDC DAG, the age of the scheduler's last heartbeat in seconds, and what
+# an overdue run's page says because of both.
 OVERDUE = [
     ("none is active", None, 5, "No run is active: the scheduler works, but created no run of",
      "no", "look at Airflow's import errors and at the limits of shop_cdc"),
@@ -195,6 +195,22 @@ def test_what_to_do_about_what_waits(waiting, text, heals, remedy):
     found = headline(item)
     assert found.heals.startswith(heals)
     assert found.remedy.startswith(remedy)
+
+
+REASONS = [
+    ("an expectation", ["fails amount isn't negative (a.yml)"],
+     "These rows fail the expectation: amount isn't negative (a.yml)"),
+    ("two of them", ["fails a", "fails b"], "These rows fail the expectation: a, b"),
+    ("missing values", ["the source has no such row", "fails a"],
+     "Reason: the source has no such row, fails a"),
+    ("none", [], ""),
+]  # fmt: skip
+
+
+@cases("reasons, cause", REASONS)
+def test_why_rows_are_in_quarantine(reasons, cause):
+    item = Attention("warning", "decision", "t: rows", objects=("t",), waiting="rows")
+    assert read_headline(replace(situation(item), reasons=reasons)).cause == cause
 
 
 NEXT = [

@@ -31,6 +31,7 @@ from waldelta_airflow.views._installed_pipelines import (
     DagRunTasks,
     DagState,
     Schedule,
+    UnderWay,
     _read_schedules,
     read_action_dag,
     read_consumers,
@@ -276,6 +277,13 @@ POSTS = {
 def test_what_the_buttons_do(shop, open_pages, path, role, headers, status, expected):
     assert open_pages(role).post(f"/{path}", headers=headers).status_code == status
     assert shop == expected
+
+
+def test_a_button_that_is_pressed_twice_starts_one_run(shop, dags, open_pages):
+    under_way = UnderWay("manual__1", "queued", "ann", NOON, {})
+    dags["shop_initial_sync"] = ActionDag("shop_initial_sync", under_way=(under_way,))
+    answer = open_pages("op").post("/p/shop/dags/initial_sync/run?table=a.b", headers=OWN)
+    assert (answer.status_code, shop) == (200, [])
 
 
 def test_a_resync_has_its_reason(shop, open_pages):

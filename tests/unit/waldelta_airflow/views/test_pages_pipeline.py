@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from datetime import timedelta
 
+from tests.cases import cases
 from tests.support.bookkeeping import run
 from tests.support.data.shop_pages import lacking
 from waldelta.lake import Lake
@@ -18,6 +19,7 @@ from waldelta.lake.ledger import (
 )
 from waldelta.lake.ledger.check_records import Reconciliations
 from waldelta.monitoring.attention import Attention
+from waldelta.monitoring.run_details import CopyProgress
 from waldelta_airflow.views import _pages as pages
 from waldelta_airflow.views._access import Reader
 from waldelta_airflow.views._installed_pipelines import (
@@ -153,13 +155,42 @@ def test_what_was_equal_before_a_problem_is_grey(shop, schedules, open_pages):
     for address in ("/", "/p/shop"):
         text = client.get(address).text
         assert '<span class="mark unknown">2 of 2 tables' in text
-        assert "before the problem" in text
+        assert "before this" in text
     differs = Reconciliation(now(), "r2", "public.orders", "different", missing=1)
     Reconciliations(ledger.lake).add([differs])
     for address in ("/p/shop", "/p/shop/table/public.orders"):
         text = client.get(address).text
         assert "</span> differs</span>" in text, address
         assert "</span> synced</span>" not in text, address
+
+
+# How far a copy is, and what its page says of the time left.
+COPIES = [
+    ("all copied before", CopyProgress(2, ("a",), 5, 9, 1.0), "4.0 s</dd><dd>at this speed,"),
+    ("one is new", CopyProgress(2, ("a", "b"), 5, None, 1.0, new=("b",)),
+     "–</dd><dd>not known: b was never copied"),
+    ("none is copied yet", CopyProgress(0, ("a",), 0, 9, None),
+     "–</dd><dd>not known before the first table is copied"),
+]  # fmt: skip
+
+
+@cases("progress, left", COPIES)
+def test_a_copys_page_says_the_time_left(read_shop, open_pages, monkeypatch, progress, left):
+    monkeypatch.setattr(pages, "_progress", lambda *_: progress)
+    assert f"time left</dt><dd>{left}" in open_pages("viewer").get("/p/shop").text
+
+
+def test_what_the_card_says_isnt_repeated_below_it(shop, open_pages, monkeypatch):
+    differs = Attention("failed", "different", "t: different", objects=("t",))
+    commit = Attention("warning", "decision", "t: another program wrote", ("waiting",),
+                       objects=("t",), details=(("t", "version 17"),),
+                       waiting="external_commit")  # fmt: skip
+    for items, count in (((differs, commit), 1), ((commit,), 1)):
+        monkeypatch.setattr(pages, "attention_of", lambda *_, items=items: items)
+        text = open_pages("viewer").get("/p/shop").text
+        assert text.count("version 17") == count
+    monkeypatch.setattr(pages, "attention_of", lambda *_: (differs, commit))
+    assert ">waiting for you</a></span>" in open_pages("viewer").get("/p/shop").text
 
 
 def test_a_failed_check_is_told_by_what_failed(shop, open_pages):

@@ -93,6 +93,9 @@ def test_what_was_fine_before_is_grey_with_its_age(shop, schedules, open_pages, 
     # The charts don't end in the past: the lag grows until now, the slot isn't known since.
     assert ('class="unknown"' in text, "not known since" in text) == (not is_green, not is_green)
     assert "at most 1 h 2 min, at last 1 h 2 min" in text
+    # The WAL is as old as the reading of it.
+    assert re.search(r"shop_cdc, <time[^>]*>1 h ago</time></span></li>", text)
+    assert ('Unread WAL</dt><dd><span class="dim">' in text) is not is_green
 
 
 # What Airflow says of the DAGs beside the CDC DAG, and what which pages say; the reconciliation has
