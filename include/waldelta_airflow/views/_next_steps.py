@@ -48,6 +48,7 @@ _DECISIONS: dict[WaitingKind, tuple[str, str]] = {
     "rows": ("Decide on the rows of {}", "rows"),
 }
 _LINKS = {
+    "decision": "See what waits",
     "different": "See the rows that differ",
     "failed_expectations": "See the rows that fail",
     "failed_run": "Read the error of the run",

@@ -61,6 +61,8 @@ BUTTONS = [
     ("rows in quarantine", Attention("warning", "decision", "t: rows", ("waiting",), objects=("t",),
                                      waiting="rows"),
      ("Decide on the rows of t", "/p/shop/waiting#rows", False)),
+    ("an answer", Attention("warning", "decision", "t: answered", ("waiting",), objects=("t",),
+                            waiting="answered"), ("See what waits", "/p/shop/waiting", False)),
     ("a lost slot", Attention("failed", "data_gap", "lost", ("run", "any", "r")),
      ("Recreate the slot and repair the tables", RUN.format("resync"), True)),
     ("a server that is away", Attention("failed", "failed_run", "failed", ("run", "consume", "r"),
