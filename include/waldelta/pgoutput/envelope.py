@@ -31,6 +31,7 @@ from waldelta.pgoutput.message_kinds import (
     ABORT_SIZES,
     BY_LETTER,
     KINDS,
+    PARALLEL_VERSION,
     STREAM_ABORT,
     MessageKind,
     ScopeRole,
@@ -59,7 +60,6 @@ _FIELDS: list[pa.Field[Any]] = [
 ]
 ENVELOPE_SCHEMA = pa.schema(_FIELDS)
 
-_ABORT_SIZES = {1: ABORT_SIZES[:1], 2: ABORT_SIZES[:1], 3: ABORT_SIZES[:1], 4: ABORT_SIZES}
 # Only one message is discarded: a Stream Abort, between transactions, of a transaction of which
 # this call has sent no chunk. It undoes changes that were never sent, so no row depends on it.
 # PostgreSQL 18.0 to 18.4 send it in every protocol version, even with streaming off: when a
@@ -360,7 +360,8 @@ class Envelope:
             raise part.error(row, "kind", 0, detail)
         wrong = (size < needed) | (_IS_EXACT[kind] & (size != needed))
         if part.has[STREAM_ABORT]:
-            wrong |= (kind == STREAM_ABORT) & ~np.isin(size, _ABORT_SIZES[self.version])
+            sizes = ABORT_SIZES if self.version >= PARALLEL_VERSION else ABORT_SIZES[:1]
+            wrong |= (kind == STREAM_ABORT) & ~np.isin(size, sizes)
         if wrong.any():
             row = int(np.argmax(wrong))
             raise part.error(row, "length", 0, f"{size[row]} bytes long, {needed[row]} wanted")

@@ -68,7 +68,7 @@ KINDS = (
     MessageKind("M", "Message", 1, 15, ScopeRole.ANYWHERE, has_xid=True),
     MessageKind("S", "Stream Start", 2, 6, ScopeRole.OPENS, pair="E", is_exact=True),
     MessageKind("E", "Stream Stop", 2, 1, ScopeRole.CLOSES, pair="S", is_exact=True),
-    # From version 4 on it may have 16 bytes more: see ABORT_SIZES.
+    # It may have 16 bytes more: see ABORT_SIZES.
     MessageKind("A", "Stream Abort", 2, 9, ScopeRole.OUTSIDE),
     MessageKind("c", "Stream Commit", 2, 30, ScopeRole.OUTSIDE, is_exact=True, end_at=14,
                 commit_at=(6, 22)),
@@ -88,7 +88,8 @@ CHANGE_KINDS = (*ROW_KINDS, "T", "M")
 # Messages that describe the columns of later messages, or decide which messages count.
 TIMELINE_KINDS = ("R", "Y", "T", *CONTROL_KINDS)
 STREAM_ABORT = BY_LETTER["A"].code
-# The longer one has the abort's position and time: only with streaming 'parallel'.
+# The protocol version of streaming 'parallel': a Stream Abort has its position and time then.
+PARALLEL_VERSION = 4
 ABORT_SIZES = (BY_LETTER["A"].least_bytes, BY_LETTER["A"].least_bytes + 16)
 
 
