@@ -228,7 +228,7 @@ def test_refused_expectations(lake):
         None,
         [True] * 3,
     )
-    assert "<td>public.gone</td>" in (lake.docs / "index.html").read_text()
+    assert '<th scope="row">public.gone</th>' in (lake.docs / "index.html").read_text()
     with pytest.raises(QualityFailed) as caught:
         report.raise_if_critical()
     told = str(caught.value)
