@@ -32,8 +32,8 @@ PROFILE: Final = ROOT / "tests" / "profile.md"
 RECORD: Final = ROOT / "tests" / "seconds.json"
 # The name of a test's property, and of what a record has of the tests that used Spark.
 ON_SPARK: Final = "on Spark"
-# Twelve minutes of three workers, where a process imports pandas in half a second.
-BUDGET_S: Final = 2_160
+# Ten minutes of three workers, where a process imports pandas in half a second.
+BUDGET_S: Final = 1_800
 
 
 def tier(marks: Collection[str]) -> str:
