@@ -18,12 +18,13 @@ from waldelta.config import DagKind, dag_id_of
 from waldelta.error_catalog import ERROR_CATALOG, ERRORS
 from waldelta.errors import QualityFailed
 from waldelta.lake.ledger.decisions import FAILS
-from waldelta.monitoring.attention import KINDS, Attention, WaitingKind, names
+from waldelta.monitoring.attention import KINDS, Attention, names
 from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
 from waldelta.quantities import counted, first_of, size
 from waldelta_airflow.views._installed_pipelines import DagState
 from waldelta_airflow.views._next_steps import (
+    DECISIONS,
     NextStep,
     Situation,
     is_lost,
@@ -54,33 +55,10 @@ HEALS = {
     "unchecked": "yes: the next run that changes the table checks it",
     "unpublished": "no",
 }
-# What waits for a decision: whether it ends without a person, and the choice.
-_DECISIONS: dict[WaitingKind, tuple[str, str]] = {
-    "answered": ("yes: the next run follows the answer", "nothing"),
-    "released": ("yes: the next run merges its changes", "nothing"),
-    "gate": (
-        "no: its changes wait",
-        "correct the rows at the source, or release the changes as they are",
-    ),
-    "message": (
-        "no: changes wait",
-        "skip the message, and repair its tables by a reconciliation",
-    ),
-    "schema_change": ("no: the table's changes wait", "agree to the change, or refuse it"),
-    "external_commit": ("no", "compare and repair the rows, or accept them as they are"),
-    "rows": (
-        "only where a later change corrects the row; otherwise the rows wait for you",
-        "retry, accept or discard the rows",
-    ),
-}
-# Why the latest run succeeded although something is the matter.
+# Why the latest run succeeded although something is the matter that waits for no decision.
 _JOINTS = {
-    "external_commit": "runs don't read the rows that another program writes",
-    "gate": "it left out the changes of the stopped table",
     "overdue": "it is the last run that ended",
     "paused": "it ran before the DAG was paused",
-    "rows": "it kept such rows out of the target instead of failing",
-    "schema_change": "it left out the changes of the table that waits",
     "slot": "it read its WAL, and the server keeps it nevertheless",
 }
 # What shows the transactions that have written, which keep the slot's WAL, the oldest first.
@@ -180,7 +158,11 @@ def joint_of(glance: Glance, first: Attention, at: datetime) -> Markup | str:
         return text.format(run_name(check.run_id, at))
     if first.kind == "slot" and not is_read(glance):
         return ""
-    return _JOINTS.get(first.waiting or first.kind, "")
+    return (
+        DECISIONS[first.waiting].joint
+        if first.waiting in DECISIONS
+        else _JOINTS.get(first.kind, "")
+    )
 
 
 def _by_first(
@@ -201,8 +183,8 @@ def _by_first(
     if first.kind == "overdue":
         sentence = first.text.partition(": ")[0]
         cause, heals, remedy = _overdue(situation)
-    if first.waiting in _DECISIONS:
-        _, remedy = _DECISIONS[first.waiting]
+    if first.waiting in DECISIONS:
+        remedy = DECISIONS[first.waiting].remedy
     if first.waiting == "rows":
         count = sum(x.in_quarantine for x in glance.tables if x.table_name in first.objects)
         sentence = f"{names(first.objects)}: {counted(count, 'row')} in quarantine"
@@ -356,7 +338,7 @@ def heals_of(item: Attention, glance: Glance) -> str:
         text = f"yes, {ends}" if _is_measured(glance) else ""
         return "no: its WAL is gone" if is_lost(glance) else text
     if item.kind == "decision":
-        return _DECISIONS[item.waiting][0] if item.waiting in _DECISIONS else "no"
+        return DECISIONS[item.waiting].heals if item.waiting in DECISIONS else "no"
     if item.kind not in ("failed_run", "failed_dag_run"):
         return HEALS.get(item.kind, "")
     return heals_of_error(item.cause, len(glance.alike))

@@ -39,13 +39,61 @@ _UNPAUSES: dict[str, DagKind] = {
     "paused_reconcile": "reconcile",
 }
 _OVERDUE: dict[str, DagKind] = {f"overdue_{kind}": kind for kind in WATCHED}
-# What a person does on the page that a link leads to, and where on it.
-_DECISIONS: dict[WaitingKind, tuple[str, str]] = {
-    "gate": ("Decide on the changes of {}", "stopped"),
-    "message": ("Decide on the message", "messages"),
-    "schema_change": ("Agree to the change, or refuse it", "changes"),
-    "external_commit": ("Repair or accept {}", "commits"),
-    "rows": ("Decide on the rows of {}", "rows"),
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionWords:
+    """What a page says of something that waits for a decision.
+
+    ``heals`` is whether it ends without a person, ``remedy`` what a person may choose, and
+    ``joint`` why the latest run succeeded nevertheless. ``label`` names the link to the place
+    (``anchor``) where a person chooses; ``{}`` are the tables concerned.
+    """
+
+    heals: str
+    remedy: str
+    joint: str = ""
+    label: str = ""
+    anchor: str = ""
+
+
+DECISIONS: dict[WaitingKind, DecisionWords] = {
+    "answered": DecisionWords("yes: the next run follows the answer", "nothing"),
+    "released": DecisionWords("yes: the next run merges its changes", "nothing"),
+    "gate": DecisionWords(
+        "no: its changes wait",
+        "correct the rows at the source, or release the changes as they are",
+        "it left out the changes of the stopped table",
+        "Decide on the changes of {}",
+        "stopped",
+    ),
+    "message": DecisionWords(
+        "no: changes wait",
+        "skip the message, and repair its tables by a reconciliation",
+        label="Decide on the message",
+        anchor="messages",
+    ),
+    "schema_change": DecisionWords(
+        "no: the table's changes wait",
+        "agree to the change, or refuse it",
+        "it left out the changes of the table that waits",
+        "Agree to the change, or refuse it",
+        "changes",
+    ),
+    "external_commit": DecisionWords(
+        "no",
+        "compare and repair the rows, or accept them as they are",
+        "runs don't read the rows that another program writes",
+        "Repair or accept {}",
+        "commits",
+    ),
+    "rows": DecisionWords(
+        "only where a later change corrects the row; otherwise the rows wait for you",
+        "retry, accept or discard the rows",
+        "it kept such rows out of the target instead of failing",
+        "Decide on the rows of {}",
+        "rows",
+    ),
 }
 _LINKS = {
     "decision": "See what waits",
@@ -274,9 +322,8 @@ def _lead(situation: Situation, item: Attention) -> NextStep | None:
     if item.kind.endswith("_expectations") and len(item.objects) == 1:
         page, anchor = ("table", *item.objects), "failed"
     label = _LINKS.get(item.kind, "")
-    if item.waiting in _DECISIONS:
-        label, anchor = _DECISIONS[item.waiting]
-        label = label.format(_tables_of(item))
+    if item.waiting in DECISIONS and (words := DECISIONS[item.waiting]).label:
+        label, anchor = words.label.format(_tables_of(item)), words.anchor
     if not page:
         return None
     label = label or ("Read the run" if page[0] == "run" else f"See {page[0]}")

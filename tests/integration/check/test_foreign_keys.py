@@ -122,7 +122,7 @@ def test_orphans_are_told_of_once_they_are_there(runner, database, lake):
 
 @pytest.mark.nightly("two targets at different positions; unit tests have the rule")
 def test_a_target_that_lost_rows_and_one_that_is_ahead(runner, database, lake):
-    """The one tells of the rows that refer to it; of the other nothing is said, and why is."""
+    """The check names the rows that refer to lost ones, and why it compares no target ahead."""
     database.execute(SCHEMA)
     job = job_of(database, lake)
     sync(runner, job)

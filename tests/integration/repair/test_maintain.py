@@ -240,7 +240,7 @@ def test_spark_is_asked_only_for_what_it_alone_does(runner, database, pipeline):
 
 def test_a_table_in_use_is_left_and_named(runner, database, pipeline, monkeypatch):
     """The others are done, and so are change log and ledger, which keep all that is not old."""
-    # A checkpoint is told in whole seconds.
+    # PostgreSQL gives a checkpoint's time in whole seconds.
     monkeypatch.setattr("waldelta.slot.recovery.MOVING", timedelta(seconds=-1))
     consume(runner, database, pipeline, 1, 2)
     database.execute("checkpoint")

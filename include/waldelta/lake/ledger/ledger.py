@@ -291,12 +291,12 @@ class Ledger:
         """Returns all states of all targets, or of one, oldest first."""
         table = self.table(TableState)
         # A copy adds a state and reads again: other targets' rows needn't become objects.
-        if table_name is not None:
+        if table_name is None:
+            rows = table.read_all()
+        else:
             where = pc.field("table_name") == table_name
             result = table.place.read_once(f"of {table_name}", lambda _: table.read(where))
             rows = [] if result is None else list(result[1])
-        elif (rows := table.read_all() or []) == []:
-            rows = table.read()
         self.note_names(rows)
         return rows
 

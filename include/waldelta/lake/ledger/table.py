@@ -215,17 +215,15 @@ class LedgerTable(Generic[R]):
                 rows = rows.append_column(field, pa.nulls(rows.num_rows, field.type))
         return rows.select(list(columns))
 
-    def read_all(self) -> list[R] | None:
-        """Returns all rows, oldest first, from memory unless rows were added; None where they are
-        many.
-        """
+    def read_all(self) -> list[R]:
+        """Returns all rows, oldest first; few rows come from memory, unless rows were added."""
 
         def read(table: TargetVersion) -> list[R] | None:
             rows = table.read_once(_FEW, lambda: _read_few(table))
             return None if rows is None else rows_of(self._kind, rows)
 
-        result = self.place.read_once("objects", read)
-        return [] if result is None else result[1]
+        _, rows = self.place.read_once("objects", read) or (-1, [])
+        return self.read() if rows is None else list(rows)
 
     def version(self) -> int:
         """Returns the table's Delta version; -1 when there is no table."""
