@@ -25,14 +25,15 @@ from waldelta.quantities import counted, first_of, size
 from waldelta_airflow.views._installed_pipelines import DagState
 from waldelta_airflow.views._next_steps import (
     DECISIONS,
+    OVERDUE,
     NextStep,
-    Situation,
     is_lost,
     is_read,
     next_step,
     setup_steps,
 )
 from waldelta_airflow.views._render import duration, moment_name, run_name
+from waldelta_airflow.views._situation import Situation
 
 # Whether the state ends without a person.
 HEALS = {
@@ -47,8 +48,6 @@ HEALS = {
     "never_copied": "no",
     "lacks": "no: runs need it",
     "new_tables": "no",
-    "overdue_maintenance": "yes, once the scheduler starts a run. No, if the scheduler is down",
-    "overdue_reconcile": "yes, once the scheduler starts a run. No, if the scheduler is down",
     "paused": "no: runs start once the DAG is unpaused",
     "paused_maintenance": "no",
     "paused_reconcile": "no",
@@ -66,6 +65,9 @@ _OLDEST = (
     "select pid, xact_start, state, usename, application_name, client_addr, query"
     " from pg_stat_activity where backend_xid is not null order by xact_start limit 5"
 )
+# What an end without a person needs, since it needs a run.
+_NO_SCHEDULER = "no: no run starts until the scheduler works"
+_RESTART = "restart the scheduler's service"
 _WORDS = {"failed": "problem", "ok": "fine", "unknown": "not set up"}
 # A remedy's path into the repository, which a page doesn't lead to.
 _PATH = re.compile(r":? \(?docs/\S+")
@@ -169,7 +171,7 @@ def _by_first(
     situation: Situation, first: Attention, failed: Sequence[FailedExpectation]
 ) -> Headline:
     glance = situation.glance
-    heals, remedy = heals_of(first, glance), remedy_of(situation.name, first.kind, first.cause)
+    heals, remedy = heals_of(first, situation), remedy_of(situation.name, first.kind, first.cause)
     if first.kind == "copying" and situation.has_run("initial_sync", "resync"):
         return _of_copy(situation, first)
     sentence, cause, command = first.text, _written(situation, first), ""
@@ -180,9 +182,9 @@ def _by_first(
         cause, remedy = f"{gap.cause}: {gap.detail}", gap.remedy
     if first.kind == "slot" and not first.page:
         cause, remedy, command = _wal(situation, remedy)
-    if first.kind == "overdue":
-        sentence = first.text.partition(": ")[0]
-        cause, heals, remedy = _overdue(situation)
+    if first.kind in OVERDUE:
+        sentence = first.text.partition(": ")[0] if first.kind == "overdue" else first.text
+        cause, heals, remedy = _overdue(situation, OVERDUE[first.kind])
     if first.waiting in DECISIONS:
         remedy = DECISIONS[first.waiting].remedy
     if first.waiting == "rows":
@@ -203,12 +205,19 @@ def _by_first(
         cause,
         since or _since(first, situation),
         heals,
-        remedy,
+        _with_restart(heals, remedy),
         command,
         action=next_step(situation, first),
         is_of_slot=first.kind == "slot",
         is_older=is_older,
     )
+
+
+def _with_restart(heals: str, remedy: str) -> str:
+    """Returns what a person may do, the scheduler first where everything else waits for it."""
+    if not heals.startswith(_NO_SCHEDULER) or remedy.startswith(_RESTART):
+        return remedy
+    return _RESTART if remedy == "nothing" else f"{_RESTART}; {remedy}"
 
 
 def _of_reasons(reasons: Sequence[str]) -> str:
@@ -224,7 +233,8 @@ def _of_copy(situation: Situation, first: Attention) -> Headline:
     progress = situation.progress
     seconds = progress.remaining_seconds if progress is not None else None
     ends = "the copy ends" if seconds is None else f"the copy ends in about {duration(seconds)}"
-    remedy = f"nothing: {dag_id_of(situation.name, 'cdc')} then applies what changed since"
+    what = _RESTART if situation.is_scheduler_down else "nothing"
+    remedy = f"{what}: {dag_id_of(situation.name, 'cdc')} then applies what changed since"
     text = f"{names(first.objects)}: copy in progress"
     return Headline("running", text, heals=f"yes: {ends}", remedy=remedy)
 
@@ -246,10 +256,10 @@ def causes_of(attention: Sequence[Attention]) -> dict[str, str]:
     return {table: f"Another program wrote {', '.join(texts)}" for table, texts in causes.items()}
 
 
-def _overdue(situation: Situation) -> tuple[str, str, str]:
-    """Returns why no run starts, what ends that without a person, and the remedy."""
-    schedule, at, dag_id = situation.schedule, situation.at, dag_id_of(situation.name, "cdc")
-    state = next((one.run_state for one in schedule.under_way if one.kind == "cdc"), None)
+def _overdue(situation: Situation, kind: DagKind) -> tuple[str, str, str]:
+    """Returns why no run of a DAG starts, what ends that without a person, and the remedy."""
+    schedule, at, dag_id = situation.schedule, situation.at, dag_id_of(situation.name, kind)
+    state = next((one.run_state for one in schedule.under_way if one.kind == kind), None)
     active = {None: "No run is active", "queued": "A run is queued"}
     what = active.get(state, "An earlier run is still active")
     if not schedule.is_scheduler_alive(at):
@@ -257,11 +267,9 @@ def _overdue(situation: Situation) -> tuple[str, str, str]:
         if schedule.scheduler_at is not None:
             silent = duration((at - schedule.scheduler_at).total_seconds())
             heartbeat = f"the scheduler's last heartbeat was {silent} ago"
-        heals = (
-            "no: no run starts until the scheduler works. It then starts the overdue run at once,"
-            " which reads everything since the last one"
-        )
-        return f"{what}: {heartbeat}", heals, "restart the scheduler's service"
+        does = ", which reads everything since the last one" if kind == "cdc" else ""
+        heals = f"{_NO_SCHEDULER}. It then starts the overdue run at once{does}"
+        return f"{what}: {heartbeat}", heals, _RESTART
     if state is None:
         cause = f"{what}: the scheduler works, but created no run of {dag_id}"
         return cause, "no", f"look at Airflow's import errors and at the limits of {dag_id}"
@@ -331,8 +339,20 @@ def error_sentence(
     return first.rstrip(":") or kind, f"{kind}: {detail.strip()}" if detail.strip() else kind
 
 
-def heals_of(item: Attention, glance: Glance) -> str:
+def heals_of(item: Attention, situation: Situation) -> str:
     """Returns whether a state ends without a person: "yes", "no", and why; empty if unknown."""
+    if item.kind in OVERDUE:
+        return _overdue(situation, OVERDUE[item.kind])[1]
+    text = _by_runs(item, situation.glance)
+    return unless_down(text, is_down=situation.is_scheduler_down)
+
+
+def unless_down(text: str, *, is_down: bool) -> str:
+    """Returns what ends a state without a person; without a scheduler no run starts that does."""
+    return _NO_SCHEDULER if is_down and text.startswith(("yes", "only")) else text
+
+
+def _by_runs(item: Attention, glance: Glance) -> str:
     if item.kind == "slot" and not item.page:
         ends = "once that transaction ends" if is_read(glance) else "once runs have read it"
         text = f"yes, {ends}" if _is_measured(glance) else ""

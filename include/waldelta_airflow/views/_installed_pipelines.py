@@ -393,6 +393,10 @@ class Schedule(DagsOfPipeline):
         limit = conf.getint("scheduler", "scheduler_health_check_threshold")
         return self.scheduler_at is not None and at - self.scheduler_at <= timedelta(seconds=limit)
 
+    def is_scheduler_down(self, at: datetime) -> bool:
+        """Returns whether the last heartbeat of a scheduler is old; without any it isn't known."""
+        return self.scheduler_at is not None and not self.is_scheduler_alive(at)
+
     @property
     def under_way(self) -> tuple[DagState, ...]:
         """Returns the DAGs with an unfinished run."""

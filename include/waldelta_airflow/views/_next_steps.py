@@ -6,19 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 
-from waldelta.config import DagKind, PipelineFile, dag_id_of
+from waldelta.config import DagKind, dag_id_of
 from waldelta.error_catalog import ERRORS
 from waldelta.errors import SchemaChanged
 from waldelta.monitoring.attention import Attention, WaitingKind
 from waldelta.monitoring.overview import Glance
-from waldelta.monitoring.run_details import CopyProgress
 from waldelta.quantities import counted
 from waldelta_airflow._dag_attention import WATCHED
 from waldelta_airflow.views._access import DagLine
-from waldelta_airflow.views._installed_pipelines import DagState, Schedule, dag_of_verb
+from waldelta_airflow.views._installed_pipelines import DagState, dag_of_verb
 from waldelta_airflow.views._render import airflow_url, url
+from waldelta_airflow.views._situation import Situation
 
 # What a button starts, by kind of attention, and its label; ``{}`` are the tables concerned.
 _RUNS: dict[str, tuple[DagKind, str]] = {
@@ -38,7 +37,8 @@ _UNPAUSES: dict[str, DagKind] = {
     "paused_maintenance": "maintenance",
     "paused_reconcile": "reconcile",
 }
-_OVERDUE: dict[str, DagKind] = {f"overdue_{kind}": kind for kind in WATCHED}
+# The DAG whose next run is overdue, by kind of attention.
+OVERDUE: dict[str, DagKind] = {"overdue": "cdc", **{f"overdue_{kind}": kind for kind in WATCHED}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,54 +139,6 @@ class SetupStep:
     command: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """A pipeline at a time, as a reader sees it: ``lines`` are the DAGs that the reader may read.
-
-    ``attention`` is of the pipeline or of one of its tables, the worst first. ``progress`` is of
-    the copy that is under way. ``has_slot``: setup has created the slot. ``reasons`` are of rows in
-    quarantine, if these are the worst.
-    """
-
-    base: str
-    pipeline: PipelineFile
-    glance: Glance
-    schedule: Schedule
-    lines: Sequence[DagLine]
-    at: datetime
-    attention: Sequence[Attention] = ()
-    progress: CopyProgress | None = None
-    has_slot: bool = True
-    reasons: Sequence[str] = ()
-
-    @property
-    def name(self) -> str:
-        """Returns the pipeline's name."""
-        return self.pipeline.pipeline
-
-    def line(self, kind: DagKind) -> DagLine | None:
-        """Returns a DAG that the reader may read, or None."""
-        return next((line for line in self.lines if line.state.kind == kind), None)
-
-    def is_paused(self, kind: DagKind) -> bool:
-        """Returns whether a DAG is paused, also one that the reader may not read."""
-        return any(state.kind == kind and state.is_paused for state in self.schedule.dags)
-
-    def has_run(self, *kinds: DagKind) -> bool:
-        """Returns whether a run of one of these DAGs is under way."""
-        return any(line.state.kind in kinds and line.state.is_under_way for line in self.lines)
-
-    def next_run(self) -> tuple[str, datetime | None]:
-        """Returns what the schedule does next, and when."""
-        due, until = self.schedule.next_run_at, "" if self.glance.is_set_up else " until step 3"
-        if self.schedule.is_paused:
-            return f"no run starts: {dag_id_of(self.name, 'cdc')} is paused{until}", None
-        if due is None:
-            is_known = self.glance.is_set_up or self.schedule.dags
-            return "nothing: runs are started by hand" if is_known else "", None
-        return "the next run was due" if due < self.at else "the next run starts", due
-
-
 def next_step(situation: Situation, item: Attention) -> NextStep | None:
     """Returns what a person presses: what ends the state, or the place where a person decides.
 
@@ -201,10 +153,10 @@ def next_step(situation: Situation, item: Attention) -> NextStep | None:
         return _unpause(situation, kind) or _open(situation, kind)
     if step := _repair(situation, item) or _run(situation, item):
         return step
-    if item.kind in ("failed_dag_run", "overdue", "silent_run"):
+    if item.kind in OVERDUE:
+        return _open_overdue(situation, OVERDUE[item.kind])
+    if item.kind in ("failed_dag_run", "silent_run"):
         return _open_run(situation, item)
-    if item.kind in _OVERDUE:
-        return _open(situation, _OVERDUE[item.kind])
     return _lead(situation, item)
 
 
@@ -302,16 +254,25 @@ def _tables_of(item: Attention) -> str:
 
 
 def _open_run(situation: Situation, item: Attention) -> NextStep | None:
-    """Returns the link to the log of a run that failed, or that keeps the next one waiting."""
+    """Returns the link to the log of a run that failed, or that is silent."""
     run_id, verb = situation.schedule.failed, "consume"
-    if item.kind == "overdue":
-        runs = (state for state in situation.schedule.under_way if state.kind == "cdc")
-        run_id = next((state.run_id for state in runs), None)
     if item.page[:1] == ("run",):
         _, verb, run_id = item.page
     dag_id = dag_of_verb(situation.name, verb)
-    if run_id is None or dag_id is None:
+    return _log(situation, dag_id, run_id) if run_id is not None and dag_id is not None else None
+
+
+def _open_overdue(situation: Situation, kind: DagKind) -> NextStep | None:
+    """Returns the link to the run that keeps the next one waiting, or to their DAG."""
+    if not situation.schedule.is_scheduler_alive(situation.at):
         return None
+    runs = (state for state in situation.schedule.under_way if state.kind == kind)
+    run_id = next((state.run_id for state in runs), None)
+    dag_id = dag_id_of(situation.name, kind)
+    return _log(situation, dag_id, run_id) if run_id is not None else _open(situation, kind)
+
+
+def _log(situation: Situation, dag_id: str, run_id: str) -> NextStep:
     address = airflow_url(situation.base, "dags", dag_id, "runs", run_id)
     return NextStep("Read the log of the run", address, is_airflow=True)
 

@@ -16,12 +16,10 @@ from markupsafe import Markup
 from waldelta.config import PipelineFile, dag_id_of
 from waldelta.errors import stack_without_values
 from waldelta.lake.ledger import now
-from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.glance_cache import GlanceCache, KeptGlance
-from waldelta.monitoring.overview import Glance, after_idle_check
+from waldelta.monitoring.overview import after_idle_check
 from waldelta.monitoring.run_history import thin_out
 from waldelta.monitoring.status import LastSlot, last_slot
-from waldelta.monitoring.table_list import TableLine
 from waldelta.pipeline.lag import Lag
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views import _pages as pages
@@ -35,6 +33,7 @@ from waldelta_airflow.views._installed_pipelines import (
 )
 from waldelta_airflow.views._pictures import sparkline
 from waldelta_airflow.views._render import duration, render
+from waldelta_airflow.views._situation import LATE, Situation
 
 log = logging.getLogger(__name__)
 
@@ -94,13 +93,13 @@ class Find:
 
 @dataclass(frozen=True)
 class Card:
-    """A pipeline on the page; ``glance`` is None if it isn't read yet, or for a ``problem``."""
+    """A pipeline on the page; it has no ``situation`` if it isn't read yet, or for a ``problem``.
+
+    ``columns`` are those of its tables. ``is_current``: it isn't being read again.
+    """
 
     name: str
-    at: datetime
-    glance: Glance | None = None
-    schedule: Schedule = field(default_factory=Schedule)
-    attention: tuple[Attention, ...] = ()
+    situation: Situation | None = None
     problem: str | None = None
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_current: bool = True
@@ -112,50 +111,33 @@ class Card:
         """
         if self.problem is not None:
             return "person"
-        if self.glance is None:
+        if (situation := self.situation) is None:
             return "unread"
-        failed = [item for item in self.attention if item.severity == "failed"]
+        failed = [item for item in situation.attention if item.severity == "failed"]
         if failed:
-            is_lasting = any(heals_of(item, self.glance).startswith("no:") for item in failed)
+            is_lasting = any(heals_of(item, situation).startswith("no:") for item in failed)
             return "person" if is_lasting else "failing"
-        if not self.glance.is_set_up:
+        if not situation.glance.is_set_up:
             return "setup"
-        if self.attention:
-            return "late" if pages.LATE & {item.kind for item in self.attention} else "warning"
-        return "running" if self.schedule.under_way else "healthy"
+        if situation.attention:
+            return "late" if LATE & {item.kind for item in situation.attention} else "warning"
+        return "running" if situation.schedule.under_way else "healthy"
 
     @property
     def values(self) -> list[float | None]:
         """Returns the lag in seconds over the window, and now."""
-        glance = self.glance
-        if glance is None:
+        if self.situation is None:
             return []
+        glance, at = self.situation.glance, self.situation.at
         points = thin_out(glance.lag, _POINTS, lambda point: point.lag.seconds)
-        lags = [point.lag.seconds for point in points]
-        return [*lags, Lag.since(glance.upto, self.at).seconds]
-
-    @property
-    def is_stale(self) -> bool:
-        """Returns whether earlier results of comparisons say nothing of the lake now."""
-        return pages.is_stale(self.attention)
-
-    @property
-    def is_late(self) -> bool:
-        """Returns whether runs say nothing of the lake now."""
-        return self.glance is not None and pages.is_late(self.glance, self.attention)
-
-    def is_past(self, line: TableLine) -> bool:
-        """Returns whether a table's state says nothing of the lake now."""
-        return self.glance is not None and pages.is_past(
-            pages.of_table(line, self.glance, self.attention)
-        )
+        return [*(point.lag.seconds for point in points), Lag.since(glance.upto, at).seconds]
 
     @property
     def joint(self) -> Markup | str:
         """Returns what explains that the latest run succeeded although something is the matter."""
-        if self.glance is None or not self.attention:
+        if (situation := self.situation) is None or not situation.attention:
             return ""
-        return joint_of(self.glance, self.attention[0], self.at)
+        return joint_of(situation.glance, situation.attention[0], situation.at)
 
     @property
     def worst(self) -> float | None:
@@ -171,9 +153,10 @@ class Card:
     @property
     def slot(self) -> LastSlot | None:
         """Returns the slot as it was read last."""
-        if self.glance is None:
+        if (situation := self.situation) is None:
             return None
-        return last_slot(self.glance, self.at, self.schedule.idle_checked_at, self.schedule.failed)
+        schedule = situation.schedule
+        return last_slot(situation.glance, situation.at, schedule.idle_checked_at, schedule.failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +183,9 @@ def overview_page(
     """
     at = now()
     order = list(STATES)
-    cards = sorted(_cards(pipelines, reader, at), key=lambda c: (order.index(c.state), c.name))
+    cards = sorted(
+        _cards(base, pipelines, reader, at), key=lambda c: (order.index(c.state), c.name)
+    )
     found = _found(cards, find, reader) if find.text else {}
     counts = Counter(card.state for card in cards)
     named = [card for card in cards if find.text in card.name.casefold()]
@@ -211,7 +196,7 @@ def overview_page(
         "overview.html",
         base,
         at,
-        is_under_way=any(card.schedule.under_way for card in cards),
+        is_under_way=any(card.situation and card.situation.schedule.under_way for card in cards),
         refresh_s=_ASK_AGAIN_S if is_unread else None,
         here="overview",
         count=len(cards),
@@ -226,7 +211,9 @@ def overview_page(
     )
 
 
-def _cards(pipelines: Mapping[str, PipelineFile | str], reader: Reader, at: datetime) -> list[Card]:
+def _cards(
+    base: str, pipelines: Mapping[str, PipelineFile | str], reader: Reader, at: datetime
+) -> list[Card]:
     files = [pipeline for pipeline in pipelines.values() if isinstance(pipeline, PipelineFile)]
     schedules = read_schedules(files)
     active = {name: schedule.active for name, schedule in schedules.items()}
@@ -234,35 +221,34 @@ def _cards(pipelines: Mapping[str, PipelineFile | str], reader: Reader, at: date
     cards = []
     for name, pipeline in pipelines.items():
         if isinstance(pipeline, str):
-            cards.append(Card(name, at, problem=pipeline))
+            cards.append(Card(name, problem=pipeline))
             continue
         schedule = schedules.get(name, Schedule())
         # Only unfinished runs of other DAGs are shown.
         dags = reader.shown(schedule.under_way)
-        cards.append(_card(pipeline, replace(schedule, dags=dags), glances[name], at))
+        about = (base, pipeline, replace(schedule, dags=dags), at)
+        cards.append(_card(*about, glances[name]))
     return cards
 
 
-def _card(pipeline: PipelineFile, schedule: Schedule, kept: KeptGlance, at: datetime) -> Card:
+def _card(
+    base: str, pipeline: PipelineFile, schedule: Schedule, at: datetime, kept: KeptGlance
+) -> Card:
     name, err = pipeline.pipeline, kept.error
     if err is not None:
         if not isinstance(err, pages.READ_ERRORS):
             log.error("the overview can't show pipeline %s: %s", name, stack_without_values(err))
-        problem = f"its lake can't be read from here: {pages.reason(err, pipeline)}"
-        return Card(name, at, schedule=schedule, problem=problem)
+        return Card(
+            name, problem=f"its lake can't be read from here: {pages.reason(err, pipeline)}"
+        )
     if kept.glance is None:
-        return Card(name, at, schedule=schedule, is_current=False)
-    runs = pages.airflow_runs(pipeline, schedule)
-    glance = after_idle_check(kept.glance, runs.idle_checked_at)
-    return Card(
-        name,
-        at,
-        glance,
-        replace(schedule, idle_checked_at=runs.idle_checked_at),
-        pages.attention_of(pipeline, glance, schedule, at),
-        columns=kept.columns,
-        is_current=kept.is_current,
-    )
+        return Card(name, is_current=False)
+    idle_checked_at = pages.airflow_runs(pipeline, schedule).idle_checked_at
+    glance = after_idle_check(kept.glance, idle_checked_at)
+    schedule = replace(schedule, idle_checked_at=idle_checked_at)
+    attention = pages.attention_of(pipeline, glance, schedule, at)
+    situation = Situation(base, pipeline, glance, schedule, (), at, attention)
+    return Card(name, situation, columns=kept.columns, is_current=kept.is_current)
 
 
 def _found(cards: Iterable[Card], find: Find, reader: Reader) -> dict[str, tuple[list[Any], int]]:
@@ -271,10 +257,13 @@ def _found(cards: Iterable[Card], find: Find, reader: Reader) -> dict[str, tuple
     runs: dict[tuple[str, str], Match] = {}
     cards = [card for card in cards if find.state in (None, card.state)]
     for card in cards:
-        for line in card.glance.tables if card.glance is not None else ():
+        if (situation := card.situation) is None:
+            continue
+        for line in situation.glance.tables:
             name = line.table_name.casefold()
-            page, state = ("table", line.table_name), (line.status, line.complete_upto)
-            table = Match(card.name, line.table_name, page, *state, card.is_past(line))
+            page, is_past = ("table", line.table_name), situation.of_table(line).is_past
+            state = (line.status, line.complete_upto, is_past)
+            table = Match(card.name, line.table_name, page, *state)
             tables += [table] if text in name else []
             columns += [
                 replace(table, name=column)
@@ -283,7 +272,7 @@ def _found(cards: Iterable[Card], find: Find, reader: Reader) -> dict[str, tuple
                 if text in column.casefold()
                 or (text in f"{name}.{column.casefold()}" and text not in name)
             ]
-        for run in card.glance.runs if card.glance is not None else ():
+        for run in situation.glance.runs:
             if text in run.run_id.casefold():
                 runs[card.name, run.run_id] = _of_run(card.name, run.run_id, run.status, run.at)
     for match in _runs_in_airflow([card.name for card in cards], find, reader):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -83,6 +83,7 @@ from waldelta_airflow.views._headline import (
     heals_of_error,
     read_headline,
     remedy_of,
+    unless_down,
 )
 from waldelta_airflow.views._installed_pipelines import (
     RUN_NOW,
@@ -94,9 +95,10 @@ from waldelta_airflow.views._installed_pipelines import (
     read_dag_run,
     read_schedules,
 )
-from waldelta_airflow.views._next_steps import NextStep, Situation, next_step, setup_steps
+from waldelta_airflow.views._next_steps import NextStep, next_step, setup_steps
 from waldelta_airflow.views._pictures import flow, lag_chart, rows_strip, run_strip, wal_chart
 from waldelta_airflow.views._render import duration, render, run_name, url
+from waldelta_airflow.views._situation import Situation
 
 log = logging.getLogger(__name__)
 
@@ -114,13 +116,6 @@ _MOST_LISTED = 200
 _ROWS_SHOWN = 100
 # How far back the lists of runs and of reconciliations go.
 _HISTORY_SHOWN = timedelta(days=30)
-
-# Kinds of attention (problems and others) after which a target may differ from the source although
-# an earlier comparison found no difference.
-_OUTDATES = IN_DOUBT | {"data_gap", "failed_dag_run", "failed_run", "paused", "source"}
-# Kinds after which it may only because nothing compares them.
-_NOT_COMPARED = frozenset({"overdue_reconcile", "paused_reconcile"})
-LATE = frozenset({"behind", "overdue", "silent_run"})
 
 
 def reason(err: BaseException, pipeline: PipelineFile) -> str:
@@ -168,13 +163,13 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
     slot = last_slot(glance, at, airflow.idle_checked_at, schedule.failed)
     forecast = slot_forecast(pipeline, request.ledger, glance)
     failed = _failed_of_first(request.ledger, attention)
-    until = at if (has_ended := is_late(glance, attention)) else None
+    until = at if situation.is_late else None
     return request.render(
         "pipeline.html",
         at,
         waits=glance.waiting,
         turn=Turning.of(number, glance.tables, _TABLES_PER_PAGE),
-        outdated=_tables_where(is_past, situation),
+        outdated={one.table_name for one in glance.tables if situation.of_table(one).is_past},
         is_under_way=bool(schedule.under_way),
         dags=situation.lines,
         here="pipeline",
@@ -186,8 +181,8 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
         headline=read_headline(situation, failed=failed),
         steps=() if glance.is_set_up else list(setup_steps(situation)),
         run_now=RUN_NOW,
-        is_stale=is_stale(attention),
-        is_late=has_ended,
+        is_stale=situation.is_stale,
+        is_late=situation.is_late,
         attention=attention[1:],
         strip=run_strip(base, name, glance.recent, at),
         flow=flow(pipeline, glance, slot, hours, _consumers(request)),
@@ -201,10 +196,15 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
     )
 
 
+def read_schedule(pipeline: PipelineFile) -> Schedule:
+    """Returns what Airflow knows of a pipeline's DAGs; nothing of those that it lacks (yet)."""
+    return read_schedules([pipeline]).get(pipeline.pipeline, Schedule())
+
+
 def read_situation(request: PipelineRequest, hours: int = REACH // timedelta(hours=1)) -> Situation:
     """Returns a pipeline now, with its runs and lag of the last hours."""
     at, pipeline, ledger = now(), request.pipeline, request.ledger
-    schedule = read_schedules([pipeline]).get(pipeline.pipeline, Schedule())
+    schedule = read_schedule(pipeline)
     glance = read_glance(pipeline, ledger, at, hours, airflow_runs(pipeline, schedule))
     attention = attention_of(pipeline, glance, schedule, at)
     is_of_rows = bool(attention) and attention[0].waiting == "rows"
@@ -243,55 +243,6 @@ def _failed_of_first(ledger: Ledger, attention: Sequence[Attention]) -> Sequence
     return [one for one in failed if one.verdict == "failed"]
 
 
-def is_stale(attention: Sequence[Attention]) -> bool:
-    """Returns whether earlier results of comparisons say nothing of the lake now."""
-    return is_past(attention) or any(item.kind in _NOT_COMPARED for item in attention)
-
-
-def is_past(attention: Sequence[Attention]) -> bool:
-    """Returns whether what runs did says nothing of the tables that the attention is about."""
-    return any(map(_outdates, attention))
-
-
-def is_late(glance: Glance, attention: Sequence[Attention]) -> bool:
-    """Returns whether runs, and so their checks and the slot, say nothing of the lake now."""
-    upto = glance.latest.as_of if glance.latest is not None else None
-    return any(_stops(item, glance, upto) for item in attention)
-
-
-def _outdates(item: Attention) -> bool:
-    return item.kind in LATE or (item.severity == "failed" and item.kind in _OUTDATES)
-
-
-def of_table(
-    line: TableLine, glance: Glance, attention: Sequence[Attention]
-) -> tuple[Attention, ...]:
-    """Returns what is about a table: its own, and what stops all tables or their comparison."""
-    of_all = [
-        item
-        for item in attention
-        if item.kind in _NOT_COMPARED or _stops(item, glance, line.complete_upto)
-    ]
-    return worst_first([*concerning(line.table_name, attention), *of_all])
-
-
-def _tables_where(is_so: Callable[[Sequence[Attention]], bool], situation: Situation) -> set[str]:
-    """Returns the tables about whose attention something is so."""
-    glance, attention = situation.glance, situation.attention
-    return {x.table_name for x in glance.tables if is_so(of_table(x, glance, attention))}
-
-
-def _stops(item: Attention, glance: Glance, upto: datetime | None) -> bool:
-    """Returns whether nothing comes after what is complete up to this time.
-
-    A run that fails after it has brought a table up to date leaves it so.
-    """
-    as_of = glance.latest.as_of if glance.latest is not None else None
-    is_served = upto is not None and as_of is not None and upto >= as_of
-    is_general = not item.objects and _outdates(item)
-    return is_general and not (is_served and item.kind == "failed_run")
-
-
 def _progress(
     pipeline: PipelineFile, ledger: Ledger, schedule: Schedule, at: datetime
 ) -> CopyProgress | None:
@@ -307,7 +258,7 @@ def _progress(
 def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> str:
     """Returns the page of the runs of the last 30 days, newest first, and their lag."""
     at, pipeline, ledger = now(), request.pipeline, request.ledger
-    schedule = read_schedules([pipeline]).get(pipeline.pipeline, Schedule())
+    schedule = read_schedule(pipeline)
     runs = read_runs(ledger, at - _HISTORY_SHOWN)
     listed = [run for run in runs if run.status == "failed"] if only_failed else runs
     turn = Turning.of(number, listed, _RUNS_PER_PAGE)
@@ -375,18 +326,19 @@ def _headline_of_run(
         headline,
         heals=HEALS["failed_expectations"]
         if is_of_check
-        else _heals_of_run(request.ledger, line, kind),
+        else _heals_of_run(request.pipeline, request.ledger, line, kind),
         remedy=remedy_of(pipeline, "failed_expectations") if is_of_check else remedy,
         action=NextStep("See the rows", "#failed") if details.failed else None,
     )
 
 
-def _heals_of_run(ledger: Ledger, line: RunLine, kind: str) -> Markup | str:
+def _heals_of_run(pipeline: PipelineFile, ledger: Ledger, line: RunLine, kind: str) -> Markup | str:
     """Returns whether what failed a run ends without a person, or has ended."""
     later = [run for run in read_runs(ledger, line.at) if run.verb == line.verb]
     succeeded = [run for run in later if run.status == "succeeded" and run.run_id != line.run_id]
     if not succeeded:
-        return heals_of_error(kind)
+        is_down = read_schedule(pipeline).is_scheduler_down(now())
+        return unless_down(heals_of_error(kind), is_down=is_down)
     return Markup("yes: a later run succeeded, {}").format(run_name(succeeded[-1].run_id, now()))
 
 
@@ -411,8 +363,8 @@ def reconciliation_page(request: PipelineRequest, button: Button) -> str:
     """
     situation, reconciliations = read_situation(request), Reconciliations(request.ledger.lake)
     results = reconciliations.history()
-    at, compared = situation.at, situation.glance.compared
-    tables = {line.table_name for line in situation.glance.tables}
+    at, glance = situation.at, situation.glance
+    tables = {line.table_name for line in glance.tables}
     answers, attempts = last_answers(row for row in results if row.table_name in tables)
     latest = sorted(
         reconciliations.in_full(answers).values(),
@@ -425,11 +377,15 @@ def reconciliation_page(request: PipelineRequest, button: Button) -> str:
         here="reconciliation",
         latest=latest,
         attempts=attempts,
-        compared=compared,
+        compared=glance.compared,
         causes=causes_of(situation.attention),
-        is_stale=is_stale(situation.attention),
-        outdated=_tables_where(is_stale, situation),
-        attention=[item for item in situation.attention if not item.objects and is_stale([item])],
+        is_stale=situation.is_stale,
+        outdated={one.table_name for one in glance.tables if situation.of_table(one).is_stale},
+        attention=[
+            item
+            for item in situation.attention
+            if not item.objects and replace(situation, attention=[item]).is_stale
+        ],
         different=[row for row in latest if row.status == DIFFERENT],
         history=history[:_MOST_LISTED],
         more_history=max(0, len(history) - _MOST_LISTED),
@@ -456,9 +412,8 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
         heat, [column.name for column in details.columns] if details else ()
     )
     line = next((line for line in glance.tables if line.table_name == table), None)
-    attention, failed = situation.attention, read_failed(ledger, [table])
-    attention = of_table(line, glance, attention) if line else concerning(table, attention)
-    situation = replace(situation, attention=attention)
+    failed, of_table = read_failed(ledger, [table]), concerning(table, situation.attention)
+    situation = situation.of_table(line) if line else replace(situation, attention=of_table)
     text = request.render(
         "table.html",
         at,
@@ -477,13 +432,13 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
         events=table_events(states, decided, compared),
         failed=failed,
         reports=reports_of(pipeline, failed[0].run_id) if failed else {},
-        attention=attention,
+        attention=situation.attention,
         headline=_headline_of_table(situation, ledger, line, failed),
-        is_in_doubt=any(item.kind in IN_DOUBT for item in attention),
+        is_in_doubt=any(item.kind in IN_DOUBT for item in situation.attention),
         is_different=table in glance.compared.different,
-        is_past=is_past(attention),
-        is_stale=is_stale(attention),
-        is_late=is_late(glance, attention),
+        is_past=situation.is_past,
+        is_stale=situation.is_stale,
+        is_late=situation.is_late,
     )
     return text, bool(states)
 
@@ -509,7 +464,7 @@ def _headline_of_table(
     error, page = cause.partition(":")[0], ("run", ANY_VERB, run_id)
     item = replace(attention[0], kind="failed_run", cause=error, page=page, anchor="")
     remedy, action = remedy_of(situation.name, item.kind, error), next_step(situation, item)
-    heals = heals_of(item, situation.glance) or headline.heals
+    heals = heals_of(item, situation) or headline.heals
     return replace(headline, cause=cause, heals=heals, remedy=remedy, action=action)
 
 

@@ -17,10 +17,11 @@ from waldelta.monitoring.overview import Glance
 from waldelta.monitoring.reconciliation_status import Compared
 from waldelta.monitoring.run_history import RunLine
 from waldelta_airflow.views._access import DagLine
-from waldelta_airflow.views._headline import error_sentence, heals_of, read_headline
+from waldelta_airflow.views._headline import error_sentence, read_headline
 from waldelta_airflow.views._installed_pipelines import RUN_NOW, DagState, Schedule
-from waldelta_airflow.views._next_steps import Situation, setup_steps
+from waldelta_airflow.views._next_steps import setup_steps
 from waldelta_airflow.views._render import folded, run_name
+from waldelta_airflow.views._situation import Situation
 
 GLANCE = Glance(True, NOON, (), None, (), RowCounts(), 0, 0, (), (), Compared())
 NEW = replace(GLANCE, is_set_up=False)
@@ -166,9 +167,54 @@ def test_what_keeps_an_overdue_run_and_what_to_do(state, silent, cause, heals, r
     assert found.remedy.startswith(remedy)
     label = found.action and (found.action.label, found.action.address)
     log = ("Read the log of the run", f"/dags/shop_cdc/runs/{quote(run_id, safe='')}")
-    assert label == (log if state else None)
+    works = silent == 5
+    dag_page = ("Open shop_cdc in Airflow", "/dags/shop_cdc")
+    # What a person does then is outside of Airflow.
+    assert label == ((log if state else dag_page) if works else None)
     assert found.command == ""
     assert found.under_way == ((dag,) if state else ())
+
+
+@pytest.mark.parametrize("kind", ["maintenance", "reconcile"])
+def test_an_overdue_run_of_another_dag_has_the_same_causes(kind):
+    item = Attention("warning", f"overdue_{kind}", f"the next run of the {kind} DAG is overdue")
+    for state, silent, cause, heals, remedy in (case[1:] for case in OVERDUE):
+        dag = DagState(kind, f"shop_{kind}", run_id="r", run_state=state)
+        heartbeat = None if silent is None else NOON - timedelta(seconds=silent)
+        found = headline(item, lines=[DagLine(dag, True, True)], scheduler_at=heartbeat)
+        assert found.cause.startswith(cause)
+        assert found.heals.startswith(heals)
+        assert found.remedy.startswith(remedy.replace("shop_cdc", f"shop_{kind}"))
+
+
+# Everything that ends without a person, because a run follows.
+BY_ITSELF = [
+    *((kind, Attention("failed", kind, "t: x", objects=("t",))) for kind in KINDS),
+    ("an error that a retry ends",
+     Attention("failed", "failed_run", "failed: x", cause="SourceUnreachable")),
+    *((what, Attention("failed", "decision", "t: x", objects=("t",), waiting=what))
+      for what in ("answered", "released", "rows")),
+]  # fmt: skip
+
+
+@cases("item", BY_ITSELF)
+def test_nothing_heals_by_itself_while_the_scheduler_is_down(item):
+    slot = replace(run(1, "succeeded"), lag_bytes=5 << 30, retained_bytes=6 << 30)
+    glance = replace(GLANCE, runs=(slot,), latest=slot)
+    due = NOON + timedelta(minutes=3)
+    fine, down = (
+        headline(item, glance=glance, next_run_at=due, scheduler_at=NOON - timedelta(seconds=age))
+        for age in (5, 3600)
+    )
+    heals = fine.heals.startswith(("yes", "only"))
+    if heals or item.kind.startswith("overdue"):
+        assert down.heals.startswith("no: no run starts until the scheduler works")
+        assert down.remedy.startswith("restart the scheduler's service")
+    else:
+        assert (down.heals, down.remedy) == (fine.heals, fine.remedy)
+    assert (fine.next_run, down.next_run) == (
+        "the next run starts", "the scheduler is down; the next run is due"
+    )  # fmt: skip
 
 
 WAITS = [
@@ -240,7 +286,7 @@ def test_each_kind_says_what_to_do():
     for kind in KINDS:
         item = Attention("failed", kind, "x")
         assert headline(item).remedy, kind
-    assert heals_of(Attention("failed", "failed_copy", "x"), GLANCE).startswith("no")
+    assert headline(Attention("failed", "failed_copy", "x")).heals.startswith("no")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from benchmarks.installation import name_of, write_installation
 from tests.cases import cases
 from tests.support.airflow_rows import add_dag, add_run
-from tests.support.bookkeeping import NOON
+from tests.support.bookkeeping import NOON, pipeline
 from tests.support.fixtures.airflow import PIPELINE
 from waldelta.config import load_pipeline_file
 from waldelta.lake import Lake
@@ -29,6 +29,7 @@ from waldelta_airflow.views import _overview
 from waldelta_airflow.views._access import Reader
 from waldelta_airflow.views._installed_pipelines import DagState, Schedule
 from waldelta_airflow.views._overview import Card
+from waldelta_airflow.views._situation import Situation
 
 HOSTILE = '"><script>alert(1)</script>\u202e'
 SMALL = {"tables": 2, "runs": 3}
@@ -139,12 +140,12 @@ def searched(tmp_path_factory):
 def shop(write_pipeline, engine, searched):
     """The pipeline of that lake, with its runs in Airflow."""
     text = PIPELINE.replace("{root}", searched.as_uri())
-    pipeline = load_pipeline_file(write_pipeline("shop", text=text))
+    found = load_pipeline_file(write_pipeline("shop", text=text))
     with Session(engine) as session:
         add_dag(session, "shop_cdc")
         add_run(session, "shop_cdc", 7, "success")
         add_run(session, "other_cdc", 7, "success")
-    return pipeline
+    return found
 
 
 # A search, and what it leads to.
@@ -222,7 +223,8 @@ EMPTY = Glance(True, NOON, (), None, (), RowCounts(), 0, 0, (), (), Compared())
 
 def card_of(name, attention, is_running, glance=EMPTY):
     dag = DagState("cdc", f"{name}_cdc", run_id="r", run_state="running" if is_running else None)
-    return Card(name, NOON, glance, Schedule(dags=(dag,)), tuple(attention))
+    about = ("", pipeline("file:///lake"), glance, Schedule(dags=(dag,)), (), NOON, attention)
+    return Card(name, Situation(*about))
 
 
 @cases("attention, is_running, state", GRAVITY)
@@ -234,7 +236,7 @@ def test_many_pipelines_are_in_order_of_gravity_then_of_name(
     pipelines, engine, open_pages, monkeypatch
 ):
     """On all pages of the list; a filter and a search keep the order."""
-    never = (Card("n", NOON, replace(EMPTY, is_set_up=False)), Card("n", NOON))
+    never = (card_of("n", [], False, replace(EMPTY, is_set_up=False)), Card("n"))
     made = [
         replace(card, name=f"{letter}{n}")
         for letter in "zay"
