@@ -196,5 +196,4 @@ def failed_over(scene: Scene) -> None:
 
 def _execute(scene: Scene, table: str, statement: str) -> None:
     """SQL of somebody else's on a target."""
-    uri = Pipeline.load(scene.files[PLAIN]).target_path(f"public.{table}")
-    scene.spark.sql(statement.format(f"delta.`{uri}`")).collect()
+    scene.spark.sql(statement.format(scene.target(table).relation)).collect()

@@ -29,7 +29,7 @@ from tests.soak.network import Network
 from tests.support.fixtures.postgres import chosen_version, new_postgres
 from waldelta.errors import WaldeltaError
 from waldelta.jobs import Pipeline
-from waldelta.lake import MESSAGES, Lake, bookkeeping_uri
+from waldelta.lake import MESSAGES, DeltaTarget, bookkeeping_uri
 from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, free_port
 
 KEYED = ["w1", "w2"]
@@ -349,7 +349,7 @@ class Scene:
             if doubled := (in_target - in_source).total():
                 found.append(f"{table}: {doubled} rows too many")
             if self.seed % 2 == 1 and self.store is None:
-                target = Lake.of(self.root).target(f"public.{table}")
+                target = self.target(table)
                 for first, last, replaced in ranges_of_columns(target, self._shown.get(table, 0)):
                     shown = compare_change_feed(target.uri, first, replaced, last=last)
                     found += [f"{table}: its change data feed: {one}" for one in shown]
@@ -361,7 +361,7 @@ class Scene:
         """Targets without the partitions or the clustering of the pipeline file."""
         found = []
         for name, layout in self._layouts.items():
-            table = self.lake.table(f"{self.root}/{name.replace('.', '/')}")
+            table = self.lake.table(self.target(name.removeprefix("public.")).uri)
             partitions = table.metadata().partition_columns
             is_clustered = "clustering" in (table.protocol().writer_features or ())
             if (partitions, is_clustered) != (
@@ -379,8 +379,14 @@ class Scene:
             cuts[-1].batch < newest
         )
 
+    def target(self, table: str) -> DeltaTarget:
+        """The table's target, where the ledger says that it is."""
+        job = Pipeline.load(self.files[PLAIN]).job()
+        job.read_states()
+        return job.lake.target(f"public.{table}")
+
     def _held(self, table: str, names: list[str]) -> list[dict[str, Any]]:
-        uri = f"{self.root}/public/{table}"
+        uri = self.target(table).uri
         try:
             return self.lake.table(uri).to_pyarrow_table(columns=names).to_pylist()
         except DeltaProtocolError:  # it has had deletion vectors
