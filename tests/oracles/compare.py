@@ -20,12 +20,12 @@ from pyspark.sql import functions as F
 
 from waldelta.changes.merge.statements import raw_entries
 from waldelta.changes.merge.target_table import stored_frame
-from waldelta.config import PipelineFile, split_table_name
+from waldelta.config import PipelineFile
 from waldelta.errors import SchemaChanged, StateError
-from waldelta.lake import target_uri
+from waldelta.lake import DeltaTarget
 from waldelta.lake.ledger import TableState
-from waldelta.lake.storage import is_local
 from waldelta.metadata_columns import RAW
+from waldelta.pipeline.job import lake_of
 from waldelta.pipeline.targets import ReplicatedTarget, filter_of
 from waldelta.pipeline.targets.target_sources import read_target
 from waldelta.postgres import TableId
@@ -103,10 +103,9 @@ def compare_target(
         names = [name for name, _ in copy.columns]
         if with_metadata:
             names.append(RAW)
-        name = split_table_name(pipeline.target.target_names.of(state.table_name))
-        uri = target_uri(pipeline.target.root, *name)
+        place = lake_of(pipeline).target(state.table_name)
         compared = (names, state.key_columns, state.table_name)
-        held = None if runner.is_started else _read_here(uri, state, copy, version)
+        held = None if runner.is_started else _read_here(place, state, copy, version)
         if held is not None:
             numbers = pa.RecordBatch.from_pydict({"id": list(range(len(tasks)))})
             rows = pa.Table.from_batches(reader(iter([numbers])), copy.schema)
@@ -119,7 +118,9 @@ def compare_target(
                 .mapInArrow(once(reader), ddl(copy.schema))
             )
             source = stored_frame(source, copy.columns)
-            target = state.kept_as.live_rows(_read_target(runner, uri, version), state.key_columns)
+            target = state.kept_as.live_rows(
+                _read_target(runner, place.uri, version), state.key_columns
+            )
             _check_columns(table_id, source.dtypes, target.dtypes)
             found = difference(source, target, *compared)
     log.info(
@@ -216,13 +217,13 @@ def _read_target(runner: Runner, uri: str, version: int | None) -> DataFrame:
 
 
 def _read_here(
-    uri: str, state: TableState, copy: TableCopy, version: int | None
+    place: DeltaTarget, state: TableState, copy: TableCopy, version: int | None
 ) -> pa.Table | None:
     """The target's rows as delta-rs reads them; None where Spark has to."""
     is_variant = any(kind.stored_sql("x") != "x" for _, kind in copy.columns)
-    if state.kept_as is not MIRROR or is_variant or not is_local(uri):
+    if state.kept_as is not MIRROR or is_variant:
         return None
-    table = DeltaTable(uri, version=version)
+    table = DeltaTable(place.uri, version=version, storage_options=place.lake.storage_options)
     # delta-rs reads neither mapped columns nor deletion vectors.
     return table.to_pyarrow_table() if table.protocol().min_reader_version == 1 else None
 

@@ -1,7 +1,7 @@
 """Kills of everything that brings a target to the rows it should have: at the end, no row differs.
 
     python -m tests.soak.mend_kills [--kills 200] [--minutes 30] [--s3] [--seed N]
-        [--only copy "other filter"]
+        [--only copy "other filter"] [--results FOLDER]
 
 A round prepares one job: a copy, a copy that continues, a resync, a repair after another filter, a
 replay, a retry of quarantined rows, or reconcile --repair. The job is killed (kill -9) where it
@@ -28,6 +28,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import adbc_driver_postgresql.dbapi as _adbc  # noqa: F401 - imported before the first fork
@@ -37,6 +38,7 @@ from deltalake import DeltaTable
 import waldelta.failpoints
 from tests.oracles.compare import compare_target
 from tests.soak.lakes import SoakLake, Store, new_store
+from tests.soak.results import RESULTS, code, kills_file, write
 from tests.soak.scene import wait_until
 from tests.support.fixtures.postgres import chosen_version, new_postgres
 from waldelta.background import run_concurrently
@@ -302,6 +304,8 @@ class Kills:
         self.scene, self.jobs = scene, Jobs(scene)
         self.where: Counter[str] = Counter()
         self.comparisons = 0
+        self.problems: list[str] = []
+        self._code = code()
         self._points: dict[str, Counter[str]] = {}
 
     def round(self, name: str) -> None:
@@ -325,20 +329,28 @@ class Kills:
         self.comparisons += 1
 
     def _moment(self, name: str) -> tuple[str, int] | None:
-        """Returns a point that the job has passed before, and how often; None: it isn't killed."""
+        """Returns a point that the job has passed before, and how often.
+
+        None: it isn't killed, as the first of its kind, which shows the points.
+        """
         if (points := self._points.get(name)) is None:
             return None
         point = self.scene.random.choice(sorted(points))
         return point, self.scene.random.randrange(1, points[point] + 1)
 
     @property
-    def summary(self) -> str:
-        """What came of it, in a line."""
-        jobs = {name.partition(":")[0] for name in self.where}
-        return (
-            f"{self.where.total()} kills at {len(self.where)} fault points of {len(jobs)} jobs,"
-            f" {self.comparisons} comparisons"
-        )
+    def record(self) -> dict[str, Any]:
+        """What came of it so far."""
+        return {
+            "at": f"{now():%Y-%m-%d}",
+            "code": self._code,
+            "postgres": chosen_version(),
+            "kills": self.where.total(),
+            "jobs": len({name.partition(":")[0] for name in self.where}),
+            "comparisons": self.comparisons,
+            "problems": self.problems,
+            "where": dict(sorted(self.where.items())),
+        }
 
 
 @contextmanager
@@ -367,6 +379,7 @@ def main() -> None:
     parser.add_argument("--s3", action="store_true", help="the lake is in an S3 server")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     parser.add_argument("--only", nargs="+", help="jobs; by default all")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     chunks.LEAST_BYTES_PER_TASK = 1 << 16
@@ -376,16 +389,19 @@ def main() -> None:
         store = ending.enter_context(new_store(options.seed)) if options.s3 else None
         kills = Kills(ending.enter_context(_scene(options.seed, store)))
         names = [name for name in kills.jobs.all if name in (options.only or kills.jobs.all)]
+        where = "s3" if options.s3 else "local"
+        file = kills_file(options.results, options.seed, where, "mends")
         for name in itertools.cycle(names):
             if kills.where.total() >= options.kills or time.monotonic() > deadline:
                 break
             try:
                 kills.round(name)
             except AssertionError as err:
-                raise SystemExit(f"seed {options.seed}: {name}: {err}; {kills.summary}") from None
-            print(f"{name}: {kills.summary}", flush=True)
-    print(*(f"{count:5} {where}" for where, count in sorted(kills.where.items())), sep="\n")
-    print(f"seed {options.seed}: {kills.summary}, 0 differences")
+                kills.problems.append(f"{name}: {err}")
+            write(file, {"seed": options.seed, "lake": where} | kills.record)
+            print(f"{name}: {kills.record}", flush=True)
+            if kills.problems:
+                raise SystemExit(f"seed {options.seed}: {kills.problems}")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,11 @@ def _mark(cell: dict[str, Any] | None) -> str:
 
 
 def figures(
-    matrix: dict[str, Any], on_s3: dict[str, Any], kills: Sequence[dict[str, Any]], current: str
+    matrix: dict[str, Any],
+    on_s3: dict[str, Any],
+    kills: Sequence[dict[str, Any]],
+    mends: Sequence[dict[str, Any]],
+    current: str,
 ) -> dict[str, str]:
     """What the page's placeholders stand for; ``current`` is the code of now."""
     run = _run(matrix)
@@ -70,12 +74,13 @@ def figures(
     return {
         **_of_matrix(matrix, current),
         **{f"{name}_on_s3": said for name, said in of_s3.items()},
-        "days": _days(sorted({one["at"] for one in (*run, *_run(on_s3), *kills)})),
+        "days": _days(sorted({one["at"] for one in (*run, *_run(on_s3), *kills, *mends)})),
         "versions": (
             f"PySpark {version('pyspark')}, delta-spark {version('delta-spark')}, PostgreSQL 18"
         ),
         "recovery": f"{statistics.median(seconds):.0f}" if seconds else "?",
         "kills": _kills(kills),
+        "mends": _mends(mends),
     }
 
 
@@ -132,6 +137,23 @@ def _kills(kills: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _mends(mends: Sequence[dict[str, Any]]) -> str:
+    """One line for each place of the lake."""
+    lines = [
+        "| lake | mends killed | at fault points | comparisons | problems |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for where, lake in (("local", "folder"), ("s3", "S3")):
+        of = [one for one in mends if one["lake"] == where]
+        points = {point for one in of for point in one["where"]}
+        counts = [sum(one[name] for one in of) for name in ("kills", "comparisons")]
+        counts.insert(1, len(points))
+        counts.append(sum(len(one["problems"]) for one in of))
+        if of:
+            lines.append(f"| {lake} | {' | '.join(f'{count:,}' for count in counts)} |")
+    return "\n".join(lines) if len(lines) > 2 else "Not run yet."
+
+
 def main() -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -142,6 +164,7 @@ def main() -> None:
         matrix(options.results / MATRIX),
         matrix(options.results / MATRIX_ON_S3),
         all_kills(options.results),
+        all_kills(options.results, "mends"),
         code(),
     )
     options.page.write_text(Template(_DRAFT.read_text()).substitute(found))

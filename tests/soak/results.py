@@ -16,16 +16,18 @@ def code() -> str:
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
-def kills_file(folder: Path, seed: int, where: str) -> Path:
-    """Where the random kills of a seed are recorded; ``where`` is local, connect or s3."""
-    return folder / f"kills_{where}_{seed}.json"
+def kills_file(folder: Path, seed: int, where: str, kind: str = "kills") -> Path:
+    """Where the kills of a seed are recorded; ``where`` is local, connect or s3, ``kind`` kills of
+    runs (``kills``) or of what mends a target (``mends``).
+    """
+    return folder / f"{kind}_{where}_{seed}.json"
 
 
-def all_kills(folder: Path) -> list[dict[str, Any]]:
-    """The random kills of every seed, local ones first."""
+def all_kills(folder: Path, kind: str = "kills") -> list[dict[str, Any]]:
+    """The kills of every seed, local ones first."""
     return [
         json.loads(path.read_text())
-        for path in sorted(folder.glob("kills_*.json"), key=_local_first)
+        for path in sorted(folder.glob(f"{kind}_*.json"), key=_local_first)
     ]
 
 

@@ -81,7 +81,7 @@ def test_the_page_counts_what_was_tried():
         f"{step} | late PUT": cell | {"fault": "late PUT", "code": "new"}
         for step in ("land.reading", "land.committed")
     }
-    said = figures(results, on_s3, [], "new")
+    said = figures(results, on_s3, [], [], "new")
     assert "| `land` | · | · | · | · | · | – | ✗ |" in said["matrix"]
     assert (said["cells"], said["bad"], said["unreached"], said["recovery"]) == ("3", "1", "1", "3")
     assert "1 of them" in said["older"]
