@@ -116,7 +116,7 @@ def _read(
         changed_files = cursor.fetch_arrow_table().column(0)[0].as_py()
     if changed_files:
         raise SnapshotLost(
-            f"{copy.table} was truncated, rewritten or detached while rows of it were read"
+            f"{copy.table} was truncated, rewritten or detached while its rows were read: run again"
         )
     run_statement(connection, "commit")
 

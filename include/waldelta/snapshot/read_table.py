@@ -240,8 +240,8 @@ def _read_chunk(
         ((is_other, bounds),) = cursor.fetchall()
     if is_other:
         raise SnapshotLost(
-            f"{chunk.id} was truncated, rewritten or detached while it was copied (VACUUM FULL,"
-            " CLUSTER, TRUNCATE or ALTER TABLE): its copy starts again"
+            f"{chunk.id} was truncated, rewritten or detached while its rows were read (VACUUM"
+            " FULL, CLUSTER, TRUNCATE or ALTER TABLE): run again"
         )
     yield from fetch_rows(connection, copy, chunk_query(copy, chunk, bounds))
     run_statement(connection, "commit")

@@ -301,7 +301,7 @@ class TestThroughTheRoot:
         database.execute(change)
         with pytest.raises(
             SnapshotLost,
-            match=r"public\.t was truncated, rewritten or detached while it was copied",
+            match=r"public\.t was truncated, rewritten or detached while its rows were read",
         ):
             table.rows()
 

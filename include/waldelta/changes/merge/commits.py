@@ -142,8 +142,7 @@ def check_alone(job: Job, cut: TargetCut, compared: int) -> None:
     between = (commit for commit in log.behind(compared) if commit.version < cut.version)
     if any(commit.changes_data for commit in between):
         raise SnapshotLost(
-            f"{cut.table_name}: another writer changed its target during the comparison, which"
-            " starts again"
+            f"{cut.table_name}: another writer changed its target during the comparison: run again"
         )
 
 

@@ -468,10 +468,10 @@ def check_unaltered(job: Job, copied: ReplicatedTarget, membership: str) -> None
         or present.oid != copied.table.oid
         or not then <= {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in present.columns}
     ):
-        raise SnapshotLost(f"{copied.id} was altered while it was copied: its copy starts again")
+        raise SnapshotLost(f"{copied.id} was altered while its rows were read: run again")
     if not is_unaltered:
         raise SnapshotLost(
-            f"what is published of {copied.id} changed while it was copied: its copy starts again"
+            f"what is published of {copied.id} changed while its rows were read: run again"
         )
 
 
