@@ -14,11 +14,13 @@ from tests.support.pipelines import bare_job
 from waldelta.jobs.consume import consume
 from waldelta.jobs.maintain import run_maintain
 from waldelta.jobs.validate import run_validate
+from waldelta.lake.ledger import TableState, now
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.postgres.server_position import read_oldest_xid
 from waldelta.stages.check.constraints.constraints import read_foreign_keys
 from waldelta.stages.check.measure.references import (
+    CheckedTarget,
     Reference,
     Side,
     rows_without_parent,
@@ -256,11 +258,12 @@ def test_texts_refer_as_postgresql_says(runner, database, tmp_path):
             uri = str(tmp_path / f"{comparison} {is_found} {name}")
             texts = pa.array([pair[place] for pair in pairs], pa.string())
             write_deltalake(uri, pa.table({"i": list(range(len(pairs))), "k": texts}))
-            sides.append(Side(name, table_at(uri), 0, ("i", "k")))
+            state = TableState(now(), "sync", name, 1, "synced")
+            sides.append(Side(CheckedTarget(state, 0, table_at(uri)), ("i", "k")))
         reference = Reference("fk", *sides, ("same", comparison), "c")
         expected = 0 if is_found else len(pairs)
         found = [
             rows_without_parent(reference, *versions_to_compare(reference)),
-            rows_without_parent(reference, *(side.frame(runner) for side in sides)),
+            rows_without_parent(reference, *(side.target.frame(runner) for side in sides)),
         ]
         assert [each.rows for each in found] == [expected] * 2, comparison

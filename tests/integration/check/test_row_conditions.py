@@ -1,6 +1,7 @@
 """Rows that don't meet an expectation are those that Great Expectations counts, for any value."""
 
 import json
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from random import Random
@@ -17,8 +18,8 @@ from waldelta.stages.check.check_run import RunOutcome
 from waldelta.stages.check.evaluate import count_written
 from waldelta.stages.check.great_expectations.own_expectations import why_refused
 from waldelta.stages.check.great_expectations.run_suite import _item, build_suite, judge_frame
-from waldelta.stages.check.suite.expectation import PlannedExpectation, SourceRules
-from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, kind_of
+from waldelta.stages.check.suite.expectation import PlannedExpectation, RowCondition, SourceRules
+from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, kind_of, row_conditions
 from waldelta.stages.check.suite.row_kinds import count_rows
 
 pytestmark = pytest.mark.spark
@@ -57,6 +58,11 @@ def outcomes_of(counts, planned):
         item = _item(outcome, build_suite("t", SuitePlan("t", (planned[number],))).expectations[0])
         found[number] = item.success, item.result
     return found
+
+
+def shown_conditions(planned):
+    """The conditions, with the columns that they read as examples."""
+    return {n: replace(c, shown=c.columns) for n, c in row_conditions(planned).items()}
 
 
 COMPARED = (
@@ -147,9 +153,9 @@ def test_both_engines_count_what_great_expectations_counts(runner, tmp_path, see
     frame.write.format("delta").save(uri)
     frame = runner.spark().read.format("delta").load(uri)
     theirs = judge_frame("t", SuitePlan("t", tuple(planned.values())), frame)
-    conditions = {n: kind_of(p.type).row_condition(p.kwargs) for n, p in planned.items()}
+    conditions = shown_conditions(planned)
     ours = outcomes_of(count_rows(frame, conditions), planned)
-    arrows = outcomes_of(count_written(table_at(uri).open().dataset(), planned), planned)
+    arrows = outcomes_of(count_written(table_at(uri).open().dataset(), conditions), planned)
     assert ours.keys() == planned.keys()
     assert len(arrows) >= len(planned) // 2, arrows
     for number, their in enumerate(theirs):
@@ -187,7 +193,8 @@ def test_every_kind_of_single_rows_is_compared():
 @pytest.mark.parametrize(("kind", "kwargs"), OTHERS)
 def test_others_are_left_to_it(kind, kwargs):
     """What isn't of single rows, filters rows first, or lacks an argument."""
-    assert kind_of(kind).row_condition(kwargs) is None
+    planned = PlannedExpectation(kind, kwargs, "critical", "own", kind)
+    assert kind_of(kind).row_condition(planned) is None
 
 
 RAW_ROWS = [
@@ -220,7 +227,7 @@ def test_values_that_the_lake_does_not_hold_are_no_nulls(runner, lake):
     frame = runner.spark().read.format("delta").load(target_uri(lake.root, "public", "t"))
     for outcome in found[:5]:
         kind = kind_of(outcome.planned.type)
-        condition = kind.row_condition(outcome.planned.kwargs)
+        condition = kind.row_condition(outcome.planned)
         counted = count_rows(frame, {0: condition})[0]
         success = counted.are_few(outcome.planned.kwargs.get("mostly", 1))
         assert (counted.rows, success) == (outcome.unexpected_count, outcome.success), outcome
@@ -236,14 +243,28 @@ def test_values_that_the_lake_does_not_hold_are_no_nulls(runner, lake):
 def test_values_of_a_few_failing_expectations_are_looked_up(runner, monkeypatch):
     """Each takes a query, and thousands may fail at once; a gate needs all that fail."""
     monkeypatch.setattr("waldelta.stages.check.suite.row_kinds._MOST_SHOWN", 2)
-    kind = kind_of("expect_column_values_to_be_between")
-    bounds = [{"column": "id", "min_value": least} for least in (5, 0, 5, 5)]
     frame = runner.spark().range(2)
-    conditions = dict(enumerate(map(kind.row_condition, bounds)))
+    conditions = {
+        number: RowCondition(f"id >= {least}", ("id",), shown=("id",))
+        for number, least in enumerate((5, 0, 5, 5))
+    }
     counts = count_rows(frame, conditions)
     assert [of.rows for of in counts.values()] == [2, 0, 2, 2]
     assert [len(of.examples) for of in counts.values()] == [2, 0, 2, 0]
     assert [len(of.examples) for of in count_rows(frame, conditions, None).values()] == [2, 0, 2, 2]
+
+
+def test_a_condition_on_a_field_of_a_struct_is_counted(runner):
+    """Its text names the field like a column, and a row that fails is shown without it."""
+    frame = runner.spark().sql(
+        "select id, named_struct('color', if(id = 1, null, 'red')) as attrs from range(3)"
+    )
+    kwargs = {"condition": "attrs.color is not null", "meaning": "m"}
+    planned = {
+        0: PlannedExpectation("expect_target_rows_to_satisfy", kwargs, "critical", "own", "")
+    }
+    (found,) = count_rows(frame, shown_conditions(planned)).values()
+    assert (found.rows, found.examples) == (1, ({"attrs": {"color": None}},))
 
 
 def quickly(lake, run_id="run", rules=None):

@@ -50,12 +50,11 @@ from waldelta.stages.check.evaluate import judge_target
 from waldelta.stages.check.gate.quarantined_rows import read_decided, record_unknown
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 from waldelta.stages.check.measure.profile import Before, bounds_of
-from waldelta.stages.check.measure.references import Reference
+from waldelta.stages.check.measure.references import CheckedTarget, Reference
 from waldelta.stages.check.reports.data_docs import list_reports, page_name, write_page
 from waldelta.stages.check.reports.docs_store import DocsStore, RunFolder
 from waldelta.stages.check.reports.trend import Trend, read_trends
 from waldelta.stages.check.suite.expectation import (
-    CheckedTarget,
     QualityReport,
     SourceRules,
     TableVerdict,
@@ -327,7 +326,7 @@ def _without_references(
     """Returns the rules without foreign keys to or from targets that can't be read."""
 
     def can_be_judged(reference: Reference) -> bool:
-        return lost.isdisjoint((reference.referring.table, reference.referenced.table))
+        return lost.isdisjoint(side.table for side in reference.sides)
 
     if not lost:
         return dict(rules)

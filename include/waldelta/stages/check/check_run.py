@@ -28,8 +28,8 @@ from waldelta.spark import RunnerPool
 from waldelta.stages.check.gate.quarantined_rows import PositionRange
 from waldelta.stages.check.great_expectations.own_expectations import why_refused
 from waldelta.stages.check.measure.profile import Before
+from waldelta.stages.check.measure.references import CheckedTarget
 from waldelta.stages.check.suite.expectation import (
-    CheckedTarget,
     Outcome,
     SourceRules,
     TableVerdict,

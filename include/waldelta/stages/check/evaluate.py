@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -27,7 +27,6 @@ from waldelta.errors import (
     ConfigError,
     JavaMissing,
     SparkUnreachable,
-    class_and_text,
 )
 from waldelta.lake import READ_FAILURES, TargetVersion, by_row_group, row_count
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
@@ -36,7 +35,6 @@ from waldelta.metadata_columns import LSN
 from waldelta.quantities import counted
 from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.spark import Runner
-from waldelta.spark_sql import quote
 from waldelta.stages.check.check_run import (
     CheckRun,
     are_met,
@@ -50,6 +48,7 @@ from waldelta.stages.check.check_run import (
 )
 from waldelta.stages.check.gate.quarantined_rows import PositionRange, decision_on, undecided
 from waldelta.stages.check.great_expectations.own_expectations import (
+    Conditions,
     Counts,
     Numbered,
     count_by_arrow,
@@ -61,21 +60,18 @@ from waldelta.stages.check.great_expectations.own_expectations import (
     why_not_built,
 )
 from waldelta.stages.check.measure.failing_rows import (
-    MOST_EXAMPLES,
     FailingRows,
     examples_of,
     leave_to_spark,
 )
-from waldelta.stages.check.measure.references import Reference
+from waldelta.stages.check.measure.references import CheckedTarget, Reference
 from waldelta.stages.check.suite.expectation import (
-    CheckedTarget,
     Outcome,
-    PlannedExpectation,
     TableVerdict,
     TargetRows,
     unchecked,
 )
-from waldelta.stages.check.suite.kinds import SuitePlan, depends_on, kind_of
+from waldelta.stages.check.suite.kinds import SuitePlan, depends_on, kind_of, row_conditions
 from waldelta.stages.check.suite.sql_conditions import listed
 
 log = logging.getLogger(__name__)
@@ -83,7 +79,7 @@ log = logging.getLogger(__name__)
 # A merge rewrites whole files, of whose rows few have changed. This process reads up to so many.
 _MOST_ROWS = 50 * MOST_DRIVER_ROWS
 _ROWS_AT_ONCE = 1 << 16
-# Failing rows of so many expectations of a target are searched.
+# So many expectations of a target have examples of rows that fail them.
 _MOST_EXEMPLIFIED = 20
 
 
@@ -101,6 +97,7 @@ class SuiteEvaluation:
     found: dict[int, Outcome] = field(default_factory=dict)
     omitted: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+    exemplified: int = 0
 
     @property
     def outcomes(self) -> list[Outcome]:
@@ -135,7 +132,6 @@ class SuiteEvaluation:
         positions = self.run.decided.get(self.plan.table)
         if positions and LSN in self.rows.types:
             self._judge_gates_again(positions)
-        self._take_examples()
 
     def _of_kind(self, planned: Numbered) -> None:
         """Have a kind judge its expectations, unless it is Great Expectations' own."""
@@ -179,13 +175,15 @@ class SuiteEvaluation:
             _without(planned, counts), lambda frame: frame if where is None else frame.where(where)
         )
 
-    def _by_arrow(
-        self,
-        planned: Numbered,
-        met: int | None,
-        where: str | None = None,
-        key: Sequence[str] = (),
-    ) -> Counts:
+    def _conditions(self, planned: Numbered) -> Conditions:
+        """Returns the conditions of expectations on single rows; examples have the rows' keys."""
+        key = self.rows.target.state.key_columns
+        return {
+            number: replace(of, shown=[*dict.fromkeys((*key, *(of.columns or ())))])
+            for number, of in row_conditions(planned).items()
+        }
+
+    def _by_arrow(self, planned: Numbered, met: int | None, where: str | None = None) -> Counts:
         """Returns the counts of those that Arrow evaluates on the rows that were written since a
         version, or on all.
         """
@@ -194,7 +192,7 @@ class SuiteEvaluation:
             return {}
         with leave_to_spark(f"counts the failing rows of {self.plan.table}"):
             if (dataset := written_since(table, met)) is not None:
-                return count_written(dataset, planned, where, key)
+                return count_written(dataset, self._conditions(planned), where)
         return {}
 
     def _by_spark(
@@ -205,59 +203,19 @@ class SuiteEvaluation:
         """Returns the counts of those that Spark evaluates; keeps why one can't be evaluated."""
         if not planned:
             return {}
-        counts, errors = count_by_spark(among(self.rows.frame()), planned)
+        counts, errors = count_by_spark(among(self.rows.frame()), self._conditions(planned))
         self.found |= {number: unevaluable(planned[number], err) for number, err in errors.items()}
         return counts
 
     def _keep(self, planned: Numbered, counts: Mapping[int, FailingRows]) -> None:
-        for number, found in counts.items():
-            each = planned[number]
-            self.found[number] = kind_of(each.type).outcome(each, found)
-
-    def _take_examples(self) -> None:
-        """Give expectations on single rows that aren't met some of the rows that fail them: their
-        key, and the columns of the expectation.
-
-        Without examples the results are the same, so an error is only logged.
-        """
-        missed = [
-            (number, outcome.planned)
-            for number, outcome in sorted(self.found.items())
-            if outcome.success is False
-            and kind_of(outcome.planned.type).judges_rows(outcome.planned.kwargs)
-        ]
+        """Keep the outcomes, and of those that fail first some of the rows that fail them."""
         key = self.rows.target.state.key_columns
-        planned = dict(missed[:_MOST_EXEMPLIFIED])
-        counts = self._by_arrow(planned, None, key=key)
-        for number, each in planned.items():
-            try:
-                if number in counts:
-                    names = _with_key(key, kind_of(each.type).columns_read(each))
-                    values = counts[number].examples
-                    tuples: Iterable[Any] = values if len(names) > 1 else zip(values, strict=True)
-                    rows = [dict(zip(names, row, strict=True)) for row in tuples]
-                else:
-                    rows = self._query_failing(each, key)
-                self.found[number] = replace(
-                    self.found[number], examples=tuple(examples_of(rows, key))
-                )
-            except Exception as err:
-                log.warning(
-                    "table=%s: rows that fail an expectation can't be shown: %s",
-                    self.plan.table,
-                    class_and_text(err),
-                )
-
-    def _query_failing(
-        self, planned: PlannedExpectation, key: Sequence[str]
-    ) -> list[dict[str, Any]]:
-        condition = kind_of(planned.type).row_condition(planned.kwargs)
-        if condition is None:  # Only Great Expectations takes these arguments.
-            return []
-        failing = self.rows.frame().where(condition.unexpected)
-        failing = failing.select(*map(quote, _with_key(key, condition.columns)))
-        rows: list[dict[str, Any]] = failing.limit(MOST_EXAMPLES).toArrow().to_pylist()
-        return rows
+        for number, found in sorted(counts.items()):
+            outcome = kind_of(planned[number].type).outcome(planned[number], found)
+            if not outcome.success and self.exemplified < _MOST_EXEMPLIFIED:
+                self.exemplified += 1
+                outcome = replace(outcome, examples=tuple(examples_of(found.examples, key)))
+            self.found[number] = outcome
 
     def _let_in(self, outcome: Outcome, decision: str) -> Outcome:
         """Returns the outcome of a gate that fails only on rows which operators accepted or
@@ -326,33 +284,29 @@ def written_since(table: TargetVersion, met: int | None) -> ds.Dataset | None:
     return ds.FileSystemDataset(parts, dataset.schema, dataset.format, dataset.filesystem)
 
 
-def _with_key(key: Sequence[str], columns: Sequence[str] | None) -> list[str]:
-    return [*dict.fromkeys((*key, *(columns or ())))]
-
-
-def count_written(
-    dataset: ds.Dataset, planned: Numbered, where: str | None = None, key: Sequence[str] = ()
-) -> Counts:
-    """Returns the failing rows of each expectation of which Arrow is certain, among those that meet
-    a condition in Spark SQL, if given. Examples have the key's values before the others.
+def count_written(dataset: ds.Dataset, conditions: Conditions, where: str | None = None) -> Counts:
+    """Returns the failing rows of each condition of which Arrow is certain, among those that meet a
+    condition in Spark SQL, if given.
 
     Raises what Arrow raises.
     """
     names = {*dataset.schema.names}
-    columns = {number: kind_of(p.type).columns_read(p) for number, p in planned.items()}
-    read = {n: _with_key(key, of) for n, of in columns.items() if of is not None and {*of} <= names}
-    scanned = {name for of in read.values() for name in of} | (names & {LSN} if where else set())
+    read = {n: {*of} for n, c in conditions.items() if (of := c.read_by_arrow) is not None}
+    certain = {n: conditions[n] for n, of in read.items() if of <= names}
+    if not certain:
+        return {}
+    scanned = {LSN} if where else set()
+    scanned = scanned.union(*(read[n].union(c.shown) for n, c in certain.items())) & names
     scanner = by_row_group(dataset).scanner(
         sorted(scanned) or dataset.schema.names[:1],
         batch_size=_ROWS_AT_ONCE,
         batch_readahead=2,
         fragment_readahead=1,
     )
-    batches = scanner.to_batches() if read else ()
-    tables = (pa.Table.from_batches([batch]) for batch in batches)
+    tables = (pa.Table.from_batches([batch]) for batch in scanner.to_batches())
     if where is not None:
         tables = (rows.filter(evaluate(where, rows)) for rows in tables)
-    return count_by_arrow(tables, {n: planned[n] for n in read}, read)
+    return count_by_arrow(tables, certain)
 
 
 # After few changes a foreign key is judged only when both of its targets together have at most this
@@ -383,7 +337,7 @@ def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict
     table = None
     if not target.state.kept_as.keeps_rows:
         with leave_to_spark(f"reads {target.state.table_name}"):
-            table = target.table.open(target.version)
+            table = target.open()
     types = dict(target.frame(runner).dtypes) if table is None else table.spark_types
     plan = _bounded(run.suite_of(target, types), table)
     suite = suite_of(plan)
@@ -482,9 +436,7 @@ def _affordable(plan: SuitePlan, references: Sequence[Reference]) -> SuitePlan:
 def _rows_of(reference: Reference) -> int | None:
     """Returns the number of rows of both targets; None where it is unknown."""
     try:
-        counts = [
-            row_count(side.open().files) for side in (reference.referring, reference.referenced)
-        ]
+        counts = [row_count(side.target.open().files) for side in reference.sides]
     except (*READ_FAILURES, KeyError):
         return None
     return None if None in counts else sum(count for count in counts if count is not None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import pyarrow as pa
@@ -35,9 +35,9 @@ from waldelta.stages.check.great_expectations.own_expectations import (
     why_refused,
     why_unevaluable,
 )
-from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation
-from waldelta.stages.check.suite.kinds import kind_of
-from waldelta.stages.check.suite.row_kinds import RowKind
+from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation, RowCondition
+from waldelta.stages.check.suite.kinds import kind_of, row_conditions
+from waldelta.stages.check.suite.row_kinds import is_of_column
 from waldelta.stages.setup.preflight.targets import JudgeSuite
 from waldelta.types import stored_type
 
@@ -143,9 +143,10 @@ def _uncertain(planned: Numbered, types: Mapping[str, str]) -> Numbered:
     # Arrow has variants as texts, and Spark compares them with none.
     kinds = {name: stored_type("", kind).arrow for name, kind in types.items() if kind != "variant"}
     row = pa.table({name: pa.nulls(1, kind) for name, kind in kinds.items()})
-    columns = {n: kind_of(each.type).columns_read(each) for n, each in planned.items()}
-    read = {n: of for n, of in columns.items() if of is not None and {*of} <= kinds.keys()}
-    certain = count_by_arrow([row], {n: planned[n] for n in read}, read)
+    conditions = row_conditions(planned)
+    read = {n: c.read_by_arrow for n, c in conditions.items()}
+    known = {n: conditions[n] for n, of in read.items() if of is not None and {*of} <= kinds.keys()}
+    certain = count_by_arrow([row], known)
     return {n: each for n, each in planned.items() if n not in certain}
 
 
@@ -160,31 +161,24 @@ def _unevaluable(
     sample = _sample(spark, columns.types)
     if rows is not None and rows.isEmpty():
         rows = None
-    # Whether other conditions can be evaluated depends on the row's values.
-    kinds = {n: kind_of(p.type) for n, p in planned.items()}
-    any_row = {n for n, k in kinds.items() if isinstance(k, RowKind) and k.columns == ("column",)}
-    by_row, errors = set[int](), dict[int, Exception]()
-    for frame, numbers in (
-        (sample, any_row),
-        (sample.limit(0), planned.keys() - any_row),
-        (rows, planned.keys()),
-    ):
-        if frame is not None:
-            asked = {n: planned[n] for n in numbers - errors.keys()}
-            counts, failed = count_by_spark(frame, asked, lambda _, of: replace(of, columns=()))
-            by_row, errors = by_row | counts.keys(), errors | failed
-    others = {n: p for n, p in planned.items() if n not in by_row and n not in errors}
+    conditions = row_conditions(planned)
+    others = {n: p for n, p in planned.items() if n not in conditions}
     filters = {
-        n: condition
+        n: RowCondition(condition, ())
         for n, p in others.items()
         if isinstance(condition := p.kwargs.get("row_condition"), str)
         and is_sql("row_condition", p.kwargs)
     }
-
-    def search(numbers: Sequence[int]) -> dict[int, object]:
-        return {n: sample.where(filters[n]).limit(0).collect() for n in numbers}
-
-    errors |= evaluate_each(search, [*filters])[1]
+    # Whether other conditions can be evaluated depends on the row's values.
+    any_row = {n: c for n, c in conditions.items() if is_of_column(kind_of(planned[n].type))}
+    errors: dict[int, Exception] = {}
+    for frame, asked in (
+        (sample, any_row),
+        (sample.limit(0), {n: c for n, c in conditions.items() if n not in any_row} | filters),
+        (rows, conditions),
+    ):
+        if frame is not None:
+            errors |= count_by_spark(frame, {n: asked[n] for n in asked.keys() - errors.keys()})[1]
     whys = {n: why_unevaluable(err) for n, err in errors.items()}
     if rows is not None:
         whys |= _whys_on_rows(table, {n: p for n, p in others.items() if n not in whys}, rows)

@@ -25,7 +25,8 @@ from waldelta.stages.check.check_run import (
     suite_of,
 )
 from waldelta.stages.check.evaluate import met_before
-from waldelta.stages.check.suite.expectation import CheckedTarget, PlannedExpectation
+from waldelta.stages.check.measure.references import CheckedTarget
+from waldelta.stages.check.suite.expectation import PlannedExpectation
 from waldelta.stages.check.suite.kinds import SuitePlan
 
 PLAN = SuitePlan(

@@ -44,6 +44,7 @@ from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.spark import Runner
 from waldelta.stages.check.gate.quarantined_rows import QUARANTINE, STOP
 from waldelta.stages.check.great_expectations.own_expectations import (
+    Conditions,
     count_by_arrow,
     count_by_spark,
     evaluate_each,
@@ -58,7 +59,7 @@ from waldelta.stages.check.suite.expectation import (
     PlannedExpectation,
     RowCondition,
 )
-from waldelta.stages.check.suite.kinds import kind_of, with_raw
+from waldelta.stages.check.suite.kinds import row_conditions, with_raw
 from waldelta.stages.check.suite.sql_conditions import columns_of
 from waldelta.types import TargetType
 
@@ -86,13 +87,11 @@ class TableGate:
 class Verdict:
     """A gate's expectation with its outcome, and the numbers of the staged rows that fail it.
 
-    ``planned`` is the form that doesn't count a value in ``_wd_raw`` as null. ``columns`` are the
-    columns that the expectation reads; None if they are unknown.
+    ``planned`` is the form that doesn't count a value in ``_wd_raw`` as null.
     """
 
     item: OwnExpectation
     planned: PlannedExpectation
-    columns: Sequence[str] | None = None
     outcome: Outcome | None = None
     failing: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -236,8 +235,8 @@ class JudgedColumns:
     def flags_of(self, names: Sequence[str] | None) -> list[str]:
         """Returns the flags of these columns (None: every column) whose values may not be sent."""
         # Spark matches column names case-insensitively.
-        read = None if names is None else {name.lower() for name in names}
-        return [f"u{i}" for i in self.toastable if read is None or self.names[i].lower() in read]
+        read = {name.lower() for name in (self.names if names is None else names)}
+        return [f"{_OWN}u{i}" for i in self.toastable if self.names[i].lower() in read]
 
     def examples_of(self, rows: pa.Table, read: Sequence[str] | None) -> list[str]:
         """Returns net changes as JSON: ``key``, and ``values`` of the columns in ``read``.
@@ -276,71 +275,73 @@ class StagedRows:
         has none. Raises ConfigError for an expectation that is refused, and QualityFailed for one
         that Spark can't evaluate.
         """
-        numbered = dict(enumerate(verdicts))
-        if left := self._by_arrow(numbered, most):
-            self._by_spark(left, most)
+        conditions = self._conditions(verdicts)
+        done = self._by_arrow(verdicts, conditions, most)
+        if left := {n: v for n, v in enumerate(verdicts) if n not in done}:
+            self._by_spark(left, {n: c for n, c in conditions.items() if n in left}, most)
+
+    def _conditions(self, verdicts: Sequence[Verdict]) -> dict[int, RowCondition]:
+        """Returns the conditions of expectations on single rows, which show a row's place."""
+        planned = {n: verdict.planned for n, verdict in enumerate(verdicts)}
+        return {
+            n: replace(of, unsent=self.columns.flags_of(of.columns), shown=_PLACE)
+            for n, of in row_conditions(planned).items()
+        }
 
     def take_examples(self, verdicts: Sequence[Verdict]) -> None:
         """Give each expectation that isn't met some of the rows that fail it.
 
         Without examples the result is the same, so an error is only logged.
         """
-        for verdict in verdicts:
+        conditions = self._conditions(verdicts)
+        for n, verdict in enumerate(verdicts):
             if verdict.outcome is not None and not verdict.is_met and len(verdict.failing):
                 try:
                     some = self.files.at(verdict.failing[:EXAMPLE_ROWS])
-                    examples = self.columns.examples_of(some, verdict.columns)
+                    examples = self.columns.examples_of(some, conditions[n].columns)
                     verdict.outcome = replace(verdict.outcome, examples=tuple(examples))
                 except Exception as err:
                     log.warning("rows that fail a gate can't be shown: %s", class_and_text(err))
 
-    def _by_arrow(self, verdicts: Mapping[int, Verdict], most: int | None) -> dict[int, Verdict]:
-        """Judge by Arrow, in a task for each file; returns what Spark must judge."""
-        certain = {}
-        for n, verdict in verdicts.items():
-            verdict.columns = kind_of(verdict.planned.type).columns_read(verdict.planned)
-            if verdict.columns is not None and {*verdict.columns} <= self.columns.as_staged.keys():
-                certain[n] = verdict.planned, verdict.columns
+    def _by_arrow(
+        self, verdicts: Sequence[Verdict], conditions: Conditions, most: int | None
+    ) -> set[int]:
+        """Judge by Arrow, in a task for each file; returns the numbers of which it is certain."""
+        read = {n: c.read_by_arrow for n, c in conditions.items()}
+        staged = self.columns.as_staged.keys()
+        certain = {n: conditions[n] for n, of in read.items() if of is not None and {*of} <= staged}
         judge = partial(_failing, self.files, self.columns, self.where, certain, most)
         of_files = self.runner.run(len(self.files.paths), _FAILING, judge) if certain else []
-        left = {n: verdict for n, verdict in verdicts.items() if n not in certain}
-        for n in certain:
-            found = [of for of in of_files if of["expectation"] == n]
-            # Arrow wasn't certain about some rows of a file, so Spark judges that file.
-            if len(found) < len(self.files.paths):
-                left[n] = verdicts[n]
-                continue
-            unexpected, judged = (sum(of[k] for of in found) for k in ("unexpected", "judged"))
-            rows = [row for of in found for row in of["rows"]]
+        found = {n: [of for of in of_files if of["expectation"] == n] for n in certain}
+        # Where Arrow isn't certain about some rows of a file, Spark judges all files.
+        found = {n: of for n, of in found.items() if len(of) == len(self.files.paths)}
+        for n, parts in found.items():
+            unexpected, judged = (sum(of[k] for of in parts) for k in ("unexpected", "judged"))
+            rows = [row for of in parts for row in of["rows"]]
             verdicts[n].keep(FailingRows(unexpected, judged=judged), rows)
-        return left
+        return {*found}
 
-    def _by_spark(self, verdicts: Mapping[int, Verdict], most: int | None) -> None:
+    def _by_spark(
+        self, verdicts: Mapping[int, Verdict], conditions: Conditions, most: int | None
+    ) -> None:
         spark = self.runner.spark("a gate that only Spark evaluates")
         _ = spark.version  # Conditions can be made only once the session has started.
-        flags = [f"u{i}" for i in self.columns.toastable]
+        flags = self.columns.flags_of(None)
         place = [F.col("_metadata.file_name"), F.col("_metadata.row_index")]
         own = [column.alias(name) for column, name in zip(place, _PLACE, strict=True)]
-        own += [F.col(flag).alias(f"{_OWN}{flag}") for flag in flags]
+        own += [F.col(flag.removeprefix(_OWN)).alias(flag) for flag in flags]
         rows = spark.read.parquet(self.files.folder).where(self.where)
         rows = rows.select(*own, *self.columns.values)
-
-        def sent_condition(n: int, condition: RowCondition) -> RowCondition:
-            verdicts[n].columns = condition.columns
-            unexpected = F.coalesce(condition.unexpected, F.lit(False))
-            unexpected &= self._is_sent(condition.columns)
-            return replace(condition, unexpected=unexpected, columns=_PLACE)
-
-        planned = {n: verdict.planned for n, verdict in verdicts.items()}
-        counts, errors = count_by_spark(rows, planned, sent_condition, most)
-        others = [v for n, v in verdicts.items() if n not in counts and n not in errors]
+        counts, errors = count_by_spark(rows, conditions, most)
+        others = [verdict for n, verdict in verdicts.items() if n not in conditions]
         self._check_judged(verdicts, errors, others)
         first = np.cumsum([0, *self.files.rows]).tolist()
         begin = {
             path.rpartition("/")[2]: n for path, n in zip(self.files.paths, first, strict=False)
         }
         for n, found in counts.items():
-            verdicts[n].keep(found, sorted(begin[file] + row for file, row in found.examples))
+            places = ([row[name] for name in _PLACE] for row in found.examples)
+            verdicts[n].keep(found, sorted(begin[file] + row for file, row in places))
         for n, err in errors.items():
             verdicts[n].outcome = unevaluable(verdicts[n].planned, err)
         if errors:
@@ -350,9 +351,10 @@ class StagedRows:
                 " expectation: the next run uses it"
             ) from next(iter(errors.values()))
         for verdict in others:
-            used = _used_columns(self.columns.names, verdict.item.kwargs)
-            sent = rows.where(self._is_sent(used)).drop(*(f"{_OWN}{flag}" for flag in flags))
-            verdict.outcome = _outcome_as_a_whole(self.table, sent.drop(*_PLACE), verdict.planned)
+            used = self.columns.flags_of(_used_columns(self.columns.names, verdict.item.kwargs))
+            sent = rows.where(reduce(and_, (~F.col(flag) for flag in used), F.lit(True)))
+            sent = sent.drop(*flags, *_PLACE)
+            verdict.outcome = _outcome_as_a_whole(self.table, sent, verdict.planned)
 
     def _check_judged(
         self,
@@ -374,25 +376,19 @@ class StagedRows:
             whys[str(verdict.planned.place)] = why
         _check_refused(self.table, whys)
 
-    def _is_sent(self, names: Sequence[str] | None) -> Column:
-        """Returns whether a change sent all columns of these names (None: every column)."""
-        flags = (~F.col(f"{_OWN}{flag}") for flag in self.columns.flags_of(names))
-        return reduce(and_, flags, F.lit(True))
-
 
 def _failing(
     files: NetFiles,
     columns: JudgedColumns,
     where: str,
-    judged: Mapping[int, tuple[PlannedExpectation, Sequence[str]]],
+    judged: Mapping[int, RowCondition],
     most: int | None,
     number: int,
 ) -> pa.Table:
-    """Returns which rows of a file fail these expectations, by Arrow (_FAILING)."""
+    """Returns which rows of a file fail these conditions, by Arrow (_FAILING)."""
     staged = columns.as_staged
-    flags = {n: columns.flags_of(names) for n, (_, names) in judged.items()}
-    read = {name: staged[name] for _, names in judged.values() for name in names}
-    read |= {f"{_OWN}{flag}": flag for of in flags.values() for flag in of}
+    read = {name: staged[name] for of in judged.values() for name in of.read_by_arrow or ()}
+    read |= {flag: flag.removeprefix(_OWN) for of in judged.values() for flag in of.unsent}
     conditions = {"action", "lsn", "t0"} & {*files.schema.names}
 
     def batches() -> Iterator[pa.Table]:
@@ -403,16 +399,16 @@ def _failing(
             rows = pa.table({name: part[of] for name, of in read.items()} | {_PLACE[1]: places})
             yield rows.filter(evaluate(where, part))
 
-    unsent = {n: [f"{_OWN}{flag}" for flag in of] for n, of in flags.items()}
-    planned = {n: of for n, (of, _) in judged.items()}
-    counts = count_by_arrow(batches(), planned, dict.fromkeys(planned, _PLACE[1:]), unsent, most)
-    return pa.Table.from_pylist(
-        [
-            {"expectation": n, "unexpected": of.rows, "judged": of.judged, "rows": of.examples}
-            for n, of in counts.items()
-        ],
-        _FAILING,
-    )
+    rows = [
+        {
+            "expectation": n,
+            "unexpected": of.rows,
+            "judged": of.judged,
+            "rows": [row[_PLACE[1]] for row in of.examples],
+        }
+        for n, of in count_by_arrow(batches(), judged, most).items()
+    ]
+    return pa.Table.from_pylist(rows, _FAILING)
 
 
 def read_verdicts(

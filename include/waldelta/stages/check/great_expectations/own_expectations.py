@@ -15,7 +15,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from waldelta.config.expectation_files import OwnExpectation, TargetColumns, is_sql
 from waldelta.errors import ConfigError, class_and_text
@@ -29,7 +28,7 @@ from waldelta.stages.check.suite.expectation import (
     RowCondition,
 )
 from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, kind_of
-from waldelta.stages.check.suite.row_kinds import RowKind, column_name, count_rows
+from waldelta.stages.check.suite.row_kinds import RowKind, column_name, count_rows, is_of_column
 from waldelta.stages.check.suite.sql_conditions import unresolved_columns, why_not_parsed
 
 if TYPE_CHECKING:
@@ -39,6 +38,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Numbered = Mapping[int, PlannedExpectation]
+Conditions = Mapping[int, RowCondition]
 Counts = dict[int, FailingRows]
 
 # The most expectations that one query evaluates, and the number of failing ones after which the
@@ -162,55 +162,40 @@ def groups_of(numbers: Sequence[int]) -> list[Sequence[int]]:
 
 def count_by_arrow(
     batches: Iterable[pa.Table],
-    planned: Numbered,
-    shown: Mapping[int, Sequence[str]],
-    unsent: Mapping[int, Sequence[str]] | None = None,
+    conditions: Conditions,
     most: int | None = MOST_EXAMPLES,
 ) -> Counts:
-    """Returns the failing rows of each expectation that Arrow evaluates with certainty.
-
-    ``shown`` are the columns of the examples, of which there are at most ``most`` (None: all). A
-    row with a flag in a column of ``unsent`` meets the expectation.
+    """Returns the failing rows of each condition that Arrow evaluates with certainty, with at most
+    so many examples (None: all).
     """
-    counts: Counts = dict.fromkeys(planned, FailingRows(judged=0, total=0))
+    counts: Counts = dict.fromkeys(conditions, FailingRows(judged=0, total=0))
     for rows in batches:
         for number, found in list(counts.items()):
-            masks = kind_of(planned[number].type).failing(rows, planned[number])
+            masks = conditions[number].failing(rows)
             if masks is None:
                 # Arrow isn't certain about some of the rows, so Spark evaluates this expectation.
                 del counts[number]
                 continue
-            fails, judged = masks
-            for flag in (unsent or {}).get(number, ()):
-                fails = pc.and_(fails, pc.invert(pc.fill_null(rows[flag], True)))
-            counts[number] = found.plus(fails, judged, rows.select(shown[number]), most)
+            shown = [name for name in conditions[number].shown if name in rows.column_names]
+            counts[number] = found.plus(*masks, rows.select(shown), most)
     return counts
 
 
 def count_by_spark(
-    frame: DataFrame,
-    planned: Numbered,
-    condition_of: Callable[[int, RowCondition], RowCondition] = lambda _, condition: condition,
-    most: int | None = MOST_EXAMPLES,
+    frame: DataFrame, conditions: Conditions, most: int | None = MOST_EXAMPLES
 ) -> tuple[Counts, dict[int, Exception]]:
-    """Returns the rows that fail each expectation with a condition on single rows, and the errors
-    of those that can't be evaluated.
-    """
+    """Returns the rows that fail each condition, and why others can't be evaluated."""
     read_all = cache(frame.count)
 
     def count(numbers: Sequence[int]) -> Counts:
         try:
-            conditions = {
-                n: kind_of(planned[n].type).row_condition(planned[n].kwargs) for n in numbers
-            }
-            of_rows = {n: condition_of(n, of) for n, of in conditions.items() if of is not None}
-            return count_rows(frame, of_rows, most)
+            return count_rows(frame, {n: conditions[n] for n in numbers}, most)
         except Exception:
             if len(numbers) > 1:
                 read_all()  # Raises if the rows can't be read: that is no expectation's error.
             raise
 
-    return evaluate_each(count, sorted(planned))
+    return evaluate_each(count, sorted(conditions))
 
 
 def _of_columns(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:
@@ -246,7 +231,7 @@ def _of_sql(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:
 def _of_values(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:
     """Yields values that Spark can't compare with the column, whatever its rows are."""
     kind, kwargs = kind_of(item.type), item.kwargs
-    if not isinstance(kind, RowKind) or kind.columns != ("column",):
+    if not is_of_column(kind):
         return
     type_name = columns.type_of(column_name(kwargs.get("column"))) or ""
     bounds = kwargs.keys() & {"min_value", "max_value"}

@@ -41,7 +41,8 @@ _LONGEST_VALUE = 200
 
 @dataclass(frozen=True, slots=True)
 class FailingRows:
-    """The number of rows that don't meet an expectation, and values or keys of some of them.
+    """The number of rows that don't meet an expectation, and some of them: values by column where
+    single rows are judged, else keys as texts.
 
     ``judged`` is the number of rows that the expectation applies to, ``total`` that of all rows
     read; None where they weren't counted.
@@ -59,10 +60,10 @@ class FailingRows:
         rows: pa.Table,
         most: int | None = MOST_EXAMPLES,
     ) -> FailingRows:
-        """Returns the failing rows with those of one more batch, and their values as examples."""
+        """Returns the failing rows with those of one more batch, whose values are examples."""
         count, examples = pc.sum(failing).as_py() or 0, self.examples
         if count and (most is None or len(examples) < most):
-            examples = (*examples, *values_of(rows.filter(failing)))[:most]
+            examples = (*examples, *rows.filter(failing).to_pylist())[:most]
         judged_rows = (self.judged or 0) + (pc.sum(judged).as_py() or 0)
         return FailingRows(
             self.rows + count, examples, judged_rows, (self.total or 0) + len(judged)
@@ -79,15 +80,6 @@ class FailingRows:
         if not self.rows or self.judged is None:
             return not self.rows
         return (self.judged - self.rows) / self.judged >= mostly
-
-
-def values_of(rows: pa.Table) -> tuple[Any, ...]:
-    """Returns the values of a column, or tuples of those of several, as Spark returns them."""
-    columns = [
-        [v.replace(tzinfo=None) if getattr(v, "tzinfo", None) else v for v in column.to_pylist()]
-        for column in rows.columns
-    ]
-    return tuple(columns[0] if len(columns) == 1 else zip(*columns, strict=True))
 
 
 # Rows that a query reads: Spark's, or a version that this process reads.

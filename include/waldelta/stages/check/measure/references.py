@@ -31,7 +31,6 @@ from waldelta.stages.check.measure.failing_rows import (
     rows_of,
     text_of,
 )
-from waldelta.target_modes import MIRROR, TargetMode
 from waldelta.types import stored_type
 from waldelta.types.base import Comparison
 from waldelta.types.type_map import key_type
@@ -43,23 +42,39 @@ _OPERATIONS = frozenset({"insert", "update", "delete", "truncate"})
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """A target at one version, and the key's columns in it."""
+class CheckedTarget:
+    """A target to check, as one Delta version."""
 
-    table: str
-    target: DeltaTarget
+    state: TableState
     version: int
-    columns: tuple[str, ...]
-    mode: TargetMode = MIRROR
-    key: tuple[str, ...] = ()
+    table: DeltaTarget
 
     def frame(self, runner: Runner) -> DataFrame:
-        """Returns the target's live rows."""
-        return self.mode.live_rows(self.target.frame(runner.spark(), self.version), self.key)
+        """Returns the target's live rows: without rows deleted on the source, and without former
+        row versions.
+        """
+        return self.state.kept_as.live_rows(self.kept(runner), self.state.key_columns)
+
+    def kept(self, runner: Runner) -> DataFrame:
+        """Returns all rows of the target, also those that the source no longer has."""
+        return self.table.frame(runner.spark(), self.version)
 
     def open(self) -> TargetVersion:
-        """Opens the target's version without Spark."""
-        return self.target.open(self.version)
+        """Opens the version without Spark."""
+        return self.table.open(self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A target, and the key's columns in it."""
+
+    target: CheckedTarget
+    columns: tuple[str, ...]
+
+    @property
+    def table(self) -> str:
+        """Returns the target's name."""
+        return self.target.state.table_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +93,11 @@ class Reference:
     reported_for: str
     whole: bool = False
     since: int | None = None
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """Returns the referring side and the referenced one."""
+        return self.referring, self.referenced
 
     @property
     def lookup_key(self) -> tuple[str, str, str]:
@@ -193,7 +213,7 @@ def touched(reference: Reference, since: int | None, known: KnownTargets) -> Ref
     there = known.changed.get(reference.referenced.table)
     if (
         since is None
-        or reference.referring.mode.keeps_rows
+        or reference.referring.target.state.kept_as.keeps_rows
         or (there is not None and there.lost_rows)
     ):
         return reference
@@ -347,8 +367,7 @@ def _side(known: KnownTargets, state: TableState, columns: Sequence[KeyColumn]) 
     )
     own = (_target_column(state, column) for column in columns)
     names = tuple(column.name for column in own if column is not None)
-    name = state.table_name
-    return Side(name, known.targets[name], version, names, state.kept_as, tuple(state.key_columns))
+    return Side(CheckedTarget(state, version, known.targets[state.table_name]), names)
 
 
 def count_rows_without_parent(runner: Runner, reference: Reference) -> FailingRows:
@@ -359,10 +378,10 @@ def count_rows_without_parent(runner: Runner, reference: Reference) -> FailingRo
     with leave_to_spark(f"judges foreign key {reference.name}"):
         if (versions := versions_to_compare(reference)) is not None:
             return rows_without_parent(reference, *versions)
-    own = reference.referring.frame(runner)
+    own, parents = (side.target.frame(runner) for side in reference.sides)
     if reference.since is not None:
         own = own.where(F.col(LSN) >= reference.since)
-    return rows_without_parent(reference, own, reference.referenced.frame(runner))
+    return rows_without_parent(reference, own, parents)
 
 
 def versions_to_compare(reference: Reference) -> tuple[TargetVersion, TargetVersion] | None:
@@ -370,11 +389,12 @@ def versions_to_compare(reference: Reference) -> tuple[TargetVersion, TargetVers
 
     Raises what delta-rs and Arrow raise.
     """
-    own, parent = reference.referring, reference.referenced
-    if own.mode.keeps_rows or parent.mode.keeps_rows or "number" in reference.comparisons:
+    own, parent = (side.target for side in reference.sides)
+    keep_rows = own.state.kept_as.keeps_rows or parent.state.kept_as.keeps_rows
+    if keep_rows or "number" in reference.comparisons:
         return None
     versions = own.open(), parent.open()
-    sides = zip((own, parent), versions, strict=True)
+    sides = zip(reference.sides, versions, strict=True)
     are_few = all(has_few_keys(version, side.columns) for side, version in sides)
     return versions if are_few else None
 

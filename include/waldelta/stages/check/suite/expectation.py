@@ -6,22 +6,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
+from operator import and_
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 
 from waldelta.config.expectation_files import Severity
 from waldelta.errors import QualityFailed, WaldeltaError
-from waldelta.lake import DeltaTarget, TargetVersion
+from waldelta.lake import TargetVersion
 from waldelta.lake.ledger import CAN_BE_JUDGED, TableState
 from waldelta.lake.ledger.check_records import is_let_in
 from waldelta.pipeline.lag import FreshnessLimit
 from waldelta.quantities import counted
 from waldelta.row_filter import EnumType
+from waldelta.row_filter.spark.evaluate import evaluate, is_certain
 from waldelta.spark import Runner
 from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.measure.failing_rows import (
@@ -37,27 +41,8 @@ from waldelta.stages.check.measure.profile import (
     profile_by_statistics,
     profile_by_values,
 )
-from waldelta.stages.check.measure.references import Reference
+from waldelta.stages.check.measure.references import CheckedTarget, Reference
 from waldelta.stages.check.suite.sql_conditions import listed
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedTarget:
-    """A target to check, as one Delta version."""
-
-    state: TableState
-    version: int
-    table: DeltaTarget
-
-    def frame(self, runner: Runner) -> DataFrame:
-        """Returns the target's live rows: without rows deleted on the source, and without former
-        row versions.
-        """
-        return self.state.kept_as.live_rows(self.kept(runner), self.state.key_columns)
-
-    def kept(self, runner: Runner) -> DataFrame:
-        """Returns all rows of the target, also those that the source no longer has."""
-        return self.table.frame(runner.spark(), self.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,21 +362,51 @@ _OF_OTHERS = "expect_table_row_count_to_equal_other_table"
 # these for a target that is unchanged.
 # "anything": what an own expectation refers to, such as the current date.
 DependsOn = Literal["row", "rows", "earlier runs", "other data", "anything"]
-# Which rows don't meet an expectation, and which it applies to.
-Masks = tuple[pa.ChunkedArray, pa.ChunkedArray]
+ALL_ROWS = "true"
 
 
 @dataclass(frozen=True, slots=True)
 class RowCondition:
-    """One expectation: ``unexpected`` is true for a failing row, ``judged`` for a row it applies to
-    (None: all).
+    """An expectation on single rows, as conditions in Spark SQL: a row that is ``judged`` meets it
+    where ``met`` is true, and if ``null_meets`` where it is null.
 
-    ``columns`` are the columns it reads, None where unknown.
+    ``columns`` are the columns it reads, None where unknown. ``suffices``: a column; rows without
+    nulls in it certainly meet the expectation. So does a row with a flag in a column of ``unsent``.
+    Examples of rows that fail have the columns in ``shown``.
     """
 
-    unexpected: Column
-    judged: Column | None
-    columns: tuple[str, ...] | None
+    met: str
+    columns: Sequence[str] | None
+    judged: str = ALL_ROWS
+    null_meets: bool = True
+    suffices: str | None = None
+    unsent: Sequence[str] = ()
+    shown: Sequence[str] = ()
+
+    @property
+    def unexpected(self) -> Column:
+        """Returns by Spark whether a row fails; it may be null where it doesn't."""
+        met = F.expr(self.met)
+        fails = ~(met if self.null_meets else F.coalesce(met, F.lit(False)))
+        fails = fails if self.judged == ALL_ROWS else F.expr(self.judged) & fails
+        return reduce(and_, (~F.col(flag) for flag in self.unsent), fails)
+
+    @property
+    def read_by_arrow(self) -> Sequence[str] | None:
+        """Returns the columns that Arrow reads to judge rows; None where only Spark can."""
+        columns = self.columns if is_certain(self.met) else None
+        return columns if self.suffices is None else [*(columns or ()), self.suffices]
+
+    def failing(self, rows: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray] | None:
+        """Returns by Arrow which rows fail, and which are judged; None where that is uncertain."""
+        is_sure = self.suffices is not None and not rows[self.suffices].null_count
+        met, judged = evaluate(ALL_ROWS if is_sure else self.met, rows), evaluate(self.judged, rows)
+        if met is None or judged is None:
+            return None
+        fails = pc.and_(judged, pc.invert(pc.fill_null(met, self.null_meets)))
+        for flag in self.unsent:
+            fails = pc.and_(fails, pc.invert(pc.fill_null(rows[flag], True)))
+        return fails, judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,16 +480,8 @@ class ExpectationKind:
         """Returns whether an expectation with these arguments judges each row by itself."""
         return self.scope == "row"
 
-    def row_condition(self, kwargs: Mapping[str, Any]) -> RowCondition | None:  # noqa: ARG002
-        """Returns the condition on single rows in Spark; None when there is none."""
-        return None
-
-    def columns_read(self, planned: PlannedExpectation) -> Sequence[str] | None:  # noqa: ARG002
-        """Returns the columns that Arrow reads to judge single rows; None when it can't."""
-        return None
-
-    def failing(self, rows: pa.Table, planned: PlannedExpectation) -> Masks | None:  # noqa: ARG002
-        """Returns by Arrow which rows don't meet the expectation; None when that is uncertain."""
+    def row_condition(self, planned: PlannedExpectation) -> RowCondition | None:  # noqa: ARG002
+        """Returns the condition on single rows; None when there is none."""
         return None
 
     def outcome(self, planned: PlannedExpectation, found: FailingRows) -> Outcome:

@@ -38,6 +38,7 @@ from waldelta.stages.check.suite.expectation import (
     OtherKind,
     Outcome,
     PlannedExpectation,
+    RowCondition,
     SourceRules,
     TargetFacts,
     TargetRows,
@@ -349,6 +350,12 @@ def kind_of(type_name: str) -> ExpectationKind:
     if name[:1].isupper():
         name = "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
     return KINDS.get(name) or OtherKind(name)
+
+
+def row_conditions(planned: Mapping[int, PlannedExpectation]) -> dict[int, RowCondition]:
+    """Returns by number the conditions of expectations that judge single rows."""
+    found = {number: kind_of(each.type).row_condition(each) for number, each in planned.items()}
+    return {number: condition for number, condition in found.items() if condition is not None}
 
 
 def depends_on(planned: PlannedExpectation) -> DependsOn:

@@ -9,20 +9,16 @@ same condition where it certainly means the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import and_, or_
+from datetime import datetime
 from typing import Any, ClassVar, Literal
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.row_filter.spark.evaluate import evaluate, is_certain
 from waldelta.spark_sql import literal, quote, string
-from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows, values_of
+from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows
 from waldelta.stages.check.suite._row_rules import (
     IN_SET,
     LENGTHS_BETWEEN,
@@ -35,10 +31,10 @@ from waldelta.stages.check.suite._row_rules import (
     not_null,
 )
 from waldelta.stages.check.suite.expectation import (
+    ALL_ROWS,
     Argument,
     DependsOn,
     ExpectationKind,
-    Masks,
     Outcome,
     PlannedExpectation,
     RowCondition,
@@ -123,72 +119,47 @@ class RowKind(ExpectationKind):
             and all(isinstance(kwargs[name], bool) for name in _SWITCHES & kwargs.keys())
         )
 
-    def _judged(self, kwargs: Mapping[str, Any]) -> Judges:
-        return _PAIRS[kwargs[IGNORE_ROW_IF]] if IGNORE_ROW_IF in kwargs else self.judges
-
     def _names(self, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(column_name(kwargs[argument]) for argument in self.columns)
 
-    def _condition_of(self, kwargs: Mapping[str, Any]) -> str | None:
+    def row_condition(self, planned: PlannedExpectation) -> RowCondition | None:
+        """Returns the condition; None for arguments that only Great Expectations takes."""
+        kwargs = planned.kwargs
         if not self.judges_rows(kwargs):
             return None
-        form = "length({})" if self.is_of_lengths else "{}"
-        values = [form.format(quote(name)) for name in self._names(kwargs)]
+        names, form = self._names(kwargs), "length({})" if self.is_of_lengths else "{}"
         try:
-            return self.condition(*values, kwargs)
+            met = self.condition(*(form.format(quote(name)) for name in names), kwargs)
         except TypeError:  # A value has no literal.
             return None
-
-    def row_condition(self, kwargs: Mapping[str, Any]) -> RowCondition | None:
-        """Returns the condition; None for arguments that only Great Expectations takes."""
-        if (condition := self._condition_of(kwargs)) is None:
+        if met is None:
             return None
-        expected, names = F.expr(condition), self._names(kwargs)
-        expected = ~expected if self.is_negated else expected
-        unexpected = ~(expected if self.null_meets else F.coalesce(expected, F.lit(False)))
-        judges = self._judged(kwargs)
-        if judges == "all":
-            return RowCondition(unexpected, None, names)
-        judged = reduce(_BOTH[judges], [F.col(quote(name)).isNotNull() for name in names])
-        return RowCondition(judged & unexpected, judged, names)
-
-    def columns_read(self, planned: PlannedExpectation) -> Sequence[str] | None:
-        """Returns the columns of the condition, if Arrow may know it."""
-        is_known = self._condition_of(planned.kwargs) is not None
-        return self._names(planned.kwargs) if is_known else None
-
-    def failing(self, rows: pa.Table, planned: PlannedExpectation) -> Masks | None:
-        """Returns the rows that fail, and those that are judged."""
-        condition = self._condition_of(planned.kwargs)
-        meets = None if condition is None else evaluate(condition, rows)
-        if meets is None:
-            return None
-        meets = pc.fill_null(pc.invert(meets) if self.is_negated else meets, self.null_meets)
-        judges, present = (
-            self._judged(planned.kwargs),
-            [pc.is_valid(rows[name]) for name in self._names(planned.kwargs)],
-        )
-        judged = _all_true(rows) if judges == "all" else reduce(_ARROW_BOTH[judges], present)
-        return pc.and_(judged, pc.invert(meets)), judged
+        judges = _PAIRS[kwargs[IGNORE_ROW_IF]] if IGNORE_ROW_IF in kwargs else self.judges
+        present = [f"{quote(name)} is not null" for name in names]
+        judged = ALL_ROWS if judges == "all" else _JOINED[judges].join(present)
+        met = f"not ({met})" if self.is_negated else met
+        return RowCondition(met, names, judged, self.null_meets, planned.suffices)
 
     def outcome(self, planned: PlannedExpectation, found: FailingRows) -> Outcome:
         """Returns the outcome by the rows that fail, with details as Great Expectations' own."""
-        mostly = float(planned.kwargs.get("mostly", 1))
+        names = self._names(planned.kwargs)
+        values = [tuple(_without_zone(row[name]) for name in names) for row in found.examples]
         details = {
             "element_count": found.total,
             "nonnull_count": None if self.judges == "all" else found.judged,
             "unexpected_count": found.rows,
-            "partial_unexpected_list": [*found.examples],
+            "partial_unexpected_list": [*(v[0] if len(names) == 1 else v for v in values)],
         }
+        mostly = float(planned.kwargs.get("mostly", 1))
         return Outcome(planned, found.are_few(mostly), None, found.rows, details=details)
 
 
-_BOTH = {"complete": and_, "any": or_}
-_ARROW_BOTH = {"complete": pc.and_, "any": pc.or_}
+_JOINED = {"complete": " and ", "any": " or "}
 
 
-def _all_true(rows: pa.Table) -> pa.ChunkedArray:
-    return pa.chunked_array([pa.repeat(True, len(rows))])
+def _without_zone(value: Any) -> Any:
+    """Returns a time as Spark returns it to Python, and any other value as it is."""
+    return value.replace(tzinfo=None) if isinstance(value, datetime) else value
 
 
 class RowsSatisfy(RowKind):
@@ -205,24 +176,10 @@ class RowsSatisfy(RowKind):
         ),
     }
 
-    def row_condition(self, kwargs: Mapping[str, Any]) -> RowCondition | None:
+    def row_condition(self, planned: PlannedExpectation) -> RowCondition | None:
         """Returns the condition with the columns that its text names."""
-        found = super().row_condition(kwargs)
-        return None if found is None else replace(found, columns=columns_of(kwargs["condition"]))
-
-    def columns_read(self, planned: PlannedExpectation) -> Sequence[str] | None:
-        """Returns the columns of a condition that Arrow may evaluate."""
-        if (condition := self._condition_of(planned.kwargs)) is None:
-            return None
-        columns = columns_of(condition) if is_certain(condition) else None
-        return columns if planned.suffices is None else [*(columns or ()), planned.suffices]
-
-    def failing(self, rows: pa.Table, planned: PlannedExpectation) -> Masks | None:
-        """Returns the rows that don't make the condition true."""
-        if planned.suffices is not None and not rows[planned.suffices].null_count:
-            judged = _all_true(rows)
-            return pc.invert(judged), judged
-        return super().failing(rows, planned)
+        found = super().row_condition(planned)
+        return None if found is None else replace(found, columns=columns_of(found.met))
 
     def outcome(self, planned: PlannedExpectation, found: FailingRows) -> Outcome:
         """Returns the outcome by the rows that don't make the condition true."""
@@ -240,6 +197,11 @@ class RowsSatisfy(RowKind):
         return f"$meaning{share}; in Spark SQL: $condition", kwargs
 
 
+def is_of_column(kind: ExpectationKind) -> bool:
+    """Returns whether a kind judges each value of one column."""
+    return isinstance(kind, RowKind) and kind.columns == _COLUMN
+
+
 def are_common(kwargs: Mapping[str, Any]) -> bool:
     """Returns whether any row expectation may have these arguments: a share of the judged rows.
 
@@ -255,7 +217,7 @@ def count_rows(
     frame: DataFrame, conditions: Mapping[int, RowCondition], most: int | None = MOST_EXAMPLES
 ) -> dict[int, FailingRows]:
     """Returns of each condition how many rows fail it, how many it applies to, and at most so many
-    examples of its columns (None: all).
+    examples (None: all).
 
     One query counts for all conditions. It compiles each of them, so what all rows are judged by
     counts nothing but the rows that fail.
@@ -263,16 +225,19 @@ def count_rows(
     if not conditions:
         return {}
     counted = {f"f{n}": c.unexpected for n, c in conditions.items()}
-    counted |= {f"j{n}": c.judged for n, c in conditions.items() if c.judged is not None}
+    counted |= {f"j{n}": F.expr(c.judged) for n, c in conditions.items() if c.judged != ALL_ROWS}
     counts = [F.count_if(condition).alias(name) for name, condition in counted.items()]
     (row,) = frame.agg(F.count("*").alias("total"), *counts).collect()
     counts_of, total = row.asDict(), row["total"]
-    shown = [n for n, condition in conditions.items() if counts_of[f"f{n}"] and condition.columns]
+    # A condition may name a struct's fields too, which are no columns.
+    held = {name.lower() for name in frame.columns}
+    columns = {n: [c for c in of.shown if c.lower() in held] for n, of in conditions.items()}
+    shown = [n for n in conditions if counts_of[f"f{n}"] and columns[n]]
     examples = {}
     for n in shown if most is None else shown[:_MOST_SHOWN]:
-        failing = frame.where(conditions[n].unexpected)
-        failing = failing.select(*map(quote, conditions[n].columns or ()))
-        examples[n] = values_of((failing if most is None else failing.limit(most)).toArrow())
+        failing = frame.where(conditions[n].unexpected).select(*map(quote, columns[n]))
+        failing = failing if most is None else failing.limit(most)
+        examples[n] = tuple(failing.toArrow().to_pylist())
     return {
         n: FailingRows(
             counts_of[f"f{n}"], examples.get(n, ()), counts_of.get(f"j{n}", total), total

@@ -37,12 +37,12 @@ def test_a_new_kind_gets_its_class():
     """With its fields and its words; Great Expectations finds it by its type."""
     from great_expectations.expectations.registry import get_expectation_impl
 
-    from tests.unit.stages.check.suite.test_kinds import EvenKeys
+    from tests.unit.stages.check.suite.test_kinds import SmallKeys
     from waldelta.stages.check.great_expectations.run_suite import register
 
-    register(EvenKeys())
-    made = get_expectation_impl(EvenKeys.type)(column="id")
-    assert made.meaning == "all keys are even"
+    register(SmallKeys())
+    made = get_expectation_impl(SmallKeys.type)(column="id")
+    assert made.meaning == "all keys are small"
     with pytest.raises(ValueError, match="field required"):
         type(made)()
 

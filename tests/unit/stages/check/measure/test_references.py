@@ -13,6 +13,7 @@ from waldelta.stages.check.constraints.constraints import ForeignKey, KeyColumn
 from waldelta.stages.check.measure.references import (
     FOREIGN_KEY,
     ChangedTarget,
+    CheckedTarget,
     KnownTargets,
     Reference,
     Side,
@@ -192,7 +193,8 @@ def test_orphans_of_small_targets(tmp_path, rows, comparisons, whole, orphans):
     write_deltalake(str(tmp_path / "p"), there)
     own = pa.Table.from_pylist([dict(zip(small.names, row, strict=True)) for row in rows], small)
     write_deltalake(str(tmp_path / "c"), own)
-    sides = [Side(name, table_at(str(tmp_path / name)), 0, ("x", "y", "z")) for name in "cp"]
+    targets = [CheckedTarget(state(name, 1), 0, table_at(str(tmp_path / name))) for name in "cp"]
+    sides = [Side(target, ("x", "y", "z")) for target in targets]
     reference = Reference("fk", *sides, comparisons, "c", whole=whole)
     versions = versions_to_compare(reference)
     found = rows_without_parent(reference, *versions) if versions else None
@@ -205,5 +207,5 @@ def test_targets_that_are_not_small(tmp_path, monkeypatch):
     write_deltalake(str(tmp_path), pa.table({"x": [1, 2]}))
     module = "waldelta.stages.check.measure.failing_rows"
     monkeypatch.setattr(f"{module}._MOST_COMPARED_ROWS", 1)
-    side = Side("t", table_at(str(tmp_path)), 0, ("x",))
+    side = Side(CheckedTarget(state("t", 1), 0, table_at(str(tmp_path))), ("x",))
     assert versions_to_compare(Reference("fk", side, side, ("same",), "t")) is None
