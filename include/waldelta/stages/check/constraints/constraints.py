@@ -6,7 +6,7 @@ Every row of a source table meets them, so every row of its target must as well.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,68 +29,40 @@ from waldelta.types.numeric import precision_and_scale
 
 @dataclass(frozen=True, slots=True)
 class CheckConstraint:
-    """A constraint's name and its expression as PostgreSQL prints it.
+    """A constraint's name and its expression as PostgreSQL prints it; empty if it wasn't read.
 
-    A row meets it where the expression is true or null.
+    A row meets it where the expression is true or null. Until the transaction that made it
+    ``has_landed``, the target may have rows from before it.
     """
 
     name: str
     expression: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChecksRead:
-    """By target: the constraints that hold for all rows of its source table.
-
-    ``unread`` are the targets whose constraints weren't read. ``not_landed`` are, by target, the
-    names of constraints made by a transaction that may not have landed: the target may still have
-    rows from before it.
-    """
-
-    found: Mapping[str, tuple[CheckConstraint, ...]] = field(default_factory=dict)
-    unread: frozenset[str] = frozenset()
-    not_landed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    has_landed: bool = True
 
 
 def read_check_constraints(
     connection: psycopg.Connection[Any],
     states: Sequence[TableState],
-    landed_as_of: int | None,
+    landed_as_of: int,
     locked: Collection[int] = (),
-) -> ChecksRead:
-    """Read the check constraints of these targets' source tables.
+) -> dict[str, list[CheckConstraint]]:
+    """Returns by target the check constraints of its source table.
 
-    Reading takes a lock on the source tables, so tables (by oid) that are ``locked`` are skipped.
-    Changes of transactions from ``landed_as_of`` (xid8) on may not have landed; None ignores this.
-    Constraints on columns whose collation treats different texts as equal are left out.
+    Reading an expression takes a lock on the source table, so those of tables (by oid) that are
+    ``locked`` aren't read. Changes of transactions from ``landed_as_of`` (xid8) on may not have
+    landed. Constraints on columns whose collation treats different texts as equal are left out.
     """
     fed_by = {
         state.table_name: split_table_name(state.source_table or state.table_name)
         for state in states
     }
-    if not fed_by:
-        return ChecksRead()
-    schemas, names = (list(part) for part in zip(*fed_by.values(), strict=True))
-    found: dict[tuple[str, str], list[CheckConstraint]] = {}
-    not_landed: dict[tuple[str, str], list[str]] = {}
-    unread = set()
+    schemas, names = ([table[part] for table in fed_by.values()] for part in (0, 1))
+    checks: dict[tuple[str, str], list[CheckConstraint]] = {}
     asked = {"schemas": schemas, "names": names, "locked": list(locked)}
     for schema, table, name, expression, xmin in connection.execute(_CHECKS, asked):
-        if landed_as_of is not None and not is_before(xmin, landed_as_of):
-            not_landed.setdefault((schema, table), []).append(name)
-        elif expression is None:
-            unread.add((schema, table))
-        else:
-            found.setdefault((schema, table), []).append(CheckConstraint(name, expression))
-    return ChecksRead(
-        {target: tuple(found[table]) for target, table in fed_by.items() if table in found},
-        frozenset(target for target, table in fed_by.items() if table in unread),
-        {
-            target: tuple(not_landed[table])
-            for target, table in fed_by.items()
-            if table in not_landed
-        },
-    )
+        check = CheckConstraint(name, expression, is_before(xmin, landed_as_of))
+        checks.setdefault((schema, table), []).append(check)
+    return {target: checks[table] for target, table in fed_by.items() if table in checks}
 
 
 def is_before(xmin: int, xid8: int) -> bool:
@@ -108,7 +80,8 @@ def is_before(xmin: int, xid8: int) -> bool:
 _FROZEN = 2
 _CHECKS = """
 select n.nspname, c.relname, k.conname,
-       case when c.oid <> all(%(locked)s::oid[]) then pg_get_expr(k.conbin, k.conrelid) end,
+       case when c.oid <> all(%(locked)s::oid[]) then pg_get_expr(k.conbin, k.conrelid)
+         else '' end,
        k.xmin::text::bigint
 from pg_constraint k
 join pg_class c on c.oid = k.conrelid
@@ -368,35 +341,22 @@ def read_foreign_keys(
     counts; the rows that a key needs for each partition it refers to don't.
     """
     rows = fetch(connection, _KEYS, {"oids": sorted(relation_ids)})
-    return [_key(row) for row in rows if all(is_before(xmin, landed_as_of) for xmin in row.xmins)]
-
-
-def _key(row: Any) -> ForeignKey:
-    obstacle = None
-    if row.is_temporal:
-        obstacle = "it is a temporal key"
-    elif not row.is_builtin:
-        obstacle = "it compares by an operator that isn't built into PostgreSQL"
-    elif row.is_loose:
-        obstacle = "a column's collation treats different texts as equal"
-    return ForeignKey(
-        row.name,
-        row.table_id,
-        row.table_name,
-        row.referenced_id,
-        row.referenced_name,
-        _columns(row.referring),
-        _columns(row.referenced),
-        row.is_full,
-        frozenset(row.leaves),
-        obstacle,
-    )
-
-
-def _columns(described: Iterable[dict[str, Any]]) -> tuple[KeyColumn, ...]:
-    return tuple(
-        KeyColumn(column["attnum"], column["name"], column["base"]) for column in described
-    )
+    return [
+        ForeignKey(
+            row.name,
+            row.table_id,
+            row.table_name,
+            row.referenced_id,
+            row.referenced_name,
+            tuple(KeyColumn(**column) for column in row.referring),
+            tuple(KeyColumn(**column) for column in row.referenced),
+            row.is_full,
+            frozenset(row.leaves),
+            row.obstacle,
+        )
+        for row in rows
+        if all(is_before(xmin, landed_as_of) for xmin in row.xmins)
+    ]
 
 
 # For each partition that refers or is referred to, pg_constraint has a row below the key's own
@@ -446,16 +406,19 @@ select k.conname as name,
        k.confrelid::bigint as referenced_id,
        concat(quote_ident(rn.nspname), '.', quote_ident(r.relname)) as referenced_name,
        k.confmatchtype = 'f' as is_full,
-       coalesce((to_jsonb(k) ->> 'conperiod')::boolean, false) as is_temporal,
-       (select bool_and(o.oprnamespace = 'pg_catalog'::regnamespace) from pg_operator o
-         where o.oid = any(k.conpfeqop)) as is_builtin,
-       exists (
+       case
+         when (to_jsonb(k) ->> 'conperiod')::boolean then 'it is a temporal key'
+         when (select bool_and(o.oprnamespace = 'pg_catalog'::regnamespace) from pg_operator o
+           where o.oid = any(k.conpfeqop)) is not true
+         then 'it compares by an operator that isn''t built into PostgreSQL'
+         when exists (
            select from pg_attribute a
            join pg_collation l on l.oid = a.attcollation
            where not l.collisdeterministic
              and ((a.attrelid = k.conrelid and a.attnum = any(k.conkey))
                or (a.attrelid = k.confrelid and a.attnum = any(k.confkey)))
-       ) as is_loose,
+         ) then 'a column''s collation treats different texts as equal'
+       end as obstacle,
        own.columns as referring,
        other.columns as referenced,
        k.xmin::text::bigint || own.xmins || other.xmins as xmins,
@@ -473,16 +436,18 @@ join pg_namespace n on n.oid = c.relnamespace
 join pg_class r on r.oid = k.confrelid
 join pg_namespace rn on rn.oid = r.relnamespace
 cross join lateral (
-    select json_agg(json_build_object('attnum', a.attnum, 'name', a.attname, 'base', b.oid::bigint)
-      order by p.place) as columns,
+    select json_agg(json_build_object(
+             'attnum', a.attnum, 'name', a.attname, 'base_oid', b.oid::bigint
+           ) order by p.place) as columns,
            array_agg(a.xmin::text::bigint) as xmins
     from unnest(k.conkey) with ordinality as p (attnum, place)
     join pg_attribute a on a.attrelid = k.conrelid and a.attnum = p.attnum
     join base b on b.asked = a.atttypid and b.kind <> 'd'
 ) as own
 cross join lateral (
-    select json_agg(json_build_object('attnum', a.attnum, 'name', a.attname, 'base', b.oid::bigint)
-      order by p.place) as columns,
+    select json_agg(json_build_object(
+             'attnum', a.attnum, 'name', a.attname, 'base_oid', b.oid::bigint
+           ) order by p.place) as columns,
            array_agg(a.xmin::text::bigint) as xmins
     from unnest(k.confkey) with ordinality as p (attnum, place)
     join pg_attribute a on a.attrelid = k.confrelid and a.attnum = p.attnum

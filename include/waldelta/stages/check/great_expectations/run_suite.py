@@ -10,8 +10,7 @@ import copy
 import difflib
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from types import new_class
 from typing import Any
 
@@ -29,7 +28,6 @@ from great_expectations.data_context.types.base import (
     InMemoryStoreBackendDefaults,
 )
 from great_expectations.datasource.fluent import SparkDatasource
-from great_expectations.expectations.core import ExpectColumnQuantileValuesToBeBetween
 from great_expectations.expectations.expectation import (
     BatchExpectation,
     Expectation,
@@ -133,31 +131,6 @@ class _TargetExpectation(BatchExpectation):
     def _validate(self, *_: Any, **__: Any) -> dict[str, Any]:
         # Great Expectations registers no class without this method.
         raise NotImplementedError(f"{self._kind().type} is judged without Great Expectations")
-
-
-def _answering_in_json(validate: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Returns the method with Python's booleans instead of NumPy's.
-
-    A checkpoint that writes NumPy booleans as JSON raises.
-    """
-
-    @wraps(validate)
-    def answer(self: Any, *given: Any, **named: Any) -> dict[str, Any]:
-        found = validate(self, *given, **named)
-        details = found["result"]["details"]
-        details["success_details"] = [bool(one) for one in details["success_details"]]
-        return {**found, "success": bool(found["success"])}
-
-    return answer
-
-
-# Seen in Great Expectations 1.24. A replacement class would be registered with a warning in each
-# run's log.
-setattr(  # noqa: B010 - mypy refuses the assignment
-    ExpectColumnQuantileValuesToBeBetween,
-    "_validate",
-    _answering_in_json(ExpectColumnQuantileValuesToBeBetween._validate),  # noqa: SLF001
-)
 
 
 def register(kind: ExpectationKind) -> None:

@@ -9,7 +9,7 @@ count as a row without a parent.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -150,24 +150,16 @@ class KnownTargets:
     beyond_cut: Collection[str] = ()
 
 
-@dataclass
-class PlannedReferences:
-    """References by the target they are reported for, and the reasons why others can't be
-    judged.
-    """
-
-    references: dict[str, list[Reference]] = field(default_factory=dict)
-    omitted: dict[str, list[str]] = field(default_factory=dict)
-
-
-def plan_references(keys: Sequence[ForeignKey], known: KnownTargets) -> PlannedReferences:
-    """Returns which foreign keys are judged in the checked targets; pure.
+def plan_references(
+    keys: Sequence[ForeignKey], known: KnownTargets
+) -> Iterator[tuple[str, Reference | str]]:
+    """Yields which foreign keys are judged in the checked targets, or why one isn't, with the
+    target that reports it; pure.
 
     A key between targets that aren't checked is left out, and so is one to a table that is not
     replicated. The referring target reports the result. If only the referenced target is checked
     and may have lost rows, that target reports it.
     """
-    planned = PlannedReferences()
     for key in keys:
         for referring in _targets_of(known.states, key.table_id):
             complete, partial = _referenced(known.states, key)
@@ -189,9 +181,7 @@ def plan_references(keys: Sequence[ForeignKey], known: KnownTargets) -> PlannedR
                 what = f"foreign key {key.name}" + (
                     "" if told_of == referring.table_name else f" of {key.table_name}"
                 )
-                planned.omitted.setdefault(told_of, []).append(
-                    f"{what}: not checked, because {obstacle}"
-                )
+                yield told_of, f"{what}: not checked, because {obstacle}"
                 continue
             comparisons = tuple(c for c in _comparisons(key, referring, other) if c is not None)
             sides = _side(known, referring, key.referring), _side(known, other, key.referenced)
@@ -200,10 +190,7 @@ def plan_references(keys: Sequence[ForeignKey], known: KnownTargets) -> PlannedR
             whole = key.is_full and not any(
                 c is None or stored_type(c.type_name, c.spark_type).may_be_raw for c in held
             )
-            planned.references.setdefault(told_of, []).append(
-                Reference(key.name, *sides, comparisons, told_of, whole=whole)
-            )
-    return planned
+            yield told_of, Reference(key.name, *sides, comparisons, told_of, whole=whole)
 
 
 def touched(reference: Reference, since: int | None, known: KnownTargets) -> Reference:

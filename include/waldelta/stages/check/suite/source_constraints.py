@@ -74,21 +74,19 @@ def read_rules(
             f" source couldn't be read: {err}"
         )
         return {}
-    if checks.unread:
+    unread = [n for n, of in checks.items() if any(c.has_landed and not c.expression for c in of)]
+    if unread:
         result.warnings.append(
-            f"CHECK constraints of {', '.join(sorted(checks.unread))} weren't checked, since other"
+            f"CHECK constraints of {', '.join(sorted(unread))} weren't checked, since other"
             " sessions keep their source tables locked; the next run that changes them checks"
             f" them. Sessions that hold the locks:\n{locked.holders}"
         )
     rules = {}
     for name in (state.table_name for state in wanted):
-        omitted = [_NOT_LANDED.format(name=check) for check in checks.not_landed.get(name, ())]
-        of = SourceRules(
-            checks.found.get(name, ()),
-            enums.get(name, {}),
-            declared.get(name, ()),
-            omitted=omitted,
-        )
+        known = checks.get(name, [])
+        omitted = [_NOT_LANDED.format(name=c.name) for c in known if not c.has_landed]
+        known = [check for check in known if check.has_landed and check.expression]
+        of = SourceRules(known, enums.get(name, {}), declared.get(name, ()), omitted=omitted)
         rules[name] = _with_freshness(job, result, name, of, lag)
     return _with_references(job, result, rules, keys, states, merged) if keys else rules
 
@@ -217,16 +215,17 @@ def _with_references(
     if job.pipeline.source.options.origin == "none":
         hidden = "changes that reached the source by replication aren't read (options.origin)"
         keys = [replace(key, obstacle=key.obstacle or hidden) for key in keys]
-    planned = plan_references(keys, known)
+    planned = [*plan_references(keys, known)]
     since = _since(job) if merged and job.pipeline.target.metadata_columns else None
     told = {}
     for name, of in rules.items():
-        references = planned.references.get(name, [])
+        references = [
+            each for table, each in planned if table == name and not isinstance(each, str)
+        ]
+        omitted = [why for table, why in planned if table == name and isinstance(why, str)]
         if name in merged:
             references = [touched(reference, since, known) for reference in references]
-        told[name] = replace(
-            of, references=references, omitted=(*of.omitted, *planned.omitted.get(name, ()))
-        )
+        told[name] = replace(of, references=references, omitted=(*of.omitted, *omitted))
     return told
 
 
