@@ -210,11 +210,11 @@ class SuiteEvaluation:
     def _keep(self, planned: Numbered, counts: Mapping[int, FailingRows]) -> None:
         """Keep the outcomes, and of those that fail first some of the rows that fail them."""
         key = self.rows.target.state.key_columns
-        for number, found in sorted(counts.items()):
-            outcome = kind_of(planned[number].type).outcome(planned[number], found)
+        for number, failing in sorted(counts.items()):
+            outcome = kind_of(planned[number].type).outcome(planned[number], failing)
             if not outcome.success and self.exemplified < _MOST_EXEMPLIFIED:
                 self.exemplified += 1
-                outcome = replace(outcome, examples=tuple(examples_of(found.examples, key)))
+                outcome = replace(outcome, examples=tuple(examples_of(failing.examples, key)))
             self.found[number] = outcome
 
     def _let_in(self, outcome: Outcome, decision: str) -> Outcome:

@@ -145,8 +145,8 @@ def _uncertain(planned: Numbered, types: Mapping[str, str]) -> Numbered:
     row = pa.table({name: pa.nulls(1, kind) for name, kind in kinds.items()})
     conditions = row_conditions(planned)
     read = {n: c.read_by_arrow for n, c in conditions.items()}
-    known = {n: conditions[n] for n, of in read.items() if of is not None and {*of} <= kinds.keys()}
-    certain = count_by_arrow([row], known)
+    asked = {n: conditions[n] for n, of in read.items() if of is not None and {*of} <= kinds.keys()}
+    certain = count_by_arrow([row], asked)
     return {n: each for n, each in planned.items() if n not in certain}
 
 

@@ -312,14 +312,14 @@ class StagedRows:
         certain = {n: conditions[n] for n, of in read.items() if of is not None and {*of} <= staged}
         judge = partial(_failing, self.files, self.columns, self.where, certain, most)
         of_files = self.runner.run(len(self.files.paths), _FAILING, judge) if certain else []
-        found = {n: [of for of in of_files if of["expectation"] == n] for n in certain}
+        by_number = {n: [of for of in of_files if of["expectation"] == n] for n in certain}
         # Where Arrow isn't certain about some rows of a file, Spark judges all files.
-        found = {n: of for n, of in found.items() if len(of) == len(self.files.paths)}
-        for n, parts in found.items():
-            unexpected, judged = (sum(of[k] for of in parts) for k in ("unexpected", "judged"))
+        judged = {n: of for n, of in by_number.items() if len(of) == len(self.files.paths)}
+        for n, parts in judged.items():
+            unexpected, count = (sum(of[k] for of in parts) for k in ("unexpected", "judged"))
             rows = [row for of in parts for row in of["rows"]]
-            verdicts[n].keep(FailingRows(unexpected, judged=judged), rows)
-        return {*found}
+            verdicts[n].keep(FailingRows(unexpected, judged=count), rows)
+        return {*judged}
 
     def _by_spark(
         self, verdicts: Mapping[int, Verdict], conditions: Conditions, most: int | None

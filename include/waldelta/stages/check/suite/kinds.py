@@ -354,8 +354,8 @@ def kind_of(type_name: str) -> ExpectationKind:
 
 def row_conditions(planned: Mapping[int, PlannedExpectation]) -> dict[int, RowCondition]:
     """Returns by number the conditions of expectations that judge single rows."""
-    found = {number: kind_of(each.type).row_condition(each) for number, each in planned.items()}
-    return {number: condition for number, condition in found.items() if condition is not None}
+    conditions = {n: kind_of(each.type).row_condition(each) for n, each in planned.items()}
+    return {n: condition for n, condition in conditions.items() if condition is not None}
 
 
 def depends_on(planned: PlannedExpectation) -> DependsOn:

@@ -178,8 +178,8 @@ class RowsSatisfy(RowKind):
 
     def row_condition(self, planned: PlannedExpectation) -> RowCondition | None:
         """Returns the condition with the columns that its text names."""
-        found = super().row_condition(planned)
-        return None if found is None else replace(found, columns=columns_of(found.met))
+        condition = super().row_condition(planned)
+        return condition and replace(condition, columns=columns_of(condition.met))
 
     def outcome(self, planned: PlannedExpectation, found: FailingRows) -> Outcome:
         """Returns the outcome by the rows that don't make the condition true."""
@@ -230,8 +230,8 @@ def count_rows(
     (row,) = frame.agg(F.count("*").alias("total"), *counts).collect()
     counts_of, total = row.asDict(), row["total"]
     # A condition may name a struct's fields too, which are no columns.
-    held = {name.lower() for name in frame.columns}
-    columns = {n: [c for c in of.shown if c.lower() in held] for n, of in conditions.items()}
+    names = {name.lower() for name in frame.columns}
+    columns = {n: [c for c in of.shown if c.lower() in names] for n, of in conditions.items()}
     shown = [n for n in conditions if counts_of[f"f{n}"] and columns[n]]
     examples = {}
     for n in shown if most is None else shown[:_MOST_SHOWN]:

@@ -83,10 +83,10 @@ def read_rules(
         )
     rules = {}
     for name in (state.table_name for state in wanted):
-        known = checks.get(name, [])
-        omitted = [_NOT_LANDED.format(name=c.name) for c in known if not c.has_landed]
-        known = [check for check in known if check.has_landed and check.expression]
-        of = SourceRules(known, enums.get(name, {}), declared.get(name, ()), omitted=omitted)
+        constraints = checks.get(name, [])
+        omitted = [_NOT_LANDED.format(name=c.name) for c in constraints if not c.has_landed]
+        constraints = [check for check in constraints if check.has_landed and check.expression]
+        of = SourceRules(constraints, enums.get(name, {}), declared.get(name, ()), omitted=omitted)
         rules[name] = _with_freshness(job, result, name, of, lag)
     return _with_references(job, result, rules, keys, states, merged) if keys else rules
 
