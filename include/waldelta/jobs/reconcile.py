@@ -323,7 +323,7 @@ def _feedings(
 ) -> list[ComparedTarget]:
     """Returns the tables that can be compared, with their sources as of the snapshot.
 
-    Records the reason for each of the others.
+    Records the reason for each of the others; a filter that can't be read is a failure.
     """
     job, feedings = work.job, []
     # The snapshot delays vacuum during the comparison, so that this waits for no lock.
@@ -333,8 +333,11 @@ def _feedings(
             source = current.as_copied(job, name, waits=False)
             feeding = ComparedTarget(source, batches[name], versions[name])
             why = why_not_compared(job, feeding)
-        except (NeedsSync, ConfigError, TableBusy) as err:
+        except (NeedsSync, TableBusy) as err:
             why = str(err)
+        except ConfigError as err:
+            work.fail(name, err)
+            continue
         if why is not None:
             work.put(name, NOT_COMPARED, why)
         else:
