@@ -52,7 +52,7 @@ from waldelta.lake.ledger import now
 from waldelta.snapshot import chunks
 from waldelta.spark import InProcess, spark_session
 from waldelta.stages.repair import replay_runs as _replay_runs  # noqa: F401
-from waldelta.stages.setup import setup as _setup  # noqa: F401
+from waldelta.stages.setup.setup import apply_setup
 from waldelta.stages.sync.sync import sync
 
 T = "public.t"
@@ -95,6 +95,12 @@ class Scene:
         )
         self._ids = itertools.count(10_000)
         self.replayed: tuple[Any, Any] | None = None
+
+    def setup(self) -> None:
+        """Make publication and slot, without the JVM by which a setup tries a store."""
+        job = self.pipeline.job()
+        with job.source.connect("setup") as connection:
+            apply_setup(connection, job)
 
     def execute(self, statement: str) -> None:
         """Run SQL on the source."""
@@ -364,7 +370,7 @@ def _scene(seed: int, store: Store | None) -> Iterator[Scene]:
             scene = Scene(server.conninfo(), lake, seed)
             for statement in _TABLE.split(";"):
                 scene.execute(statement)
-            _check(fork(scene.pipeline.setup).problems)
+            _check(fork(scene.setup).problems)
             _check(fork(lambda: scene.pipeline.sync(_runner())).problems)
             yield scene
         finally:
