@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from waldelta.decision_kinds import WAITING_KINDS
 from waldelta.monitoring.attention import KINDS, AttentionTopic
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -29,6 +30,9 @@ def texts() -> dict[str, list[str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             for kind, text in _of_node(node):
                 found[kind].append(_beginning(text))
+    found["decision"] = [
+        _beginning(kind.text.replace("{}", _MORE)) for kind in WAITING_KINDS.values()
+    ]
     return {kind: list(dict.fromkeys(of_kind)) for kind, of_kind in found.items()}
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from waldelta.cli._output import COMMAND
 from waldelta.config import split_table_name
-from waldelta.decision_options import ACTIONS, DecisionRequest
+from waldelta.decision_kinds import ACTIONS, DecisionRequest
 from waldelta.errors import ConfigError
 from waldelta.rehearsal.report import FAILING, KINDS
 from waldelta.stages.repair.replay.interval import REPLAY

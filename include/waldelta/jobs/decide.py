@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from waldelta.decision_options import DecisionRequest
+from waldelta.decision_kinds import DecisionRequest
 from waldelta.errors import NeedsSync, WaldeltaError
 from waldelta.jobs._stages import Stage, all_failures, check_stage, continued, run_stages
 from waldelta.lake.ledger import ACCEPTED, Decisions, TableState, now, watched_rows

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waldelta.config import PipelineFile, load_pipeline_file, split_table_name
-from waldelta.decision_options import DecisionRequest
+from waldelta.decision_kinds import DecisionRequest
 from waldelta.lake import Lake, target_uri
 from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.job import load_job

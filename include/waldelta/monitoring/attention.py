@@ -153,13 +153,6 @@ KINDS: Final[Mapping[str, AttentionKind]] = MappingProxyType(
 )
 
 
-# What waits for a decision, or for the run that follows it. Where several wait in a target, the
-# first of them is what to decide on.
-WaitingKind = Literal[
-    "answered", "released", "gate", "message", "schema_change", "external_commit", "rows", "skipped"
-]
-
-
 @dataclass(frozen=True, slots=True)
 class Attention:
     """One thing that needs attention, and where to see it.
@@ -168,7 +161,7 @@ class Attention:
     page, and is empty for that page. ``anchor`` names a part of the page. Without either there is
     nothing more to see. ``objects`` are the tables concerned, if it is about tables. ``cause`` is
     the class of an error: another one is news. ``details`` are lines about single objects.
-    ``waiting`` is what to decide on, if it is of the kind "decision".
+    ``waiting`` is the kind of what to decide on (WAITING_KINDS), if it is of the kind "decision".
     """
 
     severity: AttentionLevel
@@ -179,7 +172,7 @@ class Attention:
     objects: tuple[str, ...] = ()
     cause: str = ""
     details: tuple[tuple[str, str], ...] = ()
-    waiting: WaitingKind | None = None
+    waiting: str = ""
 
     def only(self, objects: Sequence[str]) -> Attention:
         """Returns the attention for some of its objects.

@@ -6,17 +6,25 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, get_args
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import UTC_TIME
 from waldelta.config import PipelineFile
+from waldelta.decision_kinds import (
+    EXTERNAL_COMMIT,
+    MESSAGE,
+    ROW,
+    TABLE,
+    WAITING_KINDS,
+    kind_of,
+)
 from waldelta.errors import SlotMissing, StateError
 from waldelta.lake.ledger import (
     ACCEPTED,
@@ -32,21 +40,11 @@ from waldelta.lake.ledger import (
     Ledger,
     TableState,
 )
-from waldelta.lake.ledger.decisions import (
-    AGREED,
-    EXTERNAL_COMMIT,
-    MESSAGE,
-    OF_ID,
-    REFUSED,
-    ROW,
-    SOURCE_CHANGES,
-    TABLE,
-)
+from waldelta.lake.ledger.decisions import AGREED, OF_ID, REFUSED
 from waldelta.lake.ledger.records import schema_of
 from waldelta.monitoring.attention import (
     UNNAMED,
     Attention,
-    WaitingKind,
     names,
     worst_first,
 )
@@ -187,7 +185,7 @@ def _decided(row: dict[str, Any]) -> Decided:
         key=key if kind == ROW else None,
         upto_lsn=row["upto_lsn"] if kind == TABLE else None,
         message=key if kind == MESSAGE else None,
-        change=row["reason_first"] if kind in (*SOURCE_CHANGES, EXTERNAL_COMMIT) else None,
+        change=None if kind in (ROW, MESSAGE, TABLE) else row["reason_first"],
     )
 
 
@@ -243,117 +241,98 @@ def _is_outlived(commit: ExternalCommit, name: str, compared: Compared) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """What waits for a decision besides rows in quarantine, and decisions that no run has applied.
-
-    ``questions`` are changes of source tables, ``commits`` those of other programs.
+class WaitingItem:
+    """One thing that waits: what is said of its ``tables``, how lists show it, and the ``value`` of
+    its reader.
     """
 
-    stopped: list[Stopped]
-    messages: list[OpenMessage]
-    questions: list[Decision]
-    commits: list[Decision]
+    kind: str
+    tables: tuple[str, ...]
+    value: Any
+    detail: str = ""
+    listed: Sequence[dict[str, Any]] = ()
+
+    @property
+    def attention(self) -> Attention:
+        """Returns attention for it, whose text lacks the names of its tables."""
+        kind = WAITING_KINDS[self.kind]
+        return Attention(
+            kind.severity, "decision", kind.text.format(self.detail), waiting=self.kind
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What waits for a decision besides rows in quarantine, and decisions that no run has applied,
+    in the order of its kinds' readers.
+    """
+
+    items: Sequence[WaitingItem] = ()
 
     @property
     def count(self) -> int:
         """Returns how many things wait, without those that a run only has to follow."""
-        return (
-            sum(one.released is None for one in self.stopped)
-            + sum(not one.is_skipped for one in self.messages)
-            + sum(not one.by for one in self.questions)
-            + len(self.commits)
-        )
+        return sum(not WAITING_KINDS[item.kind].is_decided for item in self.items)
+
+    def of(self, *kinds: str) -> list[Any]:
+        """Returns what waits of these kinds, as its reader returns it."""
+        return [item.value for item in self.items if item.kind in kinds]
 
     def as_listed(self, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
         """Returns what waits in all targets, or in these, ready for JSON."""
-        listed = [as_json(one) for one in self.messages if tables is None or one.is_about(tables)]
-        for row in [*self.questions, *self.commits]:
-            listed += [row.as_listed()] if tables is None or row.table_name in tables else []
-        for one in self.stopped:
-            listed += one.as_json() if tables is None or one.table_name in tables else []
-        return listed
+        return [
+            line
+            for item in self.items
+            if tables is None or not {ANY_TABLE, *tables}.isdisjoint(item.tables)
+            for line in item.listed
+        ]
 
     def attention(self, lines: Iterable[TableLine]) -> Iterator[Attention]:
         """Yields attention, one for all tables where the same waits; ``lines`` count rows."""
-        waits: dict[str, list[Attention]] = defaultdict(list)
-        for name, wait in self._by_table(lines):
-            waits[name].append(wait)
+        rows = [WaitingItem("rows", (of.table_name,), of) for of in lines if of.in_quarantine]
+        waits: dict[str, dict[Attention, None]] = defaultdict(dict)
+        for item in (*self.items, *rows):
+            for name in item.tables:
+                waits[UNNAMED if name == ANY_TABLE else name][item.attention] = None
         alike: dict[tuple[Attention, ...], list[str]] = defaultdict(list)
         for name in sorted(waits):
             alike[tuple(waits[name])].append(name)
+        commits, order = self.of("external_commit"), list(WAITING_KINDS)
         for parts, tables in alike.items():
             yield replace(
-                min(parts, key=lambda part: get_args(WaitingKind).index(part.waiting)),
+                min(parts, key=lambda part: order.index(part.waiting)),
                 severity=worst_first(parts)[0].severity,
                 text=f"{names(tables)}: {'; '.join(part.text for part in parts)}",
                 page=("waiting",),
                 objects=tuple(tables),
                 details=tuple(
-                    (row.table_name, _written(row))
-                    for row in self.commits
-                    if row.table_name in tables
+                    (row.table_name, _written(row)) for row in commits if row.table_name in tables
                 ),
             )
-
-    def _by_table(self, lines: Iterable[TableLine]) -> Iterator[tuple[str, Attention]]:
-        """Yields each thing that waits, with the name of its table, which its text lacks."""
-        for gate in self.stopped:
-            wait = Attention(
-                "failed", "decision", f"stopped by a gate {gate.describe()}", waiting="gate"
-            )
-            if gate.released:
-                wait = replace(wait, severity="warning", waiting="released")
-            yield gate.table_name, wait
-        for message in self.messages:
-            wait = _of_message(message)
-            for name in message.tables:
-                yield UNNAMED if name == ANY_TABLE else name, wait
-        for row in self.questions:
-            yield row.table_name, _of_question(row)
-        wait = Attention(
-            "warning", "decision", "another program wrote to the target", waiting="external_commit"
-        )
-        for name in sorted({commit.table_name for commit in self.commits}):
-            yield name, wait
-        wait = Attention("warning", "decision", "rows are in quarantine", waiting="rows")
-        for line in lines:
-            if line.in_quarantine:
-                yield line.table_name, wait
 
 
 def _written(commit: Decision) -> str:
     return (commit.reason or "").removeprefix(_COMMIT).replace("+0000)", " UTC)")
 
 
-def _of_question(row: Decision) -> Attention:
+def _of_gate(gate: Stopped) -> WaitingItem:
+    kind = "released" if gate.released else "gate"
+    return WaitingItem(kind, (gate.table_name,), gate, gate.describe(), gate.as_json())
+
+
+def _of_message(message: OpenMessage) -> WaitingItem:
+    kind, detail = "message", message.row.id
+    if message.is_skipped:
+        when = "" if message.is_applied else ", which no run has applied yet"
+        kind, detail = "skipped", f"{message.row.id} was skipped{when}"
+    return WaitingItem(kind, message.tables, message, detail, [as_json(message)])
+
+
+def _of_row(row: Decision) -> WaitingItem:
+    kind, detail = kind_of(row.kind, row.status), row.reason or ""
     if row.by:
-        return Attention(
-            "warning",
-            "decision",
-            f"answered for the next run to follow ({row.status}): {row.reason}",
-            waiting="answered",
-        )
-    return Attention(
-        "failed",
-        "decision",
-        f"a schema change waits: {row.reason}",
-        waiting="schema_change",
-    )
-
-
-def _of_message(message: OpenMessage) -> Attention:
-    key = message.row.id
-    if not message.is_skipped:
-        return Attention(
-            "failed", "decision", f"message {key} can't be read: changes wait", waiting="message"
-        )
-    when = "" if message.is_applied else ", which no run has applied yet"
-    return Attention(
-        "warning",
-        "decision",
-        f"may miss a change: message {key} was skipped{when}",
-        waiting="skipped",
-    )
+        kind, detail = "answered", f"({row.status}): {row.reason}"
+    return WaitingItem(kind, (row.table_name,), row, detail, [row.as_listed()])
 
 
 def count_waiting(pipeline: PipelineFile, ledger: Ledger) -> int:
@@ -370,9 +349,11 @@ def read_waiting(
     job = Job(pipeline, SourceConnections(pipeline.source), "waiting", lake=ledger.lake)
     with suppress(SlotMissing, StateError):  # Nothing is applied without a slot, or a target.
         messages = with_applied(job, messages)
+    rows = [*open_questions(ledger), *read_commits(ledger)]
     return Waiting(
-        read_stopped(pipeline, ledger, behind),
-        messages,
-        open_questions(ledger),
-        read_commits(ledger),
+        [
+            *map(_of_gate, read_stopped(pipeline, ledger, behind)),
+            *map(_of_message, messages),
+            *map(_of_row, rows),
+        ]
     )

@@ -194,8 +194,9 @@ def read_glance(
         alike=tuple(_alike(ledger, landing)),
         waiting=waiting.count + sum(line.in_quarantine for line in tables),
     )
+    gates = waiting.of("gate", "released")
     items = [
-        *_attention(pipeline, waiting.stopped, results, glance, now, idle_checked_at),
+        *_attention(pipeline, gates, results, glance, now, idle_checked_at),
         *waiting.attention(glance.tables),
         *of_compared(glance.compared),
         *_of_runs(results, landing, states, pipeline.source),

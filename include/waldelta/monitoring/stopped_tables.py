@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from waldelta.config import PipelineFile
+from waldelta.decision_kinds import TABLE, actions_of
 from waldelta.errors import SlotMissing, StateError
 from waldelta.lake import TableError
 from waldelta.lake.changelog import BatchNumbers, ChangeLog, Snapshot
@@ -97,7 +98,7 @@ class Stopped:
                 "since": one.since.isoformat(),
                 "waiting": self.waiting,
                 "may_pass": self.may_pass,
-                "actions": ["release"] if self.may_pass else [],
+                "actions": list(actions_of(TABLE, "stopped")) if self.may_pass else [],
                 "applied": False if self.released else None,
                 "examples": list(one.examples),
             }

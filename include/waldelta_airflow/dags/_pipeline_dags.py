@@ -18,7 +18,7 @@ from airflow.timetables.interval import CronDataIntervalTimetable
 from waldelta.config import DagKind, PipelineFile, Publication, dag_id_of
 from waldelta.config.pipeline_file import Notification
 from waldelta.control_characters import visible
-from waldelta.decision_options import ACTIONS
+from waldelta.decision_kinds import ACTIONS
 from waldelta.error_catalog import ANY_ERROR
 from waldelta_airflow import settings
 from waldelta_airflow._airflow_versions import AirflowFailException

@@ -15,6 +15,7 @@ from typing import Any, get_args
 from markupsafe import Markup
 
 from waldelta.config import DagKind, dag_id_of
+from waldelta.decision_kinds import WAITING_KINDS
 from waldelta.error_catalog import ERROR_CATALOG, ERRORS
 from waldelta.errors import QualityFailed
 from waldelta.lake.ledger.decisions import FAILS
@@ -24,7 +25,6 @@ from waldelta.monitoring.overview import Glance
 from waldelta.quantities import counted, first_of, size
 from waldelta_airflow.views._installed_pipelines import DagState
 from waldelta_airflow.views._next_steps import (
-    DECISIONS,
     OVERDUE,
     NextStep,
     is_lost,
@@ -160,11 +160,9 @@ def joint_of(glance: Glance, first: Attention, at: datetime) -> Markup | str:
         return text.format(run_name(check.run_id, at))
     if first.kind == "slot" and not is_read(glance):
         return ""
-    return (
-        DECISIONS[first.waiting].joint
-        if first.waiting in DECISIONS
-        else _JOINTS.get(first.kind, "")
-    )
+    if first.waiting:
+        return WAITING_KINDS[first.waiting].joint
+    return _JOINTS.get(first.kind, "")
 
 
 def _by_first(
@@ -185,8 +183,8 @@ def _by_first(
     if first.kind in OVERDUE:
         sentence = first.text.partition(": ")[0] if first.kind == "overdue" else first.text
         cause, heals, remedy = _overdue(situation, OVERDUE[first.kind])
-    if first.waiting in DECISIONS:
-        remedy = DECISIONS[first.waiting].remedy
+    if first.waiting:
+        remedy = WAITING_KINDS[first.waiting].remedy
     if first.waiting == "rows":
         count = sum(x.in_quarantine for x in glance.tables if x.table_name in first.objects)
         sentence = f"{names(first.objects)}: {counted(count, 'row')} in quarantine"
@@ -357,8 +355,8 @@ def _by_runs(item: Attention, glance: Glance) -> str:
         ends = "once that transaction ends" if is_read(glance) else "once runs have read it"
         text = f"yes, {ends}" if _is_measured(glance) else ""
         return "no: its WAL is gone" if is_lost(glance) else text
-    if item.kind == "decision":
-        return DECISIONS[item.waiting].heals if item.waiting in DECISIONS else "no"
+    if item.waiting:
+        return WAITING_KINDS[item.waiting].heals
     if item.kind not in ("failed_run", "failed_dag_run"):
         return HEALS.get(item.kind, "")
     return heals_of_error(item.cause, len(glance.alike))

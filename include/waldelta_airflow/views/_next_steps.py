@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from waldelta.config import DagKind, dag_id_of
+from waldelta.decision_kinds import WAITING_KINDS
 from waldelta.error_catalog import ERRORS
 from waldelta.errors import SchemaChanged
-from waldelta.monitoring.attention import Attention, WaitingKind
+from waldelta.monitoring.attention import Attention
 from waldelta.monitoring.overview import Glance
 from waldelta.quantities import counted
 from waldelta_airflow._dag_attention import WATCHED
@@ -41,62 +42,7 @@ _UNPAUSES: dict[str, DagKind] = {
 OVERDUE: dict[str, DagKind] = {"overdue": "cdc", **{f"overdue_{kind}": kind for kind in WATCHED}}
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionWords:
-    """What a page says of something that waits for a decision.
-
-    ``heals`` is whether it ends without a person, ``remedy`` what a person may choose, and
-    ``joint`` why the latest run succeeded nevertheless. ``label`` names the link to the place
-    (``anchor``) where a person chooses; ``{}`` are the tables concerned.
-    """
-
-    heals: str
-    remedy: str
-    joint: str = ""
-    label: str = ""
-    anchor: str = ""
-
-
-DECISIONS: dict[WaitingKind, DecisionWords] = {
-    "answered": DecisionWords("yes: the next run follows the answer", "nothing"),
-    "released": DecisionWords("yes: the next run merges its changes", "nothing"),
-    "gate": DecisionWords(
-        "no: its changes wait",
-        "correct the rows at the source, or release the changes as they are",
-        "it left out the changes of the stopped table",
-        "Decide on the changes of {}",
-        "stopped",
-    ),
-    "message": DecisionWords(
-        "no: changes wait",
-        "skip the message, and repair its tables by a reconciliation",
-        label="Decide on the message",
-        anchor="messages",
-    ),
-    "schema_change": DecisionWords(
-        "no: the table's changes wait",
-        "agree to the change, or refuse it",
-        "it left out the changes of the table that waits",
-        "Agree to the change, or refuse it",
-        "changes",
-    ),
-    "external_commit": DecisionWords(
-        "no",
-        "compare and repair the rows, or accept them as they are",
-        "runs don't read the rows that another program writes",
-        "Repair or accept {}",
-        "commits",
-    ),
-    "rows": DecisionWords(
-        "only where a later change corrects the row; otherwise the rows wait for you",
-        "retry, accept or discard the rows",
-        "it kept such rows out of the target instead of failing",
-        "Decide on the rows of {}",
-        "rows",
-    ),
-}
 _LINKS = {
-    "decision": "See what waits",
     "different": "See the rows that differ",
     "failed_expectations": "See the rows that fail",
     "failed_run": "Read the error of the run",
@@ -283,8 +229,9 @@ def _lead(situation: Situation, item: Attention) -> NextStep | None:
     if item.kind.endswith("_expectations") and len(item.objects) == 1:
         page, anchor = ("table", *item.objects), "failed"
     label = _LINKS.get(item.kind, "")
-    if item.waiting in DECISIONS and (words := DECISIONS[item.waiting]).label:
-        label, anchor = words.label.format(_tables_of(item)), words.anchor
+    if item.waiting:
+        kind = WAITING_KINDS[item.waiting]
+        label, anchor = kind.label.format(_tables_of(item)), kind.anchor
     if not page:
         return None
     label = label or ("Read the run" if page[0] == "run" else f"See {page[0]}")

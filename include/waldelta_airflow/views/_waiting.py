@@ -18,10 +18,11 @@ from fastapi import HTTPException, Request
 
 from waldelta.config import dag_id_of
 from waldelta.config.parse_text import parse_json
-from waldelta.decision_options import ACTIONS, DecisionRequest
+from waldelta.decision_kinds import ACTIONS, WAITING_KINDS, DecisionRequest, WaitingKind
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger import WAITING, Decision, Decisions, Ledger, SentMessage
 from waldelta.monitoring.decisions import (
+    Waiting,
     read_by_id,
     read_decided,
     read_open,
@@ -95,7 +96,7 @@ def waiting_page(request: PipelineRequest, chosen: Chosen, button: Button) -> st
         here="waiting",
         rows=shown,
         values={row.id: list(_values(row, _IN_LIST)) for row in shown},
-        messages=[(message, *_dump(message.sent)) for message in waiting.messages],
+        messages=[(message, *_dump(message.sent)) for message in waiting.of("message", "skipped")],
         turn=turn,
         chosen=chosen,
         count=keys.num_rows,
@@ -104,12 +105,22 @@ def waiting_page(request: PipelineRequest, chosen: Chosen, button: Button) -> st
         more_decided=max(0, len(decided) - _DECISIONS_SHOWN),
         button=button,
         is_under_way=button.dag.is_under_way,
-        stopped=waiting.stopped,
-        questions=waiting.questions,
-        commits=waiting.commits,
+        stopped=waiting.of("gate", "released"),
+        kinds=WAITING_KINDS,
+        sections=list(_sections(waiting)),
+        is_doing={name: f"is {action.is_doing}" for name, action in ACTIONS.items()},
         may_repair=request.reader.may_trigger(dag_id_of(pipeline.pipeline, "reconcile")),
         waits=waiting.count + keys.num_rows,
     )
+
+
+def _sections(waiting: Waiting) -> Iterator[tuple[str, WaitingKind, Sequence[Decision]]]:
+    """Yields each kind that is a table of its own, with its rows; answered ones are among them."""
+    listed = {name: kind for name, kind in WAITING_KINDS.items() if kind.heads}
+    for name, kind in listed.items():
+        rows = [row for row in waiting.of(*listed, "answered") if row.kind in kind.stored]
+        if rows:
+            yield name, kind, rows
 
 
 def _open_keys(ledger: Ledger) -> pa.Table:

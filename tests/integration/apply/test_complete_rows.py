@@ -13,7 +13,7 @@ from tests.support.concurrent_work import killed_at, killed_in
 from tests.support.pipelines import bare_job
 from tests.support.waiting import wait_until
 from waldelta.changes.merge.by_file import merge_written
-from waldelta.decision_options import DecisionRequest
+from waldelta.decision_kinds import DecisionRequest
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.jobs.consume import consume
 from waldelta.jobs.decide import run_decide

@@ -8,7 +8,7 @@ import pytest
 from tests.oracles.target_rows import source_rows, target_rows
 from tests.support.pipelines import bare_job
 from tests.support.seeds import chosen_random
-from waldelta.decision_options import DecisionRequest
+from waldelta.decision_kinds import DecisionRequest
 from waldelta.errors import ConsentNeeded
 from waldelta.jobs.consume import consume
 from waldelta.jobs.decide import run_decide

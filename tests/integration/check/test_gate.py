@@ -10,7 +10,7 @@ import waldelta.stages.repair.repair as repair_module
 from tests.oracles.target_rows import read_target
 from tests.support.bookkeeping import read_expectation_results, release_of
 from tests.support.pipelines import bare_job
-from waldelta.decision_options import DecisionRequest
+from waldelta.decision_kinds import DecisionRequest
 from waldelta.errors import LockHeld
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume

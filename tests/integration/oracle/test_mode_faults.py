@@ -32,7 +32,7 @@ from tests.soak.listener import Action, Listener
 from tests.soak.scene import kill_driver, wait_until
 from tests.support.pipelines import bare_slot, pipeline_file, written
 from tests.support.seeds import chosen_seed, is_long
-from waldelta.decision_options import DecisionRequest
+from waldelta.decision_kinds import DecisionRequest
 from waldelta.jobs.consume import consume
 from waldelta.jobs.decide import run_decide
 from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile

@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 from tests.oracles.target_rows import read_target
 from tests.support.concurrent_work import killed_at
 from tests.support.pipelines import bare_job
-from waldelta.decision_options import DecisionRequest
+from waldelta.decision_kinds import DecisionRequest
 from waldelta.jobs.consume import consume
 from waldelta.jobs.decide import run_decide
 from waldelta.jobs.maintain import run_maintain

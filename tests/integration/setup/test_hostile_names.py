@@ -12,7 +12,7 @@ from tests.oracles.target_rows import target_rows
 from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import new_pipeline, pipeline_file
 from waldelta.cli._options import parse
-from waldelta.decision_options import DecisionRequest
+from waldelta.decision_kinds import DecisionRequest
 from waldelta.errors import NameUnreadable
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume

@@ -5,7 +5,7 @@ from deltalake import DeltaTable
 
 from tests.oracles.target_rows import read_target
 from tests.support.pipelines import pipeline_on
-from waldelta.decision_options import DecisionRequest
+from waldelta.decision_kinds import DecisionRequest
 from waldelta.jobs import Pipeline
 from waldelta.jobs.decide import run_decide
 from waldelta.pipeline.run_result import RunFailed

@@ -10,7 +10,7 @@ import pytest
 from tests.oracles.target_rows import read_target
 from tests.support.pipelines import new_pipeline
 from tests.support.slot_state import lose
-from waldelta.decision_options import DecisionRequest
+from waldelta.decision_kinds import DecisionRequest
 from waldelta.errors import PreflightFailed, PrivilegeMissing
 from waldelta.jobs import Pipeline
 from waldelta.jobs.decide import run_decide

@@ -11,7 +11,7 @@ import pytest
 from tests.cases import cases
 from waldelta.cli._options import SHELLS, VERBS, VERBS_WITHOUT_FILE, parse
 from waldelta.cli.command_line import main
-from waldelta.decision_options import ACTIONS
+from waldelta.decision_kinds import ACTIONS
 from waldelta.jobs.consume import CONSUME_STAGES
 
 # What Airflow's operator adds to every verb.

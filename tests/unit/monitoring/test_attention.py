@@ -9,7 +9,14 @@ import pytest
 
 from tests.cases import cases
 from tests.support.bookkeeping import did, minutes, pipeline, result, run
-from waldelta.decision_options import DecisionRequest
+from waldelta.decision_kinds import (
+    ACTIONS,
+    EXTERNAL_COMMIT,
+    ROW,
+    WAITING_KINDS,
+    DecisionRequest,
+    actions_of,
+)
 from waldelta.jobs.decide import _accept_commits
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
@@ -25,7 +32,7 @@ from waldelta.lake.ledger import (
 )
 from waldelta.lake.ledger.check_records import Reconciliations
 from waldelta.monitoring.attention import concerning
-from waldelta.monitoring.decisions import Waiting, read_commits, read_decided
+from waldelta.monitoring.decisions import Waiting, WaitingItem, read_commits, read_decided
 from waldelta.monitoring.overview import AirflowRuns, read_glance
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.stages.check.gate.quarantined_rows import STOP
@@ -552,38 +559,30 @@ def test_results_that_nothing_renews_are_not_shown(book, judged, last, verdict):
     assert (line.check and line.check.verdict) == verdict
 
 
-def gate(released):
-    return SimpleNamespace(table_name="t", released=released, describe=lambda: "(m)")
-
-
-def message(*, is_skipped):
-    row = SimpleNamespace(id="1")
-    return SimpleNamespace(tables=["t"], is_skipped=is_skipped, is_applied=True, row=row)
-
-
-def question(by):
-    return SimpleNamespace(table_name="t", by=by, status="agreed", reason="rows are in quarantine")
-
-
-COMMIT = SimpleNamespace(table_name="t", reason="external commit: version 7 (UPDATE by a)")
-ROWS = [SimpleNamespace(table_name="t", in_quarantine=2)]
-# What waits in a target: stopped tables, messages, questions, commits, lines; what to decide on.
+# What waits in a target, by kind, and its rows in quarantine; what to decide on.
 TO_DECIDE = [
-    ("a stopped table", ([gate(None)], [], [], []), [], "failed", "gate"),
-    ("a released one", ([gate("ann")], [], [], []), [], "warning", "released"),
-    ("a message", ([], [message(is_skipped=False)], [], []), [], "failed", "message"),
-    ("a skipped one", ([], [message(is_skipped=True)], [], []), [], "warning", "skipped"),
-    ("a question", ([], [], [question("")], []), [], "failed", "schema_change"),
-    ("an answer", ([], [], [question("ann")], []), [], "warning", "answered"),
-    ("another program", ([], [], [], [COMMIT]), [], "warning", "external_commit"),
-    ("rows", ([], [], [], []), ROWS, "warning", "rows"),
-    ("a gate, and rows", ([gate(None)], [], [], []), ROWS, "failed", "gate"),
-    ("a skipped message, and rows", ([], [message(is_skipped=True)], [], []), ROWS, "warning",
-     "rows"),
-]  # fmt: skip
+    *((kind, [kind], 0, of.severity, kind) for kind, of in WAITING_KINDS.items() if kind != "rows"),
+    ("rows", [], 2, "warning", "rows"),
+    ("a gate, and rows", ["gate"], 2, "failed", "gate"),
+    ("a skipped message, and rows", ["skipped"], 2, "warning", "rows"),
+    ("an answer, and a stopped table", ["answered", "gate"], 0, "failed", "gate"),
+]
 
 
-@cases("waiting, lines, severity, kind", TO_DECIDE)
-def test_what_to_decide_on(waiting, lines, severity, kind):
-    (item,) = Waiting(*waiting).attention(lines)
+@cases("waiting, rows, severity, kind", TO_DECIDE)
+def test_what_to_decide_on(waiting, rows, severity, kind):
+    commit = SimpleNamespace(table_name="t", reason="external commit: version 7 (UPDATE by a)")
+    items = [WaitingItem(name, ("t",), commit) for name in waiting]
+    line = SimpleNamespace(table_name="t", in_quarantine=rows)
+    (item,) = Waiting(items).attention([line])
     assert (item.kind, item.severity, item.waiting) == ("decision", severity, kind)
+
+
+def test_every_action_is_of_a_kind_and_each_stored_kind_of_one():
+    """A new kind is one entry, which all that lists kinds follows."""
+    kinds = WAITING_KINDS.values()
+    assert {action for kind in kinds for action in kind.buttons} == set(ACTIONS)
+    stored = [(name, kind.status) for kind in kinds for name in kind.stored]
+    assert sorted(stored) == sorted(set(stored))
+    assert actions_of(EXTERNAL_COMMIT, "waiting") == ("accept",)
+    assert actions_of(ROW, "discarded") == ()

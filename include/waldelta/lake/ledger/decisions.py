@@ -1,7 +1,6 @@
 """The ledger table ``decisions``: what waits for an operator's decision, and what was decided.
 
-The latest row per table, generation and key counts. The constants
-ROW to EXTERNAL_COMMIT are its kinds.
+The latest row per table, generation and key counts; ``decision_kinds`` has the kinds.
 The status of a row is one of these:
 
 - ``waiting``: it is in quarantine. It isn't in the target, because the source had moved on or a
@@ -32,35 +31,25 @@ from typing import Any, ClassVar, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from waldelta.decision_kinds import (
+    EXTERNAL_COMMIT,
+    MESSAGE,
+    QUESTIONS,
+    ROW,
+    TABLE,
+    actions_of,
+)
 from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger.records import LedgerRow, rows_of
 from waldelta.lake.ledger.table import LedgerTable, in_order, last_rows, of_tables
 from waldelta.pgoutput.messages import ID_LETTERS
 
-# What waits: a row of a table, a replication protocol message, a table that a gate stops.
-ROW, MESSAGE, TABLE = "row", "message", "table"
-# Changes of a source table: a column that it has dropped, one of another type, and any other change
-# that only a new copy follows.
-DROPPED_COLUMN, RETYPED_COLUMN, COPY = "dropped_column", "retyped_column", "copy"
-SOURCE_CHANGES = (DROPPED_COLUMN, RETYPED_COLUMN, COPY)
-# A commit of another program to a target, to which an operator agreed; the table's state has those
-# that wait.
-EXTERNAL_COMMIT = "external_commit"
 # Nothing after a waiting message lands, or is applied to its table, until an operator decides that
 # runs go on without it: it is skipped.
 WAITING, COMPLETED, RESOLVED = "waiting", "completed", "resolved"
 ACCEPTED, DISCARDED, SKIPPED, RELEASED = "accepted", "discarded", "skipped", "released"
 AGREED, REFUSED = "agreed", "refused"
-
-# What an operator may decide, by kind and status.
-_MAY = {
-    (ROW, WAITING): ("retry", "accept", "discard"),
-    (MESSAGE, WAITING): ("skip",),
-    (MESSAGE, SKIPPED): ("discard",),
-    **{(kind, WAITING): ("agree", "refuse") for kind in SOURCE_CHANGES},
-    (EXTERNAL_COMMIT, WAITING): ("accept",),
-}
 
 # The beginning of the reason of a row that a gate has quarantined.
 FAILS = "fails "
@@ -157,7 +146,7 @@ class Decision(LedgerRow):
             "status": self.status,
             "since": self.at.isoformat(),
             "reason": self.reason,
-            "actions": list(_MAY.get((self.kind, self.status), ())),
+            "actions": list(actions_of(self.kind, self.status)),
             # A decision is listed until a run has applied it.
             "applied": None if self.status == WAITING else False,
             "by": self.by,
@@ -213,7 +202,7 @@ class Decisions:
 
     def questions(self, tables: Collection[str] | None = None) -> list[Decision]:
         """Returns the latest row of each change of all source tables, or of these, by time."""
-        where = pc.field("kind").isin(SOURCE_CHANGES)
+        where = pc.field("kind").isin(QUESTIONS)
         rows = self._table.read(where if tables is None else where & of_tables(tables))
         latest = {(row.table_name, row.key): row for row in rows}
         return sorted(latest.values(), key=lambda row: row.at)

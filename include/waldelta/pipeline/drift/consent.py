@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from waldelta.config.pipeline_file import SchemaRules
+from waldelta.decision_kinds import COPY, DROPPED_COLUMN, RETYPED_COLUMN
 from waldelta.errors import ConfigError, ConsentNeeded, Question, SchemaChanged, WaldeltaError
 from waldelta.lake.ledger import (
     WAITING,
@@ -22,13 +23,7 @@ from waldelta.lake.ledger import (
     TableState,
     now,
 )
-from waldelta.lake.ledger.decisions import (
-    AGREED,
-    COPY,
-    DROPPED_COLUMN,
-    REFUSED,
-    RETYPED_COLUMN,
-)
+from waldelta.lake.ledger.decisions import AGREED, REFUSED
 from waldelta.pipeline.job import Job
 from waldelta.quantities import counted
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from waldelta.decision_kinds import MESSAGE
 from waldelta.errors import ConfigError, DecodeError, SlotMissing, WaldeltaError
 from waldelta.lake import MESSAGES
 from waldelta.lake.ledger import (
@@ -27,7 +28,6 @@ from waldelta.lake.ledger import (
     SentMessage,
     now,
 )
-from waldelta.lake.ledger.decisions import MESSAGE
 from waldelta.lake.storage import BOOKKEEPING
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import UnreadMessage, read_truncate

@@ -26,11 +26,12 @@ from tests.support.data.messages import (
 )
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, decode
 from waldelta.changes.decode.relation_versions import read_versions
+from waldelta.decision_kinds import MESSAGE
 from waldelta.errors import DecodeError
 from waldelta.lake import Lake
 from waldelta.lake.changelog import ChangeLog
 from waldelta.lake.ledger import SKIPPED, Decision, Decisions, SentMessage, now
-from waldelta.lake.ledger.decisions import MESSAGE, WAITING
+from waldelta.lake.ledger.decisions import WAITING
 from waldelta.pgoutput import UnreadMessage
 from waldelta.pgoutput.envelope import Envelope
 from waldelta.pgoutput.message_kinds import ROW_KINDS, TIMELINE_KINDS

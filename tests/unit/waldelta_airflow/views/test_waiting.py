@@ -9,6 +9,7 @@ from tests.cases import cases
 from tests.support.bookkeeping import release_of
 from tests.support.data.shop_pages import OWN, RUN_ID, Links, lacking, quarantined, stopped
 from waldelta.config import load_pipeline_file
+from waldelta.decision_kinds import MESSAGE
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     ColumnState,
@@ -20,7 +21,6 @@ from waldelta.lake.ledger import (
     TableState,
     now,
 )
-from waldelta.lake.ledger.decisions import MESSAGE
 from waldelta_airflow.views._installed_pipelines import (
     ActionDag,
 )

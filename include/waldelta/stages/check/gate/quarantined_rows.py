@@ -24,6 +24,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from waldelta.decision_kinds import TABLE
 from waldelta.errors import ConfigError, StateError, WaldeltaError
 from waldelta.lake import READ_FAILURES
 from waldelta.lake.ledger import (
@@ -41,7 +42,6 @@ from waldelta.lake.ledger import (
     of_tables,
 )
 from waldelta.lake.ledger.check_records import VALUES_KNOWN, last_recorded_unknown, recorded_unknown
-from waldelta.lake.ledger.decisions import TABLE
 from waldelta.lsn import Lsn
 from waldelta.metadata_columns import LSN
 from waldelta.pipeline import Job, SlotIdentity, target_lock
