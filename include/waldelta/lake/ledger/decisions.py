@@ -23,6 +23,7 @@ which recognizes them by the target's watermark.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -43,6 +44,7 @@ from waldelta.lake.fence import UNFENCED, Fence
 from waldelta.lake.lake import Lake
 from waldelta.lake.ledger.records import LedgerRow, rows_of
 from waldelta.lake.ledger.table import LedgerTable, in_order, last_rows, of_tables
+from waldelta.lsn import Lsn
 from waldelta.pgoutput.messages import ID_LETTERS
 
 # Nothing after a waiting message lands, or is applied to its table, until an operator decides that
@@ -139,7 +141,11 @@ class Decision(LedgerRow):
         return self.status == DISCARDED or (self.status == WAITING and is_of_gate)
 
     def as_listed(self) -> dict[str, Any]:
-        """Returns what waits, since when, why and what an operator may do, ready for JSON."""
+        """Returns what waits, since when, why and what an operator may do, ready for JSON.
+
+        ``key`` and ``sent`` are PostgreSQL's texts by column. ``messages`` are the changes that it
+        came from, with their bytes in hexadecimal, or null where they weren't stored.
+        """
         return {
             "id": self.id,
             "table": self.table_name,
@@ -151,6 +157,22 @@ class Decision(LedgerRow):
             "applied": None if self.status == WAITING else False,
             "by": self.by,
             "why": self.why,
+            "key": json.loads(self.key) if self.kind == ROW else None,
+            "lsn": _lsn(self.lsn),
+            "commit_ts": self.commit_ts.isoformat() if self.commit_ts is not None else None,
+            "lacking": self.columns,
+            "sent": json.loads(self.sent) if self.sent else None,
+            "messages": [
+                {
+                    "batch": message.batch,
+                    "seq": message.seq,
+                    "lsn": _lsn(message.lsn),
+                    "xid": message.xid,
+                    "raw": message.raw.hex() if message.raw is not None else None,
+                }
+                for message in self.messages or ()
+            ],
+            "run_id": self.run_id,
         }
 
     def decided(
@@ -158,6 +180,10 @@ class Decision(LedgerRow):
     ) -> Decision:
         """Returns the row that records an operator's decision on this one."""
         return replace(self, at=at, run_id=run_id, status=status, by=by, why=why, decided_at=at)
+
+
+def _lsn(value: int | None) -> str | None:
+    return str(Lsn(value)) if value is not None else None
 
 
 _OF_KEY = ("table_name", "generation", "key", "at", "status")

@@ -357,26 +357,9 @@ def as_json(message: OpenMessage) -> dict[str, Any]:
     """Returns a message as JSON-ready values: the fields of a quarantine row, and why it can't be
     decoded.
     """
-    row, original = message.row, message.sent
-    raw = original.raw.hex() if original.raw is not None else None
-    return row.as_listed() | {
+    return message.row.as_listed() | {
         "applied": message.is_applied if message.is_skipped else None,
         "table": ", ".join(message.tables),
-        "key": None,
-        "lsn": str(Lsn(row.lsn or 0)),
-        "commit_ts": None,
-        "lacking": [],
-        "sent": None,
-        "messages": [
-            {
-                "batch": original.batch,
-                "seq": original.seq,
-                "lsn": str(Lsn(row.lsn or 0)),
-                "xid": original.xid,
-                "raw": raw,
-            }
-        ],
-        "run_id": row.run_id,
         "kind": message.kind,
         "error": message.error,
     }

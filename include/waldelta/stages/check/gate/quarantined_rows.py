@@ -14,7 +14,6 @@ again. Who released it, when and why is recorded.
 from __future__ import annotations
 
 import getpass
-import json
 import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -42,7 +41,6 @@ from waldelta.lake.ledger import (
     of_tables,
 )
 from waldelta.lake.ledger.check_records import VALUES_KNOWN, last_recorded_unknown, recorded_unknown
-from waldelta.lsn import Lsn
 from waldelta.metadata_columns import LSN
 from waldelta.pipeline import Job, SlotIdentity, target_lock
 from waldelta.pipeline.advisory_locks import HeldLocks
@@ -160,11 +158,10 @@ def record_or_warn(what: str, tables: Collection[str]) -> Iterator[None]:
 def list_quarantined(job: Job, tables: Collection[str] | None = None) -> list[dict[str, Any]]:
     """Returns each quarantined row of all targets, or of these, ready for JSON.
 
-    ``key`` and ``sent`` are PostgreSQL's texts by column. ``messages`` are the changes the row came
-    from, with their bytes in hexadecimal, or null where they weren't stored. Raises ConfigError for
-    a table that isn't a target, because an empty list would look like success.
+    Raises ConfigError for a table that isn't a target, because an empty list would look like
+    success.
     """
-    return [_listed(row) for row in _open_rows(job, chosen_states(job, tables))]
+    return [row.as_listed() for row in _open_rows(job, chosen_states(job, tables))]
 
 
 def discard_quarantined(
@@ -335,31 +332,6 @@ def _check_committed(job: Job, tables: Iterable[str], rows: Iterable[Decision]) 
             f"{', '.join(early)}: the run that quarantined these rows did not finish: let another"
             " run finish first"
         )
-
-
-def _listed(row: Decision) -> dict[str, Any]:
-    return row.as_listed() | {
-        "key": json.loads(row.key),
-        "lsn": _lsn(row.lsn),
-        "commit_ts": row.commit_ts.isoformat() if row.commit_ts is not None else None,
-        "lacking": row.columns,
-        "sent": json.loads(row.sent) if row.sent else None,
-        "messages": [
-            {
-                "batch": message.batch,
-                "seq": message.seq,
-                "lsn": _lsn(message.lsn),
-                "xid": message.xid,
-                "raw": message.raw.hex() if message.raw is not None else None,
-            }
-            for message in row.messages or []
-        ],
-        "run_id": row.run_id,
-    }
-
-
-def _lsn(value: int | None) -> str | None:
-    return str(Lsn(value)) if value is not None else None
 
 
 def release_tables(
