@@ -178,6 +178,9 @@ def waiting_table(items: Sequence[Mapping[str, Any]], file: str = "FILE") -> Ren
                 columns, [[_cell(_cell_value(one, name), name) for name in columns] for one in rows]
             )
         )
+    file = shlex.quote(file)
+    if any("id" in one for one in rows):
+        parts.append(whole(f"  to decide: {COMMAND} decide {file} ACTION --ids ID --reason TEXT"))
     gates: dict[str, list[Mapping[str, Any]]] = {}
     for one in items:
         if "waiting" in one:
@@ -185,13 +188,7 @@ def waiting_table(items: Sequence[Mapping[str, Any]], file: str = "FILE") -> Ren
     if gates:
         parts.append(Text("Stopped by a gate", style="bold"))
     for name, unmet in gates.items():
-        gate = {
-            "expectations": [one["reason"] for one in unmet],
-            "waiting": unmet[0]["waiting"],
-            "released": unmet[0]["status"] == "released",
-            "may_pass": unmet[0]["may_pass"],
-        }
-        parts += stopped_table(name, gate, file, min(one["since"] for one in unmet))
+        parts += _stopped_table(name, unmet, file)
     return Group(*parts)
 
 
@@ -213,20 +210,18 @@ def waiting_details(items: Sequence[Mapping[str, Any]], file: str = "FILE") -> R
     return Group(*parts)
 
 
-def stopped_table(
-    name: str, gate: Mapping[str, Any], file: str, since: str
+def _stopped_table(
+    name: str, unmet: Sequence[Mapping[str, Any]], file: str
 ) -> list[RenderableType]:
     """Returns lines about a table that a gate stops: why, since when, and the commands."""
     from rich.text import Text
 
-    count = gate["waiting"]
+    gate, since = unmet[0], min(one["since"] for one in unmet)
+    count, reasons = gate["waiting"], "; ".join(one["reason"] for one in unmet)
     waits = "changes wait" if count is None else counted(count, "change waits", "changes wait")
-    lines: list[RenderableType] = [
-        Text(f"  {name}: since {moment(since)}, {waits}: {'; '.join(gate['expectations'])}")
-    ]
-    file = shlex.quote(file)
+    lines: list[RenderableType] = [Text(f"  {name}: since {moment(since)}, {waits}: {reasons}")]
     consume, release = f"{COMMAND} consume {file}", f"{COMMAND} decide {file} release"
-    if gate["released"]:
+    if gate["status"] == "released":
         return [*lines, whole(f"    released; to merge them: {consume}")]
     lines.append(whole(f"    after you have corrected the data or the expectation: {consume}"))
     if gate["may_pass"]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TimedOut
@@ -17,12 +16,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from waldelta.cli._output import COMMAND, Output, moment, stopped_table, table, whole
+from waldelta.cli._output import Output, moment, table, waiting_table
 from waldelta.config import PipelineFile
 from waldelta.config.pipeline_folder import PipelineFolder, existing_folder
 from waldelta.errors import SlotError
 from waldelta.lake import named_write_errors
-from waldelta.lake.ledger import SKIPPED
 from waldelta.monitoring.attention import SLOT_WORDS
 from waldelta.pipeline import describe_error, ledger_of
 from waldelta.pipeline.targets import RequiredAction
@@ -36,9 +34,6 @@ _NEXT = {
     RequiredAction.REMOVED: "none: not published",
     RequiredAction.BROKEN: "sync it",
 }
-
-
-_BEFORE_COMMAND = "  "
 
 
 def slot_error(status: Mapping[str, Any]) -> SlotError | None:
@@ -57,23 +52,11 @@ def status_table(status: Mapping[str, Any], file: str = "FILE") -> Group:
     Commands name the pipeline file as ``file``.
     """
     parts: list[RenderableType] = [_facts(status), Text(), _targets(status["targets"])]
-    parts += _stopped(status["targets"], file)
-    for heading, lines in _findings(status, file):
-        parts += [Text(f"\n{heading}", style="bold"), *map(_line, lines)]
+    if waiting := status["waiting"]:
+        parts += [Text("\nWaiting for a decision", style="bold"), waiting_table(waiting, file)]
+    for heading, lines in _findings(status):
+        parts += [Text(f"\n{heading}", style="bold"), *(Text(f"  {line}") for line in lines)]
     return Group(*parts)
-
-
-def _line(line: str) -> RenderableType:
-    return whole(f"  {line}") if line.startswith(_BEFORE_COMMAND) else Text(f"  {line}")
-
-
-def _stopped(targets: Mapping[str, Mapping[str, Any]], file: str) -> list[RenderableType]:
-    """The tables that a gate stops, and the command for each; nothing where there are none."""
-    lines: list[RenderableType] = []
-    for name, target in sorted(targets.items()):
-        if (gate := target["stopped"]) is not None:
-            lines += stopped_table(name, gate, file, gate["since"])
-    return [Text("\nStopped by a gate", style="bold"), *lines] if lines else []
 
 
 def _facts(status: Mapping[str, Any]) -> Table:
@@ -130,7 +113,7 @@ def _targets(targets: Mapping[str, Mapping[str, Any]]) -> Table:
 def _state(target: Mapping[str, Any]) -> str:
     state = str(target["status"] or "not copied")
     if (gate := target["stopped"]) is not None:
-        state = "released" if gate["released"] else "stopped by a gate"
+        state = "stopped by a gate" if gate == "stopped" else gate
     elif (error := target["error"]) is not None:
         state = f"behind: {error['class']}"
     return f"{state}, no initial copy" if target["copy_skipped"] else state
@@ -138,20 +121,11 @@ def _state(target: Mapping[str, Any]) -> str:
 
 def _next(target: Mapping[str, Any]) -> str:
     if (gate := target["stopped"]) is not None:
-        return "consume" if gate["released"] else "decide: see below"
+        return "decide: see below" if gate == "stopped" else "consume"
     return _NEXT.get(target["action"], str(target["action"]))
 
 
-def _message(file: str, message: Mapping[str, Any]) -> Iterator[str]:
-    """An unreadable message, and the command for the operator's next decision on it."""
-    is_skipped = message["status"] == SKIPPED
-    repair = "skipped. Repair its tables (reconcile --repair), then:"
-    yield f"{message['id']}: {repair if is_skipped else 'to continue without it:'}"
-    command = f"{COMMAND} decide {shlex.quote(file)} {'discard' if is_skipped else 'skip'}"
-    yield f"{_BEFORE_COMMAND}{command} --ids {message['id']} --reason TEXT"
-
-
-def _findings(status: Mapping[str, Any], file: str) -> Iterator[tuple[str, list[str]]]:
+def _findings(status: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
     """What needs attention or limits the targets, by heading; nothing of a healthy mirror."""
     targets = sorted(status["targets"].items())
     lines_by_heading = {
@@ -170,14 +144,8 @@ def _findings(status: Mapping[str, Any], file: str) -> Iterator[tuple[str, list[
         "In the pipeline file, but not published": list(status["unpublished"]),
         "New tables that match a pattern, but not published": list(status["new_tables"]),
         "Unreadable partitions": list(map(str, status["unreadable_partitions"])),
-        "Unreadable messages": [
-            line for one in status["unread_messages"] for line in _message(file, one)
-        ],
         "Not all rows and columns of the source": [
             f"{name}: {'; '.join(one['limits'])}" for name, one in targets if one["limits"]
-        ],
-        "External commits": [
-            f"{name}: {commit}" for name, one in targets for commit in one["external_commits"]
         ],
         "Publication drift": [
             f"{name}: {drift}" for name, one in targets for drift in one["drift"]

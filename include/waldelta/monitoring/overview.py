@@ -37,7 +37,7 @@ from waldelta.monitoring.attention import (
     worst_first,
 )
 from waldelta.monitoring.check_results import read_latest_checks
-from waldelta.monitoring.decisions import read_waiting
+from waldelta.monitoring.decisions import Waiting, read_waiting
 from waldelta.monitoring.reconciliation_status import Compared, of_compared, read_compared
 from waldelta.monitoring.run_history import (
     LANDING,
@@ -51,7 +51,6 @@ from waldelta.monitoring.run_history import (
     read_runs,
     results_of,
 )
-from waldelta.monitoring.stopped_tables import Stopped
 from waldelta.monitoring.table_list import (
     TableLine,
     latest_states,
@@ -194,9 +193,8 @@ def read_glance(
         alike=tuple(_alike(ledger, landing)),
         waiting=waiting.count + sum(line.in_quarantine for line in tables),
     )
-    gates = waiting.of("gate", "released")
     items = [
-        *_attention(pipeline, gates, results, glance, now, idle_checked_at),
+        *_attention(pipeline, waiting, results, glance, now, idle_checked_at),
         *waiting.attention(glance.tables),
         *of_compared(glance.compared),
         *_of_runs(results, landing, states, pipeline.source),
@@ -243,7 +241,7 @@ def _runs(ledger: Ledger, start: datetime) -> list[RunLine]:
 
 def _attention(
     pipeline: PipelineFile,
-    stopped: Sequence[Stopped],
+    waiting: Waiting,
     results: Results,
     glance: Glance,
     now: datetime,
@@ -263,7 +261,8 @@ def _attention(
     # The open gap already explains such a run's failure.
     causes = {gap.cause for gap in glance.gaps}
     yield from _of_failed(results, latest, kind, text, severity, causes)
-    late = [name for name in _behind(tables) if name not in {table.table_name for table in stopped}]
+    stopped = {gate.table_name for gate in waiting.of("gate", "released")}
+    late = [name for name in _behind(tables) if name not in stopped]
     yield from _of_tables(tables, late, severity)
     if latest is not None:
         yield from _of_slot(pipeline, results, latest, idle_checked_at)

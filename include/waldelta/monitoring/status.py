@@ -18,21 +18,19 @@ from waldelta.lake.ledger import Decisions, Gap, Ledger, SlotReading, now
 from waldelta.lake.ledger.records import row_of
 from waldelta.lsn import Lsn
 from waldelta.monitoring.attention import SLOT_WORDS, Attention, shortened
+from waldelta.monitoring.decisions import read_waiting
 from waldelta.monitoring.overview import Glance, recorded_drift
 from waldelta.monitoring.run_history import LANDING, RunLine, read_result
-from waldelta.monitoring.stopped_tables import Stopped, read_failures, read_stopped
+from waldelta.monitoring.stopped_tables import read_failures
 from waldelta.monitoring.table_list import copied_rows, read_content
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import (
     TableLifecycle,
-    open_messages,
     read_lifecycles,
     read_published,
     target_generations,
 )
 from waldelta.pipeline.targets.consistent_cuts import readable_cut
-from waldelta.pipeline.targets.target_definition import describe
-from waldelta.pipeline.targets.unreadable_messages import as_json
 from waldelta.postgres import ServerPosition
 from waldelta.postgres.publication_checks import matched_tables, read_unreadable, unpublished
 from waldelta.slot import (
@@ -162,7 +160,8 @@ def read_status(job: Job) -> dict[str, Any]:
     all_lifecycles = read_lifecycles(job, published)
     quarantine = Decisions(job.lake)
     lacking, discarded = quarantine.missing_counts(target_generations(job.ledger))
-    stopped = {one.table_name: one for one in read_stopped(job.pipeline, job.ledger)}
+    waiting = read_waiting(job.pipeline, job.ledger).as_listed()
+    gates = {one["table"]: one["status"] for one in waiting if "may_pass" in one}
     failures = read_failures(job.ledger)
     copied = copied_rows(job.ledger, [s.table_name for s in all_lifecycles])
     run = job.ledger.last_run()
@@ -174,11 +173,12 @@ def read_status(job: Job) -> dict[str, Any]:
         "absent_publications": list(listed_in_vain.warnings()) if listed_in_vain.absent else [],
         "new_tables": sorted({str(table.id) for table in new}),
         "unreadable_partitions": unreadable,
-        "unread_messages": [as_json(message) for message in open_messages(job.ledger, slot_name)],
+        "waiting": waiting,
         "targets": {
             s.table_name: _target(s, lacking.get(s.table_name, 0), discarded.get(s.table_name, 0))
             | {"rows_copied": copied.get(s.table_name, 0 if s.state is None else s.state.rows)}
-            | _behind(stopped.get(s.table_name), failures.get(s.table_name))
+            | {"stopped": gates.get(s.table_name)}
+            | {"error": None if s.table_name in gates else failures.get(s.table_name)}
             for s in all_lifecycles
         },
         "last_cut": _cut(job),
@@ -205,28 +205,7 @@ def _target(lifecycle: TableLifecycle, quarantined: int, discarded: int) -> dict
             list(read_content(state, quarantined, discarded).limits) if state is not None else []
         ),
         "quarantined": quarantined,
-        "external_commits": (
-            [describe(commit) for commit in state.external_commits] if state is not None else []
-        ),
         "drift": recorded_drift(state) if state is not None else [],
-    }
-
-
-def _behind(stopped: Stopped | None, error: dict[str, Any] | None) -> dict[str, Any]:
-    """``stopped`` is the gate that keeps changes from a target, ``error`` the latest run's error
-    that does so otherwise; each is None for any other target.
-    """
-    if stopped is None:
-        return {"stopped": None, "error": error}
-    return {
-        "stopped": {
-            "since": stopped.since.isoformat(),
-            "expectations": [f"{one.meaning}: {one.finding}" for one in stopped.unmet],
-            "waiting": stopped.waiting,
-            "released": stopped.released is not None,
-            "may_pass": stopped.may_pass,
-        },
-        "error": None,
     }
 
 

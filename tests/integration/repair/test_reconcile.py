@@ -228,12 +228,12 @@ def test_each_planted_difference_is_named_and_repair_mends_exactly_these(
     )  # runs look at targets once a batch has landed
     consumed = pipeline.consume(runner, run_id="next")
     assert (consumed.warnings, consumed.targets.external_commits) == ([], [])
-    assert pipeline.status()["targets"]["public.t"]["external_commits"] == []
+    assert pipeline.status()["waiting"] == []
     # What is written afterwards is another matter.
     target(pipeline).delete("day = '2024-01-05'")
     assert pipeline.consume(runner, run_id="after").targets.external_commits == ["public.t"]
-    (commit,) = pipeline.status()["targets"]["public.t"]["external_commits"]
-    assert "DELETE" in commit
+    (commit,) = pipeline.status()["waiting"]
+    assert "DELETE" in commit["reason"]
 
 
 def run_warnings(pipeline, run_id):
