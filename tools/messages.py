@@ -78,11 +78,11 @@ def messages(folders: Sequence[str] = FOLDERS) -> list[Message]:
     ]
 
 
-def docstrings(tree: ast.Module) -> set[int]:
+def docstrings(path: Path) -> set[int]:
     """The ids of a module's nodes that are docstrings."""
     return {
         id(node.body[0].value)
-        for node in ast.walk(tree)
+        for node in nodes_of(path)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and node.body
         and isinstance(node.body[0], ast.Expr)
@@ -95,13 +95,18 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a file, those above first."""
+    return tuple(ast.walk(tree_of(path)))
+
+
 def _of_module(path: Path) -> Iterator[Message]:
-    tree = tree_of(path)
-    described = docstrings(tree)
+    described = docstrings(path)
     # What the calls of loggers and of str.format() fill in, by their text.
-    arguments = dict(_formats(tree))
+    arguments = dict(_formats(nodes_of(path)))
     inside: set[int] = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if id(node) in described or id(node) in inside:
             continue
         if isinstance(node, ast.JoinedStr | ast.Constant) and (text := _text(node)) is not None:
@@ -110,9 +115,9 @@ def _of_module(path: Path) -> Iterator[Message]:
             yield Message(path.relative_to(ROOT), node.lineno, text, example)
 
 
-def _formats(tree: ast.Module) -> Iterator[tuple[int, list[ast.expr]]]:
+def _formats(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, list[ast.expr]]]:
     """Texts with placeholders, by id, and the arguments for these."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Constant() as text, attr="format")):
                 yield id(text), node.args

@@ -31,5 +31,5 @@ def chosen_random() -> random.Random:
 
 
 def rounds(number: int) -> range:
-    """How often a random test repeats: a quarter of its soak's ``number``."""
-    return range(number if is_long() else number // 4)
+    """How often a random test repeats: an eighth of its soak's ``number``."""
+    return range(number if is_long() else number // 8)

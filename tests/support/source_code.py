@@ -1,10 +1,10 @@
-"""The syntax trees of the repository's files, parsed once in a process."""
+"""The repository's Python files."""
 
-import ast
-from functools import cache
 from pathlib import Path
 
-from tools.messages import tree_of
+from tools.messages import nodes_of, tree_of
+
+__all__ = ["ROOT", "modules", "nodes_of", "tree_of"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -12,9 +12,3 @@ ROOT = Path(__file__).parents[2]
 def modules(folder: str) -> list[Path]:
     """The Python files below a folder of the repository."""
     return sorted((ROOT / folder).rglob("*.py"))
-
-
-@cache
-def nodes_of(path: Path) -> tuple[ast.AST, ...]:
-    """All nodes of a file, those above first."""
-    return tuple(ast.walk(tree_of(path)))

@@ -6,6 +6,7 @@ import gc
 import io
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 
@@ -47,12 +48,18 @@ def upload(store, folder, path="lake/t") -> None:
             store.write(f"{path}/{file.relative_to(folder)}", file.read_bytes())
 
 
-@pytest.fixture
-def log(store, tmp_path) -> StoredLog:
-    """A log of three versions."""
+@pytest.fixture(scope="module")
+def three_versions(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("three_versions")
     for n in range(3):
-        write_deltalake(str(tmp_path / "t"), rows(n), mode="append")
-    upload(store, tmp_path / "t")
+        write_deltalake(folder, rows(n), mode="append")
+    return folder
+
+
+@pytest.fixture
+def log(store, three_versions) -> StoredLog:
+    """A log of three versions."""
+    upload(store, three_versions)
     return StoredLog(store, "lake/t")
 
 

@@ -321,7 +321,7 @@ def test_only_the_lake_knows_the_table_format():
 
 def texts(path: Path) -> Iterator[str]:
     """The strings of a file, and the parts of its f-strings, without its docstrings."""
-    described = docstrings(tree_of(path))
+    described = docstrings(path)
     constants = (node for node in nodes_of(path) if isinstance(node, ast.Constant))
     for node in constants:
         if isinstance(node.value, str) and id(node) not in described:

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from tests.unit.repository.test_architecture import MODULES, tree_of
+from tests.unit.repository.test_architecture import MODULES, nodes_of
 
 WITH_EXAMPLES = [name for name, path in MODULES.items() if ">>>" in path.read_text()]
 
@@ -23,7 +23,7 @@ def test_a_docstring_says_returns_and_yields():
     others = [
         f"{name}.{node.name}"
         for name, path in MODULES.items()
-        for node in ast.walk(tree_of(path))
+        for node in nodes_of(path)
         if isinstance(node, ast.FunctionDef)
         and (ast.get_docstring(node) or "").startswith(("Return ", "Yield "))
     ]

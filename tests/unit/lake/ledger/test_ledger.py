@@ -47,7 +47,7 @@ from waldelta.lake.ledger.records import (
     LabelState,
     schema_of,
 )
-from waldelta.lake.ledger.table import read_sorted
+from waldelta.lake.ledger.table import in_order, read_sorted
 from waldelta.slot import open_gaps
 from waldelta.slot.gaps import CLOSED, OPEN
 
@@ -134,7 +134,7 @@ def test_appends_of_several_writers_are_all_there_in_one_order(ledger):
     """Whoever loses the race appends behind the winner."""
 
     def append(writer: int) -> None:
-        for number in range(8):
+        for number in range(4):
             Ledger(ledger.lake).append(run(f"{writer}-{number}", NOON))
 
     writers = [threading.Thread(target=append, args=(writer,)) for writer in range(4)]
@@ -143,11 +143,11 @@ def test_appends_of_several_writers_are_all_there_in_one_order(ledger):
     for writer in writers:
         writer.join()
     runs = ledger.runs()
-    assert sorted(r.run_id for r in runs) == sorted(f"{w}-{n}" for w in range(4) for n in range(8))
-    assert len({r.at for r in runs}) == 32
+    assert sorted(r.run_id for r in runs) == sorted(f"{w}-{n}" for w in range(4) for n in range(4))
+    assert len({r.at for r in runs}) == 16
     for writer in range(4):
         assert [r.run_id for r in runs if r.run_id[0] == str(writer)] == [
-            f"{writer}-{n}" for n in range(8)
+            f"{writer}-{n}" for n in range(4)
         ]
 
 
@@ -172,21 +172,23 @@ def test_a_failed_compaction_fails_no_append(ledger, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(ledger_table, "replace_by_rows", fail)
-    for number in range(10):
+    monkeypatch.setattr(Run, "most_files", 2)
+    for number in range(4):
         ledger.append(run(f"r{number}", NOON))
-    assert len(ledger.runs()) == 10
+    assert len(ledger.runs()) == 4
 
 
 def test_large_files_are_not_written_again(ledger, monkeypatch):
     """Whatever the age of the ledger, a compaction reads and writes little."""
     monkeypatch.setattr(ledger_table, "_SMALL_BYTES", 1)
-    for number in range(12):
+    monkeypatch.setattr(Run, "most_files", 2)
+    for number in range(4):
         ledger.append(run(f"r{number}", NOON))
-    assert len(ledger.table(Run).place.open().held_files) == 12
-    monkeypatch.setattr(ledger_table, "_MOST_FILES", 12)
-    ledger.append(run("r12", NOON))
+    assert len(ledger.table(Run).place.open().held_files) == 4
+    monkeypatch.setattr(ledger_table, "_MOST_FILES", 4)
+    ledger.append(run("r4", NOON))
     assert len(ledger.table(Run).place.open().held_files) == 1
-    assert len(ledger.runs()) == 13
+    assert len(ledger.runs()) == 5
 
 
 def test_who_comes_too_late_adds_nothing(ledger):
@@ -269,11 +271,11 @@ def test_reads_filter(ledger):
 
 def test_a_table_never_has_many_files(ledger, monkeypatch):
     """Reads stay fast without maintenance: every so many appends the files become one."""
-    monkeypatch.setattr(Run, "most_files", 8)
-    for number in range(30):
+    monkeypatch.setattr(Run, "most_files", 3)
+    for number in range(9):
         ledger.append(run(f"r{number}"))
-        assert files(ledger, Run) <= 8
-    assert [r.run_id for r in ledger.runs()] == [f"r{n}" for n in range(30)]
+        assert files(ledger, Run) <= 3
+    assert [r.run_id for r in ledger.runs()] == [f"r{n}" for n in range(9)]
     assert ledger.run_result("r7").run_id == "r7"
 
 
@@ -287,11 +289,13 @@ def test_a_table_of_an_earlier_version_is_read_and_goes_on(ledger):
 
 
 def test_pruning_drops_what_is_old_and_leaves_one_file(ledger):
-    for number in range(6):
-        ledger.append(move("created" if number == 0 else "intent", number, OLD))
-        ledger.append(run(f"r{number}", OLD))
-        ledger.append(cut(number, OLD))
-        ledger.append(state("t", number, "synced", OLD))
+    moves = [move("created" if n == 0 else "intent", n, OLD) for n in range(6)]
+    runs = [run(f"r{n}", OLD) for n in range(6)]
+    cuts = [cut(n, OLD) for n in range(6)]
+    states = [state("t", n, "synced", OLD) for n in range(6)]
+    for rows in map(in_order, (moves, runs, cuts, states)):
+        ledger.append_all(rows[:3])
+        ledger.append_all(rows[3:])
     ledger.append(run("new"))
     assert prune_ledger(ledger, NOON - DAY, None) == 4 + 6 + 5 + 4
     assert [m.lsn for m in ledger.slot_moves()] == [0, 5]

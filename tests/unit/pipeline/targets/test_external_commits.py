@@ -5,6 +5,7 @@ import os
 import threading
 from datetime import timedelta
 from pathlib import Path
+from shutil import copytree
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -28,11 +29,19 @@ def as_ours(metadata=OURS):
     return CommitProperties(custom_metadata={"userMetadata": metadata})
 
 
-@pytest.fixture
-def uri(lake):
+@pytest.fixture(scope="module")
+def committed(tmp_path_factory):
     """A table of two files, committed by us up to version 1."""
+    folder = tmp_path_factory.mktemp("committed")
     for mode in ("error", "append"):
-        write_deltalake(f"{lake}/t", ROWS, mode=mode, commit_properties=as_ours())
+        write_deltalake(folder, ROWS, mode=mode, commit_properties=as_ours())
+    return folder
+
+
+@pytest.fixture
+def uri(lake, committed):
+    """The same table, to be changed."""
+    copytree(committed, Path(urlsplit(lake).path) / "t")
     return f"{lake}/t"
 
 

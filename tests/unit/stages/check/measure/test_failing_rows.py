@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.support.bookkeeping import table_at
-from tests.support.seeds import chosen_seed
+from tests.support.seeds import chosen_seed, rounds
 from waldelta.stages.check.measure.failing_rows import (
     FailingRows,
     IntegerKey,
@@ -153,7 +153,7 @@ def test_files_without_any_key_in_question_arent_read(tmp_path):
 def test_random_rewrites(tmp_path):
     """As a set says, whatever was merged, deleted or compacted since its keys differed."""
     chance, told = random.Random(chosen_seed()), 0
-    for number in range(8):
+    for number in rounds(32):
         uri, known = str(tmp_path / str(number)), 0
         for start in range(0, 400, 100):
             write_deltalake(
@@ -199,7 +199,7 @@ def test_statistics_that_lie_are_noticed(tmp_path, told, lie):
 def test_random_columns(tmp_path):
     """As a set says, whatever the files and batches are cut to."""
     chance = random.Random(chosen_seed())
-    for number in range(20):
+    for number in rounds(80):
         keys = [chance.randrange(5000) for _ in range(chance.choice((5, 60, 700)))]
         if chance.random() < 0.5:
             keys = sorted(set(keys), key=lambda _: chance.random())
