@@ -5,7 +5,6 @@ import gc
 import pytest
 
 from tests import tiers
-from tests.support.seeds import is_long, is_on_spark
 
 pytest_plugins = [
     "tests.support.fixtures.postgres",
@@ -19,8 +18,6 @@ gc.disable()
 
 # What a test needs, by the fixtures that give it.
 _NEEDS = {"pg": {"postgres", "any_postgres", "new_server"}, "spark": {"spark_jvm"}}
-# Seconds until a test counts as hanging, where it isn't pytest's own setting.
-_TIMEOUTS_S = {"e2e": 600, "nightly": 600, "soak": 7200}
 
 
 class _Failures:
@@ -58,11 +55,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for need, fixtures in _NEEDS.items():
             if not fixtures.isdisjoint(getattr(item, "fixturenames", ())):
                 item.add_marker(need)
-        names = {mark.name for mark in item.iter_markers()}
-        names |= {"nightly"} if is_on_spark() else set()
-        names |= {"soak"} if is_long() else set()
-        if limits := [_TIMEOUTS_S[name] for name in names & _TIMEOUTS_S.keys()]:
-            item.add_marker(pytest.mark.timeout(max(limits)))
+        if limit_s := tiers.limit_s({mark.name for mark in item.iter_markers()}):
+            item.add_marker(pytest.mark.timeout(limit_s))
 
 
 @pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")

@@ -19,12 +19,12 @@ from typing import Any, Final
 import pytest
 
 from tests.support.machine_load import pandas_import_s
-from tests.support.seeds import is_on_spark
+from tests.support.seeds import is_long, is_on_spark
 
 ROOT: Final = Path(__file__).parents[1]
 # What pytest's option -m gets.
 ORDINARY: Final = "not nightly and not soak"
-MARKS: Final = ("soak", "nightly")
+MARKS: Final = ("soak", "nightly", "long")
 TIERS: Final = ("test", "test-all", "soak")
 # The seconds of every test that ran in this checkout, the page about them, and their sums by file.
 SECONDS: Final = ROOT / ".waldelta" / "test-seconds.json"
@@ -43,8 +43,15 @@ def tier(marks: Collection[str]) -> str:
     return "test-all" if "nightly" in marks or is_on_spark() else "test"
 
 
+def limit_s(marks: Collection[str]) -> int | None:
+    """Return the seconds until a test with these marks counts as hanging; None: pytest's own."""
+    if "soak" in marks or is_long():
+        return 7_200
+    return 600 if "long" in marks else None
+
+
 def bare_marks(path: Path) -> list[str]:
-    """Return the lines of a file with a tier's mark that has no reason of three words or more."""
+    """Return the lines of a file with such a mark whose reason has fewer than three words."""
     text = path.read_text()
     if not any(f"mark.{name}" in text for name in MARKS):
         return []

@@ -27,7 +27,10 @@ from tests.support.machine_load import times_longer
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Decision, Decisions, Ledger
 
-pytestmark = pytest.mark.nightly("needs a browser; unit tests read the same pages")
+pytestmark = [
+    pytest.mark.nightly("needs a browser; unit tests read the same pages"),
+    pytest.mark.long("starts Airflow's stack and a browser, and walks through a morning"),
+]
 
 PICTURES = Path(".waldelta/screenshots")
 FAILING = """

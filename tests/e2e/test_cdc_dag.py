@@ -28,7 +28,10 @@ from tests.support.servers.serving import serving
 from tests.support.waiting import wait_until
 
 CUT_PAGE = Path(__file__).parents[2] / "docs/how-to/read-a-cut.md"
-pytestmark = pytest.mark.nightly("needs Airflow's stack for long; test_demo runs the DAGs")
+pytestmark = [
+    pytest.mark.nightly("needs Airflow's stack for long; test_demo runs the DAGs"),
+    pytest.mark.long("starts Airflow's stack; a backfill is four runs of a DAG"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from waldelta.lake import Lake
 from waldelta.lake.ledger import Ledger
 from waldelta.monitoring.overview import read_glance
 
+pytestmark = pytest.mark.long("starts Airflow's stack and runs the whole demo")
+
 
 @pytest.fixture(scope="module")
 def demo(stack):

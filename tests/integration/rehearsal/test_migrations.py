@@ -146,7 +146,10 @@ CASES = [
             version,
             kinds,
             id=f"{name}-{version}",
-            marks=pytest.mark.nightly("more kinds of statements"),
+            marks=[
+                pytest.mark.nightly("more kinds of statements"),
+                pytest.mark.long("rehearses dozens of statements, with runs of a pipeline between"),
+            ],
         )
         for name, kinds in SETS.items()
         for version in (18, 15)

@@ -221,6 +221,7 @@ def test_kills_at_every_step_lose_and_double_nothing(runner, job, kills, write, 
 
 
 @pytest.mark.nightly("more kills of the same copy")
+@pytest.mark.long("thirty rounds of a copy that is killed")
 def test_many_kills(runner, job, kills, write, seed_of_test):
     read = run_rounds(runner, job, kills, write, 30, seed_of_test)
     assert min(read) < max(read)

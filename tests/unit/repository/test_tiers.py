@@ -7,7 +7,7 @@ import pytest
 from tests import share, tiers
 from tests.mutations import MUTATIONS
 from tests.nightly import _FAILURE
-from tests.support.source_code import ROOT
+from tests.support.source_code import ROOT, modules
 
 
 @pytest.mark.parametrize(
@@ -67,8 +67,33 @@ def test_make_test_keeps_its_budget():
 
 
 def test_every_mark_of_a_tier_has_a_reason():
-    files = (tiers.ROOT / "tests").rglob("*.py")
-    assert [mark for path in files for mark in tiers.bare_marks(path)] == []
+    assert [mark for path in modules("tests") for mark in tiers.bare_marks(path)] == []
+
+
+@pytest.mark.parametrize(
+    ("marks", "limit_s"),
+    [((), None), (("e2e", "nightly"), None), (("e2e", "long"), 600), (("long", "soak"), 7_200)],
+)
+def test_a_test_hangs_after_two_minutes_unless_it_is_marked(marks, limit_s, monkeypatch):
+    monkeypatch.setattr(tiers, "is_long", lambda: False)
+    assert tiers.limit_s(marks) == limit_s
+
+
+# Only an entry less is a change for the better: a test that is as long is cut instead.
+MARK = ".".join(("pytest", "mark", "long("))
+LONG = [
+    "e2e/test_browser.py",
+    "e2e/test_cdc_dag.py",
+    "e2e/test_demo.py",
+    "integration/rehearsal/test_migrations.py",
+    "integration/sync/test_continued_copy.py",
+]
+
+
+def test_few_tests_may_take_longer_than_two_minutes():
+    files = [path for path in modules("tests") if MARK in path.read_text()]
+    assert [str(path.relative_to(ROOT / "tests")) for path in files] == LONG
+    assert [path.read_text().count(MARK) for path in files] == [1] * len(LONG)
 
 
 def test_a_mark_without_a_reason_is_found(tmp_path):
