@@ -158,6 +158,10 @@ soak: setup ## every fault at every step, four random kills a round, and the ran
 bench: setup ## how fast it is, beside what the parts allow: ARGS="--list", "--only NAME", "--all", "--scale 0.05"
 	@$(RUN) $(PYTHON) -m benchmarks $(ARGS)
 
+.PHONY: bench-pages
+bench-pages: setup ## CPU and size of Airflow's pages: 200 pipelines, and one with 10,000 runs
+	@$(PYTHON) -m benchmarks.pages $(ARGS)
+
 .PHONY: bench-check
 bench-check: setup ## what of the last make bench failed or is worse than the stored reference; ARGS=--partial after a part of the workloads, --accept stores the last
 	@$(PYTHON) -m benchmarks.check $(ARGS)

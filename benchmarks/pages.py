@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.add_argument("--pipelines", type=int, default=200)
     options.add_argument("--tables", type=int, default=10, help="of each pipeline")
     options.add_argument("--runs", type=int, default=50, help="of each pipeline")
-    options.add_argument("--long-runs", type=int, default=0, help="of another pipeline")
+    options.add_argument("--long-runs", type=int, default=10_000, help="of another pipeline")
     options.add_argument("--long-tables", type=int, default=100, help="of that pipeline")
     options.add_argument("--quarantined", type=int, default=10_000, help="in that pipeline")
     options.add_argument("--rounds", type=int, default=5)

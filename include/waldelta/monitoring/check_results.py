@@ -28,7 +28,9 @@ from waldelta.quantities import counted
 
 R = TypeVar("R")
 # How far back the columns of a heat map are searched, step by step; None: all stored results.
-_STEPS = (timedelta(days=1), timedelta(days=8), None)
+_STEPS = (timedelta(hours=3), timedelta(days=1), timedelta(days=8), None)
+# Results of failed expectations are searched this far before all stored ones are.
+_RECENT = timedelta(days=8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +203,8 @@ def read_latest_checks(
     include maintenance's results. Results recorded since then by gates and by discarding rows are
     included.
     """
-    rows = _known(_read(ledger, since, _JUDGED))
-    if since is not None and (
-        unknown := sorted(set(tables) - set(_checked(rows)["table_name"].to_pylist()))
-    ):
-        old = _known(_read(ledger, None, _JUDGED, of_tables(unknown)))
-        rows = pa.concat_tables([rows.filter(~of_tables(unknown)), old])
-    rows = _last_of(rows, ("table_name", "meaning"))
+    begins = _begins(ledger, since)
+    rows = _last_of(_current(ledger, _JUDGED, since, tables, begins), ("table_name", "meaning"))
     # Discarding rows is no check: a table's check is as old as its results for a version.
     rows = rows.take(np.argsort(rows["version"].is_valid().to_numpy(), kind="stable"))
     return {check.table_name: check for check in _checks(rows, ("table_name",))}
@@ -233,29 +230,66 @@ def read_failed(ledger: Ledger, tables: Collection[str]) -> list[FailedExpectati
     Those of gates aren't among them, nor what maintenance found more than eight days ago for a
     table that has been checked since.
     """
-    parts, left, at = [], {*tables}, now()
-    for step in _STEPS[1:]:
-        since = None if step is None else at - step
-        # Examples are large, and a month has millions of results: only those that count are read.
-        begins = _begins(ledger, since, left)
-        left -= begins.keys()
-        for names, begin in ((begins.keys(), min(begins.values(), default=None)), (left, None)):
-            if names and (begin is not None or step is None):
-                parts += [_known(_read(ledger, begin, _FAILED, of_tables(names)))]
-    rows = pa.concat_tables(parts) if parts else _read(ledger, at, _FAILED)
+    since = now() - _RECENT
+    rows = _current(ledger, _FAILED, since, tables, _begins(ledger, since, tables))
     return _failed(_last_of(rows, ("table_name", "meaning")))
 
 
-def _begins(ledger: Ledger, since: datetime | None, tables: Collection[str]) -> dict[str, datetime]:
-    """Returns for each of the tables that were checked since then when its current rows begin."""
-    if not tables:
-        return {}
+def _current(
+    ledger: Ledger,
+    columns: Sequence[str],
+    since: datetime | None,
+    tables: Collection[str],
+    begins: dict[str, datetime | None],
+) -> pa.Table:
+    """Returns the rows that are current (see _known()) of each table that ``begins`` has, which is
+    _begins() since then; of ``tables`` even if they are older.
+    """
+    unknown = {*tables, *begins} - {name for name, begin in begins.items() if begin is not None}
+    if since is not None and unknown:
+        begins = begins | _begins(ledger, None, unknown)
+    # Examples are large, and a week has millions of results: only those that count are read.
+    groups: dict[bool | None, dict[str, datetime | None]] = {}
+    for name, begin in begins.items():
+        is_recent = None if begin is None else begin >= now() - _STEPS[1]
+        groups.setdefault(is_recent, {})[name] = begin
+    parts = [_read(ledger, now(), columns)]
+    for group in groups.values():
+        start = min(filter(None, group.values()), default=None)
+        parts.append(_known(_read(ledger, start, columns, of_tables(group))))
+    return pa.concat_tables(parts)
+
+
+def _begins(
+    ledger: Ledger, since: datetime | None, tables: Collection[str] | None = None
+) -> dict[str, datetime | None]:
+    """Returns for each table with results since then, or for ``tables``, when its current rows
+    begin; None for one that wasn't checked.
+    """
     names = ("at", "table_name", "expectation", "version")
-    rows = ledger.table(ExpectationResult).scan(names, since, of_tables(tables))
-    known = _known(rows).group_by("table_name", use_threads=False).aggregate([("at", "min")])
-    checked = {*_checked(rows)["table_name"].unique().to_pylist()}
-    begins = zip(known["table_name"].to_pylist(), known["at_min"].to_pylist(), strict=True)
-    return {name: begin for name, begin in begins if name in checked}
+    where = None if tables is None else of_tables(tables)
+    rows = ledger.table(ExpectationResult).scan(names, since, where)
+    for name, kinds in (("check", NO_CHECKS), ("other", ON_OTHERS)):
+        is_of = pc.is_in(rows["expectation"], value_set=pa.array(sorted(kinds)))
+        flags = pc.and_(rows["version"].is_valid(), pc.xor(is_of, kinds is NO_CHECKS))
+        rows = rows.append_column(name, pc.cast(flags, pa.int8()))
+    # All results of one check are recorded with one time.
+    entries = rows.group_by(["table_name", "at"], use_threads=False).aggregate(
+        [("check", "max"), ("other", "max")]
+    )
+    checked = _last_at(entries.filter(pc.field("check_max") == 1))
+    only_others = (pc.field("check_max") == 0) & (pc.field("other_max") == 1)
+    maintained = _last_at(entries.filter(only_others))
+    return {
+        name: min(checked[name], maintained.get(name, checked[name])) if name in checked else None
+        for name in entries["table_name"].unique().to_pylist()
+    }
+
+
+def _last_at(entries: pa.Table) -> dict[str, datetime]:
+    """Returns by table the latest of some times."""
+    ends = entries.group_by("table_name", use_threads=False).aggregate([("at", "max")])
+    return dict(zip(ends["table_name"].to_pylist(), ends["at_max"].to_pylist(), strict=True))
 
 
 def _failed(rows: pa.Table) -> list[FailedExpectation]:

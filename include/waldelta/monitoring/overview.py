@@ -10,6 +10,8 @@ from functools import reduce
 from itertools import takewhile
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.config import PipelineFile, Source
@@ -47,9 +49,11 @@ from waldelta.monitoring.run_history import (
     complete_upto,
     lag_points,
     latest_run,
+    lines_of,
     parsed,
     read_runs,
     results_of,
+    scan_runs,
 )
 from waldelta.monitoring.table_list import (
     TableLine,
@@ -168,10 +172,10 @@ def read_glance(
     searched back to ``reach``; raises the store's errors.
     """
     idle_checked_at, since = airflow.idle_checked_at, now - timedelta(hours=hours)
-    runs = _runs(ledger, start := min(since, now - reach))
-    landing, recent = [r for r in runs if r.verb in LANDING], read_changed(ledger, since)
-    changed = recent if start == since else read_changed(ledger, start)
-    states = latest_states(ledger)
+    history = scan_runs(ledger, start := min(since, now - reach))
+    runs, recent = _lines(ledger, history, since), read_changed(ledger, since)
+    landing = [run for run in runs if run.verb in LANDING]
+    states, changed = latest_states(ledger), read_changed(ledger, start)
     fed = [state.table_name for state in states if state.status != REMOVED]
     checks = read_latest_checks(ledger, now - reach, fed)
     tables = read_tables(ledger, runs, changed, checks, idle_checked_at, states)
@@ -181,7 +185,7 @@ def read_glance(
         upto=complete_upto(landing, idle_checked_at),
         runs=tuple(run for run in runs if run.at >= since),
         latest=landing[0] if landing else None,
-        lag=tuple(point for point in lag_points(runs) if point.at >= since),
+        lag=tuple(lag_points(history, since)),
         operations=reduce(RowCounts.plus, (of.operations for of in recent.values()), RowCounts()),
         copied=sum(copy.rows for copy in read_copies(ledger) if copy.at >= since),
         changed_tables=len(recent),
@@ -231,8 +235,16 @@ def _alike(ledger: Ledger, landing: Sequence[RunLine]) -> Iterator[RunLine]:
     yield from takewhile(lambda run: causes.get((run.verb, run.run_id)) == first, failed)
 
 
-def _runs(ledger: Ledger, start: datetime) -> list[RunLine]:
-    runs = read_runs(ledger, start)
+def _lines(ledger: Ledger, history: pa.Table, since: datetime) -> list[RunLine]:
+    """Returns the runs of the window and the last that landed changes; all if none of these was
+    applied, because the latest that was is searched.
+    """
+    is_shown = pc.greater_equal(history["at"], since)
+    landing = pc.is_in(history["verb"], value_set=pa.array(LANDING))
+    numbers = np.flatnonzero(landing.to_numpy())[:_RECENT]
+    runs = lines_of(history.slice(0, max(pc.sum(is_shown).as_py() or 0, *(numbers[-1:] + 1), 0)))
+    if not any(run.verb in LANDING and run.applied and run.as_of for run in runs):
+        runs = lines_of(history)
     if any(run.verb in LANDING for run in runs):
         return runs
     # Nothing has changed for long, so the last run's findings are still valid.

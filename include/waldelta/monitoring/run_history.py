@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.config.parse_text import parse_json
-from waldelta.lake.ledger import Ledger, Run, of_run
+from waldelta.lake.ledger import Ledger, Run, now, of_run
 from waldelta.pipeline.lag import Lag
 
 # The verbs that bring changes into the lake.
 LANDING = ("consume",)
+# A chart has no more points.
+MOST_POINTS = 300
+# The latest run of a verb is searched this far back first.
+_LATELY = timedelta(days=1)
 _COLUMNS = (
     "at",
     "run_id",
@@ -91,27 +97,44 @@ def read_runs(
 
     Runs in progress have what their last stage recorded.
     """
+    return lines_of(scan_runs(ledger, since, run_id))
+
+
+def scan_runs(ledger: Ledger, since: datetime | None = None, run_id: str | None = None) -> pa.Table:
+    """Returns read_runs() as Arrow, of which lines_of() makes lines: a history has many."""
     chosen = None if run_id is None else pc.field("run_id") == run_id
     rows = ledger.table(Run).scan(_COLUMNS, since, chosen)
-    if not rows.num_rows:
-        return []
     # The groups keep the rows' order, so "last" is the latest event's value.
     grouped = rows.group_by(["verb", "run_id"], use_threads=False).aggregate(
         [(name, "last") for name in _COLUMNS if name not in ("verb", "run_id")]
     )
-    grouped = grouped.rename_columns(
-        [name.removesuffix("_last") for name in grouped.column_names]
-    ).sort_by([("at", "descending")])
-    return [_line(row) for row in grouped.to_pylist()]
+    names = [name.removesuffix("_last") for name in grouped.column_names]
+    return grouped.rename_columns(names).sort_by([("at", "descending")])
+
+
+def lines_of(runs: pa.Table) -> list[RunLine]:
+    """Returns the lines of some of the runs of scan_runs()."""
+    return [_line(row) for row in runs.to_pylist()]
 
 
 def latest_run(ledger: Ledger, verb: str, since: datetime | None = None) -> RunLine | None:
     """Returns the run of a verb with the latest event since then."""
-    rows = ledger.table(Run).scan(("run_id", "at"), since, pc.field("verb") == verb)
-    if not rows.num_rows:
-        return None
-    lines = read_runs(ledger, rows["at"][-1].as_py(), rows["run_id"][-1].as_py())
-    return next(line for line in lines if line.verb == verb)
+    of_verb = pc.field("verb") == verb
+    # Most verbs ran lately, and the whole history is long.
+    for start in (max(filter(None, (since, now() - _LATELY))), since):
+        rows = ledger.table(Run).scan(("run_id", "at"), start, of_verb)
+        if rows.num_rows:
+            lines = read_runs(ledger, rows["at"][-1].as_py(), rows["run_id"][-1].as_py())
+            return next(line for line in lines if line.verb == verb)
+    return None
+
+
+def next_success(ledger: Ledger, run: RunLine) -> str | None:
+    """Returns the id of the first run of the same verb that succeeded after a run, or None."""
+    is_later = (pc.field("verb") == run.verb) & (pc.field("run_id") != run.run_id)
+    is_later &= pc.field("status") == "succeeded"
+    rows = ledger.table(Run).scan(("run_id",), run.at, is_later)
+    return str(rows["run_id"][0]) if rows.num_rows else None
 
 
 def _line(row: dict[str, Any]) -> RunLine:
@@ -161,15 +184,34 @@ def complete_upto(
     return max(filter(None, times), default=None)
 
 
-def lag_points(runs: Sequence[RunLine]) -> list[LagPoint]:
-    """Returns the lake's lag run by run, oldest first; ``runs`` are newest first."""
-    points: list[LagPoint] = []
-    upto: datetime | None = None
-    for run in reversed([run for run in runs if run.verb in LANDING]):
-        lag = Lag.since(upto, run.at, run.lag_before_bytes)
-        points.append(LagPoint(run.at, run.run_id, run.status, lag))
-        upto = max(filter(None, (upto, complete_upto([run]))), default=None)
-    return points
+def lag_points(runs: pa.Table, since: datetime | None = None) -> list[LagPoint]:
+    """Returns the lake's lag run by run since then, oldest first, of the runs of scan_runs().
+
+    Of very many it returns those that thin_out() chooses for a chart.
+    """
+    rows = runs.filter(pc.field("verb").isin(LANDING))
+    rows = rows.take(np.arange(rows.num_rows)[::-1])
+    applied = pc.coalesce(rows["applied"], pc.equal(rows["status"], "succeeded"))
+    landed = pc.cast(pc.if_else(applied, rows["as_of"], None), pa.int64())
+    upto = np.maximum.accumulate(pc.fill_null(landed, 0).to_numpy())
+    upto_then = np.concatenate([[0], upto])[: len(upto)]
+    times = pc.cast(rows["at"], pa.int64()).to_numpy()
+    values = np.where(upto_then > 0, np.maximum((times - upto_then) / 1e6, 0), np.nan)
+    first = 0 if since is None else int(pc.sum(pc.less(rows["at"], since)).as_py() or 0)
+    rows, values = rows.slice(first), values[first:]
+    failed = pc.equal(rows["status"], "failed").to_numpy()
+    numbers = _thin(np.nan_to_num(values), failed, MOST_POINTS)
+    names = ("at", "run_id", "status", "lag_before_bytes")
+    points = rows.take(pa.array(numbers, pa.int64())).select(names).to_pylist()
+    return [
+        LagPoint(
+            row["at"],
+            row["run_id"],
+            row["status"],
+            Lag(None if np.isnan(age) else float(age), row["lag_before_bytes"]),
+        )
+        for row, age in zip(points, values[numbers], strict=True)
+    ]
 
 
 def thin_out(
@@ -181,13 +223,20 @@ def thin_out(
 
     No peak is lost.
     """
-    if len(points) <= most:
-        return list(points)
-    size = -(-len(points) // (most // 2))
-    kept = []
-    for n in range(0, len(points), size):
-        chunk = points[n : n + size]
-        highest = max(chunk, key=lambda point: value(point) or 0)
-        failed = next((point for point in chunk if point.status == "failed"), highest)
-        kept += sorted({id(p): p for p in (highest, failed)}.values(), key=lambda point: point.at)
-    return kept
+    values = np.array([value(point) or 0 for point in points], float)
+    failed = np.array([point.status == "failed" for point in points], bool)
+    return [points[n] for n in _thin(values, failed, most)]
+
+
+def _thin(values: np.ndarray, failed: np.ndarray, most: int) -> list[int]:
+    """Returns the numbers of the points that thin_out() returns."""
+    if len(values) <= most:
+        return list(range(len(values)))
+    size = -(-len(values) // (most // 2))
+    peaks: set[int] = set()
+    for first in range(0, len(values), size):
+        part = slice(first, first + size)
+        peaks |= {first + int(values[part].argmax())}
+        if failed[part].any():
+            peaks |= {first + int(failed[part].argmax())}
+    return sorted(peaks)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import reduce
 from typing import Any
 
@@ -28,6 +28,7 @@ from waldelta.lake.ledger import (
     Run,
     TableState,
     last_rows,
+    now,
     of_run,
     of_tables,
 )
@@ -127,12 +128,16 @@ class RunRows:
 
 def read_rows_by_run(ledger: Ledger, table: str, since: datetime, most: int) -> list[RunRows]:
     """Returns what the latest of the runs since then did to a table, newest first."""
-    scanned = ledger.table(Run).scan((*_RUN, "targets"), since)
-    keys = (
-        _targets(scanned, table)
-        .group_by(["verb", "run_id"], use_threads=False)
-        .aggregate([("at", "last"), *((name, "sum") for name in _OPERATIONS)])
-    )
+    # A day of a busy table has enough runs.
+    for start in (max(since, now() - timedelta(days=1)), since):
+        scanned = ledger.table(Run).scan((*_RUN, "targets"), start)
+        keys = (
+            _targets(scanned, table)
+            .group_by(["verb", "run_id"], use_threads=False)
+            .aggregate([("at", "last"), *((name, "sum") for name in _OPERATIONS)])
+        )
+        if keys.num_rows >= most:
+            break
     rows = sorted(keys.to_pylist(), key=lambda row: row["at_last"], reverse=True)
     return [RunRows(r["at_last"], r["verb"], r["run_id"], _counts(r)) for r in rows[:most]]
 

@@ -12,14 +12,24 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+import pyarrow.compute as pc
 from markupsafe import Markup
 
 from waldelta.config import PipelineFile
 from waldelta.error_catalog import ERROR_CATALOG
 from waldelta.errors import ConfigError, LakeError, QualityFailed, WaldeltaError
 from waldelta.lake import READ_FAILURES, local_path
-from waldelta.lake.ledger import DIFFERENT, SYNCED, WAITING, Ledger, now
+from waldelta.lake.ledger import (
+    DIFFERENT,
+    SYNCED,
+    WAITING,
+    Ledger,
+    Reconciliation,
+    last_rows,
+    now,
+)
 from waldelta.lake.ledger.check_records import Reconciliations, last_answers
+from waldelta.lake.ledger.records import rows_of
 from waldelta.monitoring.attention import (
     IN_DOUBT,
     Attention,
@@ -52,7 +62,15 @@ from waldelta.monitoring.run_details import (
     read_run,
     read_work,
 )
-from waldelta.monitoring.run_history import LANDING, RunLine, lag_points, read_runs
+from waldelta.monitoring.run_history import (
+    LANDING,
+    RunLine,
+    lag_points,
+    lines_of,
+    next_success,
+    read_runs,
+    scan_runs,
+)
 from waldelta.monitoring.status import last_slot, slot_forecast
 from waldelta.monitoring.stopped_tables import read_failures
 from waldelta.monitoring.table_history import read_comparisons, table_events
@@ -96,7 +114,13 @@ from waldelta_airflow.views._installed_pipelines import (
     read_schedules,
 )
 from waldelta_airflow.views._next_steps import NextStep, next_step, setup_steps
-from waldelta_airflow.views._pictures import flow, lag_chart, rows_strip, run_strip, wal_chart
+from waldelta_airflow.views._pictures import (
+    flow,
+    lag_chart,
+    rows_strip,
+    run_strip,
+    wal_chart,
+)
 from waldelta_airflow.views._render import duration, render, run_name, url
 from waldelta_airflow.views._situation import Situation
 
@@ -112,7 +136,7 @@ _TABLES_PER_PAGE = 100
 _REPORTS_PER_PAGE = 30
 _HEAT_MAP_RUNS = 30
 _RUNS_OF_TABLE = 50
-_MOST_LISTED = 200
+_COMPARED_PER_PAGE = 50
 _ROWS_SHOWN = 100
 # How far back the lists of runs and of reconciliations go.
 _HISTORY_SHOWN = timedelta(days=30)
@@ -201,7 +225,7 @@ def read_schedule(pipeline: PipelineFile) -> Schedule:
     return read_schedules([pipeline]).get(pipeline.pipeline, Schedule())
 
 
-def read_situation(request: PipelineRequest, hours: int = REACH // timedelta(hours=1)) -> Situation:
+def read_situation(request: PipelineRequest, hours: int = OVERVIEW_HOURS) -> Situation:
     """Returns a pipeline now, with its runs and lag of the last hours."""
     at, pipeline, ledger = now(), request.pipeline, request.ledger
     schedule = read_schedule(pipeline)
@@ -259,9 +283,10 @@ def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> st
     """Returns the page of the runs of the last 30 days, newest first, and their lag."""
     at, pipeline, ledger = now(), request.pipeline, request.ledger
     schedule = read_schedule(pipeline)
-    runs = read_runs(ledger, at - _HISTORY_SHOWN)
-    listed = [run for run in runs if run.status == "failed"] if only_failed else runs
-    turn = Turning.of(number, listed, _RUNS_PER_PAGE)
+    runs = scan_runs(ledger, at - _HISTORY_SHOWN)
+    failed = runs.filter(pc.field("status") == "failed")
+    turn = Turning.of(number, failed if only_failed else runs, _RUNS_PER_PAGE)
+    turn = replace(turn, rows=lines_of(turn.rows))
     return request.render(
         "runs.html",
         at,
@@ -269,7 +294,7 @@ def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> st
         work=read_work(ledger, turn.rows),
         turn=turn,
         only_failed=only_failed,
-        failures=sum(run.status == "failed" for run in runs),
+        failures=failed.num_rows,
         chart=lag_chart(request.base, pipeline.pipeline, lag_points(runs)),
         active=schedule.active,
         is_under_way=bool(schedule.under_way),
@@ -334,12 +359,10 @@ def _headline_of_run(
 
 def _heals_of_run(pipeline: PipelineFile, ledger: Ledger, line: RunLine, kind: str) -> Markup | str:
     """Returns whether what failed a run ends without a person, or has ended."""
-    later = [run for run in read_runs(ledger, line.at) if run.verb == line.verb]
-    succeeded = [run for run in later if run.status == "succeeded" and run.run_id != line.run_id]
-    if not succeeded:
+    if (later := next_success(ledger, line)) is None:
         is_down = read_schedule(pipeline).is_scheduler_down(now())
         return unless_down(heals_of_error(kind), is_down=is_down)
-    return Markup("yes: a later run succeeded, {}").format(run_name(succeeded[-1].run_id, now()))
+    return Markup("yes: a later run succeeded, {}").format(run_name(later, now()))
 
 
 def consuming_verb(ledger: Ledger, run_id: str) -> str:
@@ -356,25 +379,29 @@ def expectations_page(request: PipelineRequest) -> str:
     return request.render("expectations.html", at, here="expectations", heat=heat, earlier=earlier)
 
 
-def reconciliation_page(request: PipelineRequest, button: Button) -> str:
+def reconciliation_page(request: PipelineRequest, button: Button, number: int, earlier: int) -> str:
     """Returns the page of each table's last comparison, differing tables first.
 
-    It also shows the errors of later attempts, and all results of 30 days.
+    It also shows the errors of later attempts, and all results of 30 days. Both lists have pages.
     """
     situation, reconciliations = read_situation(request), Reconciliations(request.ledger.lake)
-    results = reconciliations.history()
     at, glance = situation.at, situation.glance
     tables = {line.table_name for line in glance.tables}
-    answers, attempts = last_answers(row for row in results if row.table_name in tables)
-    latest = sorted(
-        reconciliations.in_full(answers).values(),
-        key=lambda row: (row.status != DIFFERENT, row.table_name),
-    )
-    history = [row for row in results[::-1] if row.at >= at - _HISTORY_SHOWN]
+    results = reconciliations.scan()
+    last = rows_of(Reconciliation, last_rows(results, ("table_name", "status")))
+    answers, attempts = last_answers(row for row in last if row.table_name in tables)
+    order = sorted(answers.values(), key=lambda row: (row.status != DIFFERENT, row.table_name))
+    turn = Turning.of(number, order, _COMPARED_PER_PAGE)
+    in_full = reconciliations.in_full({row.table_name: row for row in turn.rows})
+    latest = [in_full[row.table_name] for row in turn.rows if row.table_name in in_full]
+    shown_results = results.filter(pc.field("at") >= at - _HISTORY_SHOWN)
+    history = Turning.of(earlier, shown_results[::-1], _COMPARED_PER_PAGE)
     return request.render(
         "reconciliation.html",
         at,
         here="reconciliation",
+        waits=glance.waiting,
+        turn=turn,
         latest=latest,
         attempts=attempts,
         compared=glance.compared,
@@ -386,9 +413,8 @@ def reconciliation_page(request: PipelineRequest, button: Button) -> str:
             for item in situation.attention
             if not item.objects and replace(situation, attention=[item]).is_stale
         ],
-        different=[row for row in latest if row.status == DIFFERENT],
-        history=history[:_MOST_LISTED],
-        more_history=max(0, len(history) - _MOST_LISTED),
+        different=[row for row in order if row.status == DIFFERENT],
+        history=replace(history, rows=rows_of(Reconciliation, history.rows)),
         button=button,
         is_under_way=button.dag.is_under_way,
         rows_shown=_ROWS_SHOWN,

@@ -10,13 +10,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from statistics import median
 
 from markupsafe import Markup
 
 from waldelta.config import PipelineFile
 from waldelta.monitoring.overview import Glance
-from waldelta.monitoring.run_history import LagPoint, RunLine, thin_out
+from waldelta.monitoring.run_history import MOST_POINTS, LagPoint, RunLine, thin_out
 from waldelta.monitoring.status import LastSlot, wal_per_hour
 from waldelta.monitoring.table_list import RunRows
 from waldelta.pipeline.lag import Lag
@@ -26,7 +27,6 @@ from waldelta_airflow.views._render import bytes_of, clock, duration, number, ru
 
 _WIDTH, _HEIGHT = 1000, 100
 _SPARK_WIDTH, _SPARK_HEIGHT = 96, 26
-_MOST_POINTS = 300
 # A bar of no changes can still be seen and selected.
 _LEAST = 0.06
 # The label at the middle of a time axis, in seconds. The axis ends at twice as much, so at most at
@@ -84,7 +84,7 @@ def chart(
     """
     if len(points) < 2:
         return Markup("")
-    drawn, text_of = thin_out(points, _MOST_POINTS, lambda point: point.value), measure.text_of
+    drawn, text_of = thin_out(points, MOST_POINTS, lambda point: point.value), measure.text_of
     first, last = drawn[0].at, until or drawn[-1].at
     seconds, worst = (last - first).total_seconds() or 1.0, max(p.value for p in drawn)
     top = measure.ceiling(max(worst, limit or 0))
@@ -256,14 +256,20 @@ def lag_chart(
     """Returns the lag before each run, with links to failed runs; then that ``at`` a time, of a
     lake that is complete up to ``upto``.
     """
+    href = partial(_failed_run, base, name)
     drawn = [
-        Point(p.at, behind, p.status, p.run_id, url(base, "p", name, "run", "consume", p.run_id))
+        Point(p.at, behind, p.status, p.run_id, href(p, "consume"))
         for p in points
         if (behind := p.lag.seconds) is not None
     ]
     if at is not None and (behind := Lag.since(upto, at).seconds) is not None:
         drawn.append(Point(at, behind))
     return chart(drawn, _SECONDS)
+
+
+def _failed_run(base: str, name: str, run: LagPoint | RunLine, verb: str) -> str:
+    """Returns the address of a run's dot; only those that failed have one."""
+    return url(base, "p", name, "run", verb, run.run_id) if run.status == "failed" else ""
 
 
 def wal_chart(
@@ -277,14 +283,9 @@ def wal_chart(
 
     Until ``until`` it isn't known.
     """
+    href = partial(_failed_run, base, name)
     points = [
-        Point(
-            run.at,
-            float(run.retained_bytes),
-            run.status,
-            run.run_id,
-            url(base, "p", name, "run", run.verb, run.run_id),
-        )
+        Point(run.at, float(run.retained_bytes), run.status, run.run_id, href(run, run.verb))
         for run in reversed(runs)
         if run.retained_bytes is not None
     ]

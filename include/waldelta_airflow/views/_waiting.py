@@ -35,9 +35,9 @@ from waldelta_airflow.views._installed_pipelines import Button
 from waldelta_airflow.views._pages import Turning
 from waldelta_airflow.views._render import server_folders
 
-_ROWS_PER_PAGE = 100
+_ROWS_PER_PAGE = 50
 _MOST_CHOICES = 20
-_DECISIONS_SHOWN = 100
+_DECISIONS_PER_PAGE = 50
 # The most characters of a value in the list and on its row's page, and the most bytes of a message
 # there. The command line shows everything.
 _IN_LIST, _ON_PAGE, _BYTES_SHOWN = 200, 20_000, 4_096
@@ -52,9 +52,12 @@ _TOO_LONG = (
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The rows that the reader wants to see, by table and reason, and which page of them."""
+    """The rows that the reader wants to see, by table and reason, and which page of them; and which
+    of the ``earlier`` decisions.
+    """
 
     page: int = 1
+    earlier: int = 1
     table: str | None = None
     reason: str | None = None
 
@@ -101,8 +104,7 @@ def waiting_page(request: PipelineRequest, chosen: Chosen, button: Button) -> st
         chosen=chosen,
         count=keys.num_rows,
         choices=(("table", tables), ("reason", reasons)),
-        decided=decided[:_DECISIONS_SHOWN],
-        more_decided=max(0, len(decided) - _DECISIONS_SHOWN),
+        decided=Turning.of(chosen.earlier, decided, _DECISIONS_PER_PAGE),
         button=button,
         is_under_way=button.dag.is_under_way,
         stopped=waiting.of("gate", "released"),

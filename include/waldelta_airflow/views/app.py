@@ -195,9 +195,16 @@ def table(request: PipelineDep, table: str) -> HTMLResponse:
 
 
 @_routes.get("/p/{name}/reconciliation")
-def reconciliation(request: PipelineDep, run: str | None = None, refused: str | None = None) -> str:
-    """Returns the page of comparisons with the source."""
-    return pages.reconciliation_page(request, _button(request, "reconcile", run, refused))
+def reconciliation(
+    request: PipelineDep,
+    page: int = 1,
+    earlier: int = 1,
+    run: str | None = None,
+    refused: str | None = None,
+) -> str:
+    """Returns the page of comparisons with the source, of whose lists these pages are shown."""
+    button = _button(request, "reconcile", run, refused)
+    return pages.reconciliation_page(request, button, page, earlier)
 
 
 @_routes.post("/p/{name}/repair", dependencies=[Depends(_may_trigger("reconcile"))])

@@ -36,7 +36,14 @@ from waldelta.monitoring.check_results import (
 from waldelta.monitoring.decisions import read_of_run, read_open
 from waldelta.monitoring.overview import read_glance
 from waldelta.monitoring.run_details import read_run
-from waldelta.monitoring.run_history import LagPoint, complete_upto, lag_points, read_runs, thin_out
+from waldelta.monitoring.run_history import (
+    LagPoint,
+    complete_upto,
+    lag_points,
+    read_runs,
+    scan_runs,
+    thin_out,
+)
 from waldelta.monitoring.table_list import read_changed, read_table_details, read_tables
 from waldelta.pipeline import RunResult, StageResult, TableResult
 from waldelta.pipeline.lag import Lag
@@ -82,7 +89,7 @@ def test_lag_counts_from_the_last_run_that_was_applied(book):
     for event in (run("a", minutes(2)), run("b", minutes(7), "failed"), run("c", minutes(12))):
         book.append(event)
     expected = [("a", None), ("b", 420.0), ("c", 720.0)]
-    assert [(p.run_id, p.lag.seconds) for p in lag_points(read_runs(book))] == expected
+    assert [(p.run_id, p.lag.seconds) for p in lag_points(scan_runs(book))] == expected
 
 
 def test_thinning_out_keeps_peaks_and_failures():

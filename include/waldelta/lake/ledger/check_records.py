@@ -393,8 +393,12 @@ class Reconciliations:
 
     def history(self, since: datetime | None = None) -> list[Reconciliation]:
         """Returns all results without the differing rows, oldest first."""
+        return rows_of(Reconciliation, self.scan(since))
+
+    def scan(self, since: datetime | None = None) -> pa.Table:
+        """Returns history() as Arrow: it has as many rows as tables for each night."""
         names = [name for name in self._table.schema.names if name != "differences"]
-        return self._table.read(since=since, columns=names)
+        return self._table.scan(names, since)
 
     def prune(self, oldest: datetime) -> int:
         """Drop rows older than ``oldest``, except each table's last result; returns how many.

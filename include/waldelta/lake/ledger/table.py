@@ -424,6 +424,8 @@ def read_sorted(
             )
     names = schema.names if columns is None else _names(schema, columns)
     place, parts = _place_of(table), [schema.empty_table().select(names)]
+    if "min.at" in actions.column_names:
+        actions = actions.sort_by("min.at")
     for file in actions.select(["path", "size_bytes", "num_records"]).to_pylist():
         path, size = file["path"], file["size_bytes"]
         if file["num_records"] > _SMALL_ROWS or (size > _ONE_REQUEST_BYTES and not cache):
@@ -433,7 +435,13 @@ def read_sorted(
         else:
             rows = _read_whole(place, path, size, schema)
             parts.append((rows if where is None else rows.filter(where)).select(names))
-    return pa.concat_tables(parts).sort_by("at")
+    return _sorted(pa.concat_tables(parts))
+
+
+def _sorted(rows: pa.Table) -> pa.Table:
+    """Returns rows by ``at``; they are in that order already unless files overlap in time."""
+    times = pc.cast(rows["at"], pa.int64()).to_numpy()
+    return rows if bool((times[1:] >= times[:-1]).all()) else rows.sort_by("at")
 
 
 def _names(schema: pa.Schema, columns: Sequence[str]) -> list[str]:
@@ -479,7 +487,7 @@ def read_files(table: TargetVersion, files: Sequence[HeldFile]) -> pa.Table:
     """Returns all rows of some files, oldest first, by the table's current schema."""
     place, schema = _place_of(table), table.schema
     parts = [_read_whole(place, file.path, file.bytes, schema) for file in files]
-    return pa.concat_tables([schema.empty_table(), *parts]).sort_by("at")
+    return _sorted(pa.concat_tables([schema.empty_table(), *parts]))
 
 
 def _place_of(table: TargetVersion) -> _Place:

@@ -33,8 +33,13 @@ def test_the_page_of_a_reconciliation_shows_what_differs(read_shop, open_pages, 
         r"not compared.{,40}<td class=\"num\">–</td>\s*<td class=\"num\">–</td>", last, re.DOTALL
     )
     assert "before" not in last
-    monkeypatch.setattr("waldelta_airflow.views._pages._MOST_LISTED", 1)
-    assert "and 1 earlier result" in client.get("/p/shop/reconciliation").text
+    monkeypatch.setattr("waldelta_airflow.views._pages._COMPARED_PER_PAGE", 1)
+    newest, oldest = (client.get(f"/p/shop/reconciliation?earlier={n}").text for n in (1, 2))
+    assert 'href="/p/shop/reconciliation?earlier=2&amp;page=1#history">next</a>' in newest
+    listed = [
+        text.partition('id="history"')[2].count('<th scope="row">') for text in (newest, oldest)
+    ]
+    assert listed == [1, 1]
     said = ("12,345", "0/100000", "missing", "fine", "not compared", "null")
     assert not lacking(text, *said, "Repair the table that differs")
     assert "public.orders: different from the source" in client.get("/").text
