@@ -86,7 +86,7 @@ from waldelta.stages.check.reports.page import (
     CheckedRun,
     ReportEntry,
     checked_runs,
-    run_table,
+    parts,
     table_index,
 )
 from waldelta_airflow._connections import pipeline_lake
@@ -552,9 +552,8 @@ def reports_page(
         unread=unread,
         names=() if is_of_one else [name for name, of_it in runs.items() if of_it],
         without=[name for name, of_it in runs.items() if not of_it],
-        # Both functions escape.
-        tables=Markup(table_index(checked, link)) if is_of_one and checked else "",  # noqa: S704
-        table=Markup(run_table(turn.rows, link)) if turn.rows else "",  # noqa: S704
+        tables=table_index(checked, link) if is_of_one and checked else "",
+        table=parts.run_table(turn.rows, link) if turn.rows else "",
         turn=turn,
         only_failed=only_failed,
         **name,

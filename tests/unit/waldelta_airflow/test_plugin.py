@@ -82,7 +82,7 @@ def test_a_table_that_couldnt_be_checked_has_no_link(client, pipelines):
     gone = ReportEntry(NOON, "shop", HOSTILE, 'public."<img src=x>"', 3, 4, why, (), "")
     add_reports(load_pipeline_file(pipelines / "shop.yml"), gone)
     text = client.get("/docs/?failed=true").text
-    assert "couldn&#x27;t be checked" in text
+    assert "couldn&#39;t be checked" in text
     assert "&lt;img src=x&gt;" in text
     assert not [
         part

@@ -13,25 +13,26 @@ import html
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 from waldelta.config import PipelineFile, split_table_name
 from waldelta.control_characters import html_text
 from waldelta.errors import TargetNotWritable
 from waldelta.lake import Lake
-from waldelta.lake.ledger import DIFFERENT, EQUAL, REPAIRED, Reconciliation, RowDifference
+from waldelta.lake.ledger import DIFFERENT, EQUAL, REPAIRED, Reconciliation
 from waldelta.lake.ledger.check_records import NOT_COMPARED
 from waldelta.lake.storage import encode_segment
-from waldelta.lsn import Lsn
 from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.report_folder import CHECKS, RECONCILIATIONS
 from waldelta.quantities import counted
 from waldelta.stages.check.reports.docs_store import DocsStore, RunFolder
-from waldelta.stages.check.reports.page import ReportEntry, fact_table, mark, report_page
+from waldelta.stages.check.reports.page import ReportEntry, parts, render
 from waldelta.stages.check.suite.expectation import TableVerdict
 from waldelta.stages.check.suite.kinds import kind_of
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_COMPARISONS = {EQUAL: "passed", REPAIRED: "passed", DIFFERENT: "failed"}
 _LONGEST_NAME = 100  # A file system takes no longer names than 255 bytes.
 
 
@@ -189,68 +191,16 @@ def summary_of(row: Reconciliation) -> str:
 
 def table_page(row: Reconciliation) -> str:
     """Returns one table's page."""
-    verdict = {EQUAL: "passed", REPAIRED: "passed", DIFFERENT: "failed"}.get(row.status, "warning")
-    body = f"<p>{mark(verdict)} {html_text(summary_of(row))}</p>{fact_table(_facts(row))}"
-    if row.differences:
-        body += f"<h2>Rows that differ</h2>{_rows(row.differences)}"
-    if (more := row.differing - sum(one.rows for one in row.differences)) > 0:
-        body += f"<p>and {more:,} more</p>"
-    return report_page(f"Reconciliation of {row.table_name}", body)
-
-
-def _facts(row: Reconciliation) -> Iterator[tuple[str, str]]:
-    yield "run", row.run_id
-    yield "at", f"{row.at:%Y-%m-%d %H:%M:%S} UTC"
-    if row.by:
-        yield "requested by", row.by
-    if row.position is not None:
-        yield (
-            "source",
-            (
-                f"as of {Lsn(row.position)} (snapshot {row.snapshot}),"
-                f" {counted(row.source_rows or 0, 'row')}"
-            ),
-        )
-        yield (
-            "target",
-            (
-                f"Delta version {row.version}, which has batch {row.batch},"
-                f" {counted(row.target_rows or 0, 'row')}"
-            ),
-        )
-        yield (
-            "skipped (changing)",
-            f"{counted(row.in_flight, 'key')} changed during the comparison",
-        )
-        yield "quarantined or discarded", f"{counted(row.lacking, 'row')}, not compared"
-        yield "buckets", f"{row.differing_buckets:,} of {row.buckets:,} with differences"
-        yield "duration", f"{row.seconds:.1f} s, the source {row.source_seconds:.1f} s of it"
-    if row.skipped_columns:
-        yield "columns not compared", ", ".join(row.skipped_columns)
-    if row.repaired:
-        yield "repaired", counted(row.repaired, "row")
-    if row.reason:
-        yield "reason", row.reason
-
-
-def _rows(rows: Iterable[RowDifference]) -> str:
-    heads = "".join(
-        f'<th scope="col">{name}</th>' for name in ("row", "key", "column", "source", "target")
+    return render(
+        "reconciliation.html",
+        title=f"Reconciliation of {row.table_name}",
+        verdict={EQUAL: "passed", REPAIRED: "passed", DIFFERENT: "failed"}.get(
+            row.status, "warning"
+        ),
+        summary=summary_of(row),
+        row=row,
+        more=row.differing - sum(one.rows for one in row.differences),
     )
-    return f"<table><thead><tr>{heads}</tr></thead>{''.join(_row(one) for one in rows)}</table>"
-
-
-def _row(one: RowDifference) -> str:
-    lines = [(c.name, c.source, c.target) for c in one.columns] or [("", "", "")]
-    span = f' rowspan="{len(lines)}"'
-    times = f" ×{one.rows:,}" if one.rows > 1 else ""
-    first = f"<td{span}>{one.kind}{times}</td><td{span}><code>{html_text(one.key)}</code></td>"
-    cells = ["".join(f"<td>{_value(value)}</td>" for value in line) for line in lines]
-    return f'<tbody class="run"><tr>{first}{"</tr><tr>".join(cells)}</tr></tbody>'
-
-
-def _value(text: str | None) -> str:
-    return '<span class="dim">null</span>' if text is None else html_text(text)
 
 
 # A parameter in a renderer's template; two or more dollar signs don't begin one.
@@ -273,20 +223,21 @@ _LINE_BREAK = re.compile(r"<br\s*/?>")
 _COUNTED = re.compile(r"^( unexpected value| character| row)s\b")
 
 
-def check_page(result: ExpectationSuiteValidationResult, trend: str = "") -> str:
+def check_page(result: ExpectationSuiteValidationResult, trend: str = Markup()) -> str:
     """Returns the page of one table's check, with the facts in ``batch_parameters`` and the trend
     of its expectations as HTML.
     """
     about: Mapping[str, Any] = result.meta.get("batch_parameters") or {}
-    body = (
-        f"<p>{mark(_verdict(result))} {html_text(_summary(result))}</p>"
-        + fact_table((str(name), str(value)) for name, value in about.items())
-        + trend
-        + "".join(_section(section) for section in _sections(result))
-        + '<p class="dim">Great Expectations'
-        f" {html_text(str(result.meta.get('great_expectations_version')))}</p>"
+    return render(
+        "check.html",
+        title=f"Check of {about.get('table', result.suite_name)}",
+        verdict=_verdict(result),
+        summary=_summary(result),
+        facts=about,
+        trend=trend,
+        sections=[(section["section_name"], _blocks_of(section)) for section in _sections(result)],
+        version=result.meta.get("great_expectations_version"),
     )
-    return report_page(f"Check of {about.get('table', result.suite_name)}", body)
 
 
 def _summary(result: ExpectationSuiteValidationResult) -> str:
@@ -336,12 +287,11 @@ def _sections(result: ExpectationSuiteValidationResult) -> list[dict[str, Any]]:
     return found[1:]
 
 
-def _section(section: Mapping[str, Any]) -> str:
+def _blocks_of(section: Mapping[str, Any]) -> Markup:
     blocks = [
         b for b in section["content_blocks"] if not (isinstance(b, dict) and _kind(b) == "header")
     ]
-    name = html_text(str(section["section_name"]))
-    return f"<section><h2>{name}</h2>{''.join(map(_content, blocks))}</section>"
+    return Markup("".join(map(_content, blocks)))  # noqa: S704 - _content() escapes
 
 
 def _kind(block: Mapping[str, Any]) -> Any:
@@ -388,15 +338,15 @@ def _sentence(block: Mapping[str, Any]) -> str:
         return _text(given)
     parameters: Mapping[str, Any] = given.get("params") or {}
     if (icon := parameters.get(_ICON)) is not None:
-        return mark(_VERDICTS.get(icon, "warning"))
-    text, parts, end, before = str(given.get("template", "")), [], 0, None
+        return str(parts.mark(_VERDICTS.get(icon, "warning")))
+    text, pieces, end, before = str(given.get("template", "")), [], 0, None
     for found in _PARAMETER.finditer(text):
         name = found[1] or found[2]
         if name in parameters:
             words = _words(_agreeing(before, text[end : found.start()]))
-            parts += [words, _parameter(name, parameters[name])]
+            pieces += [words, _parameter(name, parameters[name])]
             end, before = found.end(), parameters[name]
-    return "".join([*parts, _words(_agreeing(before, text[end:]))])
+    return "".join([*pieces, _words(_agreeing(before, text[end:]))])
 
 
 def _agreeing(value: Any, words: str) -> str:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import pyarrow.compute as pc
+from markupsafe import Markup
 
 from waldelta.lake.ledger import ExpectationResult, Ledger, of_tables
 from waldelta.lake.ledger.check_records import WORST_FIRST, Verdict, verdict_of
 from waldelta.quantities import counted
-from waldelta.stages.check.reports.page import Square, square_table
+from waldelta.stages.check.reports.page import parts
 from waldelta.stages.check.suite.expectation import Outcome
 
 # Checks further back aren't searched, and no more than so many are shown.
@@ -31,23 +32,24 @@ class Trend:
         own = self.verdicts.setdefault(meaning, {})
         own[at] = min(own.get(at, verdict), verdict, key=WORST_FIRST.index)
 
-    def with_outcomes(self, outcomes: Iterable[Outcome], at: datetime) -> str:
+    def with_outcomes(self, outcomes: Iterable[Outcome], at: datetime) -> Markup:
         """Returns the trend as a table that ends with the outcomes of this check; empty for one."""
         last = [one for one in outcomes if one.error is None]
         for one in last:
             self.add(one.planned.meaning, at, one.planned.severity, success=one.success)
         times = sorted({at for own in self.verdicts.values() for at in own})[-_MOST_RUNS:]
         if len(times) < 2:
-            return ""
+            return Markup()
         meanings = dict.fromkeys(one.planned.meaning for one in last)
         titles = [(time, f"{time:%Y-%m-%d %H:%M} UTC") for time in times]
         rows = []
         for name in sorted(meanings, key=lambda name: WORST_FIRST.index(self.verdicts[name][at])):
             own = self.verdicts[name]
-            squares = [Square(own[time], title) if time in own else None for time, title in titles]
+            squares = [(own[time], title, "") if time in own else None for time, title in titles]
             rows.append((name, squares))
         caption = f"the last {counted(len(times), 'check')}, the newest at the right"
-        return f"<h2>Trend</h2>{square_table(rows, 'expectation', caption)}"
+        table: Markup = parts.squares(rows, "expectation", caption)
+        return Markup("<h2>Trend</h2>") + table
 
 
 def read_trends(ledger: Ledger, tables: Collection[str], at: datetime) -> dict[str, Trend]:

@@ -29,7 +29,7 @@ def test_a_run_is_listed_with_the_table_that_it_couldnt_check(tmp_path):
         index = list_reports(run, "run", at, verdicts).read_text()
         assert re.findall(r"<a [^>]+>(\w[^<]+)", index) == links
         assert 'class="mark failed"' in index
-    assert "1 of 1 not met<ul><li>couldn&#x27;t be checked: it isn&#x27;t there" in index
+    assert "1 of 1 not met<ul><li>couldn&#39;t be checked: it isn&#39;t there" in index
     assert index.count("public.gone") == 3
 
 
@@ -148,7 +148,11 @@ def check_result(*found):
 def test_the_mark_of_an_expectation(severity, success, mark):
     """The check's verdict and the expectation's row agree: an unmet warning is no failure."""
     result = check_result(("expect_column_to_exist", {"column": "a"}, severity, success))
-    assert re.findall(r'class="mark (\w+)"', check_page(result)) == [mark, mark]
+    page = check_page(result)
+    assert re.findall(r'class="mark (\w+)"', page) == [mark, mark]
+    # It leads back, and shows only what failed.
+    assert re.findall(r'href="([^"]+)"', page) == ["../../index.html", "#failed", "#"]
+    assert ":has(#failed:target)" in page
 
 
 def test_an_expectation_that_only_measures_is_not_met():

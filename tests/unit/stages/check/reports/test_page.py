@@ -17,7 +17,6 @@ from waldelta.stages.check.reports.page import (
     checked_runs,
     dump_entry,
     parse_entry,
-    report_page,
     static_index,
     table_index,
 )
@@ -132,9 +131,3 @@ def test_the_index_by_table_has_the_newest_at_the_right():
     assert index.index(">b<") < index.index(">a<")
     assert re.findall(r'href="([^"]+)">(.)<', index) == [("early/a", "✕"), ("late/a", "✓")]
     assert "<td></td><td><span" in index
-
-
-def test_a_report_leads_back_and_shows_only_what_failed():
-    page = report_page("t", "<p>x</p>")
-    assert re.findall(r'href="([^"]+)"', page) == ["../../index.html", "#failed", "#"]
-    assert ":has(#failed:target)" in page
