@@ -236,8 +236,8 @@ def judge_complete_rows(
             f"{gate.table}: its rows weren't read again, since its gate can't be read:"
             f" {gate.problem}"
         )
-    names, kinds = zip(*copy.columns, strict=True)
-    columns = JudgedColumns(names, kinds, copy.key_columns, job.pipeline.target.metadata_columns)
+    has_metadata = job.pipeline.target.metadata_columns
+    columns = JudgedColumns(dict(copy.columns), copy.key_columns, has_metadata)
     asides, stops = read_verdicts(gate, columns, job.pipeline.folder)
     if gate.released >= landed_upto(job, job.read_identity()):
         stops = []

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.errors import ParseException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from waldelta.arrow import Ints
@@ -170,6 +170,7 @@ EXAMPLE_ROWS = 5
 # Columns of a query besides the target's: which values weren't sent, and a row's file and place.
 _OWN = "_wd_row_"
 _PLACE = (f"{_OWN}file", f"{_OWN}place")
+_METADATA = {LSN: "lsn", COMMIT_TS: "commit_ts", RAW: "raw"}
 # One row for each file and expectation (by number): how many rows fail it (null: Arrow isn't
 # certain), to how many it applies, and the failing rows' numbers among the rows of all files.
 _FAILING = pa.schema(
@@ -184,71 +185,60 @@ _FAILING = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class JudgedColumns:
-    """The columns of the judged rows; a change may lack the values of ``toastable`` ones (by
-    index).
+    """The columns of the judged rows, in their order. A change may lack the value of a column in
+    ``toastable``; its flag is true then.
     """
 
-    names: Sequence[str]
-    types: Sequence[TargetType]
+    types: Mapping[str, TargetType]
     key: Sequence[str]
     has_metadata: bool
-    toastable: Sequence[int] = ()
+    toastable: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, plan: TargetPlan, *, has_metadata: bool) -> JudgedColumns:
         """Returns the columns of a target's staged changes."""
-        decode = plan.decode
-        key = [decode.names[i] for i in decode.shape.key]
-        return cls(decode.names, decode.types, key, has_metadata, decode.shape.toastable)
+        names, shape = plan.decode.names, plan.decode.shape
+        types = dict(zip(names, plan.decode.types, strict=True))
+        toastable = {names[i]: f"u{i}" for i in shape.toastable}
+        return cls(types, [names[i] for i in shape.key], has_metadata, toastable)
 
     @property
     def of_target(self) -> TargetColumns:
         """Returns the target's columns."""
-        types = {name: kind.spark for name, kind in zip(self.names, self.types, strict=True)}
+        types = {name: kind.spark for name, kind in self.types.items()}
         metadata = METADATA_TYPES if self.has_metadata else {}
         return TargetColumns(types | metadata, bool(self.key))
 
     @property
     def raw(self) -> list[str]:
         """Returns the columns of which values may be in ``_wd_raw``."""
-        kinds = zip(self.names, self.types, strict=True)
-        return [name for name, kind in kinds if self.has_metadata and kind.may_be_raw]
+        return [n for n, kind in self.types.items() if self.has_metadata and kind.may_be_raw]
 
     @property
-    def as_staged(self) -> dict[str, str]:
-        """Returns the columns that the target stores as they are staged, and their staged names."""
-        kinds = enumerate(zip(self.names, self.types, strict=True))
-        stored = {name: f"c{i}" for i, (name, kind) in kinds if kind.stored_sql(name) == name}
-        return stored | self._metadata
-
-    @property
-    def values(self) -> list[Column]:
-        """Returns staged columns as the target stores them."""
-        kinds = enumerate(zip(self.names, self.types, strict=True))
-        values = [F.expr(kind.stored_sql(f"c{i}")).alias(name) for i, (name, kind) in kinds]
-        return values + [F.col(staged).alias(name) for name, staged in self._metadata.items()]
-
-    @property
-    def _metadata(self) -> dict[str, str]:
-        return {LSN: "lsn", COMMIT_TS: "commit_ts", RAW: "raw"} if self.has_metadata else {}
+    def staged(self) -> dict[str, str]:
+        """Returns what the target stores in each column, in Spark SQL on staged columns: the name
+        of one where it is stored as it is staged.
+        """
+        kinds = enumerate(self.types.items())
+        values = {name: kind.stored_sql(f"c{i}") for i, (name, kind) in kinds}
+        return values | (_METADATA if self.has_metadata else {})
 
     def flags_of(self, names: Sequence[str] | None) -> list[str]:
         """Returns the flags of these columns (None: every column) whose values may not be sent."""
         # Spark matches column names case-insensitively.
-        read = {name.lower() for name in (self.names if names is None else names)}
-        return [f"{_OWN}u{i}" for i in self.toastable if self.names[i].lower() in read]
+        read = {name.lower() for name in (self.types if names is None else names)}
+        return [f"{_OWN}{flag}" for name, flag in self.toastable.items() if name.lower() in read]
 
     def examples_of(self, rows: pa.Table, read: Sequence[str] | None) -> list[str]:
         """Returns net changes as JSON: ``key``, and ``values`` of the columns in ``read``.
 
         ``read`` is None where the columns are unknown, and then all are included.
         """
-        flags = {self.names[i]: rows[f"u{i}"].to_pylist() for i in self.toastable}
+        flags = {name: rows[flag].to_pylist() for name, flag in self.toastable.items()}
         absent = [[name for name, of in flags.items() if of[n]] for n in range(len(rows))]
-        kinds = list(zip(self.names, self.types, strict=True))
-        wanted = {name.lower() for name in (self.names if read is None else read)}
+        wanted = {name.lower() for name in (self.types if read is None else read)}
         examples = []
-        for values in map(json.loads, values_as_json(rows, kinds, absent)):
+        for values in map(json.loads, values_as_json(rows, [*self.types.items()], absent)):
             key = {name: values[name] for name in self.key if name in values}
             seen = {name: value for name, value in values.items() if name.lower() in wanted}
             examples.append(json.dumps({"key": key, "values": seen}))
@@ -308,7 +298,7 @@ class StagedRows:
     ) -> set[int]:
         """Judge by Arrow, in a task for each file; returns the numbers of which it is certain."""
         read = {n: c.read_by_arrow for n, c in conditions.items()}
-        staged = self.columns.as_staged.keys()
+        staged = {name for name, of in self.columns.staged.items() if of.isidentifier()}
         certain = {n: conditions[n] for n, of in read.items() if of is not None and {*of} <= staged}
         judge = partial(_failing, self.files, self.columns, self.where, certain, most)
         of_files = self.runner.run(len(self.files.paths), _FAILING, judge) if certain else []
@@ -331,7 +321,8 @@ class StagedRows:
         own = [column.alias(name) for column, name in zip(place, _PLACE, strict=True)]
         own += [F.col(flag.removeprefix(_OWN)).alias(flag) for flag in flags]
         rows = spark.read.parquet(self.files.folder).where(self.where)
-        rows = rows.select(*own, *self.columns.values)
+        values = [F.expr(value).alias(name) for name, value in self.columns.staged.items()]
+        rows = rows.select(*own, *values)
         counts, errors = count_by_spark(rows, conditions, most)
         others = [verdict for n, verdict in verdicts.items() if n not in conditions]
         self._check_judged(verdicts, errors, others)
@@ -351,7 +342,7 @@ class StagedRows:
                 " expectation: the next run uses it"
             ) from next(iter(errors.values()))
         for verdict in others:
-            used = self.columns.flags_of(_used_columns(self.columns.names, verdict.item.kwargs))
+            used = self.columns.flags_of(_used_columns([*self.columns.types], verdict.item.kwargs))
             sent = rows.where(reduce(and_, (~F.col(flag) for flag in used), F.lit(True)))
             sent = sent.drop(*flags, *_PLACE)
             verdict.outcome = _outcome_as_a_whole(self.table, sent, verdict.planned)
@@ -386,7 +377,7 @@ def _failing(
     number: int,
 ) -> pa.Table:
     """Returns which rows of a file fail these conditions, by Arrow (_FAILING)."""
-    staged = columns.as_staged
+    staged = columns.staged
     read = {name: staged[name] for of in judged.values() for name in of.read_by_arrow or ()}
     read |= {flag: flag.removeprefix(_OWN) for of in judged.values() for flag in of.unsent}
     conditions = {"action", "lsn", "t0"} & {*files.schema.names}
