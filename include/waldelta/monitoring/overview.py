@@ -62,6 +62,7 @@ from waldelta.monitoring.table_list import (
     read_copies,
     read_tables,
 )
+from waldelta.pipeline.lag import Lag
 from waldelta.postgres.publication_checks import listed
 from waldelta.quantities import counted, duration, size
 from waldelta.slot import open_gaps
@@ -78,8 +79,6 @@ _RECENT = 50
 OVERVIEW_AT_ONCE = 8
 # An older failed nightly run has little meaning today.
 _NIGHTLY = timedelta(days=30)
-# Most stages take minutes.
-_SILENT = timedelta(hours=1)
 # Results of at most this many runs are searched for one that reached apply; if none did, that
 # is reported elsewhere.
 _MOST_RESULTS = 5
@@ -280,7 +279,9 @@ def _attention(
         yield from _of_slot(pipeline, results, latest, idle_checked_at)
     if pipeline.quality.enabled and not (
         glance.active
-        or any(run.status == "running" and now - run.at < _SILENT for run in glance.runs)
+        or any(
+            run.status == "running" and not Lag.since(run.at, now).is_silent for run in glance.runs
+        )
     ):
         # A run checks its own changes, so such a table waits for the next run or maintenance.
         unchecked = [line.table_name for line in tables if _is_unchecked(line)]
@@ -327,7 +328,7 @@ def _of_tables(
 
 def _silent(latest: RunLine, now: datetime) -> Iterator[Attention]:
     """Yields attention for a run without recent events: a run that was killed records no end."""
-    if latest.status == "running" and now - latest.at >= _SILENT:
+    if latest.status == "running" and Lag.since(latest.at, now).is_silent:
         yield Attention(
             "warning",
             "silent_run",

@@ -15,6 +15,8 @@ from waldelta.config.quality import Freshness
 
 # Airflow's scheduler runs every few seconds.
 _OVERDUE_AFTER = timedelta(minutes=10)
+# Most stages take minutes.
+_SILENT_AFTER = timedelta(hours=1)
 _MB = 1 << 20
 
 
@@ -39,6 +41,11 @@ class Lag:
     def is_overdue(self) -> bool:
         """Returns whether ``seconds``, as the delay of a scheduled run, exceed ten minutes."""
         return self.seconds is not None and self.seconds > _OVERDUE_AFTER.total_seconds()
+
+    @property
+    def is_silent(self) -> bool:
+        """Returns whether a running run with this age of its last record may have been killed."""
+        return self.seconds is not None and self.seconds >= _SILENT_AFTER.total_seconds()
 
     def limits(self, freshness: Freshness) -> Iterator[FreshnessLimit]:
         """Yields the limits that can be judged, warnings first."""
