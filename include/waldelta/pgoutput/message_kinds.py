@@ -80,14 +80,19 @@ KINDS = (
 )
 # fmt: on
 BY_LETTER = {kind.letter: kind for kind in KINDS}
+# The first bytes as numbers, by names such as stream_start, for queries on the slot; and those of
+# the kinds that end a transaction.
+CODES = {kind.name.lower().replace(" ", "_"): kind.code for kind in KINDS}
+END_CODES = ", ".join(str(kind.code) for kind in KINDS if kind.end_at is not None)
 # Messages that decide which rows count, and when: none of version 1, whose rows count anyway.
 CONTROL_KINDS = tuple(kind.letter for kind in KINDS if kind.version > 1)
 ROW_KINDS = ("I", "U", "D")
 # What a transaction consists of; the other kinds begin, end or describe.
 CHANGE_KINDS = (*ROW_KINDS, "T", "M")
+CHANGE_CODES = ", ".join(str(BY_LETTER[letter].code) for letter in CHANGE_KINDS)
 # Messages that describe the columns of later messages, or decide which messages count.
 TIMELINE_KINDS = ("R", "Y", "T", *CONTROL_KINDS)
-STREAM_ABORT = BY_LETTER["A"].code
+STREAM_ABORT = CODES["stream_abort"]
 # The protocol version of streaming 'parallel': a Stream Abort has its position and time then.
 PARALLEL_VERSION = 4
 ABORT_SIZES = (BY_LETTER["A"].least_bytes, BY_LETTER["A"].least_bytes + 16)

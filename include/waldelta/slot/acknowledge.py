@@ -39,7 +39,7 @@ from waldelta.lake.changelog import Transactions
 from waldelta.lake.changelog.batch_file import PreparedRows
 from waldelta.lake.ledger import Ledger, SlotMove, now
 from waldelta.lsn import Lsn
-from waldelta.pgoutput.message_kinds import STREAM_ABORT
+from waldelta.pgoutput.message_kinds import CHANGE_CODES, CODES, END_CODES, STREAM_ABORT
 from waldelta.postgres import MEMBERS, Connection
 from waldelta.server_errors.sqlstate import ServerError
 from waldelta.slot.read import ReadRequest, peek_error
@@ -164,28 +164,29 @@ def _slot_messages(connection: Connection, source: Source, upto: int) -> Transac
 # A message that isn't transactional gets kind 0: it may come after the last transaction, or between
 # two calls. A message that can't be read may have any length.
 _KIND = (
-    "lsn, xid, case when length(data) = 0 then 0 when get_byte(data, 0) = 77 and substr(data, 2, 1)"
-    " = '\\x00' then 0 else get_byte(data, 0) end as kind"
+    f"lsn, xid, case when length(data) = 0 then 0 when get_byte(data, 0) = {CODES['message']} and"
+    " substr(data, 2, 1) = '\\x00' then 0 else get_byte(data, 0) end as kind"
 )
-# The kinds by the fields of Transactions: Commit, Prepare, Commit Prepared, Rollback Prepared,
-# Insert, Update, Delete, Truncate, Message.
+# The fields of Transactions by their kinds.
 _FIELDS = {
-    67: "commits", 80: "prepares", 75: "prepared_commits", 114: "prepared_rollbacks",
-    73: "inserts", 85: "updates", 68: "deletes", 84: "truncates", 77: "messages",
+    CODES["commit"]: "commits", CODES["prepare"]: "prepares",
+    CODES["commit_prepared"]: "prepared_commits", CODES["rollback_prepared"]: "prepared_rollbacks",
+    CODES["insert"]: "inserts", CODES["update"]: "updates", CODES["delete"]: "deletes",
+    CODES["truncate"]: "truncates", CODES["message"]: "messages",
 }  # fmt: skip
 # One row for each kind, and for each prepared transaction: the server evaluates very little per
 # message.
 _COUNTED = """
 select {xid}, kind, count(*),
-       coalesce(sum(xid::text::bigint) filter (where kind in (67, 80, 75, 114)), 0),
-       coalesce(sum(lsn - '0/0'::pg_lsn) filter (where kind in (67, 80, 75, 114)), 0)
+       coalesce(sum(xid::text::bigint) filter (where kind in ({ends})), 0),
+       coalesce(sum(lsn - '0/0'::pg_lsn) filter (where kind in ({ends})), 0)
 from {changes} as changes
 group by 1, 2
 """
 # Rows of transactions prepared in this range are separated from all others.
 _WITH_PREPARED = """
 with changes as materialized ({changes}),
-     prepared as (select distinct xid from changes where kind = 80)
+     prepared as (select distinct xid from changes where kind = {prepare})
 """
 # The server's answer is read up to the first message that counts.
 _FIRST = """
@@ -195,8 +196,7 @@ select (select data from changes where substr(data, 1, 1) <> '\\x{abort:02x}' li
 """
 _MORE = 16
 _XID_PREPARED = (
-    "case when kind in (73, 85, 68, 84, 77) and xid in (select xid from prepared) then"
-    " xid::text::bigint end"
+    "case when kind in ({changes}) and xid in (select xid from prepared) then xid::text::bigint end"
 )
 # With fewer changes than these, the check and the extra session cost more than they save.
 BINARY_COUNT_FROM = 100_000
@@ -211,11 +211,11 @@ def counted(connection: Connection, verb: str, source: Source, upto: Lsn) -> Tra
     """
     changes = call(verb, source, upto, None, _KIND)
     if source.options.two_phase:
-        query = _WITH_PREPARED.format(changes=changes) + _COUNTED.format(
-            xid=_XID_PREPARED, changes="changes"
-        )
+        xid = _XID_PREPARED.format(changes=CHANGE_CODES)
+        query = _WITH_PREPARED.format(changes=changes, **CODES)
+        query += _COUNTED.format(xid=xid, changes="changes", ends=END_CODES)
     else:
-        query = _COUNTED.format(xid="null::bigint", changes=f"({changes})")
+        query = _COUNTED.format(xid="null::bigint", changes=f"({changes})", ends=END_CODES)
     sums: Counter[str] = Counter()
     in_prepared: dict[int, Counter[str]] = {}
     with named_use(source.slot):

@@ -23,7 +23,7 @@ from waldelta.config import Source
 from waldelta.errors import DecodeError, SlotUnreadable, SourceError, without_values
 from waldelta.lsn import Lsn
 from waldelta.pgoutput import read_relation
-from waldelta.pgoutput.message_kinds import STREAM_ABORT
+from waldelta.pgoutput.message_kinds import END_CODES, STREAM_ABORT
 from waldelta.pgoutput.messages import read_begin
 from waldelta.pipeline import Job
 from waldelta.postgres import filtered_tables, limited
@@ -208,7 +208,9 @@ def _read_whole(job: Job, source: Source, bound: PeekBound, most: int) -> Answer
     It uses a new session, since an error ends decoding in a session.
     """
     query = _ANSWER.format(
-        changes=call("peek", source, bound.upto_lsn, most, "lsn, data"), abort=STREAM_ABORT
+        changes=call("peek", source, bound.upto_lsn, most, "lsn, data"),
+        abort=STREAM_ABORT,
+        ends=END_CODES,
     )
     with job.source.connect_slot("probe") as connection:
         try:
@@ -224,12 +226,11 @@ def _read_whole(job: Job, source: Source, bound: PeekBound, most: int) -> Answer
 
 
 # When reading complete transactions, landing discards every Stream Abort (pgoutput.envelope). The
-# position of a transaction's last message, or its prepare's, is its end. 67, 80, 75 and 114 are
-# Commit, Prepare, Commit Prepared and Rollback Prepared.
+# position of a transaction's last message, or its prepare's, is its end.
 _ANSWER = """
 select count(*),
        count(*) filter (where get_byte(data, 0) <> {abort}),
-       (max(lsn) filter (where get_byte(data, 0) in (67, 80, 75, 114)))::text
+       (max(lsn) filter (where get_byte(data, 0) in ({ends})))::text
 from ({changes}) as changes
 """
 

@@ -37,7 +37,7 @@ from waldelta.errors import (
 from waldelta.failpoints import fault_point
 from waldelta.lsn import Lsn
 from waldelta.pgoutput.envelope import ENVELOPE_SCHEMA, Envelope
-from waldelta.pgoutput.message_kinds import TIMELINE_KINDS
+from waldelta.pgoutput.message_kinds import CODES, TIMELINE_KINDS
 from waldelta.pgoutput.messages import MARK
 from waldelta.postgres import (
     NAME_BYTES,
@@ -67,48 +67,44 @@ LANDING_SCHEMA = pa.schema(
 )
 
 
-# pg_logical_slot_peek_binary_changes() returns the subtransaction's xid with a Stream Abort message
-# (65, "A"). The top-level xid is the message's first field.
-_TOP_XID = """
-case when get_byte(data, 0) = 65 then ('x' || encode(substr(data, 2, 4),
-  'hex'))::bit(32)::bigint::text::xid else xid end
+# Every call streams an open transaction again from its beginning, so this condition leaves out the
+# messages of a transaction that has a Stream Start but no Stream Commit or Stream Prepare. A
+# transaction that was prepared earlier may be streamed again, too. Commit Prepared and Rollback
+# Prepared end it, so these are always returned. The filter saves transfer only: the server collects
+# all rows first. pg_logical_slot_peek_binary_changes() returns the subtransaction's xid with a
+# Stream Abort message, whose first field is the top-level xid.
+_IS_COMPLETE = """
+case when get_byte(data, 0) = {stream_abort}
+    then ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::bigint::text::xid
+    else xid
+end not in (
+    select xid from changes where get_byte(data, 0) = {stream_start}
+    except
+    select xid from changes where get_byte(data, 0) in ({stream_commit}, {stream_prepare})
+) or get_byte(data, 0) in ({commit_prepared}, {rollback_prepared})
 """
-# Every call streams an open transaction again from its beginning, so this query leaves out the
-# messages of a transaction that has a Stream Start (83) but no Stream Commit (99) or Stream
-# Prepare (112). A transaction that was prepared earlier may be streamed again, too. Commit Prepared
-# (75) and Rollback Prepared (114) end it, so these are always returned. The filter saves transfer
-# only: the server collects all rows first.
 _COMPLETE = """
 with changes as materialized ({changes})
-select lsn, xid, data
-from changes
-where {top_xid} not in (
-    select xid from changes where get_byte(data, 0) = 83
-    except
-    select xid from changes where get_byte(data, 0) in (99, 112)
-) or get_byte(data, 0) in (75, 114)
+select lsn, xid, data from changes where {is_complete}
 """
-# pg_logical_slot_peek_binary_changes() returns a streamed logical message (77, "M") with the
-# top-level xid, even if a subtransaction wrote it. So the rows don't show whether a savepoint's
-# rollback removed the message. The query therefore reads the same WAL a second time without
-# streaming: PostgreSQL then returns only messages that weren't rolled back, each with its own lsn.
-# A message with flags 0 isn't transactional: it counts although its transaction is still open.
+# pg_logical_slot_peek_binary_changes() returns a streamed logical message with the top-level xid,
+# even if a subtransaction wrote it. So the rows don't show whether a savepoint's rollback removed
+# the message. The query therefore reads the same WAL a second time without streaming: PostgreSQL
+# then returns only messages that weren't rolled back, each with its own lsn. A message with flags 0
+# isn't transactional: it counts although its transaction is still open.
 _COMPLETE_WITH_MESSAGES = """
 with changes as materialized ({changes}),
      messages as materialized (
-         select lsn, get_byte(data, 1) = 0 as alone from ({whole}) as whole where get_byte(data,
-           0) = 77
+         select lsn, get_byte(data, 1) = 0 as alone
+         from ({whole}) as whole
+         where get_byte(data, 0) = {message}
      )
 select lsn, xid, data
 from changes
 where (
-    {top_xid} not in (
-        select xid from changes where get_byte(data, 0) = 83
-        except
-        select xid from changes where get_byte(data, 0) in (99, 112)
-    ) or get_byte(data, 0) in (75, 114) or (get_byte(data, 0) = 77 and lsn in (select lsn
-      from messages where alone))
-) and (get_byte(data, 0) <> 77 or lsn in (select lsn from messages))
+    {is_complete}
+    or (get_byte(data, 0) = {message} and lsn in (select lsn from messages where alone))
+) and (get_byte(data, 0) <> {message} or lsn in (select lsn from messages))
 """
 
 
@@ -265,10 +261,13 @@ def _statement(source: Source, bound: PeekBound) -> str:
     changes = call("peek", source, bound.upto_lsn, bound.upto_nchanges, columns)
     if source.options.streaming == "off":
         return changes
+    is_complete = _IS_COMPLETE.format(**CODES)
     if not source.options.messages:
-        return _COMPLETE.format(changes=changes, top_xid=_TOP_XID)
+        return _COMPLETE.format(changes=changes, is_complete=is_complete)
     plain = call("peek", whole(source), bound.upto_lsn, bound.upto_nchanges, columns)
-    return _COMPLETE_WITH_MESSAGES.format(changes=changes, whole=plain, top_xid=_TOP_XID)
+    return _COMPLETE_WITH_MESSAGES.format(
+        changes=changes, whole=plain, is_complete=is_complete, message=CODES["message"]
+    )
 
 
 def call(verb: str, source: Source, upto_lsn: Lsn, upto_nchanges: int | None, select: str) -> str:
