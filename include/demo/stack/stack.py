@@ -43,6 +43,7 @@ from demo.stack.processes import (
 )
 from demo.stack.spark_connect_server import SparkConnectServer
 from waldelta.config.airflow_connection import variable_of
+from waldelta.config.stores import STORES
 from waldelta.rehearsal.embedded_postgres import EmbeddedPostgres, free_port
 from waldelta.spark.connect_server import HOST
 from waldelta_airflow.settings import FORK_SERVER_VARIABLE
@@ -57,7 +58,7 @@ _LONGEST_SOCKET_PATH = 100  # Linux has room for 107 bytes, macOS for 103.
 # Prefixes of variables in the caller's shell that would override the stack's own files, or mix with
 # the credentials of its store.
 _OWN = ("AIRFLOW_", "SPARK_", "PYSPARK_", "WALDELTA_", "PG")
-_FOREIGN_PREFIXES = (*_OWN, "AWS_", "AZURE_", "GOOGLE_")
+_FOREIGN_PREFIXES = (*_OWN, *(store.variables for store in STORES.values()))
 _DATA = ("postgres", "airflow", "spark", "lake", "store", "logs")
 
 

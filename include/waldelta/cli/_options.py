@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from waldelta.cli._output import COMMAND
 from waldelta.config import split_table_name
+from waldelta.config.stores import STORES
 from waldelta.decision_kinds import ACTIONS, DecisionRequest
 from waldelta.errors import ConfigError
 from waldelta.rehearsal.report import FAILING, KINDS
@@ -132,6 +133,7 @@ def _stages(*names: str) -> _Options:
     return {"--stage": _NAMES | stages}
 
 
+_STORES_WITH_JARS = ", ".join(name for name, store in STORES.items() if store.has_jars)
 _TABLES: _Options = {"--tables": (_NAMES | {"help": "work on these tables only, as schema.table"})}
 _REASON: _Options = {
     "--reason": {"metavar": "TEXT", "help": "why you run it; the ledger keeps the text"}
@@ -429,7 +431,7 @@ VERBS_WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                     "help": "where to; set WALDELTA_JARS to it, so that jobs find them",
                 },
                 "--stores": _NAMES
-                | {"default": [], "help": "also fetch the jars of s3, azure or both"},
+                | {"default": [], "help": f"also fetch the jars of these: {_STORES_WITH_JARS}"},
                 **OUTPUT_OPTIONS,
             },
         ),

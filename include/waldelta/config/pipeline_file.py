@@ -30,7 +30,7 @@ from waldelta.config.parse_text import StrictModel, one_of, problems, read_yaml_
 from waldelta.config.quality import Quality
 from waldelta.config.schedule import Schedule
 from waldelta.config.source import Source, TableName, split_table_name
-from waldelta.config.stores import check_folder_uri
+from waldelta.config.stores import STORE_VARIABLES, STORES, check_folder_uri
 from waldelta.config.target_names import DEFAULT_TEMPLATE, TargetNames, check_template
 from waldelta.config.type_options import TableTypeOptions, TypeOptions
 from waldelta.error_catalog import ANY_ERROR, ERRORS
@@ -178,16 +178,18 @@ class Target(LayoutOptions):
 
     root: str = Field(
         description=(
-            "URI of the lake's folder, such as file:///…, s3a://… or abfss://…; ${WALDELTA_NAME} is"
-            " replaced by the environment variable of that name"
+            "URI of the lake's folder, such as file:///…"
+            + "".join(f", {store.schemes[-1]}://…" for store in STORES.values())
+            + "; ${WALDELTA_NAME} is replaced by the environment variable of that name"
         )
     )
     conn_id: str | None = Field(
         None,
         min_length=1,
         description=(
-            "Airflow connection that opens the object store of root (types aws, wasb, adls,"
-            " google_cloud_platform); by default the environment (AWS_…, AZURE_…, GOOGLE_…)"
+            "Airflow connection that opens the object store of root (types "
+            + ", ".join(name for store in STORES.values() for name in store.connections.names)
+            + f"); by default the environment ({STORE_VARIABLES})"
         ),
     )
     accept_unsafe_store: bool = Field(

@@ -17,12 +17,14 @@ from waldelta.config.parse_text import refuse_if
 class StoreType:
     """A kind of object store.
 
-    ``schemes`` begin its URIs, ``connections`` open it, and ``has_jars`` is whether Spark reaches
-    it by jars that `waldelta jars` fetches.
+    ``schemes`` begin its URIs, the usual one last. ``connections`` open it, as do environment
+    variables that begin with ``variables``. ``has_jars`` is whether Spark reaches it by jars that
+    `waldelta jars` fetches.
     """
 
     schemes: tuple[str, ...]
     connections: ConnectionTypes
+    variables: str
     has_jars: bool
 
 
@@ -33,11 +35,13 @@ STORES: Mapping[str, StoreType] = {
         ConnectionTypes(
             ("aws",), "aws://KEY:SECRET@/?region_name=eu-central-1", "--conn-login ACCESS_KEY_ID"
         ),
+        "AWS_",
         has_jars=True,
     ),
     "azure": StoreType(
         ("abfs", "abfss"),
         ConnectionTypes(("wasb", "adls"), "wasb://ACCOUNT:KEY@", "--conn-login ACCOUNT"),
+        "AZURE_",
         has_jars=True,
     ),
     "google": StoreType(
@@ -47,9 +51,12 @@ STORES: Mapping[str, StoreType] = {
             "google-cloud-platform://?key_path=/path/to/key.json",
             """--conn-extra '{"key_path": "PATH"}'""",
         ),
+        "GOOGLE_",
         has_jars=False,
     ),
 }
+# The beginnings of variables by which the environment opens a store, for messages and helps.
+STORE_VARIABLES = ", ".join(f"{store.variables}…" for store in STORES.values())
 _FILE_URI = re.compile(r"file:///[^/~]")
 # Their URIs begin with a bucket or container, perhaps of an account.
 _IN_BUCKETS = frozenset(scheme for store in STORES.values() for scheme in store.schemes)

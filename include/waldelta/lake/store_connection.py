@@ -1,7 +1,7 @@
 """What opens a lake's object store: from an Airflow connection or the environment, for delta-rs,
 Arrow and Spark's JVM alike.
 
-delta-rs's names of the options are used throughout: ``AWS_…``, ``AZURE_…`` and ``GOOGLE_…``.
+delta-rs's names of the options are used throughout; they begin with a store's ``variables``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from waldelta.config.airflow_connection import AirflowConnection, read_connectio
 from waldelta.config.stores import STORES, store_of
 from waldelta.errors import ConfigError
 
-_PREFIXES = ("AWS_", "AZURE_", "GOOGLE_")
+_PREFIXES = tuple(store.variables for store in STORES.values())
 _S3A = "spark.hadoop.fs.s3a"
 _ASSUMED = "org.apache.hadoop.fs.s3a.auth.AssumedRoleCredentialProvider"
 _ENVIRONMENT = "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"

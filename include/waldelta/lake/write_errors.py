@@ -10,6 +10,7 @@ import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from waldelta.config.stores import STORE_VARIABLES
 from waldelta.errors import (
     VIOLATING_ROW,
     LakeError,
@@ -147,8 +148,8 @@ _ANSWERS = (
     StoreAnswer(
         texts.STORE_CREDENTIALS,
         StoreRefused,
-        "check the credentials in the environment (AWS_…, AZURE_…, GOOGLE_…) and their"
-        " permissions for target.root",
+        f"check the credentials in the environment ({STORE_VARIABLES}) and their permissions for"
+        " target.root",
     ),
     StoreAnswer(
         texts.STORE_MISSING,
