@@ -40,7 +40,7 @@ from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.row_filter.spark.translate import spark_condition
 from waldelta.spark import Runner
 from waldelta.spark_sql import string
-from waldelta.types import TargetType, stored_type
+from waldelta.types import TargetType
 
 if TYPE_CHECKING:
     from waldelta.changes.decode.decode import DecodePlan
@@ -88,9 +88,7 @@ def plan_routing(row_filter: RowFilter | None, columns: Sequence[ColumnState]) -
     names = [column.name for column in columns]
     sources = [column.name_on_source for column in columns]
     positions = tuple(sources.index(name) for name in row_filter.columns)
-    raw_positions = tuple(
-        i for i in positions if stored_type(columns[i].type_name, columns[i].spark_type).may_be_raw
-    )
+    raw_positions = tuple(i for i in positions if columns[i].stored_as.may_be_raw)
 
     def condition(letter: str) -> str:
         columns_of = {names[i]: f"{letter}{i}" for i in positions}

@@ -59,7 +59,7 @@ from waldelta.pipeline.drift import (
 )
 from waldelta.pipeline.targets import filter_of
 from waldelta.postgres import INT8, PgType, TableId
-from waldelta.types import TargetType, column_types, stored_type
+from waldelta.types import TargetType, column_types
 from waldelta.types.wire.wire_format import wire_name
 
 # Describes types, given as (oid, typmod), as type_catalog.read_types does.
@@ -197,7 +197,7 @@ def _types_of_columns(
     types_by_name = {name: types[pair] for name, pair in pairs.items()}
     targets = column_types(types_by_name, evolution.key_columns, rules.types)
     for column in (column for column in columns if column.stopped):
-        targets[column.name] = stored_type(column.type_name, column.spark_type)
+        targets[column.name] = column.stored_as
         with suppress(KeyError):  # The source has dropped its type.
             pair = column.type_oid, column.typmod
             types_by_name[column.name] = read_types({pair})[pair]

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from waldelta.arrow import UTC_TIME
 from waldelta.target_modes import TargetMode, named_mode
+from waldelta.types import TargetType, stored_type
 
 # Values of a state's ``status``.
 COPYING, SYNCED, FAILED, NEEDS_SYNC, REMOVED = (
@@ -225,6 +226,11 @@ class ColumnState:
     def name_on_source(self) -> str:
         """The column's name on the source."""
         return self.source_name or self.name
+
+    @property
+    def stored_as(self) -> TargetType:
+        """The type of its stored values; what the source sends is read by column_types()."""
+        return stored_type(self.type_name, self.spark_type)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from waldelta.pgoutput import Relation
 from waldelta.pgoutput.messages import RelationColumn
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.unsent_changes import rewritten
-from waldelta.postgres import NUMERIC_OID, TEXT_OID, VARBIT_OID, VARCHAR_OID, PgType
-from waldelta.types import column_types
+from waldelta.pipeline.targets import column_states
+from waldelta.postgres import NUMERIC_OID, TEXT_OID, VARBIT_OID, VARCHAR_OID, PgType, TableColumn
 from waldelta.types.numeric import decimal, precision_and_scale
 
 # Of time, timestamp, timestamptz and timetz, more digits change no value.
@@ -304,21 +304,17 @@ def _with_types(
     renames: Mapping[str, str],
 ) -> list[ColumnState]:
     """Returns a relation's columns with their names and types in the lake."""
-    names = [renames.get(column.name, column.name) for column in relation.columns]
-    kinds = [types[_type(column)] for column in relation.columns]
-    targets = column_types(dict(zip(names, kinds, strict=True)), key, options)
-    return [
-        ColumnState(
-            name,
-            *_type(column),
-            kind.name,
-            targets[name].spark,
+    columns = [
+        TableColumn(
+            name := renames.get(column.name, column.name),
+            number,
+            types[_type(column)],
             not_null=False,
-            attnum=number,
             source_name=column.name if column.name != name else None,
         )
-        for number, name, kind, column in zip(numbers, names, kinds, relation.columns, strict=True)
+        for number, column in zip(numbers, relation.columns, strict=True)
     ]
+    return column_states(columns, key, options)
 
 
 def _new_column(

@@ -36,7 +36,6 @@ from waldelta.row_filter.spark.values import (
 )
 from waldelta.row_filter.typed_tree import FLOATS, MOMENTS, Type, Typed, column_type
 from waldelta.spark_sql import quote, string
-from waldelta.types import stored_type
 
 if TYPE_CHECKING:
     from waldelta.lake.ledger import ColumnState
@@ -63,7 +62,7 @@ def spark_condition(
     """
     types = {c.name_on_source: column_type(c.type_name, c.spark_type) for c in columns}
     typed = resolve(row_filter, types)
-    may_be_raw = {c.name for c in columns if stored_type(c.type_name, c.spark_type).may_be_raw}
+    may_be_raw = {c.name for c in columns if c.stored_as.may_be_raw}
     raw = quote(RAW) if names is None else names.get(RAW)
     stored = {c.name_on_source: c.name for c in columns}
     translation = _Translation(row_filter.analysed, stored, may_be_raw, names or {}, raw)

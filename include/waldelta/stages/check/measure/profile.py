@@ -28,7 +28,6 @@ from waldelta.lake.ledger import ColumnProfile, TableState
 from waldelta.lake.ledger.check_records import Profile
 from waldelta.quantities import counted
 from waldelta.stages.check.measure.failing_rows import Relation, name_of, rows_of
-from waldelta.types import stored_type
 
 # Of wide tables only the first columns are measured.
 _MOST_COLUMNS = 100
@@ -43,7 +42,7 @@ def profiled_columns(state: TableState) -> list[tuple[str, bool]]:
     """
     keys = set(state.key_columns)
     columns = [column for column in state.columns if column.name not in keys][:_MOST_COLUMNS]
-    return [(c.name, stored_type(c.type_name, c.spark_type).is_number) for c in columns]
+    return [(c.name, c.stored_as.is_number) for c in columns]
 
 
 def profile_by_statistics(

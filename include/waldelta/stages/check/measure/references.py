@@ -31,7 +31,6 @@ from waldelta.stages.check.measure.failing_rows import (
     rows_of,
     text_of,
 )
-from waldelta.types import stored_type
 from waldelta.types.base import Comparison
 from waldelta.types.type_map import key_type
 
@@ -187,9 +186,7 @@ def plan_references(
             sides = _side(known, referring, key.referring), _side(known, other, key.referenced)
             # NaN or infinity may be stored raw, and be null in its column.
             held = [_target_column(referring, column) for column in key.referring]
-            whole = key.is_full and not any(
-                c is None or stored_type(c.type_name, c.spark_type).may_be_raw for c in held
-            )
+            whole = key.is_full and not any(c is None or c.stored_as.may_be_raw for c in held)
             yield told_of, Reference(key.name, *sides, comparisons, told_of, whole=whole)
 
 

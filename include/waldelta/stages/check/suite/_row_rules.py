@@ -28,7 +28,7 @@ from waldelta.stages.check.constraints.constraints import (
 )
 from waldelta.stages.check.suite.expectation import Origin, PlannedExpectation, TargetFacts
 from waldelta.stages.check.suite.sql_conditions import listed, null_condition, value_condition
-from waldelta.types import TargetType, stored_type
+from waldelta.types import TargetType
 from waldelta.types.numeric import Decimal
 
 LENGTHS_BETWEEN = "expect_column_value_lengths_to_be_between"
@@ -91,7 +91,7 @@ def not_null(facts: TargetFacts) -> Iterator[PlannedExpectation]:
         if not (column.not_null or name in keys):
             continue
         meaning = f"{'key' if name in keys else 'NOT NULL'} column {name} has no nulls"
-        if stored_type(column.type_name, column.spark_type).may_be_raw:
+        if column.stored_as.may_be_raw:
             # NaN, infinity or BC dates are null in the column itself, and are in ``_wd_raw``.
             if RAW in facts.columns:
                 yield _satisfies(value_condition(name), meaning, suffices=name)
@@ -109,7 +109,7 @@ def enum_labels(facts: TargetFacts) -> Iterator[PlannedExpectation]:
     """Yields that enum columns have only labels of their type."""
     for column in facts.state.columns:
         enum = facts.rules.enums.get(column.name_on_source)
-        if enum and stored_type(column.type_name, column.spark_type).is_text:
+        if enum and column.stored_as.is_text:
             meaning = f"{column.name} has labels of {column.type_name} only"
             labels = [*enum.labels]
             condition = f"{{}} in ({', '.join(map(string, labels))})"
@@ -164,7 +164,7 @@ def _is_null(facts: TargetFacts, column: ColumnState) -> str:
 
     Values that the column's type can't store are in ``_wd_raw``.
     """
-    if not stored_type(column.type_name, column.spark_type).may_be_raw:
+    if not column.stored_as.may_be_raw:
         return f"{quote(column.name)} is null"
     return null_condition(column.name) if RAW in facts.columns else "false"
 
@@ -173,7 +173,7 @@ def _limits_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
     columns = {column.name_on_source: column for column in facts.state.columns}
     for one in facts.rules.declared:
         column = columns[one.column]
-        limit = limit_of(one, stored_type(column.type_name, column.spark_type))
+        limit = limit_of(one, column.stored_as)
         if limit is not None:
             kind, arguments, condition = limit
             meaning = f"{column.name} fits {one.base_type}"

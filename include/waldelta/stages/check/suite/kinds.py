@@ -46,7 +46,6 @@ from waldelta.stages.check.suite.expectation import (
 from waldelta.stages.check.suite.row_kinds import ROW_EXPECTATION_KINDS, are_common, column_name
 from waldelta.stages.check.suite.sql_conditions import listed
 from waldelta.target_modes import TargetMode
-from waldelta.types import stored_type
 
 _MEANING = Argument(str, "what is expected, in words")
 # The arguments of kinds that count rows by something else than columns.
@@ -426,7 +425,7 @@ def plan_suite(
 def _own(facts: TargetFacts, own: OwnSuiteFile | None) -> Iterator[PlannedExpectation]:
     if own is None:
         return
-    types = {c.name: stored_type(c.type_name, c.spark_type) for c in facts.state.columns}
+    types = {c.name: c.stored_as for c in facts.state.columns}
     raw = [name for name, kind in types.items() if kind.may_be_raw and RAW in facts.columns]
     # Expectations with a gate are included, because the gate never judged rows of a copy or
     # released rows.
