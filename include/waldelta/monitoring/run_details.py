@@ -71,7 +71,7 @@ class RunDetails:
     of the latest one, and ``is_retried`` whether an earlier one failed. ``failed`` are the
     expectations that its check found not met, ``unmet`` by table those of the gates that stopped
     it. ``quarantined`` are the first rows that came without values, ``quarantined_count`` is their
-    number.
+    number. ``result`` is RunResult as the ledger has it: a page shows its other fields from there.
     """
 
     line: RunLine
@@ -83,12 +83,11 @@ class RunDetails:
     failed: tuple[FailedExpectation, ...]
     quarantined: tuple[Decision, ...]
     quarantined_count: int
-    warnings: tuple[str, ...]
     error: Mapping[str, Any]
     source: str
-    store_requests: int
     slot_before: SlotReading | None
     slot_after: SlotReading | None
+    result: Mapping[str, Any]
 
 
 def read_run(ledger: Ledger, verb: str, run_id: str) -> RunDetails | None:
@@ -113,10 +112,9 @@ def read_run(ledger: Ledger, verb: str, run_id: str) -> RunDetails | None:
         failed=tuple(read_failed_in_run(ledger, run_id)),
         quarantined=tuple(lacking),
         quarantined_count=count,
-        warnings=tuple(map(str, result.get("warnings") or ())),
         error=result.get("error") or {},
         source=row_of(SourceLoad, result.get("source") or {}).describe(),
-        store_requests=int(result.get("store_requests") or 0),
+        result=result,
         slot_before=_slot(result.get("slot_before")),
         slot_after=_slot(result.get("slot_after")),
     )
