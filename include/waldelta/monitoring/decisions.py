@@ -27,12 +27,8 @@ from waldelta.decision_kinds import (
 )
 from waldelta.errors import SlotMissing, StateError
 from waldelta.lake.ledger import (
-    ACCEPTED,
-    DISCARDED,
-    RELEASED,
     REMOVED,
     RESOLVED,
-    SKIPPED,
     WAITING,
     Decision,
     Decisions,
@@ -40,8 +36,9 @@ from waldelta.lake.ledger import (
     Ledger,
     TableState,
 )
-from waldelta.lake.ledger.decisions import AGREED, OF_ID, REFUSED
+from waldelta.lake.ledger.decisions import COMPLETED, OF_ID
 from waldelta.lake.ledger.records import schema_of
+from waldelta.lsn import Lsn
 from waldelta.monitoring.attention import (
     UNNAMED,
     Attention,
@@ -65,16 +62,8 @@ from waldelta.pipeline.targets.unreadable_messages import (
 _KEY = ("table_name", "generation", "key")
 # Messages are left out: a row may have megabytes of them, which no list shows.
 _SHOWN = tuple(name for name in schema_of(Decision).names if name != "messages")
-_WHAT = {
-    DISCARDED: "discarded",
-    RESOLVED: "retried",
-    ACCEPTED: "accepted",
-    SKIPPED: "skipped",
-    RELEASED: "released",
-    AGREED: "agreed",
-    REFUSED: "refused",
-    WAITING: "retried, still fails",
-}
+# What is shown of a status whose word says less than what an operator did to a row.
+_WORDS = {RESOLVED: "retried", WAITING: "retried, still fails"}
 _COMMIT = "external commit: "
 _OF_ONE = ("run_id", "table_name", "kind", "status", "by", "why", "upto_lsn")
 
@@ -136,10 +125,8 @@ def read_of_run(ledger: Ledger, run_id: str, most: int) -> tuple[list[Decision],
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """One decision on one table; ``key`` is the first of its ``rows``.
-
-    ``upto_lsn`` is the position up to which changes were released. ``message`` is the unreadable
-    message that was decided on, ``change`` that of a source table, or an external commit.
+    """One decision on one table: on ``rows``, of which ``key`` is the first, or on its ``scope``:
+    an unreadable message, a change of a source table, an external commit, or all landed changes.
     """
 
     at: datetime
@@ -150,16 +137,14 @@ class Decided:
     run_id: str
     rows: int | None = None
     key: str | None = None
-    upto_lsn: int | None = None
-    message: str | None = None
-    change: str | None = None
+    scope: str = ""
 
 
 def read_decided(ledger: Ledger) -> list[Decided]:
     """Returns all decisions, newest first, as long as the ledger stores them."""
     # Rows without ``by`` were resolved, or moved to another key, by a later change. Rows that a
     # repair carried over repeat an earlier decision.
-    chosen = pc.field("status").isin(list(_WHAT)) & pc.field("by").is_valid()
+    chosen = (pc.field("status") != COMPLETED) & pc.field("by").is_valid()
     rows = ledger.table(Decision).scan((*_OF_ONE, "at", "key", "reason"), None, chosen)
     # Rows that were decided on together are one decision; other keys are decisions of their own.
     of_rows, none = pc.equal(rows["kind"], ROW), pa.scalar(None, pa.string())
@@ -172,20 +157,22 @@ def read_decided(ledger: Ledger) -> list[Decided]:
 
 
 def _decided(row: dict[str, Any]) -> Decided:
-    kind, key = row["kind"], row["key_first"]
-    is_resolved = kind == MESSAGE and row["status"] == RESOLVED
+    key, status, of_rows = row["key_first"], row["status"], row["kind"] == ROW
+    scopes = {
+        ROW: "",
+        MESSAGE: f"message {key}",
+        TABLE: f"everything landed up to {Lsn(row['upto_lsn'])}",
+    }
     return Decided(
         row["at_first"],
-        RESOLVED if is_resolved else _WHAT[row["status"]],
+        _WORDS.get(status, status) if of_rows else status,
         row["table_name"],
         row["by"],
         row["why"],
         row["run_id"],
-        rows=row["key_count_distinct"] if kind == ROW else None,
-        key=key if kind == ROW else None,
-        upto_lsn=row["upto_lsn"] if kind == TABLE else None,
-        message=key if kind == MESSAGE else None,
-        change=None if kind in (ROW, MESSAGE, TABLE) else row["reason_first"],
+        row["key_count_distinct"] if of_rows else None,
+        key if of_rows else None,
+        scopes.get(row["kind"], row["reason_first"] or ""),
     )
 
 

@@ -73,9 +73,7 @@ def _of_states(states: Sequence[TableState]) -> Iterator[TableEvent]:
 
 
 def _of_decision(decision: Decided) -> TableEvent:
-    on = decision.change or (
-        counted(decision.rows, "row") if decision.rows else decision.message or "changes"
-    )
+    on = decision.scope or counted(decision.rows or 0, "row")
     why = f": {decision.reason}" if decision.reason else ""
     text = f"{on} by {decision.by or 'unknown'}{why}"
     return TableEvent(decision.at, "unknown", decision.what, text, decision.run_id)
