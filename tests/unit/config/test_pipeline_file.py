@@ -165,11 +165,11 @@ def test_a_root_that_leads_to_two_folders_is_refused(char):
         Target(root=f"file:///data/la{char}ke")
 
 
-@pytest.mark.parametrize("char", "`'\";$()<>&!~+,@=:é", ids=ascii)
-def test_a_root_that_leads_to_one_folder_is_taken(char, tmp_path):
-    root = Target(root=f"file://{tmp_path}/la{char}ke").root
+def test_a_root_that_leads_to_one_folder_is_taken(tmp_path):
+    name = "la`'\";$()<>&!~+,@=:éke"
+    root = Target(root=f"file://{tmp_path}/{name}").root
     Ledger(Lake(root)).append(Run(now(), "r", "consume", "running"))
-    assert [path.name for path in tmp_path.iterdir()] == [f"la{char}ke"]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
     assert [run.run_id for run in Ledger(Lake(root)).runs()] == ["r"]
 
 

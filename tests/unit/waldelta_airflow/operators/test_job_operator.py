@@ -632,23 +632,22 @@ def test_executors_elsewhere_get_our_packages(
     assert "spark.driver.host=127.0.0.1" not in submitted
 
 
-def test_cluster_deploy_mode_is_refused(
-    make_task, make_context, job, spark_submit_program, monkeypatch
-):
-    """The password would have to travel as an argument."""
-    use_spark_submit(monkeypatch, host="yarn", **{"deploy-mode": "cluster"})
-    with pytest.raises(AirflowFailException, match="set deploy-mode to client"):
-        make_task(stage="land", first=True).execute(make_context())
-    assert not job.ran
+UNSUBMITTED = [
+    # The password would have to travel as an argument.
+    ("cluster mode", "yarn", {"deploy-mode": "cluster"}, {}, "set deploy-mode to client"),
+    ("no jars", "local[2]", {}, {"WALDELTA_JARS": "/absent"}, "ConfigError: no Delta jars in"),
+]
 
 
-def test_missing_jars_are_named(
-    make_task, make_context, job, spark_submit_program, monkeypatch, tmp_path
+@pytest.mark.usefixtures("spark_submit_program")
+@cases("host, extra, environment, text", UNSUBMITTED)
+def test_what_cant_be_submitted_is_refused(
+    make_task, make_context, job, monkeypatch, host, extra, environment, text
 ):
-    """Without Delta's jars nothing is submitted."""
-    use_spark_submit(monkeypatch)
-    monkeypatch.setenv("WALDELTA_JARS", str(tmp_path / "absent"))
-    with pytest.raises(AirflowFailException, match="ConfigError: no Delta jars in"):
+    use_spark_submit(monkeypatch, host=host, **extra)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(AirflowFailException, match=text):
         make_task(stage="land", first=True).execute(make_context())
     assert not job.ran
 
