@@ -13,6 +13,7 @@ from waldelta.lake import DeltaTarget, Lake, bookkeeping_uri
 from waldelta.lake.ledger import RELEASED, Decision, ExpectationResult, Ledger, Run, TargetCut
 from waldelta.lake.ledger.decisions import TABLE
 from waldelta.lake.ledger.records import LedgerRow, schema_of
+from waldelta.lake.ledger.table import in_order
 from waldelta.pipeline.report_folder import CHECKS
 from waldelta.stages.check.reports.docs_store import DocsStore
 from waldelta.stages.check.reports.page import ReportEntry
@@ -53,6 +54,14 @@ def result(
     return ExpectationResult(
         at, run_id, table, "kind", meaning, severity, "key", success, None, count, 1
     )
+
+
+def append_by_kind(book: Ledger, rows: Sequence[LedgerRow]) -> None:
+    """Add rows in one commit of each kind, in their order; those of one moment stay apart."""
+    for kind in dict.fromkeys(map(type, rows)):
+        alike = [row for row in rows if type(row) is kind]
+        is_in_order = len({row.at for row in alike}) == len(alike)
+        book.append_all(alike if is_in_order else in_order(alike))
 
 
 def read_expectation_results(root: str) -> list[ExpectationResult]:

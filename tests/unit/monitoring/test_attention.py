@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.cases import cases
-from tests.support.bookkeeping import did, minutes, pipeline, result, run
+from tests.support.bookkeeping import append_by_kind, did, minutes, pipeline, result, run
 from waldelta.decision_kinds import (
     ACTIONS,
     EXTERNAL_COMMIT,
@@ -41,12 +41,6 @@ from waldelta.stages.check.gate.quarantined_rows import STOP
 @pytest.fixture
 def book(lake):
     return Ledger(Lake(lake))
-
-
-def append_by_kind(book, rows):
-    """Add rows in one commit of each kind, in their order."""
-    for kind in dict.fromkeys(map(type, rows)):
-        book.append_all([row for row in rows if type(row) is kind])
 
 
 def glance(book, at, *airflow, **more):
@@ -130,8 +124,8 @@ def test_what_only_warns_is_told_behind_what_fails(book):
     book.append_all([result(minutes(-5000), "r", "public.a", False, "warning")])
     why = json.dumps({"error": {"class": "LockHeld", "message": "busy"}})
     night = Run(minutes(-3000), "night", "maintain", "failed", result=why)
-    for event in (night, replace(night, run_id="compared", verb="reconcile"), run("r", minutes(2))):
-        book.append(event)
+    nights = (night, replace(night, run_id="compared", verb="reconcile"))
+    append_by_kind(book, [*nights, run("r", minutes(2))])
     found = [
         (-200, "a", "different"),
         (-150, "b", "failed"),

@@ -10,7 +10,7 @@ import pytest
 from deltalake import write_deltalake
 
 from tests.cases import cases
-from tests.support.bookkeeping import NOON, did, minutes, pipeline, result, run
+from tests.support.bookkeeping import NOON, append_by_kind, did, minutes, pipeline, result, run
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     ALL_VALUES_KNOWN,
@@ -66,13 +66,13 @@ def test_a_lake_that_isnt_there_is_empty(book):
 
 def test_runs_are_one_line_each(book):
     """The last event of each counts; stages, and runs of one id under other verbs, stay apart."""
-    for event in (
+    events = [
         run("one", minutes(2), "running", seconds=30.0),
         run("one", minutes(3), changes=7),
         replace(run("one", minutes(3)), verb="maintain", as_of=None),
         run("two", minutes(8), "failed"),
-    ):
-        book.append(event)
+    ]
+    append_by_kind(book, events)
     lines = read_runs(book)
     assert [(r.run_id, r.verb, r.status) for r in lines] == [
         ("two", "consume", "failed"),
@@ -86,8 +86,8 @@ def test_runs_are_one_line_each(book):
 
 def test_lag_counts_from_the_last_run_that_was_applied(book):
     """Readers miss what was committed since then; a failed run brings nothing."""
-    for event in (run("a", minutes(2)), run("b", minutes(7), "failed"), run("c", minutes(12))):
-        book.append(event)
+    runs = [run("a", minutes(2)), run("b", minutes(7), "failed"), run("c", minutes(12))]
+    append_by_kind(book, runs)
     expected = [("a", None), ("b", 420.0), ("c", 720.0)]
     assert [(p.run_id, p.lag.seconds) for p in lag_points(scan_runs(book))] == expected
 
@@ -157,8 +157,7 @@ CHANGED = [
 @cases("rows, expected", CHANGED)
 def test_what_runs_did_by_table(book, rows, expected):
     """Each change once, whatever became of its run."""
-    for row in rows:
-        book.append(row)
+    append_by_kind(book, rows)
     found = {name: done.operations for name, done in read_changed(book, minutes(0)).items()}
     assert found == {f"public.{name}": RowCounts(*counts) for name, counts in expected.items()}
 
@@ -217,15 +216,20 @@ def test_what_a_table_holds_and_where(book):
 
 def test_tables_say_up_to_when_they_are_complete(book):
     """And since which run one isn't; what needs attention comes first."""
-    for name, status in (("a", "synced"), ("b", "synced"), ("c", "needs_sync")):
-        book.append(TableState(minutes(-9), "sync", f"public.{name}", 1, status))
     stuck = json.dumps({"not_applied": ["public.b"]})
-    book.append(run("fine", minutes(2)))
-    # Spark couldn't be reached: what has landed is in no target.
-    book.append(run("no spark", minutes(7), "failed", applied=None))
-    book.append(run("stuck", minutes(12), "failed", result=stuck))
-    book.append(run("stuck again", minutes(17), "failed", result=stuck))
-    book.append(run("no spark again", minutes(22), "failed", applied=None))
+    rows = [
+        *(
+            TableState(minutes(-9), "sync", f"public.{name}", 1, status)
+            for name, status in (("a", "synced"), ("b", "synced"), ("c", "needs_sync"))
+        ),
+        run("fine", minutes(2)),
+        # Spark couldn't be reached: what has landed is in no target.
+        run("no spark", minutes(7), "failed", applied=None),
+        run("stuck", minutes(12), "failed", result=stuck),
+        run("stuck again", minutes(17), "failed", result=stuck),
+        run("no spark again", minutes(22), "failed", applied=None),
+    ]
+    append_by_kind(book, rows)
     lines = read_tables(book, read_runs(book), {}, {})
     assert [(t.table_name, t.status, t.complete_upto) for t in lines] == [
         ("public.b", "behind", minutes(0)), ("public.c", "needs_sync", None),

@@ -1,7 +1,7 @@
 """What pages may say of a slot that they don't read themselves."""
 
 from tests.cases import cases
-from tests.support.bookkeeping import minutes, pipeline, run
+from tests.support.bookkeeping import append_by_kind, minutes, pipeline, run
 from waldelta.lake import Lake
 from waldelta.lake.ledger import Gap, Ledger
 from waldelta.monitoring.overview import read_glance
@@ -37,8 +37,7 @@ SLOTS = [
 def test_a_slot_is_healthy_only_while_that_is_known(lake, rows, at, idle, failed, expected):
     """While PostgreSQL is down, nobody knows."""
     book = Ledger(Lake(lake))
-    for row in rows:
-        book.append(row)
+    append_by_kind(book, rows)
     glance = read_glance(pipeline(lake), book, minutes(at), 24)
     found = last_slot(glance, minutes(at), None if idle is None else minutes(idle), failed)
     read_at = None if expected[-1] is None else minutes(expected[-1])

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.bookkeeping import append_by_kind
 from tests.support.pipelines import job_of, whole_database
 from tests.support.slot_state import SLOT
 from waldelta.config import PipelineFile
@@ -404,8 +405,7 @@ FURTHEST = {
 def test_how_far_the_slot_was_read_in_the_present_history(moves, furthest, lake):
     """After a failover the server has other WAL, which must not be passed over."""
     ledger = Ledger(Lake(lake))
-    for row in moves:
-        ledger.append(row)
+    append_by_kind(ledger, moves)
     assert ledger.furthest_lsn("s", "0/1") == furthest
     # Whatever maintenance drops.
     ledger.table(SlotMove).prune(lambda rows: keep_moves(rows, NOON + timedelta(days=1)))

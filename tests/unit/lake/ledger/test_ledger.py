@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from tests.cases import cases
-from tests.support.bookkeeping import table_at, write_earlier
+from tests.support.bookkeeping import append_by_kind, table_at, write_earlier
 from tests.support.disk import Disk
 from waldelta.errors import LateWriter, StateError, TargetNotWritable
 from waldelta.lake import Lake, Overtaken, bookkeeping_uri, delta_target, local_path
@@ -47,7 +47,7 @@ from waldelta.lake.ledger.records import (
     LabelState,
     schema_of,
 )
-from waldelta.lake.ledger.table import in_order, read_sorted
+from waldelta.lake.ledger.table import read_sorted
 from waldelta.slot import open_gaps
 from waldelta.slot.gaps import CLOSED, OPEN
 
@@ -293,9 +293,9 @@ def test_pruning_drops_what_is_old_and_leaves_one_file(ledger):
     runs = [run(f"r{n}", OLD) for n in range(6)]
     cuts = [cut(n, OLD) for n in range(6)]
     states = [state("t", n, "synced", OLD) for n in range(6)]
-    for rows in map(in_order, (moves, runs, cuts, states)):
-        ledger.append_all(rows[:3])
-        ledger.append_all(rows[3:])
+    for rows in (moves, runs, cuts, states):
+        append_by_kind(ledger, rows[:3])
+        append_by_kind(ledger, rows[3:])
     ledger.append(run("new"))
     assert prune_ledger(ledger, NOON - DAY, None) == 4 + 6 + 5 + 4
     assert [m.lsn for m in ledger.slot_moves()] == [0, 5]
@@ -369,8 +369,7 @@ LANDED = {
 @pytest.mark.parametrize("moves, last, furthest", LANDED.values(), ids=LANDED)
 def test_how_far_a_change_log_is_known_to_have_come(ledger, moves, last, furthest):
     """By the moves that came before the first over a batch that it hasn't got."""
-    for row in [move("created", 10), *moves]:
-        ledger.append(row)
+    append_by_kind(ledger, [move("created", 10), *moves])
     assert ledger.furthest_lsn("s", "0/1", last) == furthest
 
 
@@ -394,8 +393,7 @@ UNCOMPARED = {
 def test_a_batch_that_nothing_says_was_compared(ledger, rows, uncompared):
     """Rows of an earlier version, too, say nothing of it, and are no reason to warn."""
     write_earlier(ledger.lake.root, [move("created", 10)], ["compared_after"])
-    for row in rows:
-        ledger.append(row)
+    append_by_kind(ledger, rows)
     found = ledger.uncompared("s", "0/1")
     assert (found.lsn if found is not None else None) == uncompared
     assert [row.event for row in ledger.slot_events()] == ["created"]
@@ -423,8 +421,7 @@ def test_batches_that_were_consumed(ledger):
     ]
     write_earlier(ledger.lake.root, [move("created", 5)], ["messages"])
     assert ledger.consumed_batches("s", "0/1") == {}
-    for row in rows:
-        ledger.append(row)
+    append_by_kind(ledger, rows)
     expected = {1: ConsumedBatch(10, None), 2: ConsumedBatch(20, 5)}
     assert ledger.consumed_batches("s", "0/1") == expected
 

@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.cases import cases
-from tests.support.bookkeeping import minutes
+from tests.support.bookkeeping import append_by_kind, minutes
 from tests.support.pipelines import job_of, whole_database
 from waldelta.config.expectation_files import read_own_suites
 from waldelta.lake.ledger import CAN_BE_JUDGED, ExpectationResult, SlotMove, TableState
-from waldelta.lake.ledger.table import in_order
 from waldelta.pipeline.targets.corrected_expectations import corrected
 
 KIND = "expect_column_values_to_not_be_null"
@@ -25,11 +24,8 @@ def job(lake, tmp_path):
     (tmp_path / "suites").mkdir()
     job = job_of(whole_database(lake, quality={"suites": str(tmp_path / "suites")}))
     job.ledger.append(SlotMove(minutes(-9), "setup", "created", "s", "1", 1, "1", 16))
-    job.ledger.append_all(
-        in_order(
-            [TableState(minutes(-8), "s", name, 1, "synced", incarnation="1") for name in TABLES]
-        )
-    )
+    states = [TableState(minutes(-8), "s", name, 1, "synced", incarnation="1") for name in TABLES]
+    append_by_kind(job.ledger, states)
     return job
 
 

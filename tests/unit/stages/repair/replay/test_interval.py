@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.support.bookkeeping import append_by_kind
 from tests.support.pipelines import job_of, whole_database
 from waldelta.errors import StateError
 from waldelta.lake.changelog.change_log import Reach
@@ -147,8 +148,7 @@ ENTRIES = {
 def test_which_runs_replay(job, case):
     """A run that has ended well consumes no more; a backfill never did."""
     entries, stages, expected = ENTRIES[case]
-    for entry in entries:
-        job.ledger.append(entry)
+    append_by_kind(job.ledger, entries)
     assert is_replay(replace(job, again=True), stages) is expected
     assert not is_replay(job, stages)
     assert is_replay(replace(job, run_type="backfill"), stages)
@@ -168,8 +168,7 @@ NOTHING = {
 def test_an_interval_without_anything(job, case):
     """It is said why there is nothing to replay, and nothing fails."""
     entries, why = NOTHING[case]
-    for entry in entries:
-        job.ledger.append(entry)
+    append_by_kind(job.ledger, entries)
     span = read_span(replace(job, run_type="backfill"))
     assert span.is_empty
     assert why in str(span)
