@@ -67,21 +67,6 @@ def test_scores(name, rounds):
     assert {score.name: score.rounds for score in RESULT.scores}[name] == pytest.approx(rounds)
 
 
-def test_what_different_runs_measured_is_compared_beside_their_own_drains():
-    """A slower machine makes nothing dearer; without a drain there is nothing to say."""
-    drain = measured("backlog-50m-clustered", RECVLOGICAL, [20, 40], baseline=True)
-    runs = [
-        measured("backlog-1m-clustered", RECVLOGICAL, [10, 10], baseline=True),
-        measured("backlog-1m-clustered", "warm", [15, 20]),
-        measured("backlog-50m-clustered", "warm", [36, 60]),
-    ]
-    found = {score.name: score for score in scores([*runs, drain])}
-    compared = found["clustered keys: 50m ÷ 1m"]
-    assert compared.rounds == pytest.approx([1.8 / 1.5, 1.5 / 2])
-    assert compared.against == [15, 20]
-    assert "clustered keys: 50m ÷ 1m" not in {score.name for score in scores(runs)}
-
-
 ESTIMATE = "estimate/fresh: rows, estimated ÷ copied"
 CPU, IDLE = "a/warm, CPU of the source ÷ b", "idle/idle: seconds"
 DRAINED, GROWTH = (
@@ -101,14 +86,11 @@ def score(*rounds, name="a ÷ b", unit="×", against=()):
         (score(4, 4, 4), score(4.3), check.WORSE),
         (score(4, 4, 4), score(3.7), check.BETTER),
         (score(3.9, 4, 4.3), score(4.35), check.SAME),  # from least to most of them it's 10%
-        (score(3.9, 4, 4.3), score(4.45), check.WORSE),
         (score(4, 4, 4), score(4, 4.6, 6), check.SAME),  # the last one's are apart
         (score(4, 4, 4), score(4, 5.1, 9), check.WORSE),  # no more than 25% is excused
         (score(2.49, 2.09, 1.49), score(9), check.UNGUARDED),  # 29% off the median
         (score(4), score(4.9), check.SAME),  # one round alone doesn't tell its noise
-        (score(4), score(5.1), check.WORSE),
         (score(4, 4, against=[0.4, 0.4]), score(9), check.UNGUARDED),
-        (score(4, 4, against=[0.6, 0.6]), score(9), check.WORSE),
         (score(4, 4, name=CPU, against=[0.3, 0.3]), score(9, name=CPU), check.WORSE),
         (score(4, 4, name=CPU, against=[0.1, 0.1]), score(9, name=CPU), check.UNGUARDED),
         # A must needs no quiet rounds.
@@ -116,13 +98,10 @@ def score(*rounds, name="a ÷ b", unit="×", against=()):
         (None, score(4.1, name=DRAINED), check.MISSED),
         (None, score(3.9, name=DRAINED), check.NEW),
         (score(4.2, name=DRAINED), score(4.3, name=DRAINED), check.KNOWN),  # missed before
-        (score(4.2, 4.2, name=DRAINED), score(5, name=DRAINED), check.WORSE),
         (score(1, name=GROWTH), score(0.5, name=GROWTH), check.BETTER),  # less is no miss
         (score(1, name=ESTIMATE), score(0.6, name=ESTIMATE), check.MISSED),  # too little is wrong
-        (score(0.6, 0.6, name=ESTIMATE), score(0.4, name=ESTIMATE), check.WORSE),
         (score(2, name=IDLE, unit="s"), score(3.5, name=IDLE, unit="s"), check.MISSED),
         (score(4), None, check.MISSING),
-        (score(4), score(9, name="another"), check.MISSING),
     ],
 )
 def test_check(before, now, verdict):
@@ -136,29 +115,6 @@ def test_a_reference_is_never_worse_than_itself(pick):
     stored = read(REFERENCE).scores
     found = check.compare(stored, [replace(one, rounds=[pick(one.rounds)]) for one in stored])
     assert {one.name for one in found if one.verdict == check.WORSE} == set()
-
-
-FORMER = [
-    measured("tables-20", "tasks", [5, 5], notes={"check": 0.5, "tables": 20}),
-    measured("tables-20", RECVLOGICAL, [1, 1], baseline=True),
-    Measurement("sync", "", "warm", 1000, [Round(7, peak_mb={"jvm": 1963.0, "reader": 300.0})]),
-]
-LATTER = [measured("tables-200", "tasks", [30, 31], changes=10_000)]
-
-
-def test_accepted_scores_are_of_all_measurements():
-    """The most memory is that of all workloads, whichever run measured them."""
-    first = check.accept(None, replace(RESULT, measurements=FORMER, scores=scores(FORMER)))
-    accepted = check.accept(first, replace(RESULT, measurements=LATTER, scores=scores(LATTER)))
-    found = {one.name: one.rounds for one in accepted.scores}
-    assert found["JVM's memory"] == [1963]
-    assert found["reader's memory"] == [300]
-    assert found["tables: 200 ÷ 20, per change"] == pytest.approx([0.6, 0.62])
-    assert found["tables-20/tasks ÷ pg_recvlogical"] == [5, 5]
-    at_another_scale = check.accept(
-        first, replace(RESULT, scale=0.1, measurements=LATTER, scores=scores(LATTER))
-    )
-    assert at_another_scale.scores == scores(LATTER)
 
 
 def test_the_stored_scores_are_those_of_the_stored_measurements():
