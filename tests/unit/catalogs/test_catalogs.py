@@ -444,12 +444,6 @@ def test_a_changed_comment_renews_an_entry(unity, server):
     assert entry["properties"]["theirs"] == "1"
 
 
-def test_a_pipeline_without_a_catalog_loads_nothing(lake):
-    result = RunResult("consume", "run")
-    register_targets(job_of(whole_database(lake)), result)
-    assert result.warnings == []
-
-
 def test_glue_that_refuses_the_key_delays_nothing(glue):
     """moto authenticates each call, and knows no key."""
     (text,) = set_initial_no_auth_action_count(0)(glue.run)()

@@ -18,14 +18,9 @@ def fetched(monkeypatch):
 def test_jars_prints_the_folder_that_jobs_search(fetched, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("WALDELTA_JARS", str(tmp_path))
     assert main(["jars", "--stores=s3"]) == 0
-    assert fetched == [(tmp_path, ["s3"])]
     assert capsys.readouterr().out == f"{tmp_path}\n"
-
-
-def test_jars_takes_another_folder(fetched, monkeypatch, tmp_path):
-    monkeypatch.setenv("WALDELTA_JARS", str(tmp_path))
     assert main(["jars", str(tmp_path / "other")]) == 0
-    assert fetched == [(tmp_path / "other", [])]
+    assert fetched == [(tmp_path, ["s3"]), (tmp_path / "other", [])]
 
 
 def test_without_rich_the_extra_is_named_before_a_run(monkeypatch, caplog):

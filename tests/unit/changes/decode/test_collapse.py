@@ -86,12 +86,6 @@ def test_random_batches_equal_a_plain_simulation():
         assert apply_net(target, net) == apply_one_by_one(target, events), (target, events)
 
 
-def test_updates_of_rows_the_target_lacks_are_skipped():
-    """A target that lacks a row (it was filtered, or cut off) doesn't gain it by an update."""
-    events = [("U", 1, 1, "a", "x"), ("U", 1, 1, "b", "~")]
-    assert apply_net({}, collapse(events_table(events), SHAPE)) == {}
-
-
 def test_random_batches_with_rows_that_never_arrived():
     """Changes of rows that the batch shows to be missing are nothing to rows that are there."""
     rng = chosen_random()

@@ -129,12 +129,6 @@ def test_plan(wanted, actual, statements):
     assert [s.text() for s in planned] == statements
 
 
-def test_identifiers_are_quoted():
-    odd = PublicationState('p"; drop', (PublicationTable(TableId('s"x', "t.y"), ('c"',)),))
-    text = plan_publications([odd], {})[0].text()
-    assert 'create publication "p""; drop" for table only "s""x"."t.y" ("c""")' in text
-
-
 def test_mark_follows_the_definition():
     """Any change of the entry changes the mark; other comments are none."""
     entry = Publication.model_validate({"name": "p", "tables": [{"name": "public.a"}]})
