@@ -239,7 +239,7 @@ def test_rows_are_discarded(lake, capsys, quarantined):
     with pytest.raises(
         StateError, match=r"public\.t: the run that quarantined these rows did not finish"
     ):
-        discard_quarantined(job, tables=["public.t"], reason="noise")
+        discard_quarantined(job, tables=["public.t"], by="Ann", reason="noise")
     assert discard("--tables=public.t", "--ids", seven.id)[0] == 0
     assert Decisions(Lake(lake)).rows("public.t", 1)[-1].by == getpass.getuser()
     assert [row["key"]["id"] for row in list_quarantined(job)] == ["9"]

@@ -84,10 +84,6 @@ class OpenMessage:
         """Whether the message's table is unknown, so that any table may lack its change."""
         return ANY_TABLE in self.tables
 
-    def is_about(self, tables: Collection[str]) -> bool:
-        """Whether one of these tables may lack the change of the message."""
-        return self.is_of_any_table or not set(tables).isdisjoint(self.tables)
-
     def describe(self) -> str:
         """Describe the message for a run's warnings: what it is, who decided, and what to do."""
         place = (
@@ -253,8 +249,8 @@ def with_applied(job: Job, messages: Iterable[OpenMessage]) -> list[OpenMessage]
             return False
         if OF_MESSAGES in message.tables:
             return messages_applied(job, watermarks.identity) >= batch
-        about = [state for name, state in states.items() if message.is_about([name])]
-        return all(watermarks.of(state) >= batch for state in about)
+        names = states if message.is_of_any_table else states.keys() & message.tables
+        return all(watermarks.of(states[name]) >= batch for name in names)
 
     return [
         replace(message, is_applied=is_applied(message)) if message.is_skipped else message

@@ -169,18 +169,17 @@ def discard_quarantined(
     rows: Collection[str] = (),
     tables: Collection[str] | None = None,
     *,
-    by: str | None = None,
+    by: str | None,
     reason: str | None = None,
 ) -> list[Decision]:
     """Discard quarantined rows: these (by ``id`` of the list), or all of these tables.
 
     Their targets keep lacking them, and later changes of such a row count as changes of a row that
     the target doesn't have. Discarding a skipped message (by ``id``) marks it as resolved, so that
-    no run reports it again. ``by`` defaults to the user of this process. All are discarded, or
-    none. Returns what was recorded. Raises ConfigError for rows that aren't open; LockHeld while a
-    run works on a target; StateError while a run has not committed what it quarantined.
+    no run reports it again. All are discarded, or none. Returns what was recorded. Raises
+    ConfigError for rows that aren't open; LockHeld while a run works on a target; StateError while
+    a run has not committed what it quarantined.
     """
-    by = by or current_user()
     messages = messages_to_acknowledge(job, rows)
     settled = decided(job, messages, RESOLVED, by, reason)
     rows_left = set(rows) - {message.row.id for message in messages}
@@ -335,16 +334,16 @@ def _check_committed(job: Job, tables: Iterable[str], rows: Iterable[Decision]) 
 
 
 def release_tables(
-    job: Job, tables: Collection[str], *, by: str | None = None, reason: str | None = None
+    job: Job, tables: Collection[str], *, by: str | None, reason: str | None = None
 ) -> list[Decision]:
     """Let all that has landed for these tables pass their stop gates; the next run merges it.
 
-    Returns what was recorded, for all tables or none. ``by`` defaults to the user of this process.
-    Raises ConfigError for a table that isn't a target, StateError when nothing has landed.
+    Returns what was recorded, for all tables or none. Raises ConfigError for a table that isn't a
+    target, StateError when nothing has landed.
     """
     states = chosen_states(job, tables)
     identity = job.read_identity()
-    upto, by = landed_upto(job, identity), by or current_user()
+    upto = landed_upto(job, identity)
     if not upto:
         raise StateError("no changes have landed, so there is nothing to release")
     at, watermarks = now(), Watermarks(job, identity)
