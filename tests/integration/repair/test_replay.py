@@ -15,6 +15,7 @@ from waldelta.lake.staging_leftovers import staged_for
 from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.run_result import RunFailed
+from waldelta.stages.land.drain import land_backlog
 from waldelta.stages.sync.sync import sync
 
 BIG = "(select string_agg(md5(i::text), '') from generate_series(1, 100) i)"
@@ -208,3 +209,18 @@ def test_replays_mend_what_their_runs_changed(runner, database, job):
     log.prune(99, 168)
     with pytest.raises(RunFailed, match="no longer reaches back"):
         backfill(runner, job, run_id="nothing is left")
+
+
+def test_the_first_run_that_brought_changes_is_replayed(runner, database, lake):
+    """Batches before it had nothing, as those that a reconciliation lands; none was dropped."""
+    database.execute("create table t (id int primary key, v text)")
+    job = bare_job(database, lake)
+    sync(runner, job)
+    for number in range(2):
+        database.execute(f"create table other_{number} (id int)")
+        land_backlog(runner, job)
+    database.execute("insert into t values (1, 'first')")
+    consume(runner, replace(job, run_id="first", interval_start=MONTHS[1], interval_end=MONTHS[2]))
+    DeltaTable(job.lake.target("public.t").uri).delete()
+    backfill(runner, job)
+    assert rows(job, "t")

@@ -281,9 +281,10 @@ class ChangeLog(RowMessages, BatchFiles):
             if row["batch"] > first_batch and row["max.end_lsn_max"] is not None
         ]
         ends = {row["batch"]: row["max.end_lsn_max"] for row in rows}
-        lowest = min(ends, default=max(table.committed(self.app_id), first_batch) + 1)
+        # A batch that landed without messages is in no file either.
+        dropped = max(table.committed(_PRUNED), first_batch)
         begins_at = rows[0]["min.end_lsn_min"] if rows else 0
-        return Reach(ends, lowest > first_batch + 1, begins_at, lowest - 1)
+        return Reach(ends, dropped > first_batch, begins_at, dropped)
 
     def landed(self, batch: int) -> Landed:
         """Count what the committed files of one batch contain."""
