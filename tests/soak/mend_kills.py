@@ -261,7 +261,7 @@ class ForkedRun:
 def fork(job: Callable[[], Any], kill_at: tuple[str, int] | None = None) -> ForkedRun:
     """Run a job in a process of its own, which is killed at the given point, if it comes there.
 
-    ``kill_at``: a fault point, and how often it is passed.
+    ``kill_at``: a fault point ("" for any), and how often it is passed.
     """
     read, sink = os.pipe()
     if (pid := os.fork()) == 0:
@@ -278,9 +278,9 @@ def _work(job: Callable[[], Any], kill_at: tuple[str, int] | None, sink: int) ->
     passed: Counter[str] = Counter()
 
     def point(name: str) -> None:
-        passed[name] += 1
+        passed.update((name, ""))
         os.write(sink, f".{name}\n".encode())
-        if kill_at == (name, passed[name]):
+        if kill_at in ((name, passed[name]), ("", passed[""])):
             os.kill(os.getpid(), signal.SIGKILL)
 
     original = waldelta.failpoints.fault_point
@@ -334,13 +334,10 @@ class Kills:
         _check(fork(self.scene.differences).problems)
         self.comparisons += 1
 
-    def _moment(self, name: str) -> tuple[str, int] | None:
-        """Returns a point that the job has passed before, and how often.
-
-        None: it isn't killed, as the first of its kind, which shows the points.
-        """
+    def _moment(self, name: str) -> tuple[str, int]:
+        """Returns a point that the job has passed before, and how often; at first, any point."""
         if (points := self._points.get(name)) is None:
-            return None
+            return "", self.scene.random.randrange(1, _MOST_KILLS + 1)
         point = self.scene.random.choice(sorted(points))
         return point, self.scene.random.randrange(1, points[point] + 1)
 

@@ -115,9 +115,9 @@ class Comparison:
 
     def run(self, runner: Runner) -> Differences:
         """Compare both sides in shares of the target's files."""
-        keys = self.net.read(self.written.bases)
-        files, count = held_files(self.held.files), len(keys)
+        files, count = held_files(self.held.files), sum(self.net.rows)
         if self.extra is None:
+            keys = self.net.read(self.written.bases)
             bases = [keys[base] for base in self.written.bases]
             files = list(compress(files, may_hold(self.held.files, self.written.key_names, bases)))
         # A task reads at least half as many rows as are staged, because it reads all their keys.
