@@ -334,7 +334,7 @@ ERROR_CATALOG: Final = MappingProxyType(
             "A staged file that one Spark task wrote for another is missing or incomplete.",
             "",
             "nothing; if the error returns, check the lake's disk or network file system",
-            "staged net changes are gone: …",
+            "staged rows are gone: …",
         ),
         "SchemaChanged": ErrorEntry(
             "With `schema_changes: fail`, a source table's columns changed; the table or a column"

@@ -10,7 +10,7 @@ MUTATIONS = (
              "return 1 if plan.volume.moves else",
              "With REPLICA IDENTITY FULL, two tasks collapse parts of one row's changes.",
              (_TASKS,)),
-    Mutation("changes/stage/stage.py", "    if count != rows:", "    if count > rows:",
+    Mutation("changes/stage/net_files.py", "    if count != rows:", "    if count > rows:",
              "A staged file that lacks events passes for a whole one.", (_TASKS,)),
     Mutation("changes/stage/stage.py", "value_set=pa.array([ACTION_INSERT, ACTION_UPSERT])",
              "value_set=pa.array([ACTION_UPSERT])",

@@ -131,7 +131,7 @@ def run_resync(
         copies, failed = _add_copies(
             runner, job, result, partial(sync, runner, job, names, cause, by_diff=True)
         )
-        written = sum(c.rows if c.diff is None else c.diff.written for c in copies)
+        written = sum(copied.written for copied in copies)
         stage.detail = (
             f"{counted(len(copies), 'table')}, {counted(written, 'row')} written or removed;"
             f" slot {'unchanged' if gap is None else 'created again'}"

@@ -316,11 +316,7 @@ class RunResult:
             )
             return
         self.tables.pop(name, None)
-        self.add_target(
-            TargetCut(
-                name, copied.generation, diff.version, diff.inserted, diff.updated, diff.deleted
-            )
-        )
+        self.add_repair(diff.cut)
         self.tables[name] = replace(
             self.tables[name], compared=diff.compared, unchanged=diff.unchanged
         )

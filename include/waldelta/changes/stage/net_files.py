@@ -15,8 +15,10 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from waldelta.arrow import Bools, Ints, grouped, table_of
+from waldelta.errors import StagedLost
 from waldelta.lake import Lake, by_row_group, parquet_format, write_parquet
 from waldelta.lake.storage import data_paths
+from waldelta.quantities import counted
 from waldelta.spark import Runner
 
 # Rows are read in small pieces, because repeated values take a thousandth of their memory in a
@@ -28,6 +30,14 @@ PART_BYTES = 64 << 20
 # Shorter runs of rows are copied, because each one becomes a piece of its own.
 _ROWS_PER_RUN = 256
 _WRITTEN = pa.schema([("rows", pa.int64())])
+
+
+def check_rows(path: str, count: int, rows: int) -> None:
+    """Raise StagedLost unless a staged file or folder has as many rows as were written to it."""
+    if count != rows:
+        raise StagedLost(
+            f"staged rows are gone: {path} has {counted(count, 'row')} of {rows:,}: run again"
+        )
 
 
 @dataclass(frozen=True, slots=True)

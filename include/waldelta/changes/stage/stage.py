@@ -40,7 +40,7 @@ from waldelta.changes.decode.collapse import ACTION_INSERT, ACTION_UPSERT, RAW_R
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode_all
 from waldelta.changes.decode.route import BUCKET, judge_files, route_in_driver, routed
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.stage.net_files import NetFiles, rows_at_once
+from waldelta.changes.stage.net_files import NetFiles, check_rows, rows_at_once
 from waldelta.errors import StagedLost, without_values
 from waldelta.lake import Lake, parquet_format, remove_folder, staging_folder, write_parquet
 from waldelta.lake.changelog import ChangeLog, RowMessages, Stream
@@ -54,7 +54,6 @@ from waldelta.lake.changelog.row_messages import (
 )
 from waldelta.lake.write_errors import change_log_write_error
 from waldelta.pipeline import Job, named_error
-from waldelta.quantities import counted
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
 from waldelta.spark_sql import parquet
@@ -256,7 +255,8 @@ def stage(runner: Runner, change_log: ChangeLog, plan: TargetPlan, folder: str) 
         write_parquet(folder, net)
         return _staged(folder, _counts(net, decode).to_pylist(), net)
     staged = _staged(folder, _stage_in_tasks(runner, plan.split or change_log, plan, folder))
-    _require(staged, sum(NetFiles.of(folder, change_log.lake).rows))
+    rows = sum(NetFiles.of(folder, change_log.lake).rows)
+    check_rows(folder, rows, net_changes(staged.counts))
     return staged
 
 
@@ -265,15 +265,8 @@ def check_whole(runner: Runner, staged: Staged) -> None:
 
     Spark's listing of the folder may be older than ours.
     """
-    _require(staged, runner.spark().read.parquet(staged.folder).count())
-
-
-def _require(staged: Staged, rows: int) -> None:
-    if rows != (expected := net_changes(staged.counts)):
-        raise StagedLost(
-            f"staged net changes are gone: {staged.folder} has {counted(rows, 'row')} of"
-            f" {expected:,}: run again"
-        )
+    rows = runner.spark().read.parquet(staged.folder).count()
+    check_rows(staged.folder, rows, net_changes(staged.counts))
 
 
 def _staged(
@@ -399,7 +392,7 @@ class _Staging:
         folder = f"{self.folder}-routed/{BUCKET}={bucket}"
         with _staged_errors(folder):
             judged = NetFiles.of(folder, self.lake).read(["ord", "op"])
-        _check_rows(folder, len(judged), int(rows.sum()))
+        check_rows(folder, len(judged), int(rows.sum()))
         yield from routed(pa.Table.from_batches(parts), judged).to_batches()
 
     def collapse(self, number: int, events: Iterable[pa.RecordBatch]) -> pa.Table:
@@ -460,7 +453,7 @@ def _read_events(files: FileSystem, path: str, rows: int) -> list[pa.RecordBatch
         pa.ipc.open_stream(stream) as events,
     ):
         read = list(events)
-    _check_rows(path, sum(map(len, read)), rows)
+    check_rows(path, sum(map(len, read)), rows)
     return read
 
 
@@ -473,14 +466,6 @@ def _staged_errors(path: str) -> Iterator[None]:
         raise StagedLost(
             f"a staged file can't be read: {path}: {without_values(err)}: run again"
         ) from None
-
-
-def _check_rows(path: str, count: int, rows: int) -> None:
-    if count != rows:
-        raise StagedLost(
-            f"staged events are gone: {path} has {counted(count, 'row')} of {rows:,} that were"
-            " written: run again"
-        )
 
 
 def _counts(net: pa.Table, plan: DecodePlan) -> pa.Table:

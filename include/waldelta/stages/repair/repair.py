@@ -49,7 +49,6 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake import staging_folder
-from waldelta.lake.changelog import BatchNumbers
 from waldelta.lake.ledger import (
     ACCEPTED,
     COPYING,
@@ -121,7 +120,7 @@ from waldelta.stages.repair.mend.mend import (
     differences,
     merge_differences,
 )
-from waldelta.stages.repair.mend.touched_keys import changed_keys
+from waldelta.stages.repair.mend.touched_keys import waiting_keys
 from waldelta.stages.repair.mend.unfinished_repairs import (
     carry_over,
     end_repair,
@@ -341,10 +340,7 @@ def _stage_rows(
         with job.source.connect("repair") as connection:
             rows = plan_rows(job, drifted, target_filter, holder, connection, key_names)
         drained = drained.before(land_through(runner, job, holder.lsn))
-        identity = job.read_identity()
-        last = job.change_log(identity).last_batch() or 0
-        batches = BatchNumbers(Watermarks(job, identity).of(state), last)
-        waiting = changed_keys(runner, job, state, batches, f"{work.folder}/touched")
+        waiting = waiting_keys(runner, job, state, f"{work.folder}/touched")
         keys = quarantined_keys(rows, key_names)
         if waiting is not None:
             keys = pa.concat_tables([keys, waiting.cast(keys.schema)])

@@ -147,7 +147,7 @@ class _Replay:
                 )
             (copied,) = sync(runner, job, [name], reason, by_diff=True)
             self.result.add_copy(copied)
-            rows = copied.rows if copied.diff is None else copied.diff.written
+            rows = copied.written
         elif not len(keys):
             return
         else:

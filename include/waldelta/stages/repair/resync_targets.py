@@ -138,7 +138,7 @@ def _copy(runner: Runner, job: Job, result: RunResult, copy: TableLifecycle) -> 
         how = str(copied.skipped)
     if copied.diff is not None:
         how = (
-            f"compared with its source, {copied.diff.written:,} of {counted(copied.rows, 'row')}"
+            f"compared with its source, {copied.written:,} of {counted(copied.rows, 'row')}"
             " differed"
         )
     result.warnings.append(f"{_warning(copy)}: it was {how}")

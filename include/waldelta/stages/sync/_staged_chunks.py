@@ -34,7 +34,7 @@ from waldelta.changes.stage.net_files import parts_at_once
 from waldelta.errors import NeedsSync, SnapshotLost, WaldeltaError, raised_as, without_values
 from waldelta.failpoints import fault_point
 from waldelta.lake import Lake, TargetVersion, remove_folder, staging_folder
-from waldelta.lake.changelog import BatchNumbers, Snapshot
+from waldelta.lake.changelog import Snapshot
 from waldelta.lake.layout import HeldFile, log_path
 from waldelta.lake.ledger import TableState
 from waldelta.lake.staging_leftovers import read_records, write_record
@@ -42,7 +42,6 @@ from waldelta.lake.storage import sync_files
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job, unexpected_error
 from waldelta.pipeline.drift import is_dear
-from waldelta.pipeline.targets import Watermarks
 from waldelta.postgres import Leaf, PublishedTable, named_loss
 from waldelta.quantities import counted
 from waldelta.snapshot import Chunk, TableCopy, reader_name, whole_table
@@ -54,7 +53,7 @@ from waldelta.spark import Runner
 from waldelta.spark.runner import Answer
 from waldelta.stages.land.drain import land_through
 from waldelta.stages.repair.mend.mend import ExpectedRows
-from waldelta.stages.repair.mend.touched_keys import changed_keys
+from waldelta.stages.repair.mend.touched_keys import waiting_keys
 
 log = logging.getLogger(__name__)
 
@@ -435,11 +434,8 @@ def _touched(
     oldest = next(one for one in files if Snapshot.parse(one.snapshot) == first)
     state = replace(state, snapshot=oldest.snapshot, snapshot_lsn=oldest.lsn)
     land_through(runner, job, upto)
-    identity = job.read_identity()
-    last = job.change_log(identity).last_batch() or 0
-    batches = BatchNumbers(Watermarks(job, identity).of(state), last)
     folder = staging_folder(job.lake, state.table_name, state.generation, 0, job.run_id)
-    touched = changed_keys(runner, job, state, batches, folder)
+    touched = waiting_keys(runner, job, state, folder)
     fault_point("sync.touched")
     rows, count = sum(one.rows for one in files), 0 if touched is None else len(touched)
     if is_dear(count, rows):

@@ -49,7 +49,7 @@ from waldelta.lake.delta_statements import (
     set_deletion_vectors,
 )
 from waldelta.lake.layout import CHANGE_DATA_FEED, TableOptions
-from waldelta.lake.ledger import COPYING, TableState, now
+from waldelta.lake.ledger import TableState
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.targets import check_target
@@ -127,25 +127,24 @@ class Former:
 
 
 def write_copy(
-    runner: Runner, job: Job, rows: CopyRows, generation: int, former: Former | None
+    runner: Runner, job: Job, rows: CopyRows, state: TableState, former: Former | None
 ) -> WrittenCopy:
     """Write the rows into the target; with its ``former`` copy only those that differ, where that
     is exact.
     """
-    name, target, whole = str(rows.target), job.pipeline.target, None
+    name, target, whole = state.table_name, job.pipeline.target, None
     place, mode = job.lake.target(name), target.mode_of(name)
     marks = target.deletion_vectors_of(name)
     options = _set_properties(runner, place, target, name)
-    state = TableState(now(), job.run_id, name, generation, COPYING)
     # In other modes take_over_for_copy() is called later, once the copy can't be refused any more.
     if not mode.keeps_rows:
-        take_over_for_copy(runner, job, name, generation)
+        take_over_for_copy(runner, job, name, state.generation)
         if former is not None:
             with writing_target(place):
                 diff = mend_target(runner, job, state, former, rows)
             rows = _unstaged(rows, diff if isinstance(diff, str) else None)
             if isinstance(diff, RowDiff):
-                return WrittenCopy(CommitResult(diff.version, diff.compared, 0), diff=diff)
+                return WrittenCopy(CommitResult(diff.cut.version, diff.compared, 0), diff=diff)
             whole = diff
         table = None if marks else _open(runner, job, rows, options)
         if table is not None:
@@ -311,8 +310,7 @@ def _merge_all(  # noqa: PLR0913 - a copy, its target, and how it is merged
             else commit_equal(runner, job, state, tag, key[0])
         )
         check_alone(job, cut, table.version)
-    equal = count - cut.inserted - cut.updated
-    return RowDiff(cut.version, cut.inserted, cut.updated, cut.deleted, equal)
+    return RowDiff(cut, count - cut.inserted - cut.updated)
 
 
 def _why_by_spark(rows: CopyRows, mode: TargetMode, *, marks: bool) -> str:
@@ -326,12 +324,12 @@ def _why_by_spark(rows: CopyRows, mode: TargetMode, *, marks: bool) -> str:
     return "features of a target that delta-rs doesn't write"
 
 
-def keep_target(runner: Runner, job: Job, name: str, generation: int) -> WrittenCopy:
+def keep_target(runner: Runner, job: Job, state: TableState) -> WrittenCopy:
     """Keep the target's rows under a new generation, which late writers of earlier ones can't
     commit to.
     """
-    take_over_for_copy(runner, job, name, generation)
-    return WrittenCopy(CommitResult(job.lake.target(name).version, 0, 0))
+    take_over_for_copy(runner, job, state.table_name, state.generation)
+    return WrittenCopy(CommitResult(job.lake.target(state.table_name).version, 0, 0))
 
 
 def _in_frames(
@@ -439,7 +437,7 @@ def _add(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CommitR
             f"the target of {name} can't be compared ({err}), and its mode keeps rows: move"
             " its folder away and sync it again"
         ) from None
-    return CommitResult(diff.version, diff.compared, 0)
+    return CommitResult(diff.cut.version, diff.compared, 0)
 
 
 def _check_position(table: str, frame: DataFrame, mode: TargetMode, lsn: Lsn) -> None:

@@ -33,6 +33,7 @@ from waldelta.lake import (
 from waldelta.lake.data_file import DataFiles, discard, new_prefix, redefined
 from waldelta.lake.delta_statements import needs_mapping
 from waldelta.lake.layout import PLAIN, Layout, NewFile, TableOptions
+from waldelta.lake.ledger import TargetCut
 from waldelta.lake.storage import is_within
 from waldelta.metadata_columns import RAW
 from waldelta.permissions import private_files
@@ -68,26 +69,17 @@ ChunkReader = Callable[[int], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True, slots=True)
 class RowDiff:
-    """What the comparison with a target found and its commit did, in rows.
-
-    ``version`` is the target's new version.
+    """What the comparison with a target found and its commit did: ``cut``, and the number of rows
+    that were ``unchanged``.
     """
 
-    version: int
-    inserted: int
-    updated: int
-    deleted: int
+    cut: TargetCut
     unchanged: int
 
     @property
     def compared(self) -> int:
         """Returns the number of rows in the snapshot, which the target has now."""
-        return self.inserted + self.updated + self.unchanged
-
-    @property
-    def written(self) -> int:
-        """Returns the number of rows that differed."""
-        return self.inserted + self.updated + self.deleted
+        return self.cut.inserted + self.cut.updated + self.unchanged
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,11 @@ class SyncResult:
     # Set for a table with ``copy: false``, of which nothing was read.
     skipped: SkippedCopy | None = None
 
+    @property
+    def written(self) -> int:
+        """Returns the number of rows that were written or removed."""
+        return self.rows if self.diff is None else self.diff.cut.written
+
 
 def synced_state(
     first_row: TableState, copied: SyncResult, replicated: ReplicatedTarget, pipeline: PipelineFile
@@ -249,7 +254,7 @@ def _copy_as_of(
     state = _state_as_published(first_row, replicated, storage, to_text(where), job.pipeline)
     rows = _copy_rows(snapshot, _source(snapshot, replicated, where), state, attempt, records)
     fault_point("sync.planned")
-    copy = _write(runner, job, rows, attempt.generation, former, skipped)
+    copy = _write(runner, job, rows, state, former, skipped)
     snapshot.end()
     check_unaltered(job, replicated, membership)
     begins = skipped or holder
@@ -337,14 +342,14 @@ def _write(
     runner: Runner,
     job: Job,
     rows: CopyRows,
-    generation: int,
+    state: TableState,
     former: Former | None,
     skipped: SkippedCopy | None,
 ) -> WrittenCopy:
     """Write the copy as write_copy() does; a target whose copy is skipped keeps its rows."""
     if skipped is not None and skipped.former is not None:
-        return keep_target(runner, job, str(rows.target), generation)
-    return write_copy(runner, job, rows, generation, former if skipped is None else None)
+        return keep_target(runner, job, state)
+    return write_copy(runner, job, rows, state, former if skipped is None else None)
 
 
 def _source(

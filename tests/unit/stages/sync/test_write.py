@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from waldelta.lake.ledger import TableState
+from waldelta.lake.ledger import TableState, TargetCut
 from waldelta.stages.sync._write import Former, RowDiff, obstacle
 
 COPIED = Former(
@@ -36,5 +36,5 @@ def test_obstacle(former, key, held, expected):
 
 
 def test_counts():
-    diff = RowDiff(version=7, inserted=1, updated=2, deleted=4, unchanged=8)
-    assert (diff.compared, diff.written) == (11, 7)
+    cut = TargetCut("public.t", 1, version=7, inserted=1, updated=2, deleted=4)
+    assert RowDiff(cut, unchanged=8).compared == 11

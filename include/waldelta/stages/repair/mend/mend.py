@@ -37,9 +37,9 @@ from waldelta.changes.merge.statements import (
     staged_names,
     staged_shape,
 )
-from waldelta.changes.stage.net_files import NetFiles, batches, parts_at_once
+from waldelta.changes.stage.net_files import NetFiles, batches, check_rows, parts_at_once
 from waldelta.changes.stage.stage import buckets_of
-from waldelta.errors import NeedsSync, StagedLost, WaldeltaError, without_values
+from waldelta.errors import NeedsSync, WaldeltaError, without_values
 from waldelta.lake import (
     DeltaTarget,
     Fence,
@@ -52,7 +52,6 @@ from waldelta.lake import (
 from waldelta.lake.layout import HeldFile, held_files
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job
-from waldelta.quantities import counted
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
@@ -333,11 +332,7 @@ def _differing(
         read, differing = read + len(mask), differing + int(mask.sum()) + comparison.extra
         if differing > MOST_DIFFERING:
             raise NeedsSync(f"at least {differing:,} of its rows differ")
-    if read != count:
-        raise StagedLost(
-            f"staged rows are gone: {expected.folder} has {counted(read, 'row')} of {count:,}: run"
-            " again"
-        )
+    check_rows(expected.folder, read, count)
     if not differing:
         return NetRows(NetFiles(folder, expected.lake, [], []), expected.no_keys)
     rows = NetRows.of(folder, expected.lake, bases)

@@ -14,19 +14,28 @@ from waldelta.changes.decode.collapse import DELETE, INSERT, EventShape, codes_o
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, decode, typed_key
 from waldelta.changes.decode.net_rows import first_of_each
 from waldelta.changes.decode.target_plan import TargetPlan, plan_target
-from waldelta.errors import NeedsSync, StagedLost
+from waldelta.changes.stage.net_files import check_rows
+from waldelta.errors import NeedsSync
 from waldelta.lake import open_parquet, remove_folder
 from waldelta.lake.changelog import BatchNumbers, BatchRanges, ChangeLog
 from waldelta.lake.changelog.row_messages import row_messages
 from waldelta.lake.ledger import TableState
 from waldelta.pipeline import Job
 from waldelta.pipeline.drift import read_catalog_state, schema_rules
+from waldelta.pipeline.targets import Watermarks
 from waldelta.postgres import read_types
-from waldelta.quantities import counted
 from waldelta.spark import Runner
 from waldelta.spark.runner import shares
 
 _WRITTEN = pa.schema([("rows", pa.int64())])
+
+
+def waiting_keys(runner: Runner, job: Job, state: TableState, folder: str) -> pa.Table | None:
+    """Returns changed_keys() of what has landed and the target doesn't have yet."""
+    identity = job.read_identity()
+    last = job.change_log(identity).last_batch() or 0
+    batches = BatchNumbers(Watermarks(job, identity).of(state), last)
+    return changed_keys(runner, job, state, batches, folder)
 
 
 def changed_keys(
@@ -76,11 +85,7 @@ def read_touched(runner: Runner, change_log: ChangeLog, plan: TargetPlan, folder
         keys = open_parquet(folder).to_table() if dealt else touched_keys([], decode)
     finally:
         remove_folder(folder)
-    if len(keys) != written:
-        raise StagedLost(
-            f"staged keys are gone: {folder} had {counted(len(keys), 'key')} of {written:,}: run"
-            " again"
-        )
+    check_rows(folder, len(keys), written)
     texts = [keys[name] for name in keys.column_names if name.startswith("t")]
     return keys.take(pa.array(first_of_each(codes_of(texts))))
 
