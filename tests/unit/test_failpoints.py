@@ -76,6 +76,7 @@ def test_the_page_counts_what_was_tried():
         "land.committed | server": (
             cell | {"fault": "server", "ended": "not reached; succeeded", "code": "new"}
         ),
+        "a step that is no more | jvm": cell | {"fault": "jvm", "code": "old"},
     }
     on_s3 = {
         f"{step} | late PUT": cell | {"fault": "late PUT", "code": "new"}
