@@ -6,7 +6,6 @@ hide a part of a line, or reverse it on a page or in an alert.
 
 from __future__ import annotations
 
-import html
 import re
 
 # C0 and C1 without line breaks and tabs, and characters that change the direction of text.
@@ -41,12 +40,3 @@ def as_one_entry(text: str) -> str:
       12:00 ERROR b
     """
     return visible(text).replace("\n", "\n  ")
-
-
-def html_text(text: str) -> str:
-    """Returns a text for a page that has no templates.
-
-    >>> print(html_text("<b>\\u202ec"))
-    &lt;b&gt;\\u202ec
-    """
-    return html.escape(visible(text))

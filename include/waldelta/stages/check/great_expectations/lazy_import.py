@@ -13,8 +13,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -60,8 +59,12 @@ def import_great_expectations(kinds: Collection[str] = ()) -> None:
     if _NEEDS_ALL.intersection(kinds):
         importlib.import_module("great_expectations")
         return
-    with _narrow_sight():
+    sight = _Sight()
+    sys.meta_path.insert(0, sight)
+    try:
         importlib.import_module("great_expectations")
+    finally:
+        sys.meta_path.remove(sight)
 
 
 def import_everything() -> None:
@@ -72,13 +75,3 @@ def import_everything() -> None:
         "waldelta.stages.check.reports.data_docs",
     ):
         importlib.import_module(name)
-
-
-@contextmanager
-def _narrow_sight() -> Iterator[None]:
-    sight = _Sight()
-    sys.meta_path.insert(0, sight)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(sight)

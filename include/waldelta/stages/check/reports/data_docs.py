@@ -19,10 +19,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import UndefinedError
 from markupsafe import Markup
 
 from waldelta.config import PipelineFile, split_table_name
-from waldelta.control_characters import html_text
+from waldelta.control_characters import visible
 from waldelta.errors import TargetNotWritable
 from waldelta.lake import Lake
 from waldelta.lake.ledger import DIFFERENT, EQUAL, REPAIRED, Reconciliation
@@ -32,7 +33,7 @@ from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.report_folder import CHECKS, RECONCILIATIONS
 from waldelta.quantities import counted
 from waldelta.stages.check.reports.docs_store import DocsStore, RunFolder
-from waldelta.stages.check.reports.page import ReportEntry, parts, render
+from waldelta.stages.check.reports.page import ReportEntry, parts, render, templates
 from waldelta.stages.check.suite.expectation import TableVerdict
 from waldelta.stages.check.suite.kinds import kind_of
 
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_COMPARISONS = {EQUAL: "passed", REPAIRED: "passed", DIFFERENT: "failed"}
 _LONGEST_NAME = 100  # A file system takes no longer names than 255 bytes.
 
 
@@ -291,54 +291,50 @@ def _blocks_of(section: Mapping[str, Any]) -> Markup:
     blocks = [
         b for b in section["content_blocks"] if not (isinstance(b, dict) and _kind(b) == "header")
     ]
-    return Markup("".join(map(_content, blocks)))  # noqa: S704 - _content() escapes
+    return Markup().join(map(_content, blocks))
 
 
 def _kind(block: Mapping[str, Any]) -> Any:
     return block.get("content_block_type")
 
 
-def _content(content: Any) -> str:
+def _content(content: Any) -> Markup:
     """Returns the HTML of a renderer's block, a list of blocks or a plain value, escaped."""
     if content is None:
-        return ""
+        return Markup()
     if isinstance(content, list | tuple):
-        return "".join(f"<div>{_content(part)}</div>" for part in content)
+        return Markup.escape(_blocks.each(content))
     if not isinstance(content, dict):
         return _text(content)
     try:
-        render = _BLOCKS[_kind(content)]
-        return _headings(content) + render(content)
+        return Markup.escape(_blocks.headings(content) + _BLOCKS[_kind(content)](content))
     except (
         AttributeError,
         KeyError,
         TypeError,
+        UndefinedError,
         ValueError,
     ):  # The block is of an unknown kind, or is a value that looks like a block.
         return _json(content)
 
 
-def _headings(block: Mapping[str, Any]) -> str:
-    parts = [block.get("header"), block.get("subheader")]
-    return "".join(f"<p><b>{_content(part)}</b></p>" for part in parts if part)
+def _text(value: Any) -> Markup:
+    return Markup.escape(visible(str(value)))
 
 
-def _text(value: Any) -> str:
-    return html_text(str(value))
+def _json(value: Any) -> Markup:
+    text = json.dumps(value, indent=2, default=str, ensure_ascii=False)
+    return Markup("<pre>{}</pre>").format(_text(text))
 
 
-def _json(value: Any) -> str:
-    return f"<pre>{html_text(json.dumps(value, indent=2, default=str, ensure_ascii=False))}</pre>"
-
-
-def _sentence(block: Mapping[str, Any]) -> str:
+def _sentence(block: Mapping[str, Any]) -> Markup:
     """Returns a renderer's template with its parameters marked as code."""
     given = block["string_template"]
     if not isinstance(given, dict):
         return _text(given)
     parameters: Mapping[str, Any] = given.get("params") or {}
     if (icon := parameters.get(_ICON)) is not None:
-        return str(parts.mark(_VERDICTS.get(icon, "warning")))
+        return Markup.escape(parts.mark(_VERDICTS.get(icon, "warning")))
     text, pieces, end, before = str(given.get("template", "")), [], 0, None
     for found in _PARAMETER.finditer(text):
         name = found[1] or found[2]
@@ -346,7 +342,7 @@ def _sentence(block: Mapping[str, Any]) -> str:
             words = _words(_agreeing(before, text[end : found.start()]))
             pieces += [words, _parameter(name, parameters[name])]
             end, before = found.end(), parameters[name]
-    return "".join([*pieces, _words(_agreeing(before, text[end:]))])
+    return Markup().join([*pieces, _words(_agreeing(before, text[end:]))])
 
 
 def _agreeing(value: Any, words: str) -> str:
@@ -354,74 +350,42 @@ def _agreeing(value: Any, words: str) -> str:
     return _COUNTED.sub(r"\1", words) if str(value) == "1" else words
 
 
-def _words(text: str) -> str:
-    return "<br>".join(html_text(line) for line in _LINE_BREAK.split(text))
+def _words(text: str) -> Markup:
+    return Markup("<br>").join(map(_text, _LINE_BREAK.split(text)))
 
 
-def _parameter(name: str, value: Any) -> str:
+def _parameter(name: str, value: Any) -> Markup:
     if name == _SCHEMA:
-        return f"<pre>{html_text(html.unescape(_AROUND_SCHEMA.sub('', str(value))))}</pre>"
-    return f"<code>{_text(value)}</code>" if str(value) else ""
+        schema = html.unescape(_AROUND_SCHEMA.sub("", str(value)))
+        return Markup("<pre>{}</pre>").format(_text(schema))
+    return Markup("<code>{}</code>").format(_text(value)) if str(value) else Markup()
 
 
-def _table(block: Mapping[str, Any]) -> str:
-    heads = "".join(
-        f'<th scope="col">{_content(head)}</th>' for head in block.get("header_row") or ()
-    )
-    rows = "".join(
-        f"<tr>{''.join(f'<td>{_content(cell)}</td>' for cell in row)}</tr>"
-        for row in block["table"]
-    )
-    return (
-        f"<table>{f'<thead><tr>{heads}</tr></thead>' if heads else ''}<tbody>{rows}</tbody></table>"
-    )
-
-
-def _list(key: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda block: f"<ul>{''.join(f'<li>{_content(item)}</li>' for item in block[key])}</ul>"
-
-
-def _paragraphs(key: str) -> Callable[[Mapping[str, Any]], str]:
-    def render(block: Mapping[str, Any]) -> str:
-        held = block[key]
-        return "".join(
-            f"<p>{_content(part)}</p>" for part in (held if isinstance(held, list) else [held])
-        )
-
-    return render
-
-
-def _collapse(block: Mapping[str, Any]) -> str:
-    link = _content(block.get("collapse_toggle_link")) or "more"
-    return f"<details><summary>{link}</summary>{_content(block['collapse'])}</details>"
-
-
-def _graph(block: Mapping[str, Any]) -> str:
+def _graph(block: Mapping[str, Any]) -> Markup:
     """Returns a chart's numbers as a table, because drawing it needs scripts."""
     chart = block["graph"]
     try:
         chart = json.loads(chart) if isinstance(chart, str) else chart
         (rows,) = chart["datasets"].values() if "datasets" in chart else [chart["data"]["values"]]
         columns = list(rows[0])
-        return _table(
-            {
-                "header_row": columns,
-                "table": [[str(row.get(name, "")) for name in columns] for row in rows],
-            }
-        )
+        cells = [[str(row.get(name, "")) for name in columns] for row in rows]
+        return Markup.escape(_blocks.table({"header_row": columns, "table": cells}))
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return _json(chart)
 
 
-_BLOCKS: Mapping[Any, Callable[[Mapping[str, Any]], str]] = {
+templates.filters.update(content=_content)
+# The macros of blocks.html, by the kind of block.
+_blocks: Any = templates.get_template("blocks.html").module
+_BLOCKS: Mapping[Any, Callable[[Mapping[str, Any]], Markup]] = {
     "string_template": _sentence,
-    "table": _table,
-    "header": lambda block: "",  # noqa: ARG005 - _headings() has it all
-    "bullet_list": _list("bullet_list"),
-    "value_list": _list("value_list"),
-    "text": _paragraphs("text"),
-    "markdown": _paragraphs("markdown"),
-    "content_block_container": _paragraphs("content_blocks"),
-    "collapse": _collapse,
     "graph": _graph,
+    "table": _blocks.table,
+    "header": _blocks.header,
+    "bullet_list": _blocks.bullet_list,
+    "value_list": _blocks.value_list,
+    "text": _blocks.text,
+    "markdown": _blocks.markdown,
+    "content_block_container": _blocks.content_block_container,
+    "collapse": _blocks.collapse,
 }

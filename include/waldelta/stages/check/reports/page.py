@@ -100,7 +100,7 @@ def _run_of(entry: ReportEntry) -> tuple[datetime, str, str]:
     return entry.at, entry.pipeline, entry.run_id
 
 
-_TEMPLATES = Environment(
+templates = Environment(
     loader=PackageLoader(__name__.rpartition(".")[0]),
     autoescape=True,
     undefined=StrictUndefined,
@@ -108,8 +108,8 @@ _TEMPLATES = Environment(
     lstrip_blocks=True,
     finalize=lambda value: value if isinstance(value, Markup) else visible(str(value)),
 )
-_TEMPLATES.globals["counted"] = counted
-_TEMPLATES.filters |= {"number": "{:,}".format, "lsn": Lsn}
+templates.globals["counted"] = counted
+templates.filters |= {"number": "{:,}".format, "lsn": Lsn}
 # The looks of the pages in Airflow, by the reader's system: a page has no script that asks Airflow.
 _STYLE = resources.files(__package__).joinpath("templates", "style.css").read_text("utf-8")
 # A page opened from a disk has no HTTP headers. The policy allows only the page's own style, by its
@@ -120,7 +120,7 @@ POLICY = (
     " form-action 'none'"
 )
 # The macros of parts.html, each of which returns HTML.
-parts: Any = _TEMPLATES.get_template("parts.html").module
+parts: Any = templates.get_template("parts.html").module
 # The runs that the index by table shows.
 _MOST_RUNS = 20
 
@@ -128,7 +128,7 @@ _MOST_RUNS = 20
 def render(template: str, **values: Any) -> str:
     """Returns a page by its template; values that are no Markup are escaped."""
     html = {"policy": Markup(POLICY), "style": Markup(_STYLE)}  # noqa: S704 - both are ours
-    return _TEMPLATES.get_template(template).render(html, **values)
+    return templates.get_template(template).render(html, **values)
 
 
 def static_index(pipeline: str, runs: list[CheckedRun]) -> str:
@@ -161,5 +161,4 @@ def table_index(runs: Sequence[CheckedRun], link: Callable[[ReportEntry], str]) 
 
     rows = [(table, by_table[table]) for table in sorted(by_table, key=rank)]
     caption = f"reports of the last {counted(len(last), 'run')}, the newest at the right"
-    table: Markup = parts.squares(rows, "table", caption)
-    return table
+    return Markup.escape(parts.squares(rows, "table", caption))

@@ -48,8 +48,8 @@ class Trend:
             squares = [(own[time], title, "") if time in own else None for time, title in titles]
             rows.append((name, squares))
         caption = f"the last {counted(len(times), 'check')}, the newest at the right"
-        table: Markup = parts.squares(rows, "expectation", caption)
-        return Markup("<h2>Trend</h2>") + table
+        squares = parts.squares(rows, "expectation", caption)
+        return Markup("<h2>Trend</h2>{}").format(squares)
 
 
 def read_trends(ledger: Ledger, tables: Collection[str], at: datetime) -> dict[str, Trend]:

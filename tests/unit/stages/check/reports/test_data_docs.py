@@ -34,7 +34,7 @@ def test_a_run_is_listed_with_the_table_that_it_couldnt_check(tmp_path):
 
 
 BAD = "<script>\"'&</script>"
-SAFE = "&lt;script&gt;&quot;&#x27;&amp;&lt;/script&gt;"
+SAFE = "&lt;script&gt;&#34;&#39;&amp;&lt;/script&gt;"
 SENTENCE = {
     "content_block_type": "string_template",
     "string_template": {"template": "$x", "params": {"x": BAD}},
