@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 from urllib.parse import unquote
@@ -60,7 +61,6 @@ from waldelta.stages.check.great_expectations.own_expectations import (
     why_not_built,
 )
 from waldelta.stages.check.measure.failing_rows import (
-    FailingRows,
     examples_of,
     leave_to_spark,
 )
@@ -106,6 +106,15 @@ class SuiteEvaluation:
         refused = [unchecked(ConfigError("\n".join(dict.fromkeys(texts))))] if texts else []
         return [self.found[number] for number in sorted(self.found)] + refused
 
+    @cached_property
+    def conditions(self) -> Conditions:
+        """The conditions of expectations on single rows; examples have the rows' keys."""
+        key, planned = self.rows.target.state.key_columns, dict(enumerate(self.plan.expectations))
+        return {
+            number: replace(of, shown=[*dict.fromkeys((*key, *(of.columns or ())))])
+            for number, of in row_conditions(planned).items()
+        }
+
     def evaluate(self) -> None:
         """Evaluate every expectation that is judged.
 
@@ -117,13 +126,12 @@ class SuiteEvaluation:
             for number, planned in enumerate(self.plan.expectations)
             if kind_of(planned.type).is_judged(planned.kwargs)
         }
-        by_row = {n: p for n, p in judged.items() if kind_of(p.type).judges_rows(p.kwargs)}
-        others = sorted(judged.keys() - by_row.keys())
+        others = sorted(judged.keys() - self.conditions.keys())
         waiting = [
             self.run.background.submit(self._of_kind, {n: judged[n] for n in numbers})
             for _, numbers in groupby(others, lambda number: judged[number].type)
         ]
-        self._count_rows(by_row)
+        self._count_rows({n: c for n, c in self.conditions.items() if n in judged})
         for future in waiting:
             future.result()
         if left := {n: p for n, p in judged.items() if n not in self.found}:
@@ -144,17 +152,18 @@ class SuiteEvaluation:
         found, errors = evaluate_each(judge, [*planned])
         self.found |= found | {n: unevaluable(planned[n], err) for n, err in errors.items()}
 
-    def _count_rows(self, planned: Numbered) -> None:
+    def _count_rows(self, conditions: Conditions) -> None:
         """Count the rows that fail expectations of single rows.
 
         After changes only rows that may have changed are counted, where all others are known to
         meet the expectation. If one of those fails, all rows are counted: a report says of how
         many.
         """
+        planned = self.plan.expectations
         changes = {
-            number: each
-            for number, each in planned.items()
-            if each.kwargs.get("mostly", 1) == 1 and depends_on(each) == "row"
+            n: condition
+            for n, condition in conditions.items()
+            if planned[n].kwargs.get("mostly", 1) == 1 and depends_on(planned[n]) == "row"
         }
         met = self.rows.met
         if met is not None and changes:
@@ -164,54 +173,46 @@ class SuiteEvaluation:
                 since = changed_since(self.run.known, self.rows.target, self.plan)
                 if since is not None:
                     counts |= self._by_spark(left, lambda frame: frame.where(F.col(LSN) >= since))
-            self._keep(planned, {n: count for n, count in counts.items() if not count.rows})
-            planned = _without(planned, self.found)
-        self._keep(planned, self._count_where(planned))
+            self._keep({n: count for n, count in counts.items() if not count.rows})
+            conditions = _without(conditions, self.found)
+        self._keep(self._count_where(conditions))
 
-    def _count_where(self, planned: Numbered, where: str | None = None) -> Counts:
+    def _count_where(self, conditions: Conditions, where: str | None = None) -> Counts:
         """Returns the counts among all rows, or those that meet a condition in Spark SQL."""
-        counts = self._by_arrow(planned, None, where)
+        counts = self._by_arrow(conditions, None, where)
         return counts | self._by_spark(
-            _without(planned, counts), lambda frame: frame if where is None else frame.where(where)
+            _without(conditions, counts),
+            lambda frame: frame if where is None else frame.where(where),
         )
 
-    def _conditions(self, planned: Numbered) -> Conditions:
-        """Returns the conditions of expectations on single rows; examples have the rows' keys."""
-        key = self.rows.target.state.key_columns
-        return {
-            number: replace(of, shown=[*dict.fromkeys((*key, *(of.columns or ())))])
-            for number, of in row_conditions(planned).items()
-        }
-
-    def _by_arrow(self, planned: Numbered, met: int | None, where: str | None = None) -> Counts:
+    def _by_arrow(
+        self, conditions: Conditions, met: int | None, where: str | None = None
+    ) -> Counts:
         """Returns the counts of those that Arrow evaluates on the rows that were written since a
         version, or on all.
         """
         table = self.rows.table
-        if not planned or table is None or table.place.lake.on_spark:
+        if not conditions or table is None or table.place.lake.on_spark:
             return {}
         with leave_to_spark(f"counts the failing rows of {self.plan.table}"):
             if (dataset := written_since(table, met)) is not None:
-                return count_written(dataset, self._conditions(planned), where)
+                return count_written(dataset, conditions, where)
         return {}
 
-    def _by_spark(
-        self,
-        planned: Numbered,
-        among: Callable[[DataFrame], DataFrame],
-    ) -> Counts:
+    def _by_spark(self, conditions: Conditions, among: Callable[[DataFrame], DataFrame]) -> Counts:
         """Returns the counts of those that Spark evaluates; keeps why one can't be evaluated."""
-        if not planned:
+        if not conditions:
             return {}
-        counts, errors = count_by_spark(among(self.rows.frame()), self._conditions(planned))
-        self.found |= {number: unevaluable(planned[number], err) for number, err in errors.items()}
+        counts, errors = count_by_spark(among(self.rows.frame()), conditions)
+        self.found |= {n: unevaluable(self.plan.expectations[n], err) for n, err in errors.items()}
         return counts
 
-    def _keep(self, planned: Numbered, counts: Mapping[int, FailingRows]) -> None:
+    def _keep(self, counts: Counts) -> None:
         """Keep the outcomes, and of those that fail first some of the rows that fail them."""
         key = self.rows.target.state.key_columns
         for number, failing in sorted(counts.items()):
-            outcome = kind_of(planned[number].type).outcome(planned[number], failing)
+            planned = self.plan.expectations[number]
+            outcome = kind_of(planned.type).outcome(planned, failing)
             if not outcome.success and self.exemplified < _MOST_EXEMPLIFIED:
                 self.exemplified += 1
                 outcome = replace(outcome, examples=tuple(examples_of(failing.examples, key)))
@@ -246,12 +247,12 @@ class SuiteEvaluation:
             for number, outcome in self.found.items()
             if outcome.planned.is_gate and outcome.success is False
         }
-        by_row = {n: p for n, p in missed.items() if kind_of(p.type).judges_rows(p.kwargs)}
-        counts = self._count_where(by_row, where)
+        conditions = {n: c for n, c in self.conditions.items() if n in missed}
+        counts = self._count_where(conditions, where)
         met = {
-            n for n, of in counts.items() if kind_of(by_row[n].type).outcome(by_row[n], of).success
+            n for n, of in counts.items() if kind_of(missed[n].type).outcome(missed[n], of).success
         }
-        if others := _without(missed, by_row):
+        if others := _without(missed, conditions):
             rest = self.rows.frame().where(where)
             if rest.isEmpty():  # No aggregate can be computed of no rows.
                 met |= others.keys()
@@ -261,8 +262,8 @@ class SuiteEvaluation:
         self.found |= {number: self._let_in(self.found[number], decision) for number in met}
 
 
-def _without(planned: Numbered, done: Mapping[int, Any]) -> Numbered:
-    return {number: each for number, each in planned.items() if number not in done}
+def _without(numbered: Mapping[int, Any], done: Mapping[int, Any]) -> dict[int, Any]:
+    return {number: each for number, each in numbered.items() if number not in done}
 
 
 def written_since(table: TargetVersion, met: int | None) -> ds.Dataset | None:

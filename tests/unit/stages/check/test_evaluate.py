@@ -29,7 +29,7 @@ from waldelta.stages.check.evaluate import (
 from waldelta.stages.check.measure.profile import Before
 from waldelta.stages.check.measure.references import CheckedTarget
 from waldelta.stages.check.suite.expectation import SourceRules, TargetRows
-from waldelta.stages.check.suite.kinds import AsBefore, plan_suite
+from waldelta.stages.check.suite.kinds import KINDS, plan_suite
 from waldelta.stages.check.suite.sql_conditions import listed
 
 SCHEMA = pa.schema(
@@ -53,6 +53,7 @@ NOT_NULL = "expect_column_values_to_not_be_null"
 IN_SET = "expect_column_values_to_be_in_set"
 LENGTHS = "expect_column_value_lengths_to_be_between"
 LENGTH, BETWEEN = "expect_column_value_lengths_to_equal", "expect_column_values_to_be_between"
+AS_BEFORE = "expect_target_to_be_as_before"
 # Rows, rules, and the failing rows by the expectation, or that only Spark finds out.
 CASES = [
     ("all met", FINE, LABELS, {}),
@@ -235,7 +236,7 @@ def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
     """It is neither as before nor otherwise, which is told; measured, it is one of both."""
     write_deltalake(uri := str(tmp_path), pa.table({"id": range(rows or 2), "n": range(rows or 2)}))
     columns = [("id", "bigint", "bigint", True), ("n", "bigint", "bigint", False)]
-    plan = plan_suite(state(columns), ["id", "n"], None, None, Before(10, {"rows": (2, 4)}, {}))
+    plan = plan_suite(state(columns), ["id", "n"], None, None, Before({"rows": (2, 4)}, {}))
     place = table_at(uri)
     target = CheckedTarget(state(columns), 0, place)
     # A target that lacks a column isn't measured.
@@ -244,11 +245,11 @@ def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
     measured, left = _with_profile(given, plan)
     assert (measured.measured is None) is (rows is None)
     if rows is None:
-        assert AsBefore.type not in [planned.type for planned in left.expectations]
+        assert AS_BEFORE not in [planned.type for planned in left.expectations]
         assert [reason.split(":")[0] for reason in left.omitted] == ["drift"]
         return
-    planned = next(p for p in left.expectations if p.type == AsBefore.type)
-    (outcome,) = AsBefore().outcomes([planned], measured)
+    planned = next(p for p in left.expectations if p.type == AS_BEFORE)
+    (outcome,) = KINDS[AS_BEFORE].outcomes([planned], measured)
     assert outcome.success is (rows == 2)
 
 

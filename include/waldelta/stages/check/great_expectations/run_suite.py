@@ -138,7 +138,7 @@ def register(kind: ExpectationKind) -> None:
     arguments = kind.arguments.items()
     members = {
         "__module__": __name__,
-        "__doc__": type(kind).__doc__,
+        "__doc__": kind.summary or type(kind).__doc__,
         "__annotations__": {name: argument.type for name, argument in arguments},
         "_kind": classmethod(lambda _: kind),
         "success_keys": tuple(kind.arguments),

@@ -132,7 +132,6 @@ class Before:
     They are empty while there are too few runs.
     """
 
-    runs: int
     rows: Bounds
     columns: Mapping[str, Bounds]
 
@@ -145,7 +144,7 @@ def bounds_of(history: Sequence[Profile], wanted: Drift) -> Before:
     """
     latest = history[-wanted.of_runs :]
     if len(latest) < wanted.after_runs:
-        return Before(len(latest), {}, {})
+        return Before({}, {})
     middle = median(profile.rows for profile in latest)
     floor = wanted.tolerance * middle + _FEW_MORE_ROWS
     rows = {"rows": _around([float(profile.rows) for profile in latest], floor, wanted)}
@@ -156,7 +155,7 @@ def bounds_of(history: Sequence[Profile], wanted: Drift) -> Before:
             for column in profile.columns:
                 by_name.setdefault(column.name, []).append(column)
         columns = {name: found for name, of in by_name.items() if (found := _of_column(of, wanted))}
-    return Before(len(latest), rows, columns)
+    return Before(rows, columns)
 
 
 def _of_column(history: Sequence[ColumnProfile], wanted: Drift) -> Bounds:

@@ -116,26 +116,21 @@ def enum_labels(facts: TargetFacts) -> Iterator[PlannedExpectation]:
             yield _of_column(IN_SET, column.name, {"value_set": labels}, condition, meaning)
 
 
-def conditions(facts: TargetFacts) -> Iterator[PlannedExpectation]:
-    """Yields that rows meet constraints, declared types and filters."""
-    yield from _checks_hold(facts)
-    yield from _domains_hold(facts)
-    yield from _limits_hold(facts)
-    yield from _filters_hold(facts)
-
-
-def _checks_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+def checks_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    """Yields that CHECK constraints hold."""
     for check in facts.rules.checks:
-        meaning = f"CHECK constraint {check.name} holds: {check.expression}"
+        what = f"CHECK constraint {check.name}"
         # A row meets a constraint that is null, so the condition searches for rows where its
         # negation is true.
         read = partial(published_filter, f"(NOT {check.expression})", facts.rules.enums)
-        found = _translated(facts, f"CHECK constraint {check.name}", read)
-        if found is not None:
-            yield _satisfies(f"not coalesce({found}, false)", meaning)
+        for condition in _translated(facts, what, read):
+            yield _satisfies(
+                f"not coalesce({condition}, false)", f"{what} holds: {check.expression}"
+            )
 
 
-def _domains_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+def domains_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    """Yields that the constraints of domains hold."""
     state, declared = facts.state, facts.rules.declared
     # Expressions on VALUE see the base type of the domain.
     plain = replace(facts, state=replace(state, columns=base_columns(state, declared)))
@@ -145,11 +140,10 @@ def _domains_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
         for check in one.checks:
             what = f"domain constraint {check.name} of column {one.column}"
             read = partial(_value_filter, check, one.column, facts.rules.enums)
-            found = _translated(plain, what, read)
-            if found is not None:
+            for condition in _translated(plain, what, read):
                 # A stored null may have bypassed the domain (see ``CREATE DOMAIN``).
-                condition = f"({is_null} or not coalesce({found}, false))"
-                yield _satisfies(condition, f"{what} holds: {check.expression}")
+                holds = f"({is_null} or not coalesce({condition}, false))"
+                yield _satisfies(holds, f"{what} holds: {check.expression}")
         if one.not_null and not column.not_null and column.name not in state.key_columns:
             meaning = f"column {one.column} has no nulls, as its domain {one.not_null[0]} says"
             yield _satisfies(f"not {is_null}", meaning, severity="warning", suffices=column.name)
@@ -169,7 +163,8 @@ def _is_null(facts: TargetFacts, column: ColumnState) -> str:
     return null_condition(column.name) if RAW in facts.columns else "false"
 
 
-def _limits_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+def limits_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    """Yields that values fit their declared types."""
     columns = {column.name_on_source: column for column in facts.state.columns}
     for one in facts.rules.declared:
         column = columns[one.column]
@@ -180,51 +175,44 @@ def _limits_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
             yield _of_column(kind, column.name, arguments, condition, meaning)
 
 
-def _filters_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+def filters_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
+    """Yields that the filters of publication and target hold."""
     # Rows that an earlier filter admitted stay, so each row passes one of the filters.
     filters = [facts.state.row_filter or EVERYTHING, *facts.state.later_filters]
     if EVERYTHING not in filters:
         text = any_filter(filters)
-        condition = _translated(facts, "row filter", partial(published_filter, text))
-        if condition is not None:
+        for condition in _translated(facts, "row filter", partial(published_filter, text)):
             meaning = f"publication's row filter holds: {text}"
             yield _satisfies(condition, meaning, origin="publication")
     if (own := filter_of(facts.state)) is not None:
-        condition = _translated(facts, "target's filter", lambda: own)
-        if condition is not None:
+        for condition in _translated(facts, "target's filter", lambda: own):
             meaning = f"target's filter holds: {own.text}"
             yield _satisfies(condition, meaning, origin="pipeline")
 
 
-def _translated(facts: TargetFacts, what: str, read: Callable[[], RowFilter]) -> str | None:
-    """Returns a PostgreSQL condition as Spark SQL.
-
-    Returns None, and adds to ``omitted``, where there is no certain equivalent.
+def _translated(facts: TargetFacts, what: str, read: Callable[[], RowFilter]) -> Iterator[str]:
+    """Yields a PostgreSQL condition as Spark SQL; adds to ``omitted`` instead where there is no
+    certain equivalent.
     """
     columns = [column for column in facts.state.columns if not column.stopped]
+    # Without metadata columns there is no map of values that are stored raw.
+    names: dict[str, str] | None = None if RAW in facts.columns else {}
     try:
-        # Without metadata columns there is no map of values that are stored raw.
-        names: dict[str, str] | None = None if RAW in facts.columns else {}
         row_filter = read()
-        if absent := set(row_filter.columns) - {column.name_on_source for column in columns}:
-            facts.omitted.append(
-                f"{what}: not checked, because the target has no column"
-                f" {', '.join(sorted(absent))} yet, or only its last values"
-            )
-            return None
-        condition = spark_condition(row_filter, columns, names)
+        absent = set(row_filter.columns) - {column.name_on_source for column in columns}
+        condition = "" if absent else spark_condition(row_filter, columns, names)
     except FilterNotTranslatable as err:
-        facts.omitted.append(
-            f"{what}: not checked, because of its part at {err.where}: {err.reason}"
-        )
-        return None
-    if UNJUDGED in condition:
-        facts.omitted.append(
-            f"{what}: not checked, because it computes with columns that may hold infinity or"
-            " years BC"
-        )
-        return None
-    return condition
+        why = f"because of its part at {err.where}: {err.reason}"
+    else:
+        if absent:
+            of_columns = ", ".join(sorted(absent))
+            why = f"because the target has no column {of_columns} yet, or only its last values"
+        elif UNJUDGED in condition:
+            why = "because it computes with columns that may hold infinity or years BC"
+        else:
+            yield condition
+            return
+    facts.omitted.append(f"{what}: not checked, {why}")
 
 
 def _satisfies(

@@ -5,11 +5,11 @@ of a run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, reduce
 from operator import and_
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -112,13 +112,13 @@ class TargetRows:
         if table is None:
             return duplicate_keys(self.frame(), columns)
         is_single, since, key = len(columns) == 1, self.met if are_met else None, None
-        if is_single or since is not None:
-            key = IntegerKey.of(table, columns[0])
-        if key is not None and since is not None:
-            key = key.written_since(since)
-        if is_single and key is not None and key.is_unique():
-            return FailingRows()
         with leave_to_spark(f"compares the keys of {self.target.state.table_name}"):
+            if is_single or since is not None:
+                key = IntegerKey.of(table, columns[0])
+            if key is not None and since is not None:
+                key = key.written_since(since)
+            if is_single and key is not None and key.is_unique():
+                return FailingRows()
             if has_few_keys(table, columns):
                 return duplicate_keys(table, columns)
         rows = self.frame() if key is None else key.rows_in_question(self.frame())
@@ -420,13 +420,19 @@ class Argument:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+# An expectation in words: a template and its parameters.
+Words = tuple[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
 class ExpectationKind:
     """A kind of expectation: how it is planned and evaluated, and what its result depends on.
 
     ``type`` is the name in Great Expectations. ``scope`` is what a planned expectation of this kind
     depends on, unless it is an engineer's own. ``of_nulls`` returns, of a kind that judges nulls,
     the SQL condition by which a value in ``_wd_raw`` isn't one. A kind that ``needs_profile`` takes
-    the ``columns`` of its arguments as measured, with the number of rows.
+    the ``columns`` of its arguments as measured, with the number of rows. ``words`` describes an
+    expectation with these arguments for a report.
 
     An ``is_internal`` kind is planned, and no own expectation: what it is judged by isn't among its
     arguments.
@@ -436,14 +442,17 @@ class ExpectationKind:
     """
 
     type: str
-    scope: ClassVar[DependsOn] = "rows"
+    _: KW_ONLY
+    summary: str | None = None
+    scope: DependsOn = "rows"
     of_nulls: Callable[[str], str] | None = None
-    needs_profile: ClassVar[bool] = False
-    is_internal: ClassVar[bool] = False
+    needs_profile: bool = False
+    is_internal: bool = False
     # What one row does, and what several rows do, that don't meet the expectation.
-    one: ClassVar[str] = "row fails"
-    more: ClassVar[str] = "rows fail"
-    arguments: ClassVar[Mapping[str, Argument]] = {}
+    one: str = "row fails"
+    more: str = "rows fail"
+    arguments: Mapping[str, Argument] = field(default_factory=dict)
+    words: Callable[[Mapping[str, Any]], Words] = lambda kwargs: ("$meaning", kwargs)
 
     def plan(self, facts: TargetFacts) -> Iterable[PlannedExpectation]:  # noqa: ARG002
         """Yields the built-in expectations of this kind that a target must meet."""
@@ -476,10 +485,6 @@ class ExpectationKind:
         """Returns whether the expectation has a result; if not, it is only measured."""
         return True
 
-    def judges_rows(self, kwargs: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """Returns whether an expectation with these arguments judges each row by itself."""
-        return self.scope == "row"
-
     def row_condition(self, planned: PlannedExpectation) -> RowCondition | None:  # noqa: ARG002
         """Returns the condition on single rows; None when there is none."""
         return None
@@ -505,10 +510,6 @@ class ExpectationKind:
         """Returns the outcomes of expectations on a target as a whole; None for another kind."""
         return None
 
-    def words(self, kwargs: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        """Returns the expectation in words for the report, as a template and its parameters."""
-        return "$meaning", kwargs
-
 
 @cache
 def _model_of(kind: ExpectationKind) -> type[BaseModel]:
@@ -516,11 +517,8 @@ def _model_of(kind: ExpectationKind) -> type[BaseModel]:
     return create_model(kind.type, __config__=ConfigDict(strict=True, extra="forbid"), **fields)
 
 
-@dataclass(frozen=True)
 class OtherKind(ExpectationKind):
     """A kind of Great Expectations that only it evaluates."""
-
-    type: str
 
     def own_scope(self, kwargs: Mapping[str, Any]) -> DependsOn:
         """Returns "rows" for types that are known to judge nothing else."""

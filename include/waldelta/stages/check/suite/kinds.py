@@ -1,21 +1,21 @@
 """The kinds of expectations on a target as a whole, the registry of all kinds, and the plan of the
 suite that a target must meet.
 
-To add a kind, add its entry in ``row_kinds``, or its class here and in ``KINDS``. A plan is derived
+To add a kind, add its entry in ``row_kinds``, or in ``KINDS`` here. A plan is derived
 from a target's ledger record, plus own expectations. It names Great Expectations' types and
 arguments; ``waldelta.stages.check.check`` runs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.config.expectation_files import OwnSuiteFile
+from waldelta.config.expectation_files import OwnSuiteFile, Severity
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger import ALL_VALUES_KNOWN, TableState
 from waldelta.lake.ledger.check_records import (
@@ -35,6 +35,7 @@ from waldelta.stages.check.suite.expectation import (
     DependsOn,
     ExpectationKind,
     JudgedRows,
+    Origin,
     OtherKind,
     Outcome,
     PlannedExpectation,
@@ -42,257 +43,159 @@ from waldelta.stages.check.suite.expectation import (
     SourceRules,
     TargetFacts,
     TargetRows,
+    Words,
 )
 from waldelta.stages.check.suite.row_kinds import ROW_EXPECTATION_KINDS, are_common, column_name
 from waldelta.stages.check.suite.sql_conditions import listed
 from waldelta.target_modes import TargetMode
 
-_MEANING = Argument(str, "what is expected, in words")
-# The arguments of kinds that count rows by something else than columns.
-_COUNTED = {
-    "columns": Argument(list[str], "columns that identify the measured counts"),
-    "meaning": _MEANING,
-}
+# What is expected of a target: arguments, severity, origin and meaning.
+Rule = tuple[dict[str, Any], Severity, Origin, str]
+# The rows that don't meet an expectation, or whether it is met and what was observed.
+Finding = FailingRows | tuple[bool, str]
 
 
+@dataclass(frozen=True, eq=False)
 class TargetKind(ExpectationKind):
-    """Base class of the kinds in this module, each of which judges one expectation by itself."""
+    """A kind that judges a target as a whole: ``rules`` yields what is expected, and ``judge``
+    returns the finding of each expectation of the kind.
 
-    def outcomes(
-        self, planned: Sequence[PlannedExpectation], rows: JudgedRows
-    ) -> Sequence[Outcome] | None:
-        """Returns each outcome; an error of one is no other's."""
-        return [self.outcome_of(each, rows) for each in planned]
-
-    def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:
-        """Returns the outcome of one expectation."""
-        raise NotImplementedError
-
-
-def _outcome(planned: PlannedExpectation, departures: Sequence[str], observed: str) -> Outcome:
-    """Returns the outcome of an expectation that fails with any departure, without rows."""
-    observed = "; ".join(departures) or observed
-    return Outcome(
-        planned, not departures, observed[:200], None, details={"observed_value": observed}
-    )
-
-
-class ColumnsMatch(TargetKind):
-    """The target has the given columns with the given Spark types, and otherwise only ``_wd_``
-    columns.
+    ``judge`` gets a target's rows; of a kind that isn't internal also those of a query.
     """
 
-    type = "expect_target_columns_to_match"
-    arguments: ClassVar[Mapping[str, Argument]] = {
-        "columns": Argument(dict[str, str], "Spark type by column")
-    }
+    rules: Callable[[TargetFacts], Iterable[Rule]]
+    judge: Callable[[Sequence[PlannedExpectation], Any], Iterable[Finding]]
+    is_internal: bool = field(default=True, kw_only=True)
 
-    def plan(self, facts: TargetFacts) -> Iterator[PlannedExpectation]:
-        """Yields that the target has the recorded columns."""
-        columns = {column.name: column.spark_type for column in facts.state.columns}
-        meaning = "columns and types match the ones recorded"
-        yield PlannedExpectation(self.type, {"columns": columns}, "critical", "catalog", meaning)
-
-    def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:
-        """Returns the outcome: it fails if the target's columns or types differ from the recorded
-        ones.
-        """
-        differences = column_differences(planned.kwargs["columns"], rows.types)
-        return _outcome(planned, differences, "as recorded")
-
-    def words(self, kwargs: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        """Returns a sentence with all columns."""
-        listed = ", ".join(f"{name} {type_name}" for name, type_name in kwargs["columns"].items())
-        return "columns and types match the ones recorded: $listed", {"listed": listed}
-
-
-class KeyUnique(TargetKind):
-    """No two rows of the target have equal values in all of these columns."""
-
-    type = "expect_target_key_to_be_unique"
-    arguments: ClassVar[Mapping[str, Argument]] = {
-        "columns": Argument(list[str], "the key's columns")
-    }
-    one, more = "row shares its key", "rows share their key"
-
-    def plan(self, facts: TargetFacts) -> Iterator[PlannedExpectation]:
-        """Yields that the key is unique, if the table has one."""
-        key = list(facts.state.key_columns)
-        if not key:
-            facts.omitted.append("unique key: the table has none, so duplicate rows are allowed")
-            return
-        meaning = f"key ({', '.join(key)}) is unique"
-        yield PlannedExpectation(self.type, {"columns": key}, "critical", "catalog", meaning)
-
-    def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:
-        """Returns the outcome by the rows that share their key."""
-        columns, are_met = planned.kwargs["columns"], planned.origin != "own"
-        return self.outcome(planned, rows.duplicate_keys(columns, are_met=are_met))
-
-    def words(self, kwargs: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        """Returns a sentence with the key's columns."""
-        return "key ($listed) is unique", {"listed": ", ".join(kwargs["columns"])}
-
-
-class KeptRowsHold(ExpectationKind):
-    """The rows that a target keeps besides its live rows are consistent."""
-
-    type = "expect_kept_rows_to_hold"
-    is_internal = True
-    arguments: ClassVar[Mapping[str, Argument]] = _COUNTED
-
-    def outcomes(
-        self, planned: Sequence[PlannedExpectation], rows: JudgedRows
-    ) -> Sequence[Outcome] | None:
-        """Returns how many rows break each invariant of the target's mode, in one query."""
-        target = _target_rows(rows).target
-        found = find_broken_rows(
-            target.kept(_target_rows(rows).runner), target.state.kept_as, target.state.key_columns
-        )
-        return [self.outcome(each, found[each.kwargs["columns"][-1]]) for each in planned]
-
-    def plan(self, facts: TargetFacts) -> Iterator[PlannedExpectation]:
-        """Yields what the rows of a target must meet that keeps more than live rows."""
-        for rule in facts.state.kept_as.rules(facts.state.key_columns):
-            kwargs = {"columns": [KEPT_ROWS, rule.label], "meaning": rule.meaning}
-            yield PlannedExpectation(self.type, kwargs, rule.severity, "pipeline", rule.title)
-
-
-class ReferencesHold(TargetKind):
-    """Each row's foreign key has its row in the referenced target; both targets are read at one
-    consistent cut.
-    """
-
-    type = REFERENCES_HOLD
-    scope = "other data"
-    is_internal = True
-    one, more = "row has no parent row", "rows have no parent row"
-    arguments: ClassVar[Mapping[str, Argument]] = _COUNTED
-
-    def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:
-        """Returns the outcome by the rows that have no parent row."""
-        target, key = _target_rows(rows), tuple(planned.kwargs["columns"])
-        (reference,) = (each for each in target.references if each.lookup_key == key)
-        return self.outcome(planned, count_rows_without_parent(target.runner, reference))
-
-    def plan(self, facts: TargetFacts) -> Iterator[PlannedExpectation]:
-        """Yields that each foreign key holds, as a warning."""
-        # A warning: triggers that enforce a key can be disabled on the source, and the key remains
-        # "validated".
-        for reference in facts.rules.references:
-            kwargs = {"columns": list(reference.lookup_key), "meaning": reference.meaning}
-            yield PlannedExpectation(self.type, kwargs, "warning", "catalog", reference.meaning)
-
-
-class KnownBefore(TargetKind):
-    """Base class of the kinds whose result the run determined before, without reading the rows."""
-
-    scope = "other data"
-    is_internal = True
-    arguments: ClassVar[Mapping[str, Argument]] = {
-        "meaning": _MEANING,
-        "is_met": Argument(bool, "whether it is"),
-        "observed": Argument(str, "what was found"),
-    }
-
-    def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:  # noqa: ARG002
-        """Returns the outcome that the arguments contain."""
-        observed, is_met = planned.kwargs["observed"], bool(planned.kwargs["is_met"])
-        return Outcome(planned, is_met, observed, None, details={"observed_value": observed})
-
-
-class AllValuesKnown(KnownBefore):
-    """The target lacks no row for want of a value that wasn't sent.
-
-    An UPDATE doesn't send TOASTed values that it didn't change.
-    """
-
-    type = ALL_VALUES_KNOWN
-
-    def plan(self, facts: TargetFacts) -> Iterator[PlannedExpectation]:
-        """Yields that no row of the target lacks a value."""
-        rows = facts.rules.unknown_rows
-        # A changelog has the rows anyway, and records which values they lack.
-        if rows is not None and facts.state.kept_as.completes_rows:
-            observed = recorded_unknown(rows)
-            kwargs = {"meaning": VALUES_KNOWN, "is_met": not rows, "observed": observed}
-            yield PlannedExpectation(self.type, kwargs, "warning", "pipeline", VALUES_KNOWN)
-
-
-class IsFresh(KnownBefore):
-    """The target's lag behind the source is within its limit."""
-
-    type = IS_FRESH
-
-    def plan(self, facts: TargetFacts) -> Iterator[PlannedExpectation]:
-        """Yields that the lag is within each limit."""
-        for limit in facts.rules.freshness:
-            kwargs = {"meaning": limit.meaning, "is_met": limit.is_met, "observed": limit.observed}
-            yield PlannedExpectation(self.type, kwargs, limit.severity, "pipeline", limit.meaning)
-
-
-class AsBefore(TargetKind):
-    """Row count or column distributions are within the bounds of earlier runs.
-
-    Without bounds the expectation only measures.
-    """
-
-    type = "expect_target_to_be_as_before"
-    scope = "earlier runs"
-    needs_profile = True
-    is_internal = True
-    arguments: ClassVar[Mapping[str, Argument]] = {
-        "columns": Argument(
-            list[list[Any]], "what is measured: names, and whether they are numbers"
-        ),
-        "bounds": Argument(dict[str, Any], "from and to where each statistic is as before"),
-        "part": Argument(str, "rows or columns"),
-        "meaning": _MEANING,
-    }
-
-    def plan(self, facts: TargetFacts) -> Iterator[PlannedExpectation]:
-        """Yields the expectations also without bounds, so that a full check measures."""
-        if facts.before is None:
-            return
-        columns = [list(column) for column in profiled_columns(facts.state)]
-        for part, meaning, bounds in (
-            ("rows", "the number of rows is as in earlier runs", {"rows": facts.before.rows}),
-            ("columns", "columns are distributed as in earlier runs", dict(facts.before.columns)),
-        ):
-            kwargs = {
-                "part": part,
-                "meaning": meaning,
-                "columns": columns,
-                "bounds": bounds if any(bounds.values()) else {},
-            }
-            yield PlannedExpectation(self.type, kwargs, "warning", "pipeline", meaning)
+    def plan(self, facts: TargetFacts) -> Iterable[PlannedExpectation]:
+        """Yields what the rules yield."""
+        return (PlannedExpectation(self.type, *rule) for rule in self.rules(facts))
 
     def is_judged(self, kwargs: Mapping[str, Any]) -> bool:
-        """Returns whether enough runs have measured the target."""
-        return bool(kwargs["bounds"])
+        """Returns whether there are bounds, where the kind has them: enough runs have measured."""
+        return bool(kwargs.get("bounds", True))
 
-    def words(self, kwargs: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        """Returns the meaning, and whether it is judged."""
-        note = "" if self.is_judged(kwargs) else " (not judged until enough runs have measured it)"
-        return "$meaning$note", {"meaning": kwargs["meaning"], "note": note}
+    def outcomes(
+        self, planned: Sequence[PlannedExpectation], rows: JudgedRows
+    ) -> Sequence[Outcome] | None:
+        """Returns the outcome of each expectation."""
+        return [
+            self.outcome(each, finding)
+            if isinstance(finding, FailingRows)
+            else _observed(each, *finding)
+            for each, finding in zip(planned, self.judge(planned, rows), strict=True)
+        ]
 
-    def outcome_of(self, planned: PlannedExpectation, rows: JudgedRows) -> Outcome:
-        """Returns where the profile departs from the bounds."""
-        if (measured := _target_rows(rows).measured) is None:
-            raise TypeError("the rows weren't measured")
-        found = find_departures(measured, planned.kwargs["part"], planned.kwargs["bounds"])
-        return _outcome(planned, found, "as before")
+
+def _observed(planned: PlannedExpectation, is_met: bool, observed: str) -> Outcome:
+    details = {"observed_value": observed}
+    return Outcome(planned, is_met, observed[:200], None, details=details)
+
+
+def _recorded_columns(facts: TargetFacts) -> Iterator[Rule]:
+    columns = {column.name: column.spark_type for column in facts.state.columns}
+    meaning = "columns and types match the ones recorded"
+    yield {"columns": columns}, "critical", "catalog", meaning
+
+
+def _differences(planned: Sequence[PlannedExpectation], rows: JudgedRows) -> Iterator[Finding]:
+    for each in planned:
+        differences = column_differences(each.kwargs["columns"], rows.types)
+        yield not differences, "; ".join(differences) or "as recorded"
+
+
+def _key(facts: TargetFacts) -> Iterator[Rule]:
+    if key := list(facts.state.key_columns):
+        yield {"columns": key}, "critical", "catalog", f"key ({', '.join(key)}) is unique"
+    else:
+        facts.omitted.append("unique key: the table has none, so duplicate rows are allowed")
+
+
+def _kept_rows(facts: TargetFacts) -> Iterator[Rule]:
+    for rule in facts.state.kept_as.rules(facts.state.key_columns):
+        kwargs = {"columns": [KEPT_ROWS, rule.label], "meaning": rule.meaning}
+        yield kwargs, rule.severity, "pipeline", rule.title
+
+
+def _broken_rows(planned: Sequence[PlannedExpectation], rows: TargetRows) -> list[Finding]:
+    """Returns how many rows break each invariant of the target's mode, in one query."""
+    state = rows.target.state
+    broken = find_broken_rows(rows.target.kept(rows.runner), state.kept_as, state.key_columns)
+    return [broken[each.kwargs["columns"][-1]] for each in planned]
+
+
+def _references(facts: TargetFacts) -> Iterator[Rule]:
+    # A warning: triggers that enforce a key can be disabled on the source, and the key remains
+    # "validated".
+    for reference in facts.rules.references:
+        kwargs = {"columns": list(reference.lookup_key), "meaning": reference.meaning}
+        yield kwargs, "warning", "catalog", reference.meaning
+
+
+def _rows_without_parent(planned: Sequence[PlannedExpectation], rows: TargetRows) -> list[Finding]:
+    references = {reference.lookup_key: reference for reference in rows.references}
+    keys = (tuple(each.kwargs["columns"]) for each in planned)
+    return [count_rows_without_parent(rows.runner, references[key]) for key in keys]
+
+
+def _unknown_values(facts: TargetFacts) -> Iterator[Rule]:
+    rows = facts.rules.unknown_rows
+    # A changelog has the rows anyway, and records which values they lack.
+    if rows is not None and facts.state.kept_as.completes_rows:
+        observed = recorded_unknown(rows)
+        kwargs = {"meaning": VALUES_KNOWN, "is_met": not rows, "observed": observed}
+        yield kwargs, "warning", "pipeline", VALUES_KNOWN
+
+
+def _freshness(facts: TargetFacts) -> Iterator[Rule]:
+    for limit in facts.rules.freshness:
+        kwargs = {"meaning": limit.meaning, "is_met": limit.is_met, "observed": limit.observed}
+        yield kwargs, limit.severity, "pipeline", limit.meaning
+
+
+def _known_before(planned: Sequence[PlannedExpectation], _: JudgedRows) -> list[Finding]:
+    """Returns what the run determined before, without reading the rows."""
+    return [(bool(each.kwargs["is_met"]), each.kwargs["observed"]) for each in planned]
+
+
+def _profile(facts: TargetFacts) -> Iterator[Rule]:
+    """Yields the expectations also without bounds, so that a full check measures."""
+    if facts.before is None:
+        return
+    columns = [list(column) for column in profiled_columns(facts.state)]
+    for part, meaning, bounds in (
+        ("rows", "the number of rows is as in earlier runs", {"rows": facts.before.rows}),
+        ("columns", "columns are distributed as in earlier runs", dict(facts.before.columns)),
+    ):
+        kwargs = {
+            "part": part,
+            "meaning": meaning,
+            "columns": columns,
+            "bounds": bounds if any(bounds.values()) else {},
+        }
+        yield kwargs, "warning", "pipeline", meaning
+
+
+def _departures(planned: Sequence[PlannedExpectation], rows: TargetRows) -> Iterator[Finding]:
+    if rows.measured is None:
+        raise TypeError("the rows weren't measured")
+    for each in planned:
+        departures = find_departures(rows.measured, each.kwargs["part"], each.kwargs["bounds"])
+        yield not departures, "; ".join(departures) or "as before"
+
+
+def _profile_words(kwargs: Mapping[str, Any]) -> Words:
+    note = "" if kwargs["bounds"] else " (not judged until enough runs have measured it)"
+    return "$meaning$note", {"meaning": kwargs["meaning"], "note": note}
+
+
+def _columns_words(kwargs: Mapping[str, Any]) -> Words:
+    columns = ", ".join(f"{name} {type_name}" for name, type_name in kwargs["columns"].items())
+    return "columns and types match the ones recorded: $listed", {"listed": columns}
 
 
 # Takes the place of column names in the arguments.
 KEPT_ROWS = "_wd_kept_rows"
-
-
-def _target_rows(rows: JudgedRows) -> TargetRows:
-    """Returns the rows as a target's; raises TypeError for others, which the run doesn't plan."""
-    if not isinstance(rows, TargetRows):
-        raise TypeError("only the rows of a target can be judged")
-    return rows
 
 
 def find_broken_rows(
@@ -321,18 +224,101 @@ def column_differences(recorded: Mapping[str, str], held: Mapping[str, str]) -> 
     return missing + changed + added
 
 
+_MEANING = Argument(str, "what is expected, in words")
+# The arguments of kinds that count rows by something else than columns.
+_COUNTED = {
+    "columns": Argument(list[str], "columns that identify the measured counts"),
+    "meaning": _MEANING,
+}
+_KNOWN_BEFORE = {
+    "meaning": _MEANING,
+    "is_met": Argument(bool, "whether it is"),
+    "observed": Argument(str, "what was found"),
+}
+_PROFILE = {
+    "columns": Argument(list[list[Any]], "what is measured: names, and whether they are numbers"),
+    "bounds": Argument(dict[str, Any], "from and to where each statistic is as before"),
+    "part": Argument(str, "rows or columns"),
+    "meaning": _MEANING,
+}
 # By type. A suite lists its expectations in this order, of which ``PassedSuite`` has a digest.
 KINDS: dict[str, ExpectationKind] = {
     kind.type: kind
     for kind in (
-        ColumnsMatch(),
-        KeyUnique(),
-        KeptRowsHold(),
+        TargetKind(
+            "expect_target_columns_to_match",
+            _recorded_columns,
+            _differences,
+            summary="The target has the given columns with the given Spark types, and otherwise"
+            " only ``_wd_`` columns.",
+            arguments={"columns": Argument(dict[str, str], "Spark type by column")},
+            is_internal=False,
+            words=_columns_words,
+        ),
+        TargetKind(
+            "expect_target_key_to_be_unique",
+            _key,
+            lambda planned, rows: [
+                rows.duplicate_keys(each.kwargs["columns"], are_met=each.origin != "own")
+                for each in planned
+            ],
+            summary="No two rows of the target have equal values in all of these columns.",
+            arguments={"columns": Argument(list[str], "the key's columns")},
+            is_internal=False,
+            one="row shares its key",
+            more="rows share their key",
+            words=lambda kwargs: (
+                "key ($listed) is unique",
+                {"listed": ", ".join(kwargs["columns"])},
+            ),
+        ),
+        TargetKind(
+            "expect_kept_rows_to_hold",
+            _kept_rows,
+            _broken_rows,
+            summary="The rows that a target keeps besides its live rows are consistent.",
+            arguments=_COUNTED,
+        ),
         *ROW_EXPECTATION_KINDS,
-        ReferencesHold(),
-        AllValuesKnown(),
-        IsFresh(),
-        AsBefore(),
+        TargetKind(
+            REFERENCES_HOLD,
+            _references,
+            _rows_without_parent,
+            summary="Each row's foreign key has its row in the referenced target; both targets are"
+            " read at one consistent cut.",
+            arguments=_COUNTED,
+            scope="other data",
+            one="row has no parent row",
+            more="rows have no parent row",
+        ),
+        TargetKind(
+            ALL_VALUES_KNOWN,
+            _unknown_values,
+            _known_before,
+            summary="The target lacks no row for want of a value that wasn't sent: an UPDATE"
+            " doesn't send TOASTed values that it didn't change.",
+            arguments=_KNOWN_BEFORE,
+            scope="other data",
+        ),
+        TargetKind(
+            IS_FRESH,
+            _freshness,
+            _known_before,
+            summary="The target's lag behind the source is within its limit.",
+            arguments=_KNOWN_BEFORE,
+            scope="other data",
+        ),
+        TargetKind(
+            "expect_target_to_be_as_before",
+            _profile,
+            _departures,
+            summary="Row count or column distributions are within the bounds of earlier runs."
+            " Without bounds the expectation only measures.",
+            arguments=_PROFILE,
+            scope="earlier runs",
+            needs_profile=True,
+            words=_profile_words,
+        ),
     )
 }
 

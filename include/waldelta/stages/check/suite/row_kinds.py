@@ -10,9 +10,10 @@ same condition where it certainly means the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, ClassVar, Literal
+from itertools import chain
+from typing import Any, Literal
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -26,8 +27,11 @@ from waldelta.stages.check.suite._row_rules import (
     MATCH_REGEX,
     NOT_NULL,
     ROWS_SATISFY,
-    conditions,
+    checks_hold,
+    domains_hold,
     enum_labels,
+    filters_hold,
+    limits_hold,
     not_null,
 )
 from waldelta.stages.check.suite.expectation import (
@@ -39,6 +43,7 @@ from waldelta.stages.check.suite.expectation import (
     PlannedExpectation,
     RowCondition,
     TargetFacts,
+    Words,
     is_plain,
 )
 from waldelta.stages.check.suite.sql_conditions import (
@@ -65,7 +70,7 @@ _PAIRS: dict[str, Judges] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowKind(ExpectationKind):
     """A kind that judges each row by itself.
 
@@ -77,7 +82,6 @@ class RowKind(ExpectationKind):
     built-in expectations of this kind.
     """
 
-    type: str
     columns: tuple[str, ...]
     condition: Callable[..., str | None]
     required: frozenset[str] = frozenset()
@@ -87,9 +91,7 @@ class RowKind(ExpectationKind):
     is_negated: bool = False
     null_meets: bool = True
     rules: Callable[[TargetFacts], Iterable[PlannedExpectation]] | None = None
-    of_nulls: Callable[[str], str] | None = None
-
-    scope: ClassVar[DependsOn] = "row"
+    scope: DependsOn = field(default="row", kw_only=True)
 
     def plan(self, facts: TargetFacts) -> Iterable[PlannedExpectation]:
         """Yields the built-in expectations that its rules yield."""
@@ -104,7 +106,7 @@ class RowKind(ExpectationKind):
         own = self.required.union(self.columns, self.optional, {"mostly"})
         return sorted(kwargs.keys() - own)
 
-    def judges_rows(self, kwargs: Mapping[str, Any]) -> bool:
+    def _judges_rows(self, kwargs: Mapping[str, Any]) -> bool:
         """Returns whether no argument is one that only Great Expectations takes, or refuses."""
         required = self.required.union(self.columns)
         common = {name: kwargs[name] for name in kwargs.keys() & {"mostly"} - self.optional}
@@ -125,7 +127,7 @@ class RowKind(ExpectationKind):
     def row_condition(self, planned: PlannedExpectation) -> RowCondition | None:
         """Returns the condition; None for arguments that only Great Expectations takes."""
         kwargs = planned.kwargs
-        if not self.judges_rows(kwargs):
+        if not self._judges_rows(kwargs):
             return None
         names, form = self._names(kwargs), "length({})" if self.is_of_lengths else "{}"
         try:
@@ -168,14 +170,6 @@ class RowsSatisfy(RowKind):
     Null counts as not true.
     """
 
-    arguments: ClassVar[Mapping[str, Argument]] = {
-        "condition": Argument(str, "a condition in Spark SQL"),
-        "meaning": Argument(str, "the same in words, for the report"),
-        "mostly": Argument(
-            float, "smallest share of rows that must meet it", {"default": 1.0, "ge": 0, "le": 1}
-        ),
-    }
-
     def row_condition(self, planned: PlannedExpectation) -> RowCondition | None:
         """Returns the condition with the columns that its text names."""
         condition = super().row_condition(planned)
@@ -190,11 +184,6 @@ class RowsSatisfy(RowKind):
         """Returns "row" if the condition is known to depend only on the row."""
         is_of_row = is_fixed(str(kwargs.get("condition")))
         return super().own_scope(kwargs) if is_of_row else "anything"
-
-    def words(self, kwargs: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-        """Returns the meaning and the condition."""
-        share = " for a share of $mostly" if kwargs.get("mostly", 1) < 1 else ""
-        return f"$meaning{share}; in Spark SQL: $condition", kwargs
 
 
 def is_of_column(kind: ExpectationKind) -> bool:
@@ -293,6 +282,11 @@ def _greater(left: str, right: str, kwargs: Mapping[str, Any]) -> str:
     return f"{left} > {right}{or_equal}"
 
 
+def _condition_words(kwargs: Mapping[str, Any]) -> Words:
+    share = " for a share of $mostly" if kwargs.get("mostly", 1) < 1 else ""
+    return f"$meaning{share}; in Spark SQL: $condition", kwargs
+
+
 _BOUNDS = frozenset({"min_value", "max_value", "strict_min", "strict_max"})
 _COLUMN, _PAIR = ("column",), ("column_A", "column_B")
 _SET, _REGEX = frozenset({"value_set"}), frozenset({"regex"})
@@ -315,7 +309,19 @@ ROW_EXPECTATION_KINDS = (
         frozenset({"meaning"}),
         judges="all",
         null_meets=False,
-        rules=conditions,
+        words=_condition_words,
+        rules=lambda facts: chain(
+            checks_hold(facts), domains_hold(facts), limits_hold(facts), filters_hold(facts)
+        ),
+        arguments={
+            "condition": Argument(str, "a condition in Spark SQL"),
+            "meaning": Argument(str, "the same in words, for the report"),
+            "mostly": Argument(
+                float,
+                "smallest share of rows that must meet it",
+                {"default": 1.0, "ge": 0, "le": 1},
+            ),
+        },
     ),
     RowKind(
         "expect_column_values_to_be_null",

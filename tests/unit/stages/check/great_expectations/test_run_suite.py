@@ -12,8 +12,8 @@ def test_a_new_kind_gets_its_class():
     from tests.unit.stages.check.suite.test_kinds import SmallKeys
     from waldelta.stages.check.great_expectations.run_suite import register
 
-    register(SmallKeys())
-    made = get_expectation_impl(SmallKeys.type)(column="id")
+    register(kind := SmallKeys())
+    made = get_expectation_impl(kind.type)(column="id")
     assert made.meaning == "all keys are small"
     with pytest.raises(ValueError, match="field required"):
         type(made)()

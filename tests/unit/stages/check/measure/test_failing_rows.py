@@ -11,6 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.support.bookkeeping import table_at
 from tests.support.seeds import chosen_seed, rounds
+from waldelta.lake import READ_FAILURES
 from waldelta.stages.check.measure.failing_rows import (
     FailingRows,
     IntegerKey,
@@ -136,7 +137,7 @@ def test_keys_written_since(tmp_path, before, written, unique):
 
 
 def test_files_without_any_key_in_question_arent_read(tmp_path):
-    """Nor are all of them taken for compared where the version that was known is gone."""
+    """Where the version that was known is gone, it is an error, and Spark compares all."""
     uri = str(tmp_path)
     for keys in [*OLD, [11, 29]]:
         write_deltalake(uri, pa.table({"k": pa.array(keys, pa.int64())}), mode="append")
@@ -145,7 +146,8 @@ def test_files_without_any_key_in_question_arent_read(tmp_path):
     first.unlink()
     assert not key.written_since(2).is_unique()  # 11
     assert key.written_since(3).is_unique()
-    assert not key.written_since(9).is_unique()
+    with pytest.raises(READ_FAILURES):
+        key.written_since(9)
     write_deltalake(uri, pa.table({"k": pa.array([12, 28], pa.int64())}), mode="append")
     assert IntegerKey.of(table_at(uri).open(4), "k").written_since(3).is_unique()
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import pyarrow as pa
 import pytest
@@ -38,12 +37,12 @@ from waldelta.stages.check.suite.kinds import (
 class SmallKeys(ExpectationKind):
     """Every key is small."""
 
-    type = "expect_target_keys_to_be_small"
-    scope = "row"
-    arguments: ClassVar = {
-        "column": Argument(str, "the key"),
-        "meaning": Argument(str, "the same in words", {"default": "all keys are small"}),
-    }
+    def __init__(self):
+        arguments = {
+            "column": Argument(str, "the key"),
+            "meaning": Argument(str, "the same in words", {"default": "all keys are small"}),
+        }
+        super().__init__("expect_target_keys_to_be_small", scope="row", arguments=arguments)
 
     def plan(self, facts):
         for column in facts.state.key_columns:
@@ -54,13 +53,11 @@ class SmallKeys(ExpectationKind):
         return RowCondition(f"{column} < 3", (column,))
 
 
-class FewRows(TargetKind):
-    """No rows are too many."""
-
-    type = "expect_target_to_have_few_rows"
-
-    def outcome_of(self, planned, rows):
-        return self.outcome(planned, FailingRows(3))
+FEW_ROWS = TargetKind(
+    "expect_target_to_have_few_rows",
+    rules=lambda _: (),
+    judge=lambda *_: [FailingRows(3)],
+)
 
 
 @pytest.fixture
@@ -76,7 +73,6 @@ def test_a_new_kind_is_planned_and_judged(tmp_path, small_keys, rows, count):
     plan = plan_suite(state([ID]), HELD)
     number = len(plan.expectations) - 1
     assert plan.expectations[number].type == small_keys.type
-    assert small_keys.judges_rows({})
     assert depends_on(plan.expectations[number]) == "row"
     write_deltalake(str(tmp_path), pa.table({"id": rows}))
     dataset = table_at(str(tmp_path)).open().dataset()
@@ -94,8 +90,8 @@ def test_a_new_kind_makes_another_suite(small_keys, monkeypatch):
 
 def test_a_new_kind_counts_for_itself():
     """Its outcome has the number of rows."""
-    planned = PlannedExpectation(FewRows.type, {}, "critical", "catalog", "few rows")
-    (outcome,) = FewRows().outcomes([planned], None)
+    planned = PlannedExpectation(FEW_ROWS.type, {}, "critical", "catalog", "few rows")
+    (outcome,) = FEW_ROWS.outcomes([planned], None)
     assert (outcome.success, outcome.observed) == (False, "3 rows fail")
 
 
@@ -105,7 +101,6 @@ def test_an_unknown_kind_is_great_expectations_own():
     planned = PlannedExpectation(kind.type, {"column": "id"}, "critical", "own", "m")
     assert kind.type == "expect_column_max_to_be_between"
     assert (kind.row_condition(planned), kind.outcomes([planned], None)) == (None, None)
-    assert not kind.judges_rows({})
 
 
 def test_pages_know_the_kinds_that_depend_on_other_data():
