@@ -102,7 +102,7 @@ def evaluate(condition: str, rows: pa.Table) -> pa.ChunkedArray | None:
     if not pa.types.is_boolean(result.type):
         return None
     if isinstance(result, pa.Scalar):
-        result = pa.array([result.as_py()] * len(rows), pa.bool_())
+        result = pa.repeat(result, len(rows))
     return result if isinstance(result, pa.ChunkedArray) else pa.chunked_array([result])
 
 
