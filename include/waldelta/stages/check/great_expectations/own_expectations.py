@@ -73,9 +73,10 @@ def why_refused(
     ``is_built``: Great Expectations, whose import takes seconds, judges its name and arguments
     first. It also says what is wrong with the arguments of our own kinds.
     """
-    if kind_of(item.type).is_internal:
+    kind = kind_of(item.type)
+    if kind.is_internal:
         return [f"{item.type}: waldelta plans it by itself, with what it reads: remove it"]
-    misfits = kind_of(item.type).misfits(item.kwargs)
+    misfits = kind.misfits(item.kwargs) if kind.is_ours else []
     if (is_built or misfits) and (why := why_not_built(item.type, item.kwargs)) is not None:
         return [why]
     if misfits:
@@ -290,7 +291,7 @@ def _of_gate(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:
             "gate: quarantine needs an expectation that identifies the failing rows: one of"
             f" {known}; {item.type} can be stop or warn"
         )
-    elif unknown := kind.other_arguments(item.kwargs):
+    elif unknown := sorted(item.kwargs.keys() - kind.arguments.keys()):
         yield (
             "gate: quarantine needs an expectation that identifies the failing rows, with its"
             f" basic arguments only: remove {', '.join(unknown)}, or use stop"

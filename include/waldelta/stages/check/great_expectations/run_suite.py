@@ -152,7 +152,7 @@ def register(kind: ExpectationKind) -> None:
 
 
 for _kind in KINDS.values():
-    if _kind.arguments:
+    if _kind.is_ours:
         register(_kind)
 
 

@@ -437,8 +437,9 @@ class ExpectationKind:
     An ``is_internal`` kind is planned, and no own expectation: what it is judged by isn't among its
     arguments.
 
-    A kind with ``arguments`` gets a class in Great Expectations, which checks them and describes
-    the expectation on a page. The other kinds are Great Expectations' own.
+    A kind that ``is_ours`` gets a class in Great Expectations, which checks its ``arguments`` and
+    describes the expectation on a page. The other kinds are Great Expectations' own, which takes
+    more arguments, and converts some.
     """
 
     type: str
@@ -447,6 +448,7 @@ class ExpectationKind:
     scope: DependsOn = "rows"
     of_nulls: Callable[[str], str] | None = None
     needs_profile: bool = False
+    is_ours: bool = True
     is_internal: bool = False
     # What one row does, and what several rows do, that don't meet the expectation.
     one: str = "row fails"
@@ -469,12 +471,7 @@ class ExpectationKind:
         return "anything"
 
     def misfits(self, kwargs: Mapping[str, Any]) -> list[str]:
-        """Returns the arguments that a kind of ours lacks, doesn't take, or takes of another type.
-
-        Great Expectations says the same of its own kinds, and converts some types.
-        """
-        if not self.arguments:
-            return []
+        """Returns the arguments that are missing, aren't known, or are of another type."""
         try:
             _model_of(self).model_validate(kwargs)
         except ValidationError as err:

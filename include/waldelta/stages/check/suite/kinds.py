@@ -45,7 +45,7 @@ from waldelta.stages.check.suite.expectation import (
     TargetRows,
     Words,
 )
-from waldelta.stages.check.suite.row_kinds import ROW_EXPECTATION_KINDS, are_common, column_name
+from waldelta.stages.check.suite.row_kinds import ROW_EXPECTATION_KINDS, column_name
 from waldelta.stages.check.suite.sql_conditions import listed
 from waldelta.target_modes import TargetMode
 
@@ -334,7 +334,7 @@ def kind_of(type_name: str) -> ExpectationKind:
     name = type_name
     if name[:1].isupper():
         name = "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
-    return KINDS.get(name) or OtherKind(name)
+    return KINDS.get(name) or OtherKind(name, is_ours=False)
 
 
 def row_conditions(planned: Mapping[int, PlannedExpectation]) -> dict[int, RowCondition]:
@@ -370,11 +370,11 @@ def with_raw(
     >>> with_raw("expect_column_values_to_be_null", options, ["d"], "no d")[1]["condition"]
     "(`d` is null and not coalesce(map_contains_key(_wd_raw, 'd'), false))"
     """
-    of_nulls, column = kind_of(type_name).of_nulls, asks_for_nulls(type_name, kwargs, raw)
-    rest = {name: value for name, value in kwargs.items() if name != "column"}
-    if of_nulls is None or column is None or not are_common(rest):
+    kind, column = kind_of(type_name), asks_for_nulls(type_name, kwargs, raw)
+    if kind.of_nulls is None or column is None or kind.misfits(kwargs):
         return type_name, dict(kwargs)
-    return ROWS_SATISFY, {"condition": of_nulls(column), "meaning": meaning, **rest}
+    rest = {name: value for name, value in kwargs.items() if name != "column"}
+    return ROWS_SATISFY, {"condition": kind.of_nulls(column), "meaning": meaning, **rest}
 
 
 @dataclass(frozen=True, slots=True)

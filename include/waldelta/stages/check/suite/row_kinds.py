@@ -61,8 +61,6 @@ Judges = Literal["all", "complete", "any"]
 # The argument of an expectation on pairs of columns that says which pairs it ignores; by default
 # pairs of nulls.
 IGNORE_ROW_IF = "ignore_row_if"
-# Arguments that are true or false; Great Expectations converts other values.
-_SWITCHES = frozenset({"strict_min", "strict_max", "or_equal"})
 _PAIRS: dict[str, Judges] = {
     "both_values_are_missing": "any",
     "either_value_is_missing": "complete",
@@ -74,24 +72,22 @@ _PAIRS: dict[str, Judges] = {
 class RowKind(ExpectationKind):
     """A kind that judges each row by itself.
 
-    ``columns`` are the arguments that name columns, ``required`` and ``optional`` its other
-    arguments. ``condition`` returns the condition, by these columns in SQL and the arguments, or
-    None for arguments that only Great Expectations takes. It sees the lengths of texts where it
-    ``is_of_lengths``, and the contrary is expected where it ``is_negated``. A row whose condition
-    is null meets it if ``null_meets``. ``judges`` says which rows it applies to. ``rules`` yields
-    built-in expectations of this kind.
+    ``columns`` are the arguments that name columns. ``condition`` returns the condition, by these
+    columns in SQL and the arguments, or None for values that only Great Expectations takes. It sees
+    the lengths of texts where it ``is_of_lengths``, and the contrary is expected where it
+    ``is_negated``. A row whose condition is null meets it if ``null_meets``. ``judges`` says which
+    rows it applies to. ``rules`` yields built-in expectations of this kind.
     """
 
     columns: tuple[str, ...]
     condition: Callable[..., str | None]
-    required: frozenset[str] = frozenset()
-    optional: frozenset[str] = frozenset()
     judges: Judges = "any"
     is_of_lengths: bool = False
     is_negated: bool = False
     null_meets: bool = True
     rules: Callable[[TargetFacts], Iterable[PlannedExpectation]] | None = None
     scope: DependsOn = field(default="row", kw_only=True)
+    is_ours: bool = field(default=False, kw_only=True)
 
     def plan(self, facts: TargetFacts) -> Iterable[PlannedExpectation]:
         """Yields the built-in expectations that its rules yield."""
@@ -101,33 +97,13 @@ class RowKind(ExpectationKind):
         """Returns "row", unless an argument may refer to other rows or to the date."""
         return "row" if is_plain(kwargs) else "anything"
 
-    def other_arguments(self, kwargs: Mapping[str, Any]) -> list[str]:
-        """Returns the arguments that only Great Expectations takes."""
-        own = self.required.union(self.columns, self.optional, {"mostly"})
-        return sorted(kwargs.keys() - own)
-
-    def _judges_rows(self, kwargs: Mapping[str, Any]) -> bool:
-        """Returns whether no argument is one that only Great Expectations takes, or refuses."""
-        required = self.required.union(self.columns)
-        common = {name: kwargs[name] for name in kwargs.keys() & {"mostly"} - self.optional}
-        ignored = kwargs.get(IGNORE_ROW_IF, "neither")
-        return (
-            required <= kwargs.keys()
-            and not self.other_arguments(kwargs)
-            and are_common(common)
-            and isinstance(ignored, str)
-            and ignored in _PAIRS
-            and all(isinstance(kwargs[name], str) for name in self.columns)
-            and all(isinstance(kwargs[name], bool) for name in _SWITCHES & kwargs.keys())
-        )
-
     def _names(self, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(column_name(kwargs[argument]) for argument in self.columns)
 
     def row_condition(self, planned: PlannedExpectation) -> RowCondition | None:
         """Returns the condition; None for arguments that only Great Expectations takes."""
         kwargs = planned.kwargs
-        if not self._judges_rows(kwargs):
+        if self.misfits(kwargs):
             return None
         names, form = self._names(kwargs), "length({})" if self.is_of_lengths else "{}"
         try:
@@ -189,17 +165,6 @@ class RowsSatisfy(RowKind):
 def is_of_column(kind: ExpectationKind) -> bool:
     """Returns whether a kind judges each value of one column."""
     return isinstance(kind, RowKind) and kind.columns == _COLUMN
-
-
-def are_common(kwargs: Mapping[str, Any]) -> bool:
-    """Returns whether any row expectation may have these arguments: a share of the judged rows.
-
-    >>> are_common({"mostly": 0.5}), are_common({"mostly": 2}), are_common({"regex": "x"})
-    (True, False, False)
-    """
-    mostly = kwargs.get("mostly", 1.0)
-    is_number = isinstance(mostly, (int, float)) and not isinstance(mostly, bool)
-    return kwargs.keys() <= {"mostly"} and is_number and 0 <= mostly <= 1
 
 
 def count_rows(
@@ -287,10 +252,27 @@ def _condition_words(kwargs: Mapping[str, Any]) -> Words:
     return f"$meaning{share}; in Spark SQL: $condition", kwargs
 
 
-_BOUNDS = frozenset({"min_value", "max_value", "strict_min", "strict_max"})
+_MOSTLY = {
+    "mostly": Argument(
+        float, "smallest share of rows that must meet it", {"default": 1.0, "ge": 0, "le": 1}
+    )
+}
+_VALUE, _BOUND = Argument(Any, "a value"), Argument(Any, "a bound", {"default": None})
+_SWITCH = Argument(bool, "whether it is so", {"default": False})
 _COLUMN, _PAIR = ("column",), ("column_A", "column_B")
-_SET, _REGEX = frozenset({"value_set"}), frozenset({"regex"})
-_IGNORE = frozenset({IGNORE_ROW_IF})
+_OF_COLUMN = {"column": Argument(str, "a column")} | _MOSTLY
+_SET, _REGEX = (_OF_COLUMN | {name: _VALUE} for name in ("value_set", "regex"))
+_BOUNDS = _OF_COLUMN | {
+    "min_value": _BOUND,
+    "max_value": _BOUND,
+    "strict_min": _SWITCH,
+    "strict_max": _SWITCH,
+}
+_OF_PAIR = {
+    **dict.fromkeys(_PAIR, Argument(str, "a column")),
+    IGNORE_ROW_IF: Argument(Literal[*_PAIRS], "pairs to ignore", {"default": "neither"}),
+    **_MOSTLY,
+}
 ROW_EXPECTATION_KINDS = (
     RowKind(
         NOT_NULL,
@@ -299,28 +281,24 @@ ROW_EXPECTATION_KINDS = (
         judges="all",
         rules=not_null,
         of_nulls=value_condition,
+        arguments=_OF_COLUMN,
     ),
-    RowKind(IN_SET, _COLUMN, _in_set, _SET, rules=enum_labels),
+    RowKind(IN_SET, _COLUMN, _in_set, rules=enum_labels, arguments=_SET),
     RowsSatisfy(
         ROWS_SATISFY,
         (),
         lambda kwargs: kwargs["condition"],
-        frozenset({"condition"}),
-        frozenset({"meaning"}),
         judges="all",
         null_meets=False,
         words=_condition_words,
         rules=lambda facts: chain(
             checks_hold(facts), domains_hold(facts), limits_hold(facts), filters_hold(facts)
         ),
+        is_ours=True,
         arguments={
             "condition": Argument(str, "a condition in Spark SQL"),
             "meaning": Argument(str, "the same in words, for the report"),
-            "mostly": Argument(
-                float,
-                "smallest share of rows that must meet it",
-                {"default": 1.0, "ge": 0, "le": 1},
-            ),
+            **_MOSTLY,
         },
     ),
     RowKind(
@@ -329,23 +307,42 @@ ROW_EXPECTATION_KINDS = (
         lambda value, _: f"{value} is null",
         judges="all",
         of_nulls=null_condition,
+        arguments=_OF_COLUMN,
     ),
-    RowKind("expect_column_values_to_be_between", _COLUMN, _between, optional=_BOUNDS),
-    RowKind("expect_column_values_to_not_be_in_set", _COLUMN, _in_set, _SET, is_negated=True),
-    RowKind(MATCH_REGEX, _COLUMN, _regex, _REGEX),
-    RowKind("expect_column_values_to_not_match_regex", _COLUMN, _regex, _REGEX, is_negated=True),
-    RowKind(LENGTHS_BETWEEN, _COLUMN, _between, optional=_BOUNDS, is_of_lengths=True),
-    RowKind(LENGTHS_EQUAL, _COLUMN, _equals, frozenset({"value"}), is_of_lengths=True),
+    RowKind("expect_column_values_to_be_between", _COLUMN, _between, arguments=_BOUNDS),
+    RowKind(
+        "expect_column_values_to_not_be_in_set",
+        _COLUMN,
+        _in_set,
+        is_negated=True,
+        arguments=_SET,
+    ),
+    RowKind(MATCH_REGEX, _COLUMN, _regex, arguments=_REGEX),
+    RowKind(
+        "expect_column_values_to_not_match_regex",
+        _COLUMN,
+        _regex,
+        is_negated=True,
+        arguments=_REGEX,
+    ),
+    RowKind(LENGTHS_BETWEEN, _COLUMN, _between, is_of_lengths=True, arguments=_BOUNDS),
+    RowKind(
+        LENGTHS_EQUAL,
+        _COLUMN,
+        _equals,
+        is_of_lengths=True,
+        arguments=_OF_COLUMN | {"value": _VALUE},
+    ),
     RowKind(
         "expect_column_pair_values_to_be_equal",
         _PAIR,
         lambda left, right, _: f"{left} <=> {right}",
-        optional=_IGNORE,
+        arguments=_OF_PAIR,
     ),
     RowKind(
         "expect_column_pair_values_a_to_be_greater_than_b",
         _PAIR,
         _greater,
-        optional=frozenset({"or_equal"}) | _IGNORE,
+        arguments=_OF_PAIR | {"or_equal": _SWITCH},
     ),
 )
