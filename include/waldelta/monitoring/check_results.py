@@ -24,6 +24,7 @@ from waldelta.lake.ledger.check_records import (
     is_let_in,
     verdict_of,
 )
+from waldelta.monitoring.run_history import latest_run
 from waldelta.quantities import counted
 
 R = TypeVar("R")
@@ -203,8 +204,8 @@ def read_latest_checks(
     include maintenance's results. Results recorded since then by gates and by discarding rows are
     included.
     """
-    begins = _begins(ledger, since)
-    rows = _last_of(_current(ledger, _JUDGED, since, tables, begins), ("table_name", "meaning"))
+    rows = _current(ledger, _JUDGED, since, tables, None)
+    rows = _last_of(rows, ("table_name", "meaning"))
     # Discarding rows is no check: a table's check is as old as its results for a version.
     rows = rows.take(np.argsort(rows["version"].is_valid().to_numpy(), kind="stable"))
     return {check.table_name: check for check in _checks(rows, ("table_name",))}
@@ -231,7 +232,7 @@ def read_failed(ledger: Ledger, tables: Collection[str]) -> list[FailedExpectati
     table that has been checked since.
     """
     since = now() - _RECENT
-    rows = _current(ledger, _FAILED, since, tables, _begins(ledger, since, tables))
+    rows = _current(ledger, _FAILED, since, tables, tables)
     return _failed(_last_of(rows, ("table_name", "meaning")))
 
 
@@ -240,14 +241,17 @@ def _current(
     columns: Sequence[str],
     since: datetime | None,
     tables: Collection[str],
-    begins: dict[str, datetime | None],
+    first: Collection[str] | None,
 ) -> pa.Table:
-    """Returns the rows that are current (see _known()) of each table that ``begins`` has, which is
-    _begins() since then; of ``tables`` even if they are older.
+    """Returns the rows that are current (see _known()) of each table with results since then; of
+    ``tables`` even if they are older. Only tables of ``first`` are searched in the recent ones.
     """
-    unknown = {*tables, *begins} - {name for name, begin in begins.items() if begin is not None}
-    if since is not None and unknown:
-        begins = begins | _begins(ledger, None, unknown)
+    begins: dict[str, datetime | None] = {}
+    for start in [None] if since is None else [_lately(ledger, since), since, None]:
+        begins |= _begins(ledger, start, first)
+        first = {*tables, *begins} - {name for name, at in begins.items() if at is not None}
+        if not first:
+            break
     # Examples are large, and a week has millions of results: only those that count are read.
     groups: dict[bool | None, dict[str, datetime | None]] = {}
     for name, begin in begins.items():
@@ -258,6 +262,17 @@ def _current(
         start = min(filter(None, group.values()), default=None)
         parts.append(_known(_read(ledger, start, columns, of_tables(group))))
     return pa.concat_tables(parts)
+
+
+def _lately(ledger: Ledger, since: datetime) -> datetime:
+    """Returns the time since when busy tables have all results that count: those of the last
+    checks, and of the last maintenance.
+    """
+    run = latest_run(ledger, "maintain", since)
+    if run is not None and run.status == "running":
+        return since
+    ended = now() if run is None else run.at - timedelta(seconds=run.seconds or 0)
+    return max(since, min(ended, now() - _STEPS[1]))
 
 
 def _begins(

@@ -173,8 +173,8 @@ def read_glance(
     idle_checked_at, since = airflow.idle_checked_at, now - timedelta(hours=hours)
     history = scan_runs(ledger, start := min(since, now - reach))
     runs, recent = _lines(ledger, history, since), read_changed(ledger, since)
-    landing = [run for run in runs if run.verb in LANDING]
-    states, changed = latest_states(ledger), read_changed(ledger, start)
+    landing, states = [run for run in runs if run.verb in LANDING], latest_states(ledger)
+    changed = recent if start == since else read_changed(ledger, start)
     fed = [state.table_name for state in states if state.status != REMOVED]
     checks = read_latest_checks(ledger, now - reach, fed)
     tables = read_tables(ledger, runs, changed, checks, idle_checked_at, states)

@@ -438,7 +438,9 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
         heat, [column.name for column in details.columns] if details else ()
     )
     line = next((line for line in glance.tables if line.table_name == table), None)
-    failed, of_table = read_failed(ledger, [table]), concerning(table, situation.attention)
+    is_met = line is not None and line.check is not None and line.check.verdict == "passed"
+    failed = [] if is_met else read_failed(ledger, [table])
+    of_table = concerning(table, situation.attention)
     situation = situation.of_table(line) if line else replace(situation, attention=of_table)
     text = request.render(
         "table.html",

@@ -429,9 +429,8 @@ def read_sorted(
     for file in actions.select(["path", "size_bytes", "num_records"]).to_pylist():
         path, size = file["path"], file["size_bytes"]
         if file["num_records"] > _SMALL_ROWS or (size > _ONE_REQUEST_BYTES and not cache):
-            files = _files(place, path, size)
-            large = ds.dataset([path], schema=schema, filesystem=files, format="parquet")
-            parts.append(large.to_table(names, filter=where))
+            large = _fragment(place, path, size, schema)
+            parts.append(large.to_table(schema=schema, columns=names, filter=where))
         else:
             rows = _read_whole(place, path, size, schema)
             parts.append((rows if where is None else rows.filter(where)).select(names))
@@ -504,6 +503,17 @@ def _read_whole(place: _Place, path: str, size: int, schema: pa.Schema) -> pa.Ta
     with _files(place, path, size).open_input_file(path) as file:
         whole = ds.ParquetFileFormat().make_fragment(pa.BufferReader(file.read()))
     return whole.to_table(schema=schema)
+
+
+@lru_cache(maxsize=_MOST_CACHED)
+def _fragment(place: _Place, path: str, size: int, schema: pa.Schema) -> ds.ParquetFileFragment:
+    """Returns a large file, whose footer is read once."""
+    files = _files(place, path, size)
+    (fragment,) = ds.dataset(
+        [path], schema=schema, filesystem=files, format="parquet"
+    ).get_fragments()
+    fragment.ensure_complete_metadata()
+    return fragment
 
 
 def _files(place: _Place, path: str, size: int) -> FileSystem:
