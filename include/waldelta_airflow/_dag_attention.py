@@ -62,7 +62,8 @@ def of_dags(
             " active, or the scheduler is down",
         )
     recorded = {run.run_id for run in glance.runs if run.status == "failed"}
-    if dags.failed is not None and dags.failed not in recorded:
+    # An open gap explains why the run failed, and its attention has the way back.
+    if dags.failed is not None and dags.failed not in recorded and not glance.gaps:
         yield Attention(
             "failed",
             "failed_dag_run",

@@ -11,6 +11,7 @@ from tests.support.data.shop_pages import lacking
 from waldelta.lake import Lake
 from waldelta.lake.ledger import (
     ExpectationResult,
+    Gap,
     Ledger,
     Reconciliation,
     Run,
@@ -95,6 +96,19 @@ def test_what_only_airflow_knows(shop, write_pipeline, schedules, open_pages):
     text = client.get("/p/shop").text
     assert "the maintenance DAG is paused" in text
     assert "the reconcile DAG is paused" not in text  # it has no schedule: it is triggered by hand
+
+
+def test_an_open_gap_explains_a_run_that_failed_before_it_wrote(shop, schedules, open_pages):
+    """The page offers the way back, which the failed task's log doesn't."""
+    schedules["shop"] = Schedule(failed="scheduled__early")
+    client = open_pages("viewer")
+    assert "The latest DAG run failed" in client.get("/p/shop").text
+    why = ("SlotMissing", "slot 'shop_cdc' is missing", "run shop_resync")
+    gap = Gap(now(), "scheduled__early", "open", shop.source.slot, "1", 1, "0/1", 1, 2, *why)
+    Ledger(Lake(shop.target.root)).append(gap)
+    text = client.get("/p/shop").text
+    assert "The slot lost changes" in text
+    assert "latest DAG run failed" not in text
 
 
 def test_a_table_that_failed_before_the_runs_shown_is_where_the_overview_leads(
