@@ -198,7 +198,6 @@ def overview_page(
         at,
         is_under_way=any(card.situation and card.situation.schedule.under_way for card in cards),
         refresh_s=_ASK_AGAIN_S if is_unread else None,
-        here="overview",
         count=len(cards),
         counts=counts,
         states=STATES,

@@ -196,7 +196,6 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
         outdated={one.table_name for one in glance.tables if situation.of_table(one).is_past},
         is_under_way=bool(schedule.under_way),
         dags=situation.lines,
-        here="pipeline",
         pipeline=pipeline,
         glance=glance,
         slot=slot,
@@ -290,7 +289,6 @@ def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> st
     return request.render(
         "runs.html",
         at,
-        here="runs",
         work=read_work(ledger, turn.rows),
         turn=turn,
         only_failed=only_failed,
@@ -376,7 +374,7 @@ def expectations_page(request: PipelineRequest) -> str:
     at, ledger = now(), request.ledger
     heat = tables_map(ledger, at, _HEAT_MAP_RUNS)
     earlier = missed_earlier(ledger, heat, at - REACH, replicated_tables(ledger))
-    return request.render("expectations.html", at, here="expectations", heat=heat, earlier=earlier)
+    return request.render("expectations.html", at, heat=heat, earlier=earlier)
 
 
 def reconciliation_page(request: PipelineRequest, button: Button, number: int, earlier: int) -> str:
@@ -399,7 +397,6 @@ def reconciliation_page(request: PipelineRequest, button: Button, number: int, e
     return request.render(
         "reconciliation.html",
         at,
-        here="reconciliation",
         waits=glance.waiting,
         turn=turn,
         latest=latest,

@@ -1,7 +1,7 @@
 """Pictures of histories: a pipeline's last runs, lag and WAL, and the way of its changes.
 
-They are SVG without scripts, coloured by the stylesheet, with a description in words. They stretch
-to the width of their place, so that only lines and bars are in the SVG.
+They are SVG without scripts, coloured by the stylesheet, with a description in words: the templates
+of pictures.html.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from waldelta.monitoring.table_list import RunRows
 from waldelta.pipeline.lag import Lag
 from waldelta.quantities import counted, size
 from waldelta.slot.health import Forecast
-from waldelta_airflow.views._render import bytes_of, clock, duration, number, run_name, url
+from waldelta_airflow.views._render import bytes_of, duration, number, picture, run_name, url
 
 _WIDTH, _HEIGHT = 1000, 100
-_SPARK_WIDTH, _SPARK_HEIGHT = 96, 26
+_SPARK = (96, 26)
 # A bar of no changes can still be seen and selected.
 _LEAST = 0.06
 # The label at the middle of a time axis, in seconds. The axis ends at twice as much, so at most at
@@ -71,6 +71,14 @@ class Bar:
     height: float
     parts: Sequence[tuple[str, float]]
 
+    @property
+    def rects(self) -> Iterator[tuple[str, float, float]]:
+        """Yields class, top and height of each part, the first at the bottom."""
+        height, top = max(_LEAST, self.height) * _HEIGHT, float(_HEIGHT)
+        for name, share in self.parts:
+            top -= height * share
+            yield name, top, height * share
+
 
 def chart(
     points: Sequence[Point],
@@ -95,76 +103,32 @@ def chart(
     def y(value: float) -> str:
         return f"{_HEIGHT - value / top * _HEIGHT:.1f}"
 
-    told = (
+    label = (
         f"{measure.label} from {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC: at most"
         f" {text_of(worst)}, at last {text_of(drawn[-1].value)}"
         f"{f', not known since {drawn[-1].at:%Y-%m-%d %H:%M}' if until else ''}"
     )
-    known = x(drawn[-1].at)
-    line = " ".join(f"{x(p.at)},{y(p.value)}" for p in drawn)
-    form = next(form for longest, form in _TIMES if seconds <= longest)
-    times = [first + timedelta(seconds=seconds * n / 4) for n in range(5)]
-    rows = [(value, f"M0 {y(value)}H{_WIDTH}") for value in (top, top / 2, 0)]
-    return _join(
-        Markup('<div class="chart"><ol class="y" aria-hidden="true">'),
-        *(Markup("<li>{}</li>").format(text_of(value) if value else "0") for value, _ in rows),
-        Markup(
-            '</ol><svg viewBox="0 0 {} {}" preserveAspectRatio="none" role="{}" aria-label="{}">'
-        ).format(
-            _WIDTH, _HEIGHT, "group" if any(p.status == "failed" for p in drawn) else "img", told
-        ),
-        *(Markup('<path class="grid" d="{}"/>').format(path) for _, path in rows),
-        Markup('<polygon class="area" points="0,{h} {} {},{h}"/>').format(line, known, h=_HEIGHT),
-        Markup('<path class="unknown" d="M{} 0H{}V{}H{}z"/>').format(known, _WIDTH, _HEIGHT, known)
-        if until
-        else "",
-        Markup('<polyline class="line" points="{}"/>').format(line),
-        Markup('<path class="limit" d="M0 {}H{}"/>').format(y(limit), _WIDTH) if limit else "",
-        *(
-            Markup(
-                '<a href="{}" aria-label="{label}"><title>{label}</title>'
-                '<path class="dot" d="M{} {}h.01"/></a>'
-            ).format(p.href, x(p.at), y(p.value), label=f"failed: {p.name}, {text_of(p.value)}")
+    return picture(
+        "chart",
+        label,
+        rows=[(text_of(value) if value else "0", y(value)) for value in (top, top / 2, 0)],
+        line=" ".join(f"{x(p.at)},{y(p.value)}" for p in drawn),
+        known=x(drawn[-1].at),
+        is_known=until is None,
+        limit=y(limit) if limit else None,
+        failed=[
+            (f"failed: {p.name}, {text_of(p.value)}", p.href, x(p.at), y(p.value))
             for p in drawn
             if p.status == "failed"
-        ),
-        Markup('</svg><ol class="x" aria-hidden="true">'),
-        *(Markup("<li>{}</li>").format(clock(at, form)) for at in times),
-        Markup("</ol></div>"),
+        ],
+        times=[first + timedelta(seconds=seconds * n / 4) for n in range(5)],
+        form=next(form for longest, form in _TIMES if seconds <= longest),
     )
 
 
 def bars(runs: Sequence[Bar], caption: str) -> Markup:
     """Returns runs as bars that link to them, oldest first."""
-    wide, drawn = 10, []
-    for n, bar in enumerate(runs):
-        height = max(_LEAST, bar.height) * _HEIGHT
-        rects, top = [], float(_HEIGHT)
-        for name, share in bar.parts:
-            top -= height * share
-            rects.append(
-                Markup('<rect class="{}" x="{}" y="{:.1f}" width="{}" height="{:.1f}"/>').format(
-                    name, n * wide + 1, top, wide - 2, height * share
-                )
-            )
-        drawn.append(
-            Markup(
-                '<a href="{}" aria-label="{label}"><title>{label}</title>'
-                '<rect class="hit" x="{}" width="{}" height="{}"/>{}</a>'
-            ).format(bar.href, n * wide, wide, _HEIGHT, _join(*rects), label=bar.label)
-        )
-    return _join(
-        Markup(
-            '<svg class="bars" viewBox="0 0 {} {}" preserveAspectRatio="none" role="group"'
-            ' aria-label="{}">'
-        ).format(len(runs) * wide, _HEIGHT, caption),
-        *drawn,
-        Markup("</svg>"),
-    )
-
-
-def _join(*parts: Markup | str) -> Markup:
-    return Markup("").join(parts)
+    return picture("bars", runs, caption)
 
 
 def sparkline(values: Sequence[float | None], caption: str) -> Markup:
@@ -174,17 +138,12 @@ def sparkline(values: Sequence[float | None], caption: str) -> Markup:
         return Markup("")
     # A constant line is drawn in the middle.
     top = max(*(v for _, v in known), 2 * median(v for _, v in known)) or 1.0
-    last = len(values) - 1
-    width, height = _SPARK_WIDTH, _SPARK_HEIGHT
+    last, (width, height) = len(values) - 1, _SPARK
     line = " ".join(
         f"{n / last * (width - 4) + 2:.1f},{height - 3 - v / top * (height - 6):.1f}"
         for n, v in known
     )
-    return Markup(
-        '<svg class="spark" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img"'
-        ' aria-label="{caption}"><title>{caption}</title>'
-        '<polyline class="line" points="{line}"/></svg>'
-    ).format(w=width, h=height, caption=caption, line=line)
+    return picture("spark", line, caption)
 
 
 def ceiling_of_seconds(worst: float) -> float:

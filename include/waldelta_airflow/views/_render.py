@@ -264,7 +264,7 @@ def render(
     after ``refresh_s``.
     """
     moment = at or now()
-    values.setdefault("here", "")
+    values.setdefault("here", template.removesuffix(".html"))
     return (
         _templates()
         .get_template(template)
@@ -279,6 +279,16 @@ def render(
             **values,
         )
     )
+
+
+def picture(name: str, *values: Any, **named: Any) -> Markup:
+    """Returns a part of a page by its macro in pictures.html."""
+    return Markup(getattr(_pictures(), name)(*values, **named))  # noqa: S704 - the macro escapes.
+
+
+@cache
+def _pictures() -> Any:
+    return _templates().get_template("pictures.html").module
 
 
 class Exact(str):

@@ -96,7 +96,6 @@ def waiting_page(request: PipelineRequest, chosen: Chosen, button: Button) -> st
     decided, waiting = read_decided(ledger), read_waiting(pipeline, ledger)
     return request.render(
         "waiting.html",
-        here="waiting",
         rows=shown,
         values={row.id: list(_values(row, _IN_LIST)) for row in shown},
         messages=[(message, *_dump(message.sent)) for message in waiting.of("message", "skipped")],
