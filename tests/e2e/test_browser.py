@@ -78,14 +78,19 @@ def browsed(browser: WebDriver, stack: Stack) -> Iterator[Shop]:
         change(shop)
         shop.source.execute("insert into customers values (11, 'bad customer')")
         shop.runs.append(shop.client.wait("browsed_cdc", shop.client.trigger("browsed_cdc")))
-        customers = DeltaTable(f"{shop.root}/public/customers")
-        customers.update(updates={"name": "'tampered'"}, predicate="id = 3")
         shop.client.wait_for_dags(["browsed_reconcile", "browsed_decide"])
         shop.client.unpause("browsed_reconcile")  # the other one is unpaused by its page
-        compared = shop.client.wait("browsed_reconcile", shop.client.trigger("browsed_reconcile"))
-        assert compared.state == "failed"
+        tamper(shop)
         log_in(browser, stack)
         yield shop
+
+
+def tamper(shop: Shop) -> None:
+    """Another program changes a target, which a reconciliation finds."""
+    customers = DeltaTable(f"{shop.root}/public/customers")
+    customers.update(updates={"name": "'tampered'"}, predicate="id = 3")
+    compared = shop.client.wait("browsed_reconcile", shop.client.trigger("browsed_reconcile"))
+    assert compared.state == "failed"
 
 
 def log_in(browser: WebDriver, stack: Stack) -> None:
@@ -296,6 +301,7 @@ def test_a_quarantined_row_is_retried_and_discarded_and_the_target_repaired(brow
     retry_rows(browser, browsed)
     discard_row(browser, browsed)
     repair_target(browser, browsed)
+    repair_by_the_card(browser, browsed)
 
 
 def retry_rows(browser: WebDriver, browsed: Shop) -> None:
@@ -362,6 +368,21 @@ def repair_target(browser: WebDriver, browsed: Shop) -> None:
     browser.get(address(browsed, "reconciliation"))
     assert "repaired" in text_of(browser)
     screenshot(browser, PICTURES, "repair-2")
+
+
+def repair_by_the_card(browser: WebDriver, browsed: Shop) -> None:
+    """The button of the table's page repairs that table alone."""
+    # A repair waits for the run that reads the row's end.
+    browsed.client.wait("browsed_cdc", browsed.client.trigger("browsed_cdc"))
+    tamper(browsed)
+    browser.get(f"{browsed.stack.url}/waldelta/p/browsed/table/public.customers")
+    assert "different from the source" in text_of(browser)
+    press(browser, "Repair public.customers")
+    run = browsed.client.wait("browsed_reconcile", started_run(browser))
+    last = Ledger(Lake(browsed.root)).last_run()
+    assert run.state == "success", last and last.result
+    assert browsed.is_equal()
+    screenshot(browser, PICTURES, "repaired-by-the-card")
 
 
 def test_who_isnt_logged_in_sees_nothing(stack, browsed):
