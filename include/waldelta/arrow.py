@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
@@ -26,6 +27,12 @@ def one_array(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
     """Returns a column's chunks as one array."""
     combined = column.combine_chunks()
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def later(times: pa.ChunkedArray[Any], others: pa.ChunkedArray[Any]) -> pa.ChunkedArray[Any]:
+    """Returns the later time of each pair, and the other one where one is null."""
+    numbers = pc.max_element_wise(times.cast(pa.int64()), others.cast(pa.int64()))
+    return numbers.cast(times.type)
 
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)

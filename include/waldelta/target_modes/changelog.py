@@ -6,15 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from waldelta.errors import ModeRefused
-from waldelta.metadata_columns import LSN
+from waldelta.metadata_columns import COMMIT_TS, LSN
 from waldelta.spark_sql import quote, string
-from waldelta.target_modes.target_mode import MOVED, STATE_XID, Fold, Invariant, TargetMode
+from waldelta.target_modes.target_mode import STATE_XID, Fold, Invariant, TargetMode
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from waldelta.changes.decode.row_states import Truncation
-    from waldelta.changes.merge.statements import Kept
+    from waldelta.arrow import Bools
+    from waldelta.changes.merge.mode_target import ModeTarget
+    from waldelta.target_modes.target_mode import Column, IsWanted
 
 # The operation, its place in the stream, its transaction, the key before it, and the columns whose
 # values are unknown.
@@ -34,47 +38,56 @@ class Changelog(TargetMode):
         fields = ", ".join(f"{quote(name)}: {kind}" for name, kind in key.items())
         return dict(self.own_columns) | ({BEFORE: f"struct<{fields}>"} if key else {})
 
-    def statement(
-        self,
-        target: str,
-        kept: Kept,
-        source: str,
-        truncates: Sequence[Truncation] = (),  # noqa: ARG002 - they are rows of the source
-    ) -> str:
-        """Returns the INSERT of every change."""
-        unknown = ", ".join(
-            f"case when s.u{i} then {string(kept.names[i])} end" for i in kept.toastable
-        )
-        lacking = f"array_compact(array({unknown}))" if unknown else "array()"
-        columns = [
-            *kept.values, (OP, "s.action"), (SEQ, "s.place"), (XID, f"s.{STATE_XID}"),
-            (UNCHANGED, f"nullif({lacking}, cast(array() as array<string>))"),
-        ]  # fmt: skip
-        if kept.key:
-            old = {name: f"s.o{k}" for k, name in enumerate(kept.key_names)}
-            # In the target's order: an INSERT assigns a struct's fields by position.
-            fields = ", ".join(f"{string(name)}, {old[name]}" for name in kept.stored_key)
-            columns.append((BEFORE, f"case when s.{MOVED} then named_struct({fields}) end"))
-        names, values = zip(*columns, strict=True)
-        return (
-            f"insert into {target} ({', '.join(names)})\nselect {', '.join(values)}\nfrom"
-            f" {source} as s"
-        )
+    def first_values(self, lsn: int, at: datetime) -> dict[str, object]:  # noqa: ARG002
+        """Returns that each row is of a snapshot, before all changes."""
+        return {OP: "snapshot", SEQ: -1}
 
-    def stored_key(self, table: str, frame: DataFrame, key: Sequence[str]) -> tuple[str, ...]:
-        """Returns the fields of the struct that has the key before a change, in its order.
+    def new_values(self, rows: pa.Table, target: ModeTarget) -> dict[str, Column]:
+        """Returns what describes each change."""
+        values = {LSN: rows["lsn"], COMMIT_TS: rows["commit_ts"], OP: rows["action"]}
+        values |= {SEQ: rows["place"], XID: rows[STATE_XID], UNCHANGED: target.lacking_names(rows)}
+        return values | ({BEFORE: target.old_keys(rows, BEFORE)} if target.key else {})
 
-        Raises ModeRefused where they aren't the columns of the present key.
-        """
-        kinds = {field.name: field.dataType for field in frame.schema.fields}
-        fields = kinds[BEFORE].fieldNames() if BEFORE in kinds else []  # type: ignore[attr-defined]
+    def check_stored_key(self, table: str, schema: pa.Schema, key: Sequence[str]) -> None:
+        """Raise ModeRefused where the struct of the key before a change has other fields."""
+        at = schema.get_field_index(BEFORE)
+        fields = [] if at < 0 else [field.name for field in schema.field(at).type]
         if {*fields} != {*key}:
             raise ModeRefused(
                 f"the key of {table} has changed from {', '.join(fields) or 'none'} to"
                 f" {', '.join(key) or 'none'}, and its target (mode {self}) keeps rows by their"
                 " key: move its folder away and sync it again"
             )
-        return tuple(fields)
+
+    def may_be_current(self, rows: pa.Table, is_wanted: IsWanted) -> Bools:
+        """Returns which changes left or moved rows of the wanted keys, or removed all rows."""
+        import pyarrow.compute as pc
+
+        truncates: Bools = pc.equal(rows[OP], "truncate").fill_null(False).to_numpy()
+        return truncates | is_wanted(rows) | is_wanted(_old_keys(rows))
+
+    def choose_current(self, rows: pa.Table, target: ModeTarget) -> pa.Table:
+        """Returns the last change of each key, where that left a row."""
+        import numpy as np
+        import pyarrow as pa
+
+        keys, moved = target.key_names, rows.filter(rows[BEFORE].is_valid())
+        codes = target.key_codes(
+            pa.concat_tables([rows.select(keys), _old_keys(moved).select(keys)])
+        )
+        places = np.append(np.arange(len(rows)), np.flatnonzero(rows[BEFORE].is_valid().to_numpy()))
+        leaves = np.arange(len(codes)) < len(rows)
+        lsn, seq = (rows[name].to_numpy()[places] for name in (LSN, SEQ))
+        op = rows[OP].to_numpy()[places]
+        truncates = op == "truncate"
+        # Of one change, the row that it left comes after the one that it ended.
+        order = np.lexsort((leaves, seq, lsn, codes))
+        is_last = np.append(codes[order][1:] != codes[order][:-1], True)[: len(order)]
+        last = order[is_last]
+        emptied = max(zip(lsn[truncates], seq[truncates], strict=True), default=(-1, -1))
+        later = (lsn > emptied[0]) | ((lsn == emptied[0]) & (seq > emptied[1]))
+        stays = leaves & later & ~truncates & (op != "delete")
+        return rows.take(pa.array(places[last[stays[last]]]))
 
     def evolved_columns(self, key: Mapping[str, tuple[str, str]]) -> list[str]:
         """Returns the same columns, with the names and types that the key has afterwards."""
@@ -123,13 +136,21 @@ class Changelog(TargetMode):
         return frame.unionByName(frame.where(f"{BEFORE} is not null").selectExpr(*columns))
 
 
+def _old_keys(rows: pa.Table) -> pa.Table:
+    """Returns the keys before the changes, by column; null where none changed."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    names = [field.name for field in rows.schema.field(BEFORE).type]
+    return pa.table({name: pc.struct_field(rows[BEFORE], name) for name in names})
+
+
 CHANGELOG = Changelog(
     name="changelog",
     summary="every change",
     fold=Fold.CHANGES,
     completes_rows=False,
     own_columns={OP: "string", SEQ: "bigint", XID: "bigint", UNCHANGED: "array<string>"},
-    first_values={OP: "'snapshot'", SEQ: "-1"},
     invariants=(
         Invariant(
             "changelog",

@@ -6,15 +6,19 @@ This is a slowly changing dimension of type 2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from waldelta.spark_sql import insert_clause, quote
+from waldelta.metadata_columns import COMMIT_TS, LSN
 from waldelta.target_modes.target_mode import TO_LSN, TO_TS, Fold, Invariant, TargetMode
 
 if TYPE_CHECKING:
-    from waldelta.changes.decode.row_states import Truncation
-    from waldelta.changes.merge.statements import Kept
+    from datetime import datetime
+
+    import pyarrow as pa
+
+    from waldelta.arrow import Bools
+    from waldelta.changes.merge.mode_target import ModeTarget
+    from waldelta.target_modes.target_mode import Column, IsWanted
 
 # From when and until when the row was valid, by commit time and by commit position; open rows have
 # no end.
@@ -28,37 +32,32 @@ _MEANING = (
 class History(TargetMode):
     """Ends a key's state and adds its next one."""
 
-    def statement(
-        self, target: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()
-    ) -> str:
-        """Returns the MERGE that ends current states and adds new ones.
+    def first_values(self, lsn: int, at: datetime) -> dict[str, object]:
+        """Returns the begin of the first state."""
+        return {VALID_FROM: at, VALID_FROM_LSN: lsn}
 
-        A state that began where it ends was never visible, and is deleted.
-        """
-        on = " and ".join(f"t.{quote(kept.names[i])} = s.b{k}" for k, i in enumerate(kept.key))
-        inserts = [
-            *kept.values,
-            (VALID_FROM, "s.commit_ts"),
-            (VALID_FROM_LSN, "s.lsn"),
-            (VALID_TO, f"s.{TO_TS}"),
-            (VALID_TO_LSN, f"s.{TO_LSN}"),
-        ]
-        statement = (
-            f"merge into {target} as t\nusing {source} as s\non {on} and t.{VALID_TO_LSN} is"
-            f" null and {kept.ended}\nwhen matched and t.{VALID_FROM_LSN} >= s.{TO_LSN} then"
-            f" delete\nwhen matched then update set t.{VALID_TO} = greatest(t.{VALID_FROM},"
-            f" s.{TO_TS}), t.{VALID_TO_LSN} = s.{TO_LSN}\nwhen not matched and {kept.begun} then\n "
-            f" {insert_clause(inserts)}"
-        )
-        if truncates:
-            lsn, at = truncates[0].lsn, f"timestamp_micros({truncates[0].at_us:d})"
-            is_open = f"when not matched by source and t.{VALID_TO_LSN} is null"
-            statement += (
-                f"\n{is_open} and t.{VALID_FROM_LSN} >= {lsn:d} then delete"
-                f"\n{is_open} then update set t.{VALID_TO} = greatest(t.{VALID_FROM}, {at}), "
-                f"t.{VALID_TO_LSN} = greatest(t.{VALID_FROM_LSN}, {lsn:d})"
-            )
-        return statement
+    def new_values(self, rows: pa.Table, target: ModeTarget) -> dict[str, Column]:  # noqa: ARG002
+        """Returns a state's position and time, and the range in which it is valid."""
+        began = {VALID_FROM: rows["commit_ts"], VALID_FROM_LSN: rows["lsn"]}
+        ended = {VALID_TO: rows[TO_TS], VALID_TO_LSN: rows[TO_LSN]}
+        return {LSN: rows["lsn"], COMMIT_TS: rows["commit_ts"]} | began | ended
+
+    def ended_values(self, current: pa.Table, lsn: Column, at: Column) -> dict[str, Column]:
+        """Returns the end of a state, which is never before its begin."""
+        from waldelta.arrow import later
+
+        return {VALID_TO: later(current[VALID_FROM], at), VALID_TO_LSN: lsn}
+
+    def was_seen(self, current: pa.Table, lsn: Column) -> Column:
+        """Returns which states began before they end: others were never visible."""
+        import pyarrow.compute as pc
+
+        return pc.less(current[VALID_FROM_LSN], lsn).fill_null(True)
+
+    def may_be_current(self, rows: pa.Table, is_wanted: IsWanted) -> Bools:
+        """Returns which rows are open states of the wanted keys."""
+        is_open: Bools = rows[VALID_TO_LSN].is_null().to_numpy()
+        return is_open & is_wanted(rows)
 
 
 HISTORY = History(
@@ -71,9 +70,9 @@ HISTORY = History(
         VALID_FROM_LSN: "bigint",
         VALID_TO_LSN: "bigint",
     },
-    first_values={VALID_FROM: "{time}", VALID_FROM_LSN: "{lsn}"},
     live=f"{VALID_TO_LSN} is null",
     began_at=VALID_FROM,
+    identity=(VALID_FROM_LSN,),
     positions=(VALID_FROM_LSN, VALID_TO_LSN),
     invariants=(
         Invariant(

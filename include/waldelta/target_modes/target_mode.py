@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from waldelta.errors import ModeRefused
 from waldelta.metadata_columns import COMMIT_TS, LSN
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from waldelta.changes.decode.row_states import Truncation
-    from waldelta.changes.merge.statements import Kept
+    from waldelta.arrow import Bools
+    from waldelta.changes.merge.mode_target import ModeTarget
+
+    Column: TypeAlias = pa.ChunkedArray[Any]
+    # Of rows with the target's key columns: which have a wanted key.
+    IsWanted: TypeAlias = Callable[[pa.Table], Bools]
 
 # Columns of staged states: until when one was valid; null while it is.
 TO_LSN, TO_TS = "to_lsn", "to_ts"
@@ -97,13 +104,12 @@ class TargetMode:
     features: frozenset[Feature] = frozenset()
     # The columns that the mode adds to a mirror's, with Spark types.
     own_columns: Mapping[str, str] = field(default_factory=dict, hash=False)
-    # Those that aren't null in the rows of a first copy, as Spark SQL. ``{lsn}`` and ``{time}`` are
-    # replaced by the snapshot's.
-    first_values: Mapping[str, str] = field(default_factory=dict, hash=False)
     # The condition of rows that the source has now.
     live: str = "true"
     # The column with the time at which a current row's state began.
     began_at: str = COMMIT_TS
+    # Columns that, with the key, identify one of the target's rows.
+    identity: tuple[str, ...] = ()
     # Columns with positions of changes.
     positions: tuple[str, ...] = (LSN,)
     # What the check stage verifies for all rows.
@@ -135,6 +141,13 @@ class TargetMode:
         """
         return dict(self.own_columns)
 
+    def first_values(self, lsn: int, at: datetime) -> dict[str, object]:  # noqa: ARG002
+        """Returns the mode's columns that aren't null in the rows of a first copy.
+
+        ``lsn`` and ``at`` are its snapshot's position and time.
+        """
+        return {}
+
     def evolved_columns(self, key: Mapping[str, tuple[str, str]]) -> list[str]:  # noqa: ARG002
         """Returns the mode's columns after an evolution of the target, as Spark SQL.
 
@@ -142,15 +155,28 @@ class TargetMode:
         """
         return list(self.own_columns)
 
-    def statement(
-        self, target: str, kept: Kept, source: str, truncates: Sequence[Truncation] = ()
-    ) -> str:
-        """Returns the one statement that merges staged row versions into the target.
+    def new_values(self, rows: pa.Table, target: ModeTarget) -> dict[str, Column]:
+        """Returns the metadata columns of new rows, by name, from complete row versions."""
+        raise NotImplementedError
 
-        ``target`` and ``source`` are relations of Spark SQL. The first TRUNCATE ends all current
-        states of the target; with ``Fold.CHANGES`` TRUNCATEs are rows of ``source`` instead.
+    def ended_values(self, current: pa.Table, lsn: Column, at: Column) -> dict[str, Column]:
+        """Returns the columns that change, by name, in rows of the target whose states end.
+
+        ``lsn`` and ``at`` are the position and the time at which each of them ends.
         """
         raise NotImplementedError
+
+    def was_seen(self, current: pa.Table, lsn: Column) -> Column:  # noqa: ARG002
+        """Returns which of the rows that end there stay."""
+        return lsn.is_valid()
+
+    def may_be_current(self, rows: pa.Table, is_wanted: IsWanted) -> Bools:
+        """Returns which rows of the target tell the current rows of the wanted keys."""
+        raise NotImplementedError
+
+    def choose_current(self, rows: pa.Table, target: ModeTarget) -> pa.Table:  # noqa: ARG002
+        """Returns the current rows among rows of which may_be_current() is true."""
+        return rows
 
     def current_rows(self, frame: DataFrame, key: Sequence[str]) -> DataFrame:  # noqa: ARG002
         """Returns the rows of a target that the source has now, with all columns.
@@ -159,17 +185,8 @@ class TargetMode:
         """
         return frame.where(self.live)
 
-    def stored_key(
-        self,
-        table: str,  # noqa: ARG002
-        frame: DataFrame,  # noqa: ARG002
-        key: Sequence[str],  # noqa: ARG002
-    ) -> tuple[str, ...]:
-        """Returns the key columns that a column of the mode has as a struct, in its order.
-
-        Raises ModeRefused for a target of other key columns.
-        """
-        return ()
+    def check_stored_key(self, table: str, schema: pa.Schema, key: Sequence[str]) -> None:
+        """Raise ModeRefused for a target that has rows of other key columns."""
 
     def rules(self, key: Sequence[str]) -> list[Invariant]:
         """Returns the invariants of a target with this key, which may be empty."""

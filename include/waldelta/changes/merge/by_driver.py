@@ -38,6 +38,7 @@ from waldelta.changes.merge.statements import (
     MERGED_UPDATES,
     CommitTag,
     WrittenColumns,
+    written_columns,
 )
 from waldelta.changes.stage.net_files import batches
 from waldelta.lake import MOST_DRIVER_BYTES, READ_FAILURES, Fence, TargetVersion, replace_by_rows
@@ -356,10 +357,9 @@ def merge_in_driver(
     decode = plan.decode
     if plan.truncated_leaves and decode.shape.key:
         return None
-    written = WrittenColumns(decode.names, decode.shape, job.pipeline.target.metadata_columns)
     changes = NetChanges(
         net,
-        written,
+        written_columns(job, plan),
         plan.is_truncated,
         plan.truncated_leaves,
         decode.columns if changes_copies(plan, tag) else None,

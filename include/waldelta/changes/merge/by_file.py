@@ -42,6 +42,7 @@ from waldelta.changes.merge.statements import (
     MERGED_UPDATES,
     CommitTag,
     WrittenColumns,
+    written_columns,
 )
 from waldelta.changes.stage.net_files import (
     NetFiles,
@@ -67,6 +68,8 @@ log = logging.getLogger(__name__)
 # The net changes of a task's files, which the task keeps in memory. Beyond this, Spark merges,
 # which can spill.
 MOST_NET_BYTES = 512 << 20
+# The net changes whose keys are in memory at once.
+MOST_NET_ROWS = 32 << 20
 MERGED = pa.schema(
     [
         ("removed", pa.string()),
@@ -140,10 +143,8 @@ def merge_files(
     """
     if plan.truncated_leaves:
         return None
-    decode = plan.decode
-    written = WrittenColumns(decode.names, decode.shape, job.pipeline.target.metadata_columns)
-    name, truncated = plan.state.table_name, plan.is_truncated
-    duplicates = decode.columns if changes_copies(plan, tag) and not truncated else None
+    written, name, truncated = written_columns(job, plan), plan.state.table_name, plan.is_truncated
+    duplicates = plan.decode.columns if changes_copies(plan, tag) and not truncated else None
     return merge_written(
         runner, job, name, written, folder, tag=tag, fence=fence, truncated=truncated,
         duplicates=duplicates,
@@ -171,7 +172,7 @@ def merge_written(  # noqa: PLR0913 - a target, what is written to it, and how i
         return tag  # Delta skips a repeated MERGE in the same way.
     try:
         net = NetFiles.of(folder, job.lake)
-        if sum(net.rows) != net_changes(tag.counts):
+        if sum(net.rows) != net_changes(tag.counts) or sum(net.rows) > MOST_NET_ROWS:
             return None
         merge = _begun(runner, table, written, net, truncated=truncated, duplicates=duplicates)
         return None if merge is None else _merged(merge, table, tag, fence)

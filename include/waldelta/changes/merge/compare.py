@@ -148,7 +148,7 @@ class Comparison:
         columns = self.written.key_names
         keys = pa.concat_tables([self.held.open(file).to_table(columns=columns) for file in share])
         kinds = [self.kinds[name] for name in columns]
-        of_row = match(_hashable(keys, kinds), _hashable(staged, kinds), self.written)
+        of_row = match(hashable(keys, kinds), hashable(staged, kinds), self.written)
         extra = 0 if self.extra is None else self._stage_extra(keys, of_row < 0, number)
         hits = np.bincount(of_row[of_row >= 0], minlength=len(staged))
         upserts = self._upserts(len(staged))
@@ -197,7 +197,7 @@ class Comparison:
         return len(gone)
 
 
-def _hashable(keys: pa.Table, kinds: Sequence[TargetType]) -> pa.Table:
+def hashable(keys: pa.Table, kinds: Sequence[TargetType]) -> pa.Table:
     """Returns the columns of a key as values that Arrow can match; it can't match lists."""
     columns = [
         kind.equal_values(one_array(column.cast(kind.arrow)))
@@ -215,6 +215,6 @@ def without_keys(
     """
     names, types = list(kinds), list(kinds.values())
     written = WrittenColumns(names, EventShape(len(names), tuple(range(len(names)))), False)
-    net = _hashable(pa.table(list(keys), names=written.bases), types)
-    stays = match(_hashable(file.to_table(columns=names), types), net, written) < 0
+    net = hashable(pa.table(list(keys), names=written.bases), types)
+    stays = match(hashable(file.to_table(columns=names), types), net, written) < 0
     return None if stays.all() else chosen_rows(file, stays)

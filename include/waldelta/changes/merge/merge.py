@@ -30,14 +30,13 @@ from waldelta.changes.merge.statements import (
     FOUND_DELETES,
     FOUND_UPDATES,
     CommitTag,
-    WrittenColumns,
     as_stored,
     commit_statement,
     insert_statement,
     merge_statement,
-    merge_states,
     of_leaves,
     raw_entries,
+    written_columns,
 )
 from waldelta.changes.stage.stage import Staged, check_whole
 from waldelta.lake import Fence
@@ -200,8 +199,8 @@ def merge_staged(
 ) -> CommitTag:
     """Commit the net changes in the driver, else file by file in tasks, else by Spark.
 
-    States are always merged by Spark. Returns the tag of the commit. The target's partitions are
-    removed first where they can't have a value of the changes.
+    Returns the tag of the commit. The target's partitions are removed first where they can't have a
+    value of the changes.
     """
     name = plan.state.table_name
     merge = partial(_merge_staged, runner, job, changes, plan, tag, fence)
@@ -216,11 +215,9 @@ def _merge_staged(
     tag: CommitTag,
     fence: Fence,
 ) -> CommitTag:
-    done = None
-    if plan.decode.unfolding is None:
-        done = None if changes.net is None else merge_in_driver(job, plan, changes.net, tag, fence)
-        if done is None:
-            done = merge_files(runner, job, plan, changes.folder, tag, fence)
+    done = None if changes.net is None else merge_in_driver(job, plan, changes.net, tag, fence)
+    if done is None:
+        done = merge_files(runner, job, plan, changes.folder, tag, fence)
     if done is not None:
         return done
     # Another run may have copied the target again since: Spark would treat that copy as ours.
@@ -234,9 +231,6 @@ def _merge_staged(
         ),
         reraise=True,
     )
-    if plan.decode.unfolding is not None:
-        target = job.lake.target(plan.state.table_name)
-        return again(merge_states, runner, target, plan, changes, tag)
     if changes.net is None:
         check_whole(runner, changes)
     return again(_merge, runner, job, changes.source, plan, tag, fence)
@@ -256,11 +250,11 @@ def _merge(
     target over (take_over_target).
     """
     place = job.lake.target(plan.state.table_name)
-    target, keep_metadata = place.relation, job.pipeline.target.metadata_columns
-    names = plan.decode.names
+    target, written = place.relation, written_columns(job, plan)
+    names, keep_metadata = plan.decode.names, written.metadata
     source = as_stored(source, plan.decode.types)
     if texts := place.open_known().layout.texts:  # Spark itself would store null.
-        columns = WrittenColumns(names, plan.decode.shape, keep_metadata).sources
+        columns = written.sources
         condition = " or ".join(f"{columns[name]} = ''" for name in texts if name in columns)
         if runner.spark().sql(f"select 1 from {source} where {condition} limit 1").collect():
             raise empty_value(texts)

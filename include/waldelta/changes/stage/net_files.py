@@ -71,6 +71,10 @@ class NetFiles:
         """Returns some columns of all files."""
         return self._opened(self.paths).to_table(columns=list(columns))
 
+    def all_of(self, number: int) -> pa.Table:
+        """Returns all rows of one file."""
+        return self._opened([self.paths[number]]).to_table()
+
     def take(self, mask: Bools, most_bytes: int) -> pa.Table | None:
         """Returns the chosen rows of all files; None when they take more than ``most_bytes``."""
         return table_of(self._batches(mask), self.schema, most_bytes)

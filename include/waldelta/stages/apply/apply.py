@@ -21,7 +21,8 @@ from waldelta.changes.merge.commits import (
     take_over_target,
 )
 from waldelta.changes.merge.merge import merge_staged
-from waldelta.changes.merge.statements import CommitTag, complete_states
+from waldelta.changes.merge.mode_target import stage_row_versions
+from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.merge.target_table import reshape
 from waldelta.changes.stage.folders import staged_in
 from waldelta.changes.stage.stage import splitting, stage
@@ -360,9 +361,7 @@ def _stage_and_commit(
     elif judged is not None:
         changes = judged(changes).staged
     if plan.decode.unfolding is not None:
-        changes = complete_states(
-            run.runner, job.lake.target(state.table_name), plan, changes, f"{staged}/filled"
-        )
+        plan, changes = stage_row_versions(run.runner, job, plan, changes, f"{staged}/kept")
     fault_point("apply.staged")
     fence.verify()
     if judged is not None and not any(changes.counts.get(action) for action in WRITTEN):

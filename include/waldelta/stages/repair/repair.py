@@ -544,6 +544,8 @@ def _end(runner: Runner, job: Job, state: TableState, lock: AdvisoryLock) -> Non
 def _merge(work: _Work, rows: RepairRows, state: TableState, net: NetRows) -> TargetCut:
     job, name, folder = work.job, state.table_name, net.files.folder
     tag, expected = repair_tag(state, job.run_id, net.counts), rows.expected(job.lake, folder)
-    merge_differences(work.runner, job, name, expected, folder, tag=tag, fence=work.lock)
+    merge_differences(
+        work.runner, job, name, expected.written, expected.copy, folder, tag=tag, fence=work.lock
+    )
     # A touched key that the target never had isn't a skipped change.
     return replace(read_commit(job, state, tag), skipped=0)

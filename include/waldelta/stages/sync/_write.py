@@ -5,7 +5,6 @@ differ.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -14,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from waldelta.arrow import UTC_TIME
 from waldelta.changes.merge.commits import (
     check_alone,
     commit_equal,
@@ -21,13 +21,9 @@ from waldelta.changes.merge.commits import (
     take_over_for_copy,
 )
 from waldelta.changes.merge.divide import remove_partitions
+from waldelta.changes.merge.mode_target import ModeTarget, stage_net
 from waldelta.changes.merge.statements import (
     CommitTag,
-    Kept,
-    as_stored,
-    commit_statement,
-    differences_query,
-    metric_counts,
 )
 from waldelta.changes.merge.target_table import (
     CommitResult,
@@ -39,6 +35,7 @@ from waldelta.changes.merge.target_table import (
     writing_target,
 )
 from waldelta.changes.stage.folders import staged_in
+from waldelta.changes.stage.net_files import NetFiles
 from waldelta.config.pipeline_file import Target
 from waldelta.errors import EmptyPartitionValue, ModeRefused, NeedsSync, SnapshotLost, StateError
 from waldelta.failpoints import fault_point
@@ -57,7 +54,7 @@ from waldelta.postgres import TableId
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
 from waldelta.spark.runner import once
-from waldelta.spark_sql import parquet, simple_type
+from waldelta.spark_sql import simple_type
 from waldelta.stages.repair.mend.mend import (
     ExpectedRows,
     bucket_count,
@@ -77,6 +74,15 @@ from waldelta.target_modes import TargetMode
 
 log = logging.getLogger(__name__)
 
+# Arrow's types of the modes' columns by Spark's; another one has the columns of the key.
+_ARROW = {
+    "string": pa.string(),
+    "bigint": pa.int64(),
+    "boolean": pa.bool_(),
+    "timestamp": UTC_TIME,
+    "array<string>": pa.list_(pa.string()),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMoment:
@@ -86,10 +92,9 @@ class SnapshotMoment:
     at: datetime
 
     @property
-    def sql(self) -> dict[str, str]:
-        """Returns both as Spark SQL."""
-        microseconds = round(self.at.timestamp() * 1_000_000)
-        return {"lsn": f"{self.lsn.value:d}L", "time": f"timestamp_micros({microseconds:d})"}
+    def at_us(self) -> int:
+        """The time in microseconds."""
+        return round(self.at.timestamp() * 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,27 +141,32 @@ def write_copy(
     place, mode = job.lake.target(name), target.mode_of(name)
     marks = target.deletion_vectors_of(name)
     options = _set_properties(runner, place, target, name)
-    # In other modes take_over_for_copy() is called later, once the copy can't be refused any more.
-    if not mode.keeps_rows:
-        take_over_for_copy(runner, job, name, state.generation)
-        if former is not None:
-            with writing_target(place):
-                diff = mend_target(runner, job, state, former, rows)
-            rows = _unstaged(rows, diff if isinstance(diff, str) else None)
-            if isinstance(diff, RowDiff):
-                return WrittenCopy(CommitResult(diff.cut.version, diff.compared, 0), diff=diff)
-            whole = diff
-        table = None if marks else _open(runner, job, rows, options)
-        if table is not None:
-            return replace(_copy_files(runner, table, rows), whole=whole)
+    if rows.keeps:
+        rows = _unstaged(rows, "its target keeps rows")
+        columns = _mode_columns(mode, rows)
+        if not place.open().can_store(columns_of(columns)):
+            prepare_target(runner, place, columns, options)
+        with writing_target(place):
+            return WrittenCopy(_add(runner, job, state, rows))
+    take_over_for_copy(runner, job, name, state.generation)
+    if mode.keeps_rows:
+        rows = _with_mode_columns(mode, _unstaged(rows, "its target has columns of its mode"))
+    elif former is not None:
+        with writing_target(place):
+            diff = mend_target(runner, job, state, former, rows)
+        rows = _unstaged(rows, diff if isinstance(diff, str) else None)
+        if isinstance(diff, RowDiff):
+            return WrittenCopy(CommitResult(diff.cut.version, diff.compared, 0), diff=diff)
+        whole = diff
+    table = None if marks else _open(runner, job, rows, options)
+    if table is not None:
+        return replace(_copy_files(runner, table, rows), whole=whole)
     rows = _unstaged(rows, "Spark must write its target")
-    runner.spark(_why_by_spark(rows, mode, marks=marks))
-    prepare_states(runner, job, name, rows.columns, rows.copy.key_columns, options)
+    runner.spark(_why_by_spark(rows, marks=marks))
+    prepare_target(runner, place, rows.columns, options)
     marked = place.open().writes_deletion_vectors
     if marks and not marked:
         set_deletion_vectors(runner.spark(), place, wanted=True)
-    if mode.keeps_rows:
-        return WrittenCopy(copy_states(runner, job, state, rows))
     written = replace_target(runner, place, _stored(runner, rows), rows.tag)
     # Deletion vectors can be switched off only now, when no file has one any more.
     if marked and not marks:
@@ -188,7 +198,7 @@ def _open(runner: Runner, job: Job, rows: CopyRows, options: TableOptions) -> Ta
     place = job.lake.target(name)
     if options.cluster_by and not place.exists:
         runner.spark("clustering, which only Spark creates")
-        prepare_states(runner, job, name, rows.columns, rows.copy.key_columns, options)
+        prepare_target(runner, place, rows.columns, options)
     return open_target(place, rows.columns, options)
 
 
@@ -258,7 +268,9 @@ def mend_target(
     target.log.check_entry(table.version + 1)
 
     def merge(expected: ExpectedRows, folder: str, tag: CommitTag) -> CommitTag:
-        return merge_differences(runner, job, name, expected, folder, tag=tag, fence=rows.fence)
+        return merge_differences(
+            runner, job, name, expected.written, rows.copy, folder, tag=tag, fence=rows.fence
+        )
 
     try:
         if former.state is not None:
@@ -313,10 +325,8 @@ def _merge_all(  # noqa: PLR0913 - a copy, its target, and how it is merged
     return RowDiff(cut, count - cut.inserted - cut.updated)
 
 
-def _why_by_spark(rows: CopyRows, mode: TargetMode, *, marks: bool) -> str:
+def _why_by_spark(rows: CopyRows, *, marks: bool) -> str:
     """Returns the feature of a copy for which Spark must write it, because delta-rs doesn't."""
-    if mode.keeps_rows:
-        return f"a copy into a target of mode {mode.name}"
     if needs_mapping(column.name for column in rows.columns):
         return "column mapping, which a column's name requires"
     if marks:
@@ -360,49 +370,34 @@ def keeps_earlier_rows(job: Job, table: str, key: Sequence[str]) -> bool:
     return states[-1].kept_as.keeps_rows
 
 
-def prepare_states(
-    runner: Runner,
-    job: Job,
-    table: str,
-    columns: Sequence[TargetColumn],
-    key: Sequence[str],
-    options: TableOptions,
-) -> None:
-    """Create the target, if missing, with the columns of its mode.
+def _mode_columns(mode: TargetMode, rows: CopyRows) -> list[TargetColumn]:
+    """Returns the columns of a copy's target, with those of its mode.
 
     Where a TRUNCATE is a row, key columns are nullable, because it has no key.
     """
-    mode, target = job.pipeline.target.mode_of(table), job.lake.target(table)
-    types = {column.name: column.spark_type for column in columns}
-    added = mode.columns({name: types[name] for name in key})
-    is_log = mode.fold.has_changes
-    all_columns = [
-        TargetColumn(c.name, c.spark_type, c.arrow, c.nullable or is_log) for c in columns
+    is_log, columns = mode.fold.has_changes, {column.name: column for column in rows.columns}
+    key = [columns[name] for name in rows.copy.key_columns]
+    keys = pa.struct([(column.name, column.arrow) for column in key])
+    added = mode.columns({column.name: column.spark_type for column in key})
+    return [
+        *(replace(column, nullable=column.nullable or is_log) for column in rows.columns),
+        *(TargetColumn(name, kind, _ARROW.get(kind, keys), True) for name, kind in added.items()),
     ]
-    # Delta's DDL needs only these; their Arrow types aren't used.
-    all_columns += [
-        TargetColumn(name, kind, columns[0].arrow, nullable=True) for name, kind in added.items()
-    ]
-    prepare_target(runner, target, all_columns, options)
 
 
-def copy_states(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CommitResult:
-    """Bring a target to the state of a snapshot, in one commit."""
-    mode, target = job.pipeline.target.mode_of(state.table_name), job.lake.target(state.table_name)
-    if not rows.keeps:
-        take_over_for_copy(runner, job, state.table_name, state.generation)
-        frame = _stored(runner, rows).selectExpr("*", *_first(mode, rows.copy, rows.moment))
-        return replace_target(runner, target, frame, rows.tag)
-    with writing_target(target):
-        return _add(runner, job, state, rows)
+def _with_mode_columns(mode: TargetMode, rows: CopyRows) -> CopyRows:
+    """Returns the rows of a first copy with the columns of the mode, as of the copy's snapshot."""
+    columns, read = _mode_columns(mode, rows), rows.reader
+    first = mode.first_values(rows.moment.lsn.value, rows.moment.at)
+    added = [(c.name, pa.scalar(first.get(c.name), c.arrow)) for c in columns[len(rows.columns) :]]
 
+    def reader(number: int) -> Iterator[pa.RecordBatch]:
+        for batch in read(number):
+            constants = (pa.repeat(value, len(batch)) for _, value in added)
+            names = [*batch.schema.names, *(name for name, _ in added)]
+            yield pa.RecordBatch.from_arrays([*batch.columns, *constants], names=names)
 
-def _first(mode: TargetMode, copy: TableCopy, moment: SnapshotMoment) -> list[str]:
-    """Returns the mode's columns for the rows of a first copy, as Spark SQL."""
-    kinds = dict(copy.columns)
-    types = mode.columns({name: kinds[name].spark for name in copy.key_columns})
-    first = {name: value.format(**moment.sql) for name, value in mode.first_values.items()}
-    return [f"cast({first.get(name, 'null')} as {kind}) as {name}" for name, kind in types.items()]
+    return replace(rows, columns=columns, reader=reader)
 
 
 def _add(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CommitResult:
@@ -411,23 +406,38 @@ def _add(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CommitR
     table = target.open()
     if complete := job.ledger.complete_states(name):
         check_target(job, complete[-1], table.version)
-    frame = target.frame(runner.spark())
-    shared = frame.drop(*mode.columns(dict.fromkeys(copy.key_columns, "")))
-    stored_key = mode.stored_key(name, frame, copy.key_columns)
+    added = mode.columns(dict.fromkeys(copy.key_columns, ""))
+    shared = {column: kind for column, kind in table.spark_types.items() if column not in added}
     types = {column.name: simple_type(column.spark_type) for column in rows.columns}
-    _check_comparable(name, copy, dict(shared.dtypes), types)
+    _check_comparable(name, copy, shared, types)
+    mode.check_stored_key(name, table.schema, copy.key_columns)
+    frame = target.frame(runner.spark())
     _check_position(name, frame, mode, rows.moment.lsn)
     take_over_for_copy(runner, job, name, state.generation)
 
     def merge(expected: ExpectedRows, folder: str, tag: CommitTag) -> CommitTag:
-        names = tuple(expected.written.names)
-        kept = Kept(mode, names, expected.shape.key, stored_key=stored_key)
-        source = as_stored(parquet(folder), [kind for _, kind in copy.columns])
         log.info("table=%s compared with what it keeps: %s", name, tag.counts)
-        tag = replace(tag, counts=metric_counts(Counter(tag.counts)))
-        moment = rows.moment.sql
-        states = differences_query(kept, source, moment["lsn"], moment["time"])
-        return commit_statement(runner, tag, mode.statement(target.relation, kept, f"({states})"))
+        mode_target = ModeTarget(mode, dict(copy.columns), expected.shape.key, (), table.schema)
+        net, moment = NetFiles.of(folder, job.lake), rows.moment
+
+        def read(files: NetFiles, number: int) -> pa.Table:
+            first = sum(files.rows[:number])
+            return mode_target.versions_of(
+                files.all_of(number), moment.lsn.value, moment.at_us, first
+            )
+
+        counts = stage_net(runner, target, mode_target, net, read, f"{folder}-kept")
+        tag = replace(tag, counts=dict(counts))
+        return merge_differences(
+            runner,
+            job,
+            name,
+            mode_target.written,
+            copy,
+            f"{folder}-kept/net",
+            tag=tag,
+            fence=rows.fence,
+        )
 
     live = mode.live_rows(frame, copy.key_columns)
     try:

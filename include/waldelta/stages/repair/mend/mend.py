@@ -33,7 +33,7 @@ from waldelta.changes.merge.divide import without_partitions
 from waldelta.changes.merge.statements import (
     CommitTag,
     WrittenColumns,
-    merge_rows,
+    merge_net,
     staged_names,
     staged_shape,
 )
@@ -376,19 +376,19 @@ def merge_differences(  # noqa: PLR0913 - a target, what is written to it, and h
     runner: Runner,
     job: Job,
     name: str,
-    expected: ExpectedRows,
+    written: WrittenColumns,
+    copy: TableCopy,
     folder: str,
     *,
     tag: CommitTag,
     fence: Fence,
 ) -> CommitTag:
-    """Commit the net changes that are staged in ``folder`` under ``tag``, in one commit."""
-    merge = partial(
-        merge_written, runner, job, name, expected.written, folder, tag=tag, fence=fence
-    )
+    """Commit the net changes of a copy's rows, staged in ``folder``, in one commit."""
+    merge = partial(merge_written, runner, job, name, written, folder, tag=tag, fence=fence)
     earlier_tag = without_partitions(runner, job.lake.target(name).open, name, merge)
     if earlier_tag is not None:
         return earlier_tag
     # A run that committed concurrently may have copied the target again.
     fence.verify()
-    return merge_rows(runner, job.lake.target(name), expected.copy, expected.key, folder, tag)
+    types = [kind for _, kind in copy.columns]
+    return merge_net(runner, job.lake.target(name), written, types, folder, tag)

@@ -1,0 +1,569 @@
+"""Turns row versions into net changes of a target that keeps more than a mirror does.
+
+A new state or change becomes a new row. Where a state ends, the target's current row of that key is
+updated or deleted. That row is looked up first. It also has the values that no event sent. The
+merge itself is the same as for any other target.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import compress
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from waldelta.arrow import UTC_TIME, Bools, Ints, later, one_array
+from waldelta.changes.decode.collapse import (
+    ACTION_DELETE,
+    ACTION_INSERT,
+    ACTION_SKIP,
+    ACTION_UPDATE,
+    ACTION_UPSERT,
+    COMPLETED_ROWS,
+    PLACE,
+    QUARANTINED_ROWS,
+    RAW_ROWS,
+    EventShape,
+    codes_of,
+)
+from waldelta.changes.decode.row_states import Truncation
+from waldelta.changes.decode.target_plan import TargetPlan
+from waldelta.changes.merge.by_driver import match
+from waldelta.changes.merge.by_file import may_hold, readable_files
+from waldelta.changes.merge.compare import hashable
+from waldelta.changes.merge.statements import WrittenColumns
+from waldelta.changes.stage.net_files import NetFiles, batches, parts_at_once
+from waldelta.changes.stage.stage import Staged
+from waldelta.lake import MOST_DRIVER_BYTES, DeltaTarget, remove_folder, write_parquet
+from waldelta.lake.layout import HeldFile, held_files
+from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
+from waldelta.pipeline import Job
+from waldelta.spark import Runner
+from waldelta.spark.runner import shares
+from waldelta.spark_sql import parquet, quote
+from waldelta.target_modes import Fold, TargetMode
+from waldelta.target_modes.target_mode import MOVED, STATE_XID, TO_LSN, TO_TS
+from waldelta.types import TargetType
+from waldelta.types.hstore import Hstore
+
+_COUNTED = (ACTION_SKIP, RAW_ROWS, COMPLETED_ROWS, QUARANTINED_ROWS)
+_ROWS = pa.schema([("action", pa.string()), ("rows", pa.int64())])
+# The rows of one of the staged files as row versions.
+ReadVersions = Callable[[NetFiles, int], pa.Table]
+
+
+@dataclass(frozen=True, slots=True)
+class ModeTarget:
+    """A target that keeps more than a mirror: its mode, its columns, and those of the source.
+
+    ``types`` are the source's columns by name, ``key`` and ``toastable`` positions among them.
+    ``schema`` has all columns of the target.
+    """
+
+    mode: TargetMode
+    types: Mapping[str, TargetType]
+    key: tuple[int, ...]
+    toastable: tuple[int, ...]
+    schema: pa.Schema
+    truncates: Sequence[Truncation] = ()
+
+    @property
+    def key_names(self) -> list[str]:
+        """The key's columns."""
+        names = list(self.types)
+        return [names[i] for i in self.key]
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that net changes write: the source's, waldelta's, and the mode's."""
+        mode_columns = self.mode.columns(dict.fromkeys(self.key_names, ""))
+        return [*self.types, LSN, COMMIT_TS, RAW, *mode_columns]
+
+    @property
+    def written(self) -> WrittenColumns:
+        """The columns as net changes write them: a row of the target may keep any of them."""
+        names = self.names
+        identity = () if self.mode.fold.has_changes else (*self.key_names, *self.mode.identity)
+        key = tuple(names.index(name) for name in identity)
+        return WrittenColumns(
+            names, EventShape(len(names), key, tuple(range(len(names)))), metadata=False
+        )
+
+    @property
+    def net_schema(self) -> pa.Schema:
+        """The columns of net changes."""
+        written, kinds = self.written, {name: kind.arrow for name, kind in self.types.items()}
+        types = [kinds.get(name, _plain(self.schema, name)) for name in written.names]
+        bases = [(f"b{k}", types[i]) for k, i in enumerate(written.shape.key)]
+        flags = [(flag, pa.bool_()) for flag in written.shape.flags]
+        values = zip(written.shape.values, types, strict=True)
+        return pa.schema([("action", pa.string()), *bases, *values, *flags])
+
+    def key_codes(self, keys: pa.Table) -> Ints:
+        """Returns integers that are the same where the keys are equal."""
+        return codes_of(hashable(keys.select(self.key_names), self.key_types).columns)
+
+    @property
+    def key_types(self) -> list[TargetType]:
+        """The types of the key's columns."""
+        return [self.types[name] for name in self.key_names]
+
+    def keys_of(self, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+        """Returns columns of row versions as the target's key, comparable."""
+        keys = rows.select(columns).rename_columns(self.key_names)
+        return hashable(keys, self.key_types)
+
+    def places(self, rows: pa.Table, keys: pa.Table) -> Ints:
+        """Returns the place of each row's key among unique ``keys`` (keys_of()); -1 for none."""
+        count = len(self.key)
+        of = WrittenColumns(self.key_names, EventShape(count, tuple(range(count))), metadata=False)
+        sought = hashable(rows.select(self.key_names), self.key_types)
+        return match(sought, keys.rename_columns(of.bases), of)
+
+    def lacking_names(self, rows: pa.Table) -> pa.Array:
+        """Returns the names of columns whose values weren't sent, as lists; null for none."""
+        flags = np.zeros((len(rows), len(self.toastable)), np.bool_)
+        for k, i in enumerate(self.toastable):
+            flags[:, k] = np.asarray(rows[f"u{i}"].fill_null(False))
+        names = pa.array([list(self.types)[i] for i in self.toastable], pa.string())
+        counts = flags.sum(axis=1)
+        offsets = pa.array(np.append(0, np.cumsum(counts)), pa.int32())
+        values = names.take(pa.array(np.nonzero(flags)[1]))
+        return pa.ListArray.from_arrays(offsets, values, mask=pa.array(counts == 0))
+
+    def old_keys(self, rows: pa.Table, column: str) -> pa.Array:
+        """Returns the keys before changes that moved rows, as the struct of a column."""
+        kind = self.schema.field(column).type
+        names = self.key_names
+        of = {name: one_array(rows[f"o{k}"]) for k, name in enumerate(names)}
+        moved = one_array(rows[MOVED]).fill_null(False)
+        return pa.StructArray.from_arrays(
+            [of[field.name].cast(field.type) for field in kind], fields=list(kind),
+            mask=pc.invert(moved),
+        )  # fmt: skip
+
+    def net_rows(self, versions: pa.Table, current: pa.Table) -> pa.Table:
+        """Returns the net changes of row versions, by the current rows that the target has.
+
+        An update of a row that the target lacks is left out.
+        """
+        bases = [f"b{k}" for k in range(len(self.key))]
+        keys = self.keys_of(current, self.key_names)
+        # Without a key, or for a new row, nothing is looked up.
+        at = (
+            self.places(versions.select(bases).rename_columns(self.key_names), keys)
+            if bases
+            else np.full(len(versions), -1, np.int64)
+        )
+        versions, at = self._completed(versions, current, at)
+        if self.mode.fold.has_changes:
+            return self._new(versions)
+        ends = np.asarray(pc.equal(versions["action"], ACTION_DELETE))
+        begins = _has_action(versions, ACTION_INSERT, ACTION_UPDATE)
+        ended = versions.filter(pa.array(ends & (at >= 0)))
+        gone = self.ended(current.take(pa.array(at[ends & (at >= 0)])), ended[TO_LSN], ended[TO_TS])
+        return pa.concat_tables([self._new(versions.filter(pa.array(begins))), gone])
+
+    def ended(self, current: pa.Table, lsn: pa.ChunkedArray, at: pa.ChunkedArray) -> pa.Table:
+        """Returns the updates and deletes of rows whose states end at these positions and times."""
+        seen, names = self.mode.was_seen(current, lsn), self.written.key_names
+        columns = {f"b{k}": current[name] for k, name in enumerate(names)}
+        columns["action"] = pc.if_else(seen, ACTION_UPDATE, ACTION_DELETE)
+        values = self.mode.ended_values(current, lsn, at)
+        return self._filled(columns, values, len(current), stays=True)
+
+    def versions_of(self, differences: pa.Table, lsn: int, at_us: int, first: int) -> pa.Table:
+        """Returns differences from a snapshot as the row versions of changes.
+
+        ``lsn`` and ``at_us`` are its position and time. The differences are numbered from ``first``
+        on, because no change tells their order.
+        """
+        count, bases = len(differences), [f"b{k}" for k in range(len(self.key))]
+        columns = {name: differences[name] for name in differences.column_names}
+        columns |= {"lsn": _repeated(lsn, pa.int64(), count)}
+        columns |= {"commit_ts": _repeated(at_us, pa.int64(), count).cast(UTC_TIME)}
+        if self.mode.fold.has_changes:
+            gone = pc.equal(differences["action"], ACTION_DELETE)
+            for base, i in zip(bases, self.key, strict=True):
+                columns[f"c{i}"] = pc.if_else(gone, columns[base], columns[f"c{i}"])
+            columns |= {base.replace("b", "o"): columns[base] for base in bases}
+            columns |= {PLACE: pa.array(-1 - first - np.arange(count))}
+            columns |= {STATE_XID: pa.nulls(count, pa.int64())}
+            columns |= {MOVED: _repeated(False, pa.bool_(), count)}
+            return pa.table(columns)
+        open_ended = {TO_LSN: pa.nulls(count, pa.int64()), TO_TS: pa.nulls(count, UTC_TIME)}
+        begins = _has_action(differences, ACTION_INSERT, ACTION_UPDATE)
+        inserts = {"action": _repeated(ACTION_INSERT, pa.string(), count)}
+        states = pa.table({**columns, **open_ended, **inserts}).filter(pa.array(begins))
+        # The state before an update ends, too, unless the new one overwrites it.
+        ends = (ACTION_DELETE, ACTION_UPDATE)[: 1 + (self.mode.fold is Fold.STATES)]
+        ended = {TO_LSN: columns["lsn"], TO_TS: columns["commit_ts"]}
+        deletes = {"action": _repeated(ACTION_DELETE, pa.string(), count)}
+        ending = pa.table({**columns, **ended, **deletes})
+        return pa.concat_tables([states, ending.filter(pa.array(_has_action(differences, *ends)))])
+
+    def truncated_rows(self) -> pa.Table:
+        """Returns each TRUNCATE as a change."""
+        at = pa.array([truncate.at_us for truncate in self.truncates], pa.int64())
+        rows = {
+            "action": ["truncate"] * len(at),
+            "lsn": [truncate.lsn for truncate in self.truncates],
+            "commit_ts": at.cast(UTC_TIME),
+            PLACE: [truncate.place for truncate in self.truncates],
+            STATE_XID: [truncate.xid for truncate in self.truncates],
+            MOVED: [False] * len(at),
+        }
+        rows |= {f"u{i}": [False] * len(at) for i in self.toastable}
+        types = list(self.types.values())
+        keys = {f"o{k}": pa.nulls(len(at), types[i].arrow) for k, i in enumerate(self.key)}
+        values = {f"c{i}": pa.nulls(len(at), kind.arrow) for i, kind in enumerate(types)}
+        values["raw"] = pa.nulls(len(at), Hstore().arrow)
+        return self._new(pa.table({**rows, **keys, **values}))
+
+    def _new(self, versions: pa.Table) -> pa.Table:
+        """Returns complete row versions as new rows, which replace a row where the mode has one of
+        each key.
+        """
+        replaces = self.mode.fold is Fold.LAST_STATES
+        action = ACTION_UPSERT if replaces else ACTION_INSERT
+        columns = {"action": pa.array([action] * len(versions), pa.string())}
+        if replaces:
+            columns |= {f"b{k}": versions[f"c{i}"] for k, i in enumerate(self.key)}
+        values = {name: versions[f"c{i}"] for i, name in enumerate(self.types)}
+        values |= {RAW: versions["raw"], **self.mode.new_values(versions, self)}
+        return self._filled(columns, values, len(versions), stays=False)
+
+    def _filled(
+        self,
+        columns: Mapping[str, object],
+        values: Mapping[str, object],
+        count: int,
+        *,
+        stays: bool,
+    ) -> pa.Table:
+        """Returns net changes with these values by the target's column; ``stays``: the target's
+        rows keep their other values.
+        """
+        schema, names = self.net_schema, self.names
+        filled = {**columns, **{f"c{i}": values[n] for i, n in enumerate(names) if n in values}}
+        flags = {f"u{i}": stays and name not in values for i, name in enumerate(names)}
+        arrays = [
+            pa.array(np.full(count, flags[field.name]))
+            if field.name in flags
+            else _cast(filled.get(field.name), field.type, count)
+            for field in schema
+        ]
+        return pa.table(arrays, schema=schema)
+
+    def _completed(self, versions: pa.Table, current: pa.Table, at: Ints) -> tuple[pa.Table, Ints]:
+        """Returns the row versions with the values that only the target has, without updates of
+        rows that it lacks.
+        """
+        is_log = self.mode.fold.has_changes
+        if not is_log:
+            stays = (at >= 0) | ~_has_action(versions, ACTION_UPDATE)
+            versions, at = versions.filter(pa.array(stays)), at[stays]
+        fills = at >= 0 if is_log else (at >= 0) & _has_action(versions, ACTION_UPDATE)
+        if not fills.any():
+            return versions, at
+        rows = current.take(pa.array(at, mask=~fills))
+        names, columns = list(self.types), {name: versions[name] for name in versions.column_names}
+        keeps: dict[str, Bools] = {}
+        for i in self.toastable:
+            flag = np.asarray(columns[f"u{i}"].fill_null(False))
+            if not (keep := flag & fills).any():
+                continue
+            keeps[names[i]] = keep
+            columns[f"u{i}"] = pa.array(flag & ~fills)
+            kind = versions.schema.field(f"c{i}").type
+            columns[f"c{i}"] = pc.if_else(
+                pa.array(keep), one_array(rows[names[i]].cast(kind)), one_array(columns[f"c{i}"])
+            )
+        if keeps:
+            columns["raw"] = combined_raw(one_array(rows[RAW]), one_array(columns["raw"]), keeps)
+        if not is_log:  # A row's states follow each other, whatever the clocks say.
+            began = rows[self.mode.began_at]
+            columns["commit_ts"] = later(columns["commit_ts"], began)
+            until = columns[TO_TS]
+            columns[TO_TS] = pc.if_else(until.is_valid(), later(until, began), until)
+        return pa.table(columns), at
+
+
+def combined_raw(current: pa.Array, raws: pa.Array, keeps: Mapping[str, Bools]) -> pa.Array:
+    """Returns the raw values after updates: those that were sent, and the target's (``current``)
+    of columns that keep their values.
+
+    ``keeps`` has, by column, which rows keep its value.
+    """
+    parent, entries = _entries(current)
+    stays = np.zeros(len(parent), np.bool_)
+    for column, keep in keeps.items():
+        stays |= np.asarray(pc.equal(entries.field("key"), column)) & keep[parent]
+    new_parents, new_entries = _entries(raws)
+    parent = np.concatenate([parent[stays], new_parents])
+    entries = pa.concat_arrays([entries.filter(pa.array(stays)), new_entries])
+    entries = entries.take(pa.array(np.argsort(parent, kind="stable")))
+    counts = np.bincount(parent, minlength=len(raws))
+    offsets = pa.array(np.append(0, np.cumsum(counts)), pa.int32())
+    names, texts = entries.field("key"), entries.field("value")
+    return pa.MapArray.from_arrays(offsets, names, texts, mask=pa.array(counts == 0))
+
+
+def _entries(raws: pa.Array) -> tuple[Ints, pa.StructArray]:
+    """Returns the entries of all maps, and the row of each."""
+    lists = raws.cast(pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())])))
+    lengths = np.asarray(pc.list_value_length(lists).fill_null(0))
+    return np.repeat(np.arange(len(raws)), lengths), lists.flatten()
+
+
+def stage_row_versions(
+    runner: Runner, job: Job, plan: TargetPlan, staged: Staged, folder: str
+) -> tuple[TargetPlan, Staged]:
+    """Stage the net changes of a plan's row versions; returns both as a merge takes them.
+
+    Raises ModeRefused where the target has rows of another key.
+    """
+    decode, place = plan.decode, job.lake.target(plan.state.table_name)
+    target = ModeTarget(
+        plan.state.kept_as, dict(decode.columns), decode.shape.key, decode.shape.toastable,
+        place.open().schema, decode.unfolding.truncates if decode.unfolding else (),
+    )  # fmt: skip
+    target.mode.check_stored_key(plan.state.table_name, target.schema, target.key_names)
+    versions = NetFiles.of(staged.folder, job.lake)
+    counts = stage_net(runner, place, target, versions, NetFiles.all_of, folder)
+    totals = Counter({name: staged.counts[name] for name in _COUNTED if staged.counts.get(name)})
+    if not target.mode.fold.has_changes:
+        new_rows = sum(staged.counts.get(action, 0) for action in (ACTION_INSERT, ACTION_UPDATE))
+        totals[ACTION_SKIP] += new_rows - counts[ACTION_INSERT] - counts[ACTION_UPSERT]
+    net = NetFiles.of(f"{folder}/net", job.lake)
+    # The end of all states by a TRUNCATE may be many changes.
+    every_row = np.ones(sum(net.rows), np.bool_)
+    rows = None if staged.net is None else net.take(every_row, MOST_DRIVER_BYTES)
+    names, shape = tuple(target.names), target.written.shape
+    merged = replace(
+        plan, truncated=False, decode=replace(decode, names=names, shape=shape, unfolding=None)
+    )
+    return merged, Staged(net.folder, parquet(net.folder), dict(totals + counts), net=rows)
+
+
+def stage_net(
+    runner: Runner,
+    place: DeltaTarget,
+    target: ModeTarget,
+    versions: NetFiles,
+    read: ReadVersions,
+    folder: str,
+) -> Counter[str]:
+    """Write the net changes of row versions into ``<folder>/net``; returns their number by action.
+
+    ``read`` returns the row versions of one of the files. The target's current rows of their keys
+    are staged in ``<folder>/current``.
+    """
+    remove_folder(folder)
+    lookup = _Lookup.of(place, target, versions, folder)
+    current, rest = lookup.run(runner)
+
+    def write(number: int) -> pa.Table:
+        rows = read(versions, number)
+        return _written(target.net_rows(rows, lookup.current_of(current, rows)), folder, number)
+
+    def end(number: int) -> pa.Table:
+        rows, first = lookup.as_stored(rest.all_of(number)), target.truncates[0]
+        lsn, at = (_repeated(value, pa.int64(), len(rows)) for value in (first.lsn, first.at_us))
+        at = at.cast(UTC_TIME)
+        return _written(target.ended(rows, lsn, at), folder, len(versions.paths) + number)
+
+    answers = runner.run(len(versions.paths), _ROWS, write)
+    answers += runner.run(len(rest.paths), _ROWS, end)
+    counts = Counter[str]()
+    for row in answers:
+        counts[row["action"]] += row["rows"]
+    if target.mode.fold.has_changes and target.truncates:
+        rows = target.truncated_rows()
+        write_parquet(f"{folder}/net", rows, len(versions.paths) + 1)
+        counts[ACTION_INSERT] += len(rows)
+    return counts
+
+
+def _written(net: pa.Table, folder: str, number: int) -> pa.Table:
+    # A part with number 0 would replace the others.
+    write_parquet(f"{folder}/net", net, number + 1)
+    counted = net.select(["action"]).group_by("action").aggregate([([], "count_all")])
+    return counted.rename_columns(_ROWS.names).cast(_ROWS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookup:
+    """The search for the target's current rows of the keys of row versions.
+
+    ``lacks_values``: some row version lacks a value that the target may have.
+    """
+
+    place: DeltaTarget
+    target: ModeTarget
+    versions: NetFiles
+    folder: str
+    lacks_values: bool
+
+    @classmethod
+    def of(cls, place: DeltaTarget, target: ModeTarget, versions: NetFiles, folder: str) -> _Lookup:
+        """Returns the search for these row versions."""
+        flags = [f"u{i}" for i in target.toastable if f"u{i}" in versions.schema.names]
+        lacks = any(pc.any(column).as_py() for column in versions.read(flags).columns)
+        return cls(place, target, versions, folder, lacks)
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that are read of current rows."""
+        target, names = self.target, list(self.target.types)
+        values = [*(names[i] for i in target.toastable), RAW] if self.lacks_values else []
+        return [*dict.fromkeys([*self.telling, *values])]
+
+    @property
+    def telling(self) -> list[str]:
+        """The columns that tell which rows are current, when they began and when they end."""
+        target = self.target
+        mode_columns = target.mode.columns(dict.fromkeys(target.key_names, ""))
+        return [*dict.fromkeys([*target.key_names, LSN, COMMIT_TS, *mode_columns])]
+
+    def run(self, runner: Runner) -> tuple[NetFiles, NetFiles]:
+        """Stage the current rows of the keys, and, for a TRUNCATE, all other current rows."""
+        target, is_log = self.target, self.target.mode.fold.has_changes
+        ends = not is_log and (self._is_truncated or self._has_ends)
+        if not target.key or not (self.lacks_values if is_log else ends):
+            return self._nothing("current"), self._nothing("rest")
+        files = readable_files(self.place.open(), target.written)
+        if files is None:
+            return self._by_spark(runner)
+        return self._by_file(runner, files)
+
+    @property
+    def _has_ends(self) -> bool:
+        actions = self.versions.read(["action"])
+        return bool(_has_action(actions, ACTION_UPDATE, ACTION_DELETE).any())
+
+    @property
+    def _is_truncated(self) -> bool:
+        return bool(self.target.truncates) and not self.target.mode.fold.has_changes
+
+    def _nothing(self, name: str) -> NetFiles:
+        return NetFiles(f"{self.folder}/{name}", self.versions.lake, [], [])
+
+    @property
+    def _key_columns(self) -> list[list[str]]:
+        """The columns of row versions with keys, before them and, for a TRUNCATE, after them."""
+        columns = [[f"b{k}" for k in range(len(self.target.key))]]
+        # A row that a TRUNCATE removed may be replaced by a new one of its key.
+        if self._is_truncated and self.target.mode.fold is Fold.LAST_STATES:
+            columns.append([f"c{i}" for i in self.target.key])
+        return columns
+
+    def keys(self) -> pa.Table:
+        """Returns the keys of the row versions."""
+        read = self.versions.read
+        return pa.concat_tables([self.target.keys_of(read(of), of) for of in self._key_columns])
+
+    def _by_file(self, runner: Runner, files: pa.Table) -> tuple[NetFiles, NetFiles]:
+        target, current = self.target, held_files(files)
+        # A change that moved a row is in the range of its new key.
+        if not (self._is_truncated or target.mode.fold.has_changes):
+            (bases,) = self._key_columns
+            keys = self.versions.read(bases).columns
+            current = list(compress(current, may_hold(files, target.key_names, keys)))
+        parts = shares(current, sum(self.versions.rows) // 2)
+        columns = self.columns
+        answers = runner.run(
+            len(parts), _ROWS, lambda number: self._find(parts[number], columns, number)
+        )
+        return self._staged("current", answers), self._staged("rest", answers)
+
+    def _staged(self, name: str, answers: Sequence[Mapping[str, object]]) -> NetFiles:
+        if not any(row["action"] == name and row["rows"] for row in answers):
+            return self._nothing(name)
+        return NetFiles.of(f"{self.folder}/{name}", self.versions.lake)
+
+    def _find(self, share: Sequence[HeldFile], columns: Sequence[str], number: int) -> pa.Table:
+        """Stage the current rows of some of the target's files (run as a task)."""
+        mode, place, keys = self.target.mode, self.place, self.keys()
+        opened = [file.open(place.lake, place.uri, self.target.schema) for file in share]
+        totals = pa.concat_tables([rows.to_table(columns=self.telling) for rows in opened])
+        matches = mode.may_be_current(totals, lambda rows: self.target.places(rows, keys) >= 0)
+        masks = {"current": matches}
+        if self._is_truncated:
+            all_current = mode.may_be_current(totals, lambda rows: np.ones(len(rows), np.bool_))
+            masks["rest"] = all_current & ~matches
+        read = {name: pc.field(name) for name in columns}
+        rows: dict[str, list[pa.Table]] = {name: [] for name in masks}
+        begin = 0
+        for part in (part for file in opened for part in parts_at_once(batches(file, read))):
+            for name, mask in masks.items():
+                rows[name].append(part.filter(pa.array(mask[begin : begin + len(part)])))
+            begin += len(part)
+        for name, parts in rows.items():
+            write_parquet(f"{self.folder}/{name}", pa.concat_tables(parts), number + 1)
+        counts = [sum(map(len, parts)) for parts in rows.values()]
+        return pa.table([list(rows), counts], schema=_ROWS)
+
+    def _by_spark(self, runner: Runner) -> tuple[NetFiles, NetFiles]:
+        """Stage them by Spark, which reads targets with features that Arrow can't."""
+        spark, target = runner.spark("a target that only Spark reads"), self.target
+        rows = target.mode.current_rows(self.place.frame(spark), target.key_names)
+        rows = rows.selectExpr(*map(quote, self.columns))
+        staged = spark.read.parquet(self.versions.folder)
+        keys = reduce(
+            DataFrame.union,
+            (
+                staged.selectExpr(*(f"{column} as _wd_k{k}" for k, column in enumerate(of)))
+                for of in self._key_columns
+            ),
+        )
+        on = F.expr(" and ".join(f"{quote(n)} = _wd_k{k}" for k, n in enumerate(target.key_names)))
+        found = {"current": "left_semi"} | ({"rest": "left_anti"} if self._is_truncated else {})
+        for name, how in found.items():
+            rows.join(keys, on, how).write.mode("overwrite").parquet(f"{self.folder}/{name}")
+        files = (NetFiles.of(f"{self.folder}/{name}", self.versions.lake) for name in found)
+        return next(files), next(files, self._nothing("rest"))
+
+    def current_of(self, current: NetFiles, versions: pa.Table) -> pa.Table:
+        """Returns the current rows of the keys of some row versions."""
+        target = self.target
+        if not current.paths:
+            return self.target.schema.empty_table().select(self.columns)
+        bases = [f"b{k}" for k in range(len(target.key))]
+        keys = target.keys_of(versions, bases)
+        matches = target.mode.may_be_current(
+            self.as_stored(current.read(self.telling)), lambda rows: target.places(rows, keys) >= 0
+        )
+        return target.mode.choose_current(
+            self.as_stored(current.at(np.flatnonzero(matches))), target
+        )
+
+    def as_stored(self, rows: pa.Table) -> pa.Table:
+        """Returns rows with the target's types, whoever staged them."""
+        schema = pa.schema([self.target.schema.field(name) for name in rows.column_names])
+        return rows.cast(schema)
+
+
+def _has_action(rows: pa.Table, *actions: str) -> Bools:
+    return np.asarray(pc.is_in(rows["action"], value_set=pa.array(actions)))
+
+
+def _repeated(value: object, kind: pa.DataType, count: int) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.repeat(pa.scalar(value, kind), count)], kind)
+
+
+def _plain(schema: pa.Schema, name: str) -> pa.DataType | None:
+    at = schema.get_field_index(name)
+    return None if at < 0 else schema.field(at).type
+
+
+def _cast(values: Any, kind: pa.DataType, count: int) -> pa.Array:
+    return pa.nulls(count, kind) if values is None else values.cast(kind)
