@@ -24,6 +24,11 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+def quote_in_template(name: str) -> str:
+    """Returns a quoted identifier for a text whose names in braces are replaced later."""
+    return quote(name).replace("{", "{{").replace("}", "}}")
+
+
 def string(text: str) -> str:
     """Returns a string literal."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from waldelta.errors import ModeRefused
 from waldelta.metadata_columns import COMMIT_TS, LSN
-from waldelta.spark_sql import quote, string
+from waldelta.spark_sql import quote, quote_in_template, string
 from waldelta.target_modes.target_mode import STATE_XID, Fold, Invariant, TargetMode
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame
 
     from waldelta.arrow import Bools
     from waldelta.changes.merge.mode_target import ModeTarget
@@ -102,38 +101,40 @@ class Changelog(TargetMode):
             )
         return columns
 
-    def current_rows(self, frame: DataFrame, key: Sequence[str]) -> DataFrame:
-        """Returns the last change of each key, where that left a row.
+    def live_query(self, columns: Sequence[str], key: Sequence[str]) -> str:
+        """Returns the query of the last change of each key, where that left a row.
 
         A change that moved a row ends its old key, too. Without a key, it returns all rows: the
         changelog doesn't show which of two equal rows was deleted.
         """
+        quoted = ", ".join(map(quote_in_template, columns))
         if not key:
-            return frame
-        truncated = f"max(struct({LSN}, {SEQ})) as _wd_emptied"
-        emptied = frame.where(f"{OP} = 'truncate'").selectExpr(truncated)
+            return f"select {quoted} from {{rows}}"
+        keys = ", ".join(map(quote_in_template, key))
+        changes = self.judged_query([*dict.fromkeys([*columns, *key, LSN, SEQ, OP])], key)
         # Of one change, the row that it left comes after the one that it ended.
-        rank = (
-            f"row_number() over (partition by {', '.join(map(quote, key))} order by {LSN} desc,"
-            f" {SEQ} desc, {OP} = '{_GONE}') as _wd_rank"
-        )
+        order = f"{LSN} desc, {SEQ} desc, {OP} = '{_GONE}'"
         return (
-            self.judged_rows(frame, key)
-            .where(f"{OP} <> 'truncate'")
-            .crossJoin(emptied.hint("broadcast"))
-            .where(f"_wd_emptied is null or struct({LSN}, {SEQ}) > _wd_emptied")
-            .selectExpr("*", rank)
-            .where(f"_wd_rank = 1 and {OP} not in ('delete', '{_GONE}')")
-            .drop("_wd_rank", "_wd_emptied")
+            f"with changes as ({changes}),\n"
+            f"emptied as (select {LSN} as lsn, {SEQ} as seq from {{rows}} where {OP} = 'truncate'),"
+            "\n"
+            f"later as (select c.*, row_number() over (partition by {keys} order by {order})"
+            f" as _wd_rank from changes as c where {OP} <> 'truncate' and not exists (select 1 from"
+            f" emptied as e where e.lsn > c.{LSN} or (e.lsn = c.{LSN} and e.seq > c.{SEQ})))\n"
+            f"select {quoted} from later where _wd_rank = 1 and {OP} not in ('delete', '{_GONE}')"
         )
 
-    def judged_rows(self, frame: DataFrame, key: Sequence[str]) -> DataFrame:
-        """Returns all changes, and for each one that moved a row the end of its old key."""
+    def judged_query(self, columns: Sequence[str], key: Sequence[str]) -> str:
+        """Returns the query of all changes, and of the end of the old key for each that moved a
+        row.
+        """
+        changes = super().judged_query(columns, key)
         if not key:
-            return frame
-        ended = {name: f"{BEFORE}.{quote(name)}" for name in key} | {OP: f"'{_GONE}'"}
-        columns = [f"{ended.get(name, quote(name))} as {quote(name)}" for name in frame.columns]
-        return frame.unionByName(frame.where(f"{BEFORE} is not null").selectExpr(*columns))
+            return changes
+        ended = {name: f"{BEFORE}.{quote_in_template(name)}" for name in key} | {OP: f"'{_GONE}'"}
+        quoted = [(name, quote_in_template(name)) for name in columns]
+        values = ", ".join(f"{ended.get(name, text)} as {text}" for name, text in quoted)
+        return f"{changes} union all select {values} from {{rows}} where {BEFORE} is not null"
 
 
 def _old_keys(rows: pa.Table) -> pa.Table:
@@ -157,8 +158,9 @@ CHANGELOG = Changelog(
             _MEANING,
             f"changelog: {_MEANING}",
             f"coalesce({OP} not in ('insert', 'update', 'delete', 'truncate', 'snapshot',"
-            f" '{_GONE}'), true) or ({OP} not in ('snapshot', '{_GONE}') and ({SEQ} is null"
-            f" or count_if({OP} <> '{_GONE}') over (partition by {LSN}, {SEQ}) > 1))",
+            f" '{_GONE}'), true) or ({OP} not in ('snapshot', '{_GONE}') and ({SEQ} is null or"
+            f" sum(case when {OP} <> '{_GONE}' then 1 else 0 end) over (partition by {LSN}, {SEQ})"
+            " > 1))",
         ),
         Invariant(
             UNCHANGED,

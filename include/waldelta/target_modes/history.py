@@ -81,7 +81,7 @@ HISTORY = History(
             f"history: {_MEANING}",
             f"{VALID_FROM_LSN} is null or {VALID_TO_LSN} <= {VALID_FROM_LSN} or {VALID_TO} <"
             f" {VALID_FROM} or ({VALID_TO} is null) <> ({VALID_TO_LSN} is null) or"
-            f" coalesce({VALID_TO_LSN}, {(1 << 63) - 1}L) > lead({VALID_FROM_LSN})"
+            f" coalesce({VALID_TO_LSN}, {(1 << 63) - 1}) > lead({VALID_FROM_LSN})"
             f" over (partition by {{key}} order by {VALID_FROM_LSN})",
         ),
     ),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from waldelta.errors import ModeRefused
 from waldelta.metadata_columns import COMMIT_TS, LSN
+from waldelta.spark_sql import quote_in_template
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -75,9 +76,9 @@ _OF_SOURCE_ROWS = frozenset({Feature.GATES, Feature.MEND})
 class Invariant:
     """What holds for all rows of a target, whether the source has them now or not.
 
-    ``broken`` is a Spark expression that is true for rows that break it. It may have windows, and
-    ``{key}`` in it is replaced by the key's columns. ``label`` distinguishes the invariants of a
-    mode. ``title`` describes it in results.
+    ``broken`` is an expression of both Spark and DataFusion, true for rows that break it. It may
+    have windows, and ``{key}`` in it is replaced by the key's columns. ``label`` distinguishes the
+    invariants of a mode. ``title`` describes it in results.
     """
 
     label: str
@@ -104,7 +105,7 @@ class TargetMode:
     features: frozenset[Feature] = frozenset()
     # The columns that the mode adds to a mirror's, with Spark types.
     own_columns: Mapping[str, str] = field(default_factory=dict, hash=False)
-    # The condition of rows that the source has now.
+    # The condition of rows that the source has now, in SQL of both Spark and DataFusion.
     live: str = "true"
     # The column with the time at which a current row's state began.
     began_at: str = COMMIT_TS
@@ -178,12 +179,22 @@ class TargetMode:
         """Returns the current rows among rows of which may_be_current() is true."""
         return rows
 
-    def current_rows(self, frame: DataFrame, key: Sequence[str]) -> DataFrame:  # noqa: ARG002
-        """Returns the rows of a target that the source has now, with all columns.
+    def live_query(self, columns: Sequence[str], key: Sequence[str]) -> str:  # noqa: ARG002
+        """Returns the query of the rows that the source has now, with these columns.
 
-        ``key`` has the names of the key's columns.
+        It is a template in SQL of both Spark and DataFusion, whose ``{rows}`` are the target.
         """
-        return frame.where(self.live)
+        return f"select {_listed(columns)} from {{rows}} where {self.live}"
+
+    def live_rows(self, frame: DataFrame, key: Sequence[str]) -> DataFrame:
+        """Returns the rows of a target that the source has now, without the mode's columns."""
+        columns = self.source_columns(frame.columns, key)
+        return frame.sparkSession.sql(self.live_query(columns, key), rows=frame)
+
+    def source_columns(self, columns: Iterable[str], key: Sequence[str]) -> list[str]:
+        """Returns the columns of a target that the mode doesn't add."""
+        added = self.columns(dict.fromkeys(key, ""))
+        return [name for name in columns if name not in added]
 
     def check_stored_key(self, table: str, schema: pa.Schema, key: Sequence[str]) -> None:
         """Raise ModeRefused for a target that has rows of other key columns."""
@@ -192,13 +203,9 @@ class TargetMode:
         """Returns the invariants of a target with this key, which may be empty."""
         return [rule for rule in self.invariants if key or "{key}" not in rule.broken]
 
-    def judged_rows(self, frame: DataFrame, key: Sequence[str]) -> DataFrame:  # noqa: ARG002
-        """Returns the rows that the mode's invariants judge, from all rows of a target."""
-        return frame
-
-    def live_rows(self, frame: DataFrame, key: Sequence[str]) -> DataFrame:
-        """Returns the rows of a target that the source has now, without the mode's columns."""
-        return self.current_rows(frame, key).drop(*self.columns(dict.fromkeys(key, "")))
+    def judged_query(self, columns: Sequence[str], key: Sequence[str]) -> str:  # noqa: ARG002
+        """Returns the query of the rows that the mode's invariants judge, as live_query() does."""
+        return f"select {_listed(columns)} from {{rows}}"
 
     def check_key(self, table: str, key: Sequence[str]) -> None:
         """Raise ModeRefused when the mode needs a key that the table lacks."""
@@ -217,3 +224,7 @@ class TargetMode:
                 f" would lose what it keeps: write mode: {self} again, or add a target of another"
                 f" name (from: {table}), or move its folder away and sync it"
             )
+
+
+def _listed(columns: Iterable[str]) -> str:
+    return ", ".join(map(quote_in_template, columns))

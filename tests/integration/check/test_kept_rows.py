@@ -1,8 +1,10 @@
 """Kept rows: rows that contradict a target's mode are found, whichever of them are live."""
 
 import pytest
+from deltalake import write_deltalake
 
-from waldelta.stages.check.suite.kinds import find_broken_rows
+from waldelta.lake import Lake
+from waldelta.stages.check.measure.failing_rows import find_broken_rows
 from waldelta.target_modes import named_mode
 
 COLUMNS = {
@@ -82,10 +84,14 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_broken_rows_are_counted(runner, name):
+def test_broken_rows_are_counted(runner, lake, name):
+    """Spark and DataFusion find the same rows."""
     mode, rows, expected = CASES[name]
     values = ", ".join(f"({row})" for row in rows)
     frame = runner.spark().sql(f"select * from values {values} as t({COLUMNS[mode]})")
     key = ["a b", "c"] if mode == "changelog" else ["a b"]
-    found = find_broken_rows(frame, named_mode(mode), key)
-    assert {label: keys.rows for label, keys in found.items()} == expected
+    target = Lake(lake).target("s.t")
+    write_deltalake(target.uri, frame.toArrow())
+    for relation in (frame, target.open()):
+        found = find_broken_rows(relation, frame.columns, named_mode(mode), key)
+        assert {label: keys.rows for label, keys in found.items()} == expected, type(relation)

@@ -172,7 +172,9 @@ def merge_written(  # noqa: PLR0913 - a target, what is written to it, and how i
         return tag  # Delta skips a repeated MERGE in the same way.
     try:
         net = NetFiles.of(folder, job.lake)
-        if sum(net.rows) != net_changes(tag.counts) or sum(net.rows) > MOST_NET_ROWS:
+        if sum(net.rows) != net_changes(tag.counts):
+            return None
+        if sum(net.rows) > MOST_NET_ROWS:
             return None
         merge = _begun(runner, table, written, net, truncated=truncated, duplicates=duplicates)
         return None if merge is None else _merged(merge, table, tag, fence)

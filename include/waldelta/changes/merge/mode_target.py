@@ -515,8 +515,8 @@ class _Lookup:
     def _by_spark(self, runner: Runner) -> tuple[NetFiles, NetFiles]:
         """Stage them by Spark, which reads targets with features that Arrow can't."""
         spark, target = runner.spark("a target that only Spark reads"), self.target
-        rows = target.mode.current_rows(self.place.frame(spark), target.key_names)
-        rows = rows.selectExpr(*map(quote, self.columns))
+        query = target.mode.live_query(self.columns, target.key_names)
+        rows = spark.sql(query, rows=self.place.frame(spark))
         staged = spark.read.parquet(self.versions.folder)
         keys = reduce(
             DataFrame.union,

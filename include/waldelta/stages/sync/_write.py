@@ -11,7 +11,6 @@ from datetime import datetime
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from waldelta.arrow import UTC_TIME
 from waldelta.changes.merge.commits import (
@@ -39,7 +38,15 @@ from waldelta.changes.stage.net_files import NetFiles
 from waldelta.config.pipeline_file import Target
 from waldelta.errors import EmptyPartitionValue, ModeRefused, NeedsSync, SnapshotLost, StateError
 from waldelta.failpoints import fault_point
-from waldelta.lake import DeltaTarget, Fence, Tag, TargetVersion, staging_folder
+from waldelta.lake import (
+    READ_FAILURES,
+    DeltaTarget,
+    Fence,
+    Tag,
+    TargetVersion,
+    query,
+    staging_folder,
+)
 from waldelta.lake.delta_statements import (
     needs_mapping,
     set_change_data_feed,
@@ -296,7 +303,7 @@ def _merge_all(  # noqa: PLR0913 - a copy, its target, and how it is merged
     table: TargetVersion,
     *,
     merge: Callable[[ExpectedRows, str, CommitTag], CommitTag],
-    live: DataFrame | None = None,
+    live: str | None = None,
 ) -> RowDiff:
     """Stage a copy's rows, compare them with all rows of the target, and commit what differs.
 
@@ -406,13 +413,8 @@ def _add(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CommitR
     table = target.open()
     if complete := job.ledger.complete_states(name):
         check_target(job, complete[-1], table.version)
-    added = mode.columns(dict.fromkeys(copy.key_columns, ""))
-    shared = {column: kind for column, kind in table.spark_types.items() if column not in added}
-    types = {column.name: simple_type(column.spark_type) for column in rows.columns}
-    _check_comparable(name, copy, shared, types)
-    mode.check_stored_key(name, table.schema, copy.key_columns)
-    frame = target.frame(runner.spark())
-    _check_position(name, frame, mode, rows.moment.lsn)
+    columns = _check_same_columns(rows, table, mode)
+    _check_position(runner, name, table, mode, rows.moment.lsn)
     take_over_for_copy(runner, job, name, state.generation)
 
     def merge(expected: ExpectedRows, folder: str, tag: CommitTag) -> CommitTag:
@@ -439,7 +441,7 @@ def _add(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CommitR
             fence=rows.fence,
         )
 
-    live = mode.live_rows(frame, copy.key_columns)
+    live = mode.live_query(columns, copy.key_columns)
     try:
         diff = _merge_all(runner, job, state, rows, table, merge=merge, live=live)
     except NeedsSync as err:
@@ -450,39 +452,52 @@ def _add(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CommitR
     return CommitResult(diff.cut.version, diff.compared, 0)
 
 
-def _check_position(table: str, frame: DataFrame, mode: TargetMode, lsn: Lsn) -> None:
+def _check_position(
+    runner: Runner, name: str, table: TargetVersion, mode: TargetMode, lsn: Lsn
+) -> None:
     """Raise ModeRefused when the target has positions after the snapshot's.
 
     Positions identify states. A state that begins after its own end would be taken for one that
     never existed, and be removed.
     """
-    (row,) = frame.agg(*(F.max(name) for name in mode.positions)).collect()
-    newest = max((position for position in row if position is not None), default=0)
+    text = f"select {', '.join(f'max({column})' for column in mode.positions)} from {{rows}}"
+    try:
+        (row,) = query(text.format(rows="target"), {"target": table}).read_all().to_pylist()
+    except READ_FAILURES:
+        frame = table.place.frame(runner.spark(), table.version)
+        (row,) = runner.spark().sql(text, rows=frame).toArrow().to_pylist()
+    newest = max((position for position in row.values() if position is not None), default=0)
     if newest > lsn.value:
         raise ModeRefused(
-            f"the source's WAL positions restarted: the target of {table} (mode {mode}) has"
+            f"the source's WAL positions restarted: the target of {name} (mode {mode}) has"
             f" changes up to {Lsn(newest)}, but the source is only at {lsn} (another server, or"
             " restored); nothing was changed: move its folder away and sync it"
         )
 
 
-def _check_comparable(
-    table: str, copy: TableCopy, target_types: Mapping[str, str], copy_types: Mapping[str, str]
-) -> None:
-    """Raise ModeRefused when old and new rows can't be in one table as they are."""
+def _check_same_columns(rows: CopyRows, table: TargetVersion, mode: TargetMode) -> list[str]:
+    """Returns the target's columns that the source has; raises ModeRefused when old and new rows
+    can't be in one table as they are.
+    """
+    copy, name = rows.copy, str(rows.target)
+    columns = mode.source_columns(table.spark_types, copy.key_columns)
+    target_types = {column: table.spark_types[column] for column in columns}
+    copy_types = {column.name: simple_type(column.spark_type) for column in rows.columns}
     if not copy.key_columns:
         raise ModeRefused(
-            f"{table} has no key, so a new copy can't be compared with its changelog: move its"
+            f"{name} has no key, so a new copy can't be compared with its changelog: move its"
             " folder away and sync it again"
         )
-    if dict(target_types) != dict(copy_types):
+    if target_types != copy_types:
         differing = sorted(
             name
             for name in target_types.keys() | copy_types.keys()
             if target_types.get(name) != copy_types.get(name)
         )
         raise ModeRefused(
-            f"{table} keeps rows with other columns, or types, than the source has now"
+            f"{name} keeps rows with other columns, or types, than the source has now"
             f" ({', '.join(differing)}): alter the target's columns to match, or move its folder"
             " away, then sync it again"
         )
+    mode.check_stored_key(name, table.schema, copy.key_columns)
+    return columns

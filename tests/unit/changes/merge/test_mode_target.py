@@ -5,10 +5,12 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from waldelta.arrow import UTC_TIME
 from waldelta.changes.decode.row_states import Truncation
 from waldelta.changes.merge.mode_target import ModeTarget, combined_raw
+from waldelta.lake import Lake, query
 from waldelta.target_modes import MODES
 from waldelta.types.hstore import Hstore
 from waldelta.types.numeric import Number
@@ -166,14 +168,19 @@ MOVE |= {"_wd_before": {"part": "p", "id": 2}}
           {"id": 4, "big": "d", "_wd_op": "insert", "_wd_lsn": 12, "_wd_seq": 5}], {4: "d"}),
     ],
 )  # fmt: skip
-def test_a_changelog_tells_its_current_rows(later, current):
-    """Whatever the order in which its files are read."""
+def test_a_changelog_tells_its_current_rows(later, current, tmp_path):
+    """Whatever the order in which its files are read, by Arrow as by a query."""
     rows = held("changelog", *LOG, *later)
     rows = rows.take(pa.array(np.random.default_rng(1).permutation(len(rows))))
     target = target_of("changelog")
     assert target.mode.may_be_current(rows, lambda keys: np.ones(len(keys), np.bool_)).all()
-    found = target.mode.choose_current(rows, target).to_pylist()
-    assert {row["id"]: row["big"] for row in found} == current
+    found = target.mode.choose_current(rows, target)
+    assert {row["id"]: row["big"] for row in found.to_pylist()} == current
+    place = Lake(tmp_path.as_uri()).target("s.t")
+    write_deltalake(place.uri, rows)
+    text = target.mode.live_query(["id", "big"], target.key_names)
+    found = query(text.format(rows="target"), {"target": place.open()}).read_all()
+    assert {row["id"]: row["big"] for row in found.to_pylist()} == current
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,8 @@ from pyspark.sql import functions as F
 from waldelta.errors import class_and_text
 from waldelta.lake import MOST_DRIVER_BYTES, READ_FAILURES, TargetVersion, query
 from waldelta.metadata_columns import PREFIX
-from waldelta.spark_sql import quote
+from waldelta.spark_sql import quote, quote_in_template
+from waldelta.target_modes import TargetMode
 
 log = logging.getLogger(__name__)
 
@@ -84,11 +85,6 @@ class FailingRows:
 
 # Rows that a query reads: Spark's, or a version that this process reads.
 Relation = DataFrame | TargetVersion
-
-
-def name_of(column: str) -> str:
-    """Returns a column's name for the text of rows_of()."""
-    return quote(column).replace("{", "{{").replace("}", "}}")
 
 
 def rows_of(text: str, **relations: Relation) -> list[dict[str, Any]]:
@@ -154,7 +150,7 @@ def has_few_keys(table: TargetVersion, columns: Sequence[str]) -> bool:
         return False
     sizes, types = [], {field.name: field.type for field in table.schema}
     for name in columns:
-        column, kind = name_of(name), types.get(name)
+        column, kind = quote_in_template(name), types.get(name)
         if kind is None or pa.types.is_nested(kind):
             return False
         if pa.types.is_binary(kind):
@@ -173,7 +169,7 @@ def duplicate_keys(rows: Relation, columns: Sequence[str]) -> FailingRows:
 
     Raises what rows_of() raises.
     """
-    names = [name_of(column) for column in columns]
+    names = [quote_in_template(column) for column in columns]
     listed, order = ", ".join(names), ", ".join(f"{name} nulls last" for name in names)
     # The SQL contains only quoted columns.
     keys = f"select {listed}, count(*) as _wd_rows from {{keys}} group by {listed}"  # noqa: S608
@@ -183,6 +179,22 @@ def duplicate_keys(rows: Relation, columns: Sequence[str]) -> FailingRows:
         return FailingRows()
     examples = rows_of(f"{shared} order by {order} limit {MOST_EXAMPLES}", keys=rows)
     return FailingRows(counts["n"], tuple(map(text_of, examples)))
+
+
+def find_broken_rows(
+    rows: Relation, columns: Sequence[str], mode: TargetMode, key: Sequence[str]
+) -> dict[str, FailingRows]:
+    """Returns how many rows of a target break each invariant of its mode, by its label.
+
+    ``columns`` are the target's. Raises what rows_of() raises.
+    """
+    names, rules = ", ".join(map(quote_in_template, key)), mode.rules(key)
+    # Windows must be computed before their results can be counted.
+    broken = ", ".join(f"{r.broken.format(key=names)} as broken{n}" for n, r in enumerate(rules))
+    counts = ", ".join(f"count(case when broken{n} then 1 end) as n{n}" for n in range(len(rules)))
+    judged = f"select {broken} from ({mode.judged_query(columns, key)}) as j"  # noqa: S608 - quoted
+    (row,) = rows_of(f"select {counts} from ({judged}) as b", rows=rows)  # noqa: S608 - quoted
+    return {rule.label: FailingRows(row[f"n{n}"]) for n, rule in enumerate(rules)}
 
 
 def text_of(row: Mapping[str, Any]) -> str:

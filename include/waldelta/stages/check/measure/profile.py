@@ -27,7 +27,8 @@ from waldelta.lake import TargetVersion, row_count
 from waldelta.lake.ledger import ColumnProfile, TableState
 from waldelta.lake.ledger.check_records import Profile
 from waldelta.quantities import counted
-from waldelta.stages.check.measure.failing_rows import Relation, name_of, rows_of
+from waldelta.spark_sql import quote_in_template
+from waldelta.stages.check.measure.failing_rows import Relation, rows_of
 
 # Of wide tables only the first columns are measured.
 _MOST_COLUMNS = 100
@@ -70,7 +71,7 @@ def profile_by_values(table: Relation, columns: Sequence[Sequence[Any]]) -> Meas
     nulls = _counted_nulls(table) if isinstance(table, TargetVersion) else {}
     asked = ["count(*)"]
     for name, is_number in columns:
-        column = name_of(name)
+        column = quote_in_template(name)
         asked.append(f"count(*) - {nulls[name]}" if name in nulls else f"count({column})")
         if is_number:
             double = f"cast({column} as double)"  # Both sort NaN above infinity.

@@ -20,6 +20,7 @@ from waldelta.metadata_columns import LSN
 from waldelta.pipeline.drift import EVERYTHING
 from waldelta.postgres.publication_membership import from_texts
 from waldelta.spark import Runner
+from waldelta.spark_sql import quote_in_template
 from waldelta.stages.check.constraints.constraints import ForeignKey, KeyColumn
 from waldelta.stages.check.measure.failing_rows import (
     MOST_EXAMPLES,
@@ -27,7 +28,6 @@ from waldelta.stages.check.measure.failing_rows import (
     Relation,
     has_few_keys,
     leave_to_spark,
-    name_of,
     rows_of,
     text_of,
 )
@@ -392,7 +392,7 @@ def rows_without_parent(reference: Reference, own: Relation, parents: Relation) 
     )
     left, right = (
         ", ".join(
-            f"{_compared(name_of(name), comparison, padded)} as k{n}"
+            f"{_compared(quote_in_template(name), comparison, padded)} as k{n}"
             for n, (name, comparison) in enumerate(zip(names, comparisons, strict=True))
         )
         for names, padded in sides

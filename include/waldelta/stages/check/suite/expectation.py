@@ -32,6 +32,7 @@ from waldelta.stages.check.measure.failing_rows import (
     FailingRows,
     IntegerKey,
     duplicate_keys,
+    find_broken_rows,
     has_few_keys,
     leave_to_spark,
 )
@@ -100,6 +101,16 @@ class TargetRows:
             if table is not None and not table.place.lake.on_spark:
                 return profile_by_values(table, columns)
         return None if self.met is not None else profile_by_values(self.frame(), columns)
+
+    def broken_rows(self) -> dict[str, FailingRows]:
+        """Returns the rows that break each invariant of the mode, by its label."""
+        mode, key = self.target.state.kept_as, self.target.state.key_columns
+        with leave_to_spark(f"judges what {self.target.state.table_name} keeps"):
+            table = self.target.open()
+            if not table.place.lake.on_spark and has_few_keys(table, key):
+                return find_broken_rows(table, table.schema.names, mode, key)
+        frame = self.target.kept(self.runner)
+        return find_broken_rows(frame, frame.columns, mode, key)
 
     def duplicate_keys(self, columns: Sequence[str], *, are_met: bool) -> FailingRows:
         """Returns the count of rows whose values in ``columns`` another row has too.

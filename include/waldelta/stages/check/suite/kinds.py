@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
 from waldelta.config.expectation_files import OwnSuiteFile, Severity
 from waldelta.errors import ConfigError
 from waldelta.lake.ledger import ALL_VALUES_KNOWN, TableState
@@ -25,7 +22,7 @@ from waldelta.lake.ledger.check_records import (
     recorded_unknown,
 )
 from waldelta.metadata_columns import PREFIX, RAW
-from waldelta.spark_sql import quote, simple_type
+from waldelta.spark_sql import simple_type
 from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.measure.profile import Before, find_departures, profiled_columns
 from waldelta.stages.check.measure.references import count_rows_without_parent
@@ -47,7 +44,6 @@ from waldelta.stages.check.suite.expectation import (
 )
 from waldelta.stages.check.suite.row_kinds import ROW_EXPECTATION_KINDS, column_name
 from waldelta.stages.check.suite.sql_conditions import listed
-from waldelta.target_modes import TargetMode
 
 # What is expected of a target: arguments, severity, origin and meaning.
 Rule = tuple[dict[str, Any], Severity, Origin, str]
@@ -119,8 +115,7 @@ def _kept_rows(facts: TargetFacts) -> Iterator[Rule]:
 
 def _broken_rows(planned: Sequence[PlannedExpectation], rows: TargetRows) -> list[Finding]:
     """Returns how many rows break each invariant of the target's mode, in one query."""
-    state = rows.target.state
-    broken = find_broken_rows(rows.target.kept(rows.runner), state.kept_as, state.key_columns)
+    broken = rows.broken_rows()
     return [broken[each.kwargs["columns"][-1]] for each in planned]
 
 
@@ -196,18 +191,6 @@ def _columns_words(kwargs: Mapping[str, Any]) -> Words:
 
 # Takes the place of column names in the arguments.
 KEPT_ROWS = "_wd_kept_rows"
-
-
-def find_broken_rows(
-    frame: DataFrame, mode: TargetMode, key: Sequence[str]
-) -> dict[str, FailingRows]:
-    """Returns how many rows of a target break each invariant of its mode, by its label."""
-    # Windows must be computed before their results can be counted.
-    names, rules = ", ".join(map(quote, key)), mode.rules(key)
-    columns = [f"{rule.broken.format(key=names)} as broken{n}" for n, rule in enumerate(rules)]
-    counts = [F.count_if(f"broken{n}") for n in range(len(rules))]
-    (row,) = mode.judged_rows(frame, key).selectExpr(*columns).agg(*counts).collect()
-    return {rule.label: FailingRows(count) for rule, count in zip(rules, row, strict=True)}
 
 
 def column_differences(recorded: Mapping[str, str], held: Mapping[str, str]) -> list[str]:

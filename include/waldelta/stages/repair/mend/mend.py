@@ -45,6 +45,7 @@ from waldelta.lake import (
     Fence,
     Lake,
     TargetVersion,
+    query,
     remove_folder,
     row_count,
     write_parquet,
@@ -288,24 +289,42 @@ def differences(
     expected: ExpectedRows,
     count: int,
     target: DeltaTarget,
-    live: DataFrame | None = None,
+    live: str | None = None,
 ) -> NetRows:
     """Stage the net changes from the target's rows to the expected ones: insert, update, delete.
 
-    ``count`` rows were staged. ``live`` are the rows to compare of a target that keeps more. Raises
-    NeedsSync for a target with a key twice, or with too many differences, and StagedLost.
+    ``count`` rows were staged. ``live`` is the query of the rows to compare of a target that keeps
+    more (TargetMode.live_query). Raises NeedsSync for a target with a key twice, or with too many
+    differences, and StagedLost.
     """
-    rows = HeldRows.of(target.open(), expected.written) if live is None else None
     names = expected.written.names
-    if rows is not None:
-        try:
+    try:
+        table = target.open()
+        rows = HeldRows.of(table, expected.written)
+        if live is not None and rows is not None:
+            rows = _read(expected, table, live)
+        if rows is not None:
             return _differing(runner, expected, count, rows, names)
-        except WaldeltaError:
-            raise
-        except Exception as err:
-            log.warning("%s is read by Spark: %s", target.uri, without_values(err))
-    exported = _export(runner, expected, target.frame(runner.spark()) if live is None else live)
+    except WaldeltaError:
+        raise
+    except Exception as err:
+        log.warning("%s is read by Spark: %s", target.uri, without_values(err))
+    frame = target.frame(runner.spark())
+    if live is not None:
+        frame = runner.spark().sql(live, rows=frame)
+    exported = _export(runner, expected, frame)
     return _differing(runner, expected, count, exported, [f"c{i}" for i in range(len(names))])
+
+
+def _read(expected: ExpectedRows, table: TargetVersion, live: str) -> HeldRows | None:
+    """Write the rows of a query on a small target as files; None for a larger one."""
+    if not table.is_small:
+        return None
+    folder = f"{expected.folder}/exported"
+    rows = query(live.format(rows="target"), {"target": table}).read_all()
+    types = pa.schema([table.schema.field(name) for name in rows.column_names])
+    write_parquet(folder, rows.cast(types))
+    return HeldRows.of_folder(folder, expected.lake)
 
 
 def _differing(
