@@ -140,12 +140,16 @@ class Decided:
     scope: str = ""
 
 
-def read_decided(ledger: Ledger) -> list[Decided]:
-    """Returns all decisions, newest first, as long as the ledger stores them."""
+def read_decided(ledger: Ledger, table: str | None = None) -> list[Decided]:
+    """Returns all decisions, or those on one table, newest first, as long as the ledger stores
+    them.
+    """
     # Rows without ``by`` were resolved, or moved to another key, by a later change. Rows that a
     # repair carried over repeat an earlier decision.
-    chosen = (pc.field("status") != COMPLETED) & pc.field("by").is_valid()
-    rows = ledger.table(Decision).scan((*_OF_ONE, "at", "key", "reason"), None, chosen)
+    condition = (pc.field("status") != COMPLETED) & pc.field("by").is_valid()
+    if table is not None:
+        condition &= pc.field("table_name") == table
+    rows = ledger.table(Decision).scan((*_OF_ONE, "at", "key", "reason"), None, condition)
     # Rows that were decided on together are one decision; other keys are decisions of their own.
     of_rows, none = pc.equal(rows["kind"], ROW), pa.scalar(None, pa.string())
     rows = rows.append_column("of", pc.if_else(of_rows, none, rows["key"]))

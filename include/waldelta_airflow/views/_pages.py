@@ -430,7 +430,7 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
     details = read_table_details(ledger, table, states)
     compared = read_comparisons(ledger, table)
     runs = read_rows_by_run(ledger, table, at - REACH, _RUNS_OF_TABLE)
-    decided = [one for one in read_decided(ledger) if one.table_name == table]
+    decisions = read_decided(ledger, table)
     beside, others = _by_column(
         heat, [column.name for column in details.columns] if details else ()
     )
@@ -454,7 +454,7 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
         compared=compared[-1] if compared else None,
         runs=runs,
         strip=rows_strip(request.base, pipeline.pipeline, runs, at),
-        events=table_events(states, decided, compared),
+        events=table_events(states, decisions, compared),
         failed=failed,
         reports=reports_of(pipeline, failed[0].run_id) if failed else {},
         attention=situation.attention,
