@@ -50,6 +50,11 @@ HOSTS = """
 return performance.getEntriesByType('resource').map((one) => new URL(one.name).origin)
   .filter((origin) => origin !== location.origin)
 """
+ROOM = """
+const [card, text, form] = ['.state', '.state > strong', '.state > .act']
+  .map((one) => document.querySelector(one).getBoundingClientRect());
+return [text.width / card.width, form.width / card.width]
+"""
 GROUND = "return getComputedStyle(document.body).backgroundColor"
 
 
@@ -93,6 +98,13 @@ def test_a_page_fits_and_can_be_read(browser, base, page, width, scheme):
     assert browser.execute_script(HOSTS) == []
     assert browser.execute_script(LOW_CONTRAST) == []
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+@pytest.mark.parametrize("width", [1400, 1021, 900])
+def test_a_form_with_a_reason_takes_no_width_of_the_cards_text(browser, base, width):
+    show(browser, base + PAGES["lost"], width)
+    assert min(browser.execute_script(ROOM)) > 0.9
+    assert browser.execute_script(WIDER) <= 0
 
 
 @pytest.mark.parametrize("width", [1400, 900])
