@@ -23,8 +23,8 @@ from waldelta.stages.check.measure.references import (
     CheckedTarget,
     Reference,
     Side,
+    rows_to_compare,
     rows_without_parent,
-    versions_to_compare,
 )
 from waldelta.stages.sync.sync import sync
 from waldelta.types.type_map import key_type
@@ -263,7 +263,7 @@ def test_texts_refer_as_postgresql_says(runner, database, tmp_path):
         reference = Reference("fk", *sides, ("same", comparison), "c")
         expected = 0 if is_found else len(pairs)
         found = [
-            rows_without_parent(reference, *versions_to_compare(reference)),
+            rows_without_parent(reference, *rows_to_compare(reference)),
             rows_without_parent(reference, *(side.target.frame(runner) for side in sides)),
         ]
         assert [each.rows for each in found] == [expected] * 2, comparison

@@ -155,6 +155,35 @@ def test_own_expectations_and_gates_need_no_session(commands, database, lake, mo
         assert [len(held(lake, name)) for name in TABLES] == [501, 501, 500]
 
 
+def test_modes_that_keep_rows_need_no_session(commands, database, lake, monkeypatch):
+    """Copies, changes with a TRUNCATE, checks, and copies that are compared with what is kept."""
+    monkeypatch.setattr(
+        "waldelta.spark.session.spark_session", lambda *_, **__: pytest.fail("Java")
+    )
+    database.execute("alter table u add foreign key (id) references t on delete cascade")
+    document = yaml.safe_load(commands.file.read_text())
+    modes = dict(zip(TABLES, ("history", "soft_delete", "changelog"), strict=True))
+    document["target"]["tables"] = {f"public.{t}": {"mode": mode} for t, mode in modes.items()}
+    commands.file.write_text(yaml.safe_dump(document))
+    pipeline = Pipeline.load(commands.file)
+    assert runners(pipeline.sync().document()) == {"this process"}
+    for emptied in (False, True):
+        if emptied:
+            database.execute("truncate t, u, v")
+            for name in TABLES:
+                database.execute(f"insert into {name} (id, a) values (1, 'x'), (50, 'x')")
+        change(database)
+        result = pipeline.consume().document()
+        assert runners(result) == {"this process"}
+        assert result["passed"] == [f"public.{name}" for name in TABLES]
+        for name, of_live in (("t", ("_wd_valid_to_lsn", None)), ("u", ("_wd_deleted", False))):
+            rows = read_target(f"{lake}/public/{name}", "id", "a", "n", of_live[0])
+            live = [tuple(row[:3]) for row in rows if row[3] is of_live[1]]
+            assert sorted(live) == source(database, name)
+    again = pipeline.sync(tables=[f"public.{name}" for name in TABLES])
+    assert runners(again.document()) == {"this process"}
+
+
 @pytest.mark.nightly("four further processes; small runs without Java are ordinary")
 def test_more_work_names_the_missing_java(commands, database, lake):
     """What was landed stays, and a run that has Java goes on: also in an application of Spark's,

@@ -33,10 +33,13 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake import (
+    READ_FAILURES,
     DeltaTarget,
     Overtaken,
     Tag,
+    TargetVersion,
     not_writable_by_spark,
+    query,
     remove_folder,
     staging_folder,
     write_parquet,
@@ -91,6 +94,19 @@ class CommitResult:
     version: int
     rows: int
     bytes: int
+
+
+def only_row(runner: Runner, table: TargetVersion, text: str) -> dict[str, Any]:
+    """Returns the only row of a query whose ``{rows}`` are a version: by Spark where this process
+    doesn't know the table's features.
+    """
+    try:
+        rows = query(text.format(rows="target"), {"target": table}).read_all()
+    except READ_FAILURES:
+        frame = table.place.frame(runner.spark(), table.version)
+        rows = runner.spark().sql(text, rows=frame).toArrow()
+    (row,) = rows.to_pylist()
+    return dict(row)
 
 
 def target_columns(

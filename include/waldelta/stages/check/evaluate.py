@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Any
 from urllib.parse import unquote
@@ -196,6 +196,10 @@ class SuiteEvaluation:
             return {}
         with leave_to_spark(f"counts the failing rows of {self.plan.table}"):
             if (dataset := written_since(table, met)) is not None:
+                target = self.rows.target
+                if target.state.kept_as.keeps_rows:
+                    read = partial(target.read_live, table)
+                    return count_rows(target.live_columns(table), read, conditions, where)
                 return count_written(dataset, conditions, where)
         return {}
 
@@ -286,25 +290,35 @@ def written_since(table: TargetVersion, met: int | None) -> ds.Dataset | None:
 
 
 def count_written(dataset: ds.Dataset, conditions: Conditions, where: str | None = None) -> Counts:
+    """Returns the failing rows of a dataset as count_rows() does."""
+
+    def read(columns: Sequence[str]) -> Iterator[pa.Table]:
+        scanner = by_row_group(dataset).scanner(
+            columns, batch_size=_ROWS_AT_ONCE, batch_readahead=2, fragment_readahead=1
+        )
+        return (pa.Table.from_batches([batch]) for batch in scanner.to_batches())
+
+    return count_rows(dataset.schema.names, read, conditions, where)
+
+
+def count_rows(
+    names: Sequence[str],
+    read: Callable[[Sequence[str]], Iterator[pa.Table]],
+    conditions: Conditions,
+    where: str | None = None,
+) -> Counts:
     """Returns the failing rows of each condition of which Arrow is certain, among those that meet a
     condition in Spark SQL, if given.
 
-    Raises what Arrow raises.
+    ``read`` returns some of the columns ``names``. Raises what it and Arrow raise.
     """
-    names = {*dataset.schema.names}
-    read = {n: {*of} for n, c in conditions.items() if (of := c.read_by_arrow) is not None}
-    certain = {n: conditions[n] for n, of in read.items() if of <= names}
+    by_arrow = {n: {*of} for n, c in conditions.items() if (of := c.read_by_arrow) is not None}
+    certain = {n: conditions[n] for n, of in by_arrow.items() if of <= {*names}}
     if not certain:
         return {}
-    scanned = {LSN} if where else set()
-    scanned = scanned.union(*(read[n].union(c.shown) for n, c in certain.items())) & names
-    scanner = by_row_group(dataset).scanner(
-        sorted(scanned) or dataset.schema.names[:1],
-        batch_size=_ROWS_AT_ONCE,
-        batch_readahead=2,
-        fragment_readahead=1,
-    )
-    tables = (pa.Table.from_batches([batch]) for batch in scanner.to_batches())
+    columns = {LSN} if where else set()
+    columns = columns.union(*(by_arrow[n].union(c.shown) for n, c in certain.items())) & {*names}
+    tables = read(sorted(columns) or names[:1])
     if where is not None:
         tables = (rows.filter(evaluate(where, rows)) for rows in tables)
     return count_by_arrow(tables, certain)
@@ -336,10 +350,12 @@ def judge_target(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableV
 
 def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict:
     table = None
-    if not target.state.kept_as.keeps_rows:
-        with leave_to_spark(f"reads {target.state.table_name}"):
-            table = target.open()
-    types = dict(target.frame(runner).dtypes) if table is None else table.spark_types
+    with leave_to_spark(f"reads {target.state.table_name}"):
+        table = target.open()
+    if table is None:
+        types = dict(target.frame(runner).dtypes)
+    else:
+        types = {name: table.spark_types[name] for name in target.live_columns(table)}
     plan = _bounded(run.suite_of(target, types), table)
     suite = suite_of(plan)
     named = {listed(name): kind for name, kind in types.items()}

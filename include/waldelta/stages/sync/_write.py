@@ -27,6 +27,7 @@ from waldelta.changes.merge.statements import (
 from waldelta.changes.merge.target_table import (
     CommitResult,
     TargetColumn,
+    only_row,
     prepare_target,
     replace_target,
     stored_frame,
@@ -38,15 +39,7 @@ from waldelta.changes.stage.net_files import NetFiles
 from waldelta.config.pipeline_file import Target
 from waldelta.errors import EmptyPartitionValue, ModeRefused, NeedsSync, SnapshotLost, StateError
 from waldelta.failpoints import fault_point
-from waldelta.lake import (
-    READ_FAILURES,
-    DeltaTarget,
-    Fence,
-    Tag,
-    TargetVersion,
-    query,
-    staging_folder,
-)
+from waldelta.lake import DeltaTarget, Fence, Tag, TargetVersion, staging_folder
 from waldelta.lake.delta_statements import (
     needs_mapping,
     set_change_data_feed,
@@ -461,12 +454,8 @@ def _check_position(
     never existed, and be removed.
     """
     text = f"select {', '.join(f'max({column})' for column in mode.positions)} from {{rows}}"
-    try:
-        (row,) = query(text.format(rows="target"), {"target": table}).read_all().to_pylist()
-    except READ_FAILURES:
-        frame = table.place.frame(runner.spark(), table.version)
-        (row,) = runner.spark().sql(text, rows=frame).toArrow().to_pylist()
-    newest = max((position for position in row.values() if position is not None), default=0)
+    positions = only_row(runner, table, text).values()
+    newest = max((position for position in positions if position is not None), default=0)
     if newest > lsn.value:
         raise ModeRefused(
             f"the source's WAL positions restarted: the target of {name} (mode {mode}) has"

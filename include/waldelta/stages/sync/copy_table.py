@@ -14,11 +14,10 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
-from pyspark.sql import functions as F
 
 from waldelta.background import run_concurrently
 from waldelta.changes.decode.route import plan_routing
-from waldelta.changes.merge.target_table import target_columns
+from waldelta.changes.merge.target_table import only_row, target_columns
 from waldelta.config import PipelineFile
 from waldelta.errors import (
     ConfigError,
@@ -503,8 +502,9 @@ def count_raw_rows(runner: Runner, job: Job, table: str, version: int) -> int:
     """
     if not job.pipeline.target.metadata_columns:
         return 0
-    frame = job.lake.target(table).frame(runner.spark(), version)
-    return frame.where(F.col(RAW).isNotNull()).count()
+    target = job.lake.target(table).open(version)
+    text = f"select count({RAW}) as rows from {{rows}}"  # noqa: S608 - a column of ours
+    return int(only_row(runner, target, text)["rows"])
 
 
 _EVERY_S = 5.0

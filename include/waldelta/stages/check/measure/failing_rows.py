@@ -83,8 +83,19 @@ class FailingRows:
         return (self.judged - self.rows) / self.judged >= mostly
 
 
-# Rows that a query reads: Spark's, or a version that this process reads.
-Relation = DataFrame | TargetVersion
+@dataclass(frozen=True, slots=True)
+class LiveRows:
+    """The rows that the source has now of a version with more rows, by a query
+    (TargetMode.live_query).
+    """
+
+    version: TargetVersion
+    text: str
+
+
+# Rows that a query reads: Spark's, or those of a version that this process reads.
+LocalRows = TargetVersion | LiveRows
+Relation = DataFrame | LocalRows
 
 
 def rows_of(text: str, **relations: Relation) -> list[dict[str, Any]]:
@@ -92,14 +103,28 @@ def rows_of(text: str, **relations: Relation) -> list[dict[str, Any]]:
 
     Raises what they raise: a version's query raises what delta-rs and Arrow raise.
     """
-    versions = {name: of for name, of in relations.items() if isinstance(of, TargetVersion)}
+    versions, texts, frames = {}, {}, dict[str, Any]()
+    for name, of in relations.items():
+        if isinstance(of, LiveRows):
+            versions[name], texts[name] = of.version, f"({of.text.format(rows=name)})"
+        elif isinstance(of, TargetVersion):
+            versions[name], texts[name] = of, name
+        else:
+            frames[name] = of
     if versions:
-        rows = query(text.format(**{name: name for name in versions}), versions).read_all()
+        rows = query(text.format(**texts), versions).read_all()
     else:
-        frames: dict[str, Any] = dict(relations)
         rows = next(iter(frames.values())).sparkSession.sql(text, **frames).toArrow()
     found: list[dict[str, Any]] = rows.to_pylist()
     return found
+
+
+def tables_of(rows: LiveRows) -> Iterator[pa.Table]:
+    """Yields the rows, a few at a time, with the types that their target has."""
+    reader = query(rows.text.format(rows="target"), {"target": rows.version})
+    schema = rows.version.schema
+    types = pa.schema([schema.field(name) for name in reader.schema.names])
+    return (pa.Table.from_batches([batch]).cast(types) for batch in reader)
 
 
 @contextmanager

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.lake import DeltaTarget, TargetVersion
+from waldelta.lake import DeltaTarget, TargetVersion, query
 from waldelta.lake.ledger import SYNCED, BatchCut, ColumnState, TableState
 from waldelta.metadata_columns import LSN
 from waldelta.pipeline.drift import EVERYTHING
@@ -25,6 +26,8 @@ from waldelta.stages.check.constraints.constraints import ForeignKey, KeyColumn
 from waldelta.stages.check.measure.failing_rows import (
     MOST_EXAMPLES,
     FailingRows,
+    LiveRows,
+    LocalRows,
     Relation,
     has_few_keys,
     leave_to_spark,
@@ -61,6 +64,25 @@ class CheckedTarget:
     def open(self) -> TargetVersion:
         """Opens the version without Spark."""
         return self.table.open(self.version)
+
+    def live_columns(self, version: TargetVersion) -> list[str]:
+        """Returns the columns of live rows."""
+        names = version.schema.names
+        return self.state.kept_as.source_columns(names, self.state.key_columns)
+
+    def read_live(self, version: TargetVersion, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Yields columns of the live rows of a target that keeps more, a few rows at a time."""
+        text = self.state.kept_as.live_query(columns, self.state.key_columns)
+        reader = query(text.format(rows="target"), {"target": version})
+        types = pa.schema([version.schema.field(name) for name in reader.schema.names])
+        return (pa.Table.from_batches([batch]).cast(types) for batch in reader)
+
+    def local_rows(self, version: TargetVersion) -> LocalRows:
+        """Returns the live rows as this process reads them."""
+        mode, key = self.state.kept_as, self.state.key_columns
+        if not mode.keeps_rows:
+            return version
+        return LiveRows(version, mode.live_query(self.live_columns(version), key))
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,27 +382,26 @@ def count_rows_without_parent(runner: Runner, reference: Reference) -> FailingRo
     Where this process reads both targets' keys, all rows are judged, whatever has changed.
     """
     with leave_to_spark(f"judges foreign key {reference.name}"):
-        if (versions := versions_to_compare(reference)) is not None:
-            return rows_without_parent(reference, *versions)
+        if (rows := rows_to_compare(reference)) is not None:
+            return rows_without_parent(reference, *rows)
     own, parents = (side.target.frame(runner) for side in reference.sides)
     if reference.since is not None:
         own = own.where(F.col(LSN) >= reference.since)
     return rows_without_parent(reference, own, parents)
 
 
-def versions_to_compare(reference: Reference) -> tuple[TargetVersion, TargetVersion] | None:
-    """Returns both targets' versions; None when only Spark reads or compares the keys.
+def rows_to_compare(reference: Reference) -> tuple[LocalRows, LocalRows] | None:
+    """Returns both targets' rows; None when only Spark reads or compares the keys.
 
     Raises what delta-rs and Arrow raise.
     """
     own, parent = (side.target for side in reference.sides)
-    keep_rows = own.state.kept_as.keeps_rows or parent.state.kept_as.keeps_rows
-    if keep_rows or "number" in reference.comparisons:
+    if "number" in reference.comparisons:
         return None
     versions = own.open(), parent.open()
     sides = zip(reference.sides, versions, strict=True)
     are_few = all(has_few_keys(version, side.columns) for side, version in sides)
-    return versions if are_few else None
+    return (own.local_rows(versions[0]), parent.local_rows(versions[1])) if are_few else None
 
 
 def rows_without_parent(reference: Reference, own: Relation, parents: Relation) -> FailingRows:

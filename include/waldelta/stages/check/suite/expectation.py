@@ -99,7 +99,7 @@ class TargetRows:
             if table is not None and self.met is not None:
                 return profile_by_statistics(table, columns)
             if table is not None and not table.place.lake.on_spark:
-                return profile_by_values(table, columns)
+                return profile_by_values(self.target.local_rows(table), columns)
         return None if self.met is not None else profile_by_values(self.frame(), columns)
 
     def broken_rows(self) -> dict[str, FailingRows]:
@@ -124,14 +124,15 @@ class TargetRows:
             return duplicate_keys(self.frame(), columns)
         is_single, since, key = len(columns) == 1, self.met if are_met else None, None
         with leave_to_spark(f"compares the keys of {self.target.state.table_name}"):
-            if is_single or since is not None:
+            # In other rows than live ones, keys occur again.
+            if not self.target.state.kept_as.keeps_rows and (is_single or since is not None):
                 key = IntegerKey.of(table, columns[0])
             if key is not None and since is not None:
                 key = key.written_since(since)
             if is_single and key is not None and key.is_unique():
                 return FailingRows()
             if has_few_keys(table, columns):
-                return duplicate_keys(table, columns)
+                return duplicate_keys(self.target.local_rows(table), columns)
         rows = self.frame() if key is None else key.rows_in_question(self.frame())
         return duplicate_keys(rows, columns)
 

@@ -18,9 +18,9 @@ from waldelta.stages.check.measure.references import (
     Reference,
     Side,
     plan_references,
+    rows_to_compare,
     rows_without_parent,
     touched,
-    versions_to_compare,
 )
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -194,7 +194,7 @@ def test_orphans_of_small_targets(tmp_path, rows, comparisons, whole, orphans):
     targets = [CheckedTarget(state(name, 1), 0, table_at(str(tmp_path / name))) for name in "cp"]
     sides = [Side(target, ("x", "y", "z")) for target in targets]
     reference = Reference("fk", *sides, comparisons, "c", whole=whole)
-    versions = versions_to_compare(reference)
+    versions = rows_to_compare(reference)
     found = rows_without_parent(reference, *versions) if versions else None
     assert (found.rows if found else None) == orphans
     assert found is None or bool(found.examples) == bool(found.rows)
@@ -206,4 +206,4 @@ def test_targets_that_are_not_small(tmp_path, monkeypatch):
     module = "waldelta.stages.check.measure.failing_rows"
     monkeypatch.setattr(f"{module}._MOST_COMPARED_ROWS", 1)
     side = Side(CheckedTarget(state("t", 1), 0, table_at(str(tmp_path))), ("x",))
-    assert versions_to_compare(Reference("fk", side, side, ("same",), "t")) is None
+    assert rows_to_compare(Reference("fk", side, side, ("same",), "t")) is None
