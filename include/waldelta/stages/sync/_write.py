@@ -143,9 +143,6 @@ def write_copy(
     options = _set_properties(runner, place, target, name)
     if rows.keeps:
         rows = _unstaged(rows, "its target keeps rows")
-        columns = _mode_columns(mode, rows)
-        if not place.open().can_store(columns_of(columns)):
-            prepare_target(runner, place, columns, options)
         with writing_target(place):
             return WrittenCopy(_add(runner, job, state, rows))
     take_over_for_copy(runner, job, name, state.generation)
@@ -166,11 +163,11 @@ def write_copy(
     prepare_target(runner, place, rows.columns, options)
     marked = place.open().writes_deletion_vectors
     if marks and not marked:
-        set_deletion_vectors(runner.spark(), place, wanted=True)
+        set_deletion_vectors(runner.spark(), place, mode_columns=True)
     written = replace_target(runner, place, _stored(runner, rows), rows.tag)
     # Deletion vectors can be switched off only now, when no file has one any more.
     if marked and not marks:
-        set_deletion_vectors(runner.spark(), place, wanted=False)
+        set_deletion_vectors(runner.spark(), place, mode_columns=False)
     return WrittenCopy(written, whole=whole)
 
 
@@ -408,12 +405,36 @@ def _add(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CommitR
         check_target(job, complete[-1], table.version)
     columns = _check_same_columns(rows, table, mode)
     _check_position(runner, name, table, mode, rows.moment.lsn)
+    mode_columns = _mode_columns(mode, rows)
+    if not table.can_store(
+        columns_of(mode_columns)
+    ):  # A column may be null that may not in the target.
+        prepare_target(runner, target, mode_columns)
+        table = target.open()
     take_over_for_copy(runner, job, name, state.generation)
+
+    merge = _merge_as_changes(runner, job, rows, mode, table)
+    live = mode.live_query(columns, copy.key_columns)
+    try:
+        diff = _merge_all(runner, job, state, rows, table, merge=merge, live=live)
+    except NeedsSync as err:
+        raise ModeRefused(
+            f"the target of {name} can't be compared ({err}), and its mode keeps rows: move"
+            " its folder away and sync it again"
+        ) from None
+    return CommitResult(diff.cut.version, diff.compared, 0)
+
+
+def _merge_as_changes(
+    runner: Runner, job: Job, rows: CopyRows, mode: TargetMode, table: TargetVersion
+) -> Callable[[ExpectedRows, str, CommitTag], CommitTag]:
+    """Returns the function that commits differences as changes at the snapshot's position."""
+    copy, name, moment = rows.copy, str(rows.target), rows.moment
 
     def merge(expected: ExpectedRows, folder: str, tag: CommitTag) -> CommitTag:
         log.info("table=%s compared with what it keeps: %s", name, tag.counts)
         mode_target = ModeTarget(mode, dict(copy.columns), expected.shape.key, (), table.schema)
-        net, moment = NetFiles.of(folder, job.lake), rows.moment
+        net = NetFiles.of(folder, job.lake)
 
         def read(files: NetFiles, number: int) -> pa.Table:
             first = sum(files.rows[:number])
@@ -421,7 +442,7 @@ def _add(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CommitR
                 files.all_of(number), moment.lsn.value, moment.at_us, first
             )
 
-        counts = stage_net(runner, target, mode_target, net, read, f"{folder}-kept")
+        counts = stage_net(runner, table.place, mode_target, net, read, f"{folder}-kept")
         tag = replace(tag, counts=dict(counts))
         return merge_differences(
             runner,
@@ -434,15 +455,7 @@ def _add(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CommitR
             fence=rows.fence,
         )
 
-    live = mode.live_query(columns, copy.key_columns)
-    try:
-        diff = _merge_all(runner, job, state, rows, table, merge=merge, live=live)
-    except NeedsSync as err:
-        raise ModeRefused(
-            f"the target of {name} can't be compared ({err}), and its mode keeps rows: move"
-            " its folder away and sync it again"
-        ) from None
-    return CommitResult(diff.cut.version, diff.compared, 0)
+    return merge
 
 
 def _check_position(
