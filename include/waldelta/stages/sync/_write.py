@@ -163,11 +163,11 @@ def write_copy(
     prepare_target(runner, place, rows.columns, options)
     marked = place.open().writes_deletion_vectors
     if marks and not marked:
-        set_deletion_vectors(runner.spark(), place, mode_columns=True)
+        set_deletion_vectors(runner.spark(), place, wanted=True)
     written = replace_target(runner, place, _stored(runner, rows), rows.tag)
     # Deletion vectors can be switched off only now, when no file has one any more.
     if marked and not marks:
-        set_deletion_vectors(runner.spark(), place, mode_columns=False)
+        set_deletion_vectors(runner.spark(), place, wanted=False)
     return WrittenCopy(written, whole=whole)
 
 
@@ -406,9 +406,8 @@ def _add(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CommitR
     columns = _check_same_columns(rows, table, mode)
     _check_position(runner, name, table, mode, rows.moment.lsn)
     mode_columns = _mode_columns(mode, rows)
-    if not table.can_store(
-        columns_of(mode_columns)
-    ):  # A column may be null that may not in the target.
+    # A column may be null that may not be in the target.
+    if not table.can_store(columns_of(mode_columns)):
         prepare_target(runner, target, mode_columns)
         table = target.open()
     take_over_for_copy(runner, job, name, state.generation)
