@@ -126,4 +126,32 @@ MUTATIONS = (
         "A repair leaves rows that differ from the source's.",
         ("unit/changes/merge/test_compare.py",),
     ),
+    Mutation(
+        "changes/merge/mode_target.py",
+        "stays = (at >= 0) | ~_has_action(versions, ACTION_UPDATE)",
+        "stays = np.ones(len(versions), np.bool_)",
+        "An update of a row that a history lacks becomes a state.",
+        ("unit/changes/merge/test_mode_target.py",),
+    ),
+    Mutation(
+        "changes/merge/mode_target.py",
+        'columns["action"] = pc.if_else(seen, ACTION_UPDATE, ACTION_DELETE)',
+        'columns["action"] = pc.if_else(seen, ACTION_UPDATE, ACTION_UPDATE)',
+        "A state that began where it ends stays in a history.",
+        ("unit/changes/merge/test_mode_target.py",),
+    ),
+    Mutation(
+        "changes/merge/mode_target.py",
+        'masks["rest"] = all_current & ~matches',
+        'masks["rest"] = all_current & ~all_current',
+        "A TRUNCATE leaves the rows open that no other change names.",
+        ("integration/sync/test_runner.py",),
+    ),
+    Mutation(
+        "target_modes/changelog.py",
+        "order = np.lexsort((leaves, seq, lsn, codes))",
+        "order = np.lexsort((seq, lsn, codes))",
+        "A row that takes a key which another left in one change is no current row.",
+        ("unit/changes/merge/test_mode_target.py",),
+    ),
 )
