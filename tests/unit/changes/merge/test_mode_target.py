@@ -160,6 +160,8 @@ MOVE |= {"_wd_before": {"part": "p", "id": 2}}
     [
         ([], {1: "c", 2: "b"}),
         ([MOVE], {1: "c", 3: "b"}),
+        # A key that is written in another way, and equals the one before.
+        ([MOVE | {"_wd_before": {"part": "p", "id": 3}}], {1: "c", 2: "b", 3: "b"}),
         # A row takes the key that another one left in the same transaction.
         ([MOVE, MOVE | {"id": 2, "big": "n", "_wd_seq": 4, "_wd_before": None}],
          {1: "c", 2: "n", 3: "b"}),
