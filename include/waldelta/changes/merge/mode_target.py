@@ -65,7 +65,9 @@ class ModeTarget:
     """A target that keeps more than a mirror: its mode, its columns, and those of the source.
 
     ``types`` are the source's columns by name, ``key`` and ``toastable`` positions among them.
-    ``schema`` has all columns of the target.
+    ``schema`` has all columns of the target. ``has_equal_keys``: keys that are written differently
+    are one where PostgreSQL calls them equal, such as 1.0 and 1.00. A comparison pairs such rows,
+    but changes tell them apart.
     """
 
     mode: TargetMode
@@ -74,6 +76,7 @@ class ModeTarget:
     toastable: tuple[int, ...]
     schema: pa.Schema
     truncates: Sequence[Truncation] = ()
+    has_equal_keys: bool = False
 
     @property
     def key_names(self) -> list[str]:
@@ -109,7 +112,7 @@ class ModeTarget:
 
     def key_codes(self, keys: pa.Table) -> Ints:
         """Returns integers that are the same where the keys are equal."""
-        return codes_of(hashable(keys.select(self.key_names), self.key_types).columns)
+        return codes_of(self._comparable(keys.select(self.key_names)).columns)
 
     @property
     def key_types(self) -> list[TargetType]:
@@ -119,13 +122,19 @@ class ModeTarget:
     def keys_of(self, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
         """Returns columns of row versions as the target's key, comparable."""
         keys = rows.select(columns).rename_columns(self.key_names)
-        return hashable(keys, self.key_types)
+        return self._comparable(keys)
+
+    def _comparable(self, keys: pa.Table) -> pa.Table:
+        if self.has_equal_keys:
+            return hashable(keys, self.key_types)
+        kinds = zip(self.key_names, self.key_types, strict=True)
+        return keys.cast(pa.schema([(name, kind.arrow) for name, kind in kinds]))
 
     def places(self, rows: pa.Table, keys: pa.Table) -> Ints:
         """Returns the place of each row's key among unique ``keys`` (keys_of()); -1 for none."""
         count = len(self.key)
         of = WrittenColumns(self.key_names, EventShape(count, tuple(range(count))), metadata=False)
-        sought = hashable(rows.select(self.key_names), self.key_types)
+        sought = self._comparable(rows.select(self.key_names))
         return match(sought, keys.rename_columns(of.bases), of)
 
     def lacking_names(self, rows: pa.Table) -> pa.Array:

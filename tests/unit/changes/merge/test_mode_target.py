@@ -13,7 +13,7 @@ from waldelta.changes.merge.mode_target import ModeTarget, combined_raw
 from waldelta.lake import Lake, query
 from waldelta.target_modes import MODES
 from waldelta.types.hstore import Hstore
-from waldelta.types.numeric import Number
+from waldelta.types.numeric import Number, NumericAsText
 from waldelta.types.text import Text
 
 RAW = Hstore().arrow
@@ -136,6 +136,21 @@ def test_a_row_version_changes_the_current_row(mode, row, of, expected):
     new = {**VALUES, "_wd_lsn": row["lsn"], "_wd_commit_ts": at(row["lsn"])}
     expected = [(new if "big" in one or "_wd_op" in one else {}) | one for one in expected]
     assert changes(mode, net) == expected
+
+
+def test_a_state_ends_where_its_key_ends_not_where_an_equal_one_begins():
+    """A key 1.0 becomes 1.00: what may be there at the new key ends later, and is another row."""
+    before = target_of("history")
+    fields = {field.name: field.type for field in before.schema} | {"part": pa.string()}
+    kinds = {"id": NumericAsText(), "part": Text(), "big": Text()}
+    schema = pa.schema(list((fields | {"id": pa.string()}).items()))
+    target = ModeTarget(before.mode, kinds, (0, 1), (2,), schema)
+    rows = pa.Table.from_pylist([{"id": "1.0", "part": "p", "_wd_valid_from_lsn": 5}], schema)
+    ends = versions("history", *({"action": "delete", "lsn": n, "to_lsn": n} for n in (20, 30)))
+    for name, keys in {"b0": ["1.0", "1.00"], "b1": ["p", "p"]}.items():
+        ends = ends.set_column(ends.column_names.index(name), name, pa.array(keys))
+    net = changes("history", target.net_rows(ends, rows))
+    assert [(one["of"], one["_wd_valid_to_lsn"]) for one in net] == [(("1.0", "p", 5), 20)]
 
 
 def test_a_truncate_is_a_change_of_a_changelog():
