@@ -3,8 +3,10 @@
 import os
 from dataclasses import replace
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
+from deltalake.transaction import AddAction
 
 from tests.oracles.compare import differing
 from tests.oracles.random_workload import Workload
@@ -254,4 +256,20 @@ def test_one_table_that_is_refused_does_not_stop_the_copies_of_others(runner, da
     assert [(name, type(err)) for name, err in failed.value.failures.items()] == [
         ("public.n", ModeRefused)
     ]
+    assert [row["id"] for row in held(job, "w1")] == [1]
+
+
+def test_a_file_of_another_writer_may_have_no_rows(runner, database, lake):
+    database.execute("create table w1 (id int primary key)")
+    job = job_of(database, lake, {"w1": "history"})
+    sync(runner, job)
+    place = job.lake.target("public.w1")
+    table = DeltaTable(place.uri)
+    with place.files.open_output_stream("empty.parquet") as file:
+        pq.write_table(table.to_pyarrow_table(), file)
+    size = place.files.get_file_info("empty.parquet").size
+    added = AddAction("empty.parquet", size, {}, 0, True, '{"numRecords": 0}')
+    table.create_write_transaction([added], "append", table.schema(), [])
+    database.execute("insert into w1 values (1)")
+    consume(runner, job)
     assert [row["id"] for row in held(job, "w1")] == [1]

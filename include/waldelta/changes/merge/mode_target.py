@@ -172,13 +172,15 @@ class ModeTarget:
             if bases
             else np.full(len(versions), -1, np.int64)
         )
-        versions, at = self._completed(versions, current, at)
+        versions = self._completed(versions, current, at)
         if self.mode.fold.has_changes:
             return self._new(versions)
-        ends = np.asarray(pc.equal(versions["action"], ACTION_DELETE))
         begins = _has_action(versions, ACTION_INSERT, ACTION_UPDATE)
-        ended = versions.filter(pa.array(ends & (at >= 0)))
-        gone = self.ended(current.take(pa.array(at[ends & (at >= 0)])), ended[TO_LSN], ended[TO_TS])
+        ends = versions.filter(pc.equal(versions["action"], ACTION_DELETE))
+        # Another writer may have doubled a row: each of its copies ends.
+        of = self.places(current, self.keys_of(ends, bases))
+        ended = ends.take(pa.array(of[of >= 0]))
+        gone = self.ended(current.filter(pa.array(of >= 0)), ended[TO_LSN], ended[TO_TS])
         return pa.concat_tables([self._new(versions.filter(pa.array(begins))), gone])
 
     def ended(self, current: pa.Table, lsn: pa.ChunkedArray, at: pa.ChunkedArray) -> pa.Table:
@@ -272,7 +274,7 @@ class ModeTarget:
         ]
         return pa.table(arrays, schema=schema)
 
-    def _completed(self, versions: pa.Table, current: pa.Table, at: Ints) -> tuple[pa.Table, Ints]:
+    def _completed(self, versions: pa.Table, current: pa.Table, at: Ints) -> pa.Table:
         """Returns the row versions with the values that only the target has, without updates of
         rows that it lacks.
         """
@@ -282,7 +284,7 @@ class ModeTarget:
             versions, at = versions.filter(pa.array(stays)), at[stays]
         fills = at >= 0 if is_log else (at >= 0) & _has_action(versions, ACTION_UPDATE)
         if not fills.any():
-            return versions, at
+            return versions
         rows = current.take(pa.array(at, mask=~fills))
         names, columns = list(self.types), {name: versions[name] for name in versions.column_names}
         keeps: dict[str, Bools] = {}
@@ -303,7 +305,7 @@ class ModeTarget:
             columns["commit_ts"] = later(columns["commit_ts"], began)
             until = columns[TO_TS]
             columns[TO_TS] = pc.if_else(until.is_valid(), later(until, began), until)
-        return pa.table(columns), at
+        return pa.table(columns)
 
 
 def combined_raw(current: pa.Array, raws: pa.Array, keeps: Mapping[str, Bools]) -> pa.Array:
@@ -517,7 +519,8 @@ class _Lookup:
                 rows[name].append(part.filter(pa.array(mask[begin : begin + len(part)])))
             begin += len(part)
         for name, parts in rows.items():
-            write_parquet(f"{self.folder}/{name}", pa.concat_tables(parts), number + 1)
+            if parts:  # Another writer's files may have no rows.
+                write_parquet(f"{self.folder}/{name}", pa.concat_tables(parts), number + 1)
         counts = [sum(map(len, parts)) for parts in rows.values()]
         return pa.table([list(rows), counts], schema=_ROWS)
 

@@ -153,6 +153,13 @@ def test_a_state_ends_where_its_key_ends_not_where_an_equal_one_begins():
     assert [(one["of"], one["_wd_valid_to_lsn"]) for one in net] == [(("1.0", "p", 5), 20)]
 
 
+def test_every_copy_of_a_row_that_another_writer_doubled_ends():
+    rows = held("history", *({"id": 1, "_wd_valid_from_lsn": lsn} for lsn in (4, 5)))
+    end = versions("history", {"action": "delete", **KEY, "lsn": 20, "to_lsn": 20})
+    net = changes("history", target_of("history").net_rows(end, rows))
+    assert [one["of"] for one in net] == [(1, "p", 4), (1, "p", 5)]
+
+
 def test_a_truncate_is_a_change_of_a_changelog():
     target = target_of("changelog", (Truncation(9, 20, 20, 3),))
     assert changes("changelog", target.truncated_rows()) == [
