@@ -48,8 +48,8 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/merge/by_driver.py",
-        "_has_action(self.net, ACTION_DELETE, ACTION_PURGE)",
-        "_has_action(self.net, ACTION_DELETE)",
+        "has_action(self.net, ACTION_DELETE, ACTION_PURGE)",
+        "has_action(self.net, ACTION_DELETE)",
         "Arrow keeps rows at keys that a row of the batch has left.",
         (_BOTH, _DRIVER, _FILE),
     ),
@@ -62,7 +62,7 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/merge/by_driver.py",
-        "_has_action(net, ACTION_INSERT, ACTION_UPSERT) & ~matched",
+        "has_action(net, ACTION_INSERT, ACTION_UPSERT) & ~matched",
         "~matched",
         "An UPDATE of a row that the target lacks adds a row.",
         (_BOTH, _DRIVER, _FILE),

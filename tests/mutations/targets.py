@@ -128,7 +128,7 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/merge/mode_target.py",
-        "stays = (at >= 0) | ~_has_action(versions, ACTION_UPDATE)",
+        "stays = (at >= 0) | ~has_action(versions, ACTION_UPDATE)",
         "stays = np.ones(len(versions), np.bool_)",
         "An update of a row that a history lacks becomes a state.",
         ("unit/changes/merge/test_mode_target.py",),

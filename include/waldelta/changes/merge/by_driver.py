@@ -66,25 +66,32 @@ def match(held: pa.Table, net: pa.Table, written: WrittenColumns) -> Ints:
     """
     if not written.shape.key:  # All changes are new rows.
         return np.full(len(held), -1, np.int64)
-    pairs = [
-        (held[name], net[base]) for name, base in zip(written.key_names, written.bases, strict=True)
-    ]
+    return match_keys(
+        [held[name] for name in written.key_names], [net[base] for base in written.bases]
+    )
+
+
+def match_keys(rows: Sequence[pa.ChunkedArray], keys: Sequence[pa.ChunkedArray]) -> Ints:
+    """Return, for each row by the columns of its key, the place of that key among ``keys``; -1 for
+    none.
+    """
+    pairs = list(zip(rows, keys, strict=True))
     if len(pairs) == 1 and all(pa.types.is_integer(column.type) for column in pairs[0]):
         return _match_integers(*pairs[0])
-    of_net, of_held = codes_of_both([s for _, s in pairs], [t for t, _ in pairs])
+    of_keys, of_rows = codes_of_both(keys, rows)
     # Nulls equal nothing: a new row whose old row moved elsewhere in the batch has no base.
-    in_target, in_net = (np.ones(n, np.bool_) for n in (len(held), len(net)))
-    for t, s in pairs:
-        in_target &= np.asarray(t.is_valid())
-        in_net &= np.asarray(s.is_valid())
-    codes = max(of_net.max(initial=-1), of_held.max(initial=-1)) + 1
-    change_of = np.full(int(codes), -1, np.int64)
-    change_of[of_net[in_net]] = np.flatnonzero(in_net)
-    return np.where(in_target, change_of[of_held], -1)
+    has_row, has_key = (np.ones(len(columns[0]), np.bool_) for columns in (rows, keys))
+    for row, key in pairs:
+        has_row &= np.asarray(row.is_valid())
+        has_key &= np.asarray(key.is_valid())
+    codes = max(of_keys.max(initial=-1), of_rows.max(initial=-1)) + 1
+    place_of = np.full(int(codes), -1, np.int64)
+    place_of[of_keys[has_key]] = np.flatnonzero(has_key)
+    return np.where(has_row, place_of[of_rows], -1)
 
 
 def _match_integers(held: pa.ChunkedArray, net: pa.ChunkedArray) -> Ints:
-    """Returns what match() does, by a search that is quick where both are nearly in order."""
+    """Returns what match_keys() does, by a search that is quick where both are nearly in order."""
     places = np.flatnonzero(np.asarray(net.is_valid()))
     values = np.asarray(net.drop_null(), np.int64)
     order = np.argsort(values, kind="stable")
@@ -102,7 +109,7 @@ def are_new(net: pa.Table, matched: Bools) -> Bools:
 
     ``matched`` has those whose key has a row in the target.
     """
-    return _has_action(net, ACTION_INSERT, ACTION_UPSERT) & ~matched
+    return has_action(net, ACTION_INSERT, ACTION_UPSERT) & ~matched
 
 
 def matched_by(of_row: Ints, changes: int) -> Bools:
@@ -112,7 +119,8 @@ def matched_by(of_row: Ints, changes: int) -> Bools:
     return matched
 
 
-def _has_action(net: pa.Table, *actions: str) -> Bools:
+def has_action(net: pa.Table, *actions: str) -> Bools:
+    """Returns which rows have one of these actions."""
     return np.asarray(pc.is_in(net["action"], value_set=pa.array(actions)))
 
 
@@ -211,7 +219,7 @@ class MergedRows:
 
     @cached_property
     def _deleted(self) -> Bools:
-        gone = np.append(_has_action(self.net, ACTION_DELETE, ACTION_PURGE), False)
+        gone = np.append(has_action(self.net, ACTION_DELETE, ACTION_PURGE), False)
         return np.asarray(gone[self.of_row])
 
     @cached_property

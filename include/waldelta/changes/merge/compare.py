@@ -20,9 +20,8 @@ from waldelta.changes.decode.collapse import (
     ACTION_INSERT,
     ACTION_UPDATE,
     ACTION_UPSERT,
-    EventShape,
 )
-from waldelta.changes.merge.by_driver import are_equal, match
+from waldelta.changes.merge.by_driver import are_equal, match, match_keys
 from waldelta.changes.merge.by_file import MOST_NET_BYTES, may_hold, readable_files
 from waldelta.changes.merge.statements import WrittenColumns
 from waldelta.changes.stage.net_files import (
@@ -214,7 +213,6 @@ def without_keys(
     ``kinds`` are the types of the key's columns by name, and ``keys`` has their values.
     """
     names, types = list(kinds), list(kinds.values())
-    written = WrittenColumns(names, EventShape(len(names), tuple(range(len(names)))), False)
-    net = hashable(pa.table(list(keys), names=written.bases), types)
-    stays = match(hashable(file.to_table(columns=names), types), net, written) < 0
+    rows = hashable(file.to_table(columns=names), types)
+    stays = match_keys(rows.columns, hashable(pa.table(list(keys), names=names), types).columns) < 0
     return None if stays.all() else chosen_rows(file, stays)

@@ -36,7 +36,7 @@ from waldelta.changes.decode.collapse import (
 )
 from waldelta.changes.decode.row_states import Truncation
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge.by_driver import match
+from waldelta.changes.merge.by_driver import has_action, match_keys
 from waldelta.changes.merge.by_file import may_hold, readable_files
 from waldelta.changes.merge.compare import hashable
 from waldelta.changes.merge.statements import WrittenColumns
@@ -87,8 +87,12 @@ class ModeTarget:
     @property
     def names(self) -> list[str]:
         """The columns that net changes write: the source's, waldelta's, and the mode's."""
-        mode_columns = self.mode.columns(dict.fromkeys(self.key_names, ""))
-        return [*self.types, LSN, COMMIT_TS, RAW, *mode_columns]
+        return [*self.types, LSN, COMMIT_TS, RAW, *self.mode_columns]
+
+    @property
+    def mode_columns(self) -> list[str]:
+        """The columns that the mode adds."""
+        return list(self.mode.columns(dict.fromkeys(self.key_names, "")))
 
     @property
     def written(self) -> WrittenColumns:
@@ -112,7 +116,7 @@ class ModeTarget:
 
     def key_codes(self, keys: pa.Table) -> Ints:
         """Returns integers that are the same where the keys are equal."""
-        return codes_of(self._comparable(keys.select(self.key_names)).columns)
+        return codes_of(self.keys_of(keys, self.key_names).columns)
 
     @property
     def key_types(self) -> list[TargetType]:
@@ -122,9 +126,6 @@ class ModeTarget:
     def keys_of(self, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
         """Returns columns of row versions as the target's key, comparable."""
         keys = rows.select(columns).rename_columns(self.key_names)
-        return self._comparable(keys)
-
-    def _comparable(self, keys: pa.Table) -> pa.Table:
         if self.has_equal_keys:
             return hashable(keys, self.key_types)
         kinds = zip(self.key_names, self.key_types, strict=True)
@@ -132,10 +133,7 @@ class ModeTarget:
 
     def places(self, rows: pa.Table, keys: pa.Table) -> Ints:
         """Returns the place of each row's key among unique ``keys`` (keys_of()); -1 for none."""
-        count = len(self.key)
-        of = WrittenColumns(self.key_names, EventShape(count, tuple(range(count))), metadata=False)
-        sought = self._comparable(rows.select(self.key_names))
-        return match(sought, keys.rename_columns(of.bases), of)
+        return match_keys(self.keys_of(rows, self.key_names).columns, keys.columns)
 
     def lacking_names(self, rows: pa.Table) -> pa.Array:
         """Returns the names of columns whose values weren't sent, as lists; null for none."""
@@ -168,14 +166,14 @@ class ModeTarget:
         keys = self.keys_of(current, self.key_names)
         # Without a key, or for a new row, nothing is looked up.
         at = (
-            self.places(versions.select(bases).rename_columns(self.key_names), keys)
+            match_keys(self.keys_of(versions, bases).columns, keys.columns)
             if bases
             else np.full(len(versions), -1, np.int64)
         )
         versions = self._completed(versions, current, at)
         if self.mode.fold.has_changes:
             return self._new(versions)
-        begins = _has_action(versions, ACTION_INSERT, ACTION_UPDATE)
+        begins = has_action(versions, ACTION_INSERT, ACTION_UPDATE)
         ends = versions.filter(pc.equal(versions["action"], ACTION_DELETE))
         # Another writer may have doubled a row: each of its copies ends.
         of = self.places(current, self.keys_of(ends, bases))
@@ -211,7 +209,7 @@ class ModeTarget:
             columns |= {MOVED: _repeated(False, pa.bool_(), count)}
             return pa.table(columns)
         open_ended = {TO_LSN: pa.nulls(count, pa.int64()), TO_TS: pa.nulls(count, UTC_TIME)}
-        begins = _has_action(differences, ACTION_INSERT, ACTION_UPDATE)
+        begins = has_action(differences, ACTION_INSERT, ACTION_UPDATE)
         inserts = {"action": _repeated(ACTION_INSERT, pa.string(), count)}
         states = pa.table({**columns, **open_ended, **inserts}).filter(pa.array(begins))
         # The state before an update ends, too, unless the new one overwrites it.
@@ -219,7 +217,7 @@ class ModeTarget:
         ended = {TO_LSN: columns["lsn"], TO_TS: columns["commit_ts"]}
         deletes = {"action": _repeated(ACTION_DELETE, pa.string(), count)}
         ending = pa.table({**columns, **ended, **deletes})
-        return pa.concat_tables([states, ending.filter(pa.array(_has_action(differences, *ends)))])
+        return pa.concat_tables([states, ending.filter(pa.array(has_action(differences, *ends)))])
 
     def truncated_rows(self) -> pa.Table:
         """Returns each TRUNCATE as a change."""
@@ -280,9 +278,9 @@ class ModeTarget:
         """
         is_log = self.mode.fold.has_changes
         if not is_log:
-            stays = (at >= 0) | ~_has_action(versions, ACTION_UPDATE)
+            stays = (at >= 0) | ~has_action(versions, ACTION_UPDATE)
             versions, at = versions.filter(pa.array(stays)), at[stays]
-        fills = at >= 0 if is_log else (at >= 0) & _has_action(versions, ACTION_UPDATE)
+        fills = at >= 0 if is_log else (at >= 0) & has_action(versions, ACTION_UPDATE)
         if not fills.any():
             return versions
         rows = current.take(pa.array(at, mask=~fills))
@@ -442,8 +440,7 @@ class _Lookup:
     def telling(self) -> list[str]:
         """The columns that tell which rows are current, when they began and when they end."""
         target = self.target
-        mode_columns = target.mode.columns(dict.fromkeys(target.key_names, ""))
-        return [*dict.fromkeys([*target.key_names, LSN, COMMIT_TS, *mode_columns])]
+        return [*dict.fromkeys([*target.key_names, LSN, COMMIT_TS, *target.mode_columns])]
 
     def run(self, runner: Runner) -> tuple[NetFiles, NetFiles]:
         """Stage the current rows of the keys, and, for a TRUNCATE, all other current rows."""
@@ -453,13 +450,13 @@ class _Lookup:
             return self._nothing("current"), self._nothing("rest")
         files = readable_files(self.place.open(), target.written)
         if files is None:
-            return self._by_spark(runner)
-        return self._by_file(runner, files)
+            return self._stage_join(runner)
+        return self._stage_matches(runner, files)
 
     @property
     def _has_ends(self) -> bool:
         actions = self.versions.read(["action"])
-        return bool(_has_action(actions, ACTION_UPDATE, ACTION_DELETE).any())
+        return bool(has_action(actions, ACTION_UPDATE, ACTION_DELETE).any())
 
     @property
     def _is_truncated(self) -> bool:
@@ -482,7 +479,7 @@ class _Lookup:
         read = self.versions.read
         return pa.concat_tables([self.target.keys_of(read(of), of) for of in self._key_columns])
 
-    def _by_file(self, runner: Runner, files: pa.Table) -> tuple[NetFiles, NetFiles]:
+    def _stage_matches(self, runner: Runner, files: pa.Table) -> tuple[NetFiles, NetFiles]:
         target, current = self.target, held_files(files)
         # A change that moved a row is in the range of its new key.
         if not (self._is_truncated or target.mode.fold.has_changes):
@@ -524,7 +521,7 @@ class _Lookup:
         counts = [sum(map(len, parts)) for parts in rows.values()]
         return pa.table([list(rows), counts], schema=_ROWS)
 
-    def _by_spark(self, runner: Runner) -> tuple[NetFiles, NetFiles]:
+    def _stage_join(self, runner: Runner) -> tuple[NetFiles, NetFiles]:
         """Stage them by Spark, which reads targets with features that Arrow can't."""
         spark, target = runner.spark("a target that only Spark reads"), self.target
         query = target.mode.live_query(self.columns, target.key_names)
@@ -559,13 +556,9 @@ class _Lookup:
         )
 
     def as_stored(self, rows: pa.Table) -> pa.Table:
-        """Returns rows with the target's types, whoever staged them."""
+        """Returns rows with the target's types; a file of Spark's may have others."""
         schema = pa.schema([self.target.schema.field(name) for name in rows.column_names])
         return rows.cast(schema)
-
-
-def _has_action(rows: pa.Table, *actions: str) -> Bools:
-    return np.asarray(pc.is_in(rows["action"], value_set=pa.array(actions)))
 
 
 def _repeated(value: object, kind: pa.DataType, count: int) -> pa.ChunkedArray:

@@ -96,12 +96,23 @@ class CommitResult:
     bytes: int
 
 
+def read_query(table: TargetVersion, text: str) -> pa.RecordBatchReader:
+    """Returns the rows of a query whose ``{rows}`` are a version, a few at a time; its columns have
+    the types that they have there.
+
+    Raises what query() raises.
+    """
+    rows = query(text.format(rows="target"), {"target": table})
+    types = {field.name: field.type for field in table.schema}
+    return rows.cast(pa.schema([(f.name, types.get(f.name, f.type)) for f in rows.schema]))
+
+
 def only_row(runner: Runner, table: TargetVersion, text: str) -> dict[str, Any]:
     """Returns the only row of a query whose ``{rows}`` are a version: by Spark where this process
     doesn't know the table's features.
     """
     try:
-        rows = query(text.format(rows="target"), {"target": table}).read_all()
+        rows = read_query(table, text).read_all()
     except READ_FAILURES:
         frame = table.place.frame(runner.spark(), table.version)
         rows = runner.spark().sql(text, rows=frame).toArrow()

@@ -15,7 +15,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from waldelta.lake import DeltaTarget, TargetVersion, query
+from waldelta.changes.merge.target_table import read_query
+from waldelta.lake import DeltaTarget, TargetVersion
 from waldelta.lake.ledger import SYNCED, BatchCut, ColumnState, TableState
 from waldelta.metadata_columns import LSN
 from waldelta.pipeline.drift import EVERYTHING
@@ -73,9 +74,7 @@ class CheckedTarget:
     def read_live(self, version: TargetVersion, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yields columns of the live rows of a target that keeps more, a few rows at a time."""
         text = self.state.kept_as.live_query(columns, self.state.key_columns)
-        reader = query(text.format(rows="target"), {"target": version})
-        types = pa.schema([version.schema.field(name) for name in reader.schema.names])
-        return (pa.Table.from_batches([batch]).cast(types) for batch in reader)
+        return (pa.Table.from_batches([batch]) for batch in read_query(version, text))
 
     def local_rows(self, version: TargetVersion) -> LocalRows:
         """Returns the live rows as this process reads them."""

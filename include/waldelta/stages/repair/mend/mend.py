@@ -37,6 +37,7 @@ from waldelta.changes.merge.statements import (
     staged_names,
     staged_shape,
 )
+from waldelta.changes.merge.target_table import read_query
 from waldelta.changes.stage.net_files import NetFiles, batches, check_rows, parts_at_once
 from waldelta.changes.stage.stage import buckets_of
 from waldelta.errors import NeedsSync, WaldeltaError, without_values
@@ -45,7 +46,6 @@ from waldelta.lake import (
     Fence,
     Lake,
     TargetVersion,
-    query,
     remove_folder,
     row_count,
     write_parquet,
@@ -321,9 +321,7 @@ def _read(expected: ExpectedRows, table: TargetVersion, live: str) -> HeldRows |
     if not table.is_small:
         return None
     folder = f"{expected.folder}/exported"
-    rows = query(live.format(rows="target"), {"target": table}).read_all()
-    types = pa.schema([table.schema.field(name) for name in rows.column_names])
-    write_parquet(folder, rows.cast(types))
+    write_parquet(folder, read_query(table, live).read_all())
     return HeldRows.of_folder(folder, expected.lake)
 
 
