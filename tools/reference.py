@@ -18,7 +18,7 @@ from pydantic import BaseModel, WithJsonSchema
 from pydantic.fields import FieldInfo
 
 from tools import alerts
-from waldelta.cli._options import RUN_OPTIONS, build_parser
+from waldelta.cli._options import RUN_OPTIONS, Verb, build_parser
 from waldelta.config import PipelineFile
 from waldelta.config.pipeline_file import Target, TargetTable
 from waldelta.config.type_options import TableTypeOptions
@@ -211,7 +211,7 @@ def _verbs_of(parser: argparse.ArgumentParser, group: str = "") -> dict[str, Any
 
 
 # The options that every verb has, by the names that argparse gives them.
-_OF_RUN = frozenset(option.removeprefix("--").replace("-", "_") for option in RUN_OPTIONS)
+_OF_RUN = frozenset(Verb("", RUN_OPTIONS).option_names)
 
 
 def _shared_options() -> list[str]:

@@ -8,6 +8,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +20,7 @@ from waldelta.config import split_table_name
 from waldelta.config.stores import STORES
 from waldelta.decision_kinds import ACTIONS, DecisionRequest
 from waldelta.errors import ConfigError
+from waldelta.pipeline import Job
 from waldelta.rehearsal.report import FAILING, KINDS
 from waldelta.stages.repair.replay.interval import REPLAY
 
@@ -49,6 +51,32 @@ def _moment(text: str) -> datetime:
 
 _Options = dict[str, dict[str, Any]]
 
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """A verb: what it does, for helps; its own options; and the job that it runs on a runner, as
+    ``module:function`` of ``waldelta.jobs``.
+
+    The function gets each of the verb's own options by its name.
+    """
+
+    does: str
+    options: _Options = field(default_factory=dict)
+    job: str = ""
+
+    @property
+    def option_names(self) -> list[str]:
+        """Returns the options' names in Python."""
+        return [
+            str(details.get("dest", name.lstrip("-").replace("-", "_")))
+            for name, details in self.options.items()
+        ]
+
+
+def _flag(text: str, **details: str) -> dict[str, Any]:
+    return {"action": "store_true", "help": text, **details}
+
+
 # Airflow's tasks pass these to every verb.
 RUN_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
@@ -61,13 +89,9 @@ RUN_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
             "default": "manual",
             "help": "how the run was started",
         },
-        "--again": {
-            "action": "store_true",
-            "help": (
-                "run what another process left of the run --run-id, or replay a consume that"
-                " succeeded"
-            ),
-        },
+        "--again": _flag(
+            "run what another process left of the run --run-id, or replay a consume that succeeded"
+        ),
         "--interval-start": {
             "type": _moment,
             "metavar": "TIME",
@@ -79,6 +103,7 @@ RUN_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
             "help": "end of the run's data interval",
         },
         "--lock-wait": {
+            "dest": "lock_wait_s",
             "type": float,
             "metavar": "SECONDS",
             "default": 0.0,
@@ -94,13 +119,9 @@ RUN_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
 _INTERVAL = ("--interval-start", "--interval-end")
 # Every verb that has a result takes these.
 OUTPUT_OPTIONS: Mapping[str, dict[str, Any]] = MappingProxyType(
-    {
-        "--json": {
-            "action": "store_true",
-            "help": "print the result, or the error, as one JSON document",
-        }
-    }
+    {"--json": _flag("print the result, or the error, as one JSON document")}
 )
+_FILE: _Options = {"file": {"metavar": "FILE", "type": Path, "help": "the pipeline file"}}
 _NAMES = {"type": split_names, "metavar": "NAME,NAME"}
 
 
@@ -129,8 +150,14 @@ def _at_least(least: float, kind: Callable[[str], float]) -> Callable[[str], flo
 
 
 def _stages(*names: str) -> _Options:
-    stages = {"type": _some_of("stage", names), "help": f"run only some of {', '.join(names)}"}
-    return {"--stage": _NAMES | stages}
+    return {
+        "--stage": _NAMES
+        | {
+            "dest": "stages",
+            "type": _some_of("stage", names),
+            "help": f"run only some of {', '.join(names)}",
+        }
+    }
 
 
 _STORES_WITH_JARS = ", ".join(name for name, store in STORES.items() if store.has_jars)
@@ -142,7 +169,6 @@ _CDC_STAGES = _stages("land", "apply", "check", "report")
 _BY: _Options = {
     "--by": {"metavar": "NAME", "help": "who decides; the default is the user of this process"}
 }
-_FLAG: dict[str, Any] = {"action": "store_true"}
 # What ``decide`` shows instead of deciding.
 LISTS: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -200,52 +226,44 @@ INIT_OPTIONS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
             "metavar": "FILE",
             "help": "only write the SQL of this pipeline file again, after you have edited it",
         },
-        "--yes": {"action": "store_true", "help": "take all tables and ask nothing"},
+        "--yes": _flag("take all tables and ask nothing"),
     }
 )
-VERBS: Mapping[str, tuple[str, _Options]] = MappingProxyType(
+VERBS: Mapping[str, Verb] = MappingProxyType(
     {
-        "check": (
+        "check": Verb(
             "test whether setup would work and print its plan; changes nothing",
             {
-                "--sql": _FLAG | {"help": "print the SQL that a DBA can run in place of setup"},
+                "--sql": _flag("print the SQL that a DBA can run in place of setup"),
             },
         ),
-        "setup": (
+        "setup": Verb(
             "create the publications and the slot that the pipeline file describes",
             {
                 "--expect": {
                     "metavar": "DIGEST",
                     "help": "change nothing unless the plan is the one that rehearse printed",
                 },
-                "--dry-run": _FLAG | {"help": "print the plan and change nothing"},
-                "--sql": (
-                    _FLAG
-                    | {
-                        "help": (
-                            "print the SQL that a DBA can run in place of setup, and change nothing"
-                        )
-                    }
+                "--dry-run": _flag("print the plan and change nothing"),
+                "--sql": _flag(
+                    "print the SQL that a DBA can run in place of setup, and change nothing"
                 ),
             },
         ),
-        "sync": (
+        "sync": Verb(
             "copy tables without a complete copy, or those of --tables (initial snapshot)",
             _stages("sync", "check", "report")
             | _TABLES
             | _REASON
             | {
-                "--due": (
-                    _FLAG
-                    | {
-                        "help": (
-                            "copy only those of --tables that get no changes until they are copied"
-                        )
-                    }
+                "--due": _flag(
+                    "copy only those of --tables that get no changes until they are copied",
+                    dest="only_waiting",
                 ),
             },
+            "sync:run_sync",
         ),
-        "resync": (
+        "resync": Verb(
             "recreate a lost slot and repair the tables",
             _stages("resync", "check", "report")
             | _TABLES
@@ -259,62 +277,57 @@ VERBS: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                     ),
                 },
             },
+            "sync:run_resync",
         ),
-        "consume": (
+        "consume": Verb(
             "land the changes that the slot holds, apply them and check the targets",
             _CDC_STAGES
             | {
-                "--hand-over": (
-                    _FLAG | {"help": "leave large tables that need a new copy to a later sync"}
-                ),
+                "--hand-over": _flag("leave large tables that need a new copy to a later sync"),
             },
+            "consume:consume",
         ),
-        REPLAY: (
+        REPLAY: Verb(
             "recompute, from the change log, the rows that the runs of an interval changed",
             _CDC_STAGES | _TABLES,
+            "replay:replay",
         ),
-        "reconcile": (
+        "reconcile": Verb(
             "compare targets with the source",
             _stages("reconcile", "report")
             | _TABLES
             | _REASON
             | _BY
             | {
-                "--repair": (
-                    _FLAG
-                    | {
-                        "help": (
-                            "read rows that differ from the source again and correct the targets"
-                        )
-                    }
+                "--repair": _flag(
+                    "read rows that differ from the source again and correct the targets"
                 ),
             },
+            "reconcile:run_reconcile",
         ),
-        "repair": (
+        "repair": Verb(
             "compare targets with the source and correct rows that differ",
             _TABLES | _REASON | _BY,
         ),
-        "validate": ("check the expectations of every target", {}),
-        "maintain": ("compact files, delete old ones, prune the change log and the ledger", {}),
-        "status": (
-            "print slot, replication lag, data gaps and targets; fails for a missing or lost slot",
-            {},
+        "validate": Verb("check the expectations of every target", job="validate:run_validate"),
+        "maintain": Verb(
+            "compact files, delete old ones, prune the change log and the ledger",
+            job="maintain:run_maintain",
         ),
-        "decide": (
+        "status": Verb(
+            "print slot, replication lag, data gaps and targets; fails for a missing or lost slot"
+        ),
+        "decide": Verb(
             "list what waits for a decision, and decide",
             _DECIDE | _TABLES | _BY,
+            "decide:run_decide",
         ),
-        "dbt-sources": ("print dbt's sources.yml of the targets, with comments and tests", {}),
-        "teardown": (
+        "dbt-sources": Verb("print dbt's sources.yml of the targets, with comments and tests"),
+        "teardown": Verb(
             "drop the slot and the publications that this pipeline created",
             {
-                "--orphans": (
-                    _FLAG
-                    | {
-                        "help": (
-                            "list slots on the source that no pipeline file in FILE's folder names"
-                        )
-                    }
+                "--orphans": _flag(
+                    "list slots on the source that no pipeline file in FILE's folder names"
                 ),
                 "--drop": {
                     "type": split_names,
@@ -333,12 +346,12 @@ _PLACE: dict[str, Any] = {
     "help": "the pipeline files; WALDELTA_PIPELINES by default",
 }
 # The verbs that need no pipeline file: what each does, its arguments.
-VERBS_WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
+VERBS_WITHOUT_FILE: Mapping[str, Verb] = MappingProxyType(
     {
-        "rehearse": (
+        "rehearse": Verb(
             "run a migration on a throw-away server, with the pipeline behind it, and report",
             {
-                "file": {"metavar": "FILE", "type": Path, "help": "the pipeline file"},
+                **_FILE,
                 "--migration": {
                     "action": "extend",
                     "nargs": "+",
@@ -414,11 +427,11 @@ VERBS_WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                 **OUTPUT_OPTIONS,
             },
         ),
-        "init": (
+        "init": Verb(
             "write a pipeline file for tables of a database, and the SQL for its role",
             {**INIT_OPTIONS, **_TABLES, **OUTPUT_OPTIONS},
         ),
-        "jars": (
+        "jars": Verb(
             (
                 "download the jars of Delta, and those of object stores, for local sessions and"
                 " spark-submit"
@@ -435,7 +448,7 @@ VERBS_WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                 **OUTPUT_OPTIONS,
             },
         ),
-        "connect-server": (
+        "connect-server": Verb(
             "run a Spark Connect server with Delta on this machine, for Airflow and the verbs",
             {
                 "--port": {
@@ -446,30 +459,30 @@ VERBS_WITHOUT_FILE: Mapping[str, tuple[str, _Options]] = MappingProxyType(
                 }
             },
         ),
-        "list": (
+        "list": Verb(
             "list a folder's pipelines with their last runs; fails for an invalid pipeline file",
             {"folder": _PLACE | {"metavar": "FOLDER"}, **OUTPUT_OPTIONS},
         ),
-        "doctor": (
+        "doctor": Verb(
             "check this installation, and a pipeline, and say what to do",
             {
                 "pipeline": _PLACE | {"metavar": "FILE", "help": "the pipeline file"},
-                "--workers": _FLAG | {"help": "ask Spark's workers what they lack"},
+                "--workers": _flag("ask Spark's workers what they lack"),
                 **OUTPUT_OPTIONS,
             },
         ),
-        "airflow setup": (
+        "airflow setup": Verb(
             "create the pools that pipelines need in Airflow; list missing connections",
             {
                 "place": _PLACE | {"metavar": "FOLDER|FILE"},
-                "--dry-run": _FLAG | {"help": "say what is missing and change nothing"},
-                "--add-connections": (
-                    _FLAG | {"help": "also store connections that AIRFLOW_CONN_<CONN_ID> has here"}
+                "--dry-run": _flag("say what is missing and change nothing"),
+                "--add-connections": _flag(
+                    "also store connections that AIRFLOW_CONN_<CONN_ID> has here"
                 ),
                 **OUTPUT_OPTIONS,
             },
         ),
-        "completion": (
+        "completion": Verb(
             "print a script that lets a shell complete verbs, options and files",
             {"shell": {"choices": SHELLS, "metavar": "|".join(SHELLS), "help": "the shell"}},
         ),
@@ -507,33 +520,38 @@ def build_parser(program: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"{COMMAND} {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb, (does, own_options) in VERBS.items():
-        # An abbreviation that is unique today may match another option later.
-        verb_parser = verbs.add_parser(verb, help=does, description=does, allow_abbrev=False)
-        verb_parser.add_argument("file", metavar="FILE", type=Path, help="the pipeline file")
-        # An operator who replays by hand must choose the interval.
-        for name, details in (*own_options.items(), *OUTPUT_OPTIONS.items()):
-            verb_parser.add_argument(name, **details)
-        interval = verb_parser.add_argument_group("interval to replay") if verb == REPLAY else None
-        for name, details in RUN_OPTIONS.items():
-            if interval is not None and name in _INTERVAL:
-                interval.add_argument(name, **details)
-            else:  # Airflow's tasks pass these; who types a verb needs none of them.
-                verb_parser.add_argument(name, **details | {"help": argparse.SUPPRESS})
-        verb_parser.set_defaults(
-            **{option: None for option in ("stage", "tables") if f"--{option}" not in own_options}
+    for name, verb in VERBS.items():
+        verb_parser = _verb_parser(
+            verbs, name, replace(verb, options={**_FILE, **verb.options, **OUTPUT_OPTIONS})
         )
-    for verb, (does, own_options) in VERBS_WITHOUT_FILE.items():
-        program, _, last = verb.rpartition(" ")
+        # An operator who replays by hand must choose the interval.
+        interval = verb_parser.add_argument_group("interval to replay") if name == REPLAY else None
+        for option, details in RUN_OPTIONS.items():
+            if interval is not None and option in _INTERVAL:
+                interval.add_argument(option, **details)
+            else:  # Airflow's tasks pass these; who types a verb needs none of them.
+                verb_parser.add_argument(option, **details | {"help": argparse.SUPPRESS})
+        absent = {"stages", "tables"}.difference(verb.option_names)
+        verb_parser.set_defaults(**dict.fromkeys(absent))
+    for name, verb in VERBS_WITHOUT_FILE.items():
+        program, _, last = name.rpartition(" ")
         parsers = verbs
         if program:  # It has verbs of its own, by which waldelta sets it up.
             group = verbs.add_parser(program, help=f"what waldelta needs in {program}")
             group.set_defaults(verb_group=True)
             parsers = group.add_subparsers(dest="action", metavar="VERB", required=True)
-        verb_parser = parsers.add_parser(last, help=does, description=does, allow_abbrev=False)
-        for name, details in own_options.items():
-            verb_parser.add_argument(name, **details)
+        verb_parser = _verb_parser(parsers, last, verb)
         verb_parser.set_defaults(file=None, result=None)
+    return parser
+
+
+def _verb_parser(parsers: Any, name: str, verb: Verb) -> argparse.ArgumentParser:
+    # An abbreviation that is unique today may match another option later.
+    parser: argparse.ArgumentParser = parsers.add_parser(
+        name, help=verb.does, description=verb.does, allow_abbrev=False
+    )
+    for option, details in verb.options.items():
+        parser.add_argument(option, **details)
     return parser
 
 
@@ -567,16 +585,20 @@ def check_values(options: argparse.Namespace) -> None:
     if options.verb != "decide":
         return
     if options.action not in LISTS:
-        request_of(options).check()
+        DecisionRequest(**job_options(options)).check()
     elif options.reason or options.by:
         raise ConfigError(f"{options.action} decides nothing: leave out --reason and --by")
 
 
-def request_of(options: argparse.Namespace) -> DecisionRequest:
-    """Returns the decision that the options of ``decide`` name."""
-    return DecisionRequest(
-        options.action, options.ids, options.tables, options.reason, options.by or None
-    )
+def run_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the options that describe the run: those with the name of a Job's field."""
+    return {f.name: getattr(options, f.name) for f in fields(Job) if hasattr(options, f.name)}
+
+
+def job_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns what the verb's job gets by name: its own options without those of the run."""
+    names = [name for name in VERBS[options.verb].option_names if name not in run_options(options)]
+    return {name: getattr(options, name) for name in names}
 
 
 def completion_script(shell: str) -> str:

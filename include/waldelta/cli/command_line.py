@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from waldelta.cli._options import (
     LISTS,
+    VERBS,
     check_values,
     completion_script,
+    job_options,
     parse,
-    request_of,
+    run_options,
 )
 from waldelta.cli._output import (
     Output,
@@ -41,7 +43,7 @@ from waldelta.control_characters import as_one_entry
 from waldelta.errors import ConfigError, PreflightFailed, WaldeltaError, stack_without_values
 from waldelta.jobs import Pipeline
 from waldelta.lake.log_copy import remove_copies
-from waldelta.pipeline import Job, RunResult, StageResult, describe_error, waiting_for_locks
+from waldelta.pipeline import RunResult, StageResult, describe_error, waiting_for_locks
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.task_errors import last_error
 from waldelta.quantities import counted
@@ -91,20 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a verb; returns its exit code. A named error's message is the last line of the log."""
     options = parse(arguments)
     output = Output(as_json=getattr(options, "json", False))
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("great_expectations").setLevel(logging.WARNING)
+    _log_to_stderr()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Airflow ends a task with SIGTERM: exit normally, so that locks and sessions are released.
     signal.signal(signal.SIGTERM, _leave)
     try:
-        logging.getLogger("waldelta").setLevel(log_level())
-        if log_level() != "DEBUG":
-            # A lost JVM is a named error. Py4J logs a stack trace for each call that finds the JVM
-            # gone, some by the root logger.
-            logging.getLogger("py4j").setLevel(logging.CRITICAL)
-            logging.getLogger().addFilter(lambda record: "/py4j/" not in record.pathname)
+        _set_log_levels()
         check_values(options)
         if (verb := _WITHOUT_FILE.get(options.verb)) is not None:
             verb(options, output)
@@ -113,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             pipeline = Pipeline.load(options.file)
             if getattr(options, "result", None) is None:  # Airflow's tasks give jobs theirs.
                 take_from_airflow(pipeline.file.conn_ids)
-            waiting_for_locks(options.lock_wait, partial(_verb(options), pipeline, options, output))
+            waiting_for_locks(
+                options.lock_wait_s, partial(_verb(options), pipeline, options, output)
+            )
         output.close()
     except WaldeltaError as err:
         _end_with(err, options, output)
@@ -132,6 +128,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _end_with(error, options, output)
         return 1
     return 0
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)
+
+
+def _set_log_levels() -> None:
+    """Raises ConfigError for a level that logging doesn't have."""
+    level = log_level()
+    logging.getLogger("waldelta").setLevel(level)
+    if level != "DEBUG":
+        # A lost JVM is a named error. Py4J logs a stack trace for each call that finds the JVM
+        # gone, some by the root logger.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        logging.getLogger().addFilter(lambda record: "/py4j/" not in record.pathname)
 
 
 def _end_with(err: WaldeltaError, options: argparse.Namespace, output: Output) -> None:
@@ -329,10 +343,7 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output)
     from waldelta.pipeline.targets.table_names import check_names
     from waldelta.spark import open_runner
 
-    passed = ("run_type", "interval_start", "interval_end", "hand_over", "again")
-    details = {name: getattr(options, name) for name in passed if hasattr(options, name)}
-    details["lock_wait_s"] = options.lock_wait
-    job = pipeline.job(options.run_id, **details)
+    job = pipeline.job(**run_options(options))
     if options.tables:
         check_names(job, options.tables)
     if options.verb == REPLAY:
@@ -340,14 +351,16 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output)
     name = f"waldelta {options.verb} {pipeline.file.pipeline}"
     # The report reads PostgreSQL and the ledger. With `runner: spark`, a session would cost more
     # than the report does.
-    of_job = None if options.stage == ["report"] else job
+    of_job = None if options.stages == ["report"] else job
+    module, _, function = VERBS[options.verb].job.partition(":")
+    run_job = getattr(importlib.import_module(f"waldelta.jobs.{module}"), function)
     with open_runner(name, of_job, _session_key(pipeline, options)) as runner:
         cause: BaseException | None = None
         try:
-            result = _run(runner, job, options)
+            result = run_job(runner, job, **job_options(options))
         except RunFailed as failed:
             result, cause = failed.result, failed.__cause__
-    show_run(output, result, options.stage[0] if options.stage else None)
+    show_run(output, result, options.stages[0] if options.stages else None)
     if options.result is not None:
         result.write(options.result)
     if cause is not None:
@@ -367,54 +380,12 @@ def show_run(output: Output, result: RunResult, stage: str | None = None) -> Non
         print_summary(result, terminal(), stage)
 
 
-def _run(runner: Any, job: Job, options: argparse.Namespace) -> RunResult:
-    tables, stages = options.tables, options.stage
-    match options.verb:
-        case "sync":
-            from waldelta.jobs.sync import run_sync
-
-            result = run_sync(runner, job, tables, options.reason, stages, only_waiting=options.due)
-        case "resync":
-            from waldelta.jobs.sync import run_resync
-
-            server = options.accept_server
-            result = run_resync(runner, job, tables, options.reason, stages, accept_server=server)
-        case "consume":
-            from waldelta.jobs.consume import consume
-
-            result = consume(runner, job, stages)
-        case "decide":
-            from waldelta.jobs.decide import run_decide
-
-            result = run_decide(runner, job, request_of(options))
-        case "reconcile":
-            from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
-
-            order = ReconcileRequest.of(
-                tables, repair=options.repair, by=options.by, reason=options.reason
-            )
-            result = run_reconcile(runner, job, order, stages)
-        case "maintain":
-            from waldelta.jobs.maintain import run_maintain
-
-            result = run_maintain(runner, job)
-        case "validate":
-            from waldelta.jobs.validate import run_validate
-
-            result = run_validate(runner, job)
-        case _:
-            from waldelta.jobs.replay import replay
-
-            result = replay(runner, job, stages, tables)
-    return result
-
-
 def _session_key(pipeline: Pipeline, options: argparse.Namespace) -> str:
     """Returns the key of a session that may exist only once: a stage of a verb on a slot.
 
     Several replays may run at once.
     """
-    stages = ",".join(options.stage or ["all"])
+    stages = ",".join(options.stages or ["all"])
     replays = options.verb == REPLAY or (
         options.verb == "consume" and options.run_type == "backfill"
     )

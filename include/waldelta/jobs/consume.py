@@ -123,15 +123,15 @@ CONSUME_STAGES: dict[str, Stage] = {
 }
 
 
-def consume(runner: Runner, job: Job, only: Collection[str] | None = None) -> RunResult:
+def consume(runner: Runner, job: Job, stages: Collection[str] | None = None) -> RunResult:
     """Run the stages of a CDC run, or some of them; a failed check doesn't prevent the report.
 
     A run's stages may run in several processes one after another: each continues the result in the
     ledger. So does a process that runs what another one, or a killed attempt, has left of a run.
     """
     started_at = job.ledger.begin_run(job.run_id, "consume")
-    if is_replay(job, only):
-        return replay(runner, job, only)
-    begins = only is None or "land" in only
+    if is_replay(job, stages):
+        return replay(runner, job, stages)
+    begins = stages is None or "land" in stages
     result = continued(job, "consume", fresh=begins, started_at=started_at)
-    return run_stages(runner, job, result, CONSUME_STAGES, only)
+    return run_stages(runner, job, result, CONSUME_STAGES, stages)

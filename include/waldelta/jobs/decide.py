@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from waldelta.decision_kinds import DecisionRequest
 from waldelta.errors import NeedsSync, WaldeltaError
@@ -52,14 +53,17 @@ _STILL = (
 )
 
 
-def run_decide(runner: Runner, job: Job, request: DecisionRequest) -> RunResult:
+def run_decide(runner: Runner, job: Job, action: str, **fields: Any) -> RunResult:
     """Carry out a decision, and record it in the ledger with who and why.
+
+    ``fields`` are the other fields of a DecisionRequest.
 
     Rows of a table that can't be repaired stay in quarantine, and the failure names the table. The
     other tables are checked as in a run, including those that an earlier attempt at this run
     repaired. Discards, releases and skips are recorded for all that is named, or for nothing.
     Raises RunFailed, caused by a ConfigError for what doesn't wait for such a decision.
     """
+    request = DecisionRequest(action, **fields)
     request = replace(request, by=request.by or current_user())
 
     def record(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from waldelta.config import PipelineFile, load_pipeline_file, split_table_name
-from waldelta.decision_kinds import DecisionRequest
 from waldelta.lake import Lake, target_uri
 from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.job import load_job
@@ -194,11 +193,10 @@ class Pipeline:
         With ``repair`` rows that differ are read again and corrected; ``by`` is the operator, by
         default the user of this process.
         """
-        from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
+        from waldelta.jobs.reconcile import run_reconcile
 
-        request = ReconcileRequest.of(tables, repair=repair, by=by, reason=reason)
         with self._run(spark, run_id) as run:
-            return run_reconcile(*run, request)
+            return run_reconcile(*run, tables=tables, repair=repair, by=by, reason=reason)
 
     def maintain(
         self, spark: SparkSession | Runner | None = None, run_id: str | None = None
@@ -255,7 +253,7 @@ class Pipeline:
         from waldelta.jobs.decide import run_decide
 
         with self._run(spark, run_id) as run:
-            return run_decide(*run, DecisionRequest(action, **fields))
+            return run_decide(*run, action, **fields)
 
     def cut(self) -> dict[str, int]:
         """Returns the newest consistent cut: each target's Delta version, to be read together.

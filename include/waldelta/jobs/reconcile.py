@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from waldelta.errors import (
     ConfigError,
@@ -72,14 +73,16 @@ from waldelta.stages.repair.repair import Again, repair
 
 
 def run_reconcile(
-    runner: Runner, job: Job, order: ReconcileRequest, only: Collection[str] | None = None
+    runner: Runner, job: Job, stages: Collection[str] | None = None, **fields: Any
 ) -> RunResult:
     """Compare targets with the source; with ``repair`` rows that differ are read again and
     corrected.
 
-    The results are in ``_waldelta/reconciliations``. Raises RunFailed when a target differs and
-    isn't repaired.
+    ``fields`` are those of a ReconcileRequest. The results are in ``_waldelta/reconciliations``.
+    Raises RunFailed when a target differs and isn't repaired.
     """
+    order = ReconcileRequest(**fields)
+    order = replace(order, by=order.by or current_user())
 
     def reconcile_stage(runner: Runner, job: Job, result: RunResult, stage: StageResult) -> None:
         began, work = now(), Reconciling(runner, job, order, result)
@@ -105,9 +108,9 @@ def run_reconcile(
         if different := [row for row in rows if row.status == DIFFERENT]:
             raise TargetDiffers(describe_different(different, repair=order.repair))
 
-    stages: dict[str, Stage] = {"reconcile": reconcile_stage, "report": report_stage}
-    result = continued(job, "reconcile", fresh=only is None or "reconcile" in only)
-    return run_stages(runner, job, result, stages, only)
+    job_stages: dict[str, Stage] = {"reconcile": reconcile_stage, "report": report_stage}
+    result = continued(job, "reconcile", fresh=stages is None or "reconcile" in stages)
+    return run_stages(runner, job, result, job_stages, stages)
 
 
 log = logging.getLogger(__name__)
@@ -122,31 +125,16 @@ _SMALL_BATCHES = {"spark.sql.execution.arrow.maxRecordsPerBatch": "8192"}
 
 @dataclass(frozen=True, slots=True)
 class ReconcileRequest:
-    """A request to compare; ``by`` is the requester, ``reason`` goes into the ledger with
+    """A request to compare these tables, None for all, and with ``repair`` to correct them.
+
+    ``by`` is the operator, None for the user of this process; ``reason`` goes into the ledger with
     repairs.
     """
 
-    tables: frozenset[str] | None = None
+    tables: Collection[str] | None = None
     repair: bool = False
-    by: str = ""
+    by: str | None = None
     reason: str | None = None
-
-    @classmethod
-    def of(
-        cls,
-        tables: Collection[str] | None = None,
-        *,
-        repair: bool = False,
-        by: str | None = None,
-        reason: str | None = None,
-    ) -> ReconcileRequest:
-        """Returns the request by these options; ``by`` defaults to the user of this process."""
-        return cls(
-            None if tables is None else frozenset(tables),
-            repair,
-            by or current_user(),
-            reason or None,
-        )
 
 
 @dataclass
@@ -191,7 +179,7 @@ def compare_all(work: Reconciling) -> None:
         work.result.add_repair(cut)
     lifecycles = list(_lifecycles(all_lifecycles, work.order))
     for name in sorted(
-        (work.order.tables or frozenset()) - {lifecycle.table_name for lifecycle in all_lifecycles}
+        set(work.order.tables or ()) - {lifecycle.table_name for lifecycle in all_lifecycles}
     ):
         work.put(name, NOT_COMPARED, "it is no longer replicated: status lists the tables")
     states: dict[str, TableState] = {}
@@ -214,7 +202,7 @@ def _lifecycles(
     all_lifecycles: Sequence[TableLifecycle], order: ReconcileRequest
 ) -> Iterator[TableLifecycle]:
     by_name = {lifecycle.table_name: lifecycle for lifecycle in all_lifecycles}
-    names = order.tables or frozenset()
+    names = set(order.tables or ())
     unknown = sorted(names - by_name.keys())
     if unknown and len(unknown) == len(names):
         raise unknown_tables(unknown, by_name)

@@ -21,7 +21,7 @@ from waldelta.stages.repair.replay.interval import REPLAY, read_span
 def replay(
     runner: Runner,
     job: Job,
-    only: Collection[str] | None = None,
+    stages: Collection[str] | None = None,
     tables: Collection[str] | None = None,
 ) -> RunResult:
     """Run the stages of a replay, or some of them, for the job's interval or its own run's range.
@@ -52,8 +52,13 @@ def replay(
         if outcome.failures:
             raise all_failures(outcome.failures)
 
-    result = continued(job, REPLAY, fresh=only is None or "land" in only)
-    stages = {"land": plan_stage, "apply": mend_stage, "check": check_stage, "report": report_stage}
-    if only is not None and "apply" in only and "land" not in result.stages:
-        only = ["land", *only]  # The stage was cleared without land.
-    return run_stages(runner, job, result, stages, only)
+    result = continued(job, REPLAY, fresh=stages is None or "land" in stages)
+    job_stages = {
+        "land": plan_stage,
+        "apply": mend_stage,
+        "check": check_stage,
+        "report": report_stage,
+    }
+    if stages is not None and "apply" in stages and "land" not in result.stages:
+        stages = ["land", *stages]  # The stage was cleared without land.
+    return run_stages(runner, job, result, job_stages, stages)

@@ -38,7 +38,7 @@ def run_sync(
     job: Job,
     tables: Sequence[str] | None = None,
     reason: str | None = None,
-    only: Collection[str] | None = None,
+    stages: Collection[str] | None = None,
     *,
     only_waiting: bool = False,
 ) -> RunResult:
@@ -64,8 +64,12 @@ def run_sync(
     # too.
     result = continued(job, "sync", fresh=False)
     names = _tables_to_copy(result, tables)
-    stages: dict[str, Stage] = {"sync": sync_stage, "check": check_stage, "report": report_stage}
-    return run_stages(runner, job, result, stages, only)
+    job_stages: dict[str, Stage] = {
+        "sync": sync_stage,
+        "check": check_stage,
+        "report": report_stage,
+    }
+    return run_stages(runner, job, result, job_stages, stages)
 
 
 def _tables_to_copy(result: RunResult, tables: Sequence[str] | None) -> Sequence[str] | None:
@@ -107,7 +111,7 @@ def run_resync(
     job: Job,
     tables: Sequence[str] | None = None,
     reason: str | None = None,
-    only: Collection[str] | None = None,
+    stages: Collection[str] | None = None,
     *,
     accept_server: str | None = None,
 ) -> RunResult:
@@ -141,12 +145,12 @@ def run_resync(
         with suppress(LockHeld):  # A run holds the lock, and reads the slot.
             land_backlog(runner, job)
 
-    stages: dict[str, Stage] = {
+    job_stages: dict[str, Stage] = {
         "resync": resync_stage,
         "check": check_stage,
         "report": report_stage,
     }
-    return run_stages(runner, job, result, stages, only)
+    return run_stages(runner, job, result, job_stages, stages)
 
 
 def _renew_slot(runner: Runner, job: Job, accept_server: str | None) -> Gap | None:

@@ -13,7 +13,6 @@ from tests.support.concurrent_work import killed_at, killed_in
 from tests.support.pipelines import bare_job
 from tests.support.waiting import wait_until
 from waldelta.changes.merge.by_file import merge_written
-from waldelta.decision_kinds import DecisionRequest
 from waldelta.errors import ConfigError, LockHeld, TransactionsStillOpen
 from waldelta.jobs.consume import consume
 from waldelta.jobs.decide import run_decide
@@ -201,7 +200,7 @@ def retry_until(moment, runner, job, monkeypatch):
     """A retry that is killed at a fault point, and leaves what it has staged."""
     with monkeypatch.context() as patched, killed_at(moment, "waldelta.stages.repair.repair"):
         patched.setattr("waldelta.changes.stage.folders.remove_folder", lambda _: None)
-        run_decide(runner, job, DecisionRequest("retry", by="Ann"))
+        run_decide(runner, job, "retry", by="Ann")
 
 
 @pytest.mark.nightly("a kill of each step of a retry")
@@ -235,7 +234,7 @@ def test_a_retry_that_is_killed_or_fails(runner, database, job, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("waldelta.stages.repair.mend.mend.merge_written", fails)
         with pytest.raises(RunFailed, match="no space left"):
-            run_decide(runner, replace(job, run_id="failed"), DecisionRequest("retry", by="Ann"))
+            run_decide(runner, replace(job, run_id="failed"), "retry", by="Ann")
     is_as_before()
     # Killed before it: the next run has it so, and the merge finds nothing when it comes after all.
     retry("killed before", "repair.begun")
@@ -294,7 +293,10 @@ def test_quarantined_rows_are_listed_and_read_again(runner, database, job):
     done = run_decide(
         runner,
         replace(job, run_id="retry", pipeline=checked),
-        DecisionRequest("retry", tables=["public.t"], reason="back", by="Ann"),
+        "retry",
+        tables=["public.t"],
+        reason="back",
+        by="Ann",
     )
     assert done.checked.passed == ["public.t"]
     known = {
@@ -313,9 +315,9 @@ def test_quarantined_rows_are_listed_and_read_again(runner, database, job):
     )
     # A second attempt at the run, whose first may have ended before it had checked what it did.
     assert run_decide(
-        runner, replace(job, run_id="retry", pipeline=checked), DecisionRequest("retry")
+        runner, replace(job, run_id="retry", pipeline=checked), "retry"
     ).checked.passed == ["public.t"]
-    assert run_decide(runner, replace(job, run_id="again"), DecisionRequest("retry")).tables == {}
+    assert run_decide(runner, replace(job, run_id="again"), "retry").tables == {}
     database.execute(
         "update t set m = 9 where id = 3; delete from t where id = 4; update t set id = 20 where"
         " id = 2"
@@ -333,7 +335,7 @@ def test_quarantined_rows_are_listed_and_read_again(runner, database, job):
         RunFailed,
         match=r"public\.t drifted .*: let a run, or sync --tables public\.t, repair that first",
     ):
-        run_decide(runner, replace(job, run_id="refused"), DecisionRequest("retry"))
+        run_decide(runner, replace(job, run_id="refused"), "retry")
     assert job.read_states()["public.t"] == before
     assert [row["key"]["id"] for row in list_quarantined(job)] == ["50"]
 
@@ -343,7 +345,7 @@ def test_a_discarded_row_stays_so_under_another_key(runner, database, job):
     quarantine_rows(runner, database, job, 3)
     ids = {row["key"]["id"]: row["id"] for row in list_quarantined(job)}
     discard_quarantined(job, [ids["1"], ids["2"]], by="Ann", reason="tests")
-    run_decide(runner, replace(job, run_id="retry"), DecisionRequest("retry", tables=["public.t"]))
+    run_decide(runner, replace(job, run_id="retry"), "retry", tables=["public.t"])
     assert {row[0] for row in target_rows(job)} == {3}
     generation = job.read_states()["public.t"].generation
     database.execute(

@@ -8,7 +8,6 @@ import pytest
 from tests.oracles.target_rows import source_rows, target_rows
 from tests.support.pipelines import bare_job
 from tests.support.seeds import chosen_random
-from waldelta.decision_kinds import DecisionRequest
 from waldelta.errors import ConsentNeeded
 from waldelta.jobs.consume import consume
 from waldelta.jobs.decide import run_decide
@@ -35,8 +34,9 @@ def job(runner, database, lake):
 def decide(runner, job, action):
     """Answers what waits as an operator does; returns what was asked."""
     waiting = [row for row in open_questions(job.ledger) if row.status == "waiting"]
-    request = DecisionRequest(action, [row.id for row in waiting], reason="ticket 7", by="mia")
-    assert run_decide(runner, job, request).status == "succeeded"
+    ids = [row.id for row in waiting]
+    decided = run_decide(runner, job, action, ids=ids, reason="ticket 7", by="mia")
+    assert decided.status == "succeeded"
     # A refused copy is applied at once: its table fails until it is synced.
     answered = {row.status: row.by for row in open_questions(job.ledger)}
     status = {"agree": "agreed", "refuse": "refused"}[action]
@@ -128,7 +128,7 @@ def test_a_change_waits_until_it_is_agreed_to(runner, database, job, change):
     assert target_rows(job, "t", *columns) == source_rows(database, "t")
     assert (job.read_states()["public.t"].generation > generation) is is_copied
     with pytest.raises(RunFailed, match=r"no schema change of public\.t waits for a decision"):
-        run_decide(runner, job, DecisionRequest("agree", tables=["public.t"], reason="again"))
+        run_decide(runner, job, "agree", tables=["public.t"], reason="again")
 
 
 def test_what_takes_nothing_away_is_followed(runner, database, job):

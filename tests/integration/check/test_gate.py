@@ -10,12 +10,11 @@ import waldelta.stages.repair.repair as repair_module
 from tests.oracles.target_rows import read_target
 from tests.support.bookkeeping import read_expectation_results, release_of
 from tests.support.pipelines import bare_job
-from waldelta.decision_kinds import DecisionRequest
 from waldelta.errors import LockHeld
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
 from waldelta.jobs.decide import run_decide
-from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
+from waldelta.jobs.reconcile import run_reconcile
 from waldelta.jobs.validate import run_validate
 from waldelta.lake.ledger import (
     ACCEPTED,
@@ -263,15 +262,17 @@ def refused(made, act, message):
 
 
 def retry(made, run_id):
-    request = DecisionRequest("retry", tables=["public.t"], by="ann")
-    return run_decide(made.runner, replace(made.job, run_id=run_id), request)
+    job = replace(made.job, run_id=run_id)
+    return run_decide(made.runner, job, "retry", tables=["public.t"], by="ann")
 
 
 def mend(made, run_id):
     run_reconcile(
         made.runner,
         replace(made.job, run_id=run_id),
-        ReconcileRequest.of(["public.t"], repair=True, by="ann"),
+        tables=["public.t"],
+        repair=True,
+        by="ann",
     )
 
 
@@ -307,8 +308,8 @@ def accept(made, run_id, *keys, **given):
     """Accept the rows of these ids in quarantine, or all of the table."""
     ids = [row["id"] for row in list_quarantined(made.job) if row["key"]["id"] in keys]
     job, tables = replace(made.job, run_id=run_id), None if keys else ["public.t"]
-    request = DecisionRequest("accept", given.get("ids", ids), tables, "known", "ann")
-    return run_decide(made.runner, job, request)
+    ids = given.get("ids", ids)
+    return run_decide(made.runner, job, "accept", ids=ids, tables=tables, reason="known", by="ann")
 
 
 def listed(made):
@@ -799,7 +800,7 @@ def test_what_was_let_in_by_decision_passes_the_checks(gated, database):
         made,
         "accept",
         lambda runner, job: run_decide(
-            runner, job, DecisionRequest("accept", [row["id"]], reason="known", by="ann")
+            runner, job, "accept", ids=[row["id"]], reason="known", by="ann"
         ),
     )
     assert (done.status, list(changed_targets(done.document()))) == ("succeeded", ["public.t"])

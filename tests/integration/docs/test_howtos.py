@@ -86,8 +86,8 @@ def named_commands():
     """Each verb and its options; single stages are named for consume."""
     return {
         (verb, option)
-        for verb, (_, options) in VERBS.items()
-        for option in ("", *(name for name in options if name.startswith("--")))
+        for verb, of in VERBS.items()
+        for option in ("", *(name for name in of.options if name.startswith("--")))
         if (option != "--stage" or verb == "consume") and verb not in ALIASES
     }
 

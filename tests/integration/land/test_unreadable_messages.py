@@ -7,7 +7,7 @@ from tests.support.pipelines import bare_job
 from tests.support.servers.tampering import send_right, send_wrong, tamper_with
 from waldelta.errors import ConfigError, DecodeError
 from waldelta.jobs.consume import consume
-from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
+from waldelta.jobs.reconcile import run_reconcile
 from waldelta.monitoring.decisions import read_waiting
 from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
@@ -122,7 +122,7 @@ def test_the_way_past_a_message_that_cant_be_read(
     database.execute("insert into t values (20, 'behind'); insert into u values (20, 'behind')")
     assert consume(runner, again(job)).status == "succeeded"
     assert notices(job) == [notice]
-    run_reconcile(runner, again(job), ReconcileRequest.of(repair=True, by="Ann"))
+    run_reconcile(runner, again(job), repair=True, by="Ann")
     assert lacking(runner, job) == []
     if named == ANY_TABLE:
         assert notices(job) == [notice]

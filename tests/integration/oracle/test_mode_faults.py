@@ -32,10 +32,9 @@ from tests.soak.listener import Action, Listener
 from tests.soak.scene import kill_driver, wait_until
 from tests.support.pipelines import bare_slot, pipeline_file, written
 from tests.support.seeds import chosen_seed, is_long
-from waldelta.decision_kinds import DecisionRequest
 from waldelta.jobs.consume import consume
 from waldelta.jobs.decide import run_decide
-from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
+from waldelta.jobs.reconcile import run_reconcile
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.run_result import RunFailed
@@ -230,8 +229,8 @@ def test_every_kind_of_target_after_a_kill(runner, database, tmp_path, listener)
             made.sample()
         made.run()
         check(made, (f"WALDELTA_SEED={seed}", point))
-    accept = DecisionRequest("accept", tables=["public.w4"], reason="known", by="ann")
-    run_decide(runner, replace(made.jobs["w4"], run_id="accept"), accept)
+    accepts = replace(made.jobs["w4"], run_id="accept")
+    run_decide(runner, accepts, "accept", tables=["public.w4"], reason="known", by="ann")
     assert live(made, "w4") == source(database.connection, "w4")
 
 
@@ -265,10 +264,10 @@ def test_a_repair_after_a_kill(runner, database, tmp_path, listener):
     assert len(whole) == 2, whole
     (left,) = set(names) - set(whole)
     with pytest.raises(RunFailed, match="1 target doesn't match the source"):
-        run_reconcile(runner, replace(made.jobs[left], run_id="look"), ReconcileRequest.of())
+        run_reconcile(runner, replace(made.jobs[left], run_id="look"))
     for name, job in made.jobs.items():
-        run_reconcile(runner, replace(job, run_id="mend"), ReconcileRequest.of(repair=True))
-        run_reconcile(runner, replace(job, run_id="compare"), ReconcileRequest.of())
+        run_reconcile(runner, replace(job, run_id="mend"), repair=True)
+        run_reconcile(runner, replace(job, run_id="compare"))
         assert live(made, name) == source(database.connection, name)
 
 

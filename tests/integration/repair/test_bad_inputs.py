@@ -22,7 +22,7 @@ from waldelta.errors import (
     TargetNotWritable,
 )
 from waldelta.jobs.consume import consume
-from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
+from waldelta.jobs.reconcile import run_reconcile
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.snapshot import SnapshotHolder
 from waldelta.spark import InProcess
@@ -120,7 +120,7 @@ def copy(runner, job):
 
 def reconcile(runner, job):
     run = replace(job, run_id=f"reconcile {next(RUNS)}")
-    return run_reconcile(runner, run, ReconcileRequest.of(repair=True, by="a test"))
+    return run_reconcile(runner, run, repair=True, by="a test")
 
 
 def rows(job):

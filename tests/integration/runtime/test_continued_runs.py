@@ -9,11 +9,10 @@ from deltalake import DeltaTable
 from tests.oracles.target_rows import read_target
 from tests.support.concurrent_work import killed_at
 from tests.support.pipelines import bare_job
-from waldelta.decision_kinds import DecisionRequest
 from waldelta.jobs.consume import consume
 from waldelta.jobs.decide import run_decide
 from waldelta.jobs.maintain import run_maintain
-from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
+from waldelta.jobs.reconcile import run_reconcile
 from waldelta.jobs.replay import replay
 from waldelta.jobs.sync import run_resync, run_sync
 from waldelta.lake.ledger import Ledger
@@ -52,11 +51,11 @@ def cure(scene) -> None:
 
 def decide(scene, job, action: str):
     ids = scene.ids if action == "accept" else ()
-    return run_decide(scene.runner, job, DecisionRequest(action, ids, reason="known", by="ann"))
+    return run_decide(scene.runner, job, action, ids=ids, reason="known", by="ann")
 
 
 def compare(scene, job):
-    return run_reconcile(scene.runner, job, ReconcileRequest.of(repair=True, by="ann"))
+    return run_reconcile(scene.runner, job, repair=True, by="ann")
 
 
 # What comes before the run, the run, and the point, and pass of it, at which its process leaves.

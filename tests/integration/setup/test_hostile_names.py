@@ -12,7 +12,6 @@ from tests.oracles.target_rows import target_rows
 from tests.support.fixtures.postgres import new_database
 from tests.support.pipelines import new_pipeline, pipeline_file
 from waldelta.cli._options import parse
-from waldelta.decision_kinds import DecisionRequest
 from waldelta.errors import NameUnreadable
 from waldelta.jobs import Pipeline
 from waldelta.jobs.consume import consume
@@ -145,10 +144,7 @@ def test_every_verb(runner, database, pipeline, root, tmp_path):
         now(), RUN_ID, WAITING, NAME, state.generation, 1, key, [VALUE], key, 24, None, "gone"
     )
     Decisions(Lake(pipeline.file.target.root)).add([lacking])
-    assert (
-        run_decide(runner, pipeline.job(), DecisionRequest("retry", tables=[NAME])).status
-        == "succeeded"
-    )
+    assert run_decide(runner, pipeline.job(), "retry", tables=[NAME]).status == "succeeded"
     named = parse(["resync", "f.yml", f"--tables={NAME}, {FEW}"]).tables
     assert named == [NAME, FEW]
     assert pipeline.resync(runner, named[:1], reason=TEXTS[1]).status == "succeeded"

@@ -5,7 +5,6 @@ from deltalake import DeltaTable
 
 from tests.oracles.target_rows import read_target
 from tests.support.pipelines import pipeline_on
-from waldelta.decision_kinds import DecisionRequest
 from waldelta.jobs import Pipeline
 from waldelta.jobs.decide import run_decide
 from waldelta.pipeline.run_result import RunFailed
@@ -128,7 +127,7 @@ def test_select_on_the_root_alone(runner, database, shop):
     assert result.status == "succeeded"
     r = set(range(3, 151)) | set(range(200, 221))
     assert held(pipeline, "sales.r") == r
-    assert run_decide(runner, pipeline.job(), DecisionRequest("retry")).status == "succeeded"
+    assert run_decide(runner, pipeline.job(), "retry").status == "succeeded"
     assert pipeline.reconcile(runner).status == "succeeded"
     DeltaTable(pipeline.target_path("sales.r")).delete("id in (10, 110)")
     DeltaTable(pipeline.target_path("parts.l1")).update({"v": "'x'"}, predicate="id = 10")

@@ -10,7 +10,6 @@ import pytest
 from tests.oracles.target_rows import read_target
 from tests.support.pipelines import new_pipeline
 from tests.support.slot_state import lose
-from waldelta.decision_kinds import DecisionRequest
 from waldelta.errors import PreflightFailed, PrivilegeMissing
 from waldelta.jobs import Pipeline
 from waldelta.jobs.decide import run_decide
@@ -263,7 +262,7 @@ def test_the_page(runner, shop):
     assert mended.status()["targets"]["sales.orders"]["action"] == "apply"
     assert mended.validate(runner).status == "succeeded"
     assert mended.replay(runner, YEARS[0], YEARS[1]).status == "succeeded"
-    assert run_decide(runner, mended.job(), DecisionRequest("retry")).status == "succeeded"
+    assert run_decide(runner, mended.job(), "retry").status == "succeeded"
     assert mended.maintain(runner).status == "succeeded"
 
     assert missing(shop, "lake_reader", PAID) == ""

@@ -10,7 +10,7 @@ from psycopg import sql
 from tests.oracles.target_rows import read_target
 from tests.support.pipelines import bare_slot, pipeline_file
 from waldelta.jobs.consume import consume
-from waldelta.jobs.reconcile import ReconcileRequest, run_reconcile
+from waldelta.jobs.reconcile import run_reconcile
 from waldelta.jobs.sync import run_sync
 from waldelta.types import type_map
 from waldelta.types.text import Text
@@ -46,5 +46,5 @@ def test_a_mask_is_one_type(runner, database, lake, monkeypatch):
     consume(runner, replace(job, run_id="streamed"))
     rows = sorted(map(tuple, read_target(job.lake.target("public.t").uri, "id", "v")))
     assert rows == [(1, digest("a")), (2, digest("c")), (3, digest("b"))]
-    compared = run_reconcile(runner, replace(job, run_id="compared"), ReconcileRequest())
+    compared = run_reconcile(runner, replace(job, run_id="compared"))
     assert (compared.status, compared.tables["public.t"].differing) == ("succeeded", 0)

@@ -1,18 +1,21 @@
 """The command line's grammar: what each verb takes and refuses, and what a shell completes."""
 
 import builtins
+import importlib
 import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
 from tests.cases import cases
-from waldelta.cli._options import SHELLS, VERBS, VERBS_WITHOUT_FILE, parse
+from waldelta.cli._options import SHELLS, VERBS, VERBS_WITHOUT_FILE, job_options, parse
 from waldelta.cli.command_line import main
-from waldelta.decision_kinds import ACTIONS
+from waldelta.decision_kinds import ACTIONS, DecisionRequest
 from waldelta.jobs.consume import CONSUME_STAGES
+from waldelta.jobs.reconcile import ReconcileRequest
 
 # What Airflow's operator adds to every verb.
 OF_A_RUN = [
@@ -69,8 +72,27 @@ def test_every_verb_takes_what_airflow_gives_to_all(verb):
     assert options.verb == ("reconcile" if verb == "repair" else verb)
     assert (options.file, options.run_id) == (Path("f.yml"), "scheduled__2026")
     assert options.interval_start.tzinfo is not None
-    assert (options.stage, options.tables, options.json) == (None, None, False)
+    assert (options.stages, options.tables, options.json) == (None, None, False)
     assert parse([*words, "--json", *OF_A_RUN]).json
+
+
+# The verbs that run a job on a runner, with the fewest words that each takes.
+JOB_VERBS = {name: [name, "f.yml"] for name, verb in VERBS.items() if verb.job} | {
+    "decide": ["decide", "f.yml", "retry"]
+}
+
+
+@pytest.mark.parametrize("words", JOB_VERBS.values(), ids=JOB_VERBS)
+def test_a_job_takes_each_of_its_verbs_options_by_name(words):
+    """A verb, or an option, is one entry: the command line passes options on by their names."""
+    options = parse(words)
+    module, _, function = VERBS[options.verb].job.partition(":")
+    job = getattr(importlib.import_module(f"waldelta.jobs.{module}"), function)
+    assert signature(job).bind("runner", "job", **job_options(options))
+    if "fields" in signature(job).parameters:
+        request = {"decide": DecisionRequest, "reconcile": ReconcileRequest}[options.verb]
+        names = [name for name in job_options(options) if name != "stages"]
+        assert signature(request).bind(**dict.fromkeys(names))
 
 
 SAME = [

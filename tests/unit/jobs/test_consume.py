@@ -181,7 +181,7 @@ def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatc
     monkeypatch.setattr("waldelta.jobs.sync.count_raw_rows", lambda *_: 0)
     for expected in (["public.a"], ["public.a", "public.b"]):
         with pytest.raises(RunFailed) as caught:
-            run_sync(RUNNER, job, only=["sync", "check"])
+            run_sync(RUNNER, job, stages=["sync", "check"])
         result = caught.value.result
         assert sorted(result.tables) == result.checked.passed == expected
         assert (result.targets.not_applied, result.stages["check"].status) == (
