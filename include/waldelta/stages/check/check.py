@@ -51,7 +51,12 @@ from waldelta.stages.check.gate.quarantined_rows import read_decided, record_unk
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 from waldelta.stages.check.measure.profile import Before, bounds_of
 from waldelta.stages.check.measure.references import CheckedTarget, Reference
-from waldelta.stages.check.reports.data_docs import list_reports, page_name, write_page
+from waldelta.stages.check.reports.data_docs import (
+    check_page,
+    list_reports,
+    page_name,
+    pages_may_be_missing,
+)
 from waldelta.stages.check.reports.docs_store import DocsStore, RunFolder
 from waldelta.stages.check.reports.trend import Trend, read_trends
 from waldelta.stages.check.suite.expectation import (
@@ -257,8 +262,10 @@ def _write_page(
     if omitted := (*verdict.omitted, *errors):
         facts["not checked"] = "; ".join(omitted)
     result = suite_result(verdict, page_name(verdict.table), facts)
-    shown = trend.with_outcomes(verdict.outcomes, run.began)
-    return write_page(place, run.run_id, run.began, verdict.table, result, shown)
+    page = check_page(result, trend.with_outcomes(verdict.outcomes, run.began))
+    with pages_may_be_missing():
+        return place.write_page(page_name(verdict.table), page)
+    return None
 
 
 @contextmanager

@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import new_class
 from typing import Any
 
@@ -19,6 +21,7 @@ from great_expectations.compatibility import pydantic
 from great_expectations.core.expectation_validation_result import (
     ExpectationSuiteValidationResult,
     ExpectationValidationResult,
+    expectationSuiteValidationResultSchema,
 )
 from great_expectations.data_context.data_context.ephemeral_data_context import (
     EphemeralDataContext,
@@ -32,21 +35,18 @@ from great_expectations.expectations.expectation import (
     BatchExpectation,
     Expectation,
     _format_map_output,
-    render_suite_parameter_string,
 )
+from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
 from great_expectations.expectations.registry import (
     get_expectation_impl,
+    get_renderer_impl,
     list_registered_expectation_implementations,
 )
 from great_expectations.render import (
     LegacyDiagnosticRendererType,
     LegacyRendererType,
-    RenderedStringTemplateContent,
+    RenderedContent,
 )
-from great_expectations.render.renderer.content_block import (
-    ValidationResultsTableContentBlockRenderer,
-)
-from great_expectations.render.renderer.renderer import renderer
 from pyspark.sql import DataFrame
 
 from waldelta.errors import ConfigError
@@ -58,33 +58,7 @@ from waldelta.stages.check.suite.expectation import (
 )
 from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, kind_of
 
-WARNING_ICON, WAITING_ICON = "⚠", "⏳"
-
-
-class SeverityTableRenderer(ValidationResultsTableContentBlockRenderer):
-    """Marks an unmet expectation of severity warning with WARNING_ICON, and one that isn't judged
-    yet with WAITING_ICON; otherwise as its base class.
-    """
-
-    @classmethod
-    def _get_content_block_fn(cls, *args: Any, **kwargs: Any) -> Any:
-        render = super()._get_content_block_fn(*args, **kwargs)
-        if render is None:
-            return None
-
-        def rows(*args: Any, result: Any, **kwargs: Any) -> Any:
-            found = render(*args, result=result, **kwargs)
-            own, icon = result.expectation_config, None
-            if not kind_of(own.type).is_judged(own.kwargs):
-                icon = WAITING_ICON
-            elif not result.success and own.severity == "warning":
-                icon = WARNING_ICON
-            if icon is not None:
-                mark = found[0][0].string_template
-                mark["params"] = mark["params"] | {"markdown_status_icon": icon}
-            return found
-
-        return rows
+log = logging.getLogger(__name__)
 
 
 class _TargetExpectation(BatchExpectation):
@@ -94,39 +68,6 @@ class _TargetExpectation(BatchExpectation):
     @abstractmethod
     def _kind(cls) -> ExpectationKind:
         """Returns the kind of the expectation."""
-
-    @classmethod
-    @renderer(renderer_type=LegacyRendererType.PRESCRIPTIVE)
-    @render_suite_parameter_string
-    def _prescriptive_renderer(
-        cls,
-        configuration: Any = None,
-        result: Any = None,  # noqa: ARG003
-        runtime_configuration: Any = None,
-        **_: Any,
-    ) -> list[RenderedStringTemplateContent]:
-        template, params = cls._kind().words(configuration.kwargs)
-        styling = (runtime_configuration or {}).get("styling")
-        content = {"template": template, "params": dict(params), "styling": styling}
-        return [
-            RenderedStringTemplateContent(
-                content_block_type="string_template", string_template=content
-            )
-        ]
-
-    @classmethod
-    @renderer(renderer_type=LegacyDiagnosticRendererType.UNEXPECTED_STATEMENT)
-    def _diagnostic_unexpected_statement_renderer(
-        cls, configuration: Any = None, result: Any = None, runtime_configuration: Any = None
-    ) -> list[Any]:
-        # The observed value already contains the number of rows. Great Expectations would expect
-        # shares of values, and log that they are missing.
-        if result is not None and (result.result or {}).get("unexpected_count"):
-            return []
-        shown: list[Any] = super()._diagnostic_unexpected_statement_renderer(
-            configuration, result, runtime_configuration
-        )
-        return shown
 
     def _validate(self, *_: Any, **__: Any) -> dict[str, Any]:
         # Great Expectations registers no class without this method.
@@ -269,9 +210,7 @@ def judge_frame(name: str, plan: SuitePlan, frame: DataFrame) -> tuple[Outcome, 
     source.get_execution_engine().spark = frame.sparkSession
     whole = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe("version")
     batch = whole.get_batch({"dataframe": frame})
-    found = {
-        _number(item): item for item in batch.validate(suite, result_format=COUNTS_ONLY).results
-    }
+    found = _by_number(batch.validate(suite, result_format=COUNTS_ONLY).results)
     missed = {
         n for n, i in found.items() if not i.success and "partial_unexpected_list" in i.result
     }
@@ -279,9 +218,14 @@ def judge_frame(name: str, plan: SuitePlan, frame: DataFrame) -> tuple[Outcome, 
         # An expectation can belong to only one suite, so the new suite gets copies.
         chosen = [copy.copy(e) for e in suite.expectations if (e.meta or {})[META] in missed]
         part = gx.ExpectationSuite(name=f"{name} examples", expectations=chosen)
-        again = batch.validate(part, result_format=WITH_EXAMPLES)
-        found |= {_number(item): item for item in again.results}
+        found |= _by_number(batch.validate(part, result_format=WITH_EXAMPLES).results)
     return tuple(_outcome(found[n], p) for n, p in enumerate(plan.expectations))
+
+
+def _by_number(
+    results: Sequence[ExpectationValidationResult],
+) -> dict[int, ExpectationValidationResult]:
+    return {int(_configuration(item).meta[META]): item for item in results}
 
 
 def _outcome(item: ExpectationValidationResult, planned: PlannedExpectation) -> Outcome:
@@ -302,7 +246,7 @@ def _outcome(item: ExpectationValidationResult, planned: PlannedExpectation) -> 
 def _examples(item: ExpectationValidationResult) -> tuple[str, ...]:
     """Returns some failing values of a column, or of several, as JSON; their rows are unknown."""
     values = item.result.get("partial_unexpected_list") or ()
-    named = item.expectation_config.kwargs if item.expectation_config is not None else {}
+    named = _configuration(item).kwargs
     pair = [named[name] for name in ("column_A", "column_B") if name in named]
     columns = pair or named.get("column_list") or [named.get("column", "values")]
     return tuple(
@@ -325,11 +269,10 @@ def _by_column(value: Any, columns: Sequence[str]) -> dict[str, Any]:
     return dict(zip(columns, value, strict=True)) if is_row else {str(columns[0]): value}
 
 
-def _number(item: ExpectationValidationResult) -> int:
-    configuration = item.expectation_config
-    if configuration is None:  # Results of a suite always have a configuration.
+def _configuration(item: ExpectationValidationResult) -> ExpectationConfiguration:
+    if item.expectation_config is None:  # Results of a suite always have a configuration.
         raise KeyError(META)
-    return int(configuration.meta[META])
+    return item.expectation_config
 
 
 def _raised(info: dict[str, Any]) -> str | None:
@@ -346,7 +289,8 @@ def _raised(info: dict[str, Any]) -> str | None:
 def suite_result(
     verdict: TableVerdict, name: str, about: Mapping[str, str]
 ) -> ExpectationSuiteValidationResult:
-    """Returns a verdict as a result of Great Expectations, which a page is rendered from.
+    """Returns a verdict as a result of Great Expectations, with values as JSON has them, which a
+    page is rendered from.
 
     ``about`` is what the page says about the data. Outcomes that are an error have no place in it,
     nor has an own expectation that was judged although Great Expectations refuses its arguments.
@@ -362,12 +306,17 @@ def suite_result(
     ]
     judged += [Outcome(planned, True, None, None) for planned in verdict.measured_only]
     suite = build_suite(name, SuitePlan(name, tuple(outcome.planned for outcome in judged)))
-    return ExpectationSuiteValidationResult(
+    result = ExpectationSuiteValidationResult(
         success=all(outcome.success for outcome in verdict.outcomes if outcome.error is None),
         results=[_item(*each) for each in zip(judged, suite.expectations, strict=True)],
         suite_name=name,
         meta={"batch_parameters": about, "great_expectations_version": gx.__version__},
     )
+    schema = expectationSuiteValidationResultSchema
+    described: ExpectationSuiteValidationResult = schema.loads(
+        schema.dumps(result.to_json_dict(), sort_keys=True)
+    )
+    return described
 
 
 def _item(outcome: Outcome, expectation: Expectation) -> ExpectationValidationResult:
@@ -392,3 +341,55 @@ def _item(outcome: Outcome, expectation: Expectation) -> ExpectationValidationRe
             "exception_traceback": None,
         },
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRow:
+    """A result on a page: its mark, the expectation with what doesn't meet it, and what was
+    observed, as blocks of Great Expectations' renderers in JSON.
+
+    ``column`` is empty for the table as a whole.
+    """
+
+    column: str
+    mark: str
+    words: list[Any]
+    observed: Any
+
+
+def described(item: ExpectationValidationResult) -> ResultRow:
+    """Returns a result in the words of its kind, or of Great Expectations."""
+    own, words = _configuration(item), list[Any]()
+    kind, result = kind_of(own.type), {"result": item}
+    if (description := own.to_domain_obj().description) is not None:
+        words = [description]
+    elif kind.is_ours:
+        template, params = kind.words(own.kwargs)
+        sentence = {"template": template, "params": params}
+        words = [{"content_block_type": "string_template", "string_template": sentence}]
+    else:
+        given = {"configuration": own, "runtime_configuration": {"include_column_name": False}}
+        words = _rendered(LegacyRendererType.PRESCRIPTIVE, own.type, given) or [own.type]
+    # What was observed of our kinds has the number of rows; they have no shares of values.
+    if not (kind.is_ours and item.result.get("unexpected_count")):
+        words += _rendered(LegacyDiagnosticRendererType.UNEXPECTED_STATEMENT, own.type, result)
+    words += _rendered(LegacyDiagnosticRendererType.UNEXPECTED_TABLE, own.type, result)
+    observed = _rendered(LegacyDiagnosticRendererType.OBSERVED_VALUE, own.type, result) or ["--"]
+    mark = "passed" if item.success else "warning" if own.severity == "warning" else "failed"
+    mark = mark if kind.is_judged(own.kwargs) else "not judged yet"
+    return ResultRow(str(own.kwargs.get("column", "")), mark, words, observed[0])
+
+
+def _rendered(renderer: str, kind: str, given: Mapping[str, Any]) -> list[Any]:
+    """Returns what a renderer describes, as JSON; nothing where there is none, or where it fails:
+    the check's results are in the ledger.
+    """
+    if (found := get_renderer_impl(kind, renderer)) is None:
+        return []
+    try:
+        content: Any = found.renderer(**given)
+        blocks = content if isinstance(content, list) else [content] if content is not None else []
+        return list(RenderedContent.rendered_content_list_to_json(blocks, check_dicts=True))
+    except Exception:
+        log.exception("Great Expectations can't describe a result of %s", kind)
+        return []

@@ -13,6 +13,7 @@ import html
 import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -33,9 +34,8 @@ from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.report_folder import CHECKS, RECONCILIATIONS
 from waldelta.quantities import counted
 from waldelta.stages.check.reports.docs_store import DocsStore, RunFolder
-from waldelta.stages.check.reports.page import ReportEntry, parts, render, templates
+from waldelta.stages.check.reports.page import ReportEntry, render, templates
 from waldelta.stages.check.suite.expectation import TableVerdict
-from waldelta.stages.check.suite.kinds import kind_of
 
 if TYPE_CHECKING:
     from great_expectations.core.expectation_validation_result import (
@@ -69,32 +69,6 @@ def pages_may_be_missing() -> Iterator[None]:
         yield
     except TargetNotWritable as err:
         log.warning("no report page was written: %s", err)
-
-
-def write_page(
-    place: RunFolder,
-    run_id: str,
-    at: datetime,
-    table: str,
-    result: ExpectationSuiteValidationResult,
-    trend: str = "",
-) -> Path | str | None:
-    """Write the page of a table's result, with the trend as HTML.
-
-    Returns its path or URI, or None where it can't be written.
-    """
-    from great_expectations.core.expectation_validation_result import (
-        expectationSuiteValidationResultSchema,
-    )
-    from great_expectations.core.run_identifier import RunIdentifier
-
-    result.meta["run_id"] = RunIdentifier(run_name=run_id, run_time=at)
-    # The renderers describe values as JSON has them.
-    as_json = expectationSuiteValidationResultSchema.dumps(result.to_json_dict(), sort_keys=True)
-    text = check_page(expectationSuiteValidationResultSchema.loads(as_json), trend)
-    with pages_may_be_missing():
-        return place.write_page(page_name(table), text)
-    return None
 
 
 def list_reports(
@@ -205,17 +179,6 @@ def table_page(row: Reconciliation) -> str:
 
 # A parameter in a renderer's template; two or more dollar signs don't begin one.
 _PARAMETER = re.compile(r"(?<!\$)\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
-# The renderers mark an expectation with an icon: this parameter has it as a character.
-_ICON = "markdown_status_icon"
-_VERDICTS = {"✅": "passed", "❌": "failed", "❗": "failed", "⏳": "not judged yet"}
-# The renderer class of the result tables, in Great Expectations' configuration format.
-_TABLE_RENDERER = {
-    "class_name": "ValidationResultsColumnSectionRenderer",
-    "table_renderer": {
-        "module_name": "waldelta.stages.check.great_expectations.run_suite",
-        "class_name": "SeverityTableRenderer",
-    },
-}
 # This parameter is already HTML: an escaped JSON schema between these tags.
 _SCHEMA, _AROUND_SCHEMA = "formatted_json", re.compile(r"</?pre>")
 _LINE_BREAK = re.compile(r"<br\s*/?>")
@@ -226,76 +189,26 @@ _COUNTED = re.compile(r"^( unexpected value| character| row)s\b")
 def check_page(result: ExpectationSuiteValidationResult, trend: str = Markup()) -> str:
     """Returns the page of one table's check, with the facts in ``batch_parameters`` and the trend
     of its expectations as HTML.
+
+    Its verdict and number of met expectations are those of the list of reports.
     """
+    from waldelta.stages.check.great_expectations.run_suite import described
+
     about: Mapping[str, Any] = result.meta.get("batch_parameters") or {}
+    rows = [described(item) for item in result.results]
+    marks = Counter(row.mark for row in rows)
+    waiting = marks.pop("not judged yet", 0)
+    summary = f"{marks['passed']} of {counted(marks.total(), 'expectation')} met"
     return render(
         "check.html",
         title=f"Check of {about.get('table', result.suite_name)}",
-        verdict=_verdict(result),
-        summary=_summary(result),
+        verdict=next((mark for mark in ("failed", "warning") if mark in marks), "passed"),
+        summary=f"{summary}, {waiting} not judged yet" if waiting else summary,
         facts=about,
         trend=trend,
-        sections=[(section["section_name"], _blocks_of(section)) for section in _sections(result)],
+        rows=rows,
         version=result.meta.get("great_expectations_version"),
     )
-
-
-def _summary(result: ExpectationSuiteValidationResult) -> str:
-    """Returns how many expectations are met, as in the list of reports, and how many aren't judged
-    yet.
-    """
-    configured = [(one, one.expectation_config) for one in result.results if one.expectation_config]
-    judged = [one for one, own in configured if kind_of(own.type).is_judged(own.kwargs)]
-    met = sum(bool(one.success) for one in judged)
-    waiting = len(configured) - len(judged)
-    told = f"{met} of {counted(len(judged), 'expectation')} met"
-    return f"{told}, {waiting} not judged yet" if waiting else told
-
-
-def _verdict(result: ExpectationSuiteValidationResult) -> str:
-    """Returns the check's verdict in one word, as in the list of reports.
-
-    An unmet expectation of severity warning doesn't fail the check.
-    """
-    missed = {
-        one.expectation_config.severity
-        for one in result.results
-        if not one.success and one.expectation_config
-    }
-    return "failed" if missed - {"warning"} else "warning" if missed else "passed"
-
-
-def _sections(result: ExpectationSuiteValidationResult) -> list[dict[str, Any]]:
-    """Returns the expectations by column as the renderers describe them, those of the table
-    first.
-    """
-    from great_expectations.render.renderer.page_renderer import ValidationResultsPageRenderer
-
-    try:
-        document = ValidationResultsPageRenderer(_TABLE_RENDERER).render(result).to_json_dict()
-    except Exception as err:
-        # A renderer's failure doesn't fail the check: the results are in the lake, and the page
-        # links there.
-        log.exception("Great Expectations can't describe the results of %s", result.suite_name)
-        reason = (
-            f"Great Expectations can't describe these results ({type(err).__name__}): see"
-            " _waldelta/expectations"
-        )
-        return [{"section_name": "Expectations", "content_blocks": [reason]}]
-    found: list[dict[str, Any]] = document["sections"]
-    # The first section is an overview of the check, which check_page() writes itself.
-    return found[1:]
-
-
-def _blocks_of(section: Mapping[str, Any]) -> Markup:
-    blocks = [
-        b for b in section["content_blocks"] if not (isinstance(b, dict) and _kind(b) == "header")
-    ]
-    return Markup().join(map(_content, blocks))
-
-
-def _kind(block: Mapping[str, Any]) -> Any:
-    return block.get("content_block_type")
 
 
 def _content(content: Any) -> Markup:
@@ -307,24 +220,20 @@ def _content(content: Any) -> Markup:
     if not isinstance(content, dict):
         return _text(content)
     try:
-        return Markup.escape(_blocks.headings(content) + _BLOCKS[_kind(content)](content))
+        return _BLOCKS[content.get("content_block_type")](content)
     except (
         AttributeError,
-        KeyError,
+        LookupError,
         TypeError,
         UndefinedError,
         ValueError,
     ):  # The block is of an unknown kind, or is a value that looks like a block.
-        return _json(content)
+        text = json.dumps(content, indent=2, default=str, ensure_ascii=False)
+        return Markup("<pre>{}</pre>").format(_text(text))
 
 
 def _text(value: Any) -> Markup:
     return Markup.escape(visible(str(value)))
-
-
-def _json(value: Any) -> Markup:
-    text = json.dumps(value, indent=2, default=str, ensure_ascii=False)
-    return Markup("<pre>{}</pre>").format(_text(text))
 
 
 def _sentence(block: Mapping[str, Any]) -> Markup:
@@ -333,28 +242,22 @@ def _sentence(block: Mapping[str, Any]) -> Markup:
     if not isinstance(given, dict):
         return _text(given)
     parameters: Mapping[str, Any] = given.get("params") or {}
-    if (icon := parameters.get(_ICON)) is not None:
-        return Markup.escape(parts.mark(_VERDICTS.get(icon, "warning")))
     text, pieces, end, before = str(given.get("template", "")), [], 0, None
     for found in _PARAMETER.finditer(text):
         name = found[1] or found[2]
         if name in parameters:
-            words = _words(_agreeing(before, text[end : found.start()]))
-            pieces += [words, _parameter(name, parameters[name])]
+            pieces += [_words(before, text[end : found.start()]), _value(name, parameters[name])]
             end, before = found.end(), parameters[name]
-    return Markup().join([*pieces, _words(_agreeing(before, text[end:]))])
+    return Markup().join([*pieces, _words(before, text[end:])])
 
 
-def _agreeing(value: Any, words: str) -> str:
+def _words(before: Any, text: str) -> Markup:
     """Returns the words after a value, in the singular for a value of 1."""
-    return _COUNTED.sub(r"\1", words) if str(value) == "1" else words
-
-
-def _words(text: str) -> Markup:
+    text = _COUNTED.sub(r"\1", text) if str(before) == "1" else text
     return Markup("<br>").join(map(_text, _LINE_BREAK.split(text)))
 
 
-def _parameter(name: str, value: Any) -> Markup:
+def _value(name: str, value: Any) -> Markup:
     if name == _SCHEMA:
         schema = html.unescape(_AROUND_SCHEMA.sub("", str(value)))
         return Markup("<pre>{}</pre>").format(_text(schema))
@@ -364,14 +267,10 @@ def _parameter(name: str, value: Any) -> Markup:
 def _graph(block: Mapping[str, Any]) -> Markup:
     """Returns a chart's numbers as a table, because drawing it needs scripts."""
     chart = block["graph"]
-    try:
-        chart = json.loads(chart) if isinstance(chart, str) else chart
-        (rows,) = chart["datasets"].values() if "datasets" in chart else [chart["data"]["values"]]
-        columns = list(rows[0])
-        cells = [[str(row.get(name, "")) for name in columns] for row in rows]
-        return Markup.escape(_blocks.table({"header_row": columns, "table": cells}))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        return _json(chart)
+    chart = json.loads(chart) if isinstance(chart, str) else chart
+    (rows,) = chart["datasets"].values() if "datasets" in chart else [chart["data"]["values"]]
+    cells = [[str(row.get(name, "")) for name in rows[0]] for row in rows]
+    return Markup.escape(_blocks.table({"header_row": [*rows[0]], "table": cells}))
 
 
 templates.filters.update(content=_content)
@@ -381,11 +280,6 @@ _BLOCKS: Mapping[Any, Callable[[Mapping[str, Any]], Markup]] = {
     "string_template": _sentence,
     "graph": _graph,
     "table": _blocks.table,
-    "header": _blocks.header,
-    "bullet_list": _blocks.bullet_list,
-    "value_list": _blocks.value_list,
-    "text": _blocks.text,
-    "markdown": _blocks.markdown,
     "content_block_container": _blocks.content_block_container,
     "collapse": _blocks.collapse,
 }
