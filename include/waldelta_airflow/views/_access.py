@@ -112,9 +112,14 @@ class PipelineRequest:
     ledger: Ledger
 
     def render(self, template: str, at: datetime | None = None, **values: Any) -> str:
-        """Returns a page, as render() of _render does, which may show values of rows."""
+        """Returns a page, as render() of _render does, which may show values of rows.
+
+        A page of a ``situation`` is of its time, and has its number of what waits.
+        """
         name = self.pipeline.pipeline
-        if "waits" not in values:
+        if (situation := values.get("situation")) is not None:
+            at, values["waits"] = situation.at, situation.glance.waiting
+        elif "waits" not in values:
             values["waits"] = count_waiting(self.pipeline, self.ledger)
         return render(
             template,

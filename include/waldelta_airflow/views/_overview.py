@@ -32,7 +32,7 @@ from waldelta_airflow.views._installed_pipelines import (
     read_schedules,
 )
 from waldelta_airflow.views._pictures import sparkline
-from waldelta_airflow.views._render import duration, render
+from waldelta_airflow.views._render import render
 from waldelta_airflow.views._situation import LATE, Situation
 
 log = logging.getLogger(__name__)
@@ -145,10 +145,9 @@ class Card:
         return max((value for value in self.values if value is not None), default=None)
 
     @property
-    def spark(self) -> Markup:
-        """Returns the lag as a small line."""
-        text = f"last 24 hours: behind by {duration(self.worst)} at most"
-        return sparkline(self.values, text)
+    def line(self) -> str:
+        """Returns the lag as the points of a small line."""
+        return sparkline(self.values)
 
     @property
     def slot(self) -> LastSlot | None:

@@ -71,7 +71,7 @@ from waldelta.monitoring.run_history import (
     read_runs,
     scan_runs,
 )
-from waldelta.monitoring.status import last_slot, slot_forecast
+from waldelta.monitoring.status import last_slot, slot_forecast, wal_per_hour
 from waldelta.monitoring.stopped_tables import read_failures
 from waldelta.monitoring.table_history import read_comparisons, table_events
 from waldelta.monitoring.table_list import (
@@ -114,13 +114,7 @@ from waldelta_airflow.views._installed_pipelines import (
     read_schedules,
 )
 from waldelta_airflow.views._next_steps import NextStep, next_step, setup_steps
-from waldelta_airflow.views._pictures import (
-    flow,
-    lag_chart,
-    rows_strip,
-    run_strip,
-    wal_chart,
-)
+from waldelta_airflow.views._pictures import lag_chart, row_bars, run_bars, wal_chart
 from waldelta_airflow.views._render import duration, render, run_name, url
 from waldelta_airflow.views._situation import Situation
 
@@ -179,41 +173,27 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
     """Returns one pipeline's page: its state, runs, lag, slot, a page of its tables, and its DAGs
     with the reader's permissions.
     """
-    pipeline, base, name = request.pipeline, request.base, request.pipeline.pipeline
     hours = hours if hours in HOURS else HOURS[0]
     situation = read_situation(request, hours)
     at, glance, schedule = situation.at, situation.glance, situation.schedule
-    attention, airflow = situation.attention, airflow_runs(pipeline, schedule)
-    slot = last_slot(glance, at, airflow.idle_checked_at, schedule.failed)
-    forecast = slot_forecast(pipeline, request.ledger, glance)
-    failed = _failed_of_first(request.ledger, attention)
+    forecast = slot_forecast(request.pipeline, request.ledger, glance)
+    idle_checked_at = airflow_runs(request.pipeline, schedule).idle_checked_at
     until = at if situation.is_late else None
     return request.render(
         "pipeline.html",
-        at,
-        waits=glance.waiting,
-        turn=Turning.of(number, glance.tables, _TABLES_PER_PAGE),
-        outdated={one.table_name for one in glance.tables if situation.of_table(one).is_past},
-        is_under_way=bool(schedule.under_way),
-        dags=situation.lines,
-        pipeline=pipeline,
-        glance=glance,
-        slot=slot,
-        forecast=forecast,
-        schedule=schedule,
-        headline=read_headline(situation, failed=failed),
+        situation=situation,
+        headline=read_headline(situation, _failed_of_first(request.ledger, situation.attention)),
         steps=() if glance.is_set_up else list(setup_steps(situation)),
+        turn=Turning.of(number, glance.tables, _TABLES_PER_PAGE),
+        slot=last_slot(glance, at, idle_checked_at, schedule.failed),
+        forecast=forecast,
+        consumers=_consumers(request),
+        wal_rate=wal_per_hour(glance.runs),
+        bars_of_runs=run_bars(glance.recent),
+        lag=lag_chart(glance.lag, glance.upto, until),
+        wal=wal_chart(glance.runs, forecast, until),
+        is_under_way=bool(schedule.under_way),
         run_now=RUN_NOW,
-        is_stale=situation.is_stale,
-        is_late=situation.is_late,
-        attention=attention[1:],
-        strip=run_strip(base, name, glance.recent, at),
-        flow=flow(pipeline, glance, slot, hours, _consumers(request)),
-        progress=situation.progress,
-        plots=[
-            lag_chart(base, name, glance.lag, glance.upto, until),
-            wal_chart(base, name, glance.runs, forecast, until),
-        ],
         hours=hours,
         choices=HOURS,
     )
@@ -293,7 +273,7 @@ def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> st
         turn=turn,
         only_failed=only_failed,
         failures=failed.num_rows,
-        chart=lag_chart(request.base, pipeline.pipeline, lag_points(runs)),
+        lag=lag_chart(lag_points(runs)),
         active=schedule.active,
         is_under_way=bool(schedule.under_way),
     )
@@ -396,14 +376,11 @@ def reconciliation_page(request: PipelineRequest, button: Button, number: int, e
     history = Turning.of(earlier, shown_results[::-1], _COMPARED_PER_PAGE)
     return request.render(
         "reconciliation.html",
-        at,
-        waits=glance.waiting,
+        situation=situation,
         turn=turn,
         latest=latest,
         attempts=attempts,
-        compared=glance.compared,
         causes=causes_of(situation.attention),
-        is_stale=situation.is_stale,
         outdated={one.table_name for one in glance.tables if situation.of_table(one).is_stale},
         attention=[
             item
@@ -441,8 +418,7 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
     situation = situation.of_table(line) if line else replace(situation, attention=of_table)
     text = request.render(
         "table.html",
-        at,
-        waits=glance.waiting,
+        situation=situation,
         here="pipeline",
         table=table,
         states=states,
@@ -453,17 +429,12 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
         details=details,
         compared=compared[-1] if compared else None,
         runs=runs,
-        strip=rows_strip(request.base, pipeline.pipeline, runs, at),
+        bars_of_rows=row_bars(runs),
         events=table_events(states, decisions, compared),
         failed=failed,
         reports=reports_of(pipeline, failed[0].run_id) if failed else {},
-        attention=situation.attention,
         headline=_headline_of_table(situation, ledger, line, failed),
         is_in_doubt=any(item.kind in IN_DOUBT for item in situation.attention),
-        is_different=table in glance.compared.different,
-        is_past=situation.is_past,
-        is_stale=situation.is_stale,
-        is_late=situation.is_late,
     )
     return text, bool(states)
 

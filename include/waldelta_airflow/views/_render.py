@@ -281,16 +281,6 @@ def render(
     )
 
 
-def picture(name: str, *values: Any, **named: Any) -> Markup:
-    """Returns a part of a page by its macro in pictures.html."""
-    return Markup(getattr(_pictures(), name)(*values, **named))  # noqa: S704 - the macro escapes.
-
-
-@cache
-def _pictures() -> Any:
-    return _templates().get_template("pictures.html").module
-
-
 class Exact(str):
     """A value that a form sends back, which must stay as it is."""
 
