@@ -91,19 +91,17 @@ def column_types(
 ) -> dict[str, TargetType]:
     """Returns the target type of each column, by name.
 
-    Columns in ``options.text`` become strings. The JSON of a key column is a string, never a
-    variant, which has no equality; without a key, this holds for all columns.
+    Columns in ``options.text`` become strings. So do a key's JSON and hstore, never a variant or a
+    map, which have no equality. Without a key, this holds for the JSON of all columns.
     """
-    return {
-        name: (
-            _as_text((kind.base or kind).oid)
-            if name in options.text
-            else target_type(
-                kind, options if key_columns and name not in key_columns else options.comparable
-            )
-        )
-        for name, kind in types.items()
-    }
+    stored = {}
+    for name, kind in types.items():
+        is_key = name in key_columns
+        comparable = options.comparable if is_key or not key_columns else options
+        stored[name] = target_type(kind, comparable)
+        if name in options.text or (is_key and isinstance(stored[name], Hstore)):
+            stored[name] = _as_text((kind.base or kind).oid)
+    return stored
 
 
 def unheld_key(name: str, kind: TargetType) -> str:

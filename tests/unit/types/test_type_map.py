@@ -45,6 +45,7 @@ from waldelta.types import column_types, stored_type
 from waldelta.types.base import numbered
 from waldelta.types.type_map import target_type
 
+MAP = "map<string,string>"
 FAMILIES = [BOOL, BYTEA, INT4, TEXT, FLOAT8, numeric(12, 2), DATE, TIMESTAMP, TIMESTAMPTZ, HSTORE]
 FAMILIES += [VECTOR, *(array_of(t) for t in (BOOL, BYTEA, INT4, TEXT, numeric(12, 2), DATE, BOX))]
 
@@ -76,14 +77,20 @@ def test_types_by_choice(pg_type, options, spark):
     )
 
 
-def test_what_rows_are_found_by_is_no_variant():
-    """A key column, and every column of a table without a key."""
-    types = {"id": JSONB, "v": JSONB}
-    found = [
+@pytest.mark.parametrize(
+    ("kind", "stored"),
+    [
+        (JSONB, [["string", "string"], ["string", "variant"], ["string", "string"]]),
+        (HSTORE, [[MAP, MAP], ["string", MAP], ["string", "string"]]),
+    ],
+)
+def test_what_rows_are_found_by_has_equality(kind, stored):
+    """A key column; and every column of a table without a key, whose maps are compared by parts."""
+    types = {"id": kind, "v": kind}
+    assert [
         [kind.spark for kind in column_types(types, key, AS_VARIANT).values()]
         for key in ([], ["id"], ["id", "v"])
-    ]
-    assert found == [["string", "string"], ["string", "variant"], ["string", "string"]]
+    ] == stored
 
 
 def test_columns_that_stay_text():

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from waldelta.arrow import Bools, Ints, one_array, with_column
+from waldelta.types.base import lists_as_bytes
 
 # New and updated rows with a value that its column's type can't hold: the raw value is in _wd_raw.
 RAW_ROWS = "raw_rows"
@@ -406,7 +407,11 @@ def _codes(values: pa.ChunkedArray) -> tuple[Ints, int]:
     if pa.types.is_floating(values.type):
         # For PostgreSQL -0 equals 0, and all NaN are equal. Adding 0.0 turns -0 into 0.
         values = pc.add(values, pa.scalar(0.0, values.type))
-    encoded = one_array(values).dictionary_encode()
+    array = one_array(values)
+    if pa.types.is_list(array.type):  # Arrow can't hash lists.
+        elements, _ = _codes(pa.chunked_array([array.flatten()]))
+        array = lists_as_bytes(array, pa.array(elements))
+    encoded = array.dictionary_encode()
     indices = (
         encoded.indices.fill_null(len(encoded.dictionary))
         .to_numpy(zero_copy_only=False)

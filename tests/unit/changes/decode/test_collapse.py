@@ -9,7 +9,13 @@ import yaml
 
 from tests.support.data.events import SHAPE, TYPES, apply_one_by_one, events_table, random_events
 from tests.support.seeds import chosen_random, rounds
-from waldelta.changes.decode.collapse import EventShape, collapse, event_schema, net_schema
+from waldelta.changes.decode.collapse import (
+    EventShape,
+    codes_of,
+    collapse,
+    event_schema,
+    net_schema,
+)
 from waldelta.changes.decode.decode import DecodePlan, collapse_events
 from waldelta.lake.changelog import Snapshot
 from waldelta.pgoutput import Segments
@@ -53,6 +59,21 @@ def test_tasks_may_return_events_in_any_order(case):
         base_is_empty=empty if isinstance(empty, bool) else np.array(empty)[moved],
     )
     assert sorted(net_rows(net), key=repr) == sorted(map(tuple, case["net"]), key=repr)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "codes"),
+    [
+        ([[1, 2], [], [1, None], None, [1, 2], []], pa.list_(pa.int32()), [0, 1, 2, 3, 0, 1]),
+        ([["a,b"], ["a", "b"], ["a,b"], [""]], pa.list_(pa.string()), [0, 1, 0, 2]),
+        ([[0.0], [-0.0], [float("nan")], [float("nan")]], pa.list_(pa.float64()), [0, 0, 1, 1]),
+        ([0.0, None, -0.0], pa.float64(), [0, 1, 0]),
+    ],
+)
+def test_codes_of_keys(values, kind, codes):
+    """They are equal where PostgreSQL calls keys equal, also in parts of a column."""
+    column = pa.chunked_array([pa.array([values[0]], kind), pa.array(values[1:], kind)])
+    assert codes_of([column]).tolist() == codes
 
 
 def apply_net(target: dict, net: pa.Table) -> dict:
