@@ -1,12 +1,14 @@
 """Kills of everything that brings a target to the rows it should have: at the end, no row differs.
 
     python -m tests.soak.mend_kills [--kills 200] [--minutes 30] [--s3] [--seed N]
-        [--only copy "other filter"] [--results FOLDER]
+        [--mode history] [--only copy "other filter"] [--results FOLDER]
 
 A round prepares one job: a copy, a copy that continues, a resync, a repair after another filter, a
 replay, a retry of quarantined rows, or reconcile --repair. The job is killed (kill -9) where it
 passes a fault point, while the source is written to; perhaps the next attempt is killed, too. Then
-the job and an ordinary run follow, and the target is compared with the source.
+the job and an ordinary run follow, and the target is compared with the source. A target in a
+``--mode`` that keeps more than a mirror is copied again, gets changes, and is emptied by a
+TRUNCATE. It is compared with what its source has, and had after some of the transactions, too.
 
 Runs are forked from this process, which has imported what they need and uses none of it. So a kill
 costs no start of Python, and no thread of Arrow or delta-rs is lost in a fork.
@@ -37,6 +39,7 @@ from deltalake import DeltaTable
 
 import waldelta.failpoints
 from tests.oracles.compare import compare_target
+from tests.oracles.mode_rows import check_mode
 from tests.soak.lakes import SoakLake, Store, new_store
 from tests.soak.results import RESULTS, code, kills_file, write
 from tests.soak.scene import wait_until
@@ -49,21 +52,27 @@ from waldelta.jobs import decide as _decide  # noqa: F401
 from waldelta.jobs import reconcile as _reconcile  # noqa: F401
 from waldelta.jobs import replay as _replay  # noqa: F401
 from waldelta.lake.ledger import now
+from waldelta.lsn import Lsn
 from waldelta.snapshot import chunks
 from waldelta.spark import InProcess, spark_session
 from waldelta.stages.repair import replay_runs as _replay_runs  # noqa: F401
 from waldelta.stages.setup.setup import apply_setup
 from waldelta.stages.sync.sync import sync
+from waldelta.target_modes import MODES
 
 T = "public.t"
 _BIG = "(select string_agg(md5(({0} + i)::text), '') from generate_series(1, 100) i)"
+_FILL = f"""
+insert into t select g, g % 4, repeat('x', 20 + g % 300), case when g % 50 = 0 then
+  {_BIG.format("g")} end from generate_series(1, 3000) g
+"""
 _TABLE = f"""
 create table t (id int, part int, v text, big text, primary key (id, part));
 alter table t alter big set storage external;
-insert into t select g, g % 4, repeat('x', 20 + g % 300), case when g % 50 = 0 then
-  {_BIG.format("g")} end from generate_series(1, 3000) g;
+{_FILL};
 analyze t
 """
+_NAMES = ("id", "part", "v", "big")
 _FILTERS = ("part < 3", "part < 2", "part > 0", "part <> 1")
 _MOST_KILLS = 5
 _OURS = "application_name like 'waldelta%' and datname = 'postgres'"
@@ -79,22 +88,24 @@ def _runner() -> InProcess:
 class Scene:
     """A server with one table, and a pipeline whose runs are killed."""
 
-    def __init__(self, conninfo: str, lake: SoakLake, seed: int) -> None:
+    def __init__(self, conninfo: str, lake: SoakLake, seed: int, mode: str) -> None:
         self.conninfo, self.lake, self.random = conninfo, lake, random.Random(seed)
-        self.connection = psycopg.connect(conninfo, autocommit=True)
-        publication = {"name": "mend", "tables": [{"name": T, "where": _FILTERS[0]}]}
+        self.connection, self.mode = psycopg.connect(conninfo, autocommit=True), mode
+        published = {"name": T} | ({"where": _FILTERS[0]} if mode == "mirror" else {})
+        publication = {"name": "mend", "tables": [published]}
         self.pipeline = Pipeline(
             PipelineFile.model_validate(
                 {
                     "pipeline": "mend",
                     "source": {"conn_id": "mend", "slot": "mend", "publications": [publication]},
-                    "target": {"root": lake.root},
+                    "target": {"root": lake.root, "tables": {T: {"mode": mode}}},
                     "quality": {"enabled": False},
                 }
             )
         )
         self._ids = itertools.count(10_000)
         self.replayed: tuple[Any, Any] | None = None
+        self._then: dict[int, list[tuple]] = {}
 
     def setup(self) -> None:
         """Make publication and slot, without the JVM by which a setup tries a store."""
@@ -121,6 +132,22 @@ class Scene:
             )
             with suppress(psycopg.errors.UniqueViolation):
                 self.execute(dice.choice(statements))
+
+    def rows(self) -> list[tuple]:
+        """Returns the source's rows."""
+        query = f"select {', '.join(_NAMES)} from t".encode()
+        return sorted(self.connection.execute(query).fetchall(), key=repr)
+
+    def sample(self) -> None:
+        """Note what the source has, while nothing else writes to it."""
+        ((lsn,),) = self.connection.execute("select pg_current_wal_insert_lsn()::text").fetchall()
+        self._then[Lsn.parse(lsn).value] = self.rows()
+
+    def truncate(self) -> None:
+        """Empty the table among other changes, and fill it again."""
+        self.write()
+        self.execute("begin; delete from t where id < 5; truncate t; " + _FILL + "; commit")
+        self.write()
 
     @contextmanager
     def written_to(self) -> Iterator[None]:
@@ -156,6 +183,10 @@ class Scene:
     def differences(self) -> list[str]:
         """Returns what is wrong with target and change log, after an ordinary run."""
         job = self.pipeline.job()
+        if self.mode != "mirror":
+            rows = self._table().to_pyarrow_table().to_pylist()
+            check_mode(self.mode, rows, _NAMES, self.rows(), self._then)
+            return self.lake.landed_twice()
         found = compare_target(_runner(), self.conninfo, job.pipeline, job.read_states()[T])
         missing = [f"{found.missing} rows lost, {found.extra} too many: {found.keys}"]
         return missing * bool(found.rows) + self.lake.landed_twice()
@@ -177,6 +208,13 @@ class Jobs:
             "reconcile": (self._damaged, self._reconcile),
             "external commits": (self._written, self._reconcile),
         }
+        if scene.mode != "mirror":
+            self.all = {
+                "changes": (scene.write, self.consume),
+                "truncate": (scene.truncate, self.consume),
+                "copy": (lambda: self._unlanded(scene.write), self._copy),
+                "copy of other rows": (lambda: self._unlanded(scene.truncate), self._copy),
+            }
 
     def consume(self) -> None:
         """An ordinary run."""
@@ -205,6 +243,11 @@ class Jobs:
         _check(points.problems)
         self.scene.settle()
         self.scene.write(40)
+
+    def _unlanded(self, write: Callable[[], None]) -> None:
+        self._ordinary(self.consume)
+        self.scene.sample()
+        write()
 
     def _damaged(self) -> None:
         self._ordinary(self.consume)
@@ -328,6 +371,8 @@ class Kills:
                 break
             self.where[f"{name}: {run.points[-1]}"] += 1
             self.scene.settle()
+            if job == self.jobs.consume:  # A copy keeps nothing of what it doesn't see.
+                self.scene.sample()
             self.scene.write(5)
         for ordinary in (job, self.jobs.consume):
             _check(fork(ordinary).problems)
@@ -357,14 +402,14 @@ class Kills:
 
 
 @contextmanager
-def _scene(seed: int, store: Store | None) -> Iterator[Scene]:
+def _scene(seed: int, store: Store | None, mode: str) -> Iterator[Scene]:
     with tempfile.TemporaryDirectory(prefix="waldelta-mend-") as folder:
         server = new_postgres(chosen_version(), {"fsync": "off", "autovacuum": "off"})
         try:
             server.start()
             lake = SoakLake(f"file://{folder}") if store is None else store.lake("mend")
             os.environ.update({"AIRFLOW_CONN_MEND": server.uri(), **lake.environment})
-            scene = Scene(server.conninfo(), lake, seed)
+            scene = Scene(server.conninfo(), lake, seed, mode)
             for statement in _TABLE.split(";"):
                 scene.execute(statement)
             _check(fork(scene.setup).problems)
@@ -380,6 +425,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--minutes", type=float, default=600)
     parser.add_argument("--s3", action="store_true", help="the lake is in an S3 server")
+    parser.add_argument("--mode", choices=[str(mode) for mode in MODES], default="mirror")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     parser.add_argument("--only", nargs="+", help="jobs; by default all")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -390,10 +436,11 @@ def main() -> None:
     deadline = time.monotonic() + 60 * options.minutes
     with ExitStack() as ending:
         store = ending.enter_context(new_store(options.seed)) if options.s3 else None
-        kills = Kills(ending.enter_context(_scene(options.seed, store)))
+        kills = Kills(ending.enter_context(_scene(options.seed, store, options.mode)))
         names = [name for name in kills.jobs.all if name in (options.only or kills.jobs.all)]
         where = "s3" if options.s3 else "local"
-        file = kills_file(options.results, options.seed, where, "mends")
+        kind = "mends" if options.mode == "mirror" else f"mends_{options.mode}"
+        file = kills_file(options.results, options.seed, where, kind)
         for name in itertools.cycle(names):
             if kills.where.total() >= options.kills or time.monotonic() > deadline:
                 break
@@ -401,7 +448,7 @@ def main() -> None:
                 kills.round(name)
             except AssertionError as err:
                 kills.problems.append(f"{name}: {err}")
-            write(file, {"seed": options.seed, "lake": where} | kills.record)
+            write(file, {"seed": options.seed, "lake": where, "mode": options.mode} | kills.record)
             print(f"{name}: {kills.record}", flush=True)
             if kills.problems:
                 raise SystemExit(f"seed {options.seed}: {kills.problems}")
