@@ -156,7 +156,7 @@ class Tag:
 
     @classmethod
     def of(cls, app_id: str, number: int, entries: Mapping[str, Any]) -> Self:
-        """Returns the tag whose userMetadata has these entries, as all commits of this project."""
+        """Returns a tag whose userMetadata has these entries in the form of all our commits."""
         return cls(app_id, number, json.dumps({"waldelta": dict(entries)}, sort_keys=True))
 
 

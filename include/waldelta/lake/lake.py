@@ -34,8 +34,8 @@ from waldelta.lake.store_connection import read_store_options
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-# A run opens each target several times, and the ledger's tables all the time. Each file of a table
-# takes about 1.5 kB of memory.
+# How many opened tables that no caller uses, and files of such tables, stay in memory: a run opens
+# each target several times, and the ledger's tables all the time. A file takes about 1.5 kB.
 _MOST_IDLE, _MOST_IDLE_FILES = 512, 100_000
 
 

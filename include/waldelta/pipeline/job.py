@@ -197,7 +197,8 @@ def incarnation_of(slot: str, moves: list[SlotMove]) -> SlotMove:
 
     Raises SlotMissing when there is none.
     """
-    last = {m.slot: m.event for m in moves if m.event in ("created", "adopted", "dropped")}
+    bounds = [move for move in moves if move.is_begin or move.event == "dropped"]
+    last = {move.slot: move.event for move in bounds}
     if strangers := sorted(
         other for other, event in last.items() if other != slot and event != "dropped"
     ):
@@ -206,7 +207,7 @@ def incarnation_of(slot: str, moves: list[SlotMove]) -> SlotMove:
             " would apply changes twice: give each pipeline its own target.root, or run teardown"
             " for the other one first"
         )
-    events = [m for m in moves if m.slot == slot and m.event in ("created", "adopted", "dropped")]
+    events = [move for move in bounds if move.slot == slot]
     if not events:
         raise SlotMissing(f"slot {slot!r} was never set up for this lake: run setup, then sync")
     if (last_event := events[-1]).event == "dropped":

@@ -137,7 +137,7 @@ class TargetFindings:
         self.table_errors = {name: describe_error(err) for name, err in failures.items()}
 
     def states(self) -> dict[str, str]:
-        """Returns in a few words why each target that isn't up to date isn't."""
+        """Returns, by target that isn't up to date, the reason in a few words."""
         errors = {
             name: _STATES.get(error["class"]) or f"failed: {error['class']}"
             for name, error in self.table_errors.items()

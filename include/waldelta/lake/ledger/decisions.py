@@ -136,7 +136,9 @@ class Decision(LedgerRow):
 
     @property
     def is_kept_out(self) -> bool:
-        """Whether a gate or an operator keeps it out of the target, or keeps it there outdated."""
+        """Returns whether a gate or an operator keeps the row's values from the target, which then
+        lacks the row or has earlier values of it.
+        """
         is_of_gate = (self.reason or "").startswith(FAILS)
         return self.status == DISCARDED or (self.status == WAITING and is_of_gate)
 
@@ -227,7 +229,9 @@ class Decisions:
         return self._table.read(where & pc.field("key").isin(list(keys)), cache=False)
 
     def questions(self, tables: Collection[str] | None = None) -> list[Decision]:
-        """Returns the latest row of each change of all source tables, or of these, by time."""
+        """Returns the latest row of each question about a schema change of all source tables, or of
+        these, by time.
+        """
         where = pc.field("kind").isin(QUESTIONS)
         rows = self._table.read(where if tables is None else where & of_tables(tables))
         latest = {(row.table_name, row.key): row for row in rows}

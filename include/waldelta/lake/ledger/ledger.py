@@ -115,8 +115,8 @@ class Ledger:
         return written
 
     def append_slot_event(self, row: SlotMove, after: SlotMove | None) -> SlotMove:
-        """Add an event of a slot as a whole after the slot's last such event (None: it is the
-        first).
+        """Add an event of a slot itself, such as its creation or its end, after its last such event
+        (None: it is the first).
 
         Returns the row as it was written. Raises LateWriter, and adds nothing, when another run has
         recorded an event of that slot since.

@@ -183,6 +183,11 @@ class SlotMove(LedgerRow):
 
     table: ClassVar[str] = "slot_moves"
 
+    @property
+    def is_begin(self) -> bool:
+        """Returns whether an incarnation of the slot begins with this event."""
+        return self.event in ("created", "adopted")
+
 
 @dataclass(frozen=True, slots=True)
 class ConsumedBatch:

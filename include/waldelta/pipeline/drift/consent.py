@@ -196,9 +196,11 @@ def answer_questions(
 
 
 def may_resync(job: Job, state: TableState) -> bool:
-    """Returns whether a run copies this table again by itself where only a copy is exact.
+    """Returns whether a run may copy this table again without a question, where only a copy makes
+    the target exact.
 
-    A copy would drop the columns that stay with their last values, so that takes a later decision.
+    It may not while the target has columns that stay with their last values, because an operator
+    refused to drop them: a copy would drop them, so the operator decides again.
     """
     target = job.pipeline.target
     if not target.recopies(state.table_name):

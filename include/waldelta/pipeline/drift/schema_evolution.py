@@ -27,7 +27,7 @@ from waldelta.pipeline.targets import column_states
 from waldelta.postgres import NUMERIC_OID, TEXT_OID, VARBIT_OID, VARCHAR_OID, PgType, TableColumn
 from waldelta.types.numeric import decimal, precision_and_scale
 
-# Of time, timestamp, timestamptz and timetz, more digits change no value.
+# A greater precision of time, timestamp, timestamptz and timetz changes no value.
 _WITH_DIGITS = frozenset({1083, 1114, 1184, 1266})
 _MAY_GROW = frozenset({VARCHAR_OID, VARBIT_OID}) | _WITH_DIGITS
 

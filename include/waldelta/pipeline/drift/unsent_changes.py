@@ -356,7 +356,9 @@ def may_contain(text: str, label: str) -> bool:
     True
     """
     is_digest = _ANY.fullmatch(label) or _OF_SCHEMA.fullmatch(label)
-    return text == label or bool((is_digest or _COMPOUND.search(text)) and _sought(label) in text)
+    return text == label or bool(
+        (is_digest or _COMPOUND.search(text)) and _searchable_part(label) in text
+    )
 
 
 def _may_hold(job: Job, state: TableState, column: str, labels: Collection[str]) -> bool:
@@ -403,7 +405,7 @@ def _may_wait(job: Job, state: TableState, labels: Collection[str]) -> bool:
     if last is None or last <= applied:
         return False
     stream, snapshot = change_log.stream(applied, last), Snapshot.parse(state.snapshot)
-    parts = {_sought(label) for label in labels}
+    parts = {_searchable_part(label) for label in labels}
     for batch in change_log.rows_of(stream.segments, state.relation_ids, snapshot, ["data"]):
         if batch.num_rows and job.pipeline.source.options.binary:
             return True
@@ -412,8 +414,10 @@ def _may_wait(job: Job, state: TableState, labels: Collection[str]) -> bool:
     return False
 
 
-def _sought(label: str) -> str:
-    """Returns the longest part of a label without quotes, which other texts print otherwise."""
+def _searchable_part(label: str) -> str:
+    """Returns the longest part of a label without quotes and backslashes, which arrays and
+    composite values print in another form than the label itself.
+    """
     if _ANY.fullmatch(label):
         return ""
     schema = _OF_SCHEMA.fullmatch(label)

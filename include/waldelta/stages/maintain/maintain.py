@@ -424,8 +424,8 @@ def prune_change_log(_: Runner, job: Job, result: RunResult, stage: StageResult)
 def _applied_upto(watermarks: Watermarks, state: TableState, result: RunResult) -> int:
     """Returns the last batch that a target contains.
 
-    Returns the floor for a target that can't be read: once restored, it may need all batches of
-    this incarnation.
+    For a target that can't be read, that is the last batch before the slot's incarnation: once
+    restored, the target may need all batches of the incarnation.
     """
     try:
         return watermarks.of(state)

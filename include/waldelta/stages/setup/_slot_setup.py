@@ -80,14 +80,8 @@ def _begun_or_ended(moves: Sequence[SlotMove]) -> list[SlotMove]:
 
 def was_created_by_pipeline(moves: Sequence[SlotMove]) -> bool:
     """Returns whether this pipeline created the slot's current incarnation."""
-    return next(
-        (
-            m.event != "adopted"
-            for m in reversed(moves)
-            if m.event in ("creating", "created", "adopted")
-        ),
-        False,
-    )
+    begins = [move for move in moves if move.is_begin or move.event == "creating"]
+    return bool(begins) and begins[-1].event != "adopted"
 
 
 def beyond(job: Job, slot: SlotState) -> Lsn | None:
@@ -96,13 +90,16 @@ def beyond(job: Job, slot: SlotState) -> Lsn | None:
     Otherwise returns None. Every move is recorded before it is made, so such a slot may be another
     one, created under this name.
     """
-    events = [m for m in incarnation_events(job) if m.event in ("created", "adopted")]
-    furthest = (
-        Lsn(job.ledger.furthest_lsn(slot.name, events[-1].incarnation))
-        if events
-        else slot.confirmed_flush_lsn
-    )
+    begin = _last_begin(job)
+    if begin is None:
+        return None
+    furthest = Lsn(job.ledger.furthest_lsn(slot.name, begin.incarnation))
     return furthest if slot.confirmed_flush_lsn > furthest else None
+
+
+def _last_begin(job: Job) -> SlotMove | None:
+    begins = [move for move in incarnation_events(job) if move.is_begin]
+    return begins[-1] if begins else None
 
 
 def check_same_server(conn: Connection, moves: Sequence[SlotMove]) -> None:
@@ -179,8 +176,7 @@ def slot_that_stays(
 
 def copy_that_stays(conn: Connection, slot: str) -> list[str]:
     """Returns a line about the slot copy that a mismatch left."""
-    copy = kept_copy(conn, slot)
-    if copy is None:
+    if (copy := kept_copy(conn, slot)) is None:
         return []
     line = (
         f"slot {copy} stays and keeps WAL, growing: it is the evidence of a mismatch"
@@ -206,7 +202,7 @@ def judge_waits(conn: Connection) -> Iterable[Finding]:
 def judge_history(job: Job, slot: SlotState | None) -> Iterable[Finding]:
     """Yields what the ledger says against using the slot: it is gone, or belongs to others."""
     moves, name = incarnation_events(job), job.pipeline.source.slot
-    alive = bool(moves) and moves[-1].event in ("created", "adopted")
+    alive = bool(moves) and moves[-1].is_begin
     if alive and slot is None:
         yield problem(
             f"slot {name!r} was set up at {moves[-1].at:%Y-%m-%d %H:%M} UTC and no longer exists:"
@@ -251,11 +247,10 @@ def _was_ours(job: Job, slot: SlotState) -> bool:
 
     No other program moved it then.
     """
-    events = [m for m in incarnation_events(job) if m.event in ("created", "adopted")]
-    if not events or events[-1].system_identifier != slot.system_identifier:
+    begin = _last_begin(job)
+    if begin is None or begin.system_identifier != slot.system_identifier:
         return False
-    furthest = job.ledger.furthest_lsn(slot.name, events[-1].incarnation)
-    return events[-1].lsn <= slot.confirmed_flush_lsn.value <= furthest
+    return begin.lsn <= slot.confirmed_flush_lsn.value and beyond(job, slot) is None
 
 
 def failover_to_set(source: Source, slot: SlotState | None) -> bool | None:
@@ -278,7 +273,7 @@ def ensure_slot(primary: Connection, conn: Connection, job: Job, *, scripted: bo
     name = job.pipeline.source.slot
     events, slot = job.ledger.slot_events(name), read_slot(conn, name)
     moves, last = _begun_or_ended(events), events[-1] if events else None
-    if moves and moves[-1].event in ("created", "adopted"):
+    if moves and moves[-1].is_begin:
         return
     wait_replayed(primary, conn)
     position = slot_position(conn, job, primary)
@@ -337,9 +332,7 @@ def _record(job: Job, slot: SlotState, event: str, after: SlotMove | None) -> No
     # The incarnation's name is the position where it begins. A number is added if an earlier one
     # began there: a slot that is adopted again may not have moved.
     incarnation = began = str(slot.confirmed_flush_lsn)
-    incarnations = {
-        m.incarnation for m in job.ledger.slot_events() if m.event in ("created", "adopted")
-    }
+    incarnations = {move.incarnation for move in job.ledger.slot_events() if move.is_begin}
     if earlier := sum(one == began or one.startswith(f"{began}.") for one in incarnations):
         incarnation = f"{began}.{earlier + 1}"
     # Batches of an earlier incarnation stay in the change log, and the new one begins after them. A
@@ -349,8 +342,7 @@ def _record(job: Job, slot: SlotState, event: str, after: SlotMove | None) -> No
     moves = job.ledger.slot_moves()
     # The change log may have been lost.
     highest = max([log_holds, *(move.batch or 0 for move in moves)])
-    had_life = any(move.event in ("created", "adopted") for move in moves)
-    behind = highest + 1 if highest or had_life else 0
+    behind = highest + 1 if highest or any(move.is_begin for move in moves) else 0
     job.ledger.append_slot_event(
         SlotMove(
             now(),
@@ -403,24 +395,23 @@ def judge_newer(
         yield problem(
             f"publication {name!r} would be newer than changes pending in slot {slot.name!r},"
             " which PostgreSQL could not decode then (before PostgreSQL 18): remove it from the"
-            " file and add its tables to a publication that this slot already reads"
-            ", or run teardown, setup"
-            " and resync"
+            " file and add its tables to a publication that this slot already reads, or run"
+            " teardown, setup and resync"
         )
     is_readable = slot.in_this_database and slot.plugin == PLUGIN and slot.wal_status != "lost"
     names = read_newer(conn, slot.name, job.pipeline.source.publication_names)
     if not names or not is_readable or slot.invalidation_reason:
         return
-    finding = _try_decoding(job, names)
-    if finding is not None:
+    if (finding := _try_decoding(job, names)) is not None:
         yield finding
-    if finding is None or finding.severity != "problem":
-        for row in fetch(primary, _OLDER, {"publications": names}):
-            yield warning(
-                f"publication {row.name!r} is newer than open transactions"
-                f" ({', '.join(row.older)}): PostgreSQL couldn't decode what they wrote before;"
-                " wait until they have ended and a run without this publication has consumed them"
-            )
+        if finding.severity == "problem":
+            return
+    for row in fetch(primary, _OLDER, {"publications": names}):
+        yield warning(
+            f"publication {row.name!r} is newer than open transactions"
+            f" ({', '.join(row.older)}): PostgreSQL couldn't decode what they wrote before;"
+            " wait until they have ended and a run without this publication has consumed them"
+        )
 
 
 def read_newer(conn: Connection, slot: str, publications: Sequence[str]) -> list[str]:

@@ -59,7 +59,7 @@ def adopt_or_report(conn: Connection, job: Job) -> NewTables:
 
 
 def _by_reason(refused: Mapping[MatchedTable, str]) -> Iterator[str]:
-    """Yields one warning about the tables that stay out for the same reason."""
+    """Yields a warning for each reason, with the tables that stay out for it."""
     grouped: dict[tuple[str, str], list[str]] = {}
     for table, why in refused.items():
         grouped.setdefault((table.patterns, why), []).append(str(table.id))

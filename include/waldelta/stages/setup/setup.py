@@ -117,6 +117,11 @@ class SetupPlan:
         return tuple(f.text for f in self.reported() if f.severity == "problem")
 
     @property
+    def problems_for_dba(self) -> tuple[str, ...]:
+        """Returns the problems that no privilege solves."""
+        return tuple(f.text for f in self.findings if f.severity == "problem" and f.lacks is None)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Returns matters of policy."""
         return tuple(f.text for f in self.findings if f.severity == "warning")
@@ -233,12 +238,10 @@ class SetupPlan:
 
     def with_estimate(self, job: Job) -> SetupPlan:
         """Returns the plan with an estimate of the initial copy, for which tables are sampled."""
-        if self.server is None:
+        # A filter that PostgreSQL refuses can't be sampled either.
+        if self.server is None or self.problems_for_dba:
             return self
-        if any(f.severity == "problem" and f.lacks is None for f in self.findings):
-            estimate = None  # A filter that PostgreSQL refuses can't be sampled either.
-        else:
-            estimate = estimate_copies(job, self.targets, self.server)
+        estimate = estimate_copies(job, self.targets, self.server)
         warnings = () if estimate is None else estimate.findings
         return replace(self, estimate=estimate, findings=(*self.findings, *warnings))
 
@@ -249,11 +252,8 @@ class SetupPlan:
 
     def require_for_dba(self) -> None:
         """Raise PreflightFailed with the problems that no privilege solves."""
-        problems = tuple(
-            f.text for f in self.findings if f.severity == "problem" and f.lacks is None
-        )
-        if problems:
-            raise PreflightFailed(problems)
+        if self.problems_for_dba:
+            raise PreflightFailed(self.problems_for_dba)
 
 
 def plan_setup(
