@@ -79,7 +79,7 @@ from waldelta.snapshot.read_table import RAW_TYPE
 from waldelta.spark import Runner
 from waldelta.spark_sql import parquet
 from waldelta.stages.apply._source_values import SourceValues, read_values
-from waldelta.stages.check.gate.gate import AsideRow, JudgedChanges
+from waldelta.stages.check.gate.gate import JudgedChanges
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ def complete_rows(  # noqa: PLR0913 - what it reads from, writes to, and is abou
     for rows in _chunks(staged, plan):
         work.complete(rows)
     judged = JudgedChanges(work.completed()) if judge is None else judge(work.completed())
-    work.record_aside(judged.aside)
+    work.recorded += judged.aside
     work.keep_messages()
     if work.recorded or any(row.batch > after for row in outlines):
         quarantine.replace(state.table_name, state.generation, after, work.recorded, fence)
@@ -287,22 +287,6 @@ class _Work:
                     outdated=row.outdated,
                 )
             )
-
-    def record_aside(self, rows: Sequence[AsideRow]) -> None:
-        """Record the rows that the gate set aside."""
-        self.recorded += [
-            self.row(
-                WAITING,
-                row.key,
-                columns=row.columns,
-                sent=row.sent,
-                lsn=row.lsn,
-                commit_ts=row.commit_ts,
-                reason=row.reason,
-                outdated=row.outdated,
-            )
-            for row in rows
-        ]
 
     def keep_messages(self) -> None:
         """Store the messages that rows came from with the rows that go into quarantine."""

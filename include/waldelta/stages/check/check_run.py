@@ -63,6 +63,15 @@ class Known:
             return None
         return self.cut.end_lsn if target.version == version else None
 
+    def last_met(
+        self, target: CheckedTarget, plan: SuitePlan, *, whole: bool = False
+    ) -> PassedSuite | None:
+        """Returns the last check, or the last of all rows, if all rows met this suite then."""
+        checks = self.judged.get(target.state.table_name, ())
+        last = next((row for row in reversed(checks) if row.whole or not whole), None)
+        suite = (target.state.generation, suite_of(plan))
+        return last if last is not None and (last.generation, last.suite) == suite else None
+
 
 def suite_of(plan: SuitePlan) -> str:
     """Returns a digest of the expectations that depend only on the target's rows."""
@@ -90,11 +99,10 @@ def rest_of(plan: SuitePlan) -> SuitePlan:
 
 def is_unchanged_since_full_check(known: Known, target: CheckedTarget, plan: SuitePlan) -> bool:
     """Returns whether a full check found a version's rows to meet the whole suite."""
-    found = next((row for row in known.judged.get(target.state.table_name, ()) if row.whole), None)
-    if found is None or plan.refused is not None or not _fits(found, target, plan):
-        return False
+    found = known.last_met(target, plan, whole=True)
     # Own expectations may also depend on the current date or on other tables.
-    if any(depends_on(planned) == "anything" for planned in plan.expectations):
+    may_change = any(depends_on(planned) == "anything" for planned in plan.expectations)
+    if found is None or plan.refused is not None or may_change:
         return False
     first, last = sorted((found.version, target.version))
     return first == last or target.table.log.newest_with_rows_of(first) >= last
@@ -107,8 +115,8 @@ def changed_since(known: Known, target: CheckedTarget, plan: SuitePlan) -> int |
     because their rows carry their position. Rows that were copied, repaired or written by an
     external writer carry an older position, or none.
     """
-    found = next(iter(reversed(known.judged.get(target.state.table_name, ()))), None)
-    if found is None or found.end_lsn is None or not _fits(found, target, plan):
+    found = known.last_met(target, plan)
+    if found is None or found.end_lsn is None:
         return None
     if target.state.kept_as.keeps_rows or target.version - found.version > MOST_COMMITS:
         return None
@@ -128,16 +136,8 @@ def met_at(known: Known, target: CheckedTarget, plan: SuitePlan) -> int | None:
 
     A version after the target's current one doesn't count.
     """
-    found = next(iter(reversed(known.judged.get(target.state.table_name, ()))), None)
-    return (
-        found.version
-        if found is not None and found.version <= target.version and _fits(found, target, plan)
-        else None
-    )
-
-
-def _fits(found: PassedSuite, target: CheckedTarget, plan: SuitePlan) -> bool:
-    return (found.generation, found.suite) == (target.state.generation, suite_of(plan))
+    found = known.last_met(target, plan)
+    return found.version if found is not None and found.version <= target.version else None
 
 
 log = logging.getLogger(__name__)

@@ -54,9 +54,10 @@ from waldelta.stages.check.great_expectations.own_expectations import (
     Numbered,
     count_by_arrow,
     count_by_spark,
-    evaluate_each,
     groups_of,
+    judge_each,
     judge_rows,
+    left_to_arrow,
     unevaluable,
     why_not_built,
 )
@@ -71,7 +72,14 @@ from waldelta.stages.check.suite.expectation import (
     TargetRows,
     unchecked,
 )
-from waldelta.stages.check.suite.kinds import SuitePlan, depends_on, kind_of, row_conditions
+from waldelta.stages.check.suite.kinds import (
+    SuitePlan,
+    TargetKind,
+    depends_on,
+    kind_of,
+    observed,
+    row_conditions,
+)
 from waldelta.stages.check.suite.sql_conditions import listed
 
 log = logging.getLogger(__name__)
@@ -128,8 +136,9 @@ class SuiteEvaluation:
         }
         others = sorted(judged.keys() - self.conditions.keys())
         waiting = [
-            self.run.background.submit(self._of_kind, {n: judged[n] for n in numbers})
-            for _, numbers in groupby(others, lambda number: judged[number].type)
+            self.run.background.submit(self._of_kind, kind, {n: judged[n] for n in numbers})
+            for kind, numbers in groupby(others, lambda number: kind_of(judged[number].type))
+            if isinstance(kind, TargetKind)
         ]
         self._count_rows({n: c for n, c in self.conditions.items() if n in judged})
         for future in waiting:
@@ -137,19 +146,11 @@ class SuiteEvaluation:
         if left := {n: p for n, p in judged.items() if n not in self.found}:
             self._by_great_expectations(left)
         # Operators may have accepted or released rows that fail a gate.
-        positions = self.run.decided.get(self.plan.table)
-        if positions and LSN in self.rows.types:
-            self._judge_gates_again(positions)
+        if LSN in self.rows.types and (of := self.run.decided.get(self.plan.table)):
+            self._judge_gates_again(of)
 
-    def _of_kind(self, planned: Numbered) -> None:
-        """Have a kind judge its expectations, unless it is Great Expectations' own."""
-        kind = kind_of(next(iter(planned.values())).type)
-
-        def judge(numbers: Sequence[int]) -> dict[int, Outcome]:
-            outcomes = kind.outcomes([planned[number] for number in numbers], self.rows)
-            return dict(zip(numbers, outcomes or (), strict=False))
-
-        found, errors = evaluate_each(judge, [*planned])
+    def _of_kind(self, kind: TargetKind, planned: Numbered) -> None:
+        found, errors = judge_each(lambda of: kind.outcomes(of, self.rows), planned)
         self.found |= found | {n: unevaluable(planned[n], err) for n, err in errors.items()}
 
     def _count_rows(self, conditions: Conditions) -> None:
@@ -222,16 +223,6 @@ class SuiteEvaluation:
                 outcome = replace(outcome, examples=tuple(examples_of(failing.examples, key)))
             self.found[number] = outcome
 
-    def _let_in(self, outcome: Outcome, decision: str) -> Outcome:
-        """Returns the outcome of a gate that fails only on rows which operators accepted or
-        released.
-        """
-        self.omitted.append(
-            f"{outcome.planned.meaning}: not judged on rows that an operator {decision}"
-        )
-        text = let_in(decision, outcome.unexpected_count)
-        return Outcome(outcome.planned, True, text, None, details={"observed_value": text})
-
     def _by_great_expectations(self, planned: Numbered) -> None:
         whys = {n: why_not_built(each.type, each.kwargs) for n, each in planned.items()}
         if listed := [
@@ -263,7 +254,12 @@ class SuiteEvaluation:
             else:
                 again = judge_rows(self.plan.table, [*others.values()], rest)
                 met |= {n for n, outcome in zip(others, again, strict=True) if outcome.success}
-        self.found |= {number: self._let_in(self.found[number], decision) for number in met}
+        for number in sorted(met):
+            planned, text = missed[number], let_in(decision, self.found[number].unexpected_count)
+            self.omitted.append(
+                f"{planned.meaning}: not judged on rows that an operator {decision}"
+            )
+            self.found[number] = observed(planned, True, text)
 
 
 def _without(numbered: Mapping[int, Any], done: Mapping[int, Any]) -> dict[int, Any]:
@@ -312,12 +308,11 @@ def count_rows(
 
     ``read`` returns some of the columns ``names``. Raises what it and Arrow raise.
     """
-    by_arrow = {n: {*of} for n, c in conditions.items() if (of := c.read_by_arrow) is not None}
-    certain = {n: conditions[n] for n, of in by_arrow.items() if of <= {*names}}
-    if not certain:
+    if not (certain := left_to_arrow(conditions, names)):
         return {}
     columns = {LSN} if where else set()
-    columns = columns.union(*(by_arrow[n].union(c.shown) for n, c in certain.items())) & {*names}
+    columns |= {name for c in certain.values() for name in (*(c.read_by_arrow or ()), *c.shown)}
+    columns &= {*names}
     tables = read(sorted(columns) or names[:1])
     if where is not None:
         tables = (rows.filter(evaluate(where, rows)) for rows in tables)

@@ -9,7 +9,7 @@ first rows of the target.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,12 +30,13 @@ from waldelta.stages.check.great_expectations.own_expectations import (
     Numbered,
     count_by_arrow,
     count_by_spark,
-    evaluate_each,
+    judge_each,
     judge_rows,
+    left_to_arrow,
     why_refused,
     why_unevaluable,
 )
-from waldelta.stages.check.suite.expectation import Outcome, PlannedExpectation, RowCondition
+from waldelta.stages.check.suite.expectation import PlannedExpectation, RowCondition
 from waldelta.stages.check.suite.kinds import kind_of, row_conditions
 from waldelta.stages.check.suite.row_kinds import is_of_column
 from waldelta.stages.setup.preflight.targets import JudgeSuite
@@ -143,10 +144,7 @@ def _uncertain(planned: Numbered, types: Mapping[str, str]) -> Numbered:
     # Arrow has variants as texts, and Spark compares them with none.
     kinds = {name: stored_type("", kind).arrow for name, kind in types.items() if kind != "variant"}
     row = pa.table({name: pa.nulls(1, kind) for name, kind in kinds.items()})
-    conditions = row_conditions(planned)
-    read = {n: c.read_by_arrow for n, c in conditions.items()}
-    asked = {n: conditions[n] for n, of in read.items() if of is not None and {*of} <= kinds.keys()}
-    certain = count_by_arrow([row], asked)
+    certain = count_by_arrow([row], left_to_arrow(row_conditions(planned), kinds))
     return {n: each for n, each in planned.items() if n not in certain}
 
 
@@ -187,12 +185,7 @@ def _unevaluable(
 
 def _whys_on_rows(table: str, planned: Numbered, rows: DataFrame) -> dict[int, str]:
     """Returns why some expectations can't be evaluated on rows of the target."""
-
-    def judge(numbers: Sequence[int]) -> dict[int, Outcome]:
-        outcomes = judge_rows(table, [planned[n] for n in numbers], rows)
-        return dict(zip(numbers, outcomes, strict=True))
-
-    outcomes, errors = evaluate_each(judge, [*planned])
+    outcomes, errors = judge_each(lambda of: judge_rows(table, of, rows), planned)
     unjudged = [n for n, outcome in outcomes.items() if outcome.success is None]
     why = "Great Expectations can't evaluate it on rows of the target"
     return dict.fromkeys(unjudged, why) | {n: why_unevaluable(err) for n, err in errors.items()}

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import starmap
 from pathlib import Path
@@ -53,7 +54,7 @@ from waldelta.changes.stage.stage import Staged
 from waldelta.config.expectation_files import assign_suites, read_each
 from waldelta.errors import ConfigError, QualityFailed
 from waldelta.lake import write_parquet
-from waldelta.lake.ledger import Decision, TableState
+from waldelta.lake.ledger import WAITING, Decision, TableState, now
 from waldelta.lake.ledger.decisions import FAILS
 from waldelta.pipeline import Job
 from waldelta.quantities import counted
@@ -77,71 +78,11 @@ from waldelta.target_modes import Feature
 
 
 @dataclass(frozen=True, slots=True)
-class AsideRow:
-    """A row that was set aside, for the quarantine table; ``reason`` names the failed
-    expectations.
-    """
-
-    key: str
-    columns: list[str]
-    sent: str
-    lsn: int | None
-    commit_ts: object
-    reason: str
-    outdated: bool
-
-
-@dataclass(frozen=True, slots=True)
 class JudgedChanges:
-    """The changes to merge after the gate, and the rows that were set aside."""
+    """The changes to merge after the gate, and the rows that were set aside, for the quarantine."""
 
     staged: Staged
-    aside: tuple[AsideRow, ...] = ()
-
-
-def set_aside(
-    runner: Runner,
-    plan: TargetPlan,
-    staged: Staged,
-    files: NetFiles,
-    numbers: Ints,
-    reasons: Sequence[str],
-) -> JudgedChanges:
-    """Take the rows with these numbers out of ``staged``; they are net changes that would write a
-    row.
-
-    ``reasons`` has one entry per row, in the order of the numbers.
-    """
-    rows = as_net(files.at(numbers), plan)
-    moved = move_keys(rows, plan)
-    of_action = np.array(rows["action"].to_pylist(), dtype=object)
-    gone = purges(rows.filter(pa.array((of_action == ACTION_UPSERT) | moved)), plan)
-    counts = Counter(staged.counts)
-    counts.subtract(Counter(of_action.tolist()))
-    counts[ACTION_PURGE] += len(gone)
-    counts[QUARANTINED_ROWS] += len(rows)
-    counts[RAW_ROWS] -= int(one_array(rows["raw"]).is_valid().sum().as_py() or 0)
-    left = {name: count for name, count in counts.items() if count}
-    absent = unsent(rows, plan)
-    told = zip(
-        keys_of(rows, plan, "c"),
-        absent,
-        sent(rows, plan, absent),
-        rows["lsn"].to_pylist(),
-        rows["commit_ts"].to_pylist(),
-        reasons,
-        ((of_action == ACTION_UPDATE) & ~moved).tolist(),
-        strict=True,
-    )
-    folder, net = f"{staged.folder}-let", staged.net
-    write_parquet(folder, gone)
-    files.without(runner, numbers, folder, 1)
-    if net is not None:
-        net = pa.concat_tables([gone, net.filter(pa.array(~files.are_in(numbers)))])
-    return JudgedChanges(
-        replace(staged, folder=folder, source=parquet(folder), net=net, counts=left),
-        tuple(AsideRow(*row) for row in told),
-    )
+    aside: Sequence[Decision] = ()
 
 
 log = logging.getLogger(__name__)
@@ -158,14 +99,30 @@ def read_gates(job: Job, states: Sequence[TableState]) -> dict[str, TableGate]:
     generations = {state.table_name: state.generation for state in states}
     suites = assign_suites(read_each(Path(folder)), generations)
     gates = {name: TableGate(name, problem=err) for name, err in suites.refused.items()}
-    released: dict[tuple[str, int], Decision] | None = None
-    for name, suite in suites.by_table.items():
-        if any(item.gate != "warn" for item in suite.suite.expectations):
-            released = valid_releases(job) if released is None else released
-            of_copy = released.get((name, generations[name]))
-            upto = 0 if of_copy is None else of_copy.upto_lsn
-            gates[name] = TableGate(name, suite, None, upto)
+    gated = {
+        name: suite
+        for name, suite in suites.by_table.items()
+        if any(item.gate != "warn" for item in suite.suite.expectations)
+    }
+    released = valid_releases(job) if gated else {}
+    for name, suite in gated.items():
+        of_copy = released.get((name, generations[name]))
+        gates[name] = TableGate(name, suite, None, 0 if of_copy is None else of_copy.upto_lsn)
     return gates
+
+
+@contextmanager
+def _verdicts(
+    job: Job, gate: TableGate, columns: JudgedColumns, what: str
+) -> Iterator[tuple[list[Verdict], list[Verdict]]]:
+    """Yields the verdicts to reach, as read_verdicts() returns them, and records them then."""
+    if gate.problem is not None:
+        raise ConfigError(f"{gate.table}: {what}, since its gate can't be read: {gate.problem}")
+    asides, stops = read_verdicts(gate, columns, job.pipeline.folder)
+    try:
+        yield asides, stops
+    finally:
+        record(job, gate, [*asides, *stops])
 
 
 def judge(
@@ -175,32 +132,37 @@ def judge(
 
     Raises QualityFailed when none may, and ConfigError for a gate that can't be evaluated.
     """
-    if gate.problem is not None:
-        raise ConfigError(
-            f"{gate.table}: its changes wait, since its gate can't be read: {gate.problem}"
-        )
-    if not plan.state.kept_as.supports(Feature.GATES):
+    if gate.problem is None and not plan.state.kept_as.supports(Feature.GATES):
         raise ConfigError(
             f"{gate.table}: its changes wait, since it has expectations with a gate, which only a"
             " target of mode mirror supports: set gate: warn"
         )
     columns = JudgedColumns.of(plan, has_metadata=job.pipeline.target.metadata_columns)
-    asides, stops = read_verdicts(gate, columns, job.pipeline.folder)
-    if not any(staged.counts.get(action) for action in WRITTEN):
-        return JudgedChanges(staged)
-    is_written = f"action in ({', '.join(map(string, WRITTEN))})"
-    rows = StagedRows(runner, NetFiles.of(staged.folder, job.lake), columns, gate.table, is_written)
-    try:
-        judged = _set_aside(plan, rows, asides, staged)
+    with _verdicts(job, gate, columns, "its changes wait") as (asides, stops):
+        if not any(staged.counts.get(action) for action in WRITTEN):
+            return JudgedChanges(staged)
+        is_written = f"action in ({', '.join(map(string, WRITTEN))})"
+        files = NetFiles.of(staged.folder, job.lake)
+        rows = StagedRows(runner, files, columns, gate.table, is_written)
+        rows.judge(asides)
+        if (count := len(_any_of(asides))) > MOST_SET_ASIDE:
+            rows.take_examples(asides)
+            raise QualityFailed(
+                f"{gate.table}: not merged: {count:,} of its changed rows fail expectations with"
+                f" gate: quarantine, and a run quarantines at most {MOST_SET_ASIDE:,} at"
+                f" once:\n{listed(asides)}\nIts changes wait in the change log: correct the"
+                " expectation, which the next run uses, or make it warn until they are merged"
+            )
+        judged = _set_aside(job, plan, rows, asides, staged) if count else JudgedChanges(staged)
         if stops:
-            if judged.aside:
-                rows = replace(rows, files=NetFiles.of(judged.staged.folder, job.lake))
             # Released commits end at ``released``, and the next commit may begin exactly there.
-            rows = replace(rows, where=f"{is_written} and lsn >= {gate.released}")
-            if failed := _unmet(rows, stops):
+            rest = replace(
+                rows,
+                files=NetFiles.of(judged.staged.folder, job.lake),
+                where=f"{is_written} and lsn >= {gate.released}",
+            )
+            if failed := _unmet(rest, stops):
                 raise stopped(gate, failed)
-    finally:
-        record(job, gate, [*asides, *stops])
     return judged
 
 
@@ -231,49 +193,36 @@ def judge_complete_rows(
     release lets them pass only when nothing has landed since. ``opened`` are the keys of open rows:
     a discarded row that still fails is no new finding.
     """
-    if gate.problem is not None:
-        raise ConfigError(
-            f"{gate.table}: its rows weren't read again, since its gate can't be read:"
-            f" {gate.problem}"
-        )
     has_metadata = job.pipeline.target.metadata_columns
     columns = JudgedColumns(dict(copy.columns), copy.key_columns, has_metadata)
-    asides, stops = read_verdicts(gate, columns, job.pipeline.folder)
-    if gate.released >= landed_upto(job, job.read_identity()):
-        stops = []
-    rows = StagedRows(runner, NetFiles.of(folder, job.lake), columns, gate.table)
-    try:
+    with _verdicts(job, gate, columns, "its rows weren't read again") as (asides, stops):
+        if gate.released >= landed_upto(job, job.read_identity()):
+            stops.clear()
+        rows = StagedRows(runner, NetFiles.of(folder, job.lake), columns, gate.table)
         replace(rows, where="t0 is not null").judge(asides)
         still = _still_failing(rows.files, copy, asides)
         open_rows = [sum(still[row].key in opened for row in v.failing.tolist()) for v in asides]
         if still:
             rest = rows.files.without(runner, _any_of(asides), f"{folder}-rest")
             rows = replace(rows, files=rest)
-        _check_enters(gate, rows, [*asides, *stops])
+        if failed := _unmet(rows, [*asides, *stops]):
+            raise QualityFailed(
+                f"{gate.table}: its rows weren't read again, since rows that would enter the target"
+                f" fail expectations with a gate:\n{listed(failed)}\nFirst let a run apply the"
+                " waiting changes: it quarantines rows that fail gate: quarantine. Where gate: stop"
+                " stops it, correct the expectation or the data, or release the changes: waldelta"
+                f" decide FILE release --tables {gate.table} --reason WHY"
+            )
         for verdict, count in zip(asides, open_rows, strict=True):
             if count and (outcome := verdict.outcome) is not None:
                 rows_left = (outcome.unexpected_count or 0) + count
                 verdict.outcome = replace(outcome, success=False, unexpected_count=rows_left)
-    finally:
-        record(job, gate, [*asides, *stops])
     return [*still.values()]
 
 
 def _any_of(verdicts: Sequence[Verdict]) -> Ints:
     """Returns the numbers of rows that fail any expectation, in their order."""
     return np.unique(np.concatenate([np.zeros(0, np.int64), *(v.failing for v in verdicts)]))
-
-
-def _check_enters(gate: TableGate, rows: StagedRows, verdicts: list[Verdict]) -> None:
-    """Raise QualityFailed when rows that were read again fail expectations with a gate."""
-    if failed := _unmet(rows, verdicts):
-        raise QualityFailed(
-            f"{gate.table}: its rows weren't read again, since rows that would enter the target"
-            f" fail expectations with a gate:\n{listed(failed)}\nFirst let a run apply the"
-            " waiting changes: it quarantines rows that fail gate: quarantine. Where gate: stop"
-            " stops it, correct the expectation or the data, or release the changes: waldelta"
-            f" decide FILE release --tables {gate.table} --reason WHY"
-        )
 
 
 def _still_failing(
@@ -301,29 +250,47 @@ def _reasons(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _set_aside(
-    plan: TargetPlan, rows: StagedRows, asides: Sequence[Verdict], staged: Staged
+    job: Job, plan: TargetPlan, judged: StagedRows, asides: Sequence[Verdict], staged: Staged
 ) -> JudgedChanges:
-    """Take out the rows that fail."""
-    rows.judge(asides)
-    failing = _any_of(asides)
-    if not len(failing):
-        return JudgedChanges(staged)
-    if len(failing) > MOST_SET_ASIDE:
-        rows.take_examples(asides)
-        raise QualityFailed(
-            f"{rows.table}: not merged: {len(failing):,} of its changed rows fail expectations with"
-            f" gate: quarantine, and a run quarantines at most {MOST_SET_ASIDE:,} at"
-            f" once:\n{listed(asides)}\nIts changes wait in the change log: correct the"
-            " expectation, which the next run uses, or make it warn until they are merged"
+    """Take the rows that fail out of ``staged``: net changes that would write a row."""
+    failing, state = _any_of(asides), plan.state
+    rows = as_net(judged.files.at(failing), plan)
+    moved, absent = move_keys(rows, plan), unsent(rows, plan)
+    of_action = np.array(rows["action"].to_pylist(), dtype=object)
+    gone = purges(rows.filter(pa.array((of_action == ACTION_UPSERT) | moved)), plan)
+    raw = int(one_array(rows["raw"]).is_valid().sum().as_py() or 0)
+    more = Counter({ACTION_PURGE: len(gone), QUARANTINED_ROWS: len(rows)})
+    counts = Counter(staged.counts) + more - Counter(of_action.tolist()) - Counter({RAW_ROWS: raw})
+    values = zip(
+        keys_of(rows, plan, "c"),
+        absent,
+        sent(rows, plan, absent),
+        rows["lsn"].to_pylist(),
+        rows["commit_ts"].to_pylist(),
+        _reasons(asides),
+        ((of_action == ACTION_UPDATE) & ~moved).tolist(),
+        strict=True,
+    )
+    aside = [
+        Decision(
+            now(), job.run_id, WAITING, state.table_name, state.generation, plan.batches.upto,
+            key, columns, texts, lsn, commit_ts, reason, outdated=is_outdated,
         )
-    judged = set_aside(rows.runner, plan, staged, rows.files, failing, _reasons(asides))
+        for key, columns, texts, lsn, commit_ts, reason, is_outdated in values
+    ]  # fmt: skip
+    folder, net = f"{staged.folder}-let", staged.net
+    write_parquet(folder, gone)
+    judged.files.without(judged.runner, failing, folder, 1)
+    if net is not None:
+        net = pa.concat_tables([gone, net.filter(pa.array(~judged.files.are_in(failing)))])
     log.warning(
         "table=%s gate: quarantined %s, %d in all",
-        rows.table,
-        counted(len(judged.aside), "row"),
-        judged.staged.counts.get(QUARANTINED_ROWS, 0),
+        judged.table,
+        counted(len(aside), "row"),
+        counts[QUARANTINED_ROWS],
     )
-    return judged
+    let = replace(staged, folder=folder, source=parquet(folder), net=net, counts=counts)
+    return JudgedChanges(let, aside)
 
 
 def _unmet(rows: StagedRows, verdicts: Sequence[Verdict]) -> list[Verdict]:

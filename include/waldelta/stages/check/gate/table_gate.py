@@ -47,8 +47,9 @@ from waldelta.stages.check.great_expectations.own_expectations import (
     Conditions,
     count_by_arrow,
     count_by_spark,
-    evaluate_each,
+    judge_each,
     judge_rows,
+    left_to_arrow,
     unevaluable,
     why_refused,
     why_unevaluable,
@@ -297,9 +298,8 @@ class StagedRows:
         self, verdicts: Sequence[Verdict], conditions: Conditions, most: int | None
     ) -> set[int]:
         """Judge by Arrow, in a task for each file; returns the numbers of which it is certain."""
-        read = {n: c.read_by_arrow for n, c in conditions.items()}
-        staged = {name for name, of in self.columns.staged.items() if of.isidentifier()}
-        certain = {n: conditions[n] for n, of in read.items() if of is not None and {*of} <= staged}
+        staged = (name for name, of in self.columns.staged.items() if of.isidentifier())
+        certain = left_to_arrow(conditions, staged)
         judge = partial(_failing, self.files, self.columns, self.where, certain, most)
         of_files = self.runner.run(len(self.files.paths), _FAILING, judge) if certain else []
         by_number = {n: [of for of in of_files if of["expectation"] == n] for n in certain}
@@ -437,9 +437,7 @@ def _outcome_as_a_whole(table: str, rows: DataFrame, planned: PlannedExpectation
     if rows.isEmpty():
         # All rows were released or sent partly, so no aggregate can be computed.
         return Outcome(planned, True, "no rows to judge", None)
-    outcomes, errors = evaluate_each(
-        lambda _: dict(enumerate(judge_rows(table, [planned], rows))), [0]
-    )
+    outcomes, errors = judge_each(lambda of: judge_rows(table, of, rows), {0: planned})
     return unevaluable(planned, errors[0]) if errors else replace(outcomes[0], raised=None)
 
 

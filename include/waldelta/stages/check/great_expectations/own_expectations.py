@@ -27,8 +27,14 @@ from waldelta.stages.check.suite.expectation import (
     PlannedExpectation,
     RowCondition,
 )
-from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, kind_of
-from waldelta.stages.check.suite.row_kinds import RowKind, column_name, count_rows, is_of_column
+from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, TargetKind, kind_of
+from waldelta.stages.check.suite.row_kinds import (
+    RowKind,
+    column_name,
+    count_rows,
+    is_of_column,
+    number_of,
+)
 from waldelta.stages.check.suite.sql_conditions import unresolved_columns, why_not_parsed
 
 if TYPE_CHECKING:
@@ -156,9 +162,28 @@ def evaluate_each(
     return found, errors
 
 
+def judge_each(
+    judge: Callable[[list[PlannedExpectation]], Sequence[Outcome]], planned: Numbered
+) -> tuple[dict[int, Outcome], dict[int, Exception]]:
+    """Returns the outcomes of expectations by their numbers, as evaluate_each() does."""
+
+    def judge_numbers(numbers: Sequence[int]) -> dict[int, Outcome]:
+        return dict(zip(numbers, judge([planned[n] for n in numbers]), strict=True))
+
+    return evaluate_each(judge_numbers, [*planned])
+
+
 def groups_of(numbers: Sequence[int]) -> list[Sequence[int]]:
     """Returns expectations in groups: a query for more takes longer to plan than several."""
     return [numbers[n : n + MOST_PER_QUERY] for n in range(0, len(numbers), MOST_PER_QUERY)]
+
+
+def left_to_arrow(conditions: Conditions, names: Iterable[str]) -> dict[int, RowCondition]:
+    """Returns the conditions that Arrow may judge on rows of these columns. Of some values it may
+    not be certain even so: count_by_arrow() leaves these conditions out.
+    """
+    read, there = {n: c.read_by_arrow for n, c in conditions.items()}, {*names}
+    return {n: conditions[n] for n, of in read.items() if of is not None and {*of} <= there}
 
 
 def count_by_arrow(
@@ -257,25 +282,17 @@ def _misfit(value: Any, type_name: str) -> str | None:
     ('a number', None, 'a text in quotes')
     """
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_numeric = is_number or (isinstance(value, str) and isinstance(number_of(value), float))
     if value is None or isinstance(value, Mapping):
         return None
-    if type_name.startswith(NUMBERS):
-        return None if is_number or _is_numeric(value) else "a number"
-    if type_name.startswith(_MOMENTS):
-        return "a date or time" if is_number or isinstance(value, bool) else None
-    if type_name == "string":
-        return "a text in quotes" if isinstance(value, (int, float)) else None
-    if type_name == "boolean":
-        return None if isinstance(value, bool) else "true or false"
-    return None
-
-
-def _is_numeric(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return isinstance(value, str)
+    # The values that fit a column, by its type, and what to write instead of others.
+    values = (
+        (NUMBERS, is_numeric, "a number"),
+        (_MOMENTS, not is_number and not isinstance(value, bool), "a date or time"),
+        ("string", not isinstance(value, (int, float)), "a text in quotes"),
+        ("boolean", isinstance(value, bool), "true or false"),
+    )
+    return next((text for of, fits, text in values if type_name.startswith(of) and not fits), None)
 
 
 def _of_gate(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:
@@ -314,11 +331,12 @@ def judge_rows(table: str, planned: Sequence[PlannedExpectation], rows: DataFram
     Our own kinds judge theirs, Great Expectations all others. Raises ConfigError for a name or an
     argument that it refuses.
     """
-    given, found = GivenRows(rows), {}
+    found, left = {}, []
     for number, each in enumerate(planned):
-        if (outcomes := kind_of(each.type).outcomes([each], given)) is not None:
-            found[number] = outcomes[0]
-    left = [number for number in range(len(planned)) if number not in found]
+        if isinstance(kind := kind_of(each.type), TargetKind):
+            (found[number],) = kind.outcomes([each], GivenRows(rows))
+        else:
+            left.append(number)
     if left:
         import_great_expectations({planned[number].type for number in left})
         from waldelta.stages.check.great_expectations.run_suite import judge_frame

@@ -511,14 +511,6 @@ class ExpectationKind:
         is_met = found.are_few(float(planned.kwargs.get("mostly", 1)))
         return Outcome(planned, is_met, observed, found.rows, details=details)
 
-    def outcomes(
-        self,
-        planned: Sequence[PlannedExpectation],  # noqa: ARG002
-        rows: JudgedRows,  # noqa: ARG002
-    ) -> Sequence[Outcome] | None:
-        """Returns the outcomes of expectations on a target as a whole; None for another kind."""
-        return None
-
 
 @cache
 def _model_of(kind: ExpectationKind) -> type[BaseModel]:

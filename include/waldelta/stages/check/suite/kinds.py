@@ -71,21 +71,19 @@ class TargetKind(ExpectationKind):
         """Returns whether there are bounds, where the kind has them: enough runs have measured."""
         return bool(kwargs.get("bounds", True))
 
-    def outcomes(
-        self, planned: Sequence[PlannedExpectation], rows: JudgedRows
-    ) -> Sequence[Outcome] | None:
+    def outcomes(self, planned: Sequence[PlannedExpectation], rows: JudgedRows) -> list[Outcome]:
         """Returns the outcome of each expectation."""
         return [
             self.outcome(each, finding)
             if isinstance(finding, FailingRows)
-            else _observed(each, *finding)
+            else observed(each, *finding)
             for each, finding in zip(planned, self.judge(planned, rows), strict=True)
         ]
 
 
-def _observed(planned: PlannedExpectation, is_met: bool, observed: str) -> Outcome:
-    details = {"observed_value": observed}
-    return Outcome(planned, is_met, observed[:200], None, details=details)
+def observed(planned: PlannedExpectation, is_met: bool, text: str) -> Outcome:
+    """Returns the outcome of an expectation that isn't judged by counts of rows."""
+    return Outcome(planned, is_met, text[:200], None, details={"observed_value": text})
 
 
 def _recorded_columns(facts: TargetFacts) -> Iterator[Rule]:

@@ -212,13 +212,13 @@ def _between(value: str, kwargs: Mapping[str, Any]) -> str | None:
         ("min_value", "strict_min", ">", ">="),
         ("max_value", "strict_max", "<", "<="),
     ):
-        if (bound := _number(kwargs.get(name))) is not None:
+        if (bound := number_of(kwargs.get(name))) is not None:
             operator = beyond if kwargs.get(strict) else at_least
             parts.append(f"{value} {operator} {literal(bound)}")
     return " and ".join(parts) or None
 
 
-def _number(bound: Any) -> Any:
+def number_of(bound: Any) -> Any:
     """Returns a bound as Great Expectations takes it: a float for a number or its text."""
     try:
         return bound if bound is None else float(bound)
