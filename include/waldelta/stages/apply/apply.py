@@ -365,7 +365,7 @@ def _stage_and_commit(
     fault_point("apply.staged")
     fence.verify()
     if judged is not None and not any(changes.counts.get(action) for action in WRITTEN):
-        record_passed(job, state.table_name)
+        record_passed(job, [state.table_name], are_empty=True)
     fault_point("apply.merging")
     tag = merge_staged(run.runner, job, changes, plan, replace(tag, counts=changes.counts), fence)
     fault_point("apply.merged")

@@ -50,15 +50,16 @@ from waldelta.stages.check.evaluate import judge_target
 from waldelta.stages.check.gate.quarantined_rows import read_decided, record_unknown
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 from waldelta.stages.check.measure.profile import Before, bounds_of
-from waldelta.stages.check.measure.references import CheckedTarget, Reference
+from waldelta.stages.check.measure.references import CheckedTarget
 from waldelta.stages.check.reports.data_docs import (
+    Trend,
     check_page,
     list_reports,
     page_name,
     pages_may_be_missing,
+    read_trends,
 )
 from waldelta.stages.check.reports.docs_store import DocsStore, RunFolder
-from waldelta.stages.check.reports.trend import Trend, read_trends
 from waldelta.stages.check.suite.expectation import (
     QualityReport,
     SourceRules,
@@ -331,14 +332,13 @@ def _without_references(
     rules: Mapping[str, SourceRules], lost: AbstractSet[str]
 ) -> dict[str, SourceRules]:
     """Returns the rules without foreign keys to or from targets that can't be read."""
-
-    def can_be_judged(reference: Reference) -> bool:
-        return lost.isdisjoint(side.table for side in reference.sides)
-
-    if not lost:
-        return dict(rules)
     return {
-        name: replace(of, references=[*filter(can_be_judged, of.references)])
+        name: replace(
+            of,
+            references=[
+                each for each in of.references if lost.isdisjoint(side.table for side in each.sides)
+            ],
+        )
         for name, of in rules.items()
     }
 

@@ -52,12 +52,12 @@ from waldelta.stages.check.great_expectations.own_expectations import (
     Conditions,
     Counts,
     Numbered,
+    arrow_conditions,
     count_by_arrow,
     count_by_spark,
     groups_of,
     judge_each,
     judge_rows,
-    left_to_arrow,
     unevaluable,
     why_not_built,
 )
@@ -308,7 +308,7 @@ def count_rows(
 
     ``read`` returns some of the columns ``names``. Raises what it and Arrow raise.
     """
-    if not (certain := left_to_arrow(conditions, names)):
+    if not (certain := arrow_conditions(conditions, names)):
         return {}
     columns = {LSN} if where else set()
     columns |= {name for c in certain.values() for name in (*(c.read_by_arrow or ()), *c.shown)}

@@ -28,11 +28,11 @@ from waldelta.spark_sql import quote
 from waldelta.stages.check.great_expectations.own_expectations import (
     NUMBERS,
     Numbered,
+    arrow_conditions,
     count_by_arrow,
     count_by_spark,
     judge_each,
     judge_rows,
-    left_to_arrow,
     why_refused,
     why_unevaluable,
 )
@@ -144,7 +144,7 @@ def _uncertain(planned: Numbered, types: Mapping[str, str]) -> Numbered:
     # Arrow has variants as texts, and Spark compares them with none.
     kinds = {name: stored_type("", kind).arrow for name, kind in types.items() if kind != "variant"}
     row = pa.table({name: pa.nulls(1, kind) for name, kind in kinds.items()})
-    certain = count_by_arrow([row], left_to_arrow(row_conditions(planned), kinds))
+    certain = count_by_arrow([row], arrow_conditions(row_conditions(planned), kinds))
     return {n: each for n, each in planned.items() if n not in certain}
 
 

@@ -56,30 +56,27 @@ log = logging.getLogger(__name__)
 
 # The meaning of a gate's result begins with one of these prefixes.
 STOP, QUARANTINE = "gate stop: ", "gate quarantine: "
-_KEPT_BACK = "the end of a gate's stop"
 
 
-def record_passed(job: Job, table: str) -> None:
-    """Record a table's stop results as met when its changes left the gate nothing to judge.
-
-    Results that still exclude a row stay.
-    """
-    with record_or_warn(_KEPT_BACK, [table]):
-        unmet = _unmet(job, [table])
-        _, still = _keeping(job, unmet)
-        _enter(job, [row for row in unmet if row not in still])
-
-
-def record_let_in(job: Job, tables: Collection[str]) -> None:
+def record_passed(job: Job, tables: Collection[str], *, are_empty: bool = False) -> None:
     """Record the results that excluded rows from these tables as met when no such row is
     quarantined.
 
     A result that stops a table stays, including one of ``gate: quarantine`` (too many rows, or the
-    expectation can't be evaluated).
+    expectation can't be evaluated), unless the changes ``are_empty``: they left the gate nothing to
+    judge.
     """
-    with record_or_warn(_KEPT_BACK, tables):
-        once, still = _keeping(job, _unmet(job, tables))
-        _enter(job, [row for row in once if row not in still])
+    with record_or_warn("the end of a gate's stop", tables):
+        unmet = _unmet(job, tables)
+        once, still = _keeping(job, unmet)
+        met, at = "no changes wait at this gate any more", now()
+        job.ledger.append_all([
+            replace(
+                row, at=at, run_id=job.run_id, success=True, observed=met, unexpected_count=0
+            )
+            for row in (unmet if are_empty else once)
+            if row not in still
+        ])  # fmt: skip
 
 
 def judged_by_gates(tables: Collection[str]) -> pc.Expression:
@@ -121,22 +118,6 @@ def _keeping(
         once += [row] if any(run_id == row.run_id for run_id, _ in named) else []
         still += [row] if any(is_open for _, is_open in named) else []
     return once, still
-
-
-def _enter(job: Job, over: Sequence[ExpectationResult]) -> None:
-    at = now()
-    rows = [
-        replace(
-            row,
-            at=at,
-            run_id=job.run_id,
-            success=True,
-            observed="no changes wait at this gate any more",
-            unexpected_count=0,
-        )
-        for row in over
-    ]
-    job.ledger.append_all(rows)
 
 
 @contextmanager
@@ -239,7 +220,7 @@ def record_current(job: Job, tables: Collection[str]) -> None:
     """
     with record_or_warn("the quarantine's current rows", tables):
         record_unknown(job.ledger, job.run_id, last_recorded_unknown(job.ledger, tables))
-    record_let_in(job, tables)
+    record_passed(job, tables)
 
 
 def record_unknown(ledger: Ledger, run_id: str, recorded: Mapping[str, str | None]) -> None:

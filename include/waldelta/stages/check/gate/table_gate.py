@@ -45,11 +45,11 @@ from waldelta.spark import Runner
 from waldelta.stages.check.gate.quarantined_rows import QUARANTINE, STOP
 from waldelta.stages.check.great_expectations.own_expectations import (
     Conditions,
+    arrow_conditions,
     count_by_arrow,
     count_by_spark,
     judge_each,
     judge_rows,
-    left_to_arrow,
     unevaluable,
     why_refused,
     why_unevaluable,
@@ -299,7 +299,7 @@ class StagedRows:
     ) -> set[int]:
         """Judge by Arrow, in a task for each file; returns the numbers of which it is certain."""
         staged = (name for name, of in self.columns.staged.items() if of.isidentifier())
-        certain = left_to_arrow(conditions, staged)
+        certain = arrow_conditions(conditions, staged)
         judge = partial(_failing, self.files, self.columns, self.where, certain, most)
         of_files = self.runner.run(len(self.files.paths), _FAILING, judge) if certain else []
         by_number = {n: [of for of in of_files if of["expectation"] == n] for n in certain}

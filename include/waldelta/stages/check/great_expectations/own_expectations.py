@@ -178,7 +178,7 @@ def groups_of(numbers: Sequence[int]) -> list[Sequence[int]]:
     return [numbers[n : n + MOST_PER_QUERY] for n in range(0, len(numbers), MOST_PER_QUERY)]
 
 
-def left_to_arrow(conditions: Conditions, names: Iterable[str]) -> dict[int, RowCondition]:
+def arrow_conditions(conditions: Conditions, names: Iterable[str]) -> dict[int, RowCondition]:
     """Returns the conditions that Arrow may judge on rows of these columns. Of some values it may
     not be certain even so: count_by_arrow() leaves these conditions out.
     """

@@ -198,10 +198,8 @@ def plan_references(
                 else _why_incomplete(key, partial)
             )
             if obstacle is not None:
-                what = f"foreign key {key.name}" + (
-                    "" if told_of == referring.table_name else f" of {key.table_name}"
-                )
-                yield told_of, f"{what}: not checked, because {obstacle}"
+                of = "" if told_of == referring.table_name else f" of {key.table_name}"
+                yield told_of, f"foreign key {key.name}{of}: not checked, because {obstacle}"
                 continue
             comparisons = tuple(c for c in _comparisons(key, referring, other) if c is not None)
             sides = _side(known, referring, key.referring), _side(known, other, key.referenced)
@@ -245,26 +243,21 @@ def _referenced(
     """Returns the targets that have all rows of the referenced table, and those that have some."""
     whole = [s for s in _targets_of(states, key.referenced_id) if _why_partial(s, key) is None]
     some = {key.referenced_id, *key.leaves}
-    partial = [
-        s for s in states.values() if s.status == SYNCED and (some & {*s.relation_ids, s.root_id})
-    ]
-    return whole, [s for s in partial if s not in whole]
+    related = (s for s in states.values() if some & {*s.relation_ids, s.root_id})
+    return whole, [s for s in related if s.status == SYNCED and s not in whole]
 
 
 def _why_partial(state: TableState, key: ForeignKey) -> str | None:
-    if state.copy_skipped:
-        return "its existing rows were not copied (copy: false)"
-    if state.row_filter not in (None, EVERYTHING) or any(
-        f != EVERYTHING for f in state.later_filters
-    ):
-        return "its publication has a row filter"
-    if state.target_filter is not None:
-        return "the target has a filter"
-    if state.root_id is not None and not key.leaves <= set(state.relation_ids):
-        return "not all partitions are published"
-    if state.root_id is None and list(state.relation_ids) != [key.referenced_id]:
-        return "it holds one partition only"
-    return None
+    filters = {state.row_filter or EVERYTHING, *state.later_filters}
+    is_root, tables = state.root_id is not None, set(state.relation_ids)
+    obstacles = {
+        "its existing rows were not copied (copy: false)": state.copy_skipped,
+        "its publication has a row filter": filters != {EVERYTHING},
+        "the target has a filter": state.target_filter is not None,
+        "not all partitions are published": is_root and not key.leaves <= tables,
+        "it holds one partition only": not is_root and tables != {key.referenced_id},
+    }
+    return next((why for why, is_so in obstacles.items() if is_so), None)
 
 
 def _described(known: KnownTargets, referring: str, referenced: str) -> str | None:

@@ -2,17 +2,29 @@
 
 import json
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from tests.support.bookkeeping import NOON
 from tests.support.pipelines import pipeline_file
 from waldelta.errors import StateError
 from waldelta.lake import Lake
+from waldelta.lake.ledger import ExpectationResult, Ledger
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
-from waldelta.stages.check.reports.data_docs import _content, check_page, list_reports
+from waldelta.stages.check.reports.data_docs import (
+    _content,
+    check_page,
+    list_reports,
+    read_trends,
+)
 from waldelta.stages.check.reports.docs_store import CHECKS, DocsStore
-from waldelta.stages.check.suite.expectation import TableVerdict, unchecked
+from waldelta.stages.check.suite.expectation import (
+    Outcome,
+    PlannedExpectation,
+    TableVerdict,
+    unchecked,
+)
 
 
 def test_a_run_is_listed_with_the_table_that_it_couldnt_check(tmp_path):
@@ -159,3 +171,45 @@ def test_an_expectation_that_only_measures_is_not_met():
         "passed",
     ]
     assert "2 of 2 expectations met</p>" in check_page(check_result(column, judged))
+
+
+def recorded(meaning, at, success, severity="critical", table="public.t", version=1):
+    fixed = (meaning, severity, "key", success, None, 0, version)
+    return ExpectationResult(at, f"run {at}", table, "kind", *fixed)
+
+
+def outcome(meaning, success):
+    return Outcome(PlannedExpectation("kind", {}, "critical", "key", meaning), success, None, 0)
+
+
+def test_the_trend_ends_with_this_check(tmp_path):
+    """Of checks of the last days, by meaning; gates' results aren't among them."""
+    ledger = Ledger(Lake(f"file://{tmp_path}"))
+    times = [NOON + timedelta(hours=hour) for hour in range(4)]
+    for rows in (
+        [recorded(BAD, NOON - timedelta(days=30), False)],
+        [recorded(BAD, times[0], True), recorded("b", times[0], False, "warning")],
+        [recorded(BAD, times[1], None), recorded("b", times[1], True)],
+        [recorded(BAD, times[2], False, version=None)],
+        [recorded(BAD, times[2], False, table="public.other")],
+    ):
+        ledger.append_all(rows)
+    trends = read_trends(ledger, ["public.t", "public.new"], times[3])
+    text = trends["public.t"].with_outcomes([outcome("b", True), outcome(BAD, False)], times[3])
+    assert BAD not in text
+    assert "the last 3 checks" in text
+    rows = re.findall(r"<tr>.*?</tr>", text)[1:]
+    assert [re.findall(r'class="(\w+)"', row) for row in rows] == [
+        ["passed", "unknown", "failed"],
+        ["warning", "passed", "passed"],
+    ]
+    assert trends["public.new"].with_outcomes([outcome("b", True)], times[3]) == ""
+
+
+def test_of_results_with_one_meaning_the_worst_counts():
+    """Limits of one domain share it."""
+    trends = read_trends(Ledger(Lake("file:///nowhere")), ["t"], NOON)
+    trend = trends["t"]
+    for success in (True, False, None):
+        trend.add("a", NOON, "critical", success=success)
+    assert trend.verdicts == {"a": {NOON: "failed"}}
