@@ -26,7 +26,6 @@ from waldelta.spark_sql import simple_type
 from waldelta.stages.check.measure.failing_rows import FailingRows
 from waldelta.stages.check.measure.profile import Before, find_departures, profiled_columns
 from waldelta.stages.check.measure.references import count_rows_without_parent
-from waldelta.stages.check.suite._row_rules import ROWS_SATISFY
 from waldelta.stages.check.suite.expectation import (
     Argument,
     DependsOn,
@@ -42,7 +41,7 @@ from waldelta.stages.check.suite.expectation import (
     TargetRows,
     Words,
 )
-from waldelta.stages.check.suite.row_kinds import ROW_EXPECTATION_KINDS, column_name
+from waldelta.stages.check.suite.row_kinds import ROW_EXPECTATION_KINDS, ROWS_SATISFY, column_name
 from waldelta.stages.check.suite.sql_conditions import listed
 
 # What is expected of a target: arguments, severity, origin and meaning.

@@ -219,12 +219,10 @@ def _with_references(
     since = _since(job) if merged and job.pipeline.target.metadata_columns else None
     told = {}
     for name, of in rules.items():
-        references = [
-            each for table, each in planned if table == name and not isinstance(each, str)
-        ]
-        omitted = [why for table, why in planned if table == name and isinstance(why, str)]
-        if name in merged:
-            references = [touched(reference, since, known) for reference in references]
+        of_table = [each for table, each in planned if table == name]
+        omitted = [each for each in of_table if isinstance(each, str)]
+        begin = since if name in merged else None
+        references = [touched(r, begin, known) for r in of_table if not isinstance(r, str)]
         told[name] = replace(of, references=references, omitted=(*of.omitted, *omitted))
     return told
 
@@ -248,14 +246,14 @@ def _changed(result: RunResult, rules: Collection[str]) -> dict[str, ChangedTarg
 
     A target that the run only checks has no version, and lost no rows.
     """
-    found = {}
-    for name in rules:
-        table = result.tables.get(name)
-        lost = table is not None and bool(
-            table.deleted or table.truncated or table.rows is not None
+    return {
+        name: ChangedTarget(None, lost_rows=False)
+        if (table := result.tables.get(name)) is None
+        else ChangedTarget(
+            table.version, bool(table.deleted or table.truncated or table.rows is not None)
         )
-        found[name] = ChangedTarget(table.version if table is not None else None, lost)
-    return found
+        for name in rules
+    }
 
 
 def _since(job: Job) -> int | None:

@@ -8,9 +8,9 @@ import pytest
 from tests.support.data.suites import HELD, ID, state
 from waldelta.row_filter import EnumType
 from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
-from waldelta.stages.check.suite._row_rules import ROWS_SATISFY, limit_of, printed_numeric
 from waldelta.stages.check.suite.expectation import SourceRules
 from waldelta.stages.check.suite.kinds import plan_suite
+from waldelta.stages.check.suite.row_kinds import ROWS_SATISFY, limit_of, printed_numeric
 from waldelta.types import stored_type
 
 
