@@ -101,13 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _set_log_levels()
         check_values(options)
         if (verb := _WITHOUT_FILE.get(options.verb)) is not None:
-            verb(options, output)
+            code = verb(options, output)
         else:
             _check_rich()
             pipeline = Pipeline.load(options.file)
             if getattr(options, "result", None) is None:  # Airflow's tasks give jobs theirs.
                 take_from_airflow(pipeline.file.conn_ids)
-            waiting_for_locks(
+            code = waiting_for_locks(
                 options.lock_wait_s, partial(_verb(options), pipeline, options, output)
             )
         output.close()
@@ -117,17 +117,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         log.error("interrupted: what was committed stays, and the next run goes on from there")
         return 130
-    except SystemExit as leaving:
-        if leaving.code not in (1, _FINDINGS):
-            raise
-        output.close()
-        return 1 if leaving.code == 1 else _FINDINGS
     except Exception as err:
         if (error := last_error(err)) is None:
             raise
         _end_with(error, options, output)
         return 1
-    return 0
+    return code or 0
 
 
 def _log_to_stderr() -> None:
@@ -185,34 +180,31 @@ def _connect_server(options: argparse.Namespace, _: Output) -> None:
     run_connect_server(options.port)
 
 
-def _list(options: argparse.Namespace, output: Output) -> None:
+def _list(options: argparse.Namespace, output: Output) -> int:
     from waldelta.cli._status_table import list_pipelines
 
     _check_rich()
-    if list_pipelines(options.folder, output):
-        raise SystemExit(1)
+    return int(list_pipelines(options.folder, output))
 
 
-def _doctor(options: argparse.Namespace, output: Output) -> None:
+def _doctor(options: argparse.Namespace, output: Output) -> int:
     from waldelta.cli.doctor import examine
 
-    if examine(options.pipeline, output, workers=options.workers):
-        raise SystemExit(1)
+    return int(examine(options.pipeline, output, workers=options.workers))
 
 
-def _rehearse(options: argparse.Namespace, output: Output) -> None:
+def _rehearse(options: argparse.Namespace, output: Output) -> int:
     from waldelta.cli.rehearse import run_rehearse
 
     _check_rich()
-    if run_rehearse(options, output):
-        raise SystemExit(_FINDINGS)
+    return _FINDINGS if run_rehearse(options, output) else 0
 
 
 def _completion(options: argparse.Namespace, _: Output) -> None:
     sys.stdout.write(completion_script(options.shell))
 
 
-def _airflow(options: argparse.Namespace, output: Output) -> None:
+def _airflow(options: argparse.Namespace, output: Output) -> int:
     if importlib.util.find_spec("airflow") is None:
         raise ConfigError(
             "Airflow isn't installed for this Python: run the command where Airflow's scheduler"
@@ -228,11 +220,12 @@ def _airflow(options: argparse.Namespace, output: Output) -> None:
         )
     output.show(document, text)
     entries = (*document["pools"], *document["connections"])
-    if document["refused"] or any(one["state"] == "missing" for one in entries):
-        raise SystemExit(1)
+    is_complete = not any(entry["state"] == "missing" for entry in entries)
+    return 0 if is_complete and not document["refused"] else 1
 
 
-_WITHOUT_FILE: Mapping[str, Callable[[argparse.Namespace, Output], None]] = MappingProxyType(
+# Each verb returns the process's exit code; None is 0.
+_WITHOUT_FILE: Mapping[str, Callable[[argparse.Namespace, Output], int | None]] = MappingProxyType(
     {
         "init": _init,
         "jars": _jars,
@@ -244,7 +237,7 @@ _WITHOUT_FILE: Mapping[str, Callable[[argparse.Namespace, Output], None]] = Mapp
         "completion": _completion,
     }
 )
-_Verb = Callable[[Pipeline, argparse.Namespace, Output], None]
+_Verb = Callable[[Pipeline, argparse.Namespace, Output], int | None]
 
 
 def _verb(options: argparse.Namespace) -> _Verb:
@@ -260,7 +253,7 @@ def _verb(options: argparse.Namespace) -> _Verb:
     return verbs.get(options.verb, _spark_verb)
 
 
-def _check(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
+def _check(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> int:
     plan = _show_plan(pipeline, options, output)
     try:
         plan.require()
@@ -269,7 +262,8 @@ def _check(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> N
         log.error("PreflightFailed: %s, listed above", counted(len(err.problems), "problem"))
         output.fail(describe_error(err))
         _write_result(options, err)
-        raise SystemExit(1) from None
+        return 1
+    return 0
 
 
 def _setup(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
@@ -339,7 +333,7 @@ def _teardown(pipeline: Pipeline, options: argparse.Namespace, output: Output) -
     _write_result(options, text)
 
 
-def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> None:
+def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output) -> int:
     from waldelta.pipeline.targets.table_names import check_names
     from waldelta.spark import open_runner
 
@@ -363,10 +357,11 @@ def _spark_verb(pipeline: Pipeline, options: argparse.Namespace, output: Output)
     show_run(output, result, options.stages[0] if options.stages else None)
     if options.result is not None:
         result.write(options.result)
-    if cause is not None:
-        _log_last(cause)
-        output.fail(describe_error(cause))
-        raise SystemExit(1)
+    if cause is None:
+        return 0
+    _log_last(cause)
+    output.fail(describe_error(cause))
+    return 1
 
 
 def show_run(output: Output, result: RunResult, stage: str | None = None) -> None:

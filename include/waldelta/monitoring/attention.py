@@ -187,19 +187,19 @@ class Attention:
         return replace(self, objects=tuple(objects), text=text, details=details)
 
 
-def names(found: Sequence[str]) -> str:
+def names(objects: Sequence[str]) -> str:
     """Returns the first names, and how many more there are.
 
     >>> names(["a", "b"]), names(list("abcde"))
     ('a, b', 'a, b, c and 2 more')
     """
-    return first_of(found, _MOST_NAMED)
+    return first_of(objects, _MOST_NAMED)
 
 
 def on_names(
     severity: AttentionLevel,
     kind: str,
-    found: Sequence[str],
+    objects: Sequence[str],
     text: str,
     *page: str,
     anchor: str = "",
@@ -209,8 +209,8 @@ def on_names(
     >>> [item.text for item in on_names("failed", "failed_copy", ["a", "b"], "{}: the copy failed")]
     ['a, b: the copy failed']
     """
-    if found:
-        yield Attention(severity, kind, text.format(names(found)), page, anchor, tuple(found))
+    if objects:
+        yield Attention(severity, kind, text.format(names(objects)), page, anchor, tuple(objects))
 
 
 def concerning(table: str, items: Iterable[Attention]) -> tuple[Attention, ...]:
@@ -233,10 +233,10 @@ def shortened(message: str, most: int = _MOST_SHOWN) -> str:
     line = " ".join(message.split())
     if len(line) <= most:
         return line
-    kept = (most - 2) // 2
-    return f"{line[:kept].rstrip()} … {line[-kept:].lstrip()}"
+    length = (most - 2) // 2
+    return f"{line[:length].rstrip()} … {line[-length:].lstrip()}"
 
 
-def worst_first(found: Iterable[Attention]) -> tuple[Attention, ...]:
+def worst_first(items: Iterable[Attention]) -> tuple[Attention, ...]:
     """Returns problems before warnings, each in their order."""
-    return tuple(sorted(found, key=lambda item: item.severity != "failed"))
+    return tuple(sorted(items, key=lambda item: item.severity != "failed"))

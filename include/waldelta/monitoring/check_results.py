@@ -145,8 +145,8 @@ class HeatMap:
 
 def read_checks(ledger: Ledger, since: datetime | None, run_id: str | None = None) -> list[Check]:
     """Returns the checks since then, or of one run, oldest first."""
-    chosen = None if run_id is None else pc.field("run_id") == run_id
-    rows = _without_retried(_read(ledger, since, _JUDGED, chosen))
+    where = None if run_id is None else pc.field("run_id") == run_id
+    rows = _without_retried(_read(ledger, since, _JUDGED, where))
     # A check that was retried has recorded everything again.
     return _checks(_last_of(rows, ("run_id", "table_name", "meaning")), ("run_id", "table_name"))
 
@@ -243,7 +243,7 @@ def _current(
     tables: Collection[str],
     first: Collection[str] | None,
 ) -> pa.Table:
-    """Returns the rows that are current (see _known()) of each table with results since then; of
+    """Returns the rows that are current (see _in_force()) of each table with results since then; of
     ``tables`` even if they are older. Only tables of ``first`` are searched in the recent ones.
     """
     begins: dict[str, datetime | None] = {}
@@ -260,7 +260,7 @@ def _current(
     parts = [_read(ledger, now(), columns)]
     for group in groups.values():
         start = min(filter(None, group.values()), default=None)
-        parts.append(_known(_read(ledger, start, columns, of_tables(group))))
+        parts.append(_in_force(_read(ledger, start, columns, of_tables(group))))
     return pa.concat_tables(parts)
 
 
@@ -309,7 +309,7 @@ def _last_at(entries: pa.Table) -> dict[str, datetime]:
 
 def _failed(rows: pa.Table) -> list[FailedExpectation]:
     missed = rows.filter(pc.invert(pc.field("success")) & pc.is_valid(pc.field("version")))
-    found = [
+    expectations = [
         FailedExpectation(
             row["at"],
             row["run_id"],
@@ -321,7 +321,9 @@ def _failed(rows: pa.Table) -> list[FailedExpectation]:
         )
         for row in missed.to_pylist()
     ]
-    return sorted(found, key=lambda one: (one.verdict == "warning", one.table_name, one.meaning))
+    return sorted(
+        expectations, key=lambda one: (one.verdict == "warning", one.table_name, one.meaning)
+    )
 
 
 def _checked(rows: pa.Table) -> pa.Table:
@@ -345,7 +347,7 @@ def _without_retried(rows: pa.Table) -> pa.Table:
     return rows.filter(pc.invert(pc.and_(broke_off, again)))
 
 
-def _known(rows: pa.Table) -> pa.Table:
+def _in_force(rows: pa.Table) -> pa.Table:
     """Returns the rows that are current: from each table's last check, and maintenance's since."""
     checks = _checked(rows)
     on_others = pc.is_in(rows["expectation"], value_set=pa.array(sorted(ON_OTHERS)))
@@ -369,14 +371,16 @@ def _entered(rows: pa.Table) -> pa.ChunkedArray:
     )
 
 
-def _newest(found: pa.Table, rows: pa.Table, *more: str) -> pa.ChunkedArray:
-    """Returns for each row when its table (and ``more``) was last in ``found``; null if never."""
+def _newest(entries: pa.Table, rows: pa.Table, *columns: str) -> pa.ChunkedArray:
+    """Returns for each row when its table (and these columns) was last in ``entries``; null if
+    never.
+    """
 
     def key(of: pa.Table) -> pa.ChunkedArray:
-        return pc.binary_join_element_wise(of["table_name"], *(of[name] for name in more), "\n")
+        return pc.binary_join_element_wise(of["table_name"], *(of[name] for name in columns), "\n")
 
     newest = (
-        found.append_column("key", key(found))
+        entries.append_column("key", key(entries))
         .group_by("key", use_threads=False)
         .aggregate([("at", "max")])
     )
@@ -388,9 +392,9 @@ def tables_map(ledger: Ledger, now: datetime, most: int) -> HeatMap:
 
     Tables with the worst latest verdict come first.
     """
-    found = _widening(partial(read_checks, ledger), attrgetter("run_id"), now, most)
-    cells = {(c.table_name, c.run_id): Cell(c.verdict, c.summary) for c in found}
-    return _heat_map([(c.at, c.run_id) for c in found], cells, most)
+    checks = _widening(partial(read_checks, ledger), attrgetter("run_id"), now, most)
+    cells = {(c.table_name, c.run_id): Cell(c.verdict, c.summary) for c in checks}
+    return _heat_map([(c.at, c.run_id) for c in checks], cells, most)
 
 
 def missed_earlier(
@@ -424,18 +428,18 @@ def expectations_map(ledger: Ledger, table_name: str, now: datetime, most: int) 
         rows = _read(ledger, since, (*columns, "observed"), pc.field("table_name") == table_name)
         return list(_without_retried(rows).to_pylist())
 
-    found = _widening(read, itemgetter("run_id"), now, most)
+    results = _widening(read, itemgetter("run_id"), now, most)
     cells: dict[tuple[str, str], Cell] = {}
     ends: dict[tuple[str, str], object] = {}
-    for row in found:
+    for row in results:
         of, cell = (str(row["meaning"]), str(row["run_id"])), _cell(row)
         # Limits of one domain share a meaning.
         if ends.get(of) == row["at"]:
             cell = min(cells[of], cell, key=lambda one: WORST_FIRST.index(one.verdict))
         cells[of], ends[of] = cell, row["at"]
-    heat = _heat_map([(row["at"], row["run_id"]) for row in found], cells, most)
+    heat = _heat_map([(row["at"], row["run_id"]) for row in results], cells, most)
     # Gates, whose rows have no version, don't record what they left out.
-    checks = [row for row in found if row["version"] is not None]
+    checks = [row for row in results if row["version"] is not None]
     last = [row for row in checks if row["at"] == checks[-1]["at"]]
     return replace(
         heat, not_checked=tuple(text for row in last for text in row["not_checked"] or ())
@@ -445,11 +449,11 @@ def expectations_map(ledger: Ledger, table_name: str, now: datetime, most: int) 
 def _read(
     ledger: Ledger,
     since: datetime | None,
-    more: Sequence[str],
-    chosen: pc.Expression | None = None,
+    columns: Sequence[str],
+    where: pc.Expression | None = None,
 ) -> pa.Table:
     return ledger.table(ExpectationResult).scan(
-        ("at", "run_id", "table_name", "success", *more), since, chosen
+        ("at", "run_id", "table_name", "success", *columns), since, where
     )
 
 
@@ -463,12 +467,12 @@ def _widening(
 
     Hourly pipelines have them within days, busy ones within hours.
     """
-    found: list[R] = []
+    results: list[R] = []
     for step in _STEPS:
-        found = read(None if step is None else now - step)
-        if len(set(map(run_id, found))) >= most:
+        results = read(None if step is None else now - step)
+        if len(set(map(run_id, results))) >= most:
             break
-    return found
+    return results
 
 
 def _heat_map(

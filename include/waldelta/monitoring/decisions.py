@@ -75,9 +75,9 @@ def read_open(ledger: Ledger, keys: pa.Table) -> list[Decision]:
     """
     in_order = [tuple(row.values()) for row in keys.select([*_KEY, "at"]).to_pylist()]
     # ``at`` identifies the rows of one table; another table's rows of that time are removed below.
-    chosen = pc.field("at").isin(keys["at"]) & (pc.field("status") == WAITING)
-    chosen &= pc.field("kind") == ROW
-    rows = ledger.table(Decision).read(chosen, columns=_SHOWN)
+    where = pc.field("at").isin(keys["at"]) & (pc.field("status") == WAITING)
+    where &= pc.field("kind") == ROW
+    rows = ledger.table(Decision).read(where, columns=_SHOWN)
     by_key = {(row.table_name, row.generation, row.key, row.at): row for row in rows}
     return [by_key[key] for key in in_order if key in by_key]
 
@@ -95,20 +95,20 @@ def read_by_id(ledger: Ledger, row_id: str) -> Decision | None:
     """
     table = ledger.table(Decision)
     rows = table.read((pc.field("kind") == ROW) & (pc.field("status") == WAITING), columns=OF_ID)
-    found = next((row for row in reversed(rows) if row.id == row_id), None)
-    if found is None:
+    outline = next((row for row in reversed(rows) if row.id == row_id), None)
+    if outline is None:
         return None
-    chosen = (pc.field("at") == pa.scalar(found.at, UTC_TIME)) & (pc.field("key") == found.key)
-    return next(iter(table.read(chosen & (pc.field("table_name") == found.table_name))), None)
+    where = (pc.field("at") == pa.scalar(outline.at, UTC_TIME)) & (pc.field("key") == outline.key)
+    return next(iter(table.read(where & (pc.field("table_name") == outline.table_name))), None)
 
 
 def read_since(ledger: Ledger, row: Decision) -> Decision | None:
     """Returns the latest record of the row's key after it, in the same copy, or None."""
-    chosen = (pc.field("table_name") == row.table_name) & (pc.field("key") == row.key)
-    chosen &= (pc.field("generation") == row.generation) & (
+    where = (pc.field("table_name") == row.table_name) & (pc.field("key") == row.key)
+    where &= (pc.field("generation") == row.generation) & (
         pc.field("at") > pa.scalar(row.at, UTC_TIME)
     )
-    return next(reversed(ledger.table(Decision).read(chosen, columns=_SHOWN)), None)
+    return next(reversed(ledger.table(Decision).read(where, columns=_SHOWN)), None)
 
 
 def read_of_run(ledger: Ledger, run_id: str, most: int) -> tuple[list[Decision], int]:
@@ -116,11 +116,11 @@ def read_of_run(ledger: Ledger, run_id: str, most: int) -> tuple[list[Decision],
 
     Unreadable messages don't count.
     """
-    chosen = (pc.field("run_id") == run_id) & (pc.field("kind") == ROW)
+    where = (pc.field("run_id") == run_id) & (pc.field("kind") == ROW)
     table = ledger.table(Decision)
-    moments = table.scan(("at",), None, chosen)["at"]
-    chosen &= pc.field("at").isin(moments.slice(0, most).unique())
-    return table.read(chosen, columns=_SHOWN)[:most], len(moments)
+    moments = table.scan(("at",), None, where)["at"]
+    where &= pc.field("at").isin(moments.slice(0, most).unique())
+    return table.read(where, columns=_SHOWN)[:most], len(moments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +153,10 @@ def read_decided(ledger: Ledger, table: str | None = None) -> list[Decided]:
     # Rows that were decided on together are one decision; other keys are decisions of their own.
     of_rows, none = pc.equal(rows["kind"], ROW), pa.scalar(None, pa.string())
     rows = rows.append_column("of", pc.if_else(of_rows, none, rows["key"]))
-    found = rows.group_by([*_OF_ONE, "of"], use_threads=False).aggregate(
+    groups = rows.group_by([*_OF_ONE, "of"], use_threads=False).aggregate(
         [("at", "first"), ("reason", "first"), ("key", "first"), ("key", "count_distinct")]
     )
-    decided = [_decided(row) for row in found.to_pylist()]
+    decided = [_decided(row) for row in groups.to_pylist()]
     return sorted(decided, key=lambda one: one.at, reverse=True)
 
 

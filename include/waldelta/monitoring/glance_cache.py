@@ -115,8 +115,12 @@ class GlanceCache:
             for one in pipelines
             if (future := self._refresh(one, active.get(one.pipeline, frozenset()), at))
         }
-        done = wait(reading.values(), FIRST_S if is_first else AGAIN_S).done if reading else set()
-        return {one.pipeline: self._kept(one, reading.get(one.pipeline), done) for one in pipelines}
+        futures = (
+            wait(reading.values(), FIRST_S if is_first else AGAIN_S).done if reading else set()
+        )
+        return {
+            one.pipeline: self._kept(one, reading.get(one.pipeline), futures) for one in pipelines
+        }
 
     def _forget(self) -> None:
         with self._lock:
@@ -126,13 +130,16 @@ class GlanceCache:
                 self._reading.pop(name, None)
 
     def _kept(
-        self, pipeline: PipelineFile, reading: Future[None] | None, done: Collection[Future[None]]
+        self,
+        pipeline: PipelineFile,
+        reading: Future[None] | None,
+        futures: Collection[Future[None]],
     ) -> KeptGlance:
         entry = self._entries.get(pipeline.pipeline)
         # Of a file that was changed, another lake may have been read.
         if entry is None or entry.pipeline.target.root != pipeline.target.root:
             return KeptGlance()
-        return replace(entry.kept, is_current=reading is None or reading in done)
+        return replace(entry.kept, is_current=reading is None or reading in futures)
 
     def _refresh(
         self, pipeline: PipelineFile, active: frozenset[str], at: datetime

@@ -103,20 +103,20 @@ def read_compared(ledger: Ledger, tables: Collection[str]) -> Compared:
     scanned = scanned.append_column("answered", answered).append_column("whole", whole)
     last = last_rows(scanned, ["table_name", "answered", "whole"])
     rows = [row for row in rows_of(Reconciliation, last) if row.table_name in tables]
-    found, attempts = last_answers(rows)
-    answers = {name: row for name, row in found.items() if row.status in ANSWERS}
+    answers_by_table, attempts = last_answers(rows)
+    answers = {name: row for name, row in answers_by_table.items() if row.status in ANSWERS}
     differed = {name: row.at for name, row in answers.items() if row.status == DIFFERENT}
     equal = sorted(answers.keys() - differed.keys())
     partly = tuple(name for name in equal if answers[name].skipped_columns)
     copied = {name for name, at in copied_at(ledger, differed).items() if at > differed[name]}
-    latest = found | attempts
+    latest = answers_by_table | attempts
     return Compared(
         equal=tuple(name for name in equal if name not in partly),
         different=tuple(sorted(differed.keys() - copied)),
         copied=tuple(sorted(copied)),
         partly=partly,
-        unanswered=tuple(sorted(found.keys() - answers.keys())),
-        never=tuple(sorted(set(tables) - found.keys())),
+        unanswered=tuple(sorted(answers_by_table.keys() - answers.keys())),
+        never=tuple(sorted(set(tables) - answers_by_table.keys())),
         oldest=min((answers[name].at for name in equal), default=None),
         again=tuple(sorted(attempts)),
         broken=tuple(sorted(name for name, row in latest.items() if row.status == NOT_ANSWERED)),
@@ -145,35 +145,35 @@ def _different_since(ledger: Ledger, tables: Collection[str]) -> datetime | None
     return min(since.values(), default=None)
 
 
-def of_compared(found: Compared) -> Iterator[Attention]:
+def of_compared(compared: Compared) -> Iterator[Attention]:
     """Yields attention for targets that differ from their source, and for failed comparisons.
 
     A difference stays although later attempts had no result.
     """
     page = ("reconciliation",)
-    if found.different:
+    if compared.different:
         since = ""
-        if again := [name for name in found.different if name in found.again]:
-            of = "" if len(again) == len(found.different) else f"at {names(again)} "
+        if again := [name for name in compared.different if name in compared.again]:
+            of = "" if len(again) == len(compared.different) else f"at {names(again)} "
             since = f"; the latest attempt {of}couldn't compare them again"
         yield Attention(
             "failed",
             "different",
-            f"{names(found.different)}: different from the source{since}",
+            f"{names(compared.different)}: different from the source{since}",
             page,
-            objects=found.different,
+            objects=compared.different,
         )
     yield from on_names(
         "warning",
         "copied_since",
-        found.copied,
+        compared.copied,
         "{}: differed and was copied since then: compare again",
         *page,
     )
     yield from on_names(
         "warning",
         "failed_comparison",
-        found.broken,
+        compared.broken,
         "{}: the comparison with the source failed",
         *page,
     )

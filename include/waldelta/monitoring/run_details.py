@@ -148,8 +148,8 @@ def _of_attempts(
     """Returns the tables of a run's latest result, with the numbers of its earlier attempts."""
     copied = read_copied(ledger, [line]).get((line.verb, line.run_id), {})
     totals = {name: {"rows": rows} for name, rows in copied.items()} | tables
-    for name, done in read_operations(ledger, line.verb, line.run_id).items():
-        totals[name] = totals.get(name, {}) | asdict(done) | {"truncated": bool(done.truncated)}
+    for name, counts in read_operations(ledger, line.verb, line.run_id).items():
+        totals[name] = totals.get(name, {}) | asdict(counts) | {"truncated": bool(counts.truncated)}
     return totals
 
 
@@ -177,48 +177,50 @@ def read_copied(ledger: Ledger, lines: Sequence[RunLine]) -> dict[RunKey, dict[s
     verbs = {line.run_id: line.verb for line in lines if line.verb in _COPYING}
     if not verbs:
         return {}
-    chosen = pc.field("run_id").isin(sorted(verbs)) & (pc.field("status") == SYNCED)
-    states = ledger.table(TableState).scan(("run_id", "table_name", "rows"), None, chosen)
-    found: dict[RunKey, dict[str, int]] = {}
+    where = pc.field("run_id").isin(sorted(verbs)) & (pc.field("status") == SYNCED)
+    states = ledger.table(TableState).scan(("run_id", "table_name", "rows"), None, where)
+    rows_by_run: dict[RunKey, dict[str, int]] = {}
     for row in last_rows(states, ["run_id", "table_name"]).to_pylist():
         run_id = row["run_id"]
-        found.setdefault((verbs[run_id], run_id), {})[row["table_name"]] = row["rows"]
-    return found
+        rows_by_run.setdefault((verbs[run_id], run_id), {})[row["table_name"]] = row["rows"]
+    return rows_by_run
 
 
 def read_work(ledger: Ledger, lines: Sequence[RunLine]) -> dict[RunKey, str]:
     """Returns in words what each run did; only results of runs that landed nothing are read."""
-    found = {
+    work = {
         (line.verb, line.run_id): counted(line.changes, "change")
         for line in lines
         if line.verb in LANDING
     }
-    others = [line for line in lines if line.verb not in LANDING]
-    if not others:
-        return found
-    copied = read_copied(ledger, others)
-    chosen = pc.field("run_id").isin(sorted({line.run_id for line in others}))
+    other_lines = [line for line in lines if line.verb not in LANDING]
+    if not other_lines:
+        return work
+    copied = read_copied(ledger, other_lines)
+    where = pc.field("run_id").isin(sorted({line.run_id for line in other_lines}))
     rows = ledger.table(Run).scan(
-        ("at", "verb", "run_id", "result"), min(line.at for line in others), chosen
+        ("at", "verb", "run_id", "result"), min(line.at for line in other_lines), where
     )
     for row in last_rows(rows, ["verb", "run_id"]).to_pylist():
         key = (row["verb"], row["run_id"])
-        if key not in found:
+        if key not in work:
             tables = parsed(row["result"]).get("tables") or {}
-            found[key] = _rows_in_words(row["verb"], tables, copied.get(key, {}))
-    return found
+            work[key] = _rows_in_words(row["verb"], tables, copied.get(key, {}))
+    return work
 
 
 def _rows_in_words(
     verb: str, tables: Mapping[str, Mapping[str, Any]], copied: Mapping[str, int]
 ) -> str:
-    if compared := sum(int(done.get("compared") or 0) for done in tables.values()):
+    if compared := sum(int(counts.get("compared") or 0) for counts in tables.values()):
         return f"{counted(compared, 'row')} compared"
     if verb in _COPYING:
-        latest = {name: int(done["rows"]) for name, done in tables.items() if done.get("rows")}
+        latest = {
+            name: int(counts["rows"]) for name, counts in tables.items() if counts.get("rows")
+        }
         return f"{counted(sum({**copied, **latest}.values()), 'row')} copied"
     if verb in _CORRECTING:
-        written = sum(int(done.get(name) or 0) for done in tables.values() for name in _WRITTEN)
+        written = sum(int(counts.get(name) or 0) for counts in tables.values() for name in _WRITTEN)
         return f"{counted(written, 'row')} corrected"
     return ""
 
@@ -263,11 +265,11 @@ def read_progress(
     latest = last_rows(states, ["table_name"]).to_pylist()
     if not latest:
         return None
-    done = [state for state in latest if state["status"] == SYNCED]
+    synced = [state for state in latest if state["status"] == SYNCED]
     copying = tuple(sorted(s["table_name"] for s in latest if s["status"] == COPYING))
-    rows, before = sum(state["rows"] or 0 for state in done), copied_rows(ledger, copying)
-    new = tuple(table for table in copying if table not in before)
-    expected = None if new else rows + sum(before.values())
+    rows, earlier_rows = sum(state["rows"] or 0 for state in synced), copied_rows(ledger, copying)
+    new = tuple(table for table in copying if table not in earlier_rows)
+    expected = None if new else rows + sum(earlier_rows.values())
     speed = rows / seconds if rows and seconds > 0 else None
     missing = sorted(set(listed) - {state.table_name for state in latest_states(ledger)})
-    return CopyProgress(len(done), copying, rows, expected, speed, tuple(missing), new)
+    return CopyProgress(len(synced), copying, rows, expected, speed, tuple(missing), new)

@@ -102,8 +102,8 @@ def read_runs(
 
 def scan_runs(ledger: Ledger, since: datetime | None = None, run_id: str | None = None) -> pa.Table:
     """Returns read_runs() as Arrow, of which lines_of() makes lines: a history has many."""
-    chosen = None if run_id is None else pc.field("run_id") == run_id
-    rows = ledger.table(Run).scan(_COLUMNS, since, chosen)
+    where = None if run_id is None else pc.field("run_id") == run_id
+    rows = ledger.table(Run).scan(_COLUMNS, since, where)
     # The groups keep the rows' order, so "last" is the latest event's value.
     grouped = rows.group_by(["verb", "run_id"], use_threads=False).aggregate(
         [(name, "last") for name in _COLUMNS if name not in ("verb", "run_id")]

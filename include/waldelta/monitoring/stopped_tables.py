@@ -114,10 +114,10 @@ def read_stopped(
     """
     if behind is not None and not behind:
         return []
-    run, left = _latest_applied(ledger)
-    if run is None or not left:
+    run, tables = _latest_applied(ledger)
+    if run is None or not tables:
         return []
-    if not (unmet := dict(_unmet(ledger, run.run_id, judged_by_gates(left)))):
+    if not (unmet := dict(_unmet(ledger, run.run_id, judged_by_gates(tables)))):
         return []
     job = Job(pipeline, SourceConnections(pipeline.source), run.run_id, lake=ledger.lake)
     try:
@@ -130,7 +130,7 @@ def read_stopped(
     identity, log = watermarks.identity, watermarks.change_log
     upto, last = landed_upto(job, identity), log.last_batch() or 0
     releases = {of: row for of, row in valid_releases(job).items() if row.upto_lsn >= upto}
-    found = []
+    stopped = []
     for name, state in sorted(job.read_states().items()):
         if name not in unmet:
             continue
@@ -142,23 +142,23 @@ def read_stopped(
         except (StateError, TableError):
             pass  # Changes that can't be counted can be released anyway.
         released = releases.get((name, state.generation))
-        found.append(Stopped(name, tuple(unmet[name]), waiting, released))
-    return found
+        stopped.append(Stopped(name, tuple(unmet[name]), waiting, released))
+    return stopped
 
 
 def read_failures(ledger: Ledger) -> dict[str, dict[str, Any]]:
     """Returns by table the error that kept the latest run from applying its changes; each has
     ``class``, ``message``, ``run_id`` and ``at``.
     """
-    run, left = _latest_applied(ledger)
-    if run is None or not left:
+    run, tables = _latest_applied(ledger)
+    if run is None or not tables:
         return {}
     result = read_result(ledger, run.verb, run.run_id, run.at) or {}
     of_run = {"run_id": run.run_id, "at": run.at.isoformat()}
     return {
         name: {"class": error["class"], "message": error["message"], **of_run}
         for name, error in (result.get("table_errors") or {}).items()
-        if name in left
+        if name in tables
     }
 
 
@@ -169,16 +169,16 @@ def check_stopped(job: Job, tables: Collection[str]) -> None:
     """
     chosen_states(job, tables)
     stopped = {one.table_name: one for one in read_stopped(job.pipeline, job.ledger)}
-    if others := sorted(set(tables) - stopped.keys()):
+    if unstopped := sorted(set(tables) - stopped.keys()):
         raise StateError(
-            f"{', '.join(others)}: no gate stops it, so there is nothing to release: status shows"
-            " which tables are stopped"
+            f"{', '.join(unstopped)}: no gate stops it, so there is nothing to release: status"
+            " shows which tables are stopped"
         )
-    chosen = [stopped[name] for name in sorted(set(tables))]
-    if kept := [one.table_name for one in chosen if not (one.may_pass or one.released)]:
+    selection = [stopped[name] for name in sorted(set(tables))]
+    if quarantined := [one.table_name for one in selection if not (one.may_pass or one.released)]:
         raise StateError(
-            f"{', '.join(kept)}: an expectation with gate: quarantine stops it, which no release"
-            " lets pass: correct the expectation or the data, then run consume"
+            f"{', '.join(quarantined)}: an expectation with gate: quarantine stops it, which no"
+            " release lets pass: correct the expectation or the data, then run consume"
         )
 
 
@@ -195,9 +195,9 @@ def _latest_applied(ledger: Ledger) -> tuple[RunLine | None, list[str]]:
     if run is None:
         return None, []
     result = read_result(ledger, run.verb, run.run_id, run.at) or {}
-    left = [str(name) for name in result.get("not_applied") or ()]
-    copied = copied_at(ledger, left)
-    return run, [name for name in left if name not in copied or copied[name] < run.at]
+    tables = [str(name) for name in result.get("not_applied") or ()]
+    copied = copied_at(ledger, tables)
+    return run, [name for name in tables if name not in copied or copied[name] < run.at]
 
 
 def unmet_in_run(ledger: Ledger, run_id: str, tables: Collection[str]) -> dict[str, list[Unmet]]:
@@ -206,18 +206,20 @@ def unmet_in_run(ledger: Ledger, run_id: str, tables: Collection[str]) -> dict[s
     return dict(_unmet(ledger, run_id, of_run)) if tables else {}
 
 
-def _unmet(ledger: Ledger, run_id: str, chosen: pc.Expression) -> Iterator[tuple[str, list[Unmet]]]:
+def _unmet(ledger: Ledger, run_id: str, where: pc.Expression) -> Iterator[tuple[str, list[Unmet]]]:
     """Yields by table the gate expectations not met in this run, and since when without a break.
 
     ``chosen`` selects the results that decide.
     """
     columns = ("at", "run_id", "table_name", "meaning", "success", "unexpected_count", "examples")
-    results = ledger.table(ExpectationResult).scan(columns, None, chosen)
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    results = ledger.table(ExpectationResult).scan(columns, None, where)
+    rows_by_table: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in results.to_pylist():
         if str(row["meaning"]).startswith((STOP, QUARANTINE)):
-            found.setdefault(row["table_name"], {}).setdefault(row["meaning"], []).append(row)
-    for name, by_meaning in found.items():
+            rows_by_table.setdefault(row["table_name"], {}).setdefault(row["meaning"], []).append(
+                row
+            )
+    for name, by_meaning in rows_by_table.items():
         # The run found it unmet, and the latest result since then agrees: a retry or a repair may
         # have judged it since.
         unmet = [
@@ -248,14 +250,14 @@ def _unmet_since(rows: Sequence[dict[str, Any]]) -> Unmet:
 
 def _count(log: ChangeLog, batches: BatchNumbers, state: TableState) -> int:
     """Returns the number of row messages in a range that the table's copy doesn't contain."""
-    chosen = (
+    where = (
         of_batches(*batches)
         & pc.field("kind").isin(ROW_KINDS)
         & pc.field("relation_id").isin(state.relation_ids)
     )
     snapshot = Snapshot.parse(state.snapshot) if state.snapshot else None
     count = 0
-    for part in log.scan(chosen, ["xid8"]):
+    for part in log.scan(where, ["xid8"]):
         count += part.num_rows
         if snapshot is not None:
             count -= int(snapshot.sees(part["xid8"].to_numpy(zero_copy_only=False)).sum())

@@ -259,19 +259,19 @@ def copied_rows(ledger: Ledger, tables: Collection[str]) -> dict[str, int]:
     return {copy.table_name: copy.rows for copy in read_copies(ledger, of_tables(tables))}
 
 
-def read_copies(ledger: Ledger, chosen: pc.Expression | None = None) -> Iterator[TableState]:
+def read_copies(ledger: Ledger, where: pc.Expression | None = None) -> Iterator[TableState]:
     """Yields the first complete state of each whole copy, oldest first."""
     columns = ("at", "run_id", "table_name", "generation", "status", "snapshot", "rows")
     ended: set[tuple[str, int]] = set()
-    begun: dict[tuple[str, int], bool] = {}
-    for row in ledger.table(TableState).scan(columns, None, chosen).to_pylist():
+    has_snapshot: dict[tuple[str, int], bool] = {}
+    for row in ledger.table(TableState).scan(columns, None, where).to_pylist():
         of = (row["table_name"], row["generation"])
         if row["status"] == COPYING:
-            begun[of] = bool(row["snapshot"])
+            has_snapshot[of] = bool(row["snapshot"])
         # Later states of the same copy record changed columns and external commits.
         elif row["status"] == SYNCED and row["snapshot"] and of not in ended:
             ended.add(of)
-            if not begun.get(of, True):
+            if not has_snapshot.get(of, True):
                 yield TableState(**row)
 
 

@@ -121,7 +121,7 @@ def look(conn, file, states):
     found, recorded = {}, []
     for state in states:
         known, target, now_there = state, targets[state.table_name], present[state.table_name]
-        if drift := find_drift(file, state, target.table, now_there, target.mapping):
+        if drift := find_drift(file, state, now_there, target):
             found[state.table_name.removeprefix("public.")] = "; ".join(drift.reasons)
             known = replace(drift.state, storage=state.storage)
         recorded.append(to_record(known, now_there.storage, ()) or known)

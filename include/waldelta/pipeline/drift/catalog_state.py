@@ -83,10 +83,10 @@ def read_catalog_state(
     """
     if not states:
         return {}
-    found = read_catalog_tables(
+    by_oid = read_catalog_tables(
         connection, {oid for s in states for oid in (*s.relation_ids, s.root_id) if oid}
     )
-    tables = {state.table_name: _catalog_table(state, found) for state in states}
+    tables = {state.table_name: _catalog_table(state, by_oid) for state in states}
     copied_as = {
         state.table_name: TableId.parse(state.source_table or state.table_name) for state in states
     }
@@ -95,30 +95,30 @@ def read_catalog_state(
         for name, table in tables.items()
         if table.name not in (None, copied_as[name])
     }
-    wanted = {
+    params = {
         "schemas": [table.schema for table in renamed.values()],
         "names": [table.name for table in renamed.values()],
     }
     # A view can't be published in a table's place, and doesn't count.
-    taken = (
-        {TableId(row.schema, row.name) for row in fetch(connection, _NAMED, wanted)}
+    names = (
+        {TableId(row.schema, row.name) for row in fetch(connection, _NAMED, params)}
         if renamed
         else set()
     )
     return tables | {
         name: replace(tables[name], is_replaced=True)
         for name, table_id in renamed.items()
-        if table_id in taken
+        if table_id in names
     }
 
 
-def _catalog_table(state: TableState, found: Mapping[int, CatalogTable]) -> CatalogTable:
+def _catalog_table(state: TableState, by_oid: Mapping[int, CatalogTable]) -> CatalogTable:
     nothing = CatalogTable()
     if state.root_id is None:
-        return next((found[oid] for oid in state.relation_ids if oid in found), nothing)
-    root = found.get(state.root_id, nothing)
+        return next((by_oid[oid] for oid in state.relation_ids if oid in by_oid), nothing)
+    root = by_oid.get(state.root_id, nothing)
     root = replace(root, storage=stored(root, state.relation_ids))
-    leaves = [found[oid] for oid in state.relation_ids if oid in found]
+    leaves = [by_oid[oid] for oid in state.relation_ids if oid in by_oid]
     return merged_table(root, leaves) if RELID in state.key_columns else root
 
 

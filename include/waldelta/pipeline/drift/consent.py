@@ -181,16 +181,20 @@ def answer_questions(
     schema change, or if one of the ids doesn't wait.
     """
     questions = {row.id: row for row in open_questions(job.ledger)}
-    named = set(ids) or {of.id for of in questions.values() if of.table_name in (tables or ())}
-    if unknown := sorted(named - questions.keys()):
+    selected_ids = set(ids) or {
+        of.id for of in questions.values() if of.table_name in (tables or ())
+    }
+    if unknown := sorted(selected_ids - questions.keys()):
         raise ConfigError(
             f"no schema change with id {unknown[0]} waits for a decision: list what does with"
             " `waldelta decide FILE list`"
         )
-    if not named:
+    if not selected_ids:
         raise ConfigError(f"no schema change of {', '.join(tables or ())} waits for a decision")
     at = now()
-    rows = [questions[of].decided(answer, job.run_id, at, by, reason) for of in sorted(named)]
+    rows = [
+        questions[of].decided(answer, job.run_id, at, by, reason) for of in sorted(selected_ids)
+    ]
     Decisions(job.lake).add(rows)
     return rows
 
@@ -219,7 +223,7 @@ def record_questions(job: Job, state: TableState, questions: Sequence[Question])
     """Record which changes wait for a decision, each once; an error of the lake is logged."""
     decisions = Decisions(job.lake)
     try:
-        known = {row.key for row in decisions.questions([state.table_name])}
+        recorded_keys = {row.key for row in decisions.questions([state.table_name])}
         rows = [
             Decision(
                 now(),
@@ -234,7 +238,7 @@ def record_questions(job: Job, state: TableState, questions: Sequence[Question])
                 kind=question.kind,
             )
             for question in questions
-            if question.key not in known
+            if question.key not in recorded_keys
         ]
         if rows:
             decisions.add(rows)

@@ -20,7 +20,7 @@ from waldelta.lake.ledger import StorageState, TableState
 from waldelta.pipeline.drift.catalog_state import CatalogTable
 from waldelta.pipeline.drift.repair_plan import Repair, entered_columns, moved_leaves, reattached
 from waldelta.pipeline.drift.unsent_changes import replaced_files
-from waldelta.pipeline.targets import ReplicatedTarget, TargetSource, column_states, filter_of
+from waldelta.pipeline.targets import ReplicatedTarget, column_states, filter_of
 from waldelta.pipeline.targets.target_sources import both
 from waldelta.postgres import PublishedTable
 from waldelta.postgres.publication_membership import (
@@ -29,6 +29,7 @@ from waldelta.postgres.publication_membership import (
     to_texts,
     was_interrupted,
 )
+from waldelta.quantities import counted
 from waldelta.row_filter.parse import parse_analysed
 
 # The text of a filter that admits every row.
@@ -52,49 +53,43 @@ class PublicationDrift:
 
 
 def find_drift(
-    pipeline: PipelineFile,
-    state: TableState,
-    table: PublishedTable,
-    catalog: CatalogTable,
-    mapping: TargetSource | None = None,
+    pipeline: PipelineFile, state: TableState, catalog: CatalogTable, target: ReplicatedTarget
 ) -> PublicationDrift | None:
-    """Compare a copied target with the table as it is published now.
+    """Compare a copied target with its source as it is published now.
 
-    Returns None when there is nothing to report or record. ``catalog`` is the same table in the
-    catalogs, ``mapping`` the target's source (None: the table of the target's name).
+    Returns None when there is nothing to report or record. ``catalog`` is the source in the
+    catalogs.
     """
-    late, partition = (
-        (mapping.late, mapping.partition) if mapping is not None else (frozenset[int](), None)
-    )
-    where = both(
-        mapping.constraint if mapping is not None else None,
-        pipeline.target.where_of(state.table_name),
-    )
-    state = _with_made_leaves(state, catalog, late)
+    table, mapping = target.table, target.mapping
+    where = both(mapping.constraint, pipeline.target.where_of(state.table_name))
+    state = _with_made_leaves(state, catalog, mapping.late)
     renamed = _renamed_filter(state, table)
-    known = replace(state, row_filter=renamed) if renamed else state
-    away = was_interrupted(from_texts(known.entries), table.entries) or _was_lost_unseen(
-        known, table
+    base_state = replace(state, row_filter=renamed) if renamed else state
+    away = was_interrupted(from_texts(base_state.entries), table.entries) or _was_lost_unseen(
+        base_state, table
     )
-    own, published = list(_own_filter(known, where)), list(_publication(known, table, away=away))
-    truncated_or_reattached = reattached(known, catalog.storage) | catalog.truncated
-    moved = frozenset().union(*moved_leaves(known, table), truncated_or_reattached)
-    reasons = (*own, *published, *_partitions(known, table, catalog))
+    own_reasons = list(_own_filter(base_state, where))
+    published = list(_publication(base_state, table, away=away))
+    truncated_or_reattached = reattached(base_state, catalog.storage) | catalog.truncated
+    moved = frozenset().union(*moved_leaves(base_state, table), truncated_or_reattached)
+    reasons = (*own_reasons, *published, *_partitions(base_state, table, catalog))
     if pipeline.target.drift == "repair":
-        reasons += tuple(_recorded_before(known, moved))
-    recorded = _record(known, table, catalog.storage, moved, away=away)
+        reasons += tuple(_recorded_before(base_state, moved))
+    recorded = _record(base_state, table, catalog.storage, moved, away=away)
     # A table that was out of a publication for a while is repaired like a drift recorded earlier:
     # by a new copy.
-    repaired_from = replace(known, later_filters=recorded.later_filters) if away else known
+    repaired_from = (
+        replace(base_state, later_filters=recorded.later_filters) if away else base_state
+    )
     repair = Repair(
-        repaired_from, table, truncated_or_reattached, catalog.storage, where, partition
+        repaired_from, table, truncated_or_reattached, catalog.storage, where, mapping.partition
     )
     if not reasons and recorded == state:
         return None
     mends = bool(reasons) and pipeline.target.drift == "repair"
     if pipeline.target.drift is None:
         managed = {entry.name for entry in pipeline.source.publications if entry.manage}
-        mends = bool(own) or (bool(published) and managed.issuperset(table.publications))
+        mends = bool(own_reasons) or (bool(published) and managed.issuperset(table.publications))
     return PublicationDrift(reasons, recorded, mends, is_new=recorded != state, repair=repair)
 
 
@@ -111,15 +106,15 @@ def repair_without_drift(
             f"{name}: some of its partitions have a new file, perhaps after a TRUNCATE: let a run"
             " check them first"
         )
-    drift = find_drift(pipeline, state, target.table, catalog, mapping)
+    drift = find_drift(pipeline, state, catalog, target)
     if drift is None:
         return Repair(
             state, target.table, frozenset(), catalog.storage, mapping.where, mapping.partition
         )
     if drift.reasons:
-        told = "; ".join(drift.reasons)
+        reasons = "; ".join(drift.reasons)
         raise NeedsSync(
-            f"{name} drifted ({told}): let a run, or sync --tables {name}, repair that first"
+            f"{name} drifted ({reasons}): let a run, or sync --tables {name}, repair that first"
         )
     return drift.repair
 
@@ -134,22 +129,22 @@ def _with_made_leaves(
     """
     if state.storage is None or catalog.storage is None:
         return state
-    held = {*(file.oid for file in state.storage.files), *catalog.attached, *late}
-    made = [file for file in catalog.storage.files if file.oid not in held]
+    oids = {*(file.oid for file in state.storage.files), *catalog.attached, *late}
+    new_files = [file for file in catalog.storage.files if file.oid not in oids]
     return (
-        replace(state, storage=replace(state.storage, files=[*state.storage.files, *made]))
-        if made
+        replace(state, storage=replace(state.storage, files=[*state.storage.files, *new_files]))
+        if new_files
         else state
     )
 
 
-def _own_filter(state: TableState, wanted: str | None) -> Iterator[str]:
-    held = filter_of(state)
-    if (held.text if held else None) != wanted:
-        before = held.text if held else "every row"
+def _own_filter(state: TableState, where: str | None) -> Iterator[str]:
+    target_filter = filter_of(state)
+    if (target_filter.text if target_filter else None) != where:
+        text = target_filter.text if target_filter else "every row"
         yield (
-            f"target.tables.{state.table_name}.where is {wanted or 'gone'}, but its copy was made"
-            f" with {before}"
+            f"target.tables.{state.table_name}.where is {where or 'gone'}, but its copy was made"
+            f" with {text}"
         )
 
 
@@ -193,9 +188,10 @@ def _was_lost_unseen(state: TableState, table: PublishedTable) -> bool:
 
     The sum of all leaves' operations doesn't show such a loss.
     """
-    lost = lost_operations(from_texts(state.entries), table.entries)
+    operations = lost_operations(from_texts(state.entries), table.entries)
     return bool(
-        (lost.intersection(state.publishes) if state.publishes else lost) - _lacking(state, table)
+        (operations.intersection(state.publishes) if state.publishes else operations)
+        - _lacking(state, table)
     )
 
 
@@ -208,37 +204,34 @@ def _partitions(state: TableState, table: PublishedTable, catalog: CatalogTable)
     came, gone = moved_leaves(state, table)
     if came:
         yield (
-            f"partition {_named(table, came)} was added; PostgreSQL did not send the rows that it"
-            " already had"
+            f"partition {_leaf_names(table, came)} was added; PostgreSQL did not send the rows that"
+            " it already had"
         )
     if gone:
-        yield (
-            f"{len(gone)} partition{'s' if len(gone) > 1 else ''} left the table; their rows stay"
-            " in the target"
-        )
+        yield (f"{counted(len(gone), 'partition')} left the table; their rows stay in the target")
     if back := reattached(state, catalog.storage):
         yield (
-            f"partition {_named(table, back)} was detached and attached again; PostgreSQL did not"
-            " send the changes in between"
+            f"partition {_leaf_names(table, back)} was detached and attached again; PostgreSQL did"
+            " not send the changes in between"
         )
     if truncated := catalog.truncated - back:
         yield (
-            f"partition {_named(table, truncated)} was probably truncated (it has a new file"
+            f"partition {_leaf_names(table, truncated)} was probably truncated (it has a new file"
             " without an old row); its old rows stay in the target, because PostgreSQL doesn't"
             " send a partition's TRUNCATE"
         )
 
 
-def _named(table: PublishedTable, leaves: Collection[int]) -> str:
+def _leaf_names(table: PublishedTable, leaves: Collection[int]) -> str:
     return ", ".join(sorted(str(leaf.id) for leaf in table.leaves if leaf.oid in leaves))
 
 
 def _recorded_before(state: TableState, moved: Collection[int]) -> Iterator[str]:
     """Describe leaves that came, went or were truncated when the run only reported that."""
-    if left := set(state.unrepaired_leaves).difference(moved):
+    if leaves := set(state.unrepaired_leaves).difference(moved):
         yield (
-            f"{len(left)} partition{'s' if len(left) > 1 else ''} changed earlier (added, removed"
-            " or truncated), which was reported but not repaired"
+            f"{counted(len(leaves), 'partition')} changed earlier (added, removed or truncated),"
+            " which was reported but not repaired"
         )
 
 

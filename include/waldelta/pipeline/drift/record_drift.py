@@ -91,7 +91,7 @@ def check_drift(
         raise ConfigError(target.problem)
     if catalog.truncated and _is_truncated(job, state):
         catalog = replace(catalog, truncated=catalog.truncated_alone)
-    if (drift := find_drift(job.pipeline, state, target.table, catalog, target.mapping)) is None:
+    if (drift := find_drift(job.pipeline, state, catalog, target)) is None:
         return []
     if not job.pipeline.target.copies(state.table_name):
         return _continue_without_copy(job, state, drift)
@@ -119,13 +119,13 @@ def _describe(job: Job, name: str, drift: PublicationDrift) -> list[str]:
     reasons = "; ".join(drift.reasons)
     with job.source.connect("drift") as connection:
         moving = describe_moving(connection, drift.repair)
-    told = (
+    summary = (
         f"{name} drifted from its source: {reasons}; the target stays as it is, like a table of a"
         " PostgreSQL subscriber"
     )
     return [
         (
-            f"{told}; {moving + ': ' if moving else 'to repair it: '}waldelta sync"
+            f"{summary}; {moving + ': ' if moving else 'to repair it: '}waldelta sync"
             f" FILE --tables {name}"
         )
     ]
@@ -137,8 +137,8 @@ def _continue_without_copy(job: Job, state: TableState, drift: PublicationDrift)
     From now on its changes are filtered by the new rules. Raises ConfigError when its own filter
     changed, because apply routes rows by the filter that the target was created with.
     """
-    own = filter_of(state)
-    if (own.text if own else None) != drift.repair.where:
+    target_filter = filter_of(state)
+    if (target_filter.text if target_filter else None) != drift.repair.where:
         name = state.table_name
         raise ConfigError(
             f"{name} has copy: false and can't follow a change of target.tables.{name}.where: undo"
@@ -157,9 +157,9 @@ def _is_truncated(job: Job, state: TableState) -> bool:
     The target may not reflect that TRUNCATE yet. Or it reflects it since the leaves' files were
     recorded, at a time when it wasn't known yet what had landed.
     """
-    held = Watermarks(job, job.read_identity())
-    change_log = held.change_log
-    last, after = change_log.last_batch(), held.of(state)
+    watermarks = Watermarks(job, job.read_identity())
+    change_log = watermarks.change_log
+    last, after = change_log.last_batch(), watermarks.of(state)
     if last is None:
         return False
     snapshot = Snapshot.parse(state.snapshot)
@@ -168,25 +168,25 @@ def _is_truncated(job: Job, state: TableState) -> bool:
     recorded = state.storage.as_of if state.storage is not None else 0
     if not recorded:
         return False
-    begin = change_log.visible_upto(Snapshot(recorded, recorded), held.identity.floor)
-    found = change_log.first_truncate(begin, after, state.relation_ids)
-    return found is not None and bool(
-        last_truncates(change_log.stream(found - 1, after), state, snapshot, since_xid=recorded)
+    begin = change_log.visible_upto(Snapshot(recorded, recorded), watermarks.identity.floor)
+    batch = change_log.first_truncate(begin, after, state.relation_ids)
+    return batch is not None and bool(
+        last_truncates(change_log.stream(batch - 1, after), state, snapshot, since_xid=recorded)
     )
 
 
 def _record(job: Job, state: TableState, drift: PublicationDrift) -> None:
     """Record what is now known of the drift, so that it is reported only once."""
-    known = drift.state
+    drifted_state = drift.state
 
     def with_drift(latest: TableState) -> TableState:
         changed = replace(
             latest,
-            row_filter=known.row_filter,
-            later_filters=known.later_filters,
-            unrepaired_leaves=known.unrepaired_leaves,
-            unpublished=known.unpublished,
-            entries=known.entries,
+            row_filter=drifted_state.row_filter,
+            later_filters=drifted_state.later_filters,
+            unrepaired_leaves=drifted_state.unrepaired_leaves,
+            unpublished=drifted_state.unpublished,
+            entries=drifted_state.entries,
         )
         return changed if changed != latest else latest
 
@@ -201,11 +201,11 @@ def check_mode(job: Job, state: TableState) -> None:
     NeedsSync. The reverse, ``copy: false`` for a copied table, is only recorded.
     """
     name, target = state.table_name, job.pipeline.target
-    wanted, copies = target.mode_of(name), target.copies(name)
-    if state.kept_as == wanted and copies == (not state.copy_skipped):
+    mode, copies = target.mode_of(name), target.copies(name)
+    if state.kept_as == mode and copies == (not state.copy_skipped):
         return
-    state.kept_as.check_change(name, wanted)
-    if state.kept_as == wanted and not copies:
+    state.kept_as.check_change(name, mode)
+    if state.kept_as == mode and not copies:
         why = (
             "the pipeline file says copy: false now: from now on the target lacks rows that only a"
             " copy could add"
@@ -215,7 +215,7 @@ def check_mode(job: Job, state: TableState) -> None:
         return
     reason = (
         f"{name}: the pipeline file says"
-        f" {f'mode {wanted}' if state.kept_as != wanted else 'copy: true'} now"
+        f" {f'mode {mode}' if state.kept_as != mode else 'copy: true'} now"
     )
     if may_resync(job, state):
         mark_for_copy_if_unchanged(job, state, reason)
@@ -283,9 +283,9 @@ def with_leaves(state: TableState, mappings: Mapping[str, TargetSource]) -> Tabl
         return state
     elsewhere = {
         oid
-        for name, other in mappings.items()
+        for name, source in mappings.items()
         if name != state.table_name
-        for oid in other.relation_ids
+        for oid in source.relation_ids
     }
     leaves = sorted((mapping.relation_ids | set(state.relation_ids)) - elsewhere)
     return state if leaves == sorted(state.relation_ids) else replace(state, relation_ids=leaves)
@@ -307,9 +307,11 @@ def of_partition(
         )
     if (partition := mapping.partition) is None:
         return state, catalog
-    own = {leaf for leaf, above in catalog.above.items() if leaf == partition or partition in above}
-    attached = {leaf: name for leaf, name in catalog.attached.items() if leaf in own}
-    return state, replace(catalog, storage=stored(catalog, own), attached=attached)
+    leaves = {
+        leaf for leaf, above in catalog.above.items() if leaf == partition or partition in above
+    }
+    attached = {leaf: name for leaf, name in catalog.attached.items() if leaf in leaves}
+    return state, replace(catalog, storage=stored(catalog, leaves), attached=attached)
 
 
 def read_own_tables(
@@ -323,13 +325,13 @@ def read_own_tables(
     ``landed_as_of``: see with_truncated().
     """
     there = read_catalog_state(connection, states)
-    found = [
+    pairs = [
         of_partition(state, there[state.table_name], mappings.get(state.table_name))
         for state in states
     ]
-    reduced = [state for state, _ in found]
-    own = {state.table_name: table for state, table in found}
-    return reduced, with_truncated(connection, reduced, own, landed_as_of)
+    reduced = [state for state, _ in pairs]
+    tables = {state.table_name: table for state, table in pairs}
+    return reduced, with_truncated(connection, reduced, tables, landed_as_of)
 
 
 def _without_returned(state: TableState, mapping: TargetSource) -> TableState:
@@ -339,10 +341,12 @@ def _without_returned(state: TableState, mapping: TargetSource) -> TableState:
     """
     if state.storage is None or mapping.late.isdisjoint(file.oid for file in state.storage.files):
         return state
-    if not (known := {m.relation for m in from_texts(state.entries)}):
+    if not (relations := {m.relation for m in from_texts(state.entries)}):
         return state
     files = [
-        file for file in state.storage.files if file.oid in known or file.oid not in mapping.late
+        file
+        for file in state.storage.files
+        if file.oid in relations or file.oid not in mapping.late
     ]
     return replace(state, storage=replace(state.storage, files=files))
 

@@ -93,10 +93,10 @@ class Repair:
         Their rows in the target may lie within no partition's bounds now.
         """
         _, went = moved_leaves(self.state, self.table)
-        left = set(self.state.unrepaired_leaves) - {leaf.oid for leaf in self.table.leaves}
+        unrepaired = set(self.state.unrepaired_leaves) - {leaf.oid for leaf in self.table.leaves}
         return (
             went
-            | left
+            | unrepaired
             | self._unmended
             | (self.truncated_or_reattached & reattached(self.state, self.storage))
         )
@@ -108,8 +108,8 @@ class Repair:
 
     @property
     def _unmended(self) -> frozenset[int]:
-        left = set(self.state.unrepaired_leaves)
-        return frozenset(leaf.oid for leaf in self.table.leaves if leaf.oid in left)
+        unrepaired = set(self.state.unrepaired_leaves)
+        return frozenset(leaf.oid for leaf in self.table.leaves if leaf.oid in unrepaired)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +143,11 @@ def moved_leaves(state: TableState, table: PublishedTable) -> tuple[frozenset[in
     """
     if table.relkind != "p" or state.storage is None or not state.storage.files:
         return frozenset(), frozenset()
-    held = {file.oid for file in state.storage.files} - {table.oid}
+    oids = {file.oid for file in state.storage.files} - {table.oid}
     came = frozenset(
-        leaf.oid for leaf in table.leaves if leaf.relkind == "r" and leaf.oid not in held
+        leaf.oid for leaf in table.leaves if leaf.relkind == "r" and leaf.oid not in oids
     )
-    return came, frozenset(held - {leaf.oid for leaf in table.leaves})
+    return came, frozenset(oids - {leaf.oid for leaf in table.leaves})
 
 
 def reattached(state: TableState, now: StorageState | None) -> frozenset[int]:
@@ -185,7 +185,7 @@ def why_other_rows(state: TableState) -> str | None:
 def obstacle(repair: Repair) -> str | None:
     """Returns why only a whole copy is exact; None when the rows that enter and leave are known."""
     state, table = repair.state, repair.table
-    held = {(c.attnum, c.name, c.type_oid, c.typmod) for c in state.columns if not c.stopped}
+    copied = {(c.attnum, c.name, c.type_oid, c.typmod) for c in state.columns if not c.stopped}
     present = {(c.attnum, c.name, c.type.oid, c.type.typmod) for c in table.columns}
     checks = [
         (
@@ -201,7 +201,7 @@ def obstacle(repair: Repair) -> str | None:
             "it has no key, or another key than its copy",
         ),
         (any(c.stopped for c in state.columns), "some of its columns stay with their last values"),
-        (held != present, "its columns differ from its copy's"),
+        (copied != present, "its columns differ from its copy's"),
         (
             bool(entered_columns(state, table)),
             "a column was added to its column list, and its earlier values weren't sent",
@@ -224,7 +224,7 @@ def obstacle(repair: Repair) -> str | None:
             "other operations are published than when it was copied",
         ),
     ]
-    return next((why for found, why in checks if found), None)
+    return next((why for applies, why in checks if applies), None)
 
 
 def _is_same_relation(repair: Repair) -> bool:
@@ -279,11 +279,11 @@ def entering(before: FilterRule, after: FilterRule, nullable: Iterable[str]) -> 
     columns = _null_only_with_columns(gone)
     if columns is None:
         return (_joined(admitted, f"({old}) is not true"),)
-    found = [_joined(admitted, f"not ({old})")]
+    conditions = [_joined(admitted, f"not ({old})")]
     if absent := sorted(columns & set(nullable)):
         names = " or ".join(f"{sql.Identifier(name).as_string(None)} is null" for name in absent)
-        found.append(_joined(admitted, f"({names}) and ({old}) is null"))
-    return tuple(found)
+        conditions.append(_joined(admitted, f"({names}) and ({old}) is null"))
+    return tuple(conditions)
 
 
 def _joined(parts: Iterable[str], last: str) -> str:
@@ -358,17 +358,19 @@ class MovingRows:
 
 
 def moving_rows(
-    drifted: Repair, own: RowFilter | None, files: Mapping[int, int] = MappingProxyType({})
+    drifted: Repair,
+    target_filter: RowFilter | None,
+    files: Mapping[int, int] = MappingProxyType({}),
 ) -> MovingRows:
     """Returns the rows that this drift moves in and out of the target; pure.
 
-    ``own`` is the pipeline file's current filter for the target. Entering rows are read leaf by
-    leaf. ``files`` are the leaves' files as a snapshot sees them. Raises FilterNotTranslatable for
-    a stored filter that can't be resolved: only a whole copy is exact then.
+    ``target_filter`` is the pipeline file's current one for the target. Entering rows are read leaf
+    by leaf. ``files`` are the leaves' files as a snapshot sees them. Raises FilterNotTranslatable
+    for a stored filter that can't be resolved: only a whole copy is exact then.
     """
     state, table = drifted.state, drifted.table
     was = filter_of(state)
-    after = FilterRule(table.row_filter, own.analysed if own else None)
+    after = FilterRule(table.row_filter, target_filter.analysed if target_filter else None)
     before = FilterRule(
         _as_source_sql(state.row_filter, after.published, table),
         _as_source_sql(was.analysed if was else None, after.own, table),
@@ -415,12 +417,12 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
         return None
     try:
         with limited(connection, "lock_timeout", _LOCK_TIMEOUT_S):
-            own = read_target_filter(connection, name, drifted.where, drifted.table)
-            moving = moving_rows(drifted, own)
-            wanted = [list(map(_rows, side)) for side in (moving.enter, moving.leave)]
-            counted = _count(connection, wanted)
+            target_filter = read_target_filter(connection, name, drifted.where, drifted.table)
+            moving = moving_rows(drifted, target_filter)
+            sides = [list(map(_rows, side)) for side in (moving.enter, moving.leave)]
+            counted = _count(connection, sides)
             numbers = counted or [
-                sum(planned_rows(connection, rows) for rows in side) for side in wanted
+                sum(planned_rows(connection, rows) for rows in side) for side in sides
             ]
     except (psycopg.Error, ConfigError, FilterNotTranslatable, PrivilegeMissing):
         return None  # A column of the old filter is gone, or another session has locked the table.
@@ -434,15 +436,15 @@ def describe_moving(connection: psycopg.Connection[Any], drifted: Repair) -> str
 
 
 def _count(
-    connection: psycopg.Connection[Any], wanted: Sequence[Sequence[sql.Composable]]
+    connection: psycopg.Connection[Any], sides: Sequence[Sequence[sql.Composable]]
 ) -> list[int] | None:
     """Returns the number of rows of each side; None when counting takes too long."""
     counted = sql.SQL("(select count(*) from ({}) as r)")
-    sides = [
+    sums = [
         sql.SQL(" + ").join([sql.SQL("0"), *map(counted.format, statements)])
-        for statements in wanted
+        for statements in sides
     ]
-    query = sql.SQL("select {}").format(sql.SQL(", ").join(sides))
+    query = sql.SQL("select {}").format(sql.SQL(", ").join(sums))
     try:
         with limited(connection, "statement_timeout", _COUNT_TIMEOUT_S), within(connection):
             return list(connection.execute(query).fetchall()[0])

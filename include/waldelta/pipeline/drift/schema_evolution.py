@@ -77,9 +77,9 @@ class Evolution:
 
         Then no row needs to be written.
         """
-        kept = [c for c in self.columns if c.source is not None]
-        same = all(c.source == c.state.name and c.same_type for c in kept)
-        return same and not self.dropped and not any(c.fill is not None for c in self.columns)
+        columns = [c for c in self.columns if c.source is not None]
+        is_same = all(c.source == c.state.name and c.same_type for c in columns)
+        return is_same and not self.dropped and not any(c.fill is not None for c in self.columns)
 
     @property
     def alters(self) -> bool:
@@ -137,13 +137,13 @@ def plan_evolution(  # noqa: PLR0913, PLR0917 - what was, came and is there, and
     numbers, last = [list(there) for there in places], relations[-1]
     _check_continuous(state, numbers)
     _check_types(state, relations, numbers)
-    held = {column.attnum: column for column in state.columns if column not in alone}
+    copied = {column.attnum: column for column in state.columns if column not in alone}
     key = tuple(renames.get(name, name) for name in _key(state, relations, numbers))
     new = _with_types(last, numbers[-1], key, types, options, renames)
-    columns = [_new_column(state, held.get(column.attnum), catalog, column) for column in new]
+    columns = [_new_column(state, copied.get(column.attnum), catalog, column) for column in new]
     # New rows have no value in a stopped column.
     columns += [NewColumn(replace(c, stopped=True, not_null=False), c.name) for c in alone]
-    dropped = tuple(column.name for number, column in held.items() if number not in numbers[-1])
+    dropped = tuple(column.name for number, column in copied.items() if number not in numbers[-1])
     positions = tuple(
         (*map(there.get, numbers[-1]), *(of_column[n] for of_column in last_values))
         for n, there in enumerate(places)
@@ -165,9 +165,9 @@ def plan_empty(
     added again when rows have them.
     """
     first = set(_attnums(state, catalog, relations[0]))
-    known = [column for column in state.columns if column.attnum in first]
+    columns = [column for column in state.columns if column.attnum in first]
     later = tuple(column.name for column in state.columns if column.attnum not in first)
-    first_state = replace(state, columns=known)
+    first_state = replace(state, columns=columns)
     evolution = plan_evolution(first_state, relations, catalog, types, options, renames=renames)
     return replace(evolution, dropped=evolution.dropped + later)
 
@@ -286,9 +286,9 @@ def _check_continuous(state: TableState, numbers: Sequence[list[int]]) -> None:
     """Raise NeedsSync for a column that comes or goes more than once within the range, as when it
     was removed from the publication and added again.
     """
-    held = [column.attnum for column in state.columns]
+    attnums = [column.attnum for column in state.columns]
     for number in {n for one in numbers for n in one}:
-        there = [number in one for one in (held, *numbers)]
+        there = [number in one for one in (attnums, *numbers)]
         if sum(a != b for a, b in pairwise(there)) > 1:
             raise NeedsSync(
                 f"{state.table_name}: a column was removed from the publication and added again"
@@ -318,58 +318,59 @@ def _with_types(
 
 
 def _new_column(
-    state: TableState, held: ColumnState | None, catalog: CatalogTable, new: ColumnState
+    state: TableState, existing: ColumnState | None, catalog: CatalogTable, new: ColumnState
 ) -> NewColumn:
-    if held is None:
+    if existing is None:
         now, name = catalog.columns[new.name_on_source], new.name_on_source
-        known = max((c.attnum for c in state.columns), default=0)
+        highest = max((c.attnum for c in state.columns), default=0)
         # A number below those of the copied columns: the column existed already, but wasn't
         # published. A file of another number: the source of the column's first values may be gone,
         # such as a volatile default that was dropped.
         if (
             now.unsure
-            or now.attnum < known
+            or now.attnum < highest
             or now.attnum in rewritten(state.storage, catalog.storage)
         ):
             raise NeedsSync(
                 f"{state.table_name}: column {name!r} was added with values for existing"
                 " rows, which PostgreSQL doesn't send"
             )
-        if now.last_dropped > known:
+        if now.last_dropped > highest:
             raise NeedsSync(
                 f"{state.table_name}: column {name!r} may not be the same column as the"
                 " earlier one of that name"
             )
         return NewColumn(new, None, now.missing)
-    new = replace(new, not_null=held.not_null)
-    if held.spark_type != new.spark_type and not _widens(held, new):
+    new = replace(new, not_null=existing.not_null)
+    if existing.spark_type != new.spark_type and not _widens(existing, new):
         raise NeedsSync(
-            f"{state.table_name}: {other_type(held.name, held.spark_type, new.spark_type)}"
+            f"{state.table_name}: {other_type(existing.name, existing.spark_type, new.spark_type)}"
         )
-    return NewColumn(new, held.name, same_type=held.spark_type == new.spark_type)
+    return NewColumn(new, existing.name, same_type=existing.spark_type == new.spark_type)
 
 
-def _widens(held: ColumnState, new: ColumnState) -> bool:
+def _widens(existing: ColumnState, new: ColumnState) -> bool:
     """Whether the target's own values, cast, equal those of a new copy.
 
     That is so for a numeric whose limits grew, unless an option chose either type. A decimal type
     that isn't the numeric's own prints other zeros, and another type rounds.
     """
-    if held.type_oid != NUMERIC_OID or new.type_oid != NUMERIC_OID:
+    if existing.type_oid != NUMERIC_OID or new.type_oid != NUMERIC_OID:
         return False
-    before, after = decimal(held.typmod), decimal(new.typmod)
+    old_type, new_type = decimal(existing.typmod), decimal(new.typmod)
     return (
-        before is not None
-        and before.spark == held.spark_type
-        and new.spark_type == (after.spark if after is not None else "string")
+        old_type is not None
+        and old_type.spark == existing.spark_type
+        and new.spark_type == (new_type.spark if new_type is not None else "string")
     )
 
 
-def other_type(column: str, held: str, chosen: str) -> str:
+def other_type(column: str, stored: str, configured: str) -> str:
     """Describe a column whose type in the lake isn't the one chosen by the pipeline file's
     ``types``.
     """
-    return f"column {column!r} is {held} in its target, and {chosen} by the pipeline file's types"
+    types = f"{stored} in its target, and {configured} by the pipeline file's types"
+    return f"column {column!r} is {types}"
 
 
 def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
@@ -383,9 +384,9 @@ def keeps_values(old: tuple[int, int], new: tuple[int, int]) -> bool:
         return True
     (old_oid, old_typmod), (new_oid, new_typmod) = old, new
     if old_oid == new_oid == NUMERIC_OID:
-        before, after = precision_and_scale(old_typmod), precision_and_scale(new_typmod)
-        return after is None or (
-            before is not None and before[1] == after[1] and new_typmod > old_typmod
+        old_limits, new_limits = precision_and_scale(old_typmod), precision_and_scale(new_typmod)
+        return new_limits is None or (
+            old_limits is not None and old_limits[1] == new_limits[1] and new_typmod > old_typmod
         )
     if old_oid == new_oid:
         return old_oid in _MAY_GROW and (
@@ -453,8 +454,8 @@ def check_key(state: TableState, catalog: CatalogTable) -> None:
 
     With REPLICA IDENTITY FULL the stream doesn't show that a primary key was dropped.
     """
-    held = {column.attnum for column in state.columns if column.name in state.key_columns}
-    if held and catalog.key is not None and not (catalog.key and catalog.key <= held):
+    key_numbers = {column.attnum for column in state.columns if column.name in state.key_columns}
+    if key_numbers and catalog.key is not None and not (catalog.key and catalog.key <= key_numbers):
         raise NeedsSync(
             f"{state.table_name}: its key ({', '.join(state.key_columns)}) was dropped or replaced"
             " on the source"

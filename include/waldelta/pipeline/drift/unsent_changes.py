@@ -67,8 +67,8 @@ def rewritten(then: StorageState | None, now: StorageState | None) -> frozenset[
     files = {file.oid: file.relfilenode for file in then.files}
     if all(files.get(file.oid, file.relfilenode) == file.relfilenode for file in now.files):
         return frozenset()
-    before = {attribute.attnum: attribute for attribute in then.attributes}
-    return frozenset(a.attnum for a in now.attributes if not _is_same(before.get(a.attnum), a))
+    attributes = {attribute.attnum: attribute for attribute in then.attributes}
+    return frozenset(a.attnum for a in now.attributes if not _is_same(attributes.get(a.attnum), a))
 
 
 def relabelled(then: StorageState | None, now: StorageState | None) -> dict[int, set[str]]:
@@ -106,10 +106,10 @@ def unsent_changes(
             ),
         ),
     ]
-    named = [
+    named_columns = [
         ([c.name for c in state.columns if c.attnum in numbers], text) for numbers, text in changes
     ]
-    return [text.format(columns=_columns(names)) for names, text in named if names]
+    return [text.format(columns=_columns(names)) for names, text in named_columns if names]
 
 
 def _columns(names: Sequence[str]) -> str:
@@ -155,22 +155,23 @@ def to_record(
     if rewritten(then, now) or outdated:
         if then is None:
             return None
-        held = {file.oid: file.relfilenode for file in then.files}
+        relfilenodes = {file.oid: file.relfilenode for file in then.files}
         files = [
-            replace(file, relfilenode=held.get(file.oid, file.relfilenode)) for file in now.files
+            replace(file, relfilenode=relfilenodes.get(file.oid, file.relfilenode))
+            for file in now.files
         ]
         now = replace(then, files=files, as_of=now.as_of if renew else then.as_of)
     return replace(state, storage=now) if now != then or renew else None
 
 
-def _is_same(before: AttributeState | None, after: AttributeState) -> bool:
-    return before is not None and (
-        before.xmin == after.xmin
+def _is_same(old: AttributeState | None, new: AttributeState) -> bool:
+    return old is not None and (
+        old.xmin == new.xmin
         or (
-            before.has_missing
-            and not after.has_missing
-            and before.default_oid is not None
-            and before.default_oid == after.default_oid
+            old.has_missing
+            and not new.has_missing
+            and old.default_oid is not None
+            and old.default_oid == new.default_oid
         )
     )
 
@@ -214,18 +215,20 @@ def _judged(
         return there
     judged = list(leaves) if landed_as_of != 0 else []
     written = {row.oid: row for row in fetch(connection, _WRITTEN, {"leaves": judged})}
-    found = {
+    verdicts = {
         leaf: _is_truncated(connection, written.get(leaf), then.as_of, landed_as_of)
         for leaf in judged
     }
-    held = {
-        file.oid: file for file in then.files if file.oid in leaves and found.get(file.oid) is None
+    unjudged = {
+        file.oid: file
+        for file in then.files
+        if file.oid in leaves and verdicts.get(file.oid) is None
     }
     files = [
-        replace(file, relfilenode=held[file.oid].relfilenode) if file.oid in held else file
+        replace(file, relfilenode=unjudged[file.oid].relfilenode) if file.oid in unjudged else file
         for file in now.files
     ]
-    truncated = frozenset(leaf for leaf, is_truncated in found.items() if is_truncated)
+    truncated = frozenset(leaf for leaf, is_truncated in verdicts.items() if is_truncated)
     first = min((row.xid for row in written.values()), default=0)
     later = [written[leaf] for leaf in truncated if written[leaf].xid > first]
     return replace(
@@ -286,7 +289,7 @@ def _is_truncated(
             limited(connection, "lock_timeout", _SEARCH_TIMEOUT_S / 2),
             within(connection),
         ):
-            ((found,),) = connection.execute(older).fetchall()
+            ((has_old_row,),) = connection.execute(older).fetchall()
     except psycopg.errors.QueryCanceled:
         return True
     except psycopg.errors.UndefinedTable:
@@ -300,7 +303,7 @@ def _is_truncated(
             leaf.schema, leaf.name, without_values(err),
         )  # fmt: skip
         return None
-    return not found
+    return not has_old_row
 
 
 # Per leaf, the transaction (xid8) that wrote its row of pg_class, and that transaction's age.

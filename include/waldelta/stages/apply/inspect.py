@@ -349,6 +349,4 @@ def _has_nothing_to_report(job: Job, state: TableState, source: _Source) -> bool
     if target is None:
         return True
     is_well = not target.is_unread and target.problem is None
-    return (
-        is_well and find_drift(job.pipeline, state, target.table, catalog, target.mapping) is None
-    )
+    return is_well and find_drift(job.pipeline, state, catalog, target) is None

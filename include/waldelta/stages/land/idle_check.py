@@ -325,9 +325,7 @@ def _drifted(
         target = targets.get(state.table_name)
         if target is None or target.is_unread or target.problem is not None:
             continue
-        drift = find_drift(
-            job.pipeline, state, target.table, catalog_tables[state.table_name], target.mapping
-        )
+        drift = find_drift(job.pipeline, state, catalog_tables[state.table_name], target)
         if drift is None:
             continue
         if (drift.mends and may_resync(job, state)) or (drift.is_new and drift.reasons):

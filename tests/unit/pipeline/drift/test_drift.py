@@ -11,9 +11,9 @@ from waldelta.config import PipelineFile
 from waldelta.lake.ledger import ColumnState, StorageState, TableState
 from waldelta.lake.ledger.records import AttributeState, FileState
 from waldelta.pipeline.drift import CatalogTable
-from waldelta.pipeline.drift.drift import find_drift
+from waldelta.pipeline.drift import drift as stage
 from waldelta.pipeline.drift.repair_plan import obstacle
-from waldelta.pipeline.targets import TargetSource
+from waldelta.pipeline.targets import ReplicatedTarget, TargetSource
 from waldelta.pipeline.targets.target_sources import to_text
 from waldelta.postgres import Leaf, PgType, PublishedTable, TableColumn, TableId
 from waldelta.postgres.publication_membership import Membership, to_texts
@@ -21,6 +21,12 @@ from waldelta.row_filter import RowFilter
 
 EVERY = ["delete", "insert", "update"]
 INT = PgType(23, -1, "integer")
+
+
+def find_drift(file, state, table, catalog, mapping=None):
+    """Compare a target of the name public.t with its source, by default the table of that name."""
+    mapping = mapping or TargetSource(table.id, frozenset({table.oid}))
+    return stage.find_drift(file, state, catalog, ReplicatedTarget(table.id, mapping, table))
 
 
 def pipeline(where=None, drift=None, manage=True):
