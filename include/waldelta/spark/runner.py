@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, TypeVar
@@ -57,6 +58,8 @@ BYTES_PER_TASK = 64 << 20
 # applied, in this process, since a JVM takes longer to start. Each task needs as much memory as a
 # worker of Spark's.
 LOCAL_TASKS, LOCAL_MESSAGES = 16, 1_000_000
+# As many of these tasks as Spark's local[*] would run at once, up to what memory is planned for.
+TASKS_AT_ONCE = min(4, os.cpu_count() or 1)
 # The number of the session for concurrent work, above those of a pool.
 CONCURRENT = 9
 _FAILED = pa.field("_wd_failed", pa.string())
@@ -232,15 +235,28 @@ class InProcess:
     def run(
         self, count: int, schema: pa.Schema, task: Task, *, stops: bool = False
     ) -> list[Answer]:
-        """Run up to most_tasks() tasks one after the other in this process, unless a session has
-        been started.
+        """Run up to most_tasks() tasks on threads of this process, unless a session has been
+        started.
+
+        The first error ends the tasks that haven't begun, and is raised when the others have ended.
         """
         if count > (most := most_tasks()) or (count and self.is_started):
             why = f"it takes {counted(count, 'task')}, this process runs up to {most}"
             return self._used(why).run(count, schema, task, stops=stops)
-        numbers = pa.RecordBatch.from_pydict({"id": pa.array(range(count), pa.int64())})
-        parts = _numbered(task, schema, stops=stops)(iter([numbers]))
-        return _without_failure([row for part in parts for row in part.to_pylist()])
+        numbered, has_failed = _numbered(task, schema, stops=True), threading.Event()
+
+        def answers(number: int) -> list[Answer]:
+            if has_failed.is_set():
+                return []
+            batch = pa.RecordBatch.from_pydict({"id": pa.array([number], pa.int64())})
+            try:
+                return [row for part in numbered(iter([batch])) for row in part.to_pylist()]
+            except BaseException:
+                has_failed.set()
+                raise
+
+        with ThreadPoolExecutor(max(1, min(count, TASKS_AT_ONCE)), "task") as pool:
+            return _without_failure([*chain.from_iterable(pool.map(answers, range(count)))])
 
     def start(self, why: str) -> None:
         """Start the session in the background; the first use raises why that fails."""

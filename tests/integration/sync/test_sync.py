@@ -481,7 +481,7 @@ def test_a_snapshot_is_held_no_longer_than_rows_are_read(
     where = {
         "files": "_write_files._commit",
         "diff": "_write.merge_differences",
-        "kept": "_write.commit_statement",
+        "kept": "_write.merge_differences",
         "equal": "_write.commit_equal",
     }[kind]
     holders = (

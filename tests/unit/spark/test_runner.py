@@ -11,7 +11,7 @@ from waldelta.errors import JavaMissing, PeekTimeout
 from waldelta.lake import Lake
 from waldelta.spark import InProcess, OnSpark, open_runner, session
 from waldelta.spark import runner as module
-from waldelta.spark.runner import LOCAL_TASKS, most_messages, most_tasks
+from waldelta.spark.runner import LOCAL_TASKS, TASKS_AT_ONCE, most_messages, most_tasks
 
 
 @pytest.mark.parametrize("uses", [0, 2])
@@ -126,6 +126,18 @@ def test_few_tasks_are_run_here_before_a_session_is_there():
     with pytest.raises(AssertionError, match="Spark isn't needed"):
         runner.run(LOCAL_TASKS + 1, schema, fails)
     assert runner.why == "it takes 17 tasks, this process runs up to 16"
+
+
+def test_tasks_of_this_process_run_at_once():
+    # A task ends when its neighbours have begun, so that one thread would never end.
+    begun = threading.Barrier(TASKS_AT_ONCE, timeout=60)
+
+    def task(number: int) -> pa.Table:
+        begun.wait()
+        return pa.table({"number": [number]})
+
+    rows = InProcess(pytest.fail).run(3 * TASKS_AT_ONCE, pa.schema([("number", pa.int64())]), task)
+    assert [row["number"] for row in rows] == [*range(3 * TASKS_AT_ONCE)]
 
 
 def test_less_runs_in_this_process_where_a_server_opens_sessions(monkeypatch):

@@ -51,7 +51,7 @@ from waldelta.lake.commit_files import (
 )
 from waldelta.lake.layout import Layout, PartitionKey, key_of
 from waldelta.lake.storage import row_group_bytes
-from waldelta.metadata_columns import COMMIT_TS, LSN, RAW, RELID
+from waldelta.metadata_columns import RAW, RELID
 from waldelta.pipeline import Job
 from waldelta.types import TargetType
 from waldelta.types.hstore import Hstore
@@ -232,10 +232,9 @@ def are_equal(
 ) -> Bools:
     """Returns which rows of the target are stored as the complete change at their place."""
     equal = np.ones(len(rows), np.bool_)
-    for name, source in written.sources.items():
-        if name not in (LSN, COMMIT_TS):
-            kind = Hstore() if name == RAW else kinds[name]
-            equal &= _are_written_alike(rows[name], changes[source], kind, is_raw=name == RAW)
+    for name, source in written.compared.items():
+        kind = Hstore() if name == RAW else kinds[name]
+        equal &= _are_written_alike(rows[name], changes[source], kind, is_raw=name == RAW)
     return equal
 
 

@@ -160,11 +160,14 @@ class Comparison:
 
         Rows that are too large to compare in memory count as different.
         """
-        if (changes := self.net.take(matched, MOST_NET_BYTES)) is None:
+        compared = self.written.compared
+        changes = self.net.take(matched, MOST_NET_BYTES, [*compared.values()])
+        if changes is None:
             return matched
+        names = {name: pc.field(name) for name in compared}
         unlike, wanted, begin = np.zeros(len(matched), np.bool_), np.flatnonzero(matched), 0
         for file in share:
-            for part in parts_at_once(batches(self.held.open(file))):
+            for part in parts_at_once(batches(self.held.open(file), names)):
                 of_part = of_row[begin : begin + len(part)]
                 begin += len(part)
                 places = np.flatnonzero(of_part >= 0)

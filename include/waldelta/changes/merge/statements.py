@@ -99,6 +99,11 @@ class WrittenColumns:
         return found | {LSN: "lsn", COMMIT_TS: "commit_ts", RAW: "raw"} if self.metadata else found
 
     @property
+    def compared(self) -> dict[str, str]:
+        """The ``sources`` that tell a row from another: not where and when it was written."""
+        return {n: source for n, source in self.sources.items() if n not in {LSN, COMMIT_TS}}
+
+    @property
     def key_names(self) -> list[str]:
         """The target's key columns, in the order of the net changes' base columns."""
         return [self.names[i] for i in self.shape.key]

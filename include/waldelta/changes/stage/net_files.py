@@ -75,9 +75,17 @@ class NetFiles:
         """Returns all rows of one file."""
         return self._opened([self.paths[number]]).to_table()
 
-    def take(self, mask: Bools, most_bytes: int) -> pa.Table | None:
-        """Returns the chosen rows of all files; None when they take more than ``most_bytes``."""
-        return table_of(self._batches(mask), self.schema, most_bytes)
+    def take(
+        self, mask: Bools, most_bytes: int, columns: Sequence[str] | None = None
+    ) -> pa.Table | None:
+        """Returns the chosen rows of all files; None when they take more than ``most_bytes``.
+
+        ``columns`` selects columns, instead of all.
+        """
+        schema = self.schema
+        read = [name for name in schema.names if columns is None or name in columns]
+        parts = self._batches(mask, {name: pc.field(name) for name in read})
+        return table_of(parts, pa.schema([schema.field(name) for name in read]), most_bytes)
 
     def at(self, numbers: Ints) -> pa.Table:
         """Returns the rows with these numbers, in the files' order."""
@@ -114,11 +122,13 @@ class NetFiles:
         runner.run(len(self.paths), _WRITTEN, write)
         return NetFiles.of(folder, self.lake)
 
-    def _batches(self, mask: Bools) -> Iterator[pa.RecordBatch]:
+    def _batches(
+        self, mask: Bools, columns: dict[str, pc.Expression] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         of_files = np.split(mask, np.cumsum(self.rows)[:-1])
         for path, of_file in zip(self.paths, of_files, strict=True):
             if of_file.any():
-                yield from chosen_rows(self._opened([path]), of_file)
+                yield from chosen_rows(self._opened([path]), of_file, columns)
 
     def _opened(self, paths: Sequence[str]) -> ds.Dataset:
         files = self.lake.unchanging_files(self.folder)
@@ -185,10 +195,12 @@ def parts_at_once(rows: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     return grouped(rows, PART_BYTES, ROWS_PER_PART)
 
 
-def chosen_rows(dataset: ds.Dataset, mask: Bools) -> Iterator[pa.RecordBatch]:
-    """Returns the chosen rows of a dataset, a few at a time."""
+def chosen_rows(
+    dataset: ds.Dataset, mask: Bools, columns: dict[str, pc.Expression] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Returns the chosen rows of a dataset, a few at a time; ``columns`` as in batches()."""
     begin = 0
-    for part in batches(dataset):
+    for part in batches(dataset, columns):
         mask_of_part = mask[begin : begin + len(part)]
         begin += len(part)
         if mask_of_part.all():

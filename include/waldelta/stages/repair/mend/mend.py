@@ -152,7 +152,8 @@ class ExpectedRows:
             for part in parts_at_once(parts):
                 rows = part.rename_columns(names)
                 constants = [
-                    pa.array([text] * len(part), pa.string()) for text in (why, ACTION_UPSERT)
+                    pa.repeat(pa.scalar(text, pa.string()), len(part))
+                    for text in (why, ACTION_UPSERT)
                 ]
                 key = [rows[f"c{i}"] for i in shape.key]
                 yield pa.table([*constants, *key, *rows.columns], schema=schema)
