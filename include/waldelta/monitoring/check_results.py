@@ -195,16 +195,19 @@ def _last_of(rows: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def read_latest_checks(
-    ledger: Ledger, since: datetime | None, tables: Collection[str] = ()
+    ledger: Ledger,
+    since: datetime | None,
+    tables: Collection[str] = (),
+    table: str | None = None,
 ) -> dict[str, Check]:
-    """Returns by table what is known of its expectations; of ``tables`` even if older than
-    ``since``.
+    """Returns by table, or for one, what is known of its expectations; of ``tables`` even if older
+    than ``since``.
 
     That is the latest result of each expectation in its last check. Foreign keys and freshness
     include maintenance's results. Results recorded since then by gates and by discarding rows are
     included.
     """
-    rows = _current(ledger, _JUDGED, since, tables, None)
+    rows = _current(ledger, _JUDGED, since, tables, None if table is None else [table])
     rows = _last_of(rows, ("table_name", "meaning"))
     # Discarding rows is no check: a table's check is as old as its results for a version.
     rows = rows.take(np.argsort(rows["version"].is_valid().to_numpy(), kind="stable"))

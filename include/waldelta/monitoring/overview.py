@@ -159,28 +159,39 @@ class AirflowRuns:
     active: frozenset[str] = frozenset()
 
 
-def read_glance(
+def read_glance(  # noqa: PLR0913 - a pipeline, when, and how far back or of which table
     pipeline: PipelineFile,
     ledger: Ledger,
     now: datetime,
     hours: int,
     airflow: AirflowRuns = AirflowRuns(),
     reach: timedelta = REACH,
+    *,
+    table: str | None = None,
 ) -> Glance:
     """Returns a pipeline over the last ``hours``, with the latest run and tables' latest changes
     searched back to ``reach``; raises the store's errors.
+
+    For one ``table`` it has no other tables, whose changes, checks and comparisons aren't read, and
+    no rows of the window. Failures of runs that land nothing are left out, too, because they are no
+    table's.
     """
     idle_checked_at, since = airflow.idle_checked_at, now - timedelta(hours=hours)
     history = scan_runs(ledger, start := min(since, now - reach))
-    runs, recent = _lines(ledger, history, since), read_changed(ledger, since)
-    landing, states = [run for run in runs if run.verb in LANDING], latest_states(ledger)
-    changed = recent if start == since else read_changed(ledger, start)
+    runs, states = _lines(ledger, history, since), latest_states(ledger)
+    landing = [run for run in runs if run.verb in LANDING]
+    recent = read_changed(ledger, since) if table is None else {}
+    is_whole = start == since and table is None
+    changed = recent if is_whole else read_changed(ledger, start, table)
     fed = [state.table_name for state in states if state.status != REMOVED]
-    checks = read_latest_checks(ledger, now - reach, fed)
+    fed = [name for name in fed if table in (None, name)]
+    checks = read_latest_checks(ledger, now - reach, fed, table)
     tables = read_tables(ledger, runs, changed, checks, idle_checked_at, states)
     results, waiting = results_of(ledger), read_waiting(pipeline, ledger, _behind(tables))
+    waits = waiting.count + sum(line.in_quarantine for line in tables)
+    tables = [line for line in tables if table in (None, line.table_name)]
     glance = Glance(
-        is_set_up=bool(tables or runs or read_runs(ledger)),
+        is_set_up=bool(states or runs or read_runs(ledger)),
         upto=complete_upto(landing, idle_checked_at),
         runs=tuple(run for run in runs if run.at >= since),
         latest=landing[0] if landing else None,
@@ -194,14 +205,14 @@ def read_glance(
         active=airflow.active,
         recent=tuple(landing[:_RECENT]),
         alike=tuple(_alike(ledger, landing)),
-        waiting=waiting.count + sum(line.in_quarantine for line in tables),
+        waiting=waits,
     )
     items = [
         *_attention(pipeline, waiting, results, glance, now, idle_checked_at),
         *waiting.attention(glance.tables),
         *of_compared(glance.compared),
         *_of_runs(results, landing, states, pipeline.source),
-        *_failed_otherwise(ledger, results, now),
+        *(_failed_otherwise(ledger, results, now) if table is None else ()),
     ]
     return replace(glance, attention=worst_first(items))
 

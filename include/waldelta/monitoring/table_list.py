@@ -96,8 +96,11 @@ class TableLine:
     kind: str = ""  # How it differs from a mirror of all rows (content_label).
 
 
-def read_changed(ledger: Ledger, since: datetime | None) -> dict[str, WindowChanges]:
-    """Returns by table the changes of runs since then: what they consumed, replayed and repaired.
+def read_changed(
+    ledger: Ledger, since: datetime | None, table: str | None = None
+) -> dict[str, WindowChanges]:
+    """Returns by table, or for one, the changes of runs since then: what they consumed, replayed
+    and repaired.
 
     They come from the records of each attempt at a run. Cuts are incomplete, because none is
     published while one table is behind. Unchanged tables are left out.
@@ -112,7 +115,7 @@ def read_changed(ledger: Ledger, since: datetime | None) -> dict[str, WindowChan
             row["version_last"],
             row["generation_last"],
         )
-        for row in _sums_by_table(rows)
+        for row in _sums_by_table(rows, table)
     }
 
 
@@ -174,12 +177,12 @@ def _targets(rows: pa.Table, table: str | None = None) -> pa.Table:
     return pa.table(columns)
 
 
-def _sums_by_table(rows: pa.Table) -> list[dict[str, Any]]:
+def _sums_by_table(rows: pa.Table, table: str | None = None) -> list[dict[str, Any]]:
     """Returns by table what these attempts did, with the latest of them.
 
     Version and generation are those of the latest attempt that wrote rows.
     """
-    flat = _targets(rows)
+    flat = _targets(rows, table)
     columns = {name: flat[name] for name in flat.column_names}
     columns["committed_at"] = pc.coalesce(columns.pop("commit_ts"), flat["at"])
     written = reduce(pc.add, (columns[name] for name in _WRITTEN))

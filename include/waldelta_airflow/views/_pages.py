@@ -156,14 +156,19 @@ def airflow_runs(pipeline: PipelineFile, schedule: Schedule) -> AirflowRuns:
 
 
 def attention_of(
-    pipeline: PipelineFile, glance: Glance, schedule: Schedule, at: datetime
+    pipeline: PipelineFile,
+    glance: Glance,
+    schedule: Schedule,
+    at: datetime,
+    table: str | None = None,
 ) -> tuple[Attention, ...]:
     """Returns what needs attention, problems first.
 
-    A run that failed its check is left out where expectations say what failed, and what to do.
+    A run that failed its check is left out where expectations say what failed, and what to do. Of
+    one ``table`` they say that, too: such a run has applied its changes.
     """
     items = (*schedule.lacks, *of_dags(pipeline, glance, schedule, at), *glance.attention)
-    if any(item.kind == "failed_expectations" for item in items):
+    if table is not None or any(item.kind == "failed_expectations" for item in items):
         of_check = ("failed_run", QualityFailed.__name__)
         items = tuple(item for item in items if (item.kind, item.cause) != of_check)
     return worst_first(items)
@@ -204,12 +209,15 @@ def read_schedule(pipeline: PipelineFile) -> Schedule:
     return read_schedules([pipeline]).get(pipeline.pipeline, Schedule())
 
 
-def read_situation(request: PipelineRequest, hours: int = OVERVIEW_HOURS) -> Situation:
-    """Returns a pipeline now, with its runs and lag of the last hours."""
+def read_situation(
+    request: PipelineRequest, hours: int = OVERVIEW_HOURS, table: str | None = None
+) -> Situation:
+    """Returns a pipeline now, or one table of it, with its runs and lag of the last hours."""
     at, pipeline, ledger = now(), request.pipeline, request.ledger
     schedule = read_schedule(pipeline)
-    glance = read_glance(pipeline, ledger, at, hours, airflow_runs(pipeline, schedule))
-    attention = attention_of(pipeline, glance, schedule, at)
+    airflow = airflow_runs(pipeline, schedule)
+    glance = read_glance(pipeline, ledger, at, hours, airflow, table=table)
+    attention = attention_of(pipeline, glance, schedule, at, table)
     is_of_rows = bool(attention) and attention[0].waiting == "rows"
     return Situation(
         request.base,
@@ -401,7 +409,8 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
     It shows what the target has of its source, its columns with their expectations, its runs and
     what happened to it.
     """
-    pipeline, ledger, situation = request.pipeline, request.ledger, read_situation(request)
+    pipeline, ledger = request.pipeline, request.ledger
+    situation = read_situation(request, table=table)
     at, glance, states = situation.at, situation.glance, ledger.table_rows(table)
     heat = expectations_map(ledger, table, at, _HEAT_MAP_RUNS)
     details = read_table_details(ledger, table, states)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -44,8 +45,15 @@ def book(lake):
 
 
 def glance(book, at, *airflow, **more):
-    """What is known at that minute, of the last day."""
-    return read_glance(pipeline(book.lake.root), book, minutes(at), 24, *airflow, **more)
+    """What is known at that minute, of the last day; a glance at one table knows the same of it."""
+    read = partial(read_glance, pipeline(book.lake.root), book, minutes(at), 24, *airflow, **more)
+    whole = read()
+    for line in whole.tables:
+        of_table = read(table=line.table_name)
+        assert (of_table.tables, of_table.waiting) == ((line,), whole.waiting)
+        items = (concerning(line.table_name, seen.attention) for seen in (of_table, whole))
+        assert next(items) == next(items)
+    return whole
 
 
 def test_what_deserves_attention(book):

@@ -411,9 +411,10 @@ def read_sorted(
             rows = rows.filter(pc.field("at") >= since)
         selection = rows if columns is None else rows.select(_names(rows.schema, columns))
         return selection if where is None else rows.filter(where).select(selection.column_names)
-    schema, actions = table.schema, table.files
+    schema, actions = table.schema, table.read_once("files", lambda: table.files)
     if where is not None:
-        actions = _may_have(actions, schema, where)
+        bounds = table.read_once("bounds", lambda: _bounds(actions, schema))
+        actions = _may_have(actions, bounds, where)
     if since is not None:
         recent = pc.field("at") >= since
         where = recent if where is None else recent & where
@@ -454,8 +455,17 @@ def _read_few(table: TargetVersion) -> pa.Table | None:
     return None if many else read_files(table, table.held_files)
 
 
-def _may_have(actions: pa.Table, schema: pa.Schema, where: pc.Expression) -> pa.Table:
-    """Returns the files that may have rows of a filter, by the bounds of their texts."""
+def _may_have(actions: pa.Table, bounds: ds.Dataset, where: pc.Expression) -> pa.Table:
+    """Returns the files that may have rows of a filter, by the bounds of their texts.
+
+    Arrow opens no file to choose among them.
+    """
+    matching = bounds.get_fragments(where)
+    return actions.take(pa.array([int(fragment.path) for fragment in matching], pa.int64()))
+
+
+def _bounds(actions: pa.Table, schema: pa.Schema) -> ds.Dataset:
+    """Returns a table's files, by their numbers, with the bounds of their texts."""
     texts = [
         field.name
         for field in schema
@@ -467,9 +477,7 @@ def _may_have(actions: pa.Table, schema: pa.Schema, where: pc.Expression) -> pa.
         layout.make_fragment(str(number), files, _within(texts, row))
         for number, row in enumerate(bounds.to_pylist())
     ]
-    # Arrow opens no file to choose among them.
-    matching = ds.FileSystemDataset(fragments, schema, layout, files).get_fragments(where)
-    return actions.take(pa.array([int(fragment.path) for fragment in matching], pa.int64()))
+    return ds.FileSystemDataset(fragments, schema, layout, files)
 
 
 def _within(texts: Sequence[str], bounds: Mapping[str, str | None]) -> pc.Expression:
