@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
@@ -15,14 +16,28 @@ from airflow.api_fastapi.auth.managers.models.resource_details import (
     DagAccessEntity,
     DagDetails,
 )
+from airflow.api_fastapi.core_api.security import GetUserDep
 from airflow.configuration import conf
 from airflow.models.dag import DagModel
+from fastapi import Depends, HTTPException, Request
 
-from waldelta.config import PipelineFile, dag_id_of
+from waldelta.config import DagKind, PipelineFile, dag_id_of
+from waldelta.errors import ConfigError, LakeError, WaldeltaError
+from waldelta.lake import READ_FAILURES, local_path
 from waldelta.lake.ledger import Ledger
+from waldelta.monitoring.attention import shortened
 from waldelta.monitoring.decisions import count_waiting
-from waldelta_airflow.views._installed_pipelines import DagState
+from waldelta_airflow._connections import pipeline_lake
+from waldelta_airflow.views._installed_pipelines import (
+    Button,
+    DagState,
+    load_pipelines,
+    read_action_dag,
+)
 from waldelta_airflow.views._render import render
+
+# Errors raised by a store, a file, or a table that isn't waldelta's.
+READ_ERRORS = (*READ_FAILURES, ConfigError, LakeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +118,59 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineRequest:
-    """A reader's request for a page of one pipeline; ``base`` is where the pages are mounted."""
+class PageRequest:
+    """A logged-in user's request: where the application is mounted, and what the user may see."""
 
     base: str
     reader: Reader
+
+    def find_pipeline(self, name: str) -> PipelineFile:
+        """Returns a pipeline; raises 404 also for one that the user may not see."""
+        found = load_pipelines().get(name)
+        if not isinstance(found, PipelineFile) or not self.reader.may_read(name):
+            raise HTTPException(404, "There is no such pipeline, or you may not read its DAG.")
+        return found
+
+    def check_values(self, pipeline: PipelineFile) -> None:
+        """Raise 403 for a page of row values that the user may not see."""
+        if not self.reader.may_see_values(pipeline):
+            raise HTTPException(
+                403,
+                f"This page shows values of rows: they are for users who may {pipeline.row_values}"
+                f" the DAG {dag_id_of(pipeline.pipeline, 'cdc')}.",
+            )
+
+    def pipelines(self) -> dict[str, PipelineFile | str]:
+        """Returns the pipelines that the user may see, by name; a text is why a pipeline's file was
+        refused.
+        """
+        sees_refused = self.reader.may_see_refused_files()
+        return {
+            name: pipeline
+            for name, pipeline in load_pipelines().items()
+            if (sees_refused if isinstance(pipeline, str) else self.reader.may_read(name))
+        }
+
+
+def _page_request(request: Request, user: GetUserDep) -> PageRequest:
+    return PageRequest(str(request.scope.get("root_path", "")), Reader(user))
+
+
+PageRequestDep = Annotated[PageRequest, Depends(_page_request)]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineRequest(PageRequest):
+    """A reader's request for a page of one pipeline."""
+
     pipeline: PipelineFile
     ledger: Ledger
+
+    def button(self, kind: DagKind, run: str | None, refused: str | None) -> Button:
+        """Returns a DAG's buttons; a page may just have asked for a ``run``, or was ``refused``."""
+        dag_id, reader = dag_id_of(self.pipeline.pipeline, kind), self.reader
+        may_trigger, may_unpause = reader.may_trigger(dag_id), reader.may_unpause(dag_id)
+        return Button(read_action_dag(dag_id, run), run, refused, may_trigger, may_unpause)
 
     def render(self, template: str, at: datetime | None = None, **values: Any) -> str:
         """Returns a page, as render() of _render does, which may show values of rows.
@@ -130,3 +191,37 @@ class PipelineRequest:
             permission=(self.pipeline.row_values, dag_id_of(name, "cdc")),
             **values,
         )
+
+
+def pipeline_request(page_request: PageRequestDep, name: str) -> Iterator[PipelineRequest]:
+    """Yields a pipeline and its lake, with lake_errors()."""
+    pipeline = page_request.find_pipeline(name)
+    with lake_errors(pipeline):
+        ledger = Ledger(pipeline_lake(pipeline))
+        yield PipelineRequest(page_request.base, page_request.reader, pipeline, ledger)
+
+
+PipelineDep = Annotated[PipelineRequest, Depends(pipeline_request)]
+
+
+@contextmanager
+def lake_errors(pipeline: PipelineFile) -> Iterator[None]:
+    """Turns an error of the lake into status 502, which isn't an error of Airflow."""
+    try:
+        yield
+    except READ_ERRORS as err:
+        raise HTTPException(
+            502,
+            f"The lake of {pipeline.pipeline} can't be read from Airflow's API server:"
+            f" {reason(err, pipeline)}",
+        ) from err
+
+
+def reason(err: BaseException, pipeline: PipelineFile) -> str:
+    """Returns an error in one line, with file names relative to the lake.
+
+    For an error without a waldelta class, only the first line is used, without a store's additions.
+    """
+    message = str(err) if isinstance(err, WaldeltaError) else str(err).partition("\n")[0]
+    message = message.replace(f"{local_path(pipeline.target.root) or pipeline.target.root}/", "")
+    return f"{type(err).__name__}: {shortened(message)}"

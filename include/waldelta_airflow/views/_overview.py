@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from fastapi import APIRouter, Depends
 from markupsafe import Markup
 
 from waldelta.config import PipelineFile, dag_id_of
@@ -23,7 +24,7 @@ from waldelta.monitoring.status import LastSlot, last_slot
 from waldelta.pipeline.lag import Lag
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views import _pages as pages
-from waldelta_airflow.views._access import Reader
+from waldelta_airflow.views._access import READ_ERRORS, PageRequestDep, Reader, reason
 from waldelta_airflow.views._headline import heals_of, joint_of
 from waldelta_airflow.views._installed_pipelines import (
     DAG_VERBS,
@@ -35,6 +36,7 @@ from waldelta_airflow.views._pictures import sparkline
 from waldelta_airflow.views._render import render
 from waldelta_airflow.views._situation import LATE, Situation
 
+routes = APIRouter()
 log = logging.getLogger(__name__)
 
 State = Literal["person", "failing", "late", "warning", "unread", "running", "healthy", "setup"]
@@ -173,18 +175,15 @@ class Match:
     is_past: bool = False
 
 
-def overview_page(
-    base: str, pipelines: Mapping[str, PipelineFile | str], reader: Reader, find: Find
-) -> str:
+@routes.get("/")
+def overview_page(request: PageRequestDep, find: Annotated[Find, Depends()]) -> str:
     """Returns the page of these pipelines by what they need most, then by name.
 
     It shows runs of only the DAGs that the reader may read.
     """
-    at = now()
-    order = list(STATES)
-    cards = sorted(
-        _cards(base, pipelines, reader, at), key=lambda c: (order.index(c.state), c.name)
-    )
+    at, order, reader = now(), list(STATES), request.reader
+    cards = _cards(request.base, request.pipelines(), reader, at)
+    cards.sort(key=lambda card: (order.index(card.state), card.name))
     found = _found(cards, find, reader) if find.text else {}
     counts = Counter(card.state for card in cards)
     named = [card for card in cards if find.text in card.name.casefold()]
@@ -193,7 +192,7 @@ def overview_page(
     is_unread = any(card.state == "unread" or not card.is_current for card in cards)
     return render(
         "overview.html",
-        base,
+        request.base,
         at,
         is_under_way=any(card.situation and card.situation.schedule.under_way for card in cards),
         refresh_s=_ASK_AGAIN_S if is_unread else None,
@@ -234,11 +233,9 @@ def _card(
 ) -> Card:
     name, err = pipeline.pipeline, kept.error
     if err is not None:
-        if not isinstance(err, pages.READ_ERRORS):
+        if not isinstance(err, READ_ERRORS):
             log.error("the overview can't show pipeline %s: %s", name, stack_without_values(err))
-        return Card(
-            name, problem=f"its lake can't be read from here: {pages.reason(err, pipeline)}"
-        )
+        return Card(name, problem=f"its lake can't be read from here: {reason(err, pipeline)}")
     if kept.glance is None:
         return Card(name, is_current=False)
     idle_checked_at = pages.airflow_runs(pipeline, schedule).idle_checked_at

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +12,13 @@ from itertools import chain
 from typing import Any
 
 import pyarrow.compute as pc
+from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
 from markupsafe import Markup
 
 from waldelta.config import PipelineFile
 from waldelta.error_catalog import ERROR_CATALOG
-from waldelta.errors import ConfigError, LakeError, QualityFailed, WaldeltaError
-from waldelta.lake import READ_FAILURES, local_path
+from waldelta.errors import QualityFailed
 from waldelta.lake.ledger import (
     DIFFERENT,
     SYNCED,
@@ -34,7 +34,6 @@ from waldelta.monitoring.attention import (
     IN_DOUBT,
     Attention,
     concerning,
-    shortened,
     worst_first,
 )
 from waldelta.monitoring.check_results import (
@@ -91,7 +90,13 @@ from waldelta.stages.check.reports.page import (
 )
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow._dag_attention import of_dags
-from waldelta_airflow.views._access import PipelineRequest
+from waldelta_airflow.views._access import (
+    READ_ERRORS,
+    PageRequestDep,
+    PipelineDep,
+    PipelineRequest,
+    reason,
+)
 from waldelta_airflow.views._headline import (
     HEALS,
     Headline,
@@ -105,7 +110,6 @@ from waldelta_airflow.views._headline import (
 )
 from waldelta_airflow.views._installed_pipelines import (
     RUN_NOW,
-    Button,
     DagRunTasks,
     Schedule,
     dag_of_verb,
@@ -118,10 +122,8 @@ from waldelta_airflow.views._pictures import lag_chart, row_bars, run_bars, wal_
 from waldelta_airflow.views._render import duration, render, run_name, url
 from waldelta_airflow.views._situation import Situation
 
-log = logging.getLogger(__name__)
+routes = APIRouter()
 
-# Errors raised by a store, a file, or a table that isn't waldelta's.
-READ_ERRORS = (*READ_FAILURES, ConfigError, LakeError)
 HOURS = (OVERVIEW_HOURS, 168)
 # Used in addresses where only the run's id is known.
 ANY_VERB = "any"
@@ -134,16 +136,6 @@ _COMPARED_PER_PAGE = 50
 _ROWS_SHOWN = 100
 # How far back the lists of runs and of reconciliations go.
 _HISTORY_SHOWN = timedelta(days=30)
-
-
-def reason(err: BaseException, pipeline: PipelineFile) -> str:
-    """Returns an error in one line, with file names relative to the lake.
-
-    For an error without a waldelta class, only the first line is used, without a store's additions.
-    """
-    message = str(err) if isinstance(err, WaldeltaError) else str(err).partition("\n")[0]
-    message = message.replace(f"{local_path(pipeline.target.root) or pipeline.target.root}/", "")
-    return f"{type(err).__name__}: {shortened(message)}"
 
 
 def airflow_runs(pipeline: PipelineFile, schedule: Schedule) -> AirflowRuns:
@@ -174,7 +166,8 @@ def attention_of(
     return worst_first(items)
 
 
-def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
+@routes.get("/p/{name}")
+def pipeline_page(request: PipelineDep, hours: int = 24, page: int = 1) -> str:
     """Returns one pipeline's page: its state, runs, lag, slot, a page of its tables, and its DAGs
     with the reader's permissions.
     """
@@ -189,7 +182,7 @@ def pipeline_page(request: PipelineRequest, hours: int, number: int) -> str:
         situation=situation,
         headline=read_headline(situation, _failed_of_first(request.ledger, situation.attention)),
         steps=() if glance.is_set_up else list(setup_steps(situation)),
-        turn=Turning.of(number, glance.tables, _TABLES_PER_PAGE),
+        turn=Turning.of(page, glance.tables, _TABLES_PER_PAGE),
         slot=last_slot(glance, at, idle_checked_at, schedule.failed),
         forecast=forecast,
         consumers=_consumers(request),
@@ -266,29 +259,30 @@ def _progress(
     return None
 
 
-def runs_page(request: PipelineRequest, number: int, *, only_failed: bool) -> str:
+@routes.get("/p/{name}/runs")
+def runs_page(request: PipelineDep, page: int = 1, *, failed: bool = False) -> str:
     """Returns the page of the runs of the last 30 days, newest first, and their lag."""
-    at, pipeline, ledger = now(), request.pipeline, request.ledger
-    schedule = read_schedule(pipeline)
+    at, ledger, schedule = now(), request.ledger, read_schedule(request.pipeline)
     runs = scan_runs(ledger, at - _HISTORY_SHOWN)
-    failed = runs.filter(pc.field("status") == "failed")
-    turn = Turning.of(number, failed if only_failed else runs, _RUNS_PER_PAGE)
+    failures = runs.filter(pc.field("status") == "failed")
+    turn = Turning.of(page, failures if failed else runs, _RUNS_PER_PAGE)
     turn = replace(turn, rows=lines_of(turn.rows))
     return request.render(
         "runs.html",
         at,
         work=read_work(ledger, turn.rows),
         turn=turn,
-        only_failed=only_failed,
-        failures=failed.num_rows,
+        only_failed=failed,
+        failures=failures.num_rows,
         lag=lag_chart(lag_points(runs)),
         active=schedule.active,
         is_under_way=bool(schedule.under_way),
     )
 
 
-def run_page(request: PipelineRequest, verb: str, run_id: str) -> tuple[str, bool]:
-    """Returns a run's page by verb and id, and whether the ledger knows the run.
+@routes.get("/p/{name}/run/{verb}/{run_id:path}")
+def run_page(request: PipelineDep, verb: str, run_id: str) -> HTMLResponse:
+    """Returns a run's page by verb and id; 404 if the ledger doesn't know it.
 
     For ANY_VERB it shows the newest result. It has keys of rows only for readers who may see
     values.
@@ -313,7 +307,7 @@ def run_page(request: PipelineRequest, verb: str, run_id: str) -> tuple[str, boo
         LANDING=LANDING,
         WAITING=WAITING,
     )
-    return text, details is not None
+    return HTMLResponse(text, 404 if details is None else 200)
 
 
 def _headline_of_run(
@@ -357,7 +351,8 @@ def consuming_verb(ledger: Ledger, run_id: str) -> str:
     return next((verb for verb in verbs if verb in ("consume", "replay")), "consume")
 
 
-def expectations_page(request: PipelineRequest) -> str:
+@routes.get("/p/{name}/expectations")
+def expectations_page(request: PipelineDep) -> str:
     """Returns the page of checks: tables by runs."""
     at, ledger = now(), request.ledger
     heat = tables_map(ledger, at, _HEAT_MAP_RUNS)
@@ -365,11 +360,19 @@ def expectations_page(request: PipelineRequest) -> str:
     return request.render("expectations.html", at, heat=heat, earlier=earlier)
 
 
-def reconciliation_page(request: PipelineRequest, button: Button, number: int, earlier: int) -> str:
+@routes.get("/p/{name}/reconciliation")
+def reconciliation_page(
+    request: PipelineDep,
+    page: int = 1,
+    earlier: int = 1,
+    run: str | None = None,
+    refused: str | None = None,
+) -> str:
     """Returns the page of each table's last comparison, differing tables first.
 
     It also shows the errors of later attempts, and all results of 30 days. Both lists have pages.
     """
+    button = request.button("reconcile", run, refused)
     situation, reconciliations = read_situation(request), Reconciliations(request.ledger.lake)
     at, glance = situation.at, situation.glance
     tables = {line.table_name for line in glance.tables}
@@ -377,7 +380,7 @@ def reconciliation_page(request: PipelineRequest, button: Button, number: int, e
     last = rows_of(Reconciliation, last_rows(results, ("table_name", "status")))
     answers, attempts = last_answers(row for row in last if row.table_name in tables)
     order = sorted(answers.values(), key=lambda row: (row.status != DIFFERENT, row.table_name))
-    turn = Turning.of(number, order, _COMPARED_PER_PAGE)
+    turn = Turning.of(page, order, _COMPARED_PER_PAGE)
     in_full = reconciliations.in_full({row.table_name: row for row in turn.rows})
     latest = [in_full[row.table_name] for row in turn.rows if row.table_name in in_full]
     shown_results = results.filter(pc.field("at") >= at - _HISTORY_SHOWN)
@@ -403,8 +406,9 @@ def reconciliation_page(request: PipelineRequest, button: Button, number: int, e
     )
 
 
-def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
-    """Returns one table's page, and whether the ledger knows the table.
+@routes.get("/p/{name}/table/{table:path}")
+def table_page(request: PipelineDep, table: str) -> HTMLResponse:
+    """Returns one table's page; 404 if the ledger doesn't know it.
 
     It shows what the target has of its source, its columns with their expectations, its runs and
     what happened to it.
@@ -445,7 +449,7 @@ def table_page(request: PipelineRequest, table: str) -> tuple[str, bool]:
         headline=_headline_of_table(situation, ledger, line, failed),
         is_in_doubt=any(item.kind in IN_DOUBT for item in situation.attention),
     )
-    return text, bool(states)
+    return HTMLResponse(text, 200 if states else 404)
 
 
 def _headline_of_table(
@@ -500,7 +504,21 @@ def _by_column(
     return beside, others
 
 
-def reports_page(
+@routes.get("/docs/")
+def reports_page(request: PageRequestDep, page: int = 1, *, failed: bool = False) -> str:
+    """Returns the page of runs with Data Docs of all pipelines, newest first."""
+    return _reports_page(request.base, request.pipelines(), page, only_failed=failed)
+
+
+@routes.get("/docs/{name}/")
+@routes.get("/docs/{name}/index.html")
+def pipeline_reports_page(request: PipelineDep, page: int = 1, *, failed: bool = False) -> str:
+    """Returns that page of one pipeline, by table too; raises the errors of its lake's store."""
+    files = {request.pipeline.pipeline: request.pipeline}
+    return _reports_page(request.base, files, page, only_failed=failed, is_of_one=True)
+
+
+def _reports_page(
     base: str,
     pipelines: Mapping[str, PipelineFile | str],
     number: int,
@@ -508,11 +526,6 @@ def reports_page(
     only_failed: bool,
     is_of_one: bool = False,
 ) -> str:
-    """Returns the page of runs with Data Docs, newest first: of all pipelines, or of one by table
-    too.
-
-    For one it raises the errors of the store that the lake is in.
-    """
     files = {name: file for name, file in pipelines.items() if isinstance(file, PipelineFile)}
     read = read_reports if is_of_one else _reports_or_reason
     with ThreadPoolExecutor(OVERVIEW_AT_ONCE) as pool:

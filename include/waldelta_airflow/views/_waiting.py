@@ -9,12 +9,12 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from fastapi import HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException, Request
 
 from waldelta.config import dag_id_of
 from waldelta.config.parse_text import parse_json
@@ -30,11 +30,11 @@ from waldelta.monitoring.decisions import (
     read_waiting,
 )
 from waldelta.pipeline.targets import target_generations
-from waldelta_airflow.views._access import PipelineRequest
-from waldelta_airflow.views._installed_pipelines import Button
+from waldelta_airflow.views._access import PipelineDep
 from waldelta_airflow.views._pages import Turning
 from waldelta_airflow.views._render import server_folders
 
+routes = APIRouter()
 _ROWS_PER_PAGE = 50
 _MOST_CHOICES = 20
 _DECISIONS_PER_PAGE = 50
@@ -82,12 +82,19 @@ class Value:
     more: int = 0
 
 
-def waiting_page(request: PipelineRequest, chosen: Chosen, button: Button) -> str:
+@routes.get("/p/{name}/waiting")
+def waiting_page(
+    request: PipelineDep,
+    chosen: Annotated[Chosen, Depends()],
+    run: str | None = None,
+    refused: str | None = None,
+) -> str:
     """Returns the page of what waits, with possible decisions, and of what was decided.
 
     It has the rows' keys and values only for readers who may see them.
     """
     ledger, pipeline = request.ledger, request.pipeline
+    button = request.button("decide", run, refused)
     keys = _open_keys(ledger)
     tables, reasons = (_counted(_of(keys, chosen.but(kind)), column) for kind, column in _KINDS)
     listed = _of(keys, chosen.kinds)
@@ -152,12 +159,14 @@ def _counted(keys: pa.Table, column: str) -> list[tuple[str, int]]:
     return sorted(found, key=lambda choice: (-choice[1], choice[0]))[:_MOST_CHOICES]
 
 
-def row_page(request: PipelineRequest, row_id: str) -> str | None:
-    """Returns one quarantined row's page with its values, messages and decisions, or None."""
+@routes.get("/p/{name}/waiting/row/{row_id}")
+def row_page(request: PipelineDep, row_id: str) -> str:
+    """Returns one quarantined row's page with its values, messages and decisions."""
+    request.check_values(request.pipeline)
     ledger = request.ledger
     row = read_by_id(ledger, row_id)
     if row is None:
-        return None
+        raise HTTPException(404, "There is no such row in quarantine (any more).")
     return request.render(
         "waiting_row.html",
         here="waiting",

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from airflow.api_fastapi.core_api.security import GetUserDep, requires_authenticated
+from airflow.api_fastapi.core_api.security import requires_authenticated
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
-from waldelta.config import DagKind, PipelineFile, dag_id_of
-from waldelta.lake.ledger import Ledger, now
+from waldelta.config import DagKind, dag_id_of
+from waldelta.lake.ledger import now
 from waldelta.monitoring.reconciliation_status import read_compared
 from waldelta.monitoring.table_list import replicated_tables
-from waldelta_airflow._connections import pipeline_lake
-from waldelta_airflow.views import _pages as pages
-from waldelta_airflow.views._access import PipelineRequest, Reader
+from waldelta_airflow.views import _overview, _pages, _waiting
+from waldelta_airflow.views._access import (
+    PageRequest,
+    PageRequestDep,
+    PipelineDep,
+    lake_errors,
+    pipeline_request,
+)
 from waldelta_airflow.views._installed_pipelines import (
     RUN_NOW,
-    Button,
     DagPaused,
     check_origin,
-    load_pipelines,
     pipeline_of,
     read_action_dag,
     trigger_run,
     unpause,
 )
-from waldelta_airflow.views._overview import Find, overview_page
-from waldelta_airflow.views._pages import served_report
 from waldelta_airflow.views._render import (
     HEADERS,
     REPORT_HEADERS,
@@ -42,14 +42,7 @@ from waldelta_airflow.views._render import (
     render,
     url,
 )
-from waldelta_airflow.views._waiting import (
-    Chosen,
-    decision,
-    read_form,
-    reason_of,
-    row_page,
-    waiting_page,
-)
+from waldelta_airflow.views._waiting import decision, read_form, reason_of
 
 _FILES = {
     "style.css": "text/css",
@@ -66,59 +59,6 @@ _NOT_OURS = (
     " every DAG."
 )
 _routes = APIRouter()
-
-
-@dataclass(frozen=True, slots=True)
-class PageRequest:
-    """A logged-in user's request: where the application is mounted, and what the user may see."""
-
-    base: str
-    reader: Reader
-
-    def pipeline(self, name: str) -> PipelineFile:
-        """Returns a pipeline; raises 404 also for one that the user may not see."""
-        found = load_pipelines().get(name)
-        if not isinstance(found, PipelineFile) or not self.reader.may_read(name):
-            raise HTTPException(404, "There is no such pipeline, or you may not read its DAG.")
-        return found
-
-    def check_values(self, pipeline: PipelineFile) -> None:
-        """Raise 403 for a page of row values that the user may not see."""
-        if not self.reader.may_see_values(pipeline):
-            raise HTTPException(
-                403,
-                f"This page shows values of rows: they are for users who may {pipeline.row_values}"
-                f" the DAG {dag_id_of(pipeline.pipeline, 'cdc')}.",
-            )
-
-    def pipelines(self) -> dict[str, PipelineFile | str]:
-        """Returns the pipelines that the user may see, by name; a text is why a pipeline's file was
-        refused.
-        """
-        sees_refused = self.reader.may_see_refused_files()
-        return {
-            name: pipeline
-            for name, pipeline in load_pipelines().items()
-            if (sees_refused if isinstance(pipeline, str) else self.reader.may_read(name))
-        }
-
-
-def _page_request(request: Request, user: GetUserDep) -> PageRequest:
-    return PageRequest(str(request.scope.get("root_path", "")), Reader(user))
-
-
-PageRequestDep = Annotated[PageRequest, Depends(_page_request)]
-
-
-def _pipeline_request(page_request: PageRequestDep, name: str) -> Iterator[PipelineRequest]:
-    """Yields a pipeline and its lake, with _lake_errors()."""
-    pipeline = page_request.pipeline(name)
-    with _lake_errors(pipeline):
-        ledger = Ledger(pipeline_lake(pipeline))
-        yield PipelineRequest(page_request.base, page_request.reader, pipeline, ledger)
-
-
-PipelineDep = Annotated[PipelineRequest, Depends(_pipeline_request)]
 
 
 def _may_trigger(kind: DagKind) -> Callable[[Request, PageRequest, str], None]:
@@ -152,59 +92,10 @@ def create_app() -> FastAPI:
     app.add_exception_handler(Exception, _broke_off)
     for name, media_type in _FILES.items():
         app.add_api_route(f"/{name}", partial(_file, name, media_type), methods=["GET"])
+    for module in (_overview, _pages, _waiting):
+        app.include_router(module.routes)
     app.include_router(_routes)
     return app
-
-
-@_routes.get("/")
-def overview(page_request: PageRequestDep, find: Annotated[Find, Depends()]) -> str:
-    """Returns the page of all pipelines, or of what a search finds."""
-    return overview_page(page_request.base, page_request.pipelines(), page_request.reader, find)
-
-
-@_routes.get("/p/{name}")
-def pipeline(request: PipelineDep, hours: int = 24, page: int = 1) -> str:
-    """Returns a pipeline's page."""
-    return pages.pipeline_page(request, hours, page)
-
-
-@_routes.get("/p/{name}/runs")
-def runs(request: PipelineDep, page: int = 1, *, failed: bool = False) -> str:
-    """Returns the page of a pipeline's runs."""
-    return pages.runs_page(request, page, only_failed=failed)
-
-
-@_routes.get("/p/{name}/run/{verb}/{run_id:path}")
-def run(request: PipelineDep, verb: str, run_id: str) -> HTMLResponse:
-    """Returns a run's page."""
-    text, is_known = pages.run_page(request, verb, run_id)
-    return HTMLResponse(text, 200 if is_known else 404)
-
-
-@_routes.get("/p/{name}/expectations")
-def expectations(request: PipelineDep) -> str:
-    """Returns the page of a pipeline's checks."""
-    return pages.expectations_page(request)
-
-
-@_routes.get("/p/{name}/table/{table:path}")
-def table(request: PipelineDep, table: str) -> HTMLResponse:
-    """Returns a table's page."""
-    text, is_known = pages.table_page(request, table)
-    return HTMLResponse(text, 200 if is_known else 404)
-
-
-@_routes.get("/p/{name}/reconciliation")
-def reconciliation(
-    request: PipelineDep,
-    page: int = 1,
-    earlier: int = 1,
-    run: str | None = None,
-    refused: str | None = None,
-) -> str:
-    """Returns the page of comparisons with the source, of whose lists these pages are shown."""
-    button = _button(request, "reconcile", run, refused)
-    return pages.reconciliation_page(request, button, page, earlier)
 
 
 @_routes.post("/p/{name}/repair", dependencies=[Depends(_may_trigger("reconcile"))])
@@ -218,26 +109,6 @@ def repair(
         raise HTTPException(409, "No table differs any more.")
     conf = {"tables": tables, "repair": True, "reason": "requested on the reconciliation page"}
     return _trigger(page_request, name, "reconcile", "repair", conf)
-
-
-@_routes.get("/p/{name}/waiting")
-def waiting(
-    request: PipelineDep,
-    chosen: Annotated[Chosen, Depends()],
-    run: str | None = None,
-    refused: str | None = None,
-) -> str:
-    """Returns the page of what waits for a decision."""
-    return waiting_page(request, chosen, _button(request, "decide", run, refused))
-
-
-@_routes.get("/p/{name}/waiting/row/{row_id}")
-def waiting_row(page_request: PageRequestDep, request: PipelineDep, row_id: str) -> str:
-    """Returns the page of a row in quarantine."""
-    page_request.check_values(request.pipeline)
-    if (text := row_page(request, row_id)) is None:
-        raise HTTPException(404, "There is no such row in quarantine (any more).")
-    return text
 
 
 @_routes.post("/p/{name}/waiting", dependencies=[Depends(_may_trigger("decide"))])
@@ -293,27 +164,13 @@ def unpause_dag(
     return _back(page_request, name, *filter(None, [to]))
 
 
-@_routes.get("/docs/")
-def reports(page_request: PageRequestDep, page: int = 1, *, failed: bool = False) -> str:
-    """Returns the page of all pipelines' reports."""
-    return pages.reports_page(page_request.base, page_request.pipelines(), page, only_failed=failed)
-
-
-@_routes.get("/docs/{name}/")
-@_routes.get("/docs/{name}/index.html")
-def reports_of(request: PipelineDep, page: int = 1, *, failed: bool = False) -> str:
-    """Returns a pipeline's reports by table and by time."""
-    found = {request.pipeline.pipeline: request.pipeline}
-    return pages.reports_page(request.base, found, page, only_failed=failed, is_of_one=True)
-
-
 @_routes.get("/docs/{name}/{path:path}")
 def report(page_request: PageRequestDep, name: str, path: str) -> Response:
     """Returns a report."""
-    pipeline = page_request.pipeline(name)
+    pipeline = page_request.find_pipeline(name)
     page_request.check_values(pipeline)
-    with _lake_errors(pipeline):
-        served = served_report(pipeline, path)
+    with lake_errors(pipeline):
+        served = _pages.served_report(pipeline, path)
     if served is None:
         raise HTTPException(404, "There is no such report.")
     return HTMLResponse(served, headers=REPORT_HEADERS)
@@ -330,29 +187,16 @@ def of_dag(page_request: PageRequestDep, dag_id: str, run_id: str | None = None)
     if run_id is None:
         return RedirectResponse(url(page_request.base, "p", name))
     if verb == "consume":
-        with contextmanager(_pipeline_request)(page_request, name) as request:
-            verb = pages.consuming_verb(request.ledger, run_id)
+        with contextmanager(pipeline_request)(page_request, name) as request:
+            verb = _pages.consuming_verb(request.ledger, run_id)
     return RedirectResponse(url(page_request.base, "p", name, "run", verb, run_id))
 
 
 def _dag_of(page_request: PageRequest, request: Request, name: str, kind: DagKind) -> str:
     """Returns the DAG that a form names; raises 403 and 404 as all forms do."""
     check_origin(request)
-    page_request.pipeline(name)
+    page_request.find_pipeline(name)
     return dag_id_of(name, kind)
-
-
-def _button(
-    request: PipelineRequest, kind: DagKind, run: str | None, refused: str | None
-) -> Button:
-    dag_id, reader = dag_id_of(request.pipeline.pipeline, kind), request.reader
-    return Button(
-        read_action_dag(dag_id, run),
-        run,
-        refused,
-        reader.may_trigger(dag_id),
-        reader.may_unpause(dag_id),
-    )
 
 
 def _trigger(
@@ -375,19 +219,6 @@ def _trigger(
 def _back(page_request: PageRequest, name: str, *page: str, **query: str) -> Response:
     # 303: reloading the page repeats no request.
     return RedirectResponse(url(page_request.base, "p", name, *page, **query), 303)
-
-
-@contextmanager
-def _lake_errors(pipeline: PipelineFile) -> Iterator[None]:
-    """Turns an error of the lake into status 502, which isn't an error of Airflow."""
-    try:
-        yield
-    except pages.READ_ERRORS as err:
-        raise HTTPException(
-            502,
-            f"The lake of {pipeline.pipeline} can't be read from Airflow's API server:"
-            f" {pages.reason(err, pipeline)}",
-        ) from err
 
 
 def _file(name: str, media_type: str) -> Response:

@@ -35,12 +35,13 @@ def schedules(monkeypatch, dags):
 def dags(monkeypatch):
     """What Airflow's database says of the DAGs behind buttons, by DAG; others are ready."""
     known: dict[str, ActionDag] = {}
-    monkeypatch.setattr(
-        "waldelta_airflow.views.app.read_action_dag",
-        lambda dag_id, requested=None: replace(
-            known.get(dag_id, ActionDag(dag_id)), requested=requested and "running"
-        ),
-    )
+    for module in ("app", "_access"):
+        monkeypatch.setattr(
+            f"waldelta_airflow.views.{module}.read_action_dag",
+            lambda dag_id, requested=None: replace(
+                known.get(dag_id, ActionDag(dag_id)), requested=requested and "running"
+            ),
+        )
     return known
 
 

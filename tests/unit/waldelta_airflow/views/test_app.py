@@ -96,7 +96,7 @@ def test_every_answer_has_the_security_headers(read_shop, monkeypatch, path, sta
     def break_off(*_, **__):
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("waldelta_airflow.views._pages.runs_page", break_off)
+    monkeypatch.setattr("waldelta_airflow.views._pages.scan_runs", break_off)
     client = TestClient(plugin_app("viewer"), raise_server_exceptions=False, follow_redirects=False)
     answer = client.get(path)
     assert answer.status_code == status
