@@ -183,9 +183,9 @@ def read_glance(  # noqa: PLR0913 - a pipeline, when, and how far back or of whi
     recent = read_changed(ledger, since) if table is None else {}
     is_whole = start == since and table is None
     changed = recent if is_whole else read_changed(ledger, start, table)
-    fed = [state.table_name for state in states if state.status != REMOVED]
-    fed = [name for name in fed if table in (None, name)]
-    checks = read_latest_checks(ledger, now - reach, fed, table)
+    names = [state.table_name for state in states if state.status != REMOVED]
+    names = [name for name in names if table in (None, name)]
+    checks = read_latest_checks(ledger, now - reach, names, table)
     tables = read_tables(ledger, runs, changed, checks, idle_checked_at, states)
     results, waiting = results_of(ledger), read_waiting(pipeline, ledger, _behind(tables))
     waits = waiting.count + sum(line.in_quarantine for line in tables)
@@ -201,7 +201,7 @@ def read_glance(  # noqa: PLR0913 - a pipeline, when, and how far back or of whi
         changed_tables=len(recent),
         tables=tuple(tables if pipeline.quality.enabled else map(_without_old_check, tables)),
         gaps=tuple(open_gaps(ledger.gaps(pipeline.source.slot))),
-        compared=read_compared(ledger, fed),
+        compared=read_compared(ledger, names),
         active=airflow.active,
         recent=tuple(landing[:_RECENT]),
         alike=tuple(_alike(ledger, landing)),
