@@ -1,64 +1,94 @@
 """The state of a pipeline in one sentence: its cause, since when, what happens next by itself, and
-the one button of a person who is needed.
+the one button of a person who is needed; and the steps of a pipeline that isn't set up.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import partial
 from itertools import takewhile
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from markupsafe import Markup
 
 from waldelta.config import DagKind, dag_id_of
 from waldelta.decision_kinds import WAITING_KINDS
 from waldelta.error_catalog import ERROR_CATALOG, ERRORS
-from waldelta.errors import QualityFailed
+from waldelta.errors import QualityFailed, SchemaChanged
 from waldelta.lake.ledger.decisions import FAILS
 from waldelta.monitoring.attention import KINDS, Attention, names
 from waldelta.monitoring.check_results import FailedExpectation
 from waldelta.monitoring.overview import Glance
 from waldelta.quantities import counted, first_of, size
-from waldelta_airflow.views._installed_pipelines import DagState
-from waldelta_airflow.views._next_steps import (
-    OVERDUE,
-    NextStep,
-    is_lost,
-    is_read,
-    next_step,
-    setup_steps,
-)
-from waldelta_airflow.views._render import duration, moment_name, run_name
+from waldelta_airflow._dag_attention import WATCHED
+from waldelta_airflow.views._access import DagLine
+from waldelta_airflow.views._installed_pipelines import DagState, dag_of_verb
+from waldelta_airflow.views._render import airflow_url, duration, moment_name, run_name, url
 from waldelta_airflow.views._situation import Situation
 
-# Whether the state ends without a person.
-HEALS = {
-    "behind": "no, as long as the latest run fails",
-    "copying": "yes: the next run restarts a killed copy",
-    "data_gap": "no: runs fail until the slot is recreated",
-    "different": "no: the rows differ until they are repaired",
-    "failed_attempt": "yes: Airflow tries again",
-    "failed_copy": "no: the copy fails again until its cause is corrected",
-    "failed_expectations": "no: the target has these rows until the source corrects them",
-    "needs_copy": "yes: the copy is automatic",
-    "never_copied": "no",
-    "lacks": "no: runs need it",
-    "new_tables": "no",
-    "paused": "no: runs start once the DAG is unpaused",
-    "paused_maintenance": "no",
-    "paused_reconcile": "no",
-    "unchecked": "yes: the next run that changes the table checks it",
-    "unpublished": "no",
+
+class Answer(NamedTuple):
+    """What pages say of a kind of attention, besides its remedy (KINDS).
+
+    ``heals``: whether it ends without a person. ``dag`` is the DAG that its button runs, or only
+    unpauses without a ``label``, where ``{}`` are the tables; without a DAG the label is a link's.
+    ``joint``: why the latest run succeeded nevertheless.
+    """
+
+    heals: str = ""
+    dag: DagKind | None = None
+    label: str = ""
+    joint: str = ""
+
+
+ANSWERS = {
+    "behind": Answer("no, as long as the latest run fails"),
+    "copied_since": Answer(dag="reconcile", label="Compare {} again"),
+    "copying": Answer("yes: the next run restarts a killed copy"),
+    "data_gap": Answer(
+        "no: runs fail until the slot is recreated",
+        "resync",
+        "Recreate the slot and repair the tables",
+    ),
+    "different": Answer(
+        "no: the rows differ until they are repaired", label="See the rows that differ"
+    ),
+    "drift": Answer(dag="reconcile", label="Compare {} now"),
+    "failed_attempt": Answer("yes: Airflow tries again"),
+    "failed_comparison": Answer(dag="reconcile", label="Compare {} again"),
+    "failed_copy": Answer(
+        "no: the copy fails again until its cause is corrected", "initial_sync", "Copy {} again"
+    ),
+    "failed_expectations": Answer(
+        "no: the target has these rows until the source corrects them",
+        label="See the rows that fail",
+    ),
+    "failed_run": Answer(label="Read the error of the run"),
+    "lacks": Answer("no: runs need it"),
+    "needs_copy": Answer("yes: the copy is automatic", "initial_sync"),
+    "never_copied": Answer("no", "initial_sync", "Copy {}"),
+    "new_tables": Answer("no", "setup", "Run setup"),
+    "overdue": Answer(joint="it is the last run that ended"),
+    "paused": Answer(
+        "no: runs start once the DAG is unpaused", "cdc", joint="it ran before the DAG was paused"
+    ),
+    "paused_maintenance": Answer("no", "maintenance"),
+    "paused_reconcile": Answer("no", "reconcile"),
+    "slot": Answer(
+        "", "cdc", "Read the WAL now", "it read its WAL, and the server keeps it nevertheless"
+    ),
+    "unchecked": Answer("yes: the next run that changes the table checks it"),
+    "unpublished": Answer("no", "setup", "Run setup"),
 }
-# Why the latest run succeeded although something is the matter that waits for no decision.
-_JOINTS = {
-    "overdue": "it is the last run that ended",
-    "paused": "it ran before the DAG was paused",
-    "slot": "it read its WAL, and the server keeps it nevertheless",
+# The DAG whose next run is overdue, by kind of attention.
+_OVERDUE: dict[str, DagKind] = {"overdue": "cdc", **{f"overdue_{kind}": kind for kind in WATCHED}}
+# The steps of a new pipeline, and the command that does the same.
+_STEPS: dict[DagKind, tuple[str, str]] = {
+    "setup": ("checks the source, and creates publications and the slot", "setup"),
+    "initial_sync": ("copies the tables into the lake", "sync"),
+    "cdc": ("brings changes by its schedule", "consume"),
 }
 # What shows the transactions that have written, which keep the slot's WAL, the oldest first.
 _OLDEST = (
@@ -76,14 +106,43 @@ _DAG = re.compile(rf"(?<!\w)_({'|'.join(get_args(DagKind))})\b")
 
 
 @dataclass(frozen=True, slots=True)
+class NextStep:
+    """A button (``is_form``) or link; ``is_airflow``: it leads to one of Airflow's own pages.
+
+    ``needs_reason``: the form asks for the reason, which is recorded.
+    """
+
+    label: str
+    address: str
+    is_form: bool = False
+    is_airflow: bool = False
+    needs_reason: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SetupStep:
+    """A step before changes flow: its DAG, what that does, and its state as a class and a word.
+
+    The next step has ``how`` it is done, with a button or a ``command``; others have none.
+    """
+
+    dag_id: str
+    does: str
+    state: str
+    word: str
+    how: str = ""
+    action: NextStep | None = None
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Headline:
     """The state of a pipeline in a sentence, with its cause and what to do.
 
     ``since`` is when the state began, or was first seen; ``is_older``: it began earlier than that.
     ``heals`` says what ends the state without a person, ``remedy`` what a person may do, if need be
-    by a ``command``. ``joint`` is why the latest run succeeded nevertheless.
-    ``under_way`` are unfinished runs, ``next_run`` is what the schedule does next, and ``next_at``
-    when. ``status`` replaces the state's usual word.
+    by a ``command``. ``joint`` is why the latest run succeeded nevertheless. ``status`` replaces
+    the state's usual word.
     """
 
     state: str
@@ -94,14 +153,10 @@ class Headline:
     remedy: str = ""
     command: str = ""
     joint: Markup | str = ""
-    succeeded_at: datetime | None = None
     action: NextStep | None = None
     is_of_slot: bool = False
     is_older: bool = False
     status: str = ""
-    under_way: tuple[DagState, ...] = ()
-    next_run: str = ""
-    next_at: datetime | None = None
 
     @property
     def word(self) -> str:
@@ -117,21 +172,13 @@ def read_headline(
     """Returns the state by the first thing that needs attention, or that all is ``fine``;
     ``failed`` are the expectations that the tables of the first don't meet.
     """
-    attention, glance = situation.attention, situation.glance
-    if attention:
-        headline = _by_first(situation, attention[0], failed)
-    else:
-        headline = Headline("ok", fine) if glance.is_set_up else _of_steps(situation)
-    if attention:
-        joint, latest = joint_of(glance, attention[0], situation.at), glance.latest
-        headline = replace(headline, joint=joint, succeeded_at=latest.at if latest else None)
-    text, at = situation.next_run()
-    under_way = situation.schedule.under_way
-    return replace(headline, under_way=under_way, next_run=text, next_at=at)
+    if not situation.attention:
+        return Headline("ok", fine) if situation.glance.is_set_up else _of_steps(situation)
+    headline = _by_first(situation, situation.attention[0], failed)
+    return replace(headline, joint=joint_of(situation))
 
 
 def _of_steps(situation: Situation) -> Headline:
-    """Returns which step a pipeline that isn't set up needs next."""
     steps = list(setup_steps(situation))
     number, step = next((n, step) for n, step in enumerate(steps, 1) if step.how)
     verb = {"failed": "failed", "running": "is running"}.get(step.state, "is next")
@@ -147,9 +194,10 @@ def _of_steps(situation: Situation) -> Headline:
     )
 
 
-def joint_of(glance: Glance, first: Attention, at: datetime) -> Markup | str:
+def joint_of(situation: Situation) -> Markup | str:
     """Returns what explains that the latest run succeeded although something is the matter."""
-    if glance.latest_status != "succeeded":
+    glance, first, at = situation.glance, next(iter(situation.attention), None), situation.at
+    if first is None or glance.latest_status != "succeeded":
         return ""
     if first.kind == "different" and glance.compared.different_since is not None:
         text = Markup("the reconciliation {} found the difference, which runs don't look for")
@@ -162,7 +210,7 @@ def joint_of(glance: Glance, first: Attention, at: datetime) -> Markup | str:
         return ""
     if first.waiting:
         return WAITING_KINDS[first.waiting].joint
-    return _JOINTS.get(first.kind, "")
+    return ANSWERS.get(first.kind, Answer()).joint
 
 
 def _by_first(
@@ -180,9 +228,9 @@ def _by_first(
         cause, remedy = f"{gap.cause}: {gap.detail}", gap.remedy
     if first.kind == "slot" and not first.page:
         cause, remedy, command = _wal(situation, remedy)
-    if first.kind in OVERDUE:
+    if first.kind in _OVERDUE:
         sentence = first.text.partition(": ")[0] if first.kind == "overdue" else first.text
-        cause, heals, remedy = _overdue(situation, OVERDUE[first.kind])
+        cause, heals, remedy = _overdue(situation, _OVERDUE[first.kind])
     if first.waiting:
         remedy = WAITING_KINDS[first.waiting].remedy
     if first.waiting == "rows":
@@ -212,14 +260,12 @@ def _by_first(
 
 
 def _with_restart(heals: str, remedy: str) -> str:
-    """Returns what a person may do, the scheduler first where everything else waits for it."""
     if not heals.startswith(_NO_SCHEDULER) or remedy.startswith(_RESTART):
         return remedy
     return _RESTART if remedy == "nothing" else f"{_RESTART}; {remedy}"
 
 
 def _of_reasons(reasons: Sequence[str]) -> str:
-    """Returns why rows are in quarantine."""
     expectations = [one.removeprefix(FAILS) for one in reasons if one.startswith(FAILS)]
     if reasons and len(expectations) == len(reasons):
         return f"These rows fail the expectation: {first_of(expectations)}"
@@ -227,7 +273,6 @@ def _of_reasons(reasons: Sequence[str]) -> str:
 
 
 def _of_copy(situation: Situation, first: Attention) -> Headline:
-    """Returns the state of a copy that is under way."""
     progress = situation.progress
     seconds = progress.remaining_seconds if progress is not None else None
     ends = "the copy ends" if seconds is None else f"the copy ends in about {duration(seconds)}"
@@ -238,7 +283,6 @@ def _of_copy(situation: Situation, first: Attention) -> Headline:
 
 
 def _written(situation: Situation, item: Attention) -> str:
-    """Returns which commits of other programs explain that a target differs, as far as known."""
     if item.kind != "different" and item.waiting != "external_commit":
         return ""
     causes = causes_of(situation.attention)
@@ -339,8 +383,8 @@ def error_sentence(
 
 def heals_of(item: Attention, situation: Situation) -> str:
     """Returns whether a state ends without a person: "yes", "no", and why; empty if unknown."""
-    if item.kind in OVERDUE:
-        return _overdue(situation, OVERDUE[item.kind])[1]
+    if item.kind in _OVERDUE:
+        return _overdue(situation, _OVERDUE[item.kind])[1]
     text = _by_runs(item, situation.glance)
     return unless_down(text, is_down=situation.is_scheduler_down)
 
@@ -358,7 +402,7 @@ def _by_runs(item: Attention, glance: Glance) -> str:
     if item.waiting:
         return WAITING_KINDS[item.waiting].heals
     if item.kind not in ("failed_run", "failed_dag_run"):
-        return HEALS.get(item.kind, "")
+        return ANSWERS.get(item.kind, Answer()).heals
     return heals_of_error(item.cause, len(glance.alike))
 
 
@@ -376,17 +420,12 @@ def heals_of_error(kind: str, times: int = 1) -> str:
 
 
 def _is_measured(glance: Glance) -> bool:
-    """Returns whether the latest run recorded how much WAL the slot keeps, and how much of it is
-    unread.
-    """
+    """Returns whether the latest run recorded what the slot keeps, and how much is unread."""
     run = glance.landing
     return run is not None and run.lag_bytes is not None and bool(run.retained_bytes)
 
 
 def _wal(situation: Situation, remedy: str) -> tuple[str, str, str]:
-    """Returns what keeps the slot's WAL on the server, what to do about it, and its command;
-    ``remedy`` if that is unknown.
-    """
     glance = situation.glance
     if is_lost(glance):
         return "", f"run {dag_id_of(situation.name, 'resync')}", ""
@@ -407,45 +446,201 @@ def _wal(situation: Situation, remedy: str) -> tuple[str, str, str]:
 
 
 def _since(item: Attention, situation: Situation) -> datetime | None:
-    """Returns when the state began or was found, as far as the ledger has it."""
-    glance = situation.glance
-    finders: dict[str, Callable[[], datetime | None]] = {
-        "behind": lambda: min(filter(None, _of(item, glance, "complete_upto")), default=None),
-        "data_gap": lambda: min((gap.at for gap in glance.gaps), default=None),
-        "different": lambda: glance.compared.different_since,
-        "failed_run": partial(_of_failures, glance),
-        "failed_expectations": partial(_of_checks, item, glance),
-        "overdue": lambda: situation.schedule.next_run_at,
-        "silent_run": lambda: glance.latest.at if glance.latest is not None else None,
+    glance, latest = situation.glance, situation.glance.latest
+    runs = (run for run in glance.runs if run.verb == "consume")
+    failed = glance.alike or tuple(takewhile(lambda run: run.status == "failed", runs))
+    lines = [line for line in glance.tables if line.table_name in item.objects]
+    times: dict[str, list[datetime | None]] = {
+        "behind": [line.complete_upto for line in lines],
+        "data_gap": [gap.at for gap in glance.gaps],
+        "different": [glance.compared.different_since],
+        "failed_run": [run.at for run in failed],
+        "failed_expectations": [line.check.at for line in lines if line.check is not None],
+        "overdue": [situation.schedule.next_run_at],
+        "silent_run": [latest.at if latest is not None else None],
     }
-    return finders[item.kind]() if item.kind in finders else None
-
-
-def _of(item: Attention, glance: Glance, field: str) -> list[datetime | None]:
-    return [getattr(line, field) for line in glance.tables if line.table_name in item.objects]
-
-
-def _of_checks(item: Attention, glance: Glance) -> datetime | None:
-    checks = (line.check for line in glance.tables if line.table_name in item.objects)
-    return min((check.at for check in checks if check is not None), default=None)
+    return min(filter(None, times.get(item.kind, ())), default=None)
 
 
 def _over(glance: Glance, limit: int) -> tuple[datetime | None, bool]:
-    """Returns since when the slot has kept more WAL than its limit, and whether it did before the
-    runs that the glance has.
-    """
+    """Returns since when the slot has kept more WAL than this, and whether in all runs."""
     read = [run for run in glance.runs if run.retained_bytes is not None]
     over = list(takewhile(lambda run: (run.retained_bytes or 0) > limit, read))
     return (over[-1].at if over else None), len(over) == len(read)
 
 
-def _of_failures(glance: Glance) -> datetime | None:
-    """Returns the first of the runs that failed without one in between that succeeded."""
-    if glance.alike:
-        return glance.alike[-1].at
-    at = None
-    for run in (run for run in glance.runs if run.verb == "consume"):
-        if run.status != "failed":
-            break
-        at = run.at
-    return at
+def next_step(situation: Situation, item: Attention) -> NextStep | None:
+    """Returns what a person presses: what ends the state, or the place where a person decides.
+
+    None where the step is outside of Airflow.
+    """
+    if item.kind == "slot" and is_lost(situation.glance):
+        item = replace(item, kind="data_gap")
+    of = ANSWERS.get(item.kind, Answer())
+    is_automatic = item.kind == "needs_copy" and not situation.is_paused("initial_sync")
+    if is_automatic or (item.kind == "slot" and is_read(situation.glance)):
+        return None
+    if of.dag and not of.label:
+        return _unpause(situation, of.dag) or _open(situation, of.dag)
+    if step := _repair(situation, item) or _run(situation, item):
+        return step
+    if item.kind in _OVERDUE:
+        return _open_overdue(situation, _OVERDUE[item.kind])
+    if item.kind in ("failed_dag_run", "silent_run"):
+        return _open_run(situation, item)
+    return _lead(situation, item)
+
+
+def is_read(glance: Glance) -> bool:
+    """Returns whether most of the WAL that the slot keeps has been read already."""
+    run = glance.landing
+    return run is not None and 2 * (run.lag_bytes or 0) < (run.retained_bytes or 0)
+
+
+def is_lost(glance: Glance) -> bool:
+    """Returns whether PostgreSQL has removed WAL that the slot needs, by the latest run."""
+    return glance.landing is not None and glance.landing.wal_status == "lost"
+
+
+def setup_steps(situation: Situation) -> Iterator[SetupStep]:
+    """Yields the steps of a pipeline that isn't set up: those done, the next one, later ones."""
+    blocker = ""
+    for kind, (does, verb) in _STEPS.items():
+        dag_id, line = dag_id_of(situation.name, kind), situation.line(kind)
+        state = line.state if line is not None else DagState(kind, dag_id)
+        is_done = kind == "setup" and (situation.has_slot or state.run_state == "success")
+        if is_done:
+            yield SetupStep(dag_id, does, "passed", "done")
+        elif blocker:
+            yield SetupStep(dag_id, does, "unknown", f"after {blocker}")
+        else:
+            command = f"waldelta {verb} {situation.name}.yml"
+            yield _next_of_steps(situation, line, SetupStep(dag_id, does, "next", "next"), command)
+        blocker = blocker or ("" if is_done else dag_id)
+
+
+def _next_of_steps(
+    situation: Situation, line: DagLine | None, step: SetupStep, command: str
+) -> SetupStep:
+    dag_id, name = step.dag_id, situation.name
+    if line is None and any(state.dag_id == dag_id for state in situation.schedule.dags):
+        return replace(step, how=f"ask a user who may trigger {dag_id}")
+    if line is None:
+        how = (
+            f"wait until Airflow has read {name}.yml and shows the DAG {dag_id}; the command does"
+            " the same without Airflow"
+        )
+        return replace(step, how=how, command=command)
+    state, kind = line.state, line.state.kind
+    if state.is_under_way:
+        how = "nothing: the next step follows when its run ends"
+        return replace(step, state="running", word="running", how=how)
+    if state.run_state == "failed":
+        how = f"read the log of its run, correct the cause, and run {dag_id} again"
+        address = airflow_url(situation.base, "dags", dag_id, "runs", state.run_id or "")
+        log = NextStep(f"Read the log of {dag_id}", address, is_airflow=True)
+        return replace(step, state="failed", word="failed", how=how, action=log)
+    run = "" if kind == "cdc" else f"run {dag_id}"
+    how = " and ".join(filter(None, (f"unpause {dag_id}" if state.is_paused else "", run)))
+    action = (
+        _unpause(situation, kind) if state.is_paused else _start(situation, kind, f"Run {dag_id}")
+    )
+    missing = "" if action is not None else "ask a user who may trigger it: "
+    return replace(step, how=f"{missing}{how}", action=action or _open(situation, kind))
+
+
+def _repair(situation: Situation, item: Attention) -> NextStep | None:
+    is_written = item.waiting == "external_commit" and len(item.objects) == 1
+    if item.kind != "different" and not is_written:
+        return None
+    step = _start(situation, "reconcile", f"Repair {_tables_of(item)}")
+    if step is None or not step.address.endswith("/run"):
+        return step
+    one = item.objects if len(item.objects) == 1 else ()
+    return replace(step, address=url(situation.base, "p", situation.name, "repair", *one))
+
+
+def _run(situation: Situation, item: Attention) -> NextStep | None:
+    error = ERRORS.get(item.cause)
+    if item.kind == "failed_run" and error is not None and error.retryable:
+        return _start(situation, "cdc", "Try again now")
+    if item.kind == "failed_run" and item.cause == SchemaChanged.__name__:
+        late = next((one for one in situation.attention if one.kind == "behind"), None)
+        if late is None:
+            return None
+        label = f"Copy {_tables_of(late)} again"
+        return _start(situation, "initial_sync", label, late.objects)
+    of = ANSWERS.get(item.kind, Answer())
+    tables = item.objects if "{}" in of.label else ()
+    label = of.label.format(_tables_of(item))
+    return _start(situation, of.dag, label, tables) if of.dag else None
+
+
+def _tables_of(item: Attention) -> str:
+    tables = item.objects
+    return tables[0] if len(tables) == 1 else counted(len(tables), "table")
+
+
+def _open_run(situation: Situation, item: Attention) -> NextStep | None:
+    run_id, verb = situation.schedule.failed, "consume"
+    if item.page[:1] == ("run",):
+        _, verb, run_id = item.page
+    dag_id = dag_of_verb(situation.name, verb)
+    return _log(situation, dag_id, run_id) if run_id is not None and dag_id is not None else None
+
+
+def _open_overdue(situation: Situation, kind: DagKind) -> NextStep | None:
+    if not situation.schedule.is_scheduler_alive(situation.at):
+        return None
+    runs = (state for state in situation.schedule.under_way if state.kind == kind)
+    run_id = next((state.run_id for state in runs), None)
+    dag_id = dag_id_of(situation.name, kind)
+    return _log(situation, dag_id, run_id) if run_id is not None else _open(situation, kind)
+
+
+def _log(situation: Situation, dag_id: str, run_id: str) -> NextStep:
+    address = airflow_url(situation.base, "dags", dag_id, "runs", run_id)
+    return NextStep("Read the log of the run", address, is_airflow=True)
+
+
+def _lead(situation: Situation, item: Attention) -> NextStep | None:
+    page, anchor = item.page, item.anchor
+    if item.kind.endswith("_expectations") and len(item.objects) == 1:
+        page, anchor = ("table", *item.objects), "failed"
+    of = ANSWERS.get(item.kind, Answer())
+    label = "" if of.dag else of.label
+    if item.waiting:
+        kind = WAITING_KINDS[item.waiting]
+        label, anchor = kind.label.format(_tables_of(item)), kind.anchor
+    if not page:
+        return None
+    label = label or ("Read the run" if page[0] == "run" else f"See {page[0]}")
+    address = url(situation.base, "p", situation.name, *page)
+    return NextStep(label, address + (f"#{anchor}" if anchor else ""))
+
+
+def _open(situation: Situation, kind: DagKind) -> NextStep:
+    dag_id = dag_id_of(situation.name, kind)
+    address = airflow_url(situation.base, "dags", dag_id)
+    return NextStep(f"Open {dag_id} in Airflow", address, is_airflow=True)
+
+
+def _unpause(situation: Situation, kind: DagKind) -> NextStep | None:
+    line = situation.line(kind)
+    if line is None or not line.may_unpause:
+        return None
+    address = url(situation.base, "p", situation.name, "dags", kind, "unpause")
+    return NextStep(f"Unpause {line.state.dag_id}", address, is_form=True)
+
+
+def _start(
+    situation: Situation, kind: DagKind, label: str, tables: Sequence[str] = ()
+) -> NextStep | None:
+    line = situation.line(kind)
+    if line is None or not line.may_trigger or line.state.is_under_way:
+        return None
+    if line.state.is_paused:
+        return _unpause(situation, kind)
+    query = {"table": tables} if tables else {}
+    address = url(situation.base, "p", situation.name, "dags", kind, "run", **query)
+    return NextStep(label, address, is_form=True, needs_reason=kind == "resync")

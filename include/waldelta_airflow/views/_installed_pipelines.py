@@ -444,7 +444,6 @@ def _lacks(
 
 
 def _newest(session: Session, runs: Select[Any]) -> dict[str, DagRun]:
-    """Returns by DAG the run with the latest ``run_after`` of those that are selected."""
     columns = (DagRun.dag_id, func.max(DagRun.run_after))
     latest = runs.with_only_columns(*columns).group_by(DagRun.dag_id)
     same = tuple_(DagRun.dag_id, DagRun.run_after).in_(latest)
@@ -454,7 +453,6 @@ def _newest(session: Session, runs: Select[Any]) -> dict[str, DagRun]:
 def _read_schedules(
     session: Session, names: Sequence[str], known: Mapping[str, tuple[bool, datetime | None]]
 ) -> dict[str, Schedule]:
-    """Returns the schedules of pipelines whose CDC DAGs are known; queries are of all of them."""
     pipelines = {dag_id_of(name, "cdc"): name for name in names}
     # A backfill, and a run that was cleared after it succeeded, are replays: they land nothing.
     runs = select(DagRun).where(

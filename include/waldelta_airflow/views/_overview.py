@@ -137,9 +137,7 @@ class Card:
     @property
     def joint(self) -> Markup | str:
         """Returns what explains that the latest run succeeded although something is the matter."""
-        if (situation := self.situation) is None or not situation.attention:
-            return ""
-        return joint_of(situation.glance, situation.attention[0], situation.at)
+        return joint_of(self.situation) if self.situation is not None else ""
 
     @property
     def worst(self) -> float | None:
@@ -247,7 +245,6 @@ def _card(
 
 
 def _found(cards: Iterable[Card], find: Find, reader: Reader) -> dict[str, tuple[list[Any], int]]:
-    """Returns the tables, columns and runs whose names have the text: the first, and how many."""
     text, tables, columns = find.text, [], []
     runs: dict[tuple[str, str], Match] = {}
     cards = [card for card in cards if find.state in (None, card.state)]
@@ -284,7 +281,6 @@ def _of_run(pipeline: str, run_id: str, state: str, at: datetime) -> Match:
 
 
 def _runs_in_airflow(names: Iterable[str], find: Find, reader: Reader) -> Iterator[Match]:
-    """Yields older runs, and those that didn't reach the ledger."""
     dags = {dag_id_of(name, kind): name for name in names for kind in DAG_VERBS}
     found = read_runs_named(find.name, dags, _MOST_FOUND, reader.may_read_dag)
     for dag_id, run_id, state, at in found:

@@ -98,14 +98,17 @@ from waldelta_airflow.views._access import (
     reason,
 )
 from waldelta_airflow.views._headline import (
-    HEALS,
+    ANSWERS,
     Headline,
+    NextStep,
     causes_of,
     error_sentence,
     heals_of,
     heals_of_error,
+    next_step,
     read_headline,
     remedy_of,
+    setup_steps,
     unless_down,
 )
 from waldelta_airflow.views._installed_pipelines import (
@@ -117,7 +120,6 @@ from waldelta_airflow.views._installed_pipelines import (
     read_dag_run,
     read_schedules,
 )
-from waldelta_airflow.views._next_steps import NextStep, next_step, setup_steps
 from waldelta_airflow.views._pictures import lag_chart, row_bars, run_bars, wal_chart
 from waldelta_airflow.views._render import duration, render, run_name, url
 from waldelta_airflow.views._situation import Situation
@@ -227,20 +229,15 @@ def read_situation(
 
 
 def _has_slot(pipeline: PipelineFile, ledger: Ledger) -> bool:
-    """Returns whether setup has created or adopted the slot, by the ledger."""
     events = ledger.slot_events(pipeline.source.slot)
     return bool(events) and events[-1].event not in ("creating", "dropped")
 
 
 def _consumers(request: PipelineRequest) -> list[str]:
-    """Returns the DAGs that are scheduled on the pipeline's assets and that the reader may read."""
     return list(filter(request.reader.may_read_dag, read_consumers(request.pipeline.pipeline)))
 
 
 def _failed_of_first(ledger: Ledger, attention: Sequence[Attention]) -> Sequence[FailedExpectation]:
-    """Returns the failed expectations that the most urgent attention is about; none if it is about
-    something else.
-    """
     if not attention or attention[0].kind != "failed_expectations":
         return ()
     failed = read_failed(ledger, attention[0].objects)
@@ -250,7 +247,6 @@ def _failed_of_first(ledger: Ledger, attention: Sequence[Attention]) -> Sequence
 def _progress(
     pipeline: PipelineFile, ledger: Ledger, schedule: Schedule, at: datetime
 ) -> CopyProgress | None:
-    """Returns how far the copy is that is under way, if there is one."""
     for state in schedule.under_way:
         if state.kind in ("initial_sync", "resync") and state.run_id and state.run_at:
             tables = {str(table) for _, table in listed(pipeline.source)}
@@ -313,7 +309,6 @@ def run_page(request: PipelineDep, verb: str, run_id: str) -> HTMLResponse:
 def _headline_of_run(
     request: PipelineRequest, details: RunDetails, dag_run: DagRunTasks | None
 ) -> Headline:
-    """Returns a run's state, whether its error ends without a person, and what a person may do."""
     line, kind = details.line, details.error.get("class") or ""
     is_retried = line.status == "failed" and dag_run is not None and dag_run.is_under_way
     status = "retrying" if is_retried else line.status
@@ -329,7 +324,7 @@ def _headline_of_run(
     remedy = remedy_of(pipeline, "failed_run", kind) if kind in ERROR_CATALOG else ""
     return replace(
         headline,
-        heals=HEALS["failed_expectations"]
+        heals=ANSWERS["failed_expectations"].heals
         if is_of_check
         else _heals_of_run(request.pipeline, request.ledger, line, kind),
         remedy=remedy_of(pipeline, "failed_expectations") if is_of_check else remedy,
@@ -338,7 +333,6 @@ def _headline_of_run(
 
 
 def _heals_of_run(pipeline: PipelineFile, ledger: Ledger, line: RunLine, kind: str) -> Markup | str:
-    """Returns whether what failed a run ends without a person, or has ended."""
     if (later := next_success(ledger, line)) is None:
         is_down = read_schedule(pipeline).is_scheduler_down(now())
         return unless_down(heals_of_error(kind), is_down=is_down)
@@ -458,7 +452,6 @@ def _headline_of_table(
     line: TableLine | None,
     failed: Sequence[FailedExpectation],
 ) -> Headline:
-    """Returns a table's state; why its changes wait, where they do."""
     attention = situation.attention
     why = (line.reason if line is not None and line.status != SYNCED else None) or ""
     if not attention and (line is None or line.status != SYNCED):
@@ -478,7 +471,6 @@ def _headline_of_table(
 
 
 def _failure(ledger: Ledger, glance: Glance, table: str) -> tuple[str, str] | None:
-    """Returns why changes of a table wait, and the id of the run that failed by it."""
     if error := read_failures(ledger).get(table):
         return f"{error['class']}: {error['message']}", str(error["run_id"])
     for item in glance.attention:

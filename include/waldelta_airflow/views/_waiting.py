@@ -123,7 +123,6 @@ def waiting_page(
 
 
 def _sections(waiting: Waiting) -> Iterator[tuple[str, WaitingKind, Sequence[Decision]]]:
-    """Yields each kind that is a table of its own, with its rows; answered ones are among them."""
     listed = {name: kind for name, kind in WAITING_KINDS.items() if kind.heads}
     for name, kind in listed.items():
         rows = [row for row in waiting.of(*listed, "answered") if row.kind in kind.stored]
@@ -154,7 +153,6 @@ def _of(keys: pa.Table, wanted: dict[str, str]) -> pa.Table:
 
 
 def _counted(keys: pa.Table, column: str) -> list[tuple[str, int]]:
-    """Returns the values to choose from with their counts, the most frequent first."""
     found = [(item["values"], item["counts"]) for item in keys[column].value_counts().to_pylist()]
     return sorted(found, key=lambda choice: (-choice[1], choice[0]))[:_MOST_CHOICES]
 

@@ -193,7 +193,6 @@ def of_dag(page_request: PageRequestDep, dag_id: str, run_id: str | None = None)
 
 
 def _dag_of(page_request: PageRequest, request: Request, name: str, kind: DagKind) -> str:
-    """Returns the DAG that a form names; raises 403 and 404 as all forms do."""
     check_origin(request)
     page_request.find_pipeline(name)
     return dag_id_of(name, kind)
@@ -235,13 +234,11 @@ def _error_page(request: Request, err: Any) -> Response:
 
 
 def _not_understood(request: Request, err: Any) -> Response:
-    """Returns the names of invalid parts of the address, without their values."""
     named = sorted({str(one["loc"][-1]) for one in err.errors() if one.get("loc")})
     text = f"The address can't be read: {', '.join(named)} has no value that fits."
     return _error_page(request, HTTPException(422, text))
 
 
 def _broke_off(request: Request, _: Any) -> Response:
-    """Returns the page for an error in the pages' own code, which Airflow's API server logs."""
     text = "The page could not be made: the API server's log has the error."
     return _error_page(request, HTTPException(500, text))
