@@ -171,25 +171,18 @@ def read_glance(  # noqa: PLR0913 - a pipeline, when, and how far back or of whi
 ) -> Glance:
     """Returns a pipeline over the last ``hours``, with the latest run and tables' latest changes
     searched back to ``reach``; raises the store's errors.
-
-    For one ``table`` it has no other tables, whose changes, checks and comparisons aren't read, and
-    no rows of the window. Failures of runs that land nothing are left out, too, because they are no
-    table's.
+    For one ``table`` it has no other tables, no rows of the window, and no failures of maintenance.
     """
     idle_checked_at, since = airflow.idle_checked_at, now - timedelta(hours=hours)
     history = scan_runs(ledger, start := min(since, now - reach))
     runs, states = _lines(ledger, history, since), latest_states(ledger)
     landing = [run for run in runs if run.verb in LANDING]
     recent = read_changed(ledger, since) if table is None else {}
-    is_whole = start == since and table is None
-    changed = recent if is_whole else read_changed(ledger, start, table)
-    names = [state.table_name for state in states if state.status != REMOVED]
-    names = [name for name in names if table in (None, name)]
+    changed = recent if recent and start == since else read_changed(ledger, start, table)
+    names = [s.table_name for s in states if s.status != REMOVED and table in (None, s.table_name)]
     checks = read_latest_checks(ledger, now - reach, names, table)
     tables = read_tables(ledger, runs, changed, checks, idle_checked_at, states)
     results, waiting = results_of(ledger), read_waiting(pipeline, ledger, _behind(tables))
-    waits = waiting.count + sum(line.in_quarantine for line in tables)
-    tables = [line for line in tables if table in (None, line.table_name)]
     glance = Glance(
         is_set_up=bool(states or runs or read_runs(ledger)),
         upto=complete_upto(landing, idle_checked_at),
@@ -199,21 +192,17 @@ def read_glance(  # noqa: PLR0913 - a pipeline, when, and how far back or of whi
         operations=reduce(RowCounts.plus, (of.operations for of in recent.values()), RowCounts()),
         copied=sum(copy.rows for copy in read_copies(ledger) if copy.at >= since),
         changed_tables=len(recent),
-        tables=tuple(tables if pipeline.quality.enabled else map(_without_old_check, tables)),
+        tables=tuple(_shown(pipeline, tables, table)),
         gaps=tuple(open_gaps(ledger.gaps(pipeline.source.slot))),
         compared=read_compared(ledger, names),
         active=airflow.active,
         recent=tuple(landing[:_RECENT]),
         alike=tuple(_alike(ledger, landing)),
-        waiting=waits,
+        waiting=waiting.count + sum(line.in_quarantine for line in tables),
     )
-    items = [
-        *_attention(pipeline, waiting, results, glance, now, idle_checked_at),
-        *waiting.attention(glance.tables),
-        *of_compared(glance.compared),
-        *_of_runs(results, landing, states, pipeline.source),
-        *(_failed_otherwise(ledger, results, now) if table is None else ()),
-    ]
+    items = [*_attention(pipeline, waiting, results, glance, now, idle_checked_at)]
+    items += _of_runs(results, landing, states, pipeline.source)
+    items += _failed_otherwise(ledger, results, now) if table is None else ()
     return replace(glance, attention=worst_first(items))
 
 
@@ -303,6 +292,8 @@ def _attention(
             "{}: not checked since the last change",
             "expectations",
         )
+    yield from waiting.attention(tables)
+    yield from of_compared(glance.compared)
 
 
 def _behind(tables: Iterable[TableLine]) -> list[str]:
@@ -358,6 +349,14 @@ def _is_unchecked(line: TableLine) -> bool:
     if changed is None or changed.version is None or changed.generation != line.generation:
         return False
     return line.status in (SYNCED, "behind") and (checked is None or checked < changed.version)
+
+
+def _shown(
+    pipeline: PipelineFile, tables: Iterable[TableLine], table: str | None
+) -> Iterator[TableLine]:
+    for line in tables:
+        if table in (None, line.table_name):
+            yield line if pipeline.quality.enabled else _without_old_check(line)
 
 
 def _without_old_check(line: TableLine) -> TableLine:
