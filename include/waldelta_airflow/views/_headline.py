@@ -29,7 +29,7 @@ from waldelta_airflow.views._render import airflow_url, duration, moment_name, r
 from waldelta_airflow.views._situation import Situation
 
 
-class Answer(NamedTuple):
+class Advice(NamedTuple):
     """What pages say of a kind of attention, besides its remedy (KINDS).
 
     ``heals``: whether it ends without a person. ``dag`` is the DAG that its button runs, or only
@@ -43,44 +43,44 @@ class Answer(NamedTuple):
     joint: str = ""
 
 
-ANSWERS = {
-    "behind": Answer("no, as long as the latest run fails"),
-    "copied_since": Answer(dag="reconcile", label="Compare {} again"),
-    "copying": Answer("yes: the next run restarts a killed copy"),
-    "data_gap": Answer(
+ADVICE = {
+    "behind": Advice("no, as long as the latest run fails"),
+    "copied_since": Advice(dag="reconcile", label="Compare {} again"),
+    "copying": Advice("yes: the next run restarts a killed copy"),
+    "data_gap": Advice(
         "no: runs fail until the slot is recreated",
         "resync",
         "Recreate the slot and repair the tables",
     ),
-    "different": Answer(
+    "different": Advice(
         "no: the rows differ until they are repaired", label="See the rows that differ"
     ),
-    "drift": Answer(dag="reconcile", label="Compare {} now"),
-    "failed_attempt": Answer("yes: Airflow tries again"),
-    "failed_comparison": Answer(dag="reconcile", label="Compare {} again"),
-    "failed_copy": Answer(
+    "drift": Advice(dag="reconcile", label="Compare {} now"),
+    "failed_attempt": Advice("yes: Airflow tries again"),
+    "failed_comparison": Advice(dag="reconcile", label="Compare {} again"),
+    "failed_copy": Advice(
         "no: the copy fails again until its cause is corrected", "initial_sync", "Copy {} again"
     ),
-    "failed_expectations": Answer(
+    "failed_expectations": Advice(
         "no: the target has these rows until the source corrects them",
         label="See the rows that fail",
     ),
-    "failed_run": Answer(label="Read the error of the run"),
-    "lacks": Answer("no: runs need it"),
-    "needs_copy": Answer("yes: the copy is automatic", "initial_sync"),
-    "never_copied": Answer("no", "initial_sync", "Copy {}"),
-    "new_tables": Answer("no", "setup", "Run setup"),
-    "overdue": Answer(joint="it is the last run that ended"),
-    "paused": Answer(
+    "failed_run": Advice(label="Read the error of the run"),
+    "lacks": Advice("no: runs need it"),
+    "needs_copy": Advice("yes: the copy is automatic", "initial_sync"),
+    "never_copied": Advice("no", "initial_sync", "Copy {}"),
+    "new_tables": Advice("no", "setup", "Run setup"),
+    "overdue": Advice(joint="it is the last run that ended"),
+    "paused": Advice(
         "no: runs start once the DAG is unpaused", "cdc", joint="it ran before the DAG was paused"
     ),
-    "paused_maintenance": Answer("no", "maintenance"),
-    "paused_reconcile": Answer("no", "reconcile"),
-    "slot": Answer(
+    "paused_maintenance": Advice("no", "maintenance"),
+    "paused_reconcile": Advice("no", "reconcile"),
+    "slot": Advice(
         "", "cdc", "Read the WAL now", "it read its WAL, and the server keeps it nevertheless"
     ),
-    "unchecked": Answer("yes: the next run that changes the table checks it"),
-    "unpublished": Answer("no", "setup", "Run setup"),
+    "unchecked": Advice("yes: the next run that changes the table checks it"),
+    "unpublished": Advice("no", "setup", "Run setup"),
 }
 # The DAG whose next run is overdue, by kind of attention.
 _OVERDUE: dict[str, DagKind] = {"overdue": "cdc", **{f"overdue_{kind}": kind for kind in WATCHED}}
@@ -210,7 +210,7 @@ def joint_of(situation: Situation) -> Markup | str:
         return ""
     if first.waiting:
         return WAITING_KINDS[first.waiting].joint
-    return ANSWERS.get(first.kind, Answer()).joint
+    return ADVICE.get(first.kind, Advice()).joint
 
 
 def _by_first(
@@ -402,7 +402,7 @@ def _by_runs(item: Attention, glance: Glance) -> str:
     if item.waiting:
         return WAITING_KINDS[item.waiting].heals
     if item.kind not in ("failed_run", "failed_dag_run"):
-        return ANSWERS.get(item.kind, Answer()).heals
+        return ADVICE.get(item.kind, Advice()).heals
     return heals_of_error(item.cause, len(glance.alike))
 
 
@@ -476,7 +476,7 @@ def next_step(situation: Situation, item: Attention) -> NextStep | None:
     """
     if item.kind == "slot" and is_lost(situation.glance):
         item = replace(item, kind="data_gap")
-    of = ANSWERS.get(item.kind, Answer())
+    of = ADVICE.get(item.kind, Advice())
     is_automatic = item.kind == "needs_copy" and not situation.is_paused("initial_sync")
     if is_automatic or (item.kind == "slot" and is_read(situation.glance)):
         return None
@@ -570,7 +570,7 @@ def _run(situation: Situation, item: Attention) -> NextStep | None:
             return None
         label = f"Copy {_tables_of(late)} again"
         return _start(situation, "initial_sync", label, late.objects)
-    of = ANSWERS.get(item.kind, Answer())
+    of = ADVICE.get(item.kind, Advice())
     tables = item.objects if "{}" in of.label else ()
     label = of.label.format(_tables_of(item))
     return _start(situation, of.dag, label, tables) if of.dag else None
@@ -607,7 +607,7 @@ def _lead(situation: Situation, item: Attention) -> NextStep | None:
     page, anchor = item.page, item.anchor
     if item.kind.endswith("_expectations") and len(item.objects) == 1:
         page, anchor = ("table", *item.objects), "failed"
-    of = ANSWERS.get(item.kind, Answer())
+    of = ADVICE.get(item.kind, Advice())
     label = "" if of.dag else of.label
     if item.waiting:
         kind = WAITING_KINDS[item.waiting]

@@ -98,7 +98,7 @@ from waldelta_airflow.views._access import (
     reason,
 )
 from waldelta_airflow.views._headline import (
-    ANSWERS,
+    ADVICE,
     Headline,
     NextStep,
     causes_of,
@@ -324,7 +324,7 @@ def _headline_of_run(
     remedy = remedy_of(pipeline, "failed_run", kind) if kind in ERROR_CATALOG else ""
     return replace(
         headline,
-        heals=ANSWERS["failed_expectations"].heals
+        heals=ADVICE["failed_expectations"].heals
         if is_of_check
         else _heals_of_run(request.pipeline, request.ledger, line, kind),
         remedy=remedy_of(pipeline, "failed_expectations") if is_of_check else remedy,
