@@ -96,17 +96,15 @@ def read_dags(session: Session, pipelines: Collection[str]) -> dict[str, tuple[D
     ids = {dag_id_of(name, kind): (name, kind) for name in pipelines for kind in DAG_VERBS}
     columns = (DagModel.dag_id, DagModel.is_paused, DagModel.timetable_description)
     asked = select(*columns).where(DagModel.dag_id.in_(ids), ~DagModel.is_stale)
-    known = {dag_id: (bool(is_paused), told) for dag_id, is_paused, told in session.execute(asked)}
-    runs = {
-        dag_id: (run_id, state, at) for dag_id, run_id, state, at in _runs(session, list(known))
-    }
-    found: dict[str, list[DagState]] = {name: [] for name in pipelines}
+    dags: dict[str, Any] = {dag_id: row for dag_id, *row in session.execute(asked)}
+    runs = {dag_id: run for dag_id, *run in _runs(session, dags)}
+    states: dict[str, list[DagState]] = {name: [] for name in pipelines}
     for dag_id, (name, kind) in ids.items():
-        if dag_id in known:
-            is_paused, told = known[dag_id]
+        if dag_id in dags:
+            is_paused, text = dags[dag_id]
             run_id, state, at = runs.get(dag_id, (None, None, None))
-            found[name].append(DagState(kind, dag_id, is_paused, run_id, state, at, told))
-    return {name: tuple(states) for name, states in found.items()}
+            states[name].append(DagState(kind, dag_id, bool(is_paused), run_id, state, at, text))
+    return {name: tuple(of_pipeline) for name, of_pipeline in states.items()}
 
 
 def _runs(session: Session, dag_ids: Collection[str]) -> Iterator[Any]:
@@ -114,23 +112,20 @@ def _runs(session: Session, dag_ids: Collection[str]) -> Iterator[Any]:
 
     A later one replaces an earlier one.
     """
-    columns = (
-        DagRun.dag_id,
-        DagRun.run_id,
-        DagRun.state,
-        func.coalesce(DagRun.start_date, DagRun.run_after),
-    )
-    latest = (
-        select(DagRun.dag_id, func.max(DagRun.run_after))
-        .where(DagRun.dag_id.in_(dag_ids))
-        .group_by(DagRun.dag_id)
-    )
-    yield from session.execute(
-        select(*columns).where(tuple_(DagRun.dag_id, DagRun.run_after).in_(latest))
-    )
+    began = func.coalesce(DagRun.start_date, DagRun.run_after)
+    runs = select(DagRun.dag_id, DagRun.run_id, DagRun.state, began)
+    runs = runs.where(DagRun.dag_id.in_(dag_ids))
+    yield from session.execute(_latest(runs))
     for state in (_QUEUED, _RUNNING):
-        under_way = select(*columns).where(DagRun.dag_id.in_(dag_ids), DagRun.state == state)
-        yield from session.execute(under_way.order_by(DagRun.run_after.desc()))
+        under_way = runs.where(DagRun.state == state).order_by(DagRun.run_after.desc())
+        yield from session.execute(under_way)
+
+
+def _latest(runs: Select[Any]) -> Select[Any]:
+    """Returns, of the runs that are selected, those of each DAG with the latest ``run_after``."""
+    columns = (DagRun.dag_id, func.max(DagRun.run_after))
+    latest = runs.with_only_columns(*columns).group_by(DagRun.dag_id)
+    return runs.where(tuple_(DagRun.dag_id, DagRun.run_after).in_(latest))
 
 
 @contextmanager
@@ -444,10 +439,7 @@ def _lacks(
 
 
 def _newest(session: Session, runs: Select[Any]) -> dict[str, DagRun]:
-    columns = (DagRun.dag_id, func.max(DagRun.run_after))
-    latest = runs.with_only_columns(*columns).group_by(DagRun.dag_id)
-    same = tuple_(DagRun.dag_id, DagRun.run_after).in_(latest)
-    return {run.dag_id: run for run in session.scalars(runs.where(same))}
+    return {run.dag_id: run for run in session.scalars(_latest(runs))}
 
 
 def _read_schedules(

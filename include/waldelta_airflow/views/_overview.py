@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -12,7 +12,6 @@ from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends
-from markupsafe import Markup
 
 from waldelta.config import PipelineFile, dag_id_of
 from waldelta.errors import stack_without_values
@@ -20,7 +19,6 @@ from waldelta.lake.ledger import now
 from waldelta.monitoring.glance_cache import GlanceCache, KeptGlance
 from waldelta.monitoring.overview import after_idle_check
 from waldelta.monitoring.run_history import thin_out
-from waldelta.monitoring.status import LastSlot, last_slot
 from waldelta.pipeline.lag import Lag
 from waldelta_airflow._connections import pipeline_lake
 from waldelta_airflow.views import _pages as pages
@@ -82,11 +80,6 @@ class Find:
         """Returns the part of a name, as names are compared with it."""
         return self.name.casefold()
 
-    @property
-    def query(self) -> dict[str, str]:
-        """Returns the search as parameters of an address, without the page's number."""
-        return self.but(self.state)
-
     def but(self, state: State | None) -> dict[str, str]:
         """Returns the same search in another state (None: in any), as parameters of an address."""
         values = {"q": self.name, "state": state or ""}
@@ -135,27 +128,9 @@ class Card:
         return [*(point.lag.seconds for point in points), Lag.since(glance.upto, at).seconds]
 
     @property
-    def joint(self) -> Markup | str:
-        """Returns what explains that the latest run succeeded although something is the matter."""
-        return joint_of(self.situation) if self.situation is not None else ""
-
-    @property
     def worst(self) -> float | None:
         """Returns the highest lag in seconds."""
         return max((value for value in self.values if value is not None), default=None)
-
-    @property
-    def line(self) -> str:
-        """Returns the lag as the points of a small line."""
-        return sparkline(self.values)
-
-    @property
-    def slot(self) -> LastSlot | None:
-        """Returns the slot as it was read last."""
-        if (situation := self.situation) is None:
-            return None
-        schedule = situation.schedule
-        return last_slot(situation.glance, situation.at, schedule.idle_checked_at, schedule.failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +174,9 @@ def overview_page(request: PageRequestDep, find: Annotated[Find, Depends()]) -> 
         states=STATES,
         is_few=len(cards) <= _FEW,
         find=find,
-        q=find.query.get("q", ""),
+        q=find.name,
+        joint_of=joint_of,
+        sparkline=sparkline,
         found=found,
         is_found=bool(listed or any(items for items, _ in found.values())),
         turn=turn,
@@ -220,9 +197,8 @@ def _cards(
             continue
         schedule = schedules.get(name, Schedule())
         # Only unfinished runs of other DAGs are shown.
-        dags = reader.shown(schedule.under_way)
-        about = (base, pipeline, replace(schedule, dags=dags), at)
-        cards.append(_card(*about, glances[name]))
+        schedule = replace(schedule, dags=reader.shown(schedule.under_way))
+        cards.append(_card(base, pipeline, schedule, at, glances[name]))
     return cards
 
 
@@ -236,9 +212,8 @@ def _card(
         return Card(name, problem=f"its lake can't be read from here: {reason(err, pipeline)}")
     if kept.glance is None:
         return Card(name, is_current=False)
-    idle_checked_at = pages.airflow_runs(pipeline, schedule).idle_checked_at
-    glance = after_idle_check(kept.glance, idle_checked_at)
-    schedule = replace(schedule, idle_checked_at=idle_checked_at)
+    schedule = pages.with_own_idle_checks(pipeline, schedule)
+    glance = after_idle_check(kept.glance, schedule.idle_checked_at)
     attention = pages.attention_of(pipeline, glance, schedule, at)
     situation = Situation(base, pipeline, glance, schedule, (), at, attention)
     return Card(name, situation, columns=kept.columns, is_current=kept.is_current)
@@ -246,7 +221,7 @@ def _card(
 
 def _found(cards: Iterable[Card], find: Find, reader: Reader) -> dict[str, tuple[list[Any], int]]:
     text, tables, columns = find.text, [], []
-    runs: dict[tuple[str, str], Match] = {}
+    runs: dict[tuple[str, str], tuple[str, datetime]] = {}
     cards = [card for card in cards if find.state in (None, card.state)]
     for card in cards:
         if (situation := card.situation) is None:
@@ -266,22 +241,18 @@ def _found(cards: Iterable[Card], find: Find, reader: Reader) -> dict[str, tuple
             ]
         for run in situation.glance.runs:
             if text in run.run_id.casefold():
-                runs[card.name, run.run_id] = _of_run(card.name, run.run_id, run.status, run.at)
-    for match in _runs_in_airflow([card.name for card in cards], find, reader):
-        runs.setdefault((match.pipeline, match.name), match)
-    latest = sorted(runs.values(), key=attrgetter("at"), reverse=True)
+                runs[card.name, run.run_id] = (run.status, run.at)
+    # Airflow has older runs, and those that didn't reach the ledger.
+    dags = {dag_id_of(card.name, kind): card.name for card in cards for kind in DAG_VERBS}
+    older = read_runs_named(find.name, dags, _MOST_FOUND, reader.may_read_dag)
+    for dag_id, run_id, status, at in older:
+        runs.setdefault((dags[dag_id], run_id), (status, at))
+    matches = [
+        Match(name, run_id, ("run", pages.ANY_VERB, run_id), status, at)
+        for (name, run_id), (status, at) in runs.items()
+    ]
+    latest = sorted(matches, key=attrgetter("at"), reverse=True)
     return {
         kind: (list(items[:_MOST_FOUND]), len(items))
         for kind, items in (("tables", tables), ("columns", columns), ("runs", latest))
     }
-
-
-def _of_run(pipeline: str, run_id: str, state: str, at: datetime) -> Match:
-    return Match(pipeline, run_id, ("run", pages.ANY_VERB, run_id), state, at)
-
-
-def _runs_in_airflow(names: Iterable[str], find: Find, reader: Reader) -> Iterator[Match]:
-    dags = {dag_id_of(name, kind): name for name in names for kind in DAG_VERBS}
-    found = read_runs_named(find.name, dags, _MOST_FOUND, reader.may_read_dag)
-    for dag_id, run_id, state, at in found:
-        yield _of_run(dags[dag_id], run_id, state, at)

@@ -70,7 +70,7 @@ from waldelta.monitoring.run_history import (
     read_runs,
     scan_runs,
 )
-from waldelta.monitoring.status import last_slot, slot_forecast, wal_per_hour
+from waldelta.monitoring.status import slot_forecast, wal_per_hour
 from waldelta.monitoring.stopped_tables import read_failures
 from waldelta.monitoring.table_history import read_comparisons, table_events
 from waldelta.monitoring.table_list import (
@@ -140,13 +140,10 @@ _ROWS_SHOWN = 100
 _HISTORY_SHOWN = timedelta(days=30)
 
 
-def airflow_runs(pipeline: PipelineFile, schedule: Schedule) -> AirflowRuns:
-    """Returns the runs that Airflow has and the ledger doesn't.
-
-    A standby's idle check doesn't count, because it may have lagged behind.
-    """
-    counts = pipeline.source.read_from is None
-    return AirflowRuns(schedule.idle_checked_at if counts else None, schedule.active)
+def with_own_idle_checks(pipeline: PipelineFile, schedule: Schedule) -> Schedule:
+    """Returns a schedule without idle checks of a standby, which may have lagged behind."""
+    is_of_standby = pipeline.source.read_from is not None
+    return replace(schedule, idle_checked_at=None) if is_of_standby else schedule
 
 
 def attention_of(
@@ -177,7 +174,6 @@ def pipeline_page(request: PipelineDep, hours: int = 24, page: int = 1) -> str:
     situation = read_situation(request, hours)
     at, glance, schedule = situation.at, situation.glance, situation.schedule
     forecast = slot_forecast(request.pipeline, request.ledger, glance)
-    idle_checked_at = airflow_runs(request.pipeline, schedule).idle_checked_at
     until = at if situation.is_late else None
     return request.render(
         "pipeline.html",
@@ -185,7 +181,6 @@ def pipeline_page(request: PipelineDep, hours: int = 24, page: int = 1) -> str:
         headline=read_headline(situation, _failed_of_first(request.ledger, situation.attention)),
         steps=() if glance.is_set_up else list(setup_steps(situation)),
         turn=Turning.of(page, glance.tables, _TABLES_PER_PAGE),
-        slot=last_slot(glance, at, idle_checked_at, schedule.failed),
         forecast=forecast,
         consumers=_consumers(request),
         wal_rate=wal_per_hour(glance.runs),
@@ -209,8 +204,8 @@ def read_situation(
 ) -> Situation:
     """Returns a pipeline now, or one table of it, with its runs and lag of the last hours."""
     at, pipeline, ledger = now(), request.pipeline, request.ledger
-    schedule = read_schedule(pipeline)
-    airflow = airflow_runs(pipeline, schedule)
+    schedule = with_own_idle_checks(pipeline, read_schedule(pipeline))
+    airflow = AirflowRuns(schedule.idle_checked_at, schedule.active)
     glance = read_glance(pipeline, ledger, at, hours, airflow, table=table)
     attention = attention_of(pipeline, glance, schedule, at, table)
     is_of_rows = bool(attention) and attention[0].waiting == "rows"

@@ -10,6 +10,7 @@ from waldelta.config import DagKind, PipelineFile, dag_id_of
 from waldelta.monitoring.attention import IN_DOUBT, Attention, concerning, worst_first
 from waldelta.monitoring.overview import Glance
 from waldelta.monitoring.run_details import CopyProgress
+from waldelta.monitoring.status import LastSlot, last_slot
 from waldelta.monitoring.table_list import TableLine
 from waldelta_airflow.views._access import DagLine
 from waldelta_airflow.views._installed_pipelines import Schedule
@@ -46,6 +47,12 @@ class Situation:
     def name(self) -> str:
         """Returns the pipeline's name."""
         return self.pipeline.pipeline
+
+    @property
+    def slot(self) -> LastSlot:
+        """Returns the slot as it was read last."""
+        schedule = self.schedule
+        return last_slot(self.glance, self.at, schedule.idle_checked_at, schedule.failed)
 
     @property
     def is_scheduler_down(self) -> bool:
