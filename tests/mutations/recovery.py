@@ -64,8 +64,9 @@ MUTATIONS = (
     Mutation("stages/repair/replay/interval.py", "for move in promotions if run.at < move.at",
              "for move in promotions if run.at > move.at",
              "Runs after a failover end where the old timeline did.", (_FAILOVER, _INTERVAL)),
-    Mutation("pipeline/reported_commits.py", "at >= since and told.get(table_name, -1) >= version",
-             "at >= since and told.get(table_name, -1) > version",
+    Mutation("pipeline/reported_commits.py",
+             "at >= since and versions.get(table_name, -1) >= version",
+             "at >= since and versions.get(table_name, -1) > version",
              "A commit that a later run reported is reported again.",
              ("unit/pipeline/test_reported_commits.py",)),
 )  # fmt: skip

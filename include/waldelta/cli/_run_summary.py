@@ -77,8 +77,8 @@ def print_summary(result: RunResult, console: Console, stage: str | None = None)
     elif result.tables or result.targets.states():
         console.print(_unbroken(_targets(result), console), crop=False)
     stages = ", ".join(
-        f"{name} {done.seconds:.1f} s ({', '.join(filter(None, (done.status, done.runner)))})"
-        for name, done in result.stages.items()
+        f"{name} {end.seconds:.1f} s ({', '.join(filter(None, (end.status, end.runner)))})"
+        for name, end in result.stages.items()
     )
     console.print(f"stages: {stages or 'none'}")
     if (landed := result.landed).end_lsn is not None:
@@ -106,9 +106,9 @@ def _targets(result: RunResult) -> Table:
     if states:
         targets.add_column("state", overflow="fold")
     for name in sorted(result.tables.keys() | states.keys()):
-        done = result.tables.get(name)
-        numbers = [getattr(done, attribute, None) for attribute in columns.values()]
-        note = f"{name} (truncated)" if done is not None and done.truncated else name
+        changes = result.tables.get(name)
+        numbers = [getattr(changes, attribute, None) for attribute in columns.values()]
+        note = f"{name} (truncated)" if changes is not None and changes.truncated else name
         targets.add_row(
             Text(note),
             *("" if number is None else f"{number:,}" for number in numbers),

@@ -155,18 +155,18 @@ def take_from_airflow(conn_ids: Collection[str], timeout_s: float = _TIMEOUT_S) 
         return
     try:
         # -P: the folder that a command is run in holds no code of ours.
-        asked = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-P", "-m", "waldelta_airflow.known_connections", *missing],
             capture_output=True,
             text=True,
             check=True,
             timeout=timeout_s,
         )
-        found, refused = json.loads(asked.stdout)
+        uris, refused = json.loads(process.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as err:
-        found, refused = {}, dict.fromkeys(missing, type(err).__name__)
+        uris, refused = {}, dict.fromkeys(missing, type(err).__name__)
     for conn_id, why in refused.items():
         log.warning("connection=%s can't be taken from Airflow: %s", conn_id, why)
-    for conn_id, text in found.items():
+    for conn_id, text in uris.items():
         log.info("connection=%s is Airflow's", conn_id)
         os.environ[variable_of(conn_id)] = text

@@ -113,7 +113,7 @@ class OwnExpectation(StrictModel):
             return self.notes
         values = [value for name, value in self.kwargs.items() if name.startswith("column")]
         lists = [value if isinstance(value, list) else [value] for value in values]
-        columns = [column for found in lists for column in found if isinstance(column, str)]
+        columns = [column for names in lists for column in names if isinstance(column, str)]
         return f"{self.type} on {', '.join(columns)}" if columns else self.type
 
 
@@ -208,15 +208,15 @@ def has_suites(folder: str | None) -> bool:
 
 def read_each(folder: Path) -> dict[Path, OwnSuiteFile | ConfigError]:
     """Returns each file of a folder, or the error that rejects it."""
-    found: dict[Path, OwnSuiteFile | ConfigError] = {}
+    files: dict[Path, OwnSuiteFile | ConfigError] = {}
     for path in sorted(p for p in folder.glob("*") if p.suffix.lower() in _MEANT):
         try:
             if path.suffix not in _SUFFIXES:
                 raise ConfigError(f"{path}: isn't read: rename it {path.stem}.yml")
-            found[path] = _read_suite(path)
+            files[path] = _read_suite(path)
         except ConfigError as err:
-            found[path] = err
-    return found
+            files[path] = err
+    return files
 
 
 def assign_suites(
@@ -226,18 +226,18 @@ def assign_suites(
 
     A file's stem is ``schema.table`` or, where only one schema has it, the table's name alone.
     """
-    known = {name: split_table_name(name) for name in tables}
+    parts_of = {name: split_table_name(name) for name in tables}
     fitting: dict[str, list[Path]] = {}
     refused: dict[str, ConfigError] = {}
     unused: list[str] = []
     for path, file in files.items():
-        matches = [name for name, parts in known.items() if path.stem in (name, ".".join(parts))]
-        matches = matches or [name for name, parts in known.items() if path.stem == parts[1]]
+        matches = [name for name, parts in parts_of.items() if path.stem in (name, ".".join(parts))]
+        matches = matches or [name for name, parts in parts_of.items() if path.stem == parts[1]]
         if not matches:
-            told = f": {file}" if isinstance(file, ConfigError) else ""
-            near = get_close_matches(path.stem, {".".join(parts) for parts in known.values()}, 1)
-            told += f": did you mean {near[0]}{path.suffix}?" if near else ""
-            unused.append(f"{path} fits no table {which}{told}")
+            detail = f": {file}" if isinstance(file, ConfigError) else ""
+            near = get_close_matches(path.stem, {".".join(parts) for parts in parts_of.values()}, 1)
+            detail += f": did you mean {near[0]}{path.suffix}?" if near else ""
+            unused.append(f"{path} fits no table {which}{detail}")
         elif len(matches) > 1:
             several = f"{path} fits {' and '.join(sorted(matches))}: name it schema.table.yml"
             refused |= dict.fromkeys(matches, ConfigError(several))

@@ -109,8 +109,8 @@ class LayoutOptions(StrictModel):
     @property
     def layout_columns(self) -> set[str]:
         """The columns that any of the options names."""
-        named = (self.partition_by, self.cluster_by, self.z_order, self.statistics)
-        return {column for names in named for column in names or ()}
+        columns = (self.partition_by, self.cluster_by, self.z_order, self.statistics)
+        return {column for names in columns for column in names or ()}
 
     @property
     def divided_by(self) -> Sequence[str] | None:

@@ -68,8 +68,8 @@ def parse_yaml(text: str, lines: list[int] | None = None) -> Any:
     try:
         return _read_document(text, lines)
     except ReaderError as err:
-        before = text[: err.position]
-        line, column = before.count("\n") + 1, err.position - before.rfind("\n")
+        text_above = text[: err.position]
+        line, column = text_above.count("\n") + 1, err.position - text_above.rfind("\n")
         raise yaml.YAMLError(
             f"line {line}, column {column}: character #x{err.character:04x} isn't allowed"
         ) from None
@@ -99,8 +99,8 @@ def _read_document(text: str, lines: list[int] | None) -> Any:
 def _described(err: MarkedYAMLError) -> str:
     mark = err.problem_mark or err.context_mark
     place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-    begun = f", line {err.context_mark.line + 1}" if err.context_mark is not None else ""
-    context = f" ({err.context}{begun})" if err.context and err.problem else ""
+    begin = f", line {err.context_mark.line + 1}" if err.context_mark is not None else ""
+    context = f" ({err.context}{begin})" if err.context and err.problem else ""
     return f"{place}{err.problem or err.context}{context}"
 
 
@@ -137,8 +137,10 @@ def _written_twice(node: yaml.Node, loc: Sequence[int | str], seen: set[int]) ->
         for key, value in node.value:
             name, line = str(key.value), key.start_mark.line + 1
             place = (*loc, name)
-            if (before := first.get(name)) is not None:
-                where = f"lines {before} and {line}" if before != line else f"line {line} twice"
+            if (first_line := first.get(name)) is not None:
+                where = (
+                    f"lines {first_line} and {line}" if first_line != line else f"line {line} twice"
+                )
                 yield f"{place_of(place)} is on {where}"
             first.setdefault(name, line)
             yield from _written_twice(value, place, seen)
@@ -173,9 +175,9 @@ class StrictModel(BaseModel, extra="forbid", frozen=True):
     """A part of a file that refuses keys which it doesn't know."""
 
 
-def refuse_if(found: object, text: str) -> None:
+def refuse_if(applies: object, text: str) -> None:
     """Raise ValueError if something was found, or a condition holds."""
-    if found:
+    if applies:
         raise ValueError(text)
 
 
@@ -205,19 +207,19 @@ def _remedy(error: dict[str, Any], model: type[BaseModel]) -> str:
     if error["type"] == "too_short":
         return f"too few entries: write {error['ctx']['min_length']} at least"
     message = _needed(error)
-    given = error.get("input")
+    value = error.get("input")
     return (
-        f"{message} (given: {given!r})" if isinstance(given, str | int | float | bool) else message
+        f"{message} (given: {value!r})" if isinstance(value, str | int | float | bool) else message
     )
 
 
-def one_of(expected: Sequence[str], given: Any) -> str:
+def one_of(expected: Sequence[str], value: Any) -> str:
     """Returns what a value must be that is none of the expected ones.
 
     >>> one_of(["evolve", "fail"], "evolv")
     'one of evolve, fail is needed: did you mean evolve?'
     """
-    near = get_close_matches(str(given), expected, 1)
+    near = get_close_matches(str(value), expected, 1)
     hint = f": did you mean {near[0]}?" if near else ""
     return f"one of {', '.join(expected)} is needed{hint}"
 
@@ -236,12 +238,12 @@ def _needed(error: dict[str, Any]) -> str:
 
 def _of_unknown(loc: Sequence[int | str], model: type[BaseModel]) -> str:
     """Returns the remedy for an unknown key: where that key belongs, else the nearest key there."""
-    key, known = str(loc[-1]), _keys(model, loc[:-1])
+    key, keys = str(loc[-1]), _keys(model, loc[:-1])
     if places := [place for place in _places(model, key) if place != key]:
         return f"unknown key here: write it as {' or '.join(places)}"
-    if near := get_close_matches(key, known, 1):
+    if near := get_close_matches(key, keys, 1):
         return f"unknown key: did you mean {near[0]}?"
-    return f"unknown key: remove it; {', '.join(known)} are known here"
+    return f"unknown key: remove it; {', '.join(keys)} are known here"
 
 
 def _keys(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
@@ -256,9 +258,9 @@ def _keys(model: type[BaseModel], loc: Sequence[int | str]) -> list[str]:
             )
         else:  # The part is an entry of a list or mapping.
             kind = next((a for a in reversed(get_args(kind)) if a is not Ellipsis), None)
-    found = _model_of(kind)
+    inner = _model_of(kind)
     return (
-        [] if found is None else [field.alias or name for name, field in found.model_fields.items()]
+        [] if inner is None else [field.alias or name for name, field in inner.model_fields.items()]
     )
 
 

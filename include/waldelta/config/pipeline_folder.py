@@ -19,9 +19,9 @@ def pipelines_folder() -> Path:
     """Returns the absolute folder of pipeline files: WALDELTA_PIPELINES, or include/pipelines of
     this repository.
     """
-    named = os.environ.get(PIPELINES_VARIABLE)
+    variable = os.environ.get(PIPELINES_VARIABLE)
     # A task runs in another folder than the process that reads the variable.
-    return Path(named or _CHECKOUT / "include" / "pipelines").absolute()
+    return Path(variable or _CHECKOUT / "include" / "pipelines").absolute()
 
 
 def existing_folder(folder: Path | None = None) -> Path:
@@ -42,10 +42,10 @@ def refusal(error: Exception) -> str:
 def load_unchanged(path: Path) -> PipelineFile:
     """Returns a pipeline file as load_pipeline_file() does, which reads it when it has changed."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return load_pipeline_file(path)
-    return _load(path, (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+    return _load(path, (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
 
 
 @lru_cache(maxsize=2_000)
@@ -73,11 +73,11 @@ class PipelineFolder:
 
         Of several files that exclude each other, the first is valid.
         """
-        read, taken = cls(), dict[str, Path]()
+        read, owners = cls(), dict[str, Path]()
         for path in pipeline_paths(folder):
             try:
                 pipeline = load(path)
-                _refuse_doubles(path, pipeline, taken)
+                _refuse_doubles(path, pipeline, owners)
                 read.pipelines[path] = pipeline
             except Exception as err:  # A rejected file doesn't affect the others.
                 read.refused[path] = err
@@ -90,7 +90,7 @@ class PipelineFolder:
         ]
 
 
-def _refuse_doubles(path: Path, pipeline: PipelineFile, taken: dict[str, Path]) -> None:
+def _refuse_doubles(path: Path, pipeline: PipelineFile, owners: dict[str, Path]) -> None:
     """Raise ConfigError for a file that excludes an earlier one.
 
     Two pipelines with one name would share DAGs. With one slot, each would lose what the other
@@ -103,8 +103,8 @@ def _refuse_doubles(path: Path, pipeline: PipelineFile, taken: dict[str, Path]) 
         (f"target.root {pipeline.target.root!r}", "give each a root of its own"),
     )
     for what, remedy in alone:
-        if what in taken:
+        if what in owners:
             raise ConfigError(
-                f"pipeline file {path} is refused: {what} is also in {taken[what]}: {remedy}"
+                f"pipeline file {path} is refused: {what} is also in {owners[what]}: {remedy}"
             )
-        taken[what] = path
+        owners[what] = path

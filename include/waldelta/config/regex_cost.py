@@ -72,8 +72,8 @@ def patterns_in(condition: str) -> list[str]:
     except sqlglot.errors.SqlglotError:  # For Spark to refuse.
         return []
     for token in tokens:
-        before, is_text = is_text, token.token_type.name in ("STRING", "RAW_STRING")
-        if before and is_text:
+        was_text, is_text = is_text, token.token_type.name in ("STRING", "RAW_STRING")
+        if was_text and is_text:
             texts[-1] += token.text
         elif is_text:
             texts.append(token.text)
@@ -125,12 +125,12 @@ class _Sequence:
 
     @property
     def first(self) -> int:
-        found = 0
+        characters = 0
         for part in self.parts:
-            found |= part.first
+            characters |= part.first
             if not part.is_empty:
                 break
-        return found
+        return characters
 
     @property
     def is_empty(self) -> bool:
@@ -142,11 +142,11 @@ class _Sequence:
         return [atom.first for atom in atoms if not atom.is_empty]
 
     def cost(self, follow: int) -> _Cost:
-        found = _Cost()
+        cost = _Cost()
         for part in reversed(self.parts):
-            found += part.cost(follow)
+            cost += part.cost(follow)
             follow = part.first | (follow if part.is_empty else 0)
-        return found
+        return cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +235,9 @@ class _Parser:
 
     def _piece(self, depth: int) -> _Node:
         node = self._group(depth) if self._skip("(") else self._atom()
-        while (found := _QUANTIFIER.match(self.rest)) is not None:
-            self.rest = self.rest[found.end() :]
-            sign, least, comma, most, mark = found.groups()
+        while (quantifier := _QUANTIFIER.match(self.rest)) is not None:
+            self.rest = self.rest[quantifier.end() :]
+            sign, least, comma, most, mark = quantifier.groups()
             low = int(least) if least else int(sign == "+")
             high = int(most) if most else 1 if sign == "?" else low if least and not comma else None
             node = _Repeat(node, low, high, mark == "+")
@@ -258,8 +258,8 @@ class _Parser:
     def _atom(self) -> _Node:
         if self.rest[0] == "[":
             return self._set(self._class())
-        found = _ESCAPE.match(self.rest)
-        text = found[0] if found is not None else self.rest[0]
+        match = _ESCAPE.match(self.rest)
+        text = match[0] if match is not None else self.rest[0]
         self.rest = self.rest[len(text) :]
         if text in _ZERO_WIDTH:
             return _Atom(0, True)
@@ -274,8 +274,8 @@ class _Parser:
                 continue
             depth += (c == "[") - (c == "]" and self.rest[:at] not in ("[", "[^"))
             if depth == 0:
-                taken, self.rest = self.rest[: at + 1], self.rest[at + 1 :]
-                return taken
+                head, self.rest = self.rest[: at + 1], self.rest[at + 1 :]
+                return head
         raise _MalformedError
 
     def _set(self, source: str) -> _Atom:
@@ -285,10 +285,10 @@ class _Parser:
             matcher = re.compile(source, self._flags)
         except re.error:
             return _Atom(self._any)
-        found = (1 << at for at, c in enumerate(self._sample) if matcher.fullmatch(c))
-        return _Atom(reduce(or_, found, 0))
+        bits = (1 << at for at, c in enumerate(self._sample) if matcher.fullmatch(c))
+        return _Atom(reduce(or_, bits, 0))
 
     def _skip(self, text: str) -> bool:
-        if found := self.rest.startswith(text):
+        if is_next := self.rest.startswith(text):
             self.rest = self.rest[len(text) :]
-        return found
+        return is_next

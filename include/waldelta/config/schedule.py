@@ -42,7 +42,7 @@ def check_schedule(text: str) -> str:
 Schedule = Annotated[str, AfterValidator(check_schedule)]
 
 
-def latest_time(schedule: str, before: datetime) -> datetime:
+def latest_time(schedule: str, moment: datetime) -> datetime:
     """Returns the latest time of a schedule that is before a time.
 
     >>> print(latest_time("@daily", datetime(2026, 1, 2, 3, 17, tzinfo=UTC)))
@@ -50,5 +50,5 @@ def latest_time(schedule: str, before: datetime) -> datetime:
     """
     from croniter import croniter
 
-    latest: datetime = croniter(_PRESETS.get(schedule, schedule), before).get_prev(datetime)
+    latest: datetime = croniter(_PRESETS.get(schedule, schedule), moment).get_prev(datetime)
     return latest

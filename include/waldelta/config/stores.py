@@ -77,24 +77,24 @@ def check_folder_uri(value: str) -> None:
     That is a URI of an unknown scheme or without a bucket, or a file: URI without an absolute path.
     In file://tmp/x, tmp is a host, so /x would be written. Other values pass.
     """
-    scheme, _, rest = value.partition(":")
+    scheme, _, path_text = value.partition(":")
     kind = scheme.lower()
     of_account = "@account.dfs.core.windows.net" if kind.startswith("abfs") else ""
     refuse_if(
-        rest.startswith("//") and kind not in _SCHEMES,
+        path_text.startswith("//") and kind not in _SCHEMES,
         f"no lake can be written to {scheme}://: write file://, or a store's scheme"
         f" ({', '.join(sorted(_SCHEMES - {'file'}))})",
     )
     refuse_if(
-        kind in _IN_BUCKETS and not _BUCKET.match(rest),
+        kind in _IN_BUCKETS and not _BUCKET.match(path_text),
         f"it names no bucket: write {scheme}://bucket{of_account}/folder",
     )
     refuse_if(
-        kind != "file" and rest.startswith("//") and ".." in rest.split("/"),
+        kind != "file" and path_text.startswith("//") and ".." in path_text.split("/"),
         "a store knows no parent folder: write the path without ..",
     )
     if kind == "file":
-        _check_file_uri(value, [part for part in rest.split("/") if part])
+        _check_file_uri(value, [part for part in path_text.split("/") if part])
 
 
 def _check_file_uri(value: str, parts: list[str]) -> None:

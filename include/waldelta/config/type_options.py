@@ -52,8 +52,8 @@ class TypeOptions(StrictModel, populate_by_name=True):
     @property
     def numeric_scale(self) -> int | None:
         """Returns the scale of ``decimal(38,s)``; None for another option."""
-        found = _DECIMAL.match(self.numeric)
-        return int(found[1]) if found else None
+        match = _DECIMAL.match(self.numeric)
+        return int(match[1]) if match else None
 
     @property
     def comparable(self) -> TypeOptions:

@@ -501,15 +501,15 @@ class FileStatistics:
 
     def text(self) -> str:
         """Returns the statistics as the text in an ``add`` action."""
-        told = {
+        orders = {
             name: order
             for name, order in self._orders.items()
             if name in self._least and order.has_bounds(self._least[name], self._most[name])
         }
         statistics = {
             "numRecords": self.rows,
-            "minValues": {n: order.least_text(self._least[n]) for n, order in told.items()},
-            "maxValues": {n: order.most_text(self._most[n]) for n, order in told.items()},
+            "minValues": {n: order.least_text(self._least[n]) for n, order in orders.items()},
+            "maxValues": {n: order.most_text(self._most[n]) for n, order in orders.items()},
             "nullCount": self._nulls,
         }
         # delta-rs (arrow-json) loses half of an escaped character beyond 16 bits, and then skips

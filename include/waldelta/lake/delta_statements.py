@@ -115,14 +115,14 @@ def set_deletion_vectors(spark: SparkSession, target: DeltaTarget, wanted: bool)
 
 
 def set_change_data_feed(
-    spark: Callable[[], SparkSession], table: TargetVersion, wanted: bool | None
+    spark: Callable[[], SparkSession], table: TargetVersion, enabled: bool | None
 ) -> None:
     """Set whether later commits show the rows that they change; None leaves it as it is.
 
     ``spark`` is as in set_retention().
     """
-    if wanted not in (None, table.shows_changes):
-        _commit_properties(spark, table, {CHANGE_DATA_FEED: str(wanted).lower()})
+    if enabled not in (None, table.shows_changes):
+        _commit_properties(spark, table, {CHANGE_DATA_FEED: str(enabled).lower()})
 
 
 def set_clustering(
@@ -229,7 +229,7 @@ def is_absent(err: Exception) -> bool:
     return texts.TABLE_ABSENT.search(str(err)) is not None
 
 
-def schema_option(existing: StructType | None, wanted: StructType) -> str | None:
+def schema_option(existing: StructType | None, schema: StructType) -> str | None:
     """Returns the option by which DeltaTarget.write() changes the target's schema, if it must.
 
     Merging keeps its NOT NULL columns, overwriting makes all nullable. Tried on Delta 4.4:
@@ -241,7 +241,7 @@ def schema_option(existing: StructType | None, wanted: StructType) -> str | None
     former = (
         {field.name: field.dataType for field in existing.fields} if existing is not None else {}
     )
-    added = {field.name: field.dataType for field in wanted.fields}
+    added = {field.name: field.dataType for field in schema.fields}
     if former == added:
         return None
     return "mergeSchema" if former.items() <= added.items() else "overwriteSchema"

@@ -151,9 +151,9 @@ class DeltaTarget:
         Raises TableError: TableNotFoundError when there is no table, another when it can't be read.
         Raises StateError as check_log_files() does.
         """
-        kept = self.lake.cache.take(self.uri, version)
-        if kept is not None and (version is not None or self._is_updated(kept)):
-            return TargetVersion(self, kept)
+        table = self.lake.cache.take(self.uri, version)
+        if table is not None and (version is not None or self._is_updated(table)):
+            return TargetVersion(self, table)
         return self._opened(version, StoredLog.read_newest)
 
     def open_known(self) -> TargetVersion:
@@ -165,11 +165,11 @@ class DeltaTarget:
         log = self.known_log
         if log is None or not log.is_seen or log.known.version < 0:
             return self.open()
-        kept = self.lake.cache.take(self.uri)
+        table = self.lake.cache.take(self.uri)
         with suppress(DeltaError, NotCopied):
-            if isinstance(kept, CopiedTable):
-                kept.update_known()
-                return TargetVersion(self, kept)
+            if isinstance(table, CopiedTable):
+                table.update_known()
+                return TargetVersion(self, table)
         return self._opened(None, lambda _: None)
 
     def open_from_log(self, version: int | None = None) -> TargetVersion:
@@ -324,13 +324,13 @@ class TargetVersion:
 
         It may have fewer NOT NULL constraints, not more.
         """
-        held, wanted = (
+        fields, new_fields = (
             {field.name: field for field in schema.fields}
             for schema in (self.table.schema(), Schema.from_arrow(columns))
         )
-        return held.keys() == wanted.keys() and all(
-            held[name].type == field.type and (held[name].nullable or not field.nullable)
-            for name, field in wanted.items()
+        return fields.keys() == new_fields.keys() and all(
+            fields[name].type == field.type and (fields[name].nullable or not field.nullable)
+            for name, field in new_fields.items()
         )
 
     @property
@@ -459,10 +459,10 @@ class TargetVersion:
 
         ``schema_mode`` "merge" adds columns that the table lacks. Raises CommitFailedError.
         """
-        before = self.version
+        version = self.version
         write_deltalake(self.table, rows, mode="append", schema_mode=schema_mode, **_ONE_COMMIT)
         if isinstance(self.table, CopiedTable):
-            self.table.push(before)
+            self.table.push(version)
         self.keep(self.version)
 
     def overwrite(self, rows: pa.Table, **options: Any) -> None:
@@ -576,32 +576,32 @@ class TargetVersion:
         return self.is_definable and (_NTZ in features or '"timestamp_ntz"' not in types)
 
     def _commit(self, files: FileChange, tag: Tag) -> int:
-        made = self.version + 1
+        version = self.version + 1
         try:
             commit_files(self.table, self.place.uri, files, tag)
         except CommitFailedError as err:
             later = list(self.place.log.behind(self.version))
-            own = [one.version for one in later if one.info.get("userMetadata") == tag.metadata]
-            if later and not own:
+            versions = [c.version for c in later if c.info.get("userMetadata") == tag.metadata]
+            if later and not versions:
                 raise Overtaken(later) from err
-            if not own:
+            if not versions:
                 raise
-            made = own[0]
-        self.keep(made)
-        return made
+            version = versions[0]
+        self.keep(version)
+        return version
 
     def defined(self, **changed: Any) -> dict[str, Any]:
         """Returns the table's metaData action, with these changes."""
-        held = self.table.metadata()
+        metadata = self.table.metadata()
         return {
-            "id": held.id,
-            "name": held.name,
-            "description": held.description,
+            "id": metadata.id,
+            "name": metadata.name,
+            "description": metadata.description,
             "format": {"provider": "parquet", "options": {}},
             "schemaString": self.table.schema().to_json(),
-            "partitionColumns": held.partition_columns,
-            "configuration": held.configuration,
-            "createdTime": held.created_time,
+            "partitionColumns": metadata.partition_columns,
+            "configuration": metadata.configuration,
+            "createdTime": metadata.created_time,
         } | changed
 
     def update(self) -> None:

@@ -84,20 +84,20 @@ class TableCache:
 
         Those of delta-rs itself, and of Spark's JVM and tasks, aren't included.
         """
-        before, self._requests = self._requests, requests_made()
-        return self._requests - before
+        earlier, self._requests = self._requests, requests_made()
+        return self._requests - earlier
 
     def leave_known(self, lake: Lake) -> None:
         """Store the copies of the tables' logs in the lake, so that the next run reads less."""
         if self._logs is None:
             return
-        own, changes = bookkeeping_uri(lake.root, ""), bookkeeping_uri(lake.root, CHANGES)
+        root, changes = bookkeeping_uri(lake.root, ""), bookkeeping_uri(lake.root, CHANGES)
         with self._lock:
             tables = {
                 uri.removeprefix(f"{lake.root}/"): table
                 for uri, (table, *_) in self._tables.items()
                 # No run reads all of the change log, which is large.
-                if uri.startswith(own) and uri != changes
+                if uri.startswith(root) and uri != changes
             }
         try:
             self._logs.save({path: file_paths(table) for path, table in tables.items()})
@@ -124,10 +124,10 @@ class TableCache:
         The last version's result stays in memory under the name, for the next call.
         """
         version, entry = table.version(), entry_identity(uri, table.version())
-        known = self._read.get((uri, name))
-        if known is None or known[:2] != (version, entry):
-            known = self._read[uri, name] = version, entry, read()
-        value: T = known[2]
+        entry_read = self._read.get((uri, name))
+        if entry_read is None or entry_read[:2] != (version, entry):
+            entry_read = self._read[uri, name] = version, entry, read()
+        value: T = entry_read[2]
         return value
 
     def unchanged(self, lake: Lake, uri: str, name: str) -> tuple[int, Any] | None:
@@ -163,8 +163,8 @@ class TableCache:
             return
         entry, count = entry_identity(uri, version), len(table.file_uris())
         with self._lock:
-            kept, _, files = self._tables.get(uri, (None, None, 0))
-            if kept is not None and kept.version() > version:
+            idle_table, _, files = self._tables.get(uri, (None, None, 0))
+            if idle_table is not None and idle_table.version() > version:
                 return
             self._tables[uri] = table, entry, count
             self._tables.move_to_end(uri)

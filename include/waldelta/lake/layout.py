@@ -372,8 +372,8 @@ def statistics_within(
     if listed is None:
         return {}
     followed = [names.get(name, name) for name in _listed(listed)]
-    held = [name for name in followed if name in columns and name not in partition_by]
-    return {STATISTICS_COLUMNS: _column_list(held)}
+    named_columns = [name for name in followed if name in columns and name not in partition_by]
+    return {STATISTICS_COLUMNS: _column_list(named_columns)}
 
 
 def _listed(columns: str) -> list[str]:

@@ -114,9 +114,11 @@ def find_leftovers(
 def staged_for(lake: Lake, table_name: str) -> list[str]:
     """Returns the folders of changes that are staged for a target."""
     prefix = _prefix(table_name)
-    found = [(uri, uri.rsplit("/", 1)[1]) for uri in folders_in(lake.bookkeeping(STAGING).uri)]
+    folders = [(uri, uri.rsplit("/", 1)[1]) for uri in folders_in(lake.bookkeeping(STAGING).uri)]
     return [
-        uri for uri, name in found if name.startswith(prefix) and _REST.fullmatch(name, len(prefix))
+        uri
+        for uri, name in folders
+        if name.startswith(prefix) and _REST.fullmatch(name, len(prefix))
     ]
 
 
@@ -132,14 +134,14 @@ def take_over(lake: Lake, table_name: str, shut_out: Callable[[], None]) -> list
     Raises TargetNotWritable for a folder that can't be removed: as long as it exists, a late
     statement may still apply it.
     """
-    found = staged_for(lake, table_name)
-    if not found:
+    match = staged_for(lake, table_name)
+    if not match:
         return []
-    mark = next((uri for uri in found if uri.endswith(_TAKEN)), None)
+    mark = next((uri for uri in match if uri.endswith(_TAKEN)), None)
     if mark is None:
         mark = staging_folder(lake, table_name, 0, 0, "") + _TAKEN
-        write_parquet(mark, pa.table({"folder": found}))
-    for uri in found:
+        write_parquet(mark, pa.table({"folder": match}))
+    for uri in match:
         if uri == mark:
             continue
         log.warning("table=%s removing staged files of another run: %s", table_name, uri)
@@ -155,7 +157,7 @@ def take_over(lake: Lake, table_name: str, shut_out: Callable[[], None]) -> list
     fault_point("takeover.removed")
     shut_out()
     remove_folder(mark)
-    return found
+    return match
 
 
 def _prefix(table_name: str) -> str:

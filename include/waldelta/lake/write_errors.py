@@ -86,9 +86,9 @@ def not_writable_by_spark(
     the remedy (see storage_refusal()). ``besides`` is added to the message. It is retryable where a
     store, or the executor that was writing, didn't answer.
     """
-    words, shown = (said, said) if refused is None else (refused, f"{refused}: {said}")
+    words, text_shown = (said, said) if refused is None else (refused, f"{refused}: {said}")
     remedy = _remedy(Exception(words), words)[0].format(who="Spark")
-    error = TargetNotWritable(f"{place} can't be written ({shown}): {remedy}{besides}")
+    error = TargetNotWritable(f"{place} can't be written ({text_shown}): {remedy}{besides}")
     answer = answer_in(str(err))
     error.retryable = answer is not None and answer.error.retryable
     return error
@@ -112,8 +112,8 @@ def not_writable_from_text(said: str) -> TargetNotWritable:
 
 def storage_refusal(text: str) -> str | None:
     """Returns the words of a Spark error which say that a place can't be written."""
-    found = texts.STORAGE_REFUSES.search(text)
-    return None if found is None else found[0]
+    match = texts.STORAGE_REFUSES.search(text)
+    return None if match is None else match[0]
 
 
 def _remedy(err: Exception, said: str) -> tuple[str, bool]:

@@ -411,19 +411,19 @@ def _of_slot(
     What was critical when the run began may be again before the next one, and the run's end alone
     doesn't show that. A later idle check found the slot fine, or would have reported it.
     """
-    limits, held = pipeline.slot_limits, latest.retained_bytes or 0
+    limits, retained = pipeline.slot_limits, latest.retained_bytes or 0
     is_lost = latest.wal_status not in (None, "reserved", "extended")
-    is_critical = held > limits.critical_mb << 20
+    is_critical = retained > limits.critical_mb << 20
     if is_lost:
         yield Attention(
             "failed", "slot", f"slot {pipeline.source.slot}: its wal_status is {latest.wal_status}"
         )
-    if is_critical or held > limits.warn_mb << 20:
+    if is_critical or retained > limits.warn_mb << 20:
         name = "critical_mb" if is_critical else "warn_mb"
         yield Attention(
             "failed" if is_critical else "warning",
             "slot",
-            f"the slot keeps {size(held)} of WAL (limit slot_limits.{name}:"
+            f"the slot keeps {size(retained)} of WAL (limit slot_limits.{name}:"
             f" {getattr(limits, name):,} MB)",
         )
     is_fine_since = idle_checked_at is not None and idle_checked_at > latest.at
@@ -492,8 +492,8 @@ def _of_unpublished(
 
     An idle check may have found them without a following run, or a run has reported them.
     """
-    known = {str(table) for _, table in listed(source)}
-    removed = {s.table_name for s in states if s.status == REMOVED and s.table_name in known}
+    table_names = {str(table) for _, table in listed(source)}
+    removed = {s.table_name for s in states if s.status == REMOVED and s.table_name in table_names}
     yield from on_names(
         "failed",
         "unpublished",

@@ -87,7 +87,7 @@ class Compared:
             (self.unanswered, "no result"),
             (self.never, "never compared"),
         )
-        words = [f"{len(found):,} {what}" for found, what in counts if found]
+        words = [f"{len(tables):,} {what}" for tables, what in counts if tables]
         return (*words, *([kept_out(self.kept_out)] if self.kept_out else []))
 
 

@@ -98,10 +98,12 @@ def slot_forecast(pipeline: PipelineFile, ledger: Ledger, glance: Glance) -> For
     """
     run = glance.landing
     result = read_result(ledger, run.verb, run.run_id, run.at) if run is not None else None
-    found = (result or {}).get("slot_after") or (result or {}).get("slot_before")
-    if not found:
+    reading = (result or {}).get("slot_after") or (result or {}).get("slot_before")
+    if not reading:
         return None
-    return forecast_at(row_of(SlotReading, found), pipeline.slot_limits, wal_per_hour(glance.runs))
+    return forecast_at(
+        row_of(SlotReading, reading), pipeline.slot_limits, wal_per_hour(glance.runs)
+    )
 
 
 def wal_per_hour(runs: Sequence[RunLine]) -> float | None:
@@ -260,5 +262,7 @@ def _slot(
         "spilled_bytes": slot.spilled_bytes,
         "catalog_xmin_age": slot.catalog_xmin_age,
         "forecast": asdict(ahead) if (ahead := forecast(slot, limits, move, at)) else None,
-        "warnings": [str(found) for found in [*slot_warnings(slot, limits, move, at), *elsewhere]],
+        "warnings": [
+            str(warning) for warning in [*slot_warnings(slot, limits, move, at), *elsewhere]
+        ],
     }

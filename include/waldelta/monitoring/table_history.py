@@ -83,10 +83,10 @@ def _of_comparisons(compared: Iterable[Reconciliation]) -> Iterator[TableEvent]:
     """Yields comparisons that found or repaired something, and the first that found nothing
     afterwards.
     """
-    before = None
+    status = None
     for row in compared:
-        if row.status != "equal" or before not in (None, "equal"):
+        if row.status != "equal" or status not in (None, "equal"):
             rows = counted(row.differing or row.repaired, "row") if row.status != "equal" else ""
             text = f"{rows} of {counted(row.source_rows or 0, 'row')}" if rows else "to the source"
             yield TableEvent(row.at, row.status, row.status, text, row.run_id)
-        before = row.status
+        status = row.status

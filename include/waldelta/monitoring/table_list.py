@@ -564,10 +564,10 @@ def _opened(target: DeltaTarget, state: TableState, details: TableDetails) -> Ta
 
 def _unpublished(state: TableState) -> Iterator[str]:
     """Yields the columns that the source has, by name or else by number, and publishes not."""
-    known = {a.attnum: a.name for a in state.storage.attributes} if state.storage else {}
+    names = {a.attnum: a.name for a in state.storage.attributes} if state.storage else {}
     for number in sorted(set(state.unpublished) - {column.attnum for column in state.columns}):
-        if not known or number in known:
-            yield known.get(number) or f"column {number}"
+        if not names or number in names:
+            yield names.get(number) or f"column {number}"
 
 
 def _line(name: str, type_name: str, column: ColumnState | None, state: TableState) -> ColumnLine:

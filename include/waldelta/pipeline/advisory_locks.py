@@ -105,7 +105,7 @@ def target_lock(
     table = TableId.parse(table) if isinstance(table, str) else table
     name = target_lock_name(job.pipeline.target.root, table)
     opened = LockSessions(job.source.conninfo) if sessions is None else nullcontext(sessions)
-    with opened as own, own.hold(name, f"waldelta lock {table}") as lock:
+    with opened as session, session.hold(name, f"waldelta lock {table}") as lock:
         yield lock
 
 
@@ -268,8 +268,8 @@ def waiting_for_locks(
 
     def before_sleep(state: tenacity.RetryCallState) -> None:
         err = state.outcome.exception() if state.outcome is not None else None
-        left = seconds - (state.seconds_since_start or 0.0)
-        log.info("waiting for another run, for at most %.0f s more: %s", left, err)
+        remaining = seconds - (state.seconds_since_start or 0.0)
+        log.info("waiting for another run, for at most %.0f s more: %s", remaining, err)
         note(str(err))
 
     retrying = tenacity.Retrying(

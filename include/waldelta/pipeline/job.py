@@ -124,11 +124,13 @@ def load_job(pipeline: PipelineFile, run_id: str | None = None, **details: Any) 
     What ``target.conn_id`` opens the object store with is put there by delta-rs's names, in place
     of all variables of object stores: the JVM that this process may start reads it there, too.
     """
-    found = read_store_options(pipeline.target.root, pipeline.target.conn_id)
+    options = read_store_options(pipeline.target.root, pipeline.target.conn_id)
     if pipeline.target.conn_id is not None:
         for name in filter(is_store_variable, list(os.environ)):
             del os.environ[name]
-    os.environ.update({name: value for name, value in found.items() if name not in REQUEST_LIMITS})
+    os.environ.update(
+        {name: value for name, value in options.items() if name not in REQUEST_LIMITS}
+    )
     run_id = run_id or f"manual__{now().isoformat(timespec='microseconds')}"
     conninfos = map(conninfo_from_environment, pipeline.source.conn_ids)
     return Job(pipeline, SourceConnections(pipeline.source, *conninfos), run_id, **details)
@@ -200,7 +202,7 @@ def incarnation_of(slot: str, moves: list[SlotMove]) -> SlotMove:
     bounds = [move for move in moves if move.is_begin or move.event == "dropped"]
     last = {move.slot: move.event for move in bounds}
     if strangers := sorted(
-        other for other, event in last.items() if other != slot and event != "dropped"
+        name for name, event in last.items() if name != slot and event != "dropped"
     ):
         raise StateError(
             f"slot {strangers[0]!r} already replicates into this lake, and two slots in one lake"

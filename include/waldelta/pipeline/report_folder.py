@@ -21,8 +21,8 @@ def docs_uri(root: str) -> str:
 
 def docs_folder(pipeline: PipelineFile) -> Path | None:
     """Returns the local folder of the reports; None where they are in the lake's object store."""
-    chosen = pipeline.quality.data_docs
-    place = chosen if chosen is not None else docs_uri(pipeline.target.root)
+    folder = pipeline.quality.data_docs
+    place = folder if folder is not None else docs_uri(pipeline.target.root)
     return local_path(place) if "://" in place else Path(place).absolute()
 
 
@@ -44,12 +44,12 @@ def own_docs_folder(pipeline: PipelineFile) -> Path | None:
 
 def _is_ours(folder: Path) -> bool:
     try:
-        held = {path.name for path in folder.iterdir()}
+        names = {path.name for path in folder.iterdir()}
     except FileNotFoundError:
         return True
     except OSError:
         return False
-    return not held or not held.isdisjoint((CHECKS, RECONCILIATIONS))
+    return not names or not names.isdisjoint((CHECKS, RECONCILIATIONS))
 
 
 def judge_docs(pipeline: PipelineFile) -> Iterator[Finding]:

@@ -48,19 +48,19 @@ class ReportedCommits:
         ``copied_at`` returns the start of the target's copy, from the ledger. It is called only
         where the run's own result doesn't contain the version, which is rare.
         """
-        own = self._of_run(run_id)
-        if own is not None and own.get(table_name, -1) >= version:
+        commits = self._of_run(run_id)
+        if commits is not None and commits.get(table_name, -1) >= version:
             return True
         # A commit older than all results still kept was reported long ago.
-        is_forgotten = own is None and committed_at < self._forgotten_before
+        is_forgotten = commits is None and committed_at < self._forgotten_before
         if is_forgotten and self._first is not None and committed_at < self._first:
             return True
         # An earlier result may be about another table at the same location, whose versions were
         # higher.
         since = max(committed_at - _SKEW, copied_at())
         return any(
-            at >= since and told.get(table_name, -1) >= version
-            for at, told in self._rows_since(since)
+            at >= since and versions.get(table_name, -1) >= version
+            for at, versions in self._rows_since(since)
         )
 
     def _of_run(self, run_id: str) -> _Versions | None:

@@ -285,8 +285,8 @@ class RunResult:
         """Add what was done to one target; the target's version is that of the last addition."""
         if target.touched:
             done = self.attempt.done
-            before = done.get(target.table_name)
-            done[target.table_name] = target if before is None else before + target
+            earlier = done.get(target.table_name)
+            done[target.table_name] = target if earlier is None else earlier + target
         table = self.tables.get(target.table_name, TableResult())
         self.tables[target.table_name] = replace(table.plus(target), version=target.version)
 
@@ -328,8 +328,8 @@ class RunResult:
         """
         seconds = sum(stage.seconds for stage in self.stages.values())
         landed, reported = self.landed, self.reported
-        before, after = landed.slot_before, reported.slot_after
-        latest = after or before
+        slot_before, after = landed.slot_before, reported.slot_after
+        latest = after or slot_before
         job.ledger.append_run(
             Run(
                 now(),
@@ -345,7 +345,7 @@ class RunResult:
                 seconds=seconds,
                 result=self.to_json(),
                 as_of=datetime.fromisoformat(landed.as_of) if landed.as_of is not None else None,
-                lag_before_bytes=before.lag_bytes if before is not None else None,
+                lag_before_bytes=slot_before.lag_bytes if slot_before is not None else None,
                 lag_bytes=reported.lag_bytes if after is not None else None,
                 retained_bytes=latest.retained_bytes if latest is not None else None,
                 wal_status=latest.wal_status if latest is not None else None,

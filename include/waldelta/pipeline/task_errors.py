@@ -101,8 +101,8 @@ def is_passing(err: BaseException) -> bool:
 
 def writing_error(table: str, err: BaseException) -> errors.WaldeltaError:
     """Returns a failure to write a target as a named error."""
-    if (named := named_error(err)) is not None:
-        return named
+    if (error := named_error(err)) is not None:
+        return error
     if is_conflict(err):
         return errors.LateWriter(
             f"{table}: another writer committed to the target at the same time: run again"
@@ -117,9 +117,9 @@ def unexpected_error(table: str, err: BaseException) -> errors.WaldeltaError:
 
     An error without a name of its own counts as retryable, because it may be temporary.
     """
-    named = err if isinstance(err, errors.WaldeltaError) else named_error(err)
-    if named is not None:
-        return named
+    error = err if isinstance(err, errors.WaldeltaError) else named_error(err)
+    if error is not None:
+        return error
     unnamed = errors.ApplyError(f"{table}: {type(err).__name__}: {without_values(err)}")
     unnamed.retryable = True
     return unnamed
@@ -139,11 +139,11 @@ def of_table(err: errors.WaldeltaError, table: str) -> errors.WaldeltaError:
             err.__traceback__
         )
     try:
-        named = type(err)(f"{table}: {err}")
+        error = type(err)(f"{table}: {err}")
     except TypeError:  # The error has a structure of its own.
         return err
-    named.retryable = err.retryable
-    return named.with_traceback(err.__traceback__)
+    error.retryable = err.retryable
+    return error.with_traceback(err.__traceback__)
 
 
 def describe_error(err: BaseException) -> dict[str, Any]:
@@ -153,14 +153,14 @@ def describe_error(err: BaseException) -> dict[str, Any]:
     An error that a task raised by name gets that name. The message of any other error is its first
     line, without values of rows.
     """
-    known = err if isinstance(err, errors.WaldeltaError) else last_error(err)
-    if known is None:
+    error = err if isinstance(err, errors.WaldeltaError) else last_error(err)
+    if error is None:
         return {"class": type(err).__name__, "message": without_values(err), "retryable": True}
     described = {
-        "class": type(known).__name__,
-        "message": str(known) or type(known).__name__,
-        "retryable": known.retryable,
+        "class": type(error).__name__,
+        "message": str(error) or type(error).__name__,
+        "retryable": error.retryable,
     }
-    if known.causes:
-        described["causes"] = sorted({type(cause).__name__ for cause in known.causes})
+    if error.causes:
+        described["causes"] = sorted({type(cause).__name__ for cause in error.causes})
     return described

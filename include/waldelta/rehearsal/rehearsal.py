@@ -256,8 +256,8 @@ class _Stage:
     ) -> Iterator[Impact]:
         touched = {name for _, effect in effects for name in effect.touched}
         is_elsewhere = any(effect.is_elsewhere for _, effect in effects)
-        kept = None if compares_all or is_elsewhere else touched
-        for operation, impact in self._write(self._published(), kept):
+        tables = None if compares_all or is_elsewhere else touched
+        for operation, impact in self._write(self._published(), tables):
             if (key := (impact.table, operation, impact.kind)) not in self.failing:
                 self.failing.add(key)
                 yield impact

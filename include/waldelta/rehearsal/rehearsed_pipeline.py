@@ -307,8 +307,8 @@ class RehearsedPipeline:
             if not differing:
                 return
             for name, number in differing.items():
-                told = next((text for text in warnings if text.startswith(f"{name}:")), None)
-                why = "no run notices it" if told is None else told.removeprefix(f"{name}: ")
+                warning = next((text for text in warnings if text.startswith(f"{name}:")), None)
+                why = "no run notices it" if warning is None else warning.removeprefix(f"{name}: ")
                 differ = f"{counted(number, 'row')} {'differs' if number == 1 else 'differ'}"
                 yield Impact("data-loss", name, f"{differ} from the source: {why}", _SYNC)
             self._copy(runner, sorted(differing))

@@ -216,8 +216,8 @@ def _is_other_than_zero(divisor: Node) -> bool:
                 return float(text) not in (0.0, -1.0)
             except ValueError:
                 return False
-        case Call("NULLIF", (_, other)):
-            while isinstance(other, Cast):
-                other = other.operand
-            return isinstance(other, Literal) and other.text in ("0", "0.0")
+        case Call("NULLIF", (_, operand)):
+            while isinstance(operand, Cast):
+                operand = operand.operand
+            return isinstance(operand, Literal) and operand.text in ("0", "0.0")
     return False

@@ -246,9 +246,9 @@ def plan_ignoring(state: TableState, relations: Sequence[Relation]) -> Evolution
             for column in state.columns
             if column.name in state.key_columns or not state.key_columns
         ]
-        if lost := [name for name in identity if name not in there]:
+        if absent := [name for name in identity if name not in there]:
             raise SchemaChanged(
-                f"{state.table_name}: its key lost {', '.join(lost)}: sync this table again"
+                f"{state.table_name}: its key lost {', '.join(absent)}: sync this table again"
             )
         for column in state.columns:
             place = there.get(column.name_on_source)

@@ -128,11 +128,11 @@ def _compact_as_chosen(
     Returns the error where another writer committed to it during each attempt. That can be a run
     that has lost the target's lock with its connection and still compacts.
     """
-    chosen = job.pipeline.target
+    target = job.pipeline.target
 
     def compact() -> None:
-        _keep_as_chosen(runner, table, chosen.deletion_vectors_of(name))
-        set_change_data_feed(runner.spark, table, chosen.change_data_feed_of(name))
+        _keep_as_chosen(runner, table, target.deletion_vectors_of(name))
+        set_change_data_feed(runner.spark, table, target.change_data_feed_of(name))
         plan = _Plan.of(job, name, table)
         statistics = statistics_to_sort(plan.layout, table.properties)
         set_properties(runner.spark, table, statistics | layout_properties(plan.layout))
@@ -365,9 +365,9 @@ def remove_leftovers(_: Runner, job: Job, __: RunResult, stage: StageResult) -> 
 
     A Spark server may continue for a while after a run was killed.
     """
-    known = {state.table_name for state in job.ledger.table_rows()}
+    names = {state.table_name for state in job.ledger.table_rows()}
     quarantine, removed = Decisions(job.lake), 0
-    for uri, tables in find_leftovers(job.lake, known, now() - _STAGED_FOR).items():
+    for uri, tables in find_leftovers(job.lake, names, now() - _STAGED_FOR).items():
         try:
             with ExitStack() as locks:
                 for table in tables:
@@ -442,11 +442,11 @@ def prune_ledger_rows(_: Runner, job: Job, __: RunResult, stage: StageResult) ->
     """Prune the ledger after the change log: cuts must outlive the batches whose age they
     record.
     """
-    kept = job.pipeline.maintenance
-    oldest = now() - kept.ledger_retention
+    maintenance = job.pipeline.maintenance
+    oldest = now() - maintenance.ledger_retention
     change_log = job.change_log(job.read_identity())
     removed = prune_ledger(job.ledger, oldest, change_log.lowest_batch())
-    expired = job.ledger.expire_cuts(now() - timedelta(hours=kept.keep_versions_hours))
+    expired = job.ledger.expire_cuts(now() - timedelta(hours=maintenance.keep_versions_hours))
     stage.detail = f"{counted(removed, 'row')} removed, {counted(expired, 'cut')} expired"
 
 

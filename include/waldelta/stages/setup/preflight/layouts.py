@@ -61,8 +61,8 @@ def judge_layouts(
         yield from absent
         if absent:
             continue
-        found = conn.execute(_STATISTICS, ([table.oid for table in tables],)).fetchall()
-        rows = [(renames.get(column, column), *of) for column, *of in found]
+        statistics = conn.execute(_STATISTICS, ([table.oid for table in tables],)).fetchall()
+        rows = [(renames.get(column, column), *of) for column, *of in statistics]
         yield from _judge_types(where, options, kinds)
         yield from _judge_floats(where, options, rows, kinds)
         yield from _judge_texts(where, pipeline.target, name, options, kinds)
