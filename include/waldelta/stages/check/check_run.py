@@ -18,7 +18,6 @@ from datetime import datetime
 from waldelta.config import PipelineFile
 from waldelta.config.expectation_files import OwnSuites, TargetColumns
 from waldelta.config.schedule import latest_time
-from waldelta.errors import ConfigError
 from waldelta.lake import READ_FAILURES, DeltaTarget, row_count
 from waldelta.lake.ledger import BatchCut, TableState
 from waldelta.lake.ledger.check_records import PassedSuite
@@ -102,7 +101,7 @@ def is_unchanged_since_full_check(known: Known, target: CheckedTarget, plan: Sui
     found = known.last_met(target, plan, whole=True)
     # Own expectations may also depend on the current date or on other tables.
     may_change = any(depends_on(planned) == "anything" for planned in plan.expectations)
-    if found is None or plan.refused is not None or may_change:
+    if found is None or plan.refused or may_change:
         return False
     first, last = sorted((found.version, target.version))
     return first == last or target.table.log.newest_with_rows_of(first) >= last
@@ -136,8 +135,8 @@ def met_at(known: Known, target: CheckedTarget, plan: SuitePlan) -> int | None:
 
     A version after the target's current one doesn't count.
     """
-    found = known.last_met(target, plan)
-    return found.version if found is not None and found.version <= target.version else None
+    last = known.last_met(target, plan)
+    return last.version if last is not None and last.version <= target.version else None
 
 
 log = logging.getLogger(__name__)
@@ -213,7 +212,7 @@ class CheckRun:
         if name in self.decided and LSN not in types:
             plan = _without_positions(plan)
         if (refused := self.own.refused.get(name)) is not None:
-            return replace(plan, refused=refused)
+            return replace(plan, refused=(str(refused),))
         return _without_refused(plan, self, TargetColumns(types, bool(target.state.key_columns)))
 
 
@@ -242,8 +241,7 @@ def _without_refused(plan: SuitePlan, run: CheckRun, columns: TargetColumns) -> 
     if not listed:
         return plan
     kept = tuple(p for p in plan.expectations if not whys.get(p.place or ""))
-    error = ConfigError(f"expectations are refused:\n{listed}")
-    return replace(plan, expectations=kept, refused=error)
+    return replace(plan, expectations=kept, refused=(f"expectations are refused:\n{listed}",))
 
 
 def needs_full_check(run: CheckRun, target: CheckedTarget) -> bool:

@@ -110,9 +110,10 @@ class SuiteEvaluation:
     @property
     def outcomes(self) -> list[Outcome]:
         """The outcomes in the plan's order, and one of all own expectations that are refused."""
-        texts = [*([] if self.plan.refused is None else [str(self.plan.refused)]), *self.refused]
-        refused = [unchecked(ConfigError("\n".join(dict.fromkeys(texts))))] if texts else []
-        return [self.found[number] for number in sorted(self.found)] + refused
+        outcomes = [self.found[number] for number in sorted(self.found)]
+        if texts := dict.fromkeys((*self.plan.refused, *self.refused)):
+            outcomes.append(unchecked(ConfigError("\n".join(texts))))
+        return outcomes
 
     @cached_property
     def conditions(self) -> Conditions:
@@ -420,8 +421,7 @@ def _bounded(plan: SuitePlan, table: TargetVersion | None) -> SuitePlan:
         " columns"
     )
     others = tuple(p for p in plan.expectations if p.origin != "own")
-    texts = [error] if plan.refused is None else [str(plan.refused), error]
-    return replace(plan, expectations=others, refused=ConfigError("\n".join(texts)))
+    return replace(plan, expectations=others, refused=(*plan.refused, error))
 
 
 def _affordable(plan: SuitePlan, references: Sequence[Reference]) -> SuitePlan:

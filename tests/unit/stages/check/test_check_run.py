@@ -12,7 +12,6 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from tests.support.bookkeeping import table_at
 from tests.support.data.suites import state
 from waldelta.config.quality import Quality
-from waldelta.errors import ConfigError
 from waldelta.lake import Lake
 from waldelta.lake.ledger import BatchCut, Ledger, TargetCut, now
 from waldelta.lake.ledger.check_records import PassedSuite, keep_suites, latest_suites
@@ -158,7 +157,7 @@ def test_settled(tmp_path):
         True,
     )
     assert (settled(2, version=0), settled(0, version=1)) == (False, False)
-    assert not settled(1, replace(PLAN, refused=ConfigError("x")), version=1)
+    assert not settled(1, replace(PLAN, refused=("x",)), version=1)
     assert not is_unchanged_since_full_check(
         known(target, version=1), CheckedTarget(target, 1, table_at(uri)), PLAN
     )

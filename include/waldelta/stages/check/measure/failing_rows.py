@@ -119,14 +119,6 @@ def rows_of(text: str, **relations: Relation) -> list[dict[str, Any]]:
     return found
 
 
-def tables_of(rows: LiveRows) -> Iterator[pa.Table]:
-    """Yields the rows, a few at a time, with the types that their target has."""
-    reader = query(rows.text.format(rows="target"), {"target": rows.version})
-    schema = rows.version.schema
-    types = pa.schema([schema.field(name) for name in reader.schema.names])
-    return (pa.Table.from_batches([batch]).cast(types) for batch in reader)
-
-
 @contextmanager
 def leave_to_spark(what: str) -> Iterator[None]:
     """Log that this process can't read a target, and continue after the block, where Spark does

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from waldelta.config.expectation_files import OwnSuiteFile, Severity
-from waldelta.errors import ConfigError
 from waldelta.lake.ledger import ALL_VALUES_KNOWN, TableState
 from waldelta.lake.ledger.check_records import (
     IS_FRESH,
@@ -359,14 +358,12 @@ def with_raw(
 
 @dataclass(frozen=True, slots=True)
 class SuitePlan:
-    """A target's expectations, the rules that could not be planned, and the error for refused own
-    ones.
-    """
+    """A target's expectations, the rules that can't be planned, and why own ones are refused."""
 
     table: str
     expectations: tuple[PlannedExpectation, ...]
     omitted: tuple[str, ...] = ()
-    refused: ConfigError | None = None
+    refused: tuple[str, ...] = ()
 
 
 def plan_suite(
