@@ -107,14 +107,6 @@ class SuiteEvaluation:
     refused: list[str] = field(default_factory=list)
     exemplified: int = 0
 
-    @property
-    def outcomes(self) -> list[Outcome]:
-        """The outcomes in the plan's order, and one of all own expectations that are refused."""
-        outcomes = [self.found[number] for number in sorted(self.found)]
-        if texts := dict.fromkeys((*self.plan.refused, *self.refused)):
-            outcomes.append(unchecked(ConfigError("\n".join(texts))))
-        return outcomes
-
     @cached_property
     def conditions(self) -> Conditions:
         """The conditions of expectations on single rows; examples have the rows' keys."""
@@ -124,8 +116,9 @@ class SuiteEvaluation:
             for number, of in row_conditions(planned).items()
         }
 
-    def evaluate(self) -> None:
-        """Evaluate every expectation that is judged.
+    def evaluate(self) -> tuple[Outcome, ...]:
+        """Returns the outcomes of the expectations that are judged, in the plan's order, and one of
+        all own expectations that are refused.
 
         Raises what reading the target raises, and what starting a session raises where only Spark
         reads it. The outcome of an expectation that can't be evaluated by itself says why.
@@ -149,6 +142,10 @@ class SuiteEvaluation:
         # Operators may have accepted or released rows that fail a gate.
         if LSN in self.rows.types and (of := self.run.decided.get(self.plan.table)):
             self._judge_gates_again(of)
+        outcomes = [self.found[number] for number in sorted(self.found)]
+        if texts := dict.fromkeys((*self.plan.refused, *self.refused)):
+            outcomes.append(unchecked(ConfigError("\n".join(texts))))
+        return tuple(outcomes)
 
     def _of_kind(self, kind: TargetKind, planned: Numbered) -> None:
         found, errors = judge_each(lambda of: kind.outcomes(of, self.rows), planned)
@@ -359,15 +356,13 @@ def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict
     rows = TargetRows(target, runner, named, references, table)
     if run.outcome.is_upkeep and is_unchanged_since_full_check(run.known, target, plan):
         unchanged = SuiteEvaluation(run, rows, rest_of(plan))
-        unchanged.evaluate()
-        return TableVerdict(plan.table, target.version, tuple(unchanged.outcomes), plan.omitted)
+        return TableVerdict(plan.table, target.version, unchanged.evaluate(), plan.omitted)
     rows = replace(rows, met=met_before(run, target, plan, table))
     if rows.met is not None and plan.table not in run.outcome.paged:
         plan = _affordable(plan, rows.references)
     rows, plan = _with_profile(rows, plan)
     judged = SuiteEvaluation(run, rows, plan)
-    judged.evaluate()
-    outcomes = tuple(judged.outcomes)
+    outcomes = judged.evaluate()
     return TableVerdict(
         plan.table,
         target.version,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import getpass
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
@@ -67,16 +67,33 @@ def record_passed(job: Job, tables: Collection[str], *, are_empty: bool = False)
     judge.
     """
     with record_or_warn("the end of a gate's stop", tables):
+        over, observed = [], "no changes wait at this gate any more"
+        met: dict[str, Any] = {
+            "at": now(),
+            "run_id": job.run_id,
+            "success": True,
+            "observed": observed,
+        }
         unmet = _unmet(job, tables)
-        once, still = _keeping(job, unmet)
-        met, at = "no changes wait at this gate any more", now()
-        job.ledger.append_all([
-            replace(
-                row, at=at, run_id=job.run_id, success=True, observed=met, unexpected_count=0
-            )
-            for row in (unmet if are_empty else once)
-            if row not in still
-        ])  # fmt: skip
+        generations = target_generations(job.ledger) if unmet else {}
+        reasons = Decisions(job.lake).gate_reasons(tables, generations) if unmet else []
+        for row in unmet:
+            # The gate writes reasons in this form: "fails <what it is called> (<its place>); …".
+            called = f" {row.meaning.removeprefix(QUARANTINE)} ("
+            aside = [
+                (quarantined.run_id == row.run_id, is_open)
+                for quarantined, is_open in reasons
+                if quarantined.table_name == row.table_name and called in (quarantined.reason or "")
+            ]
+            excluded = any(is_of_run for is_of_run, _ in aside)
+            if (are_empty or excluded) and not any(is_open for _, is_open in aside):
+                over.append(
+                    replace(
+                        row, at=now(), run_id=job.run_id, success=True, observed=met,
+                        unexpected_count=0,
+                    )
+                )  # fmt: skip
+        job.ledger.append_all(over)
 
 
 def judged_by_gates(tables: Collection[str]) -> pc.Expression:
@@ -92,32 +109,6 @@ def _unmet(job: Job, tables: Collection[str]) -> list[ExpectationResult]:
         if row.meaning.startswith((STOP, QUARANTINE))
     }
     return [row for row in last.values() if not row.success]
-
-
-def _keeping(
-    job: Job, unmet: Sequence[ExpectationResult]
-) -> tuple[list[ExpectationResult], list[ExpectationResult]]:
-    """Returns the results that set rows aside when recorded, and those with rows still in
-    quarantine.
-    """
-    asked = [row for row in unmet if row.meaning.startswith(QUARANTINE)]
-    if not asked:
-        return [], []
-    reasons = Decisions(job.lake).gate_reasons(
-        {row.table_name for row in asked}, target_generations(job.ledger)
-    )
-    once, still = [], []
-    for row in asked:
-        # The gate writes reasons in this form: "fails <what it is called> (<its place>); …".
-        called = f" {row.meaning.removeprefix(QUARANTINE)} ("
-        named = [
-            (quarantined.run_id, is_open)
-            for quarantined, is_open in reasons
-            if quarantined.table_name == row.table_name and called in (quarantined.reason or "")
-        ]
-        once += [row] if any(run_id == row.run_id for run_id, _ in named) else []
-        still += [row] if any(is_open for _, is_open in named) else []
-    return once, still
 
 
 @contextmanager

@@ -168,6 +168,7 @@ def record(job: Job, gate: TableGate, verdicts: Sequence[Verdict]) -> None:
 log = logging.getLogger(__name__)
 
 EXAMPLE_ROWS = 5
+_UNNAMED = "gate: quarantine can't identify the failing rows by these arguments: use stop"
 # Columns of a query besides the target's: which values weren't sent, and a row's file and place.
 _OWN = "_wd_row_"
 _PLACE = (f"{_OWN}file", f"{_OWN}place")
@@ -209,11 +210,6 @@ class JudgedColumns:
         types = {name: kind.spark for name, kind in self.types.items()}
         metadata = METADATA_TYPES if self.has_metadata else {}
         return TargetColumns(types | metadata, bool(self.key))
-
-    @property
-    def raw(self) -> list[str]:
-        """Returns the columns of which values may be in ``_wd_raw``."""
-        return [n for n, kind in self.types.items() if self.has_metadata and kind.may_be_raw]
 
     @property
     def staged(self) -> dict[str, str]:
@@ -359,12 +355,10 @@ class StagedRows:
             for n, err in errors.items()
             if isinstance(err, ParseException)
         }
-        unnamed = "gate: quarantine can't identify the failing rows by these arguments: use stop"
         for verdict in others:
             why = why_refused(verdict.item, self.columns.of_target)
-            if not why and verdict.item.gate == "quarantine":
-                why = [unnamed]
-            whys[str(verdict.planned.place)] = why
+            unnamed = [] if verdict.item.gate == "stop" else [_UNNAMED]
+            whys[str(verdict.planned.place)] = why or unnamed
         _check_refused(self.table, whys)
 
 
@@ -411,12 +405,14 @@ def read_verdicts(
     Raises ConfigError for one that is refused by its names, arguments and columns.
     """
     of_target, whys, verdicts, suite = columns.of_target, {}, [], gate.suite
+    # Values of these columns may be in ``_wd_raw``.
+    raw = [n for n, kind in columns.types.items() if columns.has_metadata and kind.may_be_raw]
     for number, item in enumerate(suite.suite.expectations) if suite is not None else ():
         if suite is None or item.gate == "warn":
             continue
         place, meaning = suite.place(number, folder), suite.meaning(number)
         whys[place] = why_refused(item, of_target, is_built=False)
-        kind, kwargs = with_raw(item.type, item.kwargs, columns.raw, meaning)
+        kind, kwargs = with_raw(item.type, item.kwargs, raw, meaning)
         column = item.kwargs.get("column") if item.notes else None
         called = meaning + (f" on {column}" if column else "")
         planned = PlannedExpectation(kind, kwargs, item.severity, "own", called, place)

@@ -250,13 +250,16 @@ def _referenced(
 def _why_partial(state: TableState, key: ForeignKey) -> str | None:
     filters = {state.row_filter or EVERYTHING, *state.later_filters}
     is_root, tables = state.root_id is not None, set(state.relation_ids)
-    obstacles = {
+    return _first({
         "its existing rows were not copied (copy: false)": state.copy_skipped,
         "its publication has a row filter": filters != {EVERYTHING},
         "the target has a filter": state.target_filter is not None,
         "not all partitions are published": is_root and not key.leaves <= tables,
         "it holds one partition only": not is_root and tables != {key.referenced_id},
-    }
+    })  # fmt: skip
+
+
+def _first(obstacles: Mapping[str, object]) -> str | None:
     return next((why for why, is_so in obstacles.items() if is_so), None)
 
 
@@ -286,21 +289,20 @@ def _of_columns(key: ForeignKey, referring: TableState, other: TableState) -> st
 
 
 def _of_states(referring: TableState, other: TableState) -> str | None:
-    if referring.later_filters:
-        return (
-            f"the row filter of {referring.table_name} has changed since its copy, so the target"
-            " may keep rows that no longer pass it"
-        )
-    if referring.kept_as.keeps_rows and not referring.key_columns:
-        return f"{referring.table_name} keeps deleted rows, and has no key to find them by"
+    obstacles = {
+        f"the row filter of {referring.table_name} has changed since its copy, so the target may"
+        " keep rows that no longer pass it": bool(referring.later_filters),
+        f"{referring.table_name} keeps deleted rows, and has no key to find them by":
+            referring.kept_as.keeps_rows and not referring.key_columns,
+    }  # fmt: skip
     for state in (referring, other):
-        if missing := sorted(_OPERATIONS - _published(state)):
-            return (
-                f"the publications of {state.table_name} don't publish every {', '.join(missing)}"
-            )
-        if state.unrepaired_leaves:
-            return f"partitions of {state.table_name} were added or removed since its copy"
-    return None
+        missing = ", ".join(sorted(_OPERATIONS - _published(state)))
+        obstacles |= {
+            f"the publications of {state.table_name} don't publish every {missing}": bool(missing),
+            f"partitions of {state.table_name} were added or removed since its copy":
+                bool(state.unrepaired_leaves),
+        }  # fmt: skip
+    return _first(obstacles)
 
 
 def _published(state: TableState) -> frozenset[str]:
@@ -315,20 +317,24 @@ def _of_cut(known: KnownTargets, states: Sequence[TableState]) -> str | None:
     apart = "the two targets are at different positions"
     if known.cut is None:
         return f"{apart}: no batch has been applied to all targets yet"
+    obstacles: dict[str, object] = {}
     for state in states:
-        target, changed = known.cut.of(state), known.changed.get(state.table_name)
-        if target is None or state.snapshot_lsn > known.cut.end_lsn:
-            return f"{apart}: {state.table_name} was copied, or read again, since the last batch"
-        is_ahead = changed is not None and changed.version not in (None, target.version)
-        if (
-            is_ahead or state.table_name in known.beyond_cut
-        ):  # The cut's version would be taken for the current result.
-            return f"{apart}: {state.table_name} has a batch that other targets lack"
-        if target.completed or state.table_name in known.read_again:
-            return f"{apart}: rows of {state.table_name} were read from the source"
-        if state.table_name in known.lacking:
-            return f"{state.table_name} lacks rows that are, or were, in quarantine"
-    return None
+        name, target = state.table_name, known.cut.of(state)
+        # The version of the cut would be taken for the current result.
+        is_ahead = name in known.beyond_cut or (
+            target is not None
+            and (changed := known.changed.get(name)) is not None
+            and changed.version not in (None, target.version)
+        )
+        obstacles |= {
+            f"{apart}: {name} was copied, or read again, since the last batch":
+                target is None or state.snapshot_lsn > known.cut.end_lsn,
+            f"{apart}: {name} has a batch that other targets lack": is_ahead,
+            f"{apart}: rows of {name} were read from the source":
+                name in known.read_again or (target is not None and target.completed),
+            f"{name} lacks rows that are, or were, in quarantine": name in known.lacking,
+        }  # fmt: skip
+    return _first(obstacles)
 
 
 def _target_column(state: TableState, column: KeyColumn) -> ColumnState | None:
