@@ -152,15 +152,15 @@ def read_declared_types(
     by_relation: dict[int, list[Any]] = {}
     for row in rows:
         by_relation.setdefault(row.relation_id, []).append(row)
-    found = {}
-    for state in states:
-        of = (
-            _declared(state, row, landed_as_of)
+    declared = {
+        state.table_name: tuple(
+            one
             for row in by_relation.get(sources[state.table_name], ())
+            if (one := _declared(state, row, landed_as_of)) is not None
         )
-        if declared := tuple(one for one in of if one is not None):
-            found[state.table_name] = declared
-    return found
+        for state in states
+    }
+    return {name: of for name, of in declared.items() if of}
 
 
 def _declared(state: TableState, row: Any, landed_as_of: int) -> DeclaredType | None:

@@ -67,13 +67,7 @@ def record_passed(job: Job, tables: Collection[str], *, are_empty: bool = False)
     judge.
     """
     with record_or_warn("the end of a gate's stop", tables):
-        over, observed = [], "no changes wait at this gate any more"
-        met: dict[str, Any] = {
-            "at": now(),
-            "run_id": job.run_id,
-            "success": True,
-            "observed": observed,
-        }
+        over, met = [], "no changes wait at this gate any more"
         unmet = _unmet(job, tables)
         generations = target_generations(job.ledger) if unmet else {}
         reasons = Decisions(job.lake).gate_reasons(tables, generations) if unmet else []

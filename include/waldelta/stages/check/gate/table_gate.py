@@ -14,6 +14,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
+from itertools import repeat
 from operator import and_
 from pathlib import Path
 from typing import Any
@@ -462,9 +463,7 @@ def _texts(given: Any, argument: str = "") -> Iterator[tuple[str, str]]:
     """Yields every text in an expectation's arguments, at any depth, with its argument's name."""
     if isinstance(given, str):
         yield argument, given
-    elif isinstance(given, Mapping):
-        for name, value in given.items():
-            yield from _texts(value, str(name))
-    elif isinstance(given, (list, tuple, set)):
-        for value in given:
-            yield from _texts(value, argument)
+    of_argument = given if isinstance(given, (list, tuple, set)) else ()
+    parts = given.items() if isinstance(given, Mapping) else zip(repeat(argument), of_argument)
+    for name, value in parts:
+        yield from _texts(value, str(name))

@@ -203,23 +203,23 @@ def find_departures(
     """
     rows, columns = measured
     if part == "rows":
-        low, high = bounds.get("rows", {}).get("rows", (float("-inf"), float("inf")))
-        return (
-            []
-            if low <= rows <= high
-            else [f"{counted(rows, 'row')}, in earlier runs {max(0.0, low):,.0f} to {high:,.0f}"]
-        )
+        bound = bounds.get("rows", {}).get("rows", (float("-inf"), float("inf")))
+        before = f"in earlier runs {max(0.0, bound[0]):,.0f} to {bound[1]:,.0f}"
+        return [f"{counted(rows, 'row')}, {before}"] if _departs(rows, bound) else []
     if rows < _FEWEST_ROWS:
         return []
-    found = []
-    for column in columns:
-        of_column = bounds.get(column.name, {})
-        for name, words in _WORDS.items():
-            low, high = of_column.get(name, (float("-inf"), float("inf")))
-            value = getattr(column, name)
-            if value is not None and isfinite(value) and not low <= value <= high:
-                found.append(f"{column.name}: {words}")
-    return found
+    return [
+        f"{column.name}: {words}"
+        for column in columns
+        for name, words in _WORDS.items()
+        if _departs(getattr(column, name), bounds.get(column.name, {}).get(name))
+    ]
+
+
+def _departs(value: float | None, bound: Sequence[float] | None) -> bool:
+    if value is None or bound is None or not isfinite(value):
+        return False
+    return not bound[0] <= value <= bound[1]
 
 
 _WORDS = {

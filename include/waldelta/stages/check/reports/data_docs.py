@@ -116,11 +116,9 @@ def list_reconciliation(
     at = found[0].at
     place = DocsStore(pipeline, lake).begin(RECONCILIATIONS, found[0].run_id, at)
     with private_files(OWNER_ONLY):
-        entries = []
-        for row in found:
-            page = place.page_of(place.write_page(page_name(row.table_name), table_page(row)))
-            entries.append(entry_of(row, at, pipeline.pipeline, page))
-        return place.write_list(entries)
+        pages = [place.write_page(page_name(row.table_name), table_page(row)) for row in found]
+        listed = zip(found, map(place.page_of, pages), strict=True)
+        return place.write_list([entry_of(row, at, pipeline.pipeline, of) for row, of in listed])
 
 
 def prune_reports(pipeline: PipelineFile, lake: Lake, keep: int | None = None) -> int:

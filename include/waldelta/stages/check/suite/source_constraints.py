@@ -66,7 +66,8 @@ def read_rules(
             checks, locked = read_around(connection, LOCK_TIMEOUT_S, read)
             enums = read_enums(connection, wanted)
             declared = read_declared_types(connection, wanted, landed_as_of)
-            keys = read_foreign_keys(connection, _relations(wanted), landed_as_of)
+            related = {oid for s in wanted for oid in (*s.relation_ids, s.root_id) if oid}
+            keys = read_foreign_keys(connection, related, landed_as_of)
             lag = _lag(job, result, connection, wanted)
     except (SourceError, psycopg.Error) as err:
         result.warnings.append(
@@ -184,10 +185,6 @@ def _runs(job: Job) -> Iterator[tuple[Run, int]]:
         run = job.ledger.run_result(run_id)
         if run is not None and run.applied is not None:
             yield run, end
-
-
-def _relations(states: Sequence[TableState]) -> set[int]:
-    return {oid for state in states for oid in (*state.relation_ids, state.root_id) if oid}
 
 
 def _with_references(
