@@ -36,8 +36,8 @@ from waldelta.stages.check.great_expectations.own_expectations import (
     why_refused,
     why_unevaluable,
 )
-from waldelta.stages.check.suite.expectation import PlannedExpectation, RowCondition
-from waldelta.stages.check.suite.kinds import kind_of, row_conditions
+from waldelta.stages.check.suite.expectation import RowCondition
+from waldelta.stages.check.suite.kinds import kind_of, plan_own, row_conditions
 from waldelta.stages.check.suite.row_kinds import is_of_column
 from waldelta.stages.setup.preflight.targets import JudgeSuite
 from waldelta.types import stored_type
@@ -90,10 +90,7 @@ class SuiteJudge:
         yield from refused
         if refused:  # Spark would report some of these errors again.
             return
-        planned = {
-            n: PlannedExpectation(item.type, item.kwargs, item.severity, "own", file.meaning(n))
-            for n, item in enumerate(file.suite.expectations)
-        }
+        planned = {n: own for n, (_, own) in enumerate(plan_own(file))}
         uncertain = _uncertain(planned, columns.types)
         if not uncertain:
             return

@@ -61,7 +61,7 @@ from waldelta.stages.check.suite.expectation import (
     PlannedExpectation,
     RowCondition,
 )
-from waldelta.stages.check.suite.kinds import row_conditions, with_raw
+from waldelta.stages.check.suite.kinds import plan_own, row_conditions
 from waldelta.stages.check.suite.sql_conditions import columns_of
 from waldelta.types import TargetType
 
@@ -408,16 +408,12 @@ def read_verdicts(
     of_target, whys, verdicts, suite = columns.of_target, {}, [], gate.suite
     # Values of these columns may be in ``_wd_raw``.
     raw = [n for n, kind in columns.types.items() if columns.has_metadata and kind.may_be_raw]
-    for number, item in enumerate(suite.suite.expectations) if suite is not None else ():
-        if suite is None or item.gate == "warn":
-            continue
-        place, meaning = suite.place(number, folder), suite.meaning(number)
-        whys[place] = why_refused(item, of_target, is_built=False)
-        kind, kwargs = with_raw(item.type, item.kwargs, raw, meaning)
-        column = item.kwargs.get("column") if item.notes else None
-        called = meaning + (f" on {column}" if column else "")
-        planned = PlannedExpectation(kind, kwargs, item.severity, "own", called, place)
-        verdicts.append(Verdict(item, planned))
+    for item, planned in plan_own(suite, raw, folder) if suite is not None else ():
+        if item.gate != "warn":
+            whys[str(planned.place)] = why_refused(item, of_target, is_built=False)
+            column = item.kwargs.get("column") if item.notes else None
+            called = planned.meaning + (f" on {column}" if column else "")
+            verdicts.append(Verdict(item, replace(planned, meaning=called)))
     _check_refused(gate.table, whys)
     asides, stops = ([v for v in verdicts if v.item.gate == of] for of in ("quarantine", "stop"))
     return asides, stops

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from waldelta.config.expectation_files import OwnSuiteFile, Severity
+from waldelta.config.expectation_files import OwnExpectation, OwnSuiteFile, Severity
 from waldelta.lake.ledger import ALL_VALUES_KNOWN, TableState
 from waldelta.lake.ledger.check_records import (
     IS_FRESH,
@@ -392,20 +393,33 @@ def _own(facts: TargetFacts, own: OwnSuiteFile | None) -> Iterator[PlannedExpect
     raw = [name for name, kind in types.items() if kind.may_be_raw and RAW in facts.columns]
     # Expectations with a gate are included, because the gate never judged rows of a copy or
     # released rows.
-    for number, item in enumerate(own.suite.expectations):
-        meaning = own.meaning(number)
-        kind, kwargs = with_raw(item.type, item.kwargs, raw, meaning)
-        if kind == item.type and (column := asks_for_nulls(kind, kwargs, raw)) is not None:
+    for item, planned in plan_own(own, raw):
+        if planned.type == item.type and (column := asks_for_nulls(item.type, item.kwargs, raw)):
             told = (
                 f"values of {column} that only {RAW} has count as null: use no argument but mostly"
             )
-            facts.omitted.append(f"{meaning}: {told}")
-        yield PlannedExpectation(
-            kind,
-            kwargs,
-            item.severity,
-            "own",
-            meaning,
-            own.place(number),
-            is_gate=item.gate != "warn",
+            facts.omitted.append(f"{planned.meaning}: {told}")
+        yield planned
+
+
+def plan_own(
+    file: OwnSuiteFile, raw: Sequence[str] = (), folder: Path | None = None
+) -> Iterator[tuple[OwnExpectation, PlannedExpectation]]:
+    """Yields a table's own expectations, each with its form that doesn't take a value in
+    ``_wd_raw``, where those of the columns in ``raw`` may be, for null.
+
+    Places are relative to ``folder``.
+    """
+    for number, item in enumerate(file.suite.expectations):
+        meaning = file.meaning(number)
+        yield (
+            item,
+            PlannedExpectation(
+                *with_raw(item.type, item.kwargs, raw, meaning),
+                item.severity,
+                "own",
+                meaning,
+                file.place(number, folder),
+                is_gate=item.gate != "warn",
+            ),
         )
