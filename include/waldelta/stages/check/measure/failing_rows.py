@@ -324,27 +324,24 @@ class IntegerKey:
         """
         if not self._rows:
             return True
-        low, high = pc.min(self._least).as_py(), pc.max(self._most).as_py()
-        key, among = ds.field(self._column), None
-        if self._ranges is not None:
-            low, high = self._ranges[0][0], self._ranges[-1][1]
-            among = reduce(or_, [(key >= least) & (key <= most) for least, most in self._ranges])
+        key, bounds = ds.field(self._column), (pc.min(self._least), pc.max(self._most))
+        ranges = self._ranges or [(bounds[0].as_py(), bounds[1].as_py())]
+        low, high = ranges[0][0], ranges[-1][1]
         if high - low >= min(_MOST_PASSES * _MARKS, self._rows * _BYTES_PER_KEY):
             return False
-        for first in range(low, high + 1, _MARKS):
-            last, chosen = min(first + _MARKS - 1, high), among
-            if high - low >= _MARKS:
-                within = key.is_null() | ((key >= first) & (key <= last))
-                chosen = within if among is None else within & among
-            if not self._all_differ(chosen, first, last):
-                return False
-        return True
+        among = reduce(or_, [(key >= least) & (key <= most) for least, most in ranges])
+        among = among if self._ranges else among | key.is_null()
+        passes = range(low, high + 1, _MARKS)
+        return all(self._all_differ(among, n, min(n + _MARKS - 1, high)) for n in passes)
 
-    def _all_differ(self, among: pc.Expression | None, low: int, high: int) -> bool:
-        """Returns whether all values differ, and none is outside ``low`` to ``high``."""
+    def _all_differ(self, among: pc.Expression, low: int, high: int) -> bool:
+        """Returns whether all values from ``low`` to ``high`` differ, and none is null, or outside
+        of its file's statistics.
+        """
+        key = ds.field(self._column)
         scanner = self._table.dataset().scanner(
             [self._column],
-            filter=among,
+            filter=among & (key.is_null() | ((key >= low) & (key <= high))),
             batch_size=_ROWS_AT_ONCE,
             batch_readahead=2,
             fragment_readahead=1,
