@@ -94,14 +94,15 @@ def _add_copies(
         failed = err
     finally:
         for copied in results:
-            raw_rows = copied.raw_rows
-            if raw_rows is None and copied.diff is None:
-                raw_rows = count_raw_rows(runner, job, str(copied.table), copied.version)
-            result.add_copy(replace(copied, raw_rows=raw_rows))
-            if copied.whole:
-                result.warnings.append(f"{copied.table} was copied as a whole: {copied.whole}")
+            name, written = copied.table_name, copied.copy
+            if written.raw_rows is None and written.diff is None:
+                raw_rows = count_raw_rows(runner, job, name, written.written.version)
+                written = replace(written, raw_rows=raw_rows)
+            result.add_copy(replace(copied, copy=written))
+            if written.whole:
+                result.warnings.append(f"{name} was copied as a whole: {written.whole}")
             if copied.skipped is not None:
-                result.warnings.append(f"{copied.table} was {copied.skipped}")
+                result.warnings.append(f"{name} was {copied.skipped}")
     result.targets.leave_behind(failed.failures if failed is not None else {})
     return results, failed
 

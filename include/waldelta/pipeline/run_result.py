@@ -309,11 +309,10 @@ class RunResult:
         The copy may be a comparison by key that wrote only the rows that differed.
         """
         self.source.add(copied.load)
-        name, diff = str(copied.table), copied.diff
-        if diff is None:
-            self.tables[name] = TableResult(
-                rows=copied.rows, version=copied.version, raw_rows=copied.raw_rows or 0
-            )
+        name, copy = copied.table_name, copied.copy
+        if (diff := copy.diff) is None:
+            version, raw_rows = copy.written.version, copy.raw_rows or 0
+            self.tables[name] = TableResult(rows=copied.rows, version=version, raw_rows=raw_rows)
             return
         self.tables.pop(name, None)
         self.add_repair(diff.cut)

@@ -12,8 +12,9 @@ from tests.support.pipelines import bare_job, pipeline_file
 from waldelta.config.pipeline_file import Quality
 from waldelta.errors import SyncFailed, TableBusy
 from waldelta.jobs.consume import consume
+from waldelta.lake.ledger import COPYING, TableState, now
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.pipeline.targets import read_unlocked_sources
+from waldelta.pipeline.targets import read_unlocked_sources, target_sources
 from waldelta.pipeline.targets.lifecycle import read_table_bytes
 from waldelta.postgres import TableId
 from waldelta.postgres.lock_waits import read_locked_tables
@@ -247,15 +248,20 @@ def test_a_copy_of_another_table_goes_on(runner, database, job, monkeypatch):
     """From its snapshot to its last look at the catalogs, also of the table itself."""
     database.execute("insert into free values (1, 'a')")
     settled = wait_for_version(database.connection, job.pipeline.source.publication_names, 10)
+    table = TableId("public", "free")
+    target = target_sources.read_target(database.connection, job.pipeline, table)
+    attempt = Attempt(TableState(now(), job.run_id, str(table), 1, COPYING), 1)
     with locked_meanwhile(database, monkeypatch, "t"):
-        done, fed = sync_table(runner, job, TableId("public", "free"), Attempt(1, 1), settled)
+        done = sync_table(runner, job, table, attempt, settled)
         assert done.rows == 1
     with locked(database, *TABLES):
         check_unaltered(
             job,
-            fed,
+            target,
             read_version(
-                database.connection, job.pipeline.source.publication_names, done.relation_ids
+                database.connection,
+                job.pipeline.source.publication_names,
+                target.table.relation_ids,
             ),
         )
 

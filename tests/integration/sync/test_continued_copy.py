@@ -197,7 +197,7 @@ def test_a_killed_resync_reads_only_what_is_missing(
     (copied,) = sync(runner, job, ["public.t"], by_diff=True)
     assert kills.passed["sync.touched"] == 1
     assert 0 < kills.passed["sync.staged"] <= MISSING
-    assert copied.diff is not None
+    assert copied.copy.diff is not None
     assert copied.rows > 2000
     assert caplog.text.count("its copy continues") == 2
     kills.write = lambda _: None
@@ -212,7 +212,7 @@ def test_a_killed_resync_becomes_a_whole_copy(runner, database, job, kills):
     assert copy_killed(runner, job, kills, "sync.staged", 3, ["public.t"], by_diff=True)
     shutil.rmtree(job.lake.target("public.t").uri.removeprefix("file://"))
     (copied,) = sync(runner, job, ["public.t"], by_diff=True)
-    assert copied.diff is None
+    assert copied.copy.diff is None
     assert is_equal(runner, job)
 
 

@@ -92,13 +92,13 @@ def test_a_target_that_changes_while_it_is_compared_is_compared_again(
 
     monkeypatch.setattr("waldelta.stages.sync._write.fault_point", late)
     (copied,) = sync(runner, job, ["public.t"], by_diff=True)
-    assert (copied.diff.cut.updated, copied.diff.unchanged) == (5, 4)
+    assert (copied.copy.diff.cut.updated, copied.copy.diff.unchanged) == (5, 4)
     # One that finds nothing is committed too: else such a copy would come, and nobody hear of it.
     (copied,) = sync(runner, job, ["public.t"], by_diff=True)
     committed = DeltaTable(job.lake.target("public.t").uri).transaction_version(
         f"{job.read_identity().app_id}:sync:public.t"
     )
-    assert (copied.written, committed // 1000) == (0, copied.generation)
+    assert (copied.written, committed // 1000) == (0, copied.state.generation)
     assert is_equal(runner, job)
 
 
@@ -123,7 +123,7 @@ def test_an_empty_hstore_is_another_value_than_null(runner, database, job):
     sync(runner, job)
     database.execute("update t set h = case id when 1 then ''::hstore end where id < 3")
     (copied,) = sync(runner, job, ["public.t"], by_diff=True)
-    assert (copied.diff.cut.updated, copied.diff.unchanged) == (2, 2)
+    assert (copied.copy.diff.cut.updated, copied.copy.diff.unchanged) == (2, 2)
     rows = read_target(job.lake.target("public.t").uri)
     assert {row["id"]: row["h"] for row in rows} == {1: {}, 2: None, 3: {}, 4: None}
     assert is_equal(runner, job)

@@ -120,7 +120,7 @@ def test_every_shape_of_table(database, lake_of):
         "alter publication p add table plain (id, v) where (id <= 10), root where (k <> 2),"
         ' rootless, only parent, empty, "Odd name.%20"',
     )
-    results = {str(r.table): r for r in lake.sync()}
+    results = {r.table_name: r for r in lake.sync()}
     assert lake.rows("plain") == [(g, f"v{g}") for g in range(1, 11)]
     assert lake.rows("root") == [(1, "a"), (50, "b")]
     assert lake.rows("rootless") == []
@@ -150,20 +150,18 @@ def test_target_and_ledger_say_what_was_copied(database, lake_of):
         "id": False, "n": True, "ts": True, "_wd_lsn": True, "_wd_commit_ts": True, "_wd_raw": True,
     }  # fmt: skip
     rows = read_target(lake.table("t").table_uri)
-    assert {(row._wd_lsn, row._wd_commit_ts) for row in rows} == {(result.lsn.value, None)}
+    assert {(row._wd_lsn, row._wd_commit_ts) for row in rows} == {(result.state.snapshot_lsn, None)}
     assert {row.id: row._wd_raw for row in rows} == {1: None, 2: {"n": "NaN", "ts": "infinity"}}
     state = lake.job.ledger.table_states()["public.t"]
     assert (state.status, state.generation, state.rows, state.reason) == ("synced", 1, 2, "first")
-    assert (state.snapshot, state.snapshot_lsn) == (result.snapshot, result.lsn.value)
     assert state.key_columns == ["id"]
     assert state.row_filter == "(id < 9)"
     assert [(c.name, c.spark_type, c.not_null) for c in state.columns] == [
         ("id", "int", True), ("n", "decimal(12,2)", False), ("ts", "timestamp", False),
     ]  # fmt: skip
-    assert state.relation_ids == list(result.relation_ids)
-    (commit,) = (one for one in lake.table("t").history() if one["version"] == result.version)
+    (commit,) = (one for one in lake.table("t").history() if one["version"] == state.version)
     told = json.loads(commit["userMetadata"])["waldelta"]
-    assert (told["verb"], told["run_id"], told["snapshot"]) == ("sync", "run-1", result.snapshot)
+    assert (told["verb"], told["run_id"], told["snapshot"]) == ("sync", "run-1", state.snapshot)
 
 
 def test_without_metadata_columns(lake_of):
@@ -188,7 +186,7 @@ def test_resync_replaces_everything_as_a_new_generation(database, lake_of):
     database.execute("delete from t where id = 1")
     database.execute("alter table t add w int default 7")
     (result,) = lake.sync("public.t", reason="drift")
-    assert (result.generation, lake.states()) == (2, {"public.t": ("synced", 2)})
+    assert (result.state.generation, lake.states()) == (2, {"public.t": ("synced", 2)})
     assert lake.rows("t") == [(2, "b", 7)]
     assert not lake.nullable("t")["id"]
     database.execute("alter table t drop v")
@@ -359,7 +357,7 @@ def test_a_table_that_fails_does_not_stop_the_others(database, lake_of, monkeypa
     }  # fmt: skip
     monkeypatch.setattr(sync_module, "sync_table", real)
     database.execute("update bad set v = 1")
-    assert sorted(str(r.table) for r in lake.sync()) == ["public.bad", "public.moving"]
+    assert sorted(r.table_name for r in lake.sync()) == ["public.bad", "public.moving"]
     assert lake.states()["public.good"] == ("synced", 1)
 
 
@@ -382,7 +380,7 @@ def test_a_killed_sync_goes_on_with_unfinished_tables(database, lake_of):
     lake = lake_of("create table t (id int primary key)", "create publication p for table t")
     lake.job.ledger.append(TableState(now(), "killed", "public.t", 3, "copying"))
     (result,) = lake.sync()
-    assert result.generation == 4
+    assert result.state.generation == 4
 
 
 def test_open_transaction_holds_up_the_copy(database, lake_of):
@@ -500,7 +498,7 @@ def test_a_snapshot_is_held_no_longer_than_rows_are_read(
     monkeypatch.setattr(f"waldelta.stages.sync.{where}", commit)
     (result,) = lake.sync("public.t", by_diff=kind in ("diff", "equal"))
     assert (commits, result.attempts, result.rows) == ([where], 1, 2)
-    assert 0 < result.load.snapshot_seconds < result.seconds
+    assert 0 < result.load.snapshot_seconds < result.state.seconds
     assert result.load.xmin_age < 50
 
 
@@ -516,7 +514,7 @@ def test_a_target_with_a_key_twice_is_read_again_as_a_whole(database, lake_of):
     uri = lake.job.lake.target("public.t").uri
     write_deltalake(uri, DeltaTable(uri).to_pyarrow_table().slice(0, 1), mode="append")
     (result,) = lake.sync("public.t", by_diff=True)
-    assert (result.whole, result.attempts) == ("its target has rows with the same key", 1)
+    assert (result.copy.whole, result.attempts) == ("its target has rows with the same key", 1)
     assert lake.rows("t") == [(1, "a"), (2, "b")]
 
 

@@ -87,7 +87,7 @@ def test_a_table_that_leaves_and_returns_during_its_copy(runner, database, job, 
 
     before_rows(monkeypatch, first)
     (copied,) = sync(runner, job)
-    assert (len(copies), copied.attempts, copied.generation) == (2, 2, 1)
+    assert (len(copies), copied.attempts, copied.state.generation) == (2, 2, 1)
     database.execute("insert into t values (3, 'sent')")
     consume(runner, job)
     assert ids(job) == [1, 2, 3]

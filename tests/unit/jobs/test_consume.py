@@ -8,16 +8,24 @@ import pytest
 
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import job_of, whole_database
+from waldelta.changes.merge.target_table import CommitResult
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError, SyncFailed
 from waldelta.jobs._stages import check_stage, continued, run_stages
 from waldelta.jobs.consume import consume
 from waldelta.jobs.sync import run_sync
 from waldelta.lake import Lake
-from waldelta.lake.ledger import ALL_VALUES_KNOWN, ExpectationResult, Ledger, TableState, now
-from waldelta.lsn import Lsn
+from waldelta.lake.ledger import (
+    ALL_VALUES_KNOWN,
+    SYNCED,
+    ExpectationResult,
+    Ledger,
+    TableState,
+    now,
+)
 from waldelta.pipeline import RunResult, StageResult, TableResult
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.spark import InProcess
+from waldelta.stages.sync._write_files import WrittenCopy
 from waldelta.stages.sync.copy_table import SyncResult
 
 NAMES = ("land", "apply", "check", "report")
@@ -171,10 +179,8 @@ def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatc
     copied = iter(["public.a", "public.b"])
 
     def sync(*_, results, **__):
-        done = SyncResult(
-            next(copied), 1, 3, "", Lsn(0), rows=1, bytes=0, seconds=0, attempts=1, relation_ids=()
-        )
-        results.append(done)
+        state = TableState(now(), "r", next(copied), 1, SYNCED, rows=1)
+        results.append(SyncResult(state, WrittenCopy(CommitResult(3, 1, 0)), attempts=1))
         raise SyncFailed({"public.x": ApplyError("x went wrong")}, len(results))
 
     monkeypatch.setattr("waldelta.jobs.sync.sync", sync)

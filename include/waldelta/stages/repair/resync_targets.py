@@ -136,7 +136,7 @@ def _copy(runner: Runner, job: Job, result: RunResult, copy: TableLifecycle) -> 
     how = f"copied{again}, {counted(copied.rows, 'row')}"
     if copied.skipped is not None:
         how = str(copied.skipped)
-    if copied.diff is not None:
+    if copied.copy.diff is not None:
         how = (
             f"compared with its source, {copied.written:,} of {counted(copied.rows, 'row')}"
             " differed"

@@ -28,9 +28,8 @@ from waldelta.errors import (
 )
 from waldelta.failpoints import fault_point
 from waldelta.lake import UNFENCED, Fence, Tag
-from waldelta.lake.ledger import COPYING, SYNCED, StorageState, TableState, now
+from waldelta.lake.ledger import SYNCED, StorageState, TableState
 from waldelta.lake.staging_leftovers import copy_folder
-from waldelta.lsn import Lsn
 from waldelta.metadata_columns import RAW
 from waldelta.pipeline import Job, SourceLoad
 from waldelta.pipeline.drift import as_published, read_catalog_tables, stored
@@ -68,76 +67,76 @@ from waldelta.stages.sync._write import (
     keeps_earlier_rows,
     write_copy,
 )
-from waldelta.stages.sync._write_files import ChunkReader, RowDiff, WrittenCopy
+from waldelta.stages.sync._write_files import ChunkReader, WrittenCopy
 from waldelta.stages.sync.skipped_copy import SkippedCopy, skip_copy
+from waldelta.target_modes import TargetMode
 
 
 @dataclass(frozen=True, slots=True)
 class SyncResult:
-    """One table's copy: its size, and the snapshot that the stream continues from."""
+    """One table's copy: its ledger row, which has the snapshot that the stream continues from, and
+    what it wrote and cost.
 
-    table: TableId
-    generation: int
-    version: int
-    snapshot: str
-    lsn: Lsn
-    rows: int
-    bytes: int
-    seconds: float
+    ``skipped`` is set for a table with ``copy: false``, of which nothing was read.
+    """
+
+    state: TableState
+    copy: WrittenCopy
     attempts: int
-    relation_ids: tuple[int, ...]
-    storage: StorageState | None = None
-    target_filter: str | None = None
     load: SourceLoad = field(default_factory=SourceLoad)
-    # Of a table that was compared: what differed, which is all that was written. None: a whole
-    # copy.
-    diff: RowDiff | None = None
-    whole: str | None = None  # Why the whole table was copied although a diff was requested.
-    # Rows with a value that its column's type can't store, where the copy counted them.
-    raw_rows: int | None = None
-    # Set for a table with ``copy: false``, of which nothing was read.
     skipped: SkippedCopy | None = None
+
+    @property
+    def table_name(self) -> str:
+        """Returns the target's name."""
+        return self.state.table_name
+
+    @property
+    def rows(self) -> int:
+        """Returns the number of rows in the snapshot."""
+        return self.state.rows
 
     @property
     def written(self) -> int:
         """Returns the number of rows that were written or removed."""
-        return self.rows if self.diff is None else self.diff.cut.written
+        return self.rows if self.copy.diff is None else self.copy.diff.cut.written
 
 
 def synced_state(
-    first_row: TableState, copied: SyncResult, replicated: ReplicatedTarget, pipeline: PipelineFile
+    state: TableState, copy: WrittenCopy, begins: SnapshotHolder | SkippedCopy, mode: TargetMode
 ) -> TableState:
-    """Returns the ledger row after ``first_row`` for a complete copy, with the source as of the
-    snapshot.
+    """Returns the ledger row of a complete copy.
+
+    ``state`` has the source's columns and filter as the snapshot sees them, and the stream
+    continues where it ``begins``.
     """
-    mode = pipeline.target.mode_of(first_row.table_name)
     state = replace(
-        _state_as_published(first_row, replicated, copied.storage, copied.target_filter, pipeline),
+        state,
         status=SYNCED,
-        snapshot=copied.snapshot,
-        snapshot_lsn=copied.lsn.value,
-        rows=copied.rows,
-        bytes=copied.bytes,
-        seconds=copied.seconds,
-        version=copied.version,
+        snapshot=begins.snapshot,
+        snapshot_lsn=begins.lsn.value,
+        rows=copy.written.rows,
+        bytes=copy.written.bytes,
+        version=copy.written.version,
         mode=mode.name if mode.keeps_rows else None,
     )
-    if copied.skipped is None:
+    if not isinstance(begins, SkippedCopy):
         return state
-    state = replace(state, copy_skipped=True, reason=str(copied.skipped))
-    if (former := copied.skipped.former) is None:
+    state = replace(state, copy_skipped=True, reason=str(begins))
+    if (former := begins.former) is None:
         return state
     # The target keeps its columns: Relation messages contain later changes.
     return replace(state, columns=former.columns, key_columns=former.key_columns)
 
 
-def _state_as_published(
+def published_state(
     first_row: TableState,
     replicated: ReplicatedTarget,
     storage: StorageState | None,
     target_filter: str | None,
     pipeline: PipelineFile,
 ) -> TableState:
+    """Returns a copy's first ledger row with what the source publishes of the table."""
     table, types = replicated.table, pipeline.target.types_of(first_row.table_name)
     return replace(
         as_published(first_row, table, storage, target_filter, types),
@@ -154,19 +153,19 @@ _ATTEMPTS_PER_GENERATION = 1000
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt to copy a table under one generation; ``version`` grows with both.
+    """One attempt to copy a table, whose generation has this first ledger row.
 
-    ``fence`` is the target's lock.
+    ``version`` grows with both numbers. ``fence`` is the target's lock.
     """
 
-    generation: int
+    first_row: TableState
     number: int
     fence: Fence = UNFENCED
 
     @property
     def version(self) -> int:
         """Returns Delta's transaction version of what the attempt commits."""
-        return self.generation * _ATTEMPTS_PER_GENERATION + self.number
+        return self.first_row.generation * _ATTEMPTS_PER_GENERATION + self.number
 
 
 @dataclass
@@ -207,7 +206,7 @@ def sync_table(
     attempt: Attempt,
     drained: PublicationVersion,
     former: Former | None = None,
-) -> tuple[SyncResult, ReplicatedTarget]:
+) -> SyncResult:
     """Copy one target's source from its own snapshot, and replace the target in one commit.
 
     With its ``former`` copy, only rows that differ are written, where that is exact. With ``copy:
@@ -223,15 +222,13 @@ def sync_table(
         ExitStack() as watch,
     ):
         snapshot = CopySnapshot(job, holder, began, read_clock(holder.connection), watch)
-        result, replicated = _copy_as_of(runner, snapshot, table_id, attempt, drained, former)
+        result = _copy_as_of(runner, snapshot, table_id, attempt, drained, former)
+    state = result.state
     log.info(
         "table=%s copied rows=%d bytes=%d seconds=%.1f",
-        table_id,
-        result.rows,
-        result.bytes,
-        result.seconds,
-    )
-    return result, replicated
+        table_id, state.rows, state.bytes, state.seconds,
+    )  # fmt: skip
+    return result
 
 
 def _copy_as_of(
@@ -241,7 +238,7 @@ def _copy_as_of(
     attempt: Attempt,
     drained: PublicationVersion,
     former: Former | None,
-) -> tuple[SyncResult, ReplicatedTarget]:
+) -> SyncResult:
     job, holder = snapshot.job, snapshot.holder
     check_version(holder, drained)
     replicated, storage = source_as_of(holder, job, table_id)
@@ -249,33 +246,15 @@ def _copy_as_of(
     where = _target_filter(job, replicated)
     skipped = skip_copy(job, replicated, holder)
     records = _records(snapshot, replicated, where, drained, former) if skipped is None else None
-    first_row = TableState(now(), job.run_id, str(table_id), attempt.generation, COPYING)
-    state = _state_as_published(first_row, replicated, storage, to_text(where), job.pipeline)
+    state = published_state(attempt.first_row, replicated, storage, to_text(where), job.pipeline)
     rows = _copy_rows(snapshot, _source(snapshot, replicated, where), state, attempt, records)
     fault_point("sync.planned")
     copy = _write(runner, job, rows, state, former, skipped)
     snapshot.end()
     check_unaltered(job, replicated, membership)
-    begins = skipped or holder
-    return SyncResult(
-        table_id,
-        attempt.generation,
-        copy.written.version,
-        begins.snapshot,
-        begins.lsn,
-        copy.written.rows,
-        copy.written.bytes,
-        time.monotonic() - snapshot.began,
-        attempt.number,
-        replicated.table.relation_ids,
-        storage,
-        to_text(where),
-        snapshot.load,
-        copy.diff,
-        copy.whole,
-        copy.raw_rows,
-        skipped,
-    ), replicated
+    state = synced_state(state, copy, skipped or holder, job.pipeline.target.mode_of(str(table_id)))
+    state = replace(state, seconds=time.monotonic() - snapshot.began)
+    return SyncResult(state, copy, attempt.number, snapshot.load, skipped)
 
 
 def _records(
@@ -378,7 +357,7 @@ def _copy_rows(
     tasks, staged = _plan_tasks(snapshot, source, state, records)
     log.info(
         "table=%s generation=%d snapshot=%s lsn=%s chunks=%d bytes=%d",
-        name, attempt.generation, holder.snapshot, holder.lsn, sum(map(len, tasks)),
+        name, state.generation, holder.snapshot, holder.lsn, sum(map(len, tasks)),
         table.size_bytes,
     )  # fmt: skip
     snapshot.resources.enter_context(progress(holder, name, tasks))
@@ -408,7 +387,7 @@ def _tag(job: Job, holder: SnapshotHolder, name: str, attempt: Attempt) -> Tag:
         "verb": "sync",
         "run_id": job.run_id,
         "table": name,
-        "generation": attempt.generation,
+        "generation": attempt.first_row.generation,
         "attempt": attempt.number,
         "snapshot": holder.snapshot,
         "lsn": str(holder.lsn),

@@ -59,7 +59,6 @@ from waldelta.stages.sync.copy_table import (
     SyncResult,
     check_primary,
     sync_table,
-    synced_state,
 )
 from waldelta.stages.sync.skipped_copy import check_skipped_copy
 
@@ -140,7 +139,7 @@ def sync(  # noqa: PLR0913 - what is copied, why and how, of which callers name 
     if failures := refused | _copy_each(runner, job, orders, drained, results):
         raise SyncFailed(failures, len(results))
     close_gaps(job)
-    return sorted(results, key=lambda result: result.table)
+    return sorted(results, key=lambda result: TableId.parse(result.table_name))
 
 
 def _orders(
@@ -282,7 +281,7 @@ def _sync_locked(
         state = _append(job, ledger_lock, row, last)
         fault_point("sync.begun")
         try:
-            result, replicated = _copy(runner, job, order, state.generation, drained, lock)
+            result = _copy(runner, job, order, state, drained, lock)
         except Exception as err:
             _record_failure(job, ledger_lock, last, state, err)
             raise
@@ -290,7 +289,7 @@ def _sync_locked(
         lock.verify()
         check_not_removed(job, state, "copied")
         _check_same_server(job, name, identity)
-        _append(job, ledger_lock, synced_state(state, result, replicated, job.pipeline), state)
+        _append(job, ledger_lock, result.state, state)
         fault_point("sync.recorded")
         return result
 
@@ -307,10 +306,10 @@ def _copy(
     runner: Runner,
     job: Job,
     order: CopyRequest,
-    generation: int,
+    first_row: TableState,
     drained: PublicationVersion,
     lock: AdvisoryLock,
-) -> tuple[SyncResult, ReplicatedTarget]:
+) -> SyncResult:
     for attempt in _attempts(str(order.target.id)):
         with attempt:
             lock.verify()
@@ -322,7 +321,7 @@ def _copy(
                 runner,
                 job,
                 order.target.id,
-                Attempt(generation, number, lock),
+                Attempt(first_row, number, lock),
                 drained,
                 order.former,
             )
