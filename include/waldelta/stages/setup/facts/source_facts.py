@@ -193,27 +193,8 @@ def _read_schemas(
 
 def read_server(conn: Connection) -> ServerFacts:
     """Query a server about itself and the connection's role."""
-    (row,) = fetch(conn, _SERVER, {"settings": list(_SETTINGS)})
-    return ServerFacts(
-        version=int(row.settings["server_version_num"]),
-        in_recovery=row.in_recovery,
-        settings=row.settings,
-        role=row.role,
-        database=row.database,
-        superuser=row.superuser,
-        bypass_rls=row.bypass_rls,
-        can_replicate=row.can_replicate,
-        can_create=row.can_create,
-        can_make_slots=row.can_make_slots,
-        can_log_snapshots=row.can_log_snapshots,
-        used_slots=row.used_slots,
-        retained_bytes=int(row.retained_bytes or 0),
-        wal_bytes_per_hour=(
-            int(row.wal_bytes_per_hour) if row.wal_bytes_per_hour is not None else None
-        ),
-        # A pooler invents the backend's pid.
-        behind_pooler=conn.info.backend_pid != row.server_pid,
-    )
+    (row,) = fetch(conn, _SERVER, {"settings": list(_SETTINGS), "pid": conn.info.backend_pid})
+    return ServerFacts(**row._asdict())
 
 
 def _read_tables(
@@ -282,7 +263,6 @@ def own_leaves(state: PublicationState, table: TableFacts) -> list[Leaf]:
 
 _SETTINGS: Sequence[str] = (
     "server_version",
-    "server_version_num",
     "server_encoding",
     "wal_level",
     "max_replication_slots",
@@ -295,11 +275,13 @@ _SETTINGS: Sequence[str] = (
     *TIMEOUTS,
 )
 
+# A column for each field of ServerFacts. A pooler invents the backend's pid.
 _SERVER = """
 select (select jsonb_object_agg(name, setting) from pg_settings where name = any(%(settings)s))
   as settings,
+       current_setting('server_version_num')::int as version,
        pg_is_in_recovery() as in_recovery,
-       pg_backend_pid() as server_pid,
+       pg_backend_pid() <> %(pid)s as behind_pooler,
        current_user::text as role,
        current_database()::text as database,
        r.rolsuper as superuser,
@@ -322,14 +304,14 @@ select (select jsonb_object_agg(name, setting) from pg_settings where name = any
        ) as can_log_snapshots,
        (select count(*) from pg_replication_slots) as used_slots,
        (
-           select max(pg_wal_lsn_diff(
+           select coalesce(max(pg_wal_lsn_diff(
                case when pg_is_in_recovery() then pg_last_wal_replay_lsn()
                  else pg_current_wal_lsn() end, restart_lsn
-           ))
+           )), 0)::bigint
            from pg_replication_slots
        ) as retained_bytes,
        (
-           select wal_bytes * 3600 / extract(epoch from now() - stats_reset)
+           select trunc(wal_bytes * 3600 / extract(epoch from now() - stats_reset))::bigint
            from pg_stat_wal
            where stats_reset < now() - interval '10 minutes'
        ) as wal_bytes_per_hour
