@@ -76,20 +76,14 @@ class Reader:
 
         The pipeline file names the required permission on the CDC DAG.
         """
-        if pipeline.row_values == "edit":
-            return self.may_unpause(dag_id_of(pipeline.pipeline, "cdc"))
-        if pipeline.row_values == "trigger":
-            return self.may_trigger(dag_id_of(pipeline.pipeline, "cdc"))
-        return self.may_read(pipeline.pipeline)
+        checks = {"edit": self.may_unpause, "trigger": self.may_trigger}
+        may = checks.get(pipeline.row_values, self.may_read_dag)
+        return may(dag_id_of(pipeline.pipeline, "cdc"))
 
     def lines(self, states: Iterable[DagState]) -> list[DagLine]:
         """Returns the DAGs that the user may read, with the permissions on each."""
         return [
-            DagLine(
-                state,
-                self.may_trigger(state.dag_id),
-                self.may_unpause(state.dag_id),
-            )
+            DagLine(state, self.may_trigger(state.dag_id), self.may_unpause(state.dag_id))
             for state in self.shown(states)
         ]
 

@@ -402,58 +402,44 @@ def read_schedules(pipelines: Collection[PipelineFile]) -> dict[str, Schedule]:
     """Returns what Airflow knows by pipeline, without pipelines whose DAGs it lacks (yet)."""
     names = [pipeline.pipeline for pipeline in pipelines]
     kinds: tuple[DagKind, ...] = ("cdc", *WATCHED)
-    asked = [dag_id_of(name, kind) for name in names for kind in kinds]
+    ids = [dag_id_of(name, kind) for name in names for kind in kinds]
     columns = (DagModel.dag_id, DagModel.is_paused, DagModel.next_dagrun_create_after)
     with _session("DAG runs") as session:
-        dags = session.execute(select(*columns).where(DagModel.dag_id.in_(asked)))
+        dags = session.execute(select(*columns).where(DagModel.dag_id.in_(ids)))
         known = {dag_id: (bool(is_paused), due) for dag_id, is_paused, due in dags}
-        parsed = [name for name in names if dag_id_of(name, "cdc") in known]
-        schedules = _read_schedules(session, parsed, known)
-        states, lacks = read_dags(session, names), _lacks(session, pipelines, schedules)
+        schedules = _read_schedules(session, names, known)
+        # Workers may have connections in their own environment. So once a run has succeeded,
+        # connections aren't searched.
+        new = [
+            one for one in pipelines if (s := schedules.get(one.pipeline)) and not s.succeeded_at
+        ]
+        pools, connections = read_pools(session, pipelines), read_connections(session, new)
+        lacks, states = describe_missing(pools, connections), read_dags(session, names)
         heartbeats = select(func.max(Job.latest_heartbeat)).where(Job.job_type == "SchedulerJob")
-        heartbeat = session.scalar(heartbeats)
+        scheduler_at = session.scalar(heartbeats)
         return {
             name: replace(
                 schedule,
                 dags=states[name],
                 lacks=tuple(lacks.get(name, ())),
-                scheduler_at=heartbeat,
+                scheduler_at=scheduler_at,
             )
             for name, schedule in schedules.items()
         }
     return {}
 
 
-def _lacks(
-    session: Session, pipelines: Collection[PipelineFile], schedules: Mapping[str, Schedule]
-) -> dict[str, list[Attention]]:
-    """Returns the missing pools and connections by pipeline.
-
-    Workers may have connections in their own environment. So once a run has succeeded, connections
-    aren't searched.
-    """
-    new = [
-        one for one in pipelines if (s := schedules.get(one.pipeline)) and s.succeeded_at is None
-    ]
-    return describe_missing(read_pools(session, pipelines), read_connections(session, new))
-
-
-def _newest(session: Session, runs: Select[Any]) -> dict[str, DagRun]:
-    return {run.dag_id: run for run in session.scalars(_latest(runs))}
-
-
 def _read_schedules(
     session: Session, names: Sequence[str], known: Mapping[str, tuple[bool, datetime | None]]
 ) -> dict[str, Schedule]:
-    pipelines = {dag_id_of(name, "cdc"): name for name in names}
+    ids = {dag_id_of(name, "cdc"): name for name in names}
+    pipelines = {dag_id: name for dag_id, name in ids.items() if dag_id in known}
     # A backfill, and a run that was cleared after it succeeded, are replays: they land nothing.
     runs = select(DagRun).where(
         DagRun.dag_id.in_(pipelines), DagRun.run_type != DagRunType.BACKFILL_JOB
     )
     # An unfinished run shows nothing yet: while it is retried, all runs before it may have failed.
-    ended = _newest(
-        session, runs.where(DagRun.state.in_([DagRunState.SUCCESS, DagRunState.FAILED]))
-    )
+    ended = runs.where(DagRun.state.in_([DagRunState.SUCCESS, DagRunState.FAILED]))
     succeeded = runs.where(DagRun.state == DagRunState.SUCCESS, DagRun.clear_number == 0)
     # A run that was marked as successful has no result of its idle check.
     answers = (
@@ -462,15 +448,18 @@ def _read_schedules(
         & (XComModel.key == "return_value")
         & (cast(XComModel.value, String) == "false")
     )
-    last, idle = _newest(session, succeeded), _newest(session, succeeded.join(XComModel, answers))
+    latest, last, idle = (
+        {run.dag_id: run for run in session.scalars(_latest(chosen))}
+        for chosen in (ended, succeeded, succeeded.join(XComModel, answers))
+    )
     schedules = {}
     for dag_id, name in pipelines.items():
         is_paused, due = known[dag_id]
-        latest = ended.get(dag_id)
+        run = latest.get(dag_id)
         others = {kind: known.get(dag_id_of(name, kind), (False, None)) for kind in WATCHED}
         schedules[name] = Schedule(
             is_paused,
-            latest.run_id if latest is not None and latest.state == DagRunState.FAILED else None,
+            run.run_id if run is not None and run.state == DagRunState.FAILED else None,
             due,
             frozenset(kind for kind, (is_paused, _) in others.items() if is_paused),
             {kind: due for kind, (_, due) in others.items()},

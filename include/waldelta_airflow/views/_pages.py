@@ -182,7 +182,7 @@ def pipeline_page(request: PipelineDep, hours: int = 24, page: int = 1) -> str:
         steps=() if glance.is_set_up else list(setup_steps(situation)),
         turn=Turning.of(page, glance.tables, _TABLES_PER_PAGE),
         forecast=forecast,
-        consumers=_consumers(request),
+        consumers=list(filter(request.reader.may_read_dag, read_consumers(situation.name))),
         wal_rate=wal_per_hour(glance.runs),
         bars_of_runs=run_bars(glance.recent),
         lag=lag_chart(glance.lag, glance.upto, until),
@@ -226,10 +226,6 @@ def read_situation(
 def _has_slot(pipeline: PipelineFile, ledger: Ledger) -> bool:
     events = ledger.slot_events(pipeline.source.slot)
     return bool(events) and events[-1].event not in ("creating", "dropped")
-
-
-def _consumers(request: PipelineRequest) -> list[str]:
-    return list(filter(request.reader.may_read_dag, read_consumers(request.pipeline.pipeline)))
 
 
 def _failed_of_first(ledger: Ledger, attention: Sequence[Attention]) -> Sequence[FailedExpectation]:

@@ -61,25 +61,10 @@ class Chosen:
     table: str | None = None
     reason: str | None = None
 
-    @property
-    def kinds(self) -> dict[str, str]:
-        """Returns the chosen table and reason, by the parameter's name in the address."""
-        values = {"table": self.table, "reason": self.reason}
+    def but(self, **others: str | None) -> dict[str, str]:
+        """Returns table and reason, or other ones (None: any), as parameters of an address."""
+        values = {"table": self.table, "reason": self.reason} | others
         return {kind: text for kind, text in values.items() if text is not None}
-
-    def but(self, kind: str, value: str | None = None) -> dict[str, str]:
-        """Returns the choice with another value of one kind, or without it."""
-        others = {name: text for name, text in self.kinds.items() if name != kind}
-        return others if value is None else others | {kind: value}
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A column's text as PostgreSQL sent it, None for null; ``more`` characters aren't shown."""
-
-    column: str
-    text: str | None
-    more: int = 0
 
 
 @routes.get("/p/{name}/waiting")
@@ -96,9 +81,9 @@ def waiting_page(
     ledger, pipeline = request.ledger, request.pipeline
     button = request.button("decide", run, refused)
     keys = _open_keys(ledger)
-    tables, reasons = (_counted(_of(keys, chosen.but(kind)), column) for kind, column in _KINDS)
-    listed = _of(keys, chosen.kinds)
-    turn = Turning.of(chosen.page, listed, _ROWS_PER_PAGE)
+    others = ((_of(keys, chosen.but(**{kind: None})), column) for kind, column in _KINDS)
+    tables, reasons = (_counted(*other) for other in others)
+    turn = Turning.of(chosen.page, _of(keys, chosen.but()), _ROWS_PER_PAGE)
     shown = read_open(ledger, turn.rows)
     decided, waiting = read_decided(ledger), read_waiting(pipeline, ledger)
     return request.render(
@@ -177,14 +162,15 @@ def row_page(request: PipelineDep, row_id: str) -> str:
     )
 
 
-def _values(row: Decision, most: int) -> Iterator[Value]:
+def _values(row: Decision, most: int) -> Iterator[tuple[str, str | None, int]]:
+    """Yields each column, its text as PostgreSQL sent it, and how many characters are left out."""
     try:
         sent = parse_json(row.sent or "{}")
     except ValueError:
         sent = {}
     for column, value in sent.items() if isinstance(sent, dict) else ():
         text = value if value is None or isinstance(value, str) else json.dumps(value)
-        yield Value(str(column), text and text[:most], max(0, len(text or "") - most))
+        yield str(column), text and text[:most], max(0, len(text or "") - most)
 
 
 def _dump(message: SentMessage) -> tuple[str, int]:

@@ -166,7 +166,7 @@ def test_rows_in_quarantine_by_table_and_reason(write_pipeline, schedules, open_
     one = client.get(of_table).text
     assert (one.count('name="id"'), "1 row" in one) == (1, True)
     assert "Retry the rows of public.b &amp; c" in one
-    assert "/p/shop/waiting?reason=gone&amp;table=public.a" in client.get(of_reason).text
+    assert "/p/shop/waiting?table=public.a&amp;reason=gone" in client.get(of_reason).text
     assert client.get("/p/shop/waiting?reason=").text.count('name="id"') == 1
     older = f"{base}?page=2&table=public.a&reason=gone"
     first = client.get(f"{base}?table=public.a&reason=gone").text
