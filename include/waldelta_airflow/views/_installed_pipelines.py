@@ -449,8 +449,8 @@ def _read_schedules(
         & (cast(XComModel.value, String) == "false")
     )
     latest, last, idle = (
-        {run.dag_id: run for run in session.scalars(_latest(chosen))}
-        for chosen in (ended, succeeded, succeeded.join(XComModel, answers))
+        {run.dag_id: run for run in session.scalars(_latest(query))}
+        for query in (ended, succeeded, succeeded.join(XComModel, answers))
     )
     schedules = {}
     for dag_id, name in pipelines.items():

@@ -61,10 +61,10 @@ class Chosen:
     table: str | None = None
     reason: str | None = None
 
-    def but(self, **others: str | None) -> dict[str, str]:
+    def but(self, **values: str | None) -> dict[str, str]:
         """Returns table and reason, or other ones (None: any), as parameters of an address."""
-        values = {"table": self.table, "reason": self.reason} | others
-        return {kind: text for kind, text in values.items() if text is not None}
+        choice = {"table": self.table, "reason": self.reason} | values
+        return {kind: text for kind, text in choice.items() if text is not None}
 
 
 @routes.get("/p/{name}/waiting")
@@ -81,8 +81,8 @@ def waiting_page(
     ledger, pipeline = request.ledger, request.pipeline
     button = request.button("decide", run, refused)
     keys = _open_keys(ledger)
-    others = ((_of(keys, chosen.but(**{kind: None})), column) for kind, column in _KINDS)
-    tables, reasons = (_counted(*other) for other in others)
+    lists = ((_of(keys, chosen.but(**{kind: None})), column) for kind, column in _KINDS)
+    tables, reasons = (_counted(*choices) for choices in lists)
     turn = Turning.of(chosen.page, _of(keys, chosen.but()), _ROWS_PER_PAGE)
     shown = read_open(ledger, turn.rows)
     decided, waiting = read_decided(ledger), read_waiting(pipeline, ledger)
