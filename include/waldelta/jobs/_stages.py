@@ -17,6 +17,7 @@ from waldelta.pipeline import Job, RunResult, StageResult, describe_error, waiti
 from waldelta.pipeline.run_result import ReportedLag, RunFailed
 from waldelta.pipeline.targets import synced_states
 from waldelta.pipeline.targets.corrected_expectations import corrected
+from waldelta.pipeline.targets.quarantined_rows import record_current
 from waldelta.pipeline.targets.unreadable_messages import notices
 from waldelta.postgres.publication_checks import read_unreadable
 from waldelta.slot import read_slot, slot_position
@@ -24,7 +25,6 @@ from waldelta.slot.acknowledge import confirmed_lsn
 from waldelta.slot.health import reading
 from waldelta.spark import Runner
 from waldelta.spark.settings import NEEDS_SPARK
-from waldelta.stages.check.gate.quarantined_rows import record_current
 
 Stage = Callable[["Runner", Job, RunResult, StageResult], None]
 log = logging.getLogger(__name__)

@@ -33,15 +33,15 @@ from waldelta.monitoring.stopped_tables import check_stopped
 from waldelta.pipeline import Job, RunResult, StageResult, of_table
 from waldelta.pipeline.drift import answer_questions
 from waldelta.pipeline.targets import unknown_tables
-from waldelta.pipeline.targets.unreadable_messages import skip_messages
-from waldelta.quantities import counted
-from waldelta.spark import Runner
-from waldelta.stages.check.gate.quarantined_rows import (
+from waldelta.pipeline.targets.quarantined_rows import (
     current_user,
     discard_quarantined,
     release_tables,
     rows_to_accept,
 )
+from waldelta.pipeline.targets.unreadable_messages import skip_messages
+from waldelta.quantities import counted
+from waldelta.spark import Runner
 from waldelta.stages.repair.mend.current_targets import CurrentTargets
 from waldelta.stages.repair.repair import Again, repair
 

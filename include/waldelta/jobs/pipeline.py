@@ -233,7 +233,7 @@ class Pipeline:
         prints it; no Spark.
         """
         from waldelta.monitoring.decisions import read_waiting
-        from waldelta.stages.check.gate.quarantined_rows import list_quarantined
+        from waldelta.pipeline.targets.quarantined_rows import list_quarantined
 
         job = self.job()
         return list_quarantined(job, tables) + read_waiting(self.file, job.ledger).as_listed(tables)

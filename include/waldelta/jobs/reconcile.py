@@ -50,6 +50,7 @@ from waldelta.pipeline.targets import (
     unknown_tables,
 )
 from waldelta.pipeline.targets.external_commits import check_readable, repaired_commits
+from waldelta.pipeline.targets.quarantined_rows import current_user, record_current
 from waldelta.pipeline.targets.unreadable_messages import close_compared
 from waldelta.postgres import is_standby, named_loss
 from waldelta.quantities import counted
@@ -58,7 +59,6 @@ from waldelta.snapshot import SnapshotHolder
 from waldelta.snapshot.exported_snapshot import not_primary
 from waldelta.spark import Runner
 from waldelta.spark.session import session_settings
-from waldelta.stages.check.gate.quarantined_rows import current_user, record_current
 from waldelta.stages.land.drain import land_backlog, land_through
 from waldelta.stages.repair.mend.current_targets import CurrentTargets
 from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs

@@ -25,8 +25,7 @@ from waldelta.monitoring.table_list import copied_at
 from waldelta.pgoutput.message_kinds import ROW_KINDS
 from waldelta.pipeline import Job, SourceConnections
 from waldelta.pipeline.targets import Watermarks
-from waldelta.quantities import counted
-from waldelta.stages.check.gate.quarantined_rows import (
+from waldelta.pipeline.targets.quarantined_rows import (
     QUARANTINE,
     STOP,
     chosen_states,
@@ -34,6 +33,7 @@ from waldelta.stages.check.gate.quarantined_rows import (
     landed_upto,
     valid_releases,
 )
+from waldelta.quantities import counted
 
 # How far back a run is searched that reached its apply stage.
 _REACH = timedelta(days=7)

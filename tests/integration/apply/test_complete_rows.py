@@ -32,8 +32,8 @@ from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import TableResult
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets import RequiredAction, read_published
+from waldelta.pipeline.targets.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.stages.apply.apply import apply
-from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.stages.land.drain import drain
 from waldelta.stages.repair.mend.unfinished_repairs import end_killed_repairs
 from waldelta.stages.sync.sync import sync

@@ -33,12 +33,12 @@ from waldelta.monitoring.table_list import read_changed
 from waldelta.pipeline import RunResult, TableResult
 from waldelta.pipeline.run_result import RunFailed
 from waldelta.pipeline.targets.corrected_expectations import corrected
-from waldelta.spark import InProcess
-from waldelta.stages.check.gate.quarantined_rows import (
+from waldelta.pipeline.targets.quarantined_rows import (
     discard_quarantined,
     list_quarantined,
     release_tables,
 )
+from waldelta.spark import InProcess
 from waldelta.stages.land.idle_check import check_idle
 from waldelta.stages.repair.replay.interval import read_span
 from waldelta.stages.repair.replay_runs import replay

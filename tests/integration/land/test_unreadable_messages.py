@@ -12,8 +12,8 @@ from waldelta.monitoring.decisions import read_waiting
 from waldelta.monitoring.status import read_status
 from waldelta.pipeline.job import load_job
 from waldelta.pipeline.run_result import RunFailed
+from waldelta.pipeline.targets.quarantined_rows import discard_quarantined
 from waldelta.pipeline.targets.unreadable_messages import ANY_TABLE, notices, skip_messages
-from waldelta.stages.check.gate.quarantined_rows import discard_quarantined
 from waldelta.stages.sync.sync import sync
 
 # The message that is changed, and how; which tables may lack what it said; which really do.

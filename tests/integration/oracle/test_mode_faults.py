@@ -32,7 +32,7 @@ from waldelta.jobs.reconcile import run_reconcile
 from waldelta.lsn import Lsn
 from waldelta.pipeline import Job
 from waldelta.pipeline.run_result import RunFailed
-from waldelta.stages.check.gate.quarantined_rows import list_quarantined
+from waldelta.pipeline.targets.quarantined_rows import list_quarantined
 from waldelta.stages.sync.sync import sync
 
 KINDS = {"w1": "history", "w2": "soft_delete", "w3": "changelog", "w4": "gate"}
@@ -317,6 +317,6 @@ def test_a_release_after_a_kill(runner, database, tmp_path, when):
 
 
 def _release(job, tables):
-    from waldelta.stages.check.gate.quarantined_rows import release_tables
+    from waldelta.pipeline.targets.quarantined_rows import release_tables
 
     return release_tables(job, tables, by="ann")

@@ -31,8 +31,8 @@ from waldelta.monitoring.status import read_status
 from waldelta.pgoutput import UnreadMessage
 from waldelta.pipeline import target_lock
 from waldelta.pipeline.targets import record_unreadable
+from waldelta.pipeline.targets.quarantined_rows import discard_quarantined, list_quarantined
 from waldelta.pipeline.targets.unreadable_messages import notices, skip_messages
-from waldelta.stages.check.gate.quarantined_rows import discard_quarantined, list_quarantined
 
 # What is left to the interpreter's end would go wrong.
 ABORTS_AT_EXIT = (

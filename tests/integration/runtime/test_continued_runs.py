@@ -16,8 +16,8 @@ from waldelta.jobs.reconcile import run_reconcile
 from waldelta.jobs.replay import replay
 from waldelta.jobs.sync import run_resync, run_sync
 from waldelta.lake.ledger import Ledger
+from waldelta.pipeline.targets.quarantined_rows import list_quarantined
 from waldelta.spark.settings import NEEDS_SPARK
-from waldelta.stages.check.gate.quarantined_rows import list_quarantined
 
 NAMES = ["public.a", "public.b"]
 RULE = "{type: expect_column_values_to_be_between, kwargs: {column: v, min_value: 0}, gate: %s}"

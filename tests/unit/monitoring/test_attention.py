@@ -36,7 +36,7 @@ from waldelta.monitoring.attention import concerning
 from waldelta.monitoring.decisions import Waiting, WaitingItem, read_commits, read_decided
 from waldelta.monitoring.overview import AirflowRuns, read_glance
 from waldelta.monitoring.reconciliation_status import read_compared
-from waldelta.stages.check.gate.quarantined_rows import STOP
+from waldelta.pipeline.targets.quarantined_rows import STOP
 
 
 @pytest.fixture

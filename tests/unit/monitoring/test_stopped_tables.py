@@ -18,7 +18,7 @@ from waldelta.monitoring.stopped_tables import (
     unmet_in_run,
 )
 from waldelta.pipeline import Job, SourceConnections
-from waldelta.stages.check.gate.quarantined_rows import QUARANTINE, STOP
+from waldelta.pipeline.targets.quarantined_rows import QUARANTINE, STOP
 
 STUCK = json.dumps({"stages": {"land": {}, "apply": {}}, "not_applied": ["public.a"]})
 DOWN = json.dumps(

@@ -46,6 +46,7 @@ from waldelta.pipeline.targets import (
     record_unreadable,
 )
 from waldelta.pipeline.targets.lifecycle import mark_for_copy
+from waldelta.pipeline.targets.quarantined_rows import record_passed
 from waldelta.postgres import KnownTypes
 from waldelta.quantities import counted
 from waldelta.spark import Runner, RunnerPool
@@ -60,7 +61,6 @@ from waldelta.stages.apply.inspect import (
 )
 from waldelta.stages.apply.outcome import Applied
 from waldelta.stages.check.gate.gate import judge
-from waldelta.stages.check.gate.quarantined_rows import record_passed
 from waldelta.stages.check.gate.table_gate import TableGate
 from waldelta.stages.sync.skipped_copy import is_empty
 from waldelta.target_modes.column_names import clashes

@@ -43,11 +43,11 @@ from waldelta.lake.ledger.table import Newest, again_when_late
 from waldelta.permissions import OWNER_ONLY, private_files
 from waldelta.pipeline.report_folder import CHECKS
 from waldelta.pipeline.targets.external_commits import check_readable
+from waldelta.pipeline.targets.quarantined_rows import read_decided, record_unknown
 from waldelta.spark import Runner, RunnerPool
 from waldelta.spark.runner import MOST_AT_ONCE
 from waldelta.stages.check.check_run import CheckRun, Known, RunOutcome, failed
 from waldelta.stages.check.evaluate import judge_target
-from waldelta.stages.check.gate.quarantined_rows import read_decided, record_unknown
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 from waldelta.stages.check.measure.profile import Before, bounds_of
 from waldelta.stages.check.measure.references import CheckedTarget

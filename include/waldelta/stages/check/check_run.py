@@ -23,8 +23,8 @@ from waldelta.lake.ledger import BatchCut, TableState
 from waldelta.lake.ledger.check_records import PassedSuite
 from waldelta.metadata_columns import LSN
 from waldelta.pipeline import Job, RunResult, unexpected_error
+from waldelta.pipeline.targets.quarantined_rows import PositionRange
 from waldelta.spark import RunnerPool
-from waldelta.stages.check.gate.quarantined_rows import PositionRange
 from waldelta.stages.check.great_expectations.own_expectations import why_refused
 from waldelta.stages.check.measure.profile import Before
 from waldelta.stages.check.measure.references import CheckedTarget

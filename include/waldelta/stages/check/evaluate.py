@@ -33,6 +33,7 @@ from waldelta.lake import READ_FAILURES, TargetVersion, by_row_group, row_count
 from waldelta.lake.driver_limits import MOST_DRIVER_ROWS
 from waldelta.lake.ledger.check_records import REFERENCES_HOLD, let_in
 from waldelta.metadata_columns import LSN
+from waldelta.pipeline.targets.quarantined_rows import PositionRange, decision_on, undecided
 from waldelta.quantities import counted
 from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.spark import Runner
@@ -47,7 +48,6 @@ from waldelta.stages.check.check_run import (
     rest_of,
     suite_of,
 )
-from waldelta.stages.check.gate.quarantined_rows import PositionRange, decision_on, undecided
 from waldelta.stages.check.great_expectations.own_expectations import (
     Conditions,
     Counts,

@@ -22,10 +22,10 @@ from waldelta.pipeline.targets.lifecycle import (
     read_table_bytes,
     record_killed,
 )
+from waldelta.pipeline.targets.quarantined_rows import record_current
 from waldelta.quantities import counted
 from waldelta.spark import Runner
 from waldelta.stages.apply.outcome import Applied
-from waldelta.stages.check.gate.quarantined_rows import record_current
 
 log = logging.getLogger(__name__)
 

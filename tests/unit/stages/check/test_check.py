@@ -18,10 +18,10 @@ from waldelta.lake.ledger import (
     now,
 )
 from waldelta.lake.ledger.check_records import newest_versions, recorded_unknown
+from waldelta.pipeline.targets import quarantined_rows as quarantined
 from waldelta.stages.check import check as reports
 from waldelta.stages.check.check import keep_report
 from waldelta.stages.check.check_run import Known
-from waldelta.stages.check.gate import quarantined_rows as quarantined
 from waldelta.stages.check.suite.expectation import (
     Outcome,
     PlannedExpectation,

@@ -17,7 +17,7 @@ from waldelta.lake.ledger import (
     Run,
     now,
 )
-from waldelta.stages.check.gate.quarantined_rows import STOP
+from waldelta.pipeline.targets.quarantined_rows import STOP
 from waldelta_airflow.views._installed_pipelines import (
     ActionDag,
     DagPaused,

@@ -57,11 +57,11 @@ from waldelta.lake import write_parquet
 from waldelta.lake.ledger import WAITING, Decision, TableState, now
 from waldelta.lake.ledger.decisions import FAILS
 from waldelta.pipeline import Job
+from waldelta.pipeline.targets.quarantined_rows import landed_upto, valid_releases
 from waldelta.quantities import counted
 from waldelta.snapshot import TableCopy
 from waldelta.spark import Runner
 from waldelta.spark_sql import parquet, string
-from waldelta.stages.check.gate.quarantined_rows import landed_upto, valid_releases
 from waldelta.stages.check.gate.table_gate import (
     EXAMPLE_ROWS,
     MOST_SET_ASIDE,

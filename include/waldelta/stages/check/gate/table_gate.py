@@ -40,10 +40,10 @@ from waldelta.errors import ConfigError, QualityFailed, class_and_text
 from waldelta.lake.ledger import ExpectationResult, now
 from waldelta.metadata_columns import COMMIT_TS, LSN, METADATA_TYPES, RAW
 from waldelta.pipeline import Job
+from waldelta.pipeline.targets.quarantined_rows import QUARANTINE, STOP
 from waldelta.quantities import counted
 from waldelta.row_filter.spark.evaluate import evaluate
 from waldelta.spark import Runner
-from waldelta.stages.check.gate.quarantined_rows import QUARANTINE, STOP
 from waldelta.stages.check.great_expectations.own_expectations import (
     Conditions,
     arrow_conditions,

@@ -42,15 +42,12 @@ from waldelta.lake.ledger import (
 )
 from waldelta.lake.ledger.check_records import VALUES_KNOWN, last_recorded_unknown, recorded_unknown
 from waldelta.metadata_columns import LSN
-from waldelta.pipeline import Job, SlotIdentity, target_lock
-from waldelta.pipeline.advisory_locks import HeldLocks
-from waldelta.pipeline.targets import (
-    Watermarks,
-    check_same_copy,
-    target_generations,
-    unknown_tables,
-)
+from waldelta.pipeline.advisory_locks import HeldLocks, target_lock
+from waldelta.pipeline.job import Job, SlotIdentity
+from waldelta.pipeline.targets.lifecycle import target_generations
+from waldelta.pipeline.targets.table_names import unknown_tables
 from waldelta.pipeline.targets.unreadable_messages import decided, messages_to_acknowledge
+from waldelta.pipeline.targets.watermarks import Watermarks, check_same_copy
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ import pytest
 from tests.support.bookkeeping import minutes, release_of
 from waldelta.lake import Lake
 from waldelta.lake.ledger import ACCEPTED, DISCARDED, Decision, Ledger, TableState
-from waldelta.stages.check.gate.quarantined_rows import read_decided
+from waldelta.pipeline.targets.quarantined_rows import read_decided
 
 
 def release(generation, after, upto, table="public.t"):
