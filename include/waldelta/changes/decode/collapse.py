@@ -111,18 +111,10 @@ class EventShape:
 
     def lacks_values(self, rows: pa.Table) -> Bools:
         """Returns which rows arrived without some value that the source may still have."""
-        return _any_of(rows, self.completable)
-
-    def keeps_values(self, rows: pa.Table) -> Bools:
-        """Returns which rows leave some value of the target's row as it is."""
-        return _any_of(rows, self.toastable)
-
-
-def _any_of(rows: pa.Table, columns: Sequence[int]) -> Bools:
-    flagged = np.zeros(len(rows), np.bool_)
-    for i in columns:
-        flagged |= np.asarray(rows[f"u{i}"])
-    return flagged
+        flagged = np.zeros(len(rows), np.bool_)
+        for i in self.completable:
+            flagged |= np.asarray(rows[f"u{i}"])
+        return flagged
 
 
 def collapse(

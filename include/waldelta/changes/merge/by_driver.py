@@ -135,18 +135,6 @@ class MergedRows:
     written: WrittenColumns
 
     @property
-    def is_possible(self) -> bool:
-        """Whether Arrow can merge them: no updated row keeps some raw values while others change.
-
-        Texts of such a row would have to be picked one by one.
-        """
-        shape = self.written.shape
-        if not self.written.metadata or not shape.toastable or not self._updated.any():
-            return True
-        keeps = shape.keeps_values(self.net)[self.of_row[self._updated]]
-        return not (keeps & np.asarray(self.held[RAW].is_valid())[self._updated]).any()
-
-    @property
     def counts(self) -> dict[str, int]:
         """The number of changed rows of the target, by operation."""
         return {
@@ -193,29 +181,47 @@ class MergedRows:
         return pa.table(columns, schema=schema)
 
     def _column(self, field: pa.Field, source: str | None, stay: Bools) -> pa.ChunkedArray:
+        """Returns values of the rows that stay, changed ones among them, then those of new rows."""
         before = self.held[field.name]
         if source is None:  # The source doesn't have the column any more.
             after = pa.chunked_array([pa.nulls(len(self.net), field.type)])
-            return self._chosen(before, after, np.zeros(len(self.held), np.bool_), stay)
-        changed = self._updated
-        if (flag := source.replace("c", "u", 1)) in self.written.shape.flags:
-            untold = np.asarray(self.net[flag])
-            changed = (
-                changed & ~np.where(self.of_row >= 0, untold[self.of_row], False)
-                if len(untold)
-                else changed
-            )
-        return self._chosen(before, self.net[source].cast(field.type), changed, stay)
-
-    def _chosen(
-        self, before: pa.ChunkedArray, after: pa.ChunkedArray, changed: Bools, stay: Bools
-    ) -> pa.ChunkedArray:
-        """Returns values of the rows that stay, new ones where ``changed``, then those of new
-        rows.
-        """
+            changed = np.zeros(len(before), np.bool_)
+        else:
+            after = self.net[source].cast(field.type)
+            changed = self._updated & ~self._keeps(source)
+        if source == "raw":
+            before, changed = self._with_combined(before, after)
         place = np.where(changed, len(before) + self.of_row, np.arange(len(before)))[stay]
         both = pa.chunked_array([*before.chunks, *after.chunks], before.type)
         return both.take(pa.array(np.concatenate([place, len(before) + self.new])))
+
+    def _with_combined(
+        self, before: pa.ChunkedArray, after: pa.ChunkedArray
+    ) -> tuple[pa.ChunkedArray, Bools]:
+        """Returns the target's raw values, combined where an updated row keeps some, and which rows
+        get other ones.
+        """
+        names, toastable = self.written.names, self.written.shape.toastable
+        keeps = {names[i]: self._keeps(f"c{i}") for i in toastable}
+        combines = np.logical_or.reduce([np.zeros(len(before), np.bool_), *keeps.values()])
+        combines &= np.asarray(before.is_valid())
+        if not (rows := np.flatnonzero(combines)).size:
+            return before, self._updated
+        old, sent = before.take(pa.array(rows)), after.take(pa.array(self.of_row[rows]))
+        of_rows = {name: keep[rows] for name, keep in keeps.items()}
+        combined = combined_raw(one_array(old), one_array(sent), of_rows).cast(before.type)
+        place = np.arange(len(before))
+        place[rows] = len(before) + np.arange(len(rows))
+        both = pa.chunked_array([*before.chunks, combined])
+        return both.take(pa.array(place)), self._updated & ~combines
+
+    def _keeps(self, source: str) -> Bools:
+        """Returns which updated rows keep their value of a column, since none was sent."""
+        flag = source.replace("c", "u", 1)
+        if flag not in self.written.shape.flags:
+            return np.zeros(len(self.held), np.bool_)
+        keeps: Bools = np.append(np.asarray(self.net[flag]), False)
+        return self._updated & keeps[self.of_row]
 
     @cached_property
     def _deleted(self) -> Bools:
@@ -225,6 +231,33 @@ class MergedRows:
     @cached_property
     def _updated(self) -> Bools:
         return (self.of_row >= 0) & ~self._deleted
+
+
+def combined_raw(current: pa.Array, raws: pa.Array, keeps: Mapping[str, Bools]) -> pa.Array:
+    """Returns the raw values after updates: those that were sent, and the target's (``current``)
+    of columns that keep their values.
+
+    ``keeps`` has, by column, which rows keep its value.
+    """
+    parent, entries = _entries(current)
+    stays = np.zeros(len(parent), np.bool_)
+    for column, keep in keeps.items():
+        stays |= np.asarray(pc.equal(entries.field("key"), column)) & keep[parent]
+    new_parents, new_entries = _entries(raws)
+    parent = np.concatenate([parent[stays], new_parents])
+    entries = pa.concat_arrays([entries.filter(pa.array(stays)), new_entries])
+    entries = entries.take(pa.array(np.argsort(parent, kind="stable")))
+    counts = np.bincount(parent, minlength=len(raws))
+    offsets = pa.array(np.append(0, np.cumsum(counts)), pa.int32())
+    names, texts = entries.field("key"), entries.field("value")
+    return pa.MapArray.from_arrays(offsets, names, texts, mask=pa.array(counts == 0))
+
+
+def _entries(raws: pa.Array) -> tuple[Ints, pa.StructArray]:
+    """Returns the entries of all maps, and the row of each."""
+    lists = raws.cast(pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())])))
+    lengths = np.asarray(pc.list_value_length(lists).fill_null(0))
+    return np.repeat(np.arange(len(raws)), lengths), lists.flatten()
 
 
 def are_equal(
@@ -434,8 +467,6 @@ def _merge(
     of_row = changes.match(held)
     new = np.flatnonzero(are_new(net, matched_by(of_row, len(net))))
     merge = MergedRows(held, net, of_row, new, written)
-    if not merge.is_possible:
-        return None
     tag = replace(tag, counts=tag.counts | merge.counts)
     adds_only = not (
         changes.truncates or merge.counts[MERGED_UPDATES] or merge.counts[MERGED_DELETES]

@@ -519,8 +519,6 @@ def _rewrite_file(
             merged = MergedRows(
                 rows, at_places(changes, indices), place, np.zeros(0, np.int64), target.written
             )
-            if not merged.is_possible:
-                return [_rows_of(is_possible=False)]
             new.write(merged.rows())
             if target.shows_changes:
                 change_files.write(merged.changed_rows())

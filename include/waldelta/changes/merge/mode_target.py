@@ -36,7 +36,7 @@ from waldelta.changes.decode.collapse import (
 )
 from waldelta.changes.decode.row_states import Truncation
 from waldelta.changes.decode.target_plan import TargetPlan
-from waldelta.changes.merge.by_driver import has_action, match_keys
+from waldelta.changes.merge.by_driver import combined_raw, has_action, match_keys
 from waldelta.changes.merge.by_file import may_hold, readable_files
 from waldelta.changes.merge.compare import hashable
 from waldelta.changes.merge.statements import WrittenColumns
@@ -304,33 +304,6 @@ class ModeTarget:
             until = columns[TO_TS]
             columns[TO_TS] = pc.if_else(until.is_valid(), later(until, began), until)
         return pa.table(columns)
-
-
-def combined_raw(current: pa.Array, raws: pa.Array, keeps: Mapping[str, Bools]) -> pa.Array:
-    """Returns the raw values after updates: those that were sent, and the target's (``current``)
-    of columns that keep their values.
-
-    ``keeps`` has, by column, which rows keep its value.
-    """
-    parent, entries = _entries(current)
-    stays = np.zeros(len(parent), np.bool_)
-    for column, keep in keeps.items():
-        stays |= np.asarray(pc.equal(entries.field("key"), column)) & keep[parent]
-    new_parents, new_entries = _entries(raws)
-    parent = np.concatenate([parent[stays], new_parents])
-    entries = pa.concat_arrays([entries.filter(pa.array(stays)), new_entries])
-    entries = entries.take(pa.array(np.argsort(parent, kind="stable")))
-    counts = np.bincount(parent, minlength=len(raws))
-    offsets = pa.array(np.append(0, np.cumsum(counts)), pa.int32())
-    names, texts = entries.field("key"), entries.field("value")
-    return pa.MapArray.from_arrays(offsets, names, texts, mask=pa.array(counts == 0))
-
-
-def _entries(raws: pa.Array) -> tuple[Ints, pa.StructArray]:
-    """Returns the entries of all maps, and the row of each."""
-    lists = raws.cast(pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())])))
-    lengths = np.asarray(pc.list_value_length(lists).fill_null(0))
-    return np.repeat(np.arange(len(raws)), lengths), lists.flatten()
 
 
 def stage_row_versions(

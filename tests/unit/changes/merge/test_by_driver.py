@@ -3,6 +3,7 @@
 import random
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -20,7 +21,7 @@ from tests.support.data.merges import (
 from tests.support.data.pg_types import ANY_NUMERIC, FLOAT8, INT4, array_of
 from waldelta.changes.decode.collapse import EventShape, net_schema
 from waldelta.changes.merge import by_driver as module
-from waldelta.changes.merge.by_driver import match_duplicates, merge_in_driver
+from waldelta.changes.merge.by_driver import combined_raw, match_duplicates, merge_in_driver
 from waldelta.changes.merge.commits import read_commit
 from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.lake import UNFENCED, DeltaTarget, local_path
@@ -246,3 +247,15 @@ def test_random_changes_take_what_a_plain_simulation_takes():
             of = [i for i, held in zip(taken, rows, strict=True) if written_as(*held) == text]
             sought = sum(written_as(*c[1:3]) == text for c in removals)
             assert sum(i >= 0 for i in of) >= min(sought, len(of)), seed
+
+
+def test_raw_values_of_columns_that_keep_theirs():
+    old = pa.array([[("a", "1"), ("b", "2")], [("b", "3")], None, [("a", "4")]], RAW_TYPE)
+    sent = pa.array([[("b", "9")], None, None, None], RAW_TYPE)
+    keeps = {"a": np.array([True, True, True, False])}
+    assert combined_raw(old, sent, keeps).to_pylist() == [
+        [("a", "1"), ("b", "9")],
+        None,
+        None,
+        None,
+    ]

@@ -155,17 +155,28 @@ def test_what_is_left_to_spark(job, merged, case):
     assert table(job).version() == before
 
 
-def test_a_row_that_keeps_some_verbatim_values_is_left_to_spark(job, merged):
-    """Unchanged values keep their entries in _wd_raw beside those that came; rows are replaced."""
-    with_raw = rows((1, "a", "A")).set_column(
-        6, SCHEMA.field("_wd_raw"), pa.array([[("it's.big", "x")]], RAW_TYPE)
+RAW_BIG, RAW_V = ("it's.big", "x"), ("the `v`", "y")
+
+
+@pytest.mark.parametrize(
+    ("big", "sent", "after"),
+    [
+        ("~", None, [RAW_BIG]),
+        ("~", [RAW_V], [RAW_BIG, RAW_V]),
+        ("B", [RAW_V], [RAW_V]),
+        ("B", None, None),
+    ],
+)
+def test_raw_values_of_an_updated_row(job, merged, big, sent, after):
+    """Values that weren't sent keep their entries in _wd_raw beside those that came."""
+    with_raw = rows((1, "a", "A"), (2, "a", "A")).set_column(
+        6, SCHEMA.field("_wd_raw"), pa.array([[RAW_BIG]] * 2, RAW_TYPE)
     )
     write(job, with_raw)
-    files = files_of(job)
-    assert merged(job, [("U", 1, 1, "b", "~")]) is None
-    assert files_of(job) == files
-    assert merged(job, [("U", 1, 1, "b", "B")], raw=[(NAMES[1], "y")]) is not None
-    assert table(job).to_pyarrow_table()["_wd_raw"].to_pylist() == [[("the `v`", "y")]]
+    assert merged(job, [("U", 1, 1, "b", big), ("I", None, 3, "n", "N")], raw=sent) is not None
+    found = {row["Id"]: row["_wd_raw"] for row in table(job).to_pyarrow_table().to_pylist()}
+    assert found == {1: after, 2: [RAW_BIG], 3: sent}
+    assert held(job)[1] == ("b", "A" if big == "~" else big)
 
 
 def test_whoever_may_not_write_any_more_does_not(job, merged):

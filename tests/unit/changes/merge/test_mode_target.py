@@ -9,7 +9,7 @@ from deltalake import write_deltalake
 
 from waldelta.arrow import UTC_TIME
 from waldelta.changes.decode.row_states import Truncation
-from waldelta.changes.merge.mode_target import ModeTarget, combined_raw
+from waldelta.changes.merge.mode_target import ModeTarget
 from waldelta.lake import Lake, query
 from waldelta.target_modes import MODES
 from waldelta.types.hstore import Hstore
@@ -232,11 +232,3 @@ def test_a_difference_from_a_snapshot_is_a_change_at_its_position(mode, action, 
     assert {one.get("_wd_lsn", 40) for one in net} == {40}
     if mode == "changelog":
         assert [(one["_wd_op"], one["_wd_seq"], one["id"]) for one in net] == [(action, -7, 1)]
-
-
-def test_raw_values_of_columns_that_keep_theirs():
-    old = pa.array([[("a", "1"), ("b", "2")], [("b", "3")], None, [("a", "4")]], RAW)
-    sent = pa.array([[("b", "9")], None, None, None], RAW)
-    keeps = {"a": np.array([True, True, True, False])}
-    found = combined_raw(old, sent, keeps)
-    assert found.to_pylist() == [[("a", "1"), ("b", "9")], None, None, None]
