@@ -133,15 +133,18 @@ class Scene:
             with suppress(psycopg.errors.UniqueViolation):
                 self.execute(dice.choice(statements))
 
-    def rows(self) -> list[tuple]:
-        """Returns the source's rows."""
-        query = f"select {', '.join(_NAMES)} from t".encode()
-        return sorted(self.connection.execute(query).fetchall(), key=repr)
+    def rows(self) -> tuple[int, list[tuple]]:
+        """Returns the source's position and its rows, while nothing else writes to it."""
+        # A forked run mustn't use its parent's connection.
+        with psycopg.connect(self.conninfo) as connection:
+            ((lsn,),) = connection.execute("select pg_current_wal_insert_lsn()::text").fetchall()
+            rows = connection.execute(f"select {', '.join(_NAMES)} from t".encode()).fetchall()
+        return Lsn.parse(lsn).value, sorted(rows, key=repr)
 
     def sample(self) -> None:
-        """Note what the source has, while nothing else writes to it."""
-        ((lsn,),) = self.connection.execute("select pg_current_wal_insert_lsn()::text").fetchall()
-        self._then[Lsn.parse(lsn).value] = self.rows()
+        """Note what the source has."""
+        lsn, rows = self.rows()
+        self._then[lsn] = rows
 
     def truncate(self) -> None:
         """Empty the table among other changes, and fill it again."""
@@ -185,7 +188,7 @@ class Scene:
         job = self.pipeline.job()
         if self.mode != "mirror":
             rows = self._table().to_pyarrow_table().to_pylist()
-            check_mode(self.mode, rows, _NAMES, self.rows(), self._then)
+            check_mode(self.mode, rows, _NAMES, self.rows()[1], self._then)
             return self.lake.landed_twice()
         found = compare_target(_runner(), self.conninfo, job.pipeline, job.read_states()[T])
         missing = [f"{found.missing} rows lost, {found.extra} too many: {found.keys}"]
