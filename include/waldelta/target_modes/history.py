@@ -48,6 +48,15 @@ class History(TargetMode):
 
         return {VALID_TO: later(current[VALID_FROM], at), VALID_TO_LSN: lsn}
 
+    def end_clauses(self, lsn: int, at_us: int) -> list[str]:
+        """Returns the end of open states that began before, and the removal of others."""
+        is_open = f"t.{VALID_TO_LSN} is null"
+        until = f"greatest(t.{VALID_FROM}, timestamp_micros({at_us:d}))"
+        return [
+            f"{is_open} and t.{VALID_FROM_LSN} >= {lsn:d} then delete",
+            f"{is_open} then update set t.{VALID_TO} = {until}, t.{VALID_TO_LSN} = {lsn:d}",
+        ]
+
     def was_seen(self, current: pa.Table, lsn: Column) -> Column:
         """Returns which states began before they end: others were never visible."""
         import pyarrow.compute as pc

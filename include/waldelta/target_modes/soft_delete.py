@@ -51,6 +51,13 @@ class SoftDelete(TargetMode):
         lsn = pc.max_element_wise(current[LSN], lsn)
         return {LSN: lsn, COMMIT_TS: at, DELETED: lsn.is_valid(), DELETED_AT: at}
 
+    def end_clauses(self, lsn: int, at_us: int) -> list[str]:
+        """Returns the marks of rows that aren't marked as deleted."""
+        at = f"greatest(t.{COMMIT_TS}, timestamp_micros({at_us:d}))"
+        marks = f"t.{DELETED} = true, t.{DELETED_AT} = {at}"
+        last = f"t.{LSN} = greatest(t.{LSN}, {lsn:d}), t.{COMMIT_TS} = {at}"
+        return [f"not t.{DELETED} then update set {last}, {marks}"]
+
     def may_be_current(self, rows: pa.Table, is_wanted: IsWanted) -> Bools:
         """Returns which rows of the wanted keys aren't marked as deleted."""
         import pyarrow.compute as pc

@@ -167,6 +167,12 @@ class TargetMode:
         """
         raise NotImplementedError
 
+    def end_clauses(self, lsn: int, at_us: int) -> list[str]:
+        """Returns what ended_values() and was_seen() say as clauses of a MERGE: conditions on open
+        rows ``t`` that no change names, with actions.
+        """
+        raise NotImplementedError
+
     def was_seen(self, current: pa.Table, lsn: Column) -> Column:  # noqa: ARG002
         """Returns which of the rows that end there stay."""
         return lsn.is_valid()

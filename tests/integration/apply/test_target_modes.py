@@ -82,6 +82,37 @@ def test_every_mode_holds_what_the_source_has_and_had(
             check_mode(mode, held(job, name), NAMES, source(connection, name), then)
 
 
+@pytest.mark.parametrize(
+    "merge",
+    [
+        pytest.param(merge, marks=pytest.mark.nightly("what the first test does, by other merges"))
+        for merge in ("decoded_by_tasks", "merged_by_tasks", "merged_by_spark")
+    ],
+)
+def test_a_truncate_ends_what_no_change_names(runner, database, lake, workload, merge, request):
+    """Rows of its range, and of the target, which some changes touch before it and after it."""
+    request.getfixturevalue(merge)
+    connection, job, then = workload.connection, job_of(database, lake), {}
+    for name in MODES:
+        database.execute(f"insert into {name} select g, 0, g, 'b' from generate_series(1, 40) g")
+    sync(runner, job)
+    changes = (
+        "update {} set a = 0 where id < 3", "delete from {} where id = 4", "truncate {}",
+        "insert into {} select g, 0, 1, 'new' from generate_series(2, 5) g",
+        "update {} set id = 50 where id = 5", "delete from {} where id = 3",
+    )  # fmt: skip
+    for _ in range(2):
+        for statement in changes:
+            for name in MODES:
+                database.execute(statement.format(name))
+            lsn = Lsn.parse(connection.execute("select pg_current_wal_insert_lsn()").fetchone()[0])
+            then[lsn.value] = {name: source(connection, name) for name in MODES}
+        consume(runner, job)
+        for name, mode in MODES.items():
+            at = {lsn: rows[name] for lsn, rows in then.items()}
+            check_mode(mode, held(job, name), NAMES, source(connection, name), at)
+
+
 @pytest.mark.nightly("a copy in each mode; the first test has one")
 def test_a_copy_of_a_target_that_keeps_more(runner, database, lake, workload):
     """Of a source that went on unseen it takes what differs, and changes go on from there."""

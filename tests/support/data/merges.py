@@ -12,6 +12,7 @@ from waldelta.changes.decode.collapse import EventShape, collapse
 from waldelta.changes.merge.by_driver import merge_in_driver
 from waldelta.changes.merge.by_file import merge_files
 from waldelta.changes.merge.statements import CommitTag
+from waldelta.changes.stage.stage import Staged
 from waldelta.lake import UNFENCED, local_path, write_parquet
 from waldelta.lake.ledger import TableState
 from waldelta.snapshot.read_table import RAW_TYPE
@@ -69,7 +70,10 @@ def tag(batch=1) -> CommitTag:
 def driver_merge(job, events, batch=1, raw=None, fence=UNFENCED, **options) -> CommitTag | None:
     net = net_of(events, raw)
     staged = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
-    return merge_in_driver(job, plan(**options), net, replace(tag(batch), counts=staged), fence)
+    counted = replace(tag(batch), counts=staged)
+    ending = options.pop("ending", None)
+    changes = Staged("", "", staged, net=net, ending=ending)
+    return merge_in_driver(job, plan(**options), changes, counted, fence)
 
 
 def held(job) -> dict:
@@ -102,12 +106,11 @@ def staged(job, net, parts=3) -> str:
 def file_merge(
     job, events, batch=1, raw=None, fence=UNFENCED, run=one_by_one, **options
 ) -> CommitTag | None:
-    net = net_of(events, raw)
+    net, ending = net_of(events, raw), options.pop("ending", None)
     counted = {item["values"]: item["counts"] for item in net["action"].value_counts().to_pylist()}
     planned = replace(tag(batch), counts=counted)
-    return merge_files(
-        SimpleNamespace(run=run), job, plan(**options), staged(job, net), planned, fence
-    )
+    changes = Staged(staged(job, net), "", counted, ending=ending)
+    return merge_files(SimpleNamespace(run=run), job, plan(**options), changes, planned, fence)
 
 
 def write_files(job, *files) -> None:

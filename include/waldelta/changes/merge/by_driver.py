@@ -41,6 +41,7 @@ from waldelta.changes.merge.statements import (
     written_columns,
 )
 from waldelta.changes.stage.net_files import batches
+from waldelta.changes.stage.stage import Ending, Staged
 from waldelta.lake import MOST_DRIVER_BYTES, READ_FAILURES, Fence, TargetVersion, replace_by_rows
 from waldelta.lake.commit_files import (
     POSTIMAGE,
@@ -233,6 +234,20 @@ class MergedRows:
         return (self.of_row >= 0) & ~self._deleted
 
 
+def with_ended(
+    rows: pa.Table, of_row: Ints, net: pa.Table, ending: Ending | None
+) -> tuple[Ints, pa.Table]:
+    """Returns the net change of each of the target's rows (-1: none), and all net changes, with
+    those of rows that end.
+    """
+    if ending is None:
+        return of_row, net
+    ends = (of_row < 0) & ending.are_current(rows)
+    numbers = len(net) + np.cumsum(ends) - 1
+    ended = ending.end(rows.filter(pa.array(ends)))
+    return np.where(ends, numbers, of_row), pa.concat_tables([net, ended])
+
+
 def combined_raw(current: pa.Array, raws: pa.Array, keeps: Mapping[str, Bools]) -> pa.Array:
     """Returns the raw values after updates: those that were sent, and the target's (``current``)
     of columns that keep their values.
@@ -385,24 +400,25 @@ _MOST_FILES = 8
 
 
 def merge_in_driver(
-    job: Job, plan: TargetPlan, net: pa.Table, tag: CommitTag, fence: Fence
+    job: Job, plan: TargetPlan, staged: Staged, tag: CommitTag, fence: Fence
 ) -> CommitTag | None:
     """Commit net changes under ``tag``; returns the tag with counts of what they did.
 
-    The net changes have the columns of ``plan.decode.net_schema``. ``fence`` is verified after the
-    target was read. Returns None where Spark must merge: for a target that isn't small, truncated
-    leaves of a table with a key, features of Delta that only Spark writes, or when the target can't
-    be written as it was read.
+    ``staged.net`` has the columns of ``plan.decode.net_schema``. ``fence`` is verified after the
+    target was read. Returns None where others must merge: without these rows, for a target that
+    isn't small, truncated leaves of a table with a key, features of Delta that only Spark writes,
+    or when the target can't be written as it was read.
     """
     decode = plan.decode
-    if plan.truncated_leaves and decode.shape.key:
+    if staged.net is None or (plan.truncated_leaves and decode.shape.key):
         return None
     changes = NetChanges(
-        net,
+        staged.net,
         written_columns(job, plan),
         plan.is_truncated,
         plan.truncated_leaves,
         decode.columns if changes_copies(plan, tag) else None,
+        staged.ending,
     )
     table = job.lake.target(plan.state.table_name).open()
     if table.committed(tag.app_id) >= tag.batch:
@@ -425,7 +441,8 @@ class NetChanges:
     """Net changes, their target columns, and whether all rows that the target had are gone.
 
     ``truncated_leaves`` are the oids of leaves whose rows are gone. ``duplicates`` are the columns
-    of a table without a key whose rows the changes update or delete.
+    of a table without a key whose rows the changes update or delete. ``ending`` says which rows
+    that no change names end.
     """
 
     rows: pa.Table
@@ -433,6 +450,7 @@ class NetChanges:
     is_truncated: bool = False
     truncated_leaves: Sequence[int] = ()
     duplicates: Sequence[tuple[str, TargetType]] | None = None
+    ending: Ending | None = None
 
     @property
     def truncates(self) -> bool:
@@ -466,6 +484,7 @@ def _merge(
     held, gone = changes.without_truncated(held)
     of_row = changes.match(held)
     new = np.flatnonzero(are_new(net, matched_by(of_row, len(net))))
+    of_row, net = with_ended(held, of_row, net, changes.ending)
     merge = MergedRows(held, net, of_row, new, written)
     tag = replace(tag, counts=tag.counts | merge.counts)
     adds_only = not (

@@ -35,6 +35,7 @@ from waldelta.changes.merge.by_driver import (
     match_codes,
     matched_by,
     removals_of,
+    with_ended,
 )
 from waldelta.changes.merge.statements import (
     MERGED_DELETES,
@@ -52,6 +53,7 @@ from waldelta.changes.stage.net_files import (
     parts_at_once,
     unpacked,
 )
+from waldelta.changes.stage.stage import Ending, Staged
 from waldelta.errors import WaldeltaError, without_values
 from waldelta.lake import DeltaTarget, Fence, Overtaken, TargetVersion
 from waldelta.lake.data_file import DataFiles, discard, new_prefix, shared_order
@@ -109,6 +111,7 @@ class _Target:
     prefix: str
     # Whether rewritten files need files of their changed rows, for the change data feed.
     shows_changes: bool
+    ending: Ending | None = None
 
     @property
     def schema(self) -> pa.Schema:
@@ -118,6 +121,13 @@ class _Target:
     def open(self, file: HeldFile) -> ds.Dataset:
         """Returns the rows of one of its files."""
         return file.open(self.table.lake, self.table.uri, self.schema)
+
+    def has_ending(self, file: HeldFile) -> bool:
+        """Returns whether a file may have rows that end without being named by a net change."""
+        if self.ending is None:
+            return False
+        rows = self.open(file).to_table(columns=[*self.ending.columns])
+        return bool(self.ending.are_current(rows).any())
 
     def write(self) -> DataFiles:
         """Returns new files, to be written."""
@@ -132,11 +142,11 @@ def merge_files(
     runner: Runner,
     job: Job,
     plan: TargetPlan,
-    folder: str,
+    staged: Staged,
     tag: CommitTag,
     fence: Fence,
 ) -> CommitTag | None:
-    """Commit the net changes staged in ``folder`` under ``tag``; returns the tag with counts.
+    """Commit staged net changes under ``tag``; returns the tag with counts.
 
     ``fence`` is verified, and None returned, as in merge_in_driver(); None also for truncated
     leaves.
@@ -146,8 +156,8 @@ def merge_files(
     written, name, truncated = written_columns(job, plan), plan.state.table_name, plan.is_truncated
     duplicates = plan.decode.columns if changes_copies(plan, tag) and not truncated else None
     return merge_written(
-        runner, job, name, written, folder, tag=tag, fence=fence, truncated=truncated,
-        duplicates=duplicates,
+        runner, job, name, written, staged.folder, tag=tag, fence=fence, truncated=truncated,
+        duplicates=duplicates, ending=staged.ending,
     )  # fmt: skip
 
 
@@ -162,10 +172,11 @@ def merge_written(  # noqa: PLR0913 - a target, what is written to it, and how i
     fence: Fence,
     truncated: bool = False,
     duplicates: Duplicates | None = None,
+    ending: Ending | None = None,
 ) -> CommitTag | None:
     """Commit as merge_files() does, by the columns that the net changes write.
 
-    ``duplicates`` are as in NetChanges.
+    ``duplicates`` and ``ending`` are as in NetChanges.
     """
     table = job.lake.target(table_name).open()
     if table.committed(tag.app_id) >= tag.batch:
@@ -176,8 +187,17 @@ def merge_written(  # noqa: PLR0913 - a target, what is written to it, and how i
             return None
         if sum(net.rows) > MOST_NET_ROWS:
             return None
-        merge = _begun(runner, table, written, net, truncated=truncated, duplicates=duplicates)
-        return None if merge is None else _merged(merge, table, tag, fence)
+        if (files := readable_files(table, written)) is None:
+            return None
+        # Rows of removed and added files have nothing in common after a TRUNCATE.
+        shows_changes = table.shows_changes and not truncated
+        target = _Target(table.place, table.layout, written, new_prefix(), shows_changes, ending)
+        merge = (
+            _Merge(runner, target, net, files, truncated=truncated)
+            if duplicates is None
+            else _DuplicatesMerge(runner, target, net, files, duplicates)
+        )
+        return _merged(merge, table, tag, fence)
     except WaldeltaError:
         raise
     except Exception as err:
@@ -209,26 +229,6 @@ def _merged(merge: _Merge, table: TargetVersion, tag: CommitTag, fence: Fence) -
         merge.discard()
         raise
     return tag
-
-
-def _begun(
-    runner: Runner,
-    table: TargetVersion,
-    written: WrittenColumns,
-    net: NetFiles,
-    *,
-    truncated: bool,
-    duplicates: Duplicates | None,
-) -> _Merge | None:
-    """Returns the merge, or None when only Spark can read or write this target."""
-    if (files := readable_files(table, written)) is None:
-        return None
-    # Rows of removed and added files have nothing in common after a TRUNCATE.
-    shows_changes = table.shows_changes and not truncated
-    target = _Target(table.place, table.layout, written, new_prefix(), shows_changes)
-    if duplicates is not None:
-        return _DuplicatesMerge(runner, target, net, files, duplicates)
-    return _Merge(runner, target, net, files, truncated=truncated)
 
 
 class _Merge:
@@ -304,6 +304,8 @@ class _Merge:
         written = self._target.written
         if self._truncated or not written.shape.key:
             return []
+        if self._target.ending is not None:
+            return self._held
         chosen = may_hold(
             self._files, written.key_names, [self._keys[base] for base in written.bases]
         )
@@ -498,7 +500,7 @@ def _rewrite_matched(
         return pa.Table.from_pylist([_rows_of(is_possible=False)], MERGED)
     answers = [_rows_of(matched=packed(matched))]
     for file, of_file in zip(share, of_files, strict=True):
-        if (of_file >= 0).any():
+        if (of_file >= 0).any() or target.has_ending(file):
             # Here, rows have indices of the matched changes, not of all changes.
             of_matched = np.where(of_file >= 0, np.searchsorted(indices, of_file), -1)
             answers += _rewrite_file(target, file, changes, of_matched)
@@ -516,9 +518,8 @@ def _rewrite_file(
             begin += len(rows)
             indices = np.unique(of_part[of_part >= 0])
             place = np.where(of_part >= 0, np.searchsorted(indices, of_part), -1)
-            merged = MergedRows(
-                rows, at_places(changes, indices), place, np.zeros(0, np.int64), target.written
-            )
+            place, net = with_ended(rows, place, at_places(changes, indices), target.ending)
+            merged = MergedRows(rows, net, place, np.zeros(0, np.int64), target.written)
             new.write(merged.rows())
             if target.shows_changes:
                 change_files.write(merged.changed_rows())

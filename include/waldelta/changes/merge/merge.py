@@ -215,9 +215,9 @@ def _merge_staged(
     tag: CommitTag,
     fence: Fence,
 ) -> CommitTag:
-    done = None if changes.net is None else merge_in_driver(job, plan, changes.net, tag, fence)
+    done = merge_in_driver(job, plan, changes, tag, fence)
     if done is None:
-        done = merge_files(runner, job, plan, changes.folder, tag, fence)
+        done = merge_files(runner, job, plan, changes, tag, fence)
     if done is not None:
         return done
     # Another run may have copied the target again since: Spark would treat that copy as ours.
@@ -233,26 +233,26 @@ def _merge_staged(
     )
     if changes.net is None:
         check_whole(runner, changes)
-    return again(_merge, runner, job, changes.source, plan, tag, fence)
+    return again(_merge, runner, job, changes, plan, tag, fence)
 
 
 def _merge(
     runner: Runner,
     job: Job,
-    source: str,
+    changes: Staged,
     plan: TargetPlan,
     tag: CommitTag,
     fence: Fence,
 ) -> CommitTag:
     """Commit the net changes; returns the tag they were committed under.
 
-    Spark's commit isn't a compare-and-swap. But ``source`` is gone once another run has taken the
+    Spark's commit isn't a compare-and-swap. But their files are gone once another run has taken the
     target over (take_over_target).
     """
     place = job.lake.target(plan.state.table_name)
     target, written = place.relation, written_columns(job, plan)
     names, keep_metadata = plan.decode.names, written.metadata
-    source = as_stored(source, plan.decode.types)
+    source = as_stored(changes.source, plan.decode.types)
     if texts := place.open_known().layout.texts:  # Spark itself would store null.
         columns = written.sources
         condition = " or ".join(f"{columns[name]} = ''" for name in texts if name in columns)
@@ -276,7 +276,9 @@ def _merge(
             target, source, names, metadata_columns=keep_metadata, overwrite=plan.is_truncated
         )
     else:
+        ends = changes.ending.clauses if changes.ending is not None else ()
+        clauses = [f"{of_leaves('t', cut)} then delete"] if cut else ends
         statement = merge_statement(
-            target, source, names, plan.decode.shape, metadata_columns=keep_metadata, truncated=cut
+            target, source, names, plan.decode.shape, metadata_columns=keep_metadata, others=clauses
         )
     return commit_statement(runner, tag, statement)

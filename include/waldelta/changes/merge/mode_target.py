@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from itertools import compress
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from waldelta.arrow import UTC_TIME, Bools, Ints, later, one_array
@@ -41,8 +39,8 @@ from waldelta.changes.merge.by_file import may_hold, readable_files
 from waldelta.changes.merge.compare import hashable
 from waldelta.changes.merge.statements import WrittenColumns
 from waldelta.changes.stage.net_files import NetFiles, batches, parts_at_once
-from waldelta.changes.stage.stage import Staged
-from waldelta.lake import MOST_DRIVER_BYTES, DeltaTarget, remove_folder, write_parquet
+from waldelta.changes.stage.stage import Ending, Staged
+from waldelta.lake import DeltaTarget, remove_folder, write_parquet
 from waldelta.lake.layout import HeldFile, held_files
 from waldelta.metadata_columns import COMMIT_TS, LSN, RAW
 from waldelta.pipeline import Job
@@ -189,6 +187,25 @@ class ModeTarget:
         values = self.mode.ended_values(current, lsn, at)
         return self._filled(columns, values, len(current), stays=True)
 
+    @property
+    def ending(self) -> Ending | None:
+        """What the first TRUNCATE makes of the target's rows that no net change names."""
+        if not self.truncates or self.mode.fold.has_changes:
+            return None
+        mode, first = self.mode, self.truncates[0]
+
+        def are_current(rows: pa.Table) -> Bools:
+            return mode.may_be_current(rows, lambda rows: np.ones(len(rows), np.bool_))
+
+        def end(current: pa.Table) -> pa.Table:
+            lsn, at = (
+                _repeated(value, pa.int64(), len(current)) for value in (first.lsn, first.at_us)
+            )
+            return self.ended(current, lsn, at.cast(UTC_TIME))
+
+        clauses = mode.end_clauses(first.lsn, first.at_us)
+        return Ending(self.mode_columns, are_current, end, clauses)
+
     def versions_of(self, differences: pa.Table, lsn: int, at_us: int, first: int) -> pa.Table:
         """Returns differences from a snapshot as the row versions of changes.
 
@@ -326,14 +343,14 @@ def stage_row_versions(
         new_rows = sum(staged.counts.get(action, 0) for action in (ACTION_INSERT, ACTION_UPDATE))
         totals[ACTION_SKIP] += new_rows - counts[ACTION_INSERT] - counts[ACTION_UPSERT]
     net = NetFiles.of(f"{folder}/net", job.lake)
-    # The end of all states by a TRUNCATE may be many changes.
-    every_row = np.ones(sum(net.rows), np.bool_)
-    rows = None if staged.net is None else net.take(every_row, MOST_DRIVER_BYTES)
+    rows = None if staged.net is None else net.read(target.net_schema.names)
     names, shape = tuple(target.names), target.written.shape
     merged = replace(
         plan, truncated=False, decode=replace(decode, names=names, shape=shape, unfolding=None)
     )
-    return merged, Staged(net.folder, parquet(net.folder), dict(totals + counts), net=rows)
+    return merged, Staged(
+        net.folder, parquet(net.folder), dict(totals + counts), net=rows, ending=target.ending
+    )
 
 
 def stage_net(
@@ -351,22 +368,14 @@ def stage_net(
     """
     remove_folder(folder)
     lookup = _Lookup.of(place, target, versions, folder)
-    current, rest = lookup.run(runner)
+    current = lookup.run(runner)
 
     def write(number: int) -> pa.Table:
         rows = read(versions, number)
         return _written(target.net_rows(rows, lookup.current_of(current, rows)), folder, number)
 
-    def end(number: int) -> pa.Table:
-        rows, first = lookup.as_stored(rest.all_of(number)), target.truncates[0]
-        lsn, at = (_repeated(value, pa.int64(), len(rows)) for value in (first.lsn, first.at_us))
-        at = at.cast(UTC_TIME)
-        return _written(target.ended(rows, lsn, at), folder, len(versions.paths) + number)
-
-    answers = runner.run(len(versions.paths), _ROWS, write)
-    answers += runner.run(len(rest.paths), _ROWS, end)
     counts = Counter[str]()
-    for row in answers:
+    for row in runner.run(len(versions.paths), _ROWS, write):
         counts[row["action"]] += row["rows"]
     if target.mode.fold.has_changes and target.truncates:
         rows = target.truncated_rows()
@@ -415,12 +424,11 @@ class _Lookup:
         target = self.target
         return [*dict.fromkeys([*target.key_names, LSN, COMMIT_TS, *target.mode_columns])]
 
-    def run(self, runner: Runner) -> tuple[NetFiles, NetFiles]:
-        """Stage the current rows of the keys, and, for a TRUNCATE, all other current rows."""
+    def run(self, runner: Runner) -> NetFiles:
+        """Stage the current rows of the keys."""
         target, is_log = self.target, self.target.mode.fold.has_changes
-        ends = not is_log and (self._is_truncated or self._has_ends)
-        if not target.key or not (self.lacks_values if is_log else ends):
-            return self._nothing("current"), self._nothing("rest")
+        if not target.key or not (self.lacks_values if is_log else self._has_ends):
+            return self._nothing
         files = readable_files(self.place.open(), target.written)
         if files is None:
             return self._stage_join(runner)
@@ -432,95 +440,72 @@ class _Lookup:
         return bool(has_action(actions, ACTION_UPDATE, ACTION_DELETE).any())
 
     @property
-    def _is_truncated(self) -> bool:
-        return bool(self.target.truncates) and not self.target.mode.fold.has_changes
-
-    def _nothing(self, name: str) -> NetFiles:
-        return NetFiles(f"{self.folder}/{name}", self.versions.lake, [], [])
+    def _folder(self) -> str:
+        return f"{self.folder}/current"
 
     @property
-    def _key_columns(self) -> list[list[str]]:
-        """The columns of row versions with keys, before them and, for a TRUNCATE, after them."""
-        columns = [[f"b{k}" for k in range(len(self.target.key))]]
-        # A row that a TRUNCATE removed may be replaced by a new one of its key.
-        if self._is_truncated and self.target.mode.fold is Fold.LAST_STATES:
-            columns.append([f"c{i}" for i in self.target.key])
-        return columns
+    def _nothing(self) -> NetFiles:
+        return NetFiles(self._folder, self.versions.lake, [], [])
+
+    @property
+    def _bases(self) -> list[str]:
+        """The columns of row versions with the keys before them."""
+        return [f"b{k}" for k in range(len(self.target.key))]
 
     def keys(self) -> pa.Table:
         """Returns the keys of the row versions."""
-        read = self.versions.read
-        return pa.concat_tables([self.target.keys_of(read(of), of) for of in self._key_columns])
+        return self.target.keys_of(self.versions.read(self._bases), self._bases)
 
-    def _stage_matches(self, runner: Runner, files: pa.Table) -> tuple[NetFiles, NetFiles]:
+    def _stage_matches(self, runner: Runner, files: pa.Table) -> NetFiles:
         target, current = self.target, held_files(files)
         # A change that moved a row is in the range of its new key.
-        if not (self._is_truncated or target.mode.fold.has_changes):
-            (bases,) = self._key_columns
-            keys = self.versions.read(bases).columns
+        if not target.mode.fold.has_changes:
+            keys = self.versions.read(self._bases).columns
             current = list(compress(current, may_hold(files, target.key_names, keys)))
         parts = shares(current, sum(self.versions.rows) // 2)
         columns = self.columns
         answers = runner.run(
             len(parts), _ROWS, lambda number: self._find(parts[number], columns, number)
         )
-        return self._staged("current", answers), self._staged("rest", answers)
-
-    def _staged(self, name: str, answers: Sequence[Mapping[str, object]]) -> NetFiles:
-        if not any(row["action"] == name and row["rows"] for row in answers):
-            return self._nothing(name)
-        return NetFiles.of(f"{self.folder}/{name}", self.versions.lake)
+        if not any(row["rows"] for row in answers):
+            return self._nothing
+        return NetFiles.of(self._folder, self.versions.lake)
 
     def _find(self, share: Sequence[HeldFile], columns: Sequence[str], number: int) -> pa.Table:
         """Stage the current rows of some of the target's files (run as a task)."""
-        mode, place, keys = self.target.mode, self.place, self.keys()
+        place, keys = self.place, self.keys()
         opened = [file.open(place.lake, place.uri, self.target.schema) for file in share]
         totals = pa.concat_tables([rows.to_table(columns=self.telling) for rows in opened])
-        matches = mode.may_be_current(totals, lambda rows: self.target.places(rows, keys) >= 0)
-        masks = {"current": matches}
-        if self._is_truncated:
-            all_current = mode.may_be_current(totals, lambda rows: np.ones(len(rows), np.bool_))
-            masks["rest"] = all_current & ~matches
-        read = {name: pc.field(name) for name in columns}
-        rows: dict[str, list[pa.Table]] = {name: [] for name in masks}
-        begin = 0
+        matches = self.target.mode.may_be_current(
+            totals, lambda rows: self.target.places(rows, keys) >= 0
+        )
+        read, begin = {name: pc.field(name) for name in columns}, 0
+        rows: list[pa.Table] = []
         for part in (part for file in opened for part in parts_at_once(batches(file, read))):
-            for name, mask in masks.items():
-                rows[name].append(part.filter(pa.array(mask[begin : begin + len(part)])))
+            rows.append(part.filter(pa.array(matches[begin : begin + len(part)])))
             begin += len(part)
-        for name, parts in rows.items():
-            if parts:  # Another writer's files may have no rows.
-                write_parquet(f"{self.folder}/{name}", pa.concat_tables(parts), number + 1)
-        counts = [sum(map(len, parts)) for parts in rows.values()]
-        return pa.table([list(rows), counts], schema=_ROWS)
+        if rows:  # Another writer's files may have no rows.
+            write_parquet(self._folder, pa.concat_tables(rows), number + 1)
+        return pa.table([["current"], [sum(map(len, rows))]], schema=_ROWS)
 
-    def _stage_join(self, runner: Runner) -> tuple[NetFiles, NetFiles]:
+    def _stage_join(self, runner: Runner) -> NetFiles:
         """Stage them by Spark, which reads targets with features that Arrow can't."""
         spark, target = runner.spark("a target that only Spark reads"), self.target
         query = target.mode.live_query(self.columns, target.key_names)
         rows = spark.sql(query, rows=self.place.frame(spark))
-        staged = spark.read.parquet(self.versions.folder)
-        keys = reduce(
-            DataFrame.union,
-            (
-                staged.selectExpr(*(f"{column} as _wd_k{k}" for k, column in enumerate(of)))
-                for of in self._key_columns
-            ),
-        )
+        # A column of the target may have the name of a staged one.
+        renamed = [f"{base} as _wd_k{k}" for k, base in enumerate(self._bases)]
+        keys = spark.read.parquet(self.versions.folder).selectExpr(*renamed)
         on = F.expr(" and ".join(f"{quote(n)} = _wd_k{k}" for k, n in enumerate(target.key_names)))
-        found = {"current": "left_semi"} | ({"rest": "left_anti"} if self._is_truncated else {})
-        for name, how in found.items():
-            rows.join(keys, on, how).write.mode("overwrite").parquet(f"{self.folder}/{name}")
-        files = (NetFiles.of(f"{self.folder}/{name}", self.versions.lake) for name in found)
-        return next(files), next(files, self._nothing("rest"))
+        rows.join(keys, on, "left_semi").write.mode("overwrite").parquet(self._folder)
+        return NetFiles.of(self._folder, self.versions.lake)
 
     def current_of(self, current: NetFiles, versions: pa.Table) -> pa.Table:
         """Returns the current rows of the keys of some row versions."""
         target = self.target
         if not current.paths:
             return self.target.schema.empty_table().select(self.columns)
-        bases = [f"b{k}" for k in range(len(target.key))]
-        keys = target.keys_of(versions, bases)
+        keys = target.keys_of(versions, self._bases)
         matches = target.mode.may_be_current(
             self.as_stored(current.read(self.telling)), lambda rows: target.places(rows, keys) >= 0
         )

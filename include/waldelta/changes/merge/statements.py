@@ -131,12 +131,12 @@ def merge_statement(
     shape: EventShape,
     *,
     metadata_columns: bool,
-    truncated: Sequence[int] = (),
+    others: Sequence[str] = (),
 ) -> str:
     """Returns the MERGE of net changes (columns as in collapse) from ``source`` into the target.
 
-    Both are relations of Spark SQL, as in the other statements. ``truncated`` are the oids of
-    leaves whose rows are removed, except for those in the changes.
+    Both are relations of Spark SQL, as in the other statements. ``others`` are conditions and
+    actions for rows that no change names, as a TRUNCATE needs them.
     """
     on = " and ".join(f"t.{quote(names[i])} = s.b{k}" for k, i in enumerate(shape.key))
     updates = [
@@ -158,11 +158,7 @@ def merge_statement(
         f"when matched then update set {', '.join(updates)}\n"
         f"when not matched and s.action in ('{ACTION_INSERT}', '{ACTION_UPSERT}') then\n"
         f"  {insert_clause(inserts)}"
-        + (
-            f"\nwhen not matched by source and {of_leaves('t', truncated)} then delete"
-            if truncated
-            else ""
-        )
+        + "".join(f"\nwhen not matched by source and {clause}" for clause in others)
     )
 
 

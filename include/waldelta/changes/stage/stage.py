@@ -35,7 +35,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import FileSystem
 
-from waldelta.arrow import Ints, one_array
+from waldelta.arrow import Bools, Ints, one_array
 from waldelta.changes.decode.collapse import ACTION_INSERT, ACTION_UPSERT, RAW_ROWS, net_changes
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, collapse_events, decode_all
 from waldelta.changes.decode.route import BUCKET, judge_files, route_in_driver, routed
@@ -233,7 +233,7 @@ class Staged:
 
     ``incomplete``: a new row arrived without the value of a large column, which must be read from
     the source. ``net`` has the rows themselves, when the driver collapsed them and they are
-    complete.
+    complete. ``ending`` says what a TRUNCATE makes of other rows that the target keeps.
     """
 
     folder: str
@@ -241,6 +241,21 @@ class Staged:
     counts: dict[str, int]
     incomplete: bool = False
     net: pa.Table | None = None
+    ending: Ending | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What a TRUNCATE makes of rows of a target that keeps them, unless a net change names them.
+
+    ``are_current`` returns which rows it ends, and reads only ``columns`` of them. ``end`` returns
+    the updates and deletes of such rows. ``clauses`` says the same to a MERGE.
+    """
+
+    columns: Sequence[str]
+    are_current: Callable[[pa.Table], Bools]
+    end: Callable[[pa.Table], pa.Table]
+    clauses: Sequence[str]
 
 
 def stage(runner: Runner, change_log: ChangeLog, plan: TargetPlan, folder: str) -> Staged:

@@ -23,6 +23,7 @@ from waldelta.changes.decode.collapse import EventShape, net_schema
 from waldelta.changes.merge import by_driver as module
 from waldelta.changes.merge.by_driver import combined_raw, match_duplicates, merge_in_driver
 from waldelta.changes.merge.commits import read_commit
+from waldelta.changes.stage.stage import Staged
 from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.lake import UNFENCED, DeltaTarget, local_path
 from waldelta.snapshot.read_table import RAW_TYPE
@@ -110,9 +111,8 @@ def test_duplicate_rows_of_merged_partitions(job):
     leaf.decode.names = ("v", "_wd_relid")
     leaf.decode.columns = list(zip(leaf.decode.names, kinds, strict=True))
     counts = {"update": 1, "delete": 2, "insert": 1}
-    done = merge_in_driver(
-        job, leaf, pa.Table.from_pylist(found, net), replace(tag(), counts=counts), UNFENCED
-    )
+    changes = Staged("", "", counts, net=pa.Table.from_pylist(found, net))
+    done = merge_in_driver(job, leaf, changes, replace(tag(), counts=counts), UNFENCED)
     rows = table(job).to_pyarrow_table().select(["v", "_wd_relid", "gone", "_wd_lsn"]).to_pylist()
     expected = [("A", 1, 0.5, 9), ("a", 1, 0.5, -1), ("new", 2, None, 9)]
     assert sorted(tuple(row.values()) for row in rows) == expected

@@ -38,6 +38,7 @@ from waldelta.changes.merge.by_driver import merge_in_driver
 from waldelta.changes.merge.by_file import merge_files
 from waldelta.changes.merge.statements import CommitTag
 from waldelta.changes.stage.net_files import packed, unpacked
+from waldelta.changes.stage.stage import Staged
 from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.errors import StagedLost
 from waldelta.lake import UNFENCED, local_path
@@ -175,12 +176,9 @@ def test_changes_that_are_not_all_there_are_left_to_spark(job):
     """Which fails for lack of its source."""
     net = net_of([("I", None, 4, "d", "D")])
     planned = replace(tag(), counts={"upsert": 2})
-    assert (
-        merge_files(
-            SimpleNamespace(run=one_by_one), job, plan(), staged(job, net), planned, UNFENCED
-        )
-        is None
-    )
+    changes = Staged(staged(job, net), "", {})
+    runner = SimpleNamespace(run=one_by_one)
+    assert merge_files(runner, job, plan(), changes, planned, UNFENCED) is None
 
 
 def test_there_is_a_checkpoint_every_so_often(job, monkeypatch):
@@ -276,13 +274,12 @@ def net_of_duplicates(changes) -> pa.Table:
     return pa.Table.from_pylist(listed, net)
 
 
-def merged_duplicates(job, made, changes, batch=1) -> CommitTag | None:
-    net = net_of_duplicates(changes)
-    counts = Counter(action for action, *_ in changes)
+def merged_duplicates(job, made, rows, batch=1) -> CommitTag | None:
+    net = net_of_duplicates(rows)
+    counts = Counter(action for action, *_ in rows)
     planned = replace(tag(batch), counts=dict(counts))
-    return merge_files(
-        SimpleNamespace(run=one_by_one), job, made, staged(job, net), planned, UNFENCED
-    )
+    changes = Staged(staged(job, net), "", {})
+    return merge_files(SimpleNamespace(run=one_by_one), job, made, changes, planned, UNFENCED)
 
 
 def stored(job) -> list[tuple]:
@@ -354,6 +351,6 @@ def test_random_duplicates_are_merged_as_in_a_small_target(job):
         table(job).restore(version)
         counts = dict(Counter(action for action, *_ in changes))
         planned = replace(tag(batch + 1), counts=counts)
-        net = net_of_duplicates(changes)
+        net = Staged("", "", counts, net=net_of_duplicates(changes))
         assert merge_in_driver(job, made, net, planned, UNFENCED) is not None
         assert (attempt, by_tasks) == (attempt, stored(job))

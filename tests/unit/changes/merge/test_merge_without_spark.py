@@ -3,7 +3,9 @@
 from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import write_deltalake
 
@@ -15,6 +17,7 @@ from tests.support.data.merges import (
     file_merge,
     files_of,
     held,
+    net_of,
     plan,
     rows,
     table,
@@ -23,8 +26,10 @@ from tests.support.data.merges import (
     write_files,
 )
 from tests.support.seeds import chosen_random, rounds
+from waldelta.arrow import with_column
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.merge.commits import read_commit
+from waldelta.changes.stage.stage import Ending
 from waldelta.errors import LockHeld
 from waldelta.lake import Lake
 from waldelta.lake.layout import STATISTICS_COLUMNS, TARGET_FILE_SIZE
@@ -153,6 +158,36 @@ def test_what_is_left_to_spark(job, merged, case):
     before = table(job).version()
     assert merged(job, [("I", None, 4, "d", "D")], **options) is None
     assert table(job).version() == before
+
+
+def ended(rows: pa.Table) -> pa.Table:
+    """An odd row is deleted, an even one keeps all but its v."""
+    count = len(rows)
+    odd = np.asarray(rows["Id"]) % 2 == 1
+    actions = np.where(odd, "delete", "update").tolist()
+    net = net_of([("U", 1, 1, "ended", "~")]).take(pa.array(np.zeros(count, np.int64)))
+    for name, values in (("action", pa.array(actions)), ("b0", rows["Id"]), ("c0", rows["Id"])):
+        net = with_column(net, name, values)
+    return net
+
+
+def test_a_truncate_of_rows_that_a_target_keeps(job, merged):
+    """It ends current rows that no change names, in all files, and leaves the others."""
+    files = [[(1, "a", "A"), (2, "b", "B")], [(3, "c", "C"), (4, "old", "D")], [(6, "old", "F")]]
+    write_files(job, *files)
+
+    def are_current(rows):
+        return np.asarray(pc.not_equal(rows["the `v`"], "old"))
+
+    ending = Ending(["the `v`"], are_current, ended, [])
+    done = merged(job, [("U", 1, 1, "x", "~"), ("I", None, 9, "n", "N")], ending=ending)
+    assert held(job) == {
+        1: ("x", "A"), 2: ("ended", "B"), 4: ("old", "D"), 6: ("old", "F"), 9: ("n", "N")
+    }  # fmt: skip
+    cut = read_commit(job, plan().state, done)
+    assert (cut.inserted, cut.updated, cut.deleted, cut.skipped) == (1, 2, 1, 0)
+    assert merged(job, [], batch=2, ending=ending) is not None
+    assert held(job) == {2: ("ended", "B"), 4: ("old", "D"), 6: ("old", "F")}
 
 
 RAW_BIG, RAW_V = ("it's.big", "x"), ("the `v`", "y")

@@ -2,7 +2,7 @@
 
 from waldelta.changes.decode.collapse import EventShape
 from waldelta.changes.merge.merge import KeylessTarget, rewrite_statement
-from waldelta.changes.merge.statements import insert_statement, merge_statement
+from waldelta.changes.merge.statements import insert_statement, merge_statement, of_leaves
 from waldelta.types import stored_type
 from waldelta.types.hstore import Hstore
 from waldelta.types.numeric import NumericAsText
@@ -29,11 +29,17 @@ def test_merge_statement():
 
 def test_truncated_leaves():
     """Rows of a truncated leaf go unless a change brings them back."""
-    cut = {"metadata_columns": False, "truncated": (7, 9)}
-    merged = merge_statement("delta.`u`", "src", NAMES, SHAPE, **cut)
-    assert merged.endswith("\nwhen not matched by source and t._wd_relid in (7, 9) then delete")
+    clause = f"{of_leaves('t', (7, 9))} then delete"
+    merged = merge_statement(
+        "delta.`u`", "src", NAMES, SHAPE, metadata_columns=False, others=[clause, "t.v then delete"]
+    )
+    assert merged.endswith(
+        "\nwhen not matched by source and t._wd_relid in (7, 9) then delete"
+        "\nwhen not matched by source and t.v then delete"
+    )
     columns = [("_wd_relid", stored_type("bigint", "bigint"))]
-    rewritten = rewrite_statement("delta.`u`", "src", KeylessTarget(columns, **cut))
+    leaves = KeylessTarget(columns, metadata_columns=False, truncated=(7, 9))
+    rewritten = rewrite_statement("delta.`u`", "src", leaves)
     assert (
         "select `_wd_relid` as v0 from delta.`u` as o where not coalesce(o._wd_relid in (7, 9),"
         " false))" in rewritten
