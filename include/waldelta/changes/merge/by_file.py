@@ -100,14 +100,17 @@ def readable_files(table: TargetVersion, written: WrittenColumns) -> pa.Table | 
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
-    """What a task must know about a target; the names of all files of this attempt begin with
-    ``prefix``.
+class _Tasks:
+    """What tasks do of a merge, each with a share of the target's files or a file of the net
+    changes.
+
+    The names of all files of this attempt begin with ``prefix``.
     """
 
     table: DeltaTarget
     layout: Layout
     written: WrittenColumns
+    net: NetFiles
     prefix: str
     # Whether rewritten files need files of their changed rows, for the change data feed.
     shows_changes: bool
@@ -115,27 +118,140 @@ class _Target:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns."""
+        """The target's columns."""
         return self.layout.schema
+
+    @property
+    def count(self) -> int:
+        """The number of net changes."""
+        return sum(self.net.rows)
 
     def open(self, file: HeldFile) -> ds.Dataset:
         """Returns the rows of one of its files."""
         return file.open(self.table.lake, self.table.uri, self.schema)
 
-    def has_ending(self, file: HeldFile) -> bool:
+    def _has_ending(self, file: HeldFile) -> bool:
         """Returns whether a file may have rows that end without being named by a net change."""
         if self.ending is None:
             return False
         rows = self.open(file).to_table(columns=[*self.ending.columns])
         return bool(self.ending.are_current(rows).any())
 
-    def write(self) -> DataFiles:
-        """Returns new files, to be written."""
+    def _write(self) -> DataFiles:
         return DataFiles(self.table.files, self.layout, self.prefix)
 
-    def write_changes(self) -> DataFiles:
-        """Returns files for changed rows."""
+    def _write_changes(self) -> DataFiles:
         return DataFiles(self.table.files, self.layout.of_changes, self.prefix)
+
+    def rewrite(self, share: Sequence[HeldFile]) -> pa.Table:
+        """Rewrite the files of a share that have a row of the net changes."""
+        keys = [self.open(file).to_table(columns=self.written.key_names) for file in share]
+        of_row = match(
+            pa.concat_tables(keys), self.net.read(["action", *self.written.bases]), self.written
+        )
+        of_files = np.split(of_row, np.cumsum([len(part) for part in keys])[:-1])
+        return self._rewrite_matched(share, of_files)
+
+    def rewrite_taken(
+        self, share: Sequence[HeldFile], places: Mapping[str, tuple[Ints, Ints]]
+    ) -> pa.Table:
+        """Rewrite the files of a share.
+
+        ``places`` has, by file, the numbers of rows that net changes replace or delete, and the net
+        changes' numbers.
+        """
+        of_files = []
+        for file in share:
+            rows, numbers = places[file.path]
+            of_files.append(np.full(self.open(file).count_rows(), -1, np.int64))
+            of_files[-1][rows] = numbers
+        return self._rewrite_matched(share, of_files)
+
+    def _rewrite_matched(self, share: Sequence[HeldFile], of_files: Sequence[Ints]) -> pa.Table:
+        """Rewrite files by the net change of each of their rows (-1: none).
+
+        Returns what it did, and which changes matched a row.
+        """
+        matched = matched_by(np.concatenate(of_files), self.count)
+        changes, indices = self.net.take(matched, MOST_NET_BYTES), np.flatnonzero(matched)
+        # The task returns the failure and doesn't raise it: after an error, Spark would retry the
+        # task and read as much again.
+        if changes is None:
+            return pa.Table.from_pylist([_rows_of(is_possible=False)], MERGED)
+        answers = [_rows_of(matched=packed(matched))]
+        for file, of_file in zip(share, of_files, strict=True):
+            if (of_file >= 0).any() or self._has_ending(file):
+                # Here, rows have indices of the matched changes, not of all changes.
+                of_matched = np.where(of_file >= 0, np.searchsorted(indices, of_file), -1)
+                answers += self._rewrite_file(file, changes, of_matched)
+        return pa.Table.from_pylist(answers, MERGED)
+
+    def _rewrite_file(
+        self, file: HeldFile, changes: pa.Table, of_row: Ints
+    ) -> list[dict[str, Any]]:
+        with self._write() as new, self._write_changes() as change_files:
+            updated = deleted = begin = 0
+            for part in parts_at_once(batches(self.open(file))):
+                rows = part.cast(self.schema)
+                of_part = of_row[begin : begin + len(rows)]
+                begin += len(rows)
+                indices = np.unique(of_part[of_part >= 0])
+                place = np.where(of_part >= 0, np.searchsorted(indices, of_part), -1)
+                place, net = with_ended(rows, place, at_places(changes, indices), self.ending)
+                merged = MergedRows(rows, net, place, np.zeros(0, np.int64), self.written)
+                new.write(merged.rows())
+                if self.shows_changes:
+                    change_files.write(merged.changed_rows())
+                counts = merged.counts
+                updated += counts[MERGED_UPDATES]
+                deleted += counts[MERGED_DELETES]
+            removed = _rows_of(removed=file.path, updated=updated, deleted=deleted)
+            return [removed, *_as_rows(new, change_files)]
+
+    def insert(self, number: int, chosen: Any) -> pa.Table:
+        """Write the chosen rows of one of the net changes' files as new rows."""
+        mask = np.unpackbits(chosen, count=self.net.rows[number]).astype(np.bool_)
+        nothing, nowhere = self.schema.empty_table(), np.zeros(0, np.int64)
+        with self._write() as new, self._write_changes() as change_files:
+            for part in self.net.parts_of(number, mask):
+                merged = MergedRows(nothing, part, nowhere, np.arange(len(part)), self.written)
+                new.write(merged.new_rows())
+                if self.shows_changes:
+                    change_files.write(merged.changed_rows())
+            answers = _as_rows(new, change_files)
+        answers.append(_rows_of(inserted=int(mask.sum())))
+        return pa.Table.from_pylist(answers, MERGED)
+
+    def find(self, columns: Duplicates, number: int, share: Sequence[HeldFile]) -> pa.Table:
+        """Search files for rows that equal removed ones.
+
+        Returns four numbers of each: its file in the share, its place in the file, and the first
+        removed row that it equals, and that is also written alike. Of the removed rows it returns
+        the last two.
+        """
+        order = self.net.read(["action", PLACE])
+        numbers = removals_of(order["action"], order[PLACE])
+        rows = self.net.take(self.net.are_in(numbers), MOST_NET_BYTES)
+        if rows is None:
+            return pa.Table.from_pylist([{"number": number}], _FOUND)
+        removed = rows.take(pa.array(np.argsort(np.argsort(numbers))))
+        metadata, matches = self.written.metadata, [np.zeros((4, 0), np.int64)]
+        for at, file in enumerate(share):
+            begin = 0
+            names = [*(name for name, _ in columns), *([RAW] if metadata else [])]
+            for part in parts_at_once(batches(self.open(file), {n: pc.field(n) for n in names})):
+                codes = codes_of_duplicates(part, removed, columns, metadata=metadata)
+                equal, exact = (_first_like(of_both, len(part)) for of_both in codes)
+                places = np.flatnonzero(equal >= 0)
+                of_file = np.full(len(places), at)
+                matches.append(np.stack([of_file, begin + places, equal[places], exact[places]]))
+                begin += len(part)
+        codes = codes_of_duplicates(self.schema.empty_table(), removed, columns, metadata=metadata)
+        alike = np.stack([_first_like(np.concatenate([c, c]), len(removed)) for c in codes])
+        rows_found = np.concatenate(matches, axis=1)
+        needed = rows_found[:, _match_found(rows_found, alike) >= 0]
+        answer = {"number": number, "found": needed.tobytes(), "removed": alike.tobytes()}
+        return pa.Table.from_pylist([answer], _FOUND)
 
 
 def merge_files(
@@ -183,19 +299,17 @@ def merge_written(  # noqa: PLR0913 - a target, what is written to it, and how i
         return tag  # Delta skips a repeated MERGE in the same way.
     try:
         net = NetFiles.of(folder, job.lake)
-        if sum(net.rows) != net_changes(tag.counts):
-            return None
-        if sum(net.rows) > MOST_NET_ROWS:
-            return None
-        if (files := readable_files(table, written)) is None:
+        count, files = sum(net.rows), readable_files(table, written)
+        if files is None or count != net_changes(tag.counts) or count > MOST_NET_ROWS:
             return None
         # Rows of removed and added files have nothing in common after a TRUNCATE.
         shows_changes = table.shows_changes and not truncated
-        target = _Target(table.place, table.layout, written, new_prefix(), shows_changes, ending)
+        prefix = new_prefix()
+        tasks = _Tasks(table.place, table.layout, written, net, prefix, shows_changes, ending)
         merge = (
-            _Merge(runner, target, net, files, truncated=truncated)
+            _Merge(runner, tasks, files, truncated=truncated)
             if duplicates is None
-            else _DuplicatesMerge(runner, target, net, files, duplicates)
+            else _DuplicatesMerge(runner, tasks, files, duplicates)
         )
         return _merged(merge, table, tag, fence)
     except WaldeltaError:
@@ -234,18 +348,10 @@ def _merged(merge: _Merge, table: TargetVersion, tag: CommitTag, fence: Fence) -
 class _Merge:
     """A merge in progress: the files it removes and adds, and its numbers of changed rows."""
 
-    def __init__(
-        self, runner: Runner, target: _Target, net: NetFiles, files: pa.Table, *, truncated: bool
-    ) -> None:
-        self._runner, self._target, self._net, self._files, self._truncated = (
-            runner,
-            target,
-            net,
-            files,
-            truncated,
-        )
+    def __init__(self, runner: Runner, tasks: _Tasks, files: pa.Table, *, truncated: bool) -> None:
+        self._runner, self._tasks, self._files, self._truncated = runner, tasks, files, truncated
         self._held = held_files(files)
-        self._keys = net.read(["action", *target.written.bases])
+        self._keys = tasks.net.read(["action", *tasks.written.bases])
         self._matched = np.zeros(len(self._keys), np.bool_)
         self.added: list[NewFile] = []
         self.changes: list[NewFile] = []
@@ -256,13 +362,11 @@ class _Merge:
         """Rewrite the files with rows of the net changes; returns False when Arrow can't rewrite
         one.
         """
-        target, net, count = self._target, self._net, len(self._keys)
+        tasks = self._tasks
         # A task reads at least half as many rows as there are net changes, because it reads all of
         # their keys, too.
-        parts = shares(self._touched(), count // 2)
-        answers = self._runner.run(
-            len(parts), MERGED, lambda number: _rewrite(target, net, count, parts[number])
-        )
+        parts = shares(self._touched(), tasks.count // 2)
+        answers = self._runner.run(len(parts), MERGED, lambda number: tasks.rewrite(parts[number]))
         return self._are_rewritten(answers)
 
     def _are_rewritten(self, answers: Sequence[Any]) -> bool:
@@ -278,18 +382,18 @@ class _Merge:
     def insert(self) -> None:
         """Write the net changes that are new rows as files of their own."""
         # A commit that only adds files shows their rows without others.
-        is_shown = self._target.shows_changes and bool(self.removed)
-        target, net = replace(self._target, shows_changes=is_shown), self._net
-        parts = np.split(are_new(self._keys, self._matched), np.cumsum(net.rows)[:-1])
+        is_shown = self._tasks.shows_changes and bool(self.removed)
+        tasks = replace(self._tasks, shows_changes=is_shown)
+        parts = np.split(are_new(self._keys, self._matched), np.cumsum(tasks.net.rows)[:-1])
         chosen = [(number, np.packbits(part)) for number, part in enumerate(parts) if part.any()]
         for row in self._runner.run(
-            len(chosen), MERGED, lambda number: _insert(target, net, *chosen[number])
+            len(chosen), MERGED, lambda number: tasks.insert(*chosen[number])
         ):
             self._add(row)
 
     def discard(self) -> None:
         """Remove the files, which will never be read."""
-        discard(self._target.table, self._target.prefix)
+        discard(self._tasks.table, self._tasks.prefix)
 
     def _add(self, row: Any) -> None:
         if row["path"] is not None:
@@ -301,10 +405,10 @@ class _Merge:
 
     def _touched(self) -> list[HeldFile]:
         """Returns the files that may have a row of the net changes."""
-        written = self._target.written
+        written = self._tasks.written
         if self._truncated or not written.shape.key:
             return []
-        if self._target.ending is not None:
+        if self._tasks.ending is not None:
             return self._held
         chosen = may_hold(
             self._files, written.key_names, [self._keys[base] for base in written.bases]
@@ -323,20 +427,19 @@ class _DuplicatesMerge(_Merge):
     def __init__(
         self,
         runner: Runner,
-        target: _Target,
-        net: NetFiles,
+        tasks: _Tasks,
         files: pa.Table,
         columns: Duplicates,
     ) -> None:
-        super().__init__(runner, target, net, files, truncated=False)
+        super().__init__(runner, tasks, files, truncated=False)
         self._columns = columns
 
     def rewrite(self) -> bool:
         """Rewrite the files with rows that the net changes take; returns False as of _Merge."""
-        target, net, count, columns = self._target, self._net, len(self._keys), self._columns
-        parts = shares(self._touched(), count // 2)
+        tasks, columns = self._tasks, self._columns
+        parts = shares(self._touched(), tasks.count // 2)
         answers = self._runner.run(
-            len(parts), _FOUND, lambda number: _find(target, net, columns, number, parts[number])
+            len(parts), _FOUND, lambda number: tasks.find(columns, number, parts[number])
         )
         if any(row["found"] is None for row in answers):
             return False
@@ -350,7 +453,7 @@ class _DuplicatesMerge(_Merge):
         of_row = _match_found(
             matches, np.frombuffer(answers[0]["removed"], np.int64).reshape(2, -1)
         )
-        order = net.read(["action", PLACE])
+        order = tasks.net.read(["action", PLACE])
         changes = np.append(removals_of(order["action"], order[PLACE]), -1)[of_row]
         hits = [
             (file, matches[1][places], changes[places])
@@ -363,7 +466,7 @@ class _DuplicatesMerge(_Merge):
             self._runner.run(
                 len(rewritten),
                 MERGED,
-                lambda number: _rewrite_taken(target, net, count, rewritten[number], of_file),
+                lambda number: tasks.rewrite_taken(rewritten[number], of_file),
             )
         )
 
@@ -377,7 +480,7 @@ class _DuplicatesMerge(_Merge):
             for i, (name, kind) in enumerate(self._columns)
             if kind.is_fixed_size and _is_written_alike(kind)
         ]
-        old = self._net.read(["action", PLACE, *(base for base, _ in exact)])
+        old = self._tasks.net.read(["action", PLACE, *(base for base, _ in exact)])
         old = old.take(pa.array(removals_of(old["action"], old[PLACE])))
         # A null is in any file.
         columns = [(name, old[base]) for base, name in exact if not old[base].null_count]
@@ -385,40 +488,6 @@ class _DuplicatesMerge(_Merge):
             return self._held
         names, keys = zip(*columns, strict=True)
         return list(compress(self._held, may_hold(self._files, names, keys)))
-
-
-def _find(
-    target: _Target, net: NetFiles, columns: Duplicates, number: int, share: Sequence[HeldFile]
-) -> pa.Table:
-    """Search files for rows that equal removed ones (run as a task).
-
-    Returns four numbers of each: its file in the share, its place in the file, and the first
-    removed row that it equals, and that is also written alike. Of the removed rows it returns the
-    last two.
-    """
-    order = net.read(["action", PLACE])
-    numbers = removals_of(order["action"], order[PLACE])
-    rows = net.take(net.are_in(numbers), MOST_NET_BYTES)
-    if rows is None:
-        return pa.Table.from_pylist([{"number": number}], _FOUND)
-    removed = rows.take(pa.array(np.argsort(np.argsort(numbers))))
-    metadata, matches = target.written.metadata, [np.zeros((4, 0), np.int64)]
-    for at, file in enumerate(share):
-        begin = 0
-        names = [*(name for name, _ in columns), *([RAW] if metadata else [])]
-        for part in parts_at_once(batches(target.open(file), {n: pc.field(n) for n in names})):
-            codes = codes_of_duplicates(part, removed, columns, metadata=metadata)
-            equal, exact = (_first_like(of_both, len(part)) for of_both in codes)
-            places = np.flatnonzero(equal >= 0)
-            of_file = np.full(len(places), at)
-            matches.append(np.stack([of_file, begin + places, equal[places], exact[places]]))
-            begin += len(part)
-    codes = codes_of_duplicates(target.schema.empty_table(), removed, columns, metadata=metadata)
-    alike = np.stack([_first_like(np.concatenate([c, c]), len(removed)) for c in codes])
-    rows_found = np.concatenate(matches, axis=1)
-    needed = rows_found[:, _match_found(rows_found, alike) >= 0]
-    answer = {"number": number, "found": needed.tobytes(), "removed": alike.tobytes()}
-    return pa.Table.from_pylist([answer], _FOUND)
 
 
 def _numbers_of(answer: Any, first: int) -> Ints:
@@ -449,99 +518,6 @@ def _match_found(matches: Ints, removed: Ints) -> Ints:
     """
     equal, exact = (np.concatenate([matches[k + 2], removed[k]]) for k in (0, 1))
     return match_codes(equal, exact + 1, matches.shape[1])
-
-
-def _rewrite(target: _Target, net: NetFiles, count: int, share: Sequence[HeldFile]) -> pa.Table:
-    """Rewrite the files of a share that have a row of the net changes (run as a task)."""
-    keys = [target.open(file).to_table(columns=target.written.key_names) for file in share]
-    of_row = match(
-        pa.concat_tables(keys), net.read(["action", *target.written.bases]), target.written
-    )
-    of_files = np.split(of_row, np.cumsum([len(part) for part in keys])[:-1])
-    return _rewrite_matched(target, net, count, share, of_files)
-
-
-def _rewrite_taken(
-    target: _Target,
-    net: NetFiles,
-    count: int,
-    share: Sequence[HeldFile],
-    places: Mapping[str, tuple[Ints, Ints]],
-) -> pa.Table:
-    """Rewrite the files of a share (run as a task).
-
-    ``places`` has, by file, the numbers of rows that net changes replace or delete, and the net
-    changes' numbers.
-    """
-    of_files = []
-    for file in share:
-        rows, numbers = places[file.path]
-        of_files.append(np.full(target.open(file).count_rows(), -1, np.int64))
-        of_files[-1][rows] = numbers
-    return _rewrite_matched(target, net, count, share, of_files)
-
-
-def _rewrite_matched(
-    target: _Target,
-    net: NetFiles,
-    count: int,
-    share: Sequence[HeldFile],
-    of_files: Sequence[Ints],
-) -> pa.Table:
-    """Rewrite files by the net change of each of their rows (-1: none).
-
-    Returns what it did, and which changes matched a row.
-    """
-    matched = matched_by(np.concatenate(of_files), count)
-    changes, indices = net.take(matched, MOST_NET_BYTES), np.flatnonzero(matched)
-    # The task returns the failure and doesn't raise it: after an error, Spark would retry the task
-    # and read as much again.
-    if changes is None:
-        return pa.Table.from_pylist([_rows_of(is_possible=False)], MERGED)
-    answers = [_rows_of(matched=packed(matched))]
-    for file, of_file in zip(share, of_files, strict=True):
-        if (of_file >= 0).any() or target.has_ending(file):
-            # Here, rows have indices of the matched changes, not of all changes.
-            of_matched = np.where(of_file >= 0, np.searchsorted(indices, of_file), -1)
-            answers += _rewrite_file(target, file, changes, of_matched)
-    return pa.Table.from_pylist(answers, MERGED)
-
-
-def _rewrite_file(
-    target: _Target, file: HeldFile, changes: pa.Table, of_row: Ints
-) -> list[dict[str, Any]]:
-    with target.write() as new, target.write_changes() as change_files:
-        updated = deleted = begin = 0
-        for part in parts_at_once(batches(target.open(file))):
-            rows = part.cast(target.schema)
-            of_part = of_row[begin : begin + len(rows)]
-            begin += len(rows)
-            indices = np.unique(of_part[of_part >= 0])
-            place = np.where(of_part >= 0, np.searchsorted(indices, of_part), -1)
-            place, net = with_ended(rows, place, at_places(changes, indices), target.ending)
-            merged = MergedRows(rows, net, place, np.zeros(0, np.int64), target.written)
-            new.write(merged.rows())
-            if target.shows_changes:
-                change_files.write(merged.changed_rows())
-            counts = merged.counts
-            updated, deleted = updated + counts[MERGED_UPDATES], deleted + counts[MERGED_DELETES]
-        removed = _rows_of(removed=file.path, updated=updated, deleted=deleted)
-        return [removed, *_as_rows(new, change_files)]
-
-
-def _insert(target: _Target, net: NetFiles, number: int, chosen: Any) -> pa.Table:
-    """Write the chosen rows of one of the net changes' files as new rows (run as a task)."""
-    parts = net.parts_of(number, np.unpackbits(chosen, count=net.rows[number]).astype(np.bool_))
-    nothing, nowhere = target.schema.empty_table(), np.zeros(0, np.int64)
-    with target.write() as new, target.write_changes() as change_files:
-        for part in parts:
-            merged = MergedRows(nothing, part, nowhere, np.arange(len(part)), target.written)
-            new.write(merged.new_rows())
-            if target.shows_changes:
-                change_files.write(merged.changed_rows())
-        answers = _as_rows(new, change_files)
-    answers.append(_rows_of(inserted=int(np.unpackbits(chosen, count=net.rows[number]).sum())))
-    return pa.Table.from_pylist(answers, MERGED)
 
 
 def _as_rows(new: DataFiles, change_files: DataFiles) -> list[dict[str, Any]]:
