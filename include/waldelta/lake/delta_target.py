@@ -470,7 +470,7 @@ class TargetVersion:
 
         ``options`` are those of delta-rs.
         """
-        write_deltalake(self._stored, rows, mode="overwrite", **options, **_ONE_COMMIT)
+        write_deltalake(self.stored, rows, mode="overwrite", **options, **_ONE_COMMIT)
         self.update()
         self.keep(self.version)
 
@@ -480,7 +480,7 @@ class TargetVersion:
         These are whole files where it names partitions alone. The commit isn't durable yet.
         """
         properties = CommitProperties(app_transactions=[transaction(app_id, number)])
-        self._stored.delete(
+        self.stored.delete(
             predicate, commit_properties=properties, post_commithook_properties=NO_HOOKS
         )
         self.update()
@@ -504,7 +504,7 @@ class TargetVersion:
         }
         missing = needed.keys() - {*(listed or ())}
         if lacking := [needed[name][0] for name in sorted(missing) if needed[name][1]]:
-            alter = self._stored.alter
+            alter = self.stored.alter
             alter.add_feature(lacking, allow_protocol_versions_increase=True, **_ONE_COMMIT)
             self.update()
             self.keep(self.version)
@@ -519,13 +519,13 @@ class TargetVersion:
             commit_files(self.table, self.place.uri, FileChange([], [], definition=action), None)
             self.keep(self.version + 1)
         else:
-            alter = self._stored.alter
+            alter = self.stored.alter
             alter.set_table_properties({**properties}, raise_if_not_exists=False, **_ONE_COMMIT)
             self.update()
             self.keep(self.version)
 
     @property
-    def _stored(self) -> DeltaTable:
+    def stored(self) -> DeltaTable:
         """The table where its files are."""
         return self.table.stored() if isinstance(self.table, CopiedTable) else self.table
 
@@ -624,7 +624,7 @@ class TargetVersion:
 
         With ``full``, this includes files that no commit ever named.
         """
-        self._stored.vacuum(
+        self.stored.vacuum(
             hours,
             dry_run=False,
             enforce_retention_duration=False,
@@ -635,7 +635,7 @@ class TargetVersion:
     def drop_old_entries(self) -> None:
         """Write a checkpoint, and drop the log's old entries, which it replaces."""
         if write_checkpoint(self.table):
-            self._stored.cleanup_metadata()
+            self.stored.cleanup_metadata()
 
 
 def query(text: str, versions: Mapping[str, TargetVersion]) -> pa.RecordBatchReader:
@@ -646,5 +646,5 @@ def query(text: str, versions: Mapping[str, TargetVersion]) -> pa.RecordBatchRea
     """
     builder = QueryBuilder()
     for name, version in versions.items():
-        builder.register(name, version.table)
+        builder.register(name, version.stored)
     return pa.RecordBatchReader.from_stream(builder.execute(text))

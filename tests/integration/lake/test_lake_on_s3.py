@@ -1,6 +1,8 @@
 """A whole pipeline whose lake is in an object store, and the name of each failure."""
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from tests.oracles.change_feed import compare_change_feed
 from tests.oracles.compare import differing
@@ -9,7 +11,8 @@ from tests.support.pipelines import new_pipeline, pipeline_file
 from tests.support.servers.s3_server import READER, Identity
 from waldelta import Pipeline
 from waldelta.errors import PreflightFailed, StoreUnreachable, TargetNotWritable
-from waldelta.lake import Lake
+from waldelta.lake import Lake, query
+from waldelta.lake.log_copy import CopiedTable
 from waldelta.pipeline.task_errors import last_error
 from waldelta.spark.session import read_log_store
 from waldelta.spark.settings import S3_LOG_STORE
@@ -94,6 +97,21 @@ def test_a_pipeline_holds_what_its_source_does(pipeline, database, bucket, runne
     assert bucket.keys("lake/_waldelta/staging/") == []
     pipeline.teardown()
     assert nothing_was_made(database)
+
+
+def test_a_query_reads_the_files_of_the_store(bucket, monkeypatch):
+    """Of each version, whose log this process has a copy of."""
+    for name, value in bucket.storage_options.items():
+        monkeypatch.setenv(name, value)
+    target = Lake.of(bucket.uri("lake")).target("public.t")
+    for number in range(2):
+        rows = pa.table({"id": [number]})
+        write_deltalake(target.uri, rows, mode="append", storage_options=bucket.storage_options)
+    for version in (1, 0, None):
+        table = target.open(version)
+        assert isinstance(table.table, CopiedTable)
+        rows = query("select id from t", {"t": table}).read_all()
+        assert sorted(rows["id"].to_pylist()) == [*range(table.version + 1)]
 
 
 def test_a_store_that_ignores_conditions_is_refused(pipeline, database, runner, monkeypatch):
