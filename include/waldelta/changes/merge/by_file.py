@@ -303,9 +303,8 @@ def merge_written(  # noqa: PLR0913 - a target, what is written to it, and how i
         if files is None or count != net_changes(tag.counts) or count > MOST_NET_ROWS:
             return None
         # Rows of removed and added files have nothing in common after a TRUNCATE.
-        shows_changes = table.shows_changes and not truncated
-        prefix = new_prefix()
-        tasks = _Tasks(table.place, table.layout, written, net, prefix, shows_changes, ending)
+        shows = table.shows_changes and not truncated
+        tasks = _Tasks(table.place, table.layout, written, net, new_prefix(), shows, ending)
         merge = (
             _Merge(runner, tasks, files, truncated=truncated)
             if duplicates is None
@@ -315,9 +314,8 @@ def merge_written(  # noqa: PLR0913 - a target, what is written to it, and how i
     except WaldeltaError:
         raise
     except Exception as err:
-        # Another writer has committed or removed a file since, or a value or worker is too much for
-        # a task. Spark will merge, or report why it can't. If this commit succeeded after all,
-        # Spark won't repeat it.
+        # For example, another writer has committed since. Spark will merge, or report why it can't.
+        # If this commit succeeded after all, Spark won't repeat it.
         log.warning(
             "table=%s can't be merged file by file, so Spark merges it as a whole: %s",
             table_name,

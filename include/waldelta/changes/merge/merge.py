@@ -251,34 +251,32 @@ def _merge(
     """
     place = job.lake.target(plan.state.table_name)
     target, written = place.relation, written_columns(job, plan)
-    names, keep_metadata = plan.decode.names, written.metadata
+    names, shape = plan.decode.names, plan.decode.shape
     source = as_stored(changes.source, plan.decode.types)
     if texts := place.open_known().layout.texts:  # Spark itself would store null.
-        columns = written.sources
-        condition = " or ".join(f"{columns[name]} = ''" for name in texts if name in columns)
+        texts_of = [column for name, column in written.sources.items() if name in texts]
+        condition = " or ".join(f"{column} = ''" for column in texts_of)
         if runner.spark().sql(f"select 1 from {source} where {condition} limit 1").collect():
             raise empty_value(texts)
-    cut, has_key = plan.truncated_leaves, bool(plan.decode.shape.key)
+    cut, has_key = plan.truncated_leaves, bool(shape.key)
     found: dict[str, int] = {}
     if changes_copies(plan, tag) or (cut and not has_key):
         statement = count_statement(target, source, KeylessTarget.of(job, plan))
         rows = {row["action"]: row["rows"] for row in runner.spark().sql(statement).collect()}
-        found = {
-            FOUND_UPDATES: rows.get(ACTION_UPDATE, 0),
-            FOUND_DELETES: rows.get(ACTION_DELETE, 0),
-        }
+        updates, deletes = rows.get(ACTION_UPDATE, 0), rows.get(ACTION_DELETE, 0)
+        found = {FOUND_UPDATES: updates, FOUND_DELETES: deletes}
         tag = replace(tag, counts=tag.counts | found)
         fence.verify()  # Counting may have taken long, and another run may have taken the lock.
     if any(found.values()) or (cut and not has_key):
         statement = rewrite_statement(target, source, KeylessTarget.of(job, plan))
     elif plan.is_truncated or not has_key:
         statement = insert_statement(
-            target, source, names, metadata_columns=keep_metadata, overwrite=plan.is_truncated
+            target, source, names, metadata_columns=written.metadata, overwrite=plan.is_truncated
         )
     else:
-        ends = changes.ending.clauses if changes.ending is not None else ()
-        clauses = [f"{of_leaves('t', cut)} then delete"] if cut else ends
+        clauses = [f"{of_leaves('t', cut)} then delete"] if cut else []
+        clauses += changes.ending.clauses if changes.ending is not None else []
         statement = merge_statement(
-            target, source, names, plan.decode.shape, metadata_columns=keep_metadata, others=clauses
+            target, source, names, shape, metadata_columns=written.metadata, others=clauses
         )
     return commit_statement(runner, tag, statement)
