@@ -146,17 +146,15 @@ def _kills(kills: Sequence[dict[str, Any]]) -> str:
 
 
 def _mends(mends: Sequence[dict[str, Any]]) -> list[str]:
-    """One more line for each place of the lake and each target mode, of copies and repairs."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for one in mends:
-        lake = {"local": "folder", "s3": "S3"}[one["lake"]]
-        mode = one.get("mode", "mirror")
-        groups.setdefault((lake, "repairs" if mode == "mirror" else mode), []).append(one)
+    """One more line for each place of the lake, of copies, repairs and target modes."""
     lines = []
-    for (lake, what), of in groups.items():
-        kills = sum(one["kills"] for one in of)
-        problems = sum(len(one["problems"]) for one in of)
-        lines.append(f"| {of[0]['postgres']} | {lake}, {what} | | {kills:,} | 0 | {problems:,} |")
+    for where, lake in (("local", "folder"), ("s3", "S3")):
+        if of := [one for one in mends if one["lake"] == where]:
+            kills = sum(one["kills"] for one in of)
+            problems = sum(len(one["problems"]) for one in of)
+            lines.append(
+                f"| {of[0]['postgres']} | {lake}, repairs | | {kills:,} | 0 | {problems:,} |"
+            )
     return lines
 
 
