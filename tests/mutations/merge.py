@@ -41,8 +41,8 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/merge/by_driver.py",
-        "np.asarray(self.held[RAW].is_valid())[self._updated]).any()",
-        "np.asarray(self.held[RAW].is_null())[self._updated]).any()",
+        "combines &= np.asarray(before.is_valid())",
+        "combines &= np.asarray(before.is_null())",
         "A row loses the raw text of an unchanged value.",
         (_BOTH, _DRIVER),
     ),
@@ -55,8 +55,8 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/merge/by_driver.py",
-        "changed & ~np.where(self.of_row >= 0, untold[self.of_row], False)",
-        "changed",
+        "changed = self._updated & ~self._keeps(source)",
+        "changed = self._updated",
         "Arrow replaces unchanged TOASTed values by NULL.",
         (_BOTH, _DRIVER, _FILE),
     ),
@@ -97,8 +97,8 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/merge/by_file.py",
-        "if sum(net.rows) != net_changes(tag.counts):",
-        "if sum(net.rows) > net_changes(tag.counts):",
+        "count != net_changes(tag.counts)",
+        "count > net_changes(tag.counts)",
         "Net changes whose staged file is gone are committed as complete.",
         (_FILE,),
     ),
@@ -155,8 +155,8 @@ MUTATIONS = (
     ),
     Mutation(
         "changes/merge/by_file.py",
-        "shows_changes = table.shows_changes and not truncated",
-        "shows_changes = False",
+        "shows = table.shows_changes and not truncated",
+        "shows = False",
         "The change data feed shows all rows of rewritten files as deleted and inserted again.",
         (_FEED,),
     ),

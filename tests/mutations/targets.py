@@ -141,11 +141,11 @@ MUTATIONS = (
         ("unit/changes/merge/test_mode_target.py",),
     ),
     Mutation(
-        "changes/merge/mode_target.py",
-        'masks["rest"] = all_current & ~matches',
-        'masks["rest"] = all_current & ~all_current',
+        "changes/merge/by_driver.py",
+        "ends = (of_row < 0) & ending.are_current(rows)",
+        "ends = (of_row < 0) & False",
         "A TRUNCATE leaves the rows open that no other change names.",
-        ("integration/sync/test_runner.py",),
+        ("unit/changes/merge/test_merge_without_spark.py",),
     ),
     Mutation(
         "target_modes/changelog.py",
