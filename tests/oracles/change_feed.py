@@ -10,6 +10,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from waldelta.lake import DeltaTarget
+from waldelta.lake.delta_log import Commit
 
 TYPE, VERSION = "_change_type", "_commit_version"
 _ADDED = ("insert", "update_postimage")
@@ -60,10 +61,17 @@ def ranges_of_columns(target: DeltaTarget, since: int) -> list[tuple[int, int, l
             ranges.append((first, commit.version - 1, replaced))
             ranges.append((max(commit.version, since + 1), commit.version, [commit.version]))
             schema, first, replaced = defined.schema, max(commit.version, since) + 1, []
-        if commit.metadata.get("verb") == "sync" or commit.metadata.get("truncated"):
+        if _replaces_all(commit):
             replaced.append(commit.version)
     ranges.append((first, target.open().version, replaced))
     return [one for one in ranges if one[0] <= one[1]]
+
+
+def _replaces_all(commit: Commit) -> bool:
+    """By a copy, a TRUNCATE, or Spark's INSERT OVERWRITE of a table without a key."""
+    is_overwritten = commit.info.get("operationParameters", {}).get("mode") == "Overwrite"
+    verb, truncated = commit.metadata.get("verb"), commit.metadata.get("truncated")
+    return verb == "sync" or bool(truncated) or is_overwritten
 
 
 def compare_change_feed(
