@@ -114,8 +114,7 @@ def spark_connection(conn_id: str) -> Connection:
     if connection.conn_type not in SPARK_CONNECTIONS.names:
         raise ConfigError(
             f"connection {conn_id!r} has type {connection.conn_type!r}: give spark_conn_id a"
-            " connection of type spark_connect (a running Spark Connect server) or spark"
-            " (spark-submit)"
+            f" connection of type {' or '.join(SPARK_CONNECTIONS.names)}"
         )
     return connection
 

@@ -105,10 +105,11 @@ class TableCache:
             log.info("the next run reads more of the Delta logs: no copy can be written: %s", err)
 
     def take(self, uri: str, version: int | None = None) -> DeltaTable | None:
-        """Returns a table that give_back() stored, at the version it had then, or None.
+        """Returns a table that give_back() stored, at the version it had then, and forgets it; or
+        None.
 
-        With ``version``, only a table at that version is returned. On a disk, a table isn't
-        returned if the log entry of its version has been replaced: it is another table then.
+        A table at another version than ``version`` stays stored. On a disk, a table isn't returned
+        if the log entry of its version has been replaced: it is another table then.
         """
         with self._lock:
             table, entry, files = self._tables.get(uri, (None, None, 0))

@@ -66,12 +66,12 @@ class Root(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EventShape:
-    """How columns of decoded events are numbered: ``c<i>`` new values, ``o<k>`` old key, ``u<i>``
-    unchanged.
+    """How columns of decoded events are numbered: ``c<i>`` new values, ``o<k>`` old identity,
+    ``u<i>`` unchanged.
 
-    ``key`` has the positions of the key among the columns, and is empty for a table without one.
-    ``toastable`` has those of columns that may arrive as "unchanged". The ``stopped`` ones among
-    them never arrive, because the source has dropped them: an update leaves their values.
+    ``key`` has the positions of the key among the columns; where it is empty, all columns are the
+    identity. ``toastable`` has those of columns that may arrive as "unchanged". The ``stopped``
+    ones among them keep their last values: the source has dropped or retyped them.
     """
 
     column_count: int

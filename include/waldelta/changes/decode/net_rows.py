@@ -95,7 +95,7 @@ def key_codes(kinds: Sequence[TargetType], *keys: Sequence[pa.ChunkedArray]) -> 
 
 
 def first_of_each(codes: Ints) -> Ints:
-    """Returns the positions of the first occurrence of each code, in their order."""
+    """Returns the position of each code's first occurrence, in ascending order."""
     _, first = np.unique(codes, return_index=True)
     return np.asarray(np.sort(first), np.int64)
 

@@ -31,9 +31,9 @@ _SKIPPED = MARK + "R"
 class RelationVersion:
     """A relation as a Relation message describes it, for messages landed in a range.
 
-    The range begins after ``since`` and ends before ``until``. ``transaction`` is the xid8 of the
-    streamed transaction it is about; None: messages that weren't streamed. ``everywhere``: no other
-    version of the relation is known, so it applies to all messages.
+    The range is between the positions (order_of()) ``since`` and ``until``. ``transaction`` is the
+    xid8 of the streamed transaction whose messages it describes; None: of those that weren't
+    streamed. ``everywhere``: of all messages, because no other version of the relation is known.
     """
 
     since: int

@@ -94,7 +94,7 @@ class ModeTarget:
 
     @property
     def written(self) -> WrittenColumns:
-        """The columns as net changes write them: a row of the target may keep any of them."""
+        """The columns that net changes write; an update may keep the old value of any."""
         names = self.names
         identity = () if self.mode.fold.has_changes else (*self.key_names, *self.mode.identity)
         key = tuple(names.index(name) for name in identity)

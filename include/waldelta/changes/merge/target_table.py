@@ -89,7 +89,9 @@ class TargetColumn:
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """What a commit wrote."""
+    """A copy's commit: its version, the rows of the copy, and the bytes it wrote (0: only what
+    differed).
+    """
 
     version: int
     rows: int

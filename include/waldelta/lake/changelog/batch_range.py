@@ -72,7 +72,7 @@ class BatchRange:
 
     @cached_property
     def _rows(self) -> pa.Table | None:
-        """All row messages; None when they are too many to be read in the driver."""
+        """The row messages that count; None when they are too much for the driver."""
         if self._messages > self._most_rows:
             return None
         return self.change_log.rows(self.stream, MOST_DRIVER_MESSAGE_BYTES)

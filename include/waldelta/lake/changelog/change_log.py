@@ -242,8 +242,8 @@ class ChangeLog(RowMessages, BatchFiles):
         return visible
 
     def landed_end(self, batch: int) -> int:
-        """Returns the end of a batch's last transaction, from file statistics alone; 0 for an empty
-        batch.
+        """Returns where the last transaction of a batch ends, 0 where none ends in it; file
+        statistics have that, or else the batch is read.
         """
         rows = _by_batch(self.place.open(), ("max.end_lsn", "max"))
         ends = {row["batch"]: row["max.end_lsn_max"] for row in rows}

@@ -378,7 +378,9 @@ class Ledger:
         return rows[-1] if rows else None
 
     def _append_behind(self, row: R, after: R | None, where: pc.Expression | None = None) -> R:
-        """Add a row if the newest of the selected rows still is ``after`` (None: there is none)."""
+        """Returns the row as it was added; raises LateWriter unless ``after`` still is the newest
+        of the rows that ``where`` selects (None: there is none).
+        """
         return self.table(type(row)).append(
             row, Newest(after.at if after is not None else None, where)
         )

@@ -85,7 +85,7 @@ class OpenMessage:
         return ANY_TABLE in self.tables
 
     def describe(self) -> str:
-        """Describe the message for a run's warnings: what it is, who decided, and what to do."""
+        """Returns a run's warning: the message, what it blocks or who skipped it, the remedy."""
         place = (
             f"{self.kind} message {self.row.id} at {Lsn(self.row.lsn or 0)} (transaction"
             f" {self.sent.xid})"

@@ -88,11 +88,11 @@ class IdleCheck:
 
 @private_files()
 def check_idle(job: Job) -> IdleCheck:
-    """Returns whether a run must be started, because there is something to land, apply or copy;
-    moves the slot forward if there is nothing.
+    """Returns whether a run must be started, and why; moves the slot over WAL without changes
+    where that may free some.
 
-    Raises the errors of a slot that is missing, lost, foreign, ahead of everything this pipeline
-    consumed, or whose next transaction can't be decoded.
+    Adopts new tables, as a run does. Raises the errors of a slot that is missing, lost, foreign,
+    ahead of everything this pipeline consumed, or whose next transaction can't be decoded.
     """
     identity = job.read_identity()
     change_log = job.change_log(identity)

@@ -23,7 +23,9 @@ _UNPUBLISHED = (
 
 @dataclass(frozen=True, slots=True)
 class NewTables:
-    """New tables that a run ``adopted``, and those that it only ``reported``, with warnings."""
+    """New tables: those that a run ``adopted``, those it only ``reported``; ``warnings`` are about
+    both.
+    """
 
     adopted: tuple[str, ...] = ()
     reported: tuple[str, ...] = ()

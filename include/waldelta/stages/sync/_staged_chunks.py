@@ -210,10 +210,10 @@ class ChunkFolder:
 @dataclass(frozen=True, slots=True)
 class TakenRows:
     """The rows that a copy takes from earlier attempts: their files by task, the keys whose rows
-    have changed since, and how to read these rows again.
+    have changed since, and how to read those keys' rows again. It is sent to tasks.
 
-    ``touched`` has the columns of touched_schema(), or none when no key was touched. ``ranges`` is
-    the SQL condition that a row is in a chunk of these files. It is sent to tasks.
+    ``touched`` has the columns of touched_schema(), or no column when no key was touched.
+    ``ranges`` is the SQL condition that a row is in a chunk of these files.
     """
 
     files: tuple[tuple[dict[str, Any], ...], ...]
@@ -249,7 +249,7 @@ class TakenRows:
         return runner.run(shares + len(self.files), schema, write, stops=True)
 
     def _read(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a share of the touched keys that are in the recorded chunks now."""
+        """Yields the snapshot's rows of a share of the touched keys that are in recorded chunks."""
         copy, table = self.source.copy, self.source.table
         admitted = [part.as_string(None) for part in filter_conditions(copy)]
         condition = " and ".join([f"({self.ranges})", *admitted])

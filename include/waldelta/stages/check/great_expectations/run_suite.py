@@ -198,9 +198,10 @@ WITH_EXAMPLES: dict[str, Any] = {"result_format": "SUMMARY", "partial_unexpected
 
 
 def judge_frame(name: str, plan: SuitePlan, frame: DataFrame) -> tuple[Outcome, ...]:
-    """Returns the outcome of each expectation on these rows, in the plan's order.
+    """Returns each expectation's outcome on these rows, in the plan's order.
 
-    Failed ones are evaluated again for examples. Raises ConfigError as build_suite() does.
+    ``name`` is the suite's. Failed ones are evaluated again for examples. Raises ConfigError as
+    build_suite() does.
     """
     suite = build_suite(name, plan)
     # Caching pays off for many scans, but a suite's aggregates are one scan.

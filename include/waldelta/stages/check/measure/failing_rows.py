@@ -121,8 +121,8 @@ def rows_of(text: str, **relations: Relation) -> list[dict[str, Any]]:
 
 @contextmanager
 def leave_to_spark(what: str) -> Iterator[None]:
-    """Log that this process can't read a target, and continue after the block, where Spark does
-    what it says.
+    """Suppress a block's failure to read a target, and log that Spark does ``what`` (such as
+    "reads t") instead.
     """
     try:
         yield

@@ -77,7 +77,7 @@ class CheckedTarget:
         return (pa.Table.from_batches([batch]) for batch in read_query(version, text))
 
     def local_rows(self, version: TargetVersion) -> LocalRows:
-        """Returns the live rows as this process reads them."""
+        """Returns what a query without Spark reads the live rows from."""
         mode, key = self.state.kept_as, self.state.key_columns
         if not mode.keeps_rows:
             return version

@@ -299,7 +299,7 @@ def lake_rows(
     raws: Sequence[ArrowArray | None],
     marks: Marks,
 ) -> ArrowArray:
-    """Returns the text of each row, from these columns.
+    """Returns the text of each row that is hashed, as source_text() has it.
 
     ``raws`` are each column's raw values from ``_wd_raw`` (None: it has none).
     """

@@ -139,7 +139,7 @@ def judge_filters(entry: Publication) -> list[Finding]:
 def privileges_needed(
     state: PublicationState, current: PublicationState | None, facts: Facts
 ) -> Iterator[Finding]:
-    """Yields the grants that a publication's change needs and the role lacks."""
+    """Yields what the role lacks to create or alter a publication: grants, ownership, superuser."""
     server, actual = facts.server, {} if current is None else {current.name: current}
     if server.superuser or not plan_publications([state], actual):
         return
