@@ -247,10 +247,6 @@ def check_tables(
     """Check these targets and add the results; raises QualityFailed for failed critical
     expectations.
     """
-    from waldelta.stages.check.check import check
-    from waldelta.stages.check.check_run import MERGES, RunOutcome, paged_targets
-    from waldelta.stages.check.suite.source_constraints import read_rules
-
     fault_point("check.begun")
     result.checked = replace(result.checked, passed=[], corrected=[])
     fine = {*result.tables, *tables} - set(result.targets.not_applied)
@@ -258,6 +254,10 @@ def check_tables(
         result.checked = replace(result.checked, passed=sorted(fine))
         stage.detail = "switched off"
         return
+    from waldelta.stages.check.check import check
+    from waldelta.stages.check.check_run import MERGES, RunOutcome, paged_targets
+    from waldelta.stages.check.suite.source_constraints import read_rules
+
     versions = {
         name: table.version for name, table in result.tables.items() if table.version is not None
     }
