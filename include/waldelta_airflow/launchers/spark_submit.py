@@ -124,7 +124,9 @@ def shipped_packages(folder: Path) -> Path:
     packages = settings.package_folder()
     files = [
         (f"{_SHIPPED}/{path.relative_to(packages).as_posix()}", path.read_bytes())
-        for path in sorted(packages.rglob("*.py"))
+        # Modules read templates and styles of theirs when they are imported.
+        for path in sorted(packages.rglob("*"))
+        if path.is_file() and path.suffix != ".pyc"
     ]
     digest = hashlib.sha256(
         b"\0".join(name.encode() + b"\0" + content for name, content in files)
