@@ -139,8 +139,8 @@ class _Cache:
             return self._parts.get(path)
 
     def put(self, path: str, part: ObjectPart) -> None:
-        self.forget(path)
         with self._lock:
+            self._remove(path)
             self._parts[path] = part
             self._bytes += len(part.content)
             while self._bytes > self._most_bytes:
@@ -149,8 +149,11 @@ class _Cache:
 
     def forget(self, path: str) -> None:
         with self._lock:
-            if (part := self._parts.pop(path, None)) is not None:
-                self._bytes -= len(part.content)
+            self._remove(path)
+
+    def _remove(self, path: str) -> None:
+        if (part := self._parts.pop(path, None)) is not None:
+            self._bytes -= len(part.content)
 
 
 class ObjectStore:

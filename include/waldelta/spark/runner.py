@@ -21,7 +21,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -60,6 +60,9 @@ BYTES_PER_TASK = 64 << 20
 LOCAL_TASKS, LOCAL_MESSAGES = 16, 1_000_000
 # As many of these tasks as Spark's local[*] would run at once, up to what memory is planned for.
 TASKS_AT_ONCE = min(4, os.cpu_count() or 1)
+# All runners of the process share them, so that tables that are copied at once don't multiply the
+# connections to the source and the memory. No task runs others.
+_AT_ONCE = threading.BoundedSemaphore(TASKS_AT_ONCE)
 # The number of the session for concurrent work, above those of a pool.
 CONCURRENT = 9
 _FAILED = pa.field("_wd_failed", pa.string())
@@ -246,14 +249,16 @@ class InProcess:
         numbered, has_failed = _numbered(task, schema, stops=True), threading.Event()
 
         def answers(number: int) -> list[Answer]:
-            if has_failed.is_set():
-                return []
             batch = pa.RecordBatch.from_pydict({"id": pa.array([number], pa.int64())})
-            try:
-                return [row for part in numbered(iter([batch])) for row in part.to_pylist()]
-            except BaseException:
-                has_failed.set()
-                raise
+            # A single task may hold what others wait for, such as the slot's lock.
+            with _AT_ONCE if count > 1 else nullcontext():
+                if has_failed.is_set():
+                    return []
+                try:
+                    return [row for part in numbered(iter([batch])) for row in part.to_pylist()]
+                except BaseException:
+                    has_failed.set()
+                    raise
 
         with ThreadPoolExecutor(max(1, min(count, TASKS_AT_ONCE)), "task") as pool:
             return _without_failure([*chain.from_iterable(pool.map(answers, range(count)))])

@@ -1,6 +1,8 @@
 """An object store asked directly: which ones are, and a folder as Arrow sees it."""
 
 import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -181,3 +183,15 @@ def test_an_object_is_created_once():
     assert store.create("x", b"theirs") is None
     assert store.create("x", b"ours").tag == made.tag
     assert store.read_tagged("x").content == b"ours"
+
+
+def test_threads_that_keep_the_same_file_count_its_bytes_once():
+    """Tasks of one process read the same staged files at the same moment."""
+    store, content, interval = ObjectStore(MemoryStore()), b"x" * 1000, sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: store.keep("a", content), range(20_000)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert store._small._bytes == len(content)

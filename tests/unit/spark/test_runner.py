@@ -140,6 +140,25 @@ def test_tasks_of_this_process_run_at_once():
     assert [row["number"] for row in rows] == [*range(3 * TASKS_AT_ONCE)]
 
 
+def test_runners_of_this_process_share_what_runs_at_once(monkeypatch):
+    """A single task doesn't wait: it may hold what the others wait for."""
+    limit, entered = threading.BoundedSemaphore(1), []
+
+    class Limit:
+        def __enter__(self):
+            limit.acquire()
+            entered.append(threading.current_thread().name)
+
+        def __exit__(self, *_):
+            limit.release()
+
+    monkeypatch.setattr(module, "_AT_ONCE", Limit())
+    schema = pa.schema([("number", pa.int64())])
+    for count, expected in ((6, 6), (3, 9), (1, 9)):
+        InProcess(pytest.fail).run(count, schema, lambda n: pa.table({"number": [n]}))
+        assert len(entered) == expected
+
+
 def test_less_runs_in_this_process_where_a_server_opens_sessions(monkeypatch):
     """A JVM takes seconds to start; a session of a running server takes tenths of one."""
     monkeypatch.delenv("SPARK_REMOTE", raising=False)

@@ -109,17 +109,23 @@ class NetFiles:
     def without(self, runner: Runner, numbers: Ints, folder: str, begin: int = 0) -> NetFiles:
         """Write all rows but these into another folder, by a task for each file.
 
-        The folder may already have ``begin`` files of other rows. Returns all its files.
+        The folder may already have ``begin`` files of other rows. Returns all its files. Raises
+        StagedLost when one is missing.
         """
         masks = np.split(~self.are_in(numbers), np.cumsum(self.rows)[:-1])
+        first = max(1, begin)
+        if not begin:  # As a task's file, this would also remove what others have written.
+            write_parquet(folder, self.schema.empty_table())
 
         def write(number: int) -> pa.Table:
             parts = self.parts_of(number, masks[number])
             rows = pa.concat_tables([self.schema.empty_table(), *parts])
-            write_parquet(folder, rows, begin + number)
+            write_parquet(folder, rows, first + number)
             return pa.table([[len(rows)]], schema=_WRITTEN)
 
-        runner.run(len(self.paths), _WRITTEN, write)
+        written = sum(row["rows"] for row in runner.run(len(self.paths), _WRITTEN, write))
+        names = {f"part-{first + number}.parquet" for number in range(len(self.paths))}
+        check_rows(folder, sum(NetFiles.of(folder, self.lake, names).rows), written)
         return NetFiles.of(folder, self.lake)
 
     def _batches(

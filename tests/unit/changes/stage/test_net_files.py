@@ -77,3 +77,15 @@ def test_rows_are_taken_out_by_their_numbers_among_all_files(tmp_path, out):
     write_parquet(f"{folder}-let", pa.table({"n": [-1]}))
     rest = files.without(InProcess(pytest.fail), numbers, f"{folder}-let", 1)
     assert rest.read(["n"])["n"].to_pylist() == [-1, *(n for n in range(5) if n not in out)]
+
+
+def test_files_that_are_written_at_once_all_stay(tmp_path):
+    """The first task, which has most to write, is the last one to begin its file."""
+    folder, counts = (tmp_path / "net").as_uri(), [500_000, *[1] * 8]
+    for part, count in enumerate(counts):
+        write_parquet(folder, pa.table({"n": np.arange(count)}), part)
+    (tmp_path / "net-rest").mkdir()
+    (tmp_path / "net-rest" / "part-7.parquet").write_bytes(b"of an attempt before")
+    files = NetFiles.of(folder, Lake(tmp_path.as_uri()))
+    rest = files.without(InProcess(pytest.fail), np.array([0]), f"{folder}-rest")
+    assert sorted(rest.rows) == sorted([0, counts[0] - 1, *counts[1:]])
