@@ -96,7 +96,7 @@ def _add_copies(
         for copied in results:
             name, written = copied.table_name, copied.copy
             if written.raw_rows is None and written.diff is None:
-                raw_rows = count_raw_rows(runner, job, name, written.written.version)
+                raw_rows = count_raw_rows(runner, job, name, copied.version)
                 written = replace(written, raw_rows=raw_rows)
             result.add_copy(replace(copied, copy=written))
             if written.whole:

@@ -134,14 +134,14 @@ def take_over(lake: Lake, table_name: str, shut_out: Callable[[], None]) -> list
     Raises TargetNotWritable for a folder that can't be removed: as long as it exists, a late
     statement may still apply it.
     """
-    match = staged_for(lake, table_name)
-    if not match:
+    folders = staged_for(lake, table_name)
+    if not folders:
         return []
-    mark = next((uri for uri in match if uri.endswith(_TAKEN)), None)
+    mark = next((uri for uri in folders if uri.endswith(_TAKEN)), None)
     if mark is None:
         mark = staging_folder(lake, table_name, 0, 0, "") + _TAKEN
-        write_parquet(mark, pa.table({"folder": match}))
-    for uri in match:
+        write_parquet(mark, pa.table({"folder": folders}))
+    for uri in folders:
         if uri == mark:
             continue
         log.warning("table=%s removing staged files of another run: %s", table_name, uri)
@@ -157,7 +157,7 @@ def take_over(lake: Lake, table_name: str, shut_out: Callable[[], None]) -> list
     fault_point("takeover.removed")
     shut_out()
     remove_folder(mark)
-    return match
+    return folders
 
 
 def _prefix(table_name: str) -> str:

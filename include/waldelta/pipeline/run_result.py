@@ -311,8 +311,9 @@ class RunResult:
         self.source.add(copied.load)
         name, copy = copied.table_name, copied.copy
         if (diff := copy.diff) is None:
-            version, raw_rows = copy.written.version, copy.raw_rows or 0
-            self.tables[name] = TableResult(rows=copied.rows, version=version, raw_rows=raw_rows)
+            self.tables[name] = TableResult(
+                rows=copied.rows, version=copied.version, raw_rows=copy.raw_rows or 0
+            )
             return
         self.tables.pop(name, None)
         self.add_repair(diff.cut)

@@ -28,7 +28,7 @@ def named_error(err: BaseException) -> errors.WaldeltaError | None:
     """Returns the error that a task raised, if it is one of ours; SparkUnreachable when Spark's JVM
     ended.
 
-    It is made anew from the text, which has no attributes of the raised instance: ``retryable`` is
+    It is made again from the text, which has no attributes of the raised instance: ``retryable`` is
     the class's default, or follows from the reason of a TargetNotWritable.
     """
     for name, message in texts.NAMED_ERROR.findall(str(err)):

@@ -21,7 +21,7 @@ import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -239,29 +239,30 @@ class InProcess:
         self, count: int, schema: pa.Schema, task: Task, *, stops: bool = False
     ) -> list[Answer]:
         """Run up to most_tasks() tasks on threads of this process, unless a session has been
-        started.
+        started; a single one on the caller's.
 
         The first error ends the tasks that haven't begun, and is raised when the others have ended.
         """
         if count > (most := most_tasks()) or (count and self.is_started):
             why = f"it takes {counted(count, 'task')}, this process runs up to {most}"
             return self._used(why).run(count, schema, task, stops=stops)
-        numbered, has_failed = _numbered(task, schema, stops=True), threading.Event()
+        umask, has_failed = lake_umask(), threading.Event()
 
-        def answers(number: int) -> list[Answer]:
-            batch = pa.RecordBatch.from_pydict({"id": pa.array([number], pa.int64())})
-            # A single task may hold what others wait for, such as the slot's lock.
-            with _AT_ONCE if count > 1 else nullcontext():
+        def run_one(number: int) -> list[Answer]:
+            with _AT_ONCE:
                 if has_failed.is_set():
                     return []
                 try:
-                    return [row for part in numbered(iter([batch])) for row in part.to_pylist()]
+                    return _answers(task, number, umask)
                 except BaseException:
                     has_failed.set()
                     raise
 
-        with ThreadPoolExecutor(max(1, min(count, TASKS_AT_ONCE)), "task") as pool:
-            return _without_failure([*chain.from_iterable(pool.map(answers, range(count)))])
+        # A single task may hold what others wait for, such as the slot's lock.
+        if count <= 1:
+            return [row for number in range(count) for row in _answers(task, number, umask)]
+        with ThreadPoolExecutor(min(count, TASKS_AT_ONCE), "task") as pool:
+            return [*chain.from_iterable(pool.map(run_one, range(count)))]
 
     def start(self, why: str) -> None:
         """Start the session in the background; the first use raises why that fails."""
@@ -402,8 +403,7 @@ def _numbered(
         for part in parts:
             for number in part["id"].to_pylist():
                 try:
-                    with private_files(umask):
-                        answer = task(number)
+                    answer = _answer(task, number, umask)
                 except WaldeltaError as err:
                     if stops:
                         raise
@@ -414,10 +414,21 @@ def _numbered(
                 yield from answer.append_column(
                     _FAILED, pa.nulls(len(answer), _FAILED.type)
                 ).to_batches()
-                # Spark keeps the process for later tasks, perhaps for hours.
-                pa.default_memory_pool().release_unused()
 
     return numbered
+
+
+def _answers(task: Task, number: int, umask: int) -> list[Answer]:
+    rows: list[Answer] = _answer(task, number, umask).to_pylist()
+    return rows
+
+
+def _answer(task: Task, number: int, umask: int) -> pa.Table:
+    with private_files(umask):
+        answer = task(number)
+    # Spark keeps the process for later tasks, perhaps for hours.
+    pa.default_memory_pool().release_unused()
+    return answer
 
 
 def _without_failure(answers: list[Answer]) -> list[Answer]:

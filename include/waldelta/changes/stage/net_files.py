@@ -124,9 +124,11 @@ class NetFiles:
             return pa.table([[len(rows)]], schema=_WRITTEN)
 
         written = sum(row["rows"] for row in runner.run(len(self.paths), _WRITTEN, write))
+        files = NetFiles.of(folder, self.lake)
         names = {f"part-{first + number}.parquet" for number in range(len(self.paths))}
-        check_rows(folder, sum(NetFiles.of(folder, self.lake, names).rows), written)
-        return NetFiles.of(folder, self.lake)
+        rows = zip(files.paths, files.rows, strict=True)
+        check_rows(folder, sum(count for path, count in rows if path in names), written)
+        return files
 
     def _batches(
         self, mask: Bools, columns: dict[str, pc.Expression] | None = None

@@ -92,6 +92,11 @@ class SyncResult:
         return self.state.table_name
 
     @property
+    def version(self) -> int:
+        """Returns the target's version that has the copy."""
+        return self.copy.written.version
+
+    @property
     def rows(self) -> int:
         """Returns the number of rows in the snapshot."""
         return self.state.rows
