@@ -29,7 +29,9 @@ def test_a_mapped_column_is_sparks(runner, tmp_path):
     runner.spark().range(0, 100).selectExpr("id as k").write.format("delta").option(
         "delta.columnMapping.mode", "name"
     ).save(str(tmp_path))
-    assert IntegerKey.of(table_at(str(tmp_path)).open(0), "k") is None
+    table = table_at(str(tmp_path)).open(0)
+    assert IntegerKey.of(table, "k") is None
+    assert profile_by_statistics(table, [("k", True)]) is None
 
 
 @pytest.mark.soak("a RESTORE of a target's file")

@@ -49,11 +49,12 @@ def profiled_columns(state: TableState) -> list[tuple[str, bool]]:
 def profile_by_statistics(
     table: TargetVersion, columns: Sequence[Sequence[Any]]
 ) -> Measured | None:
-    """Returns a mirror's profile without reading rows; None where its log has no statistics.
+    """Returns a mirror's profile without reading rows; None where its log has no statistics, or
+    has them by the files' own column names.
 
     Raises what delta-rs and Arrow raise.
     """
-    if table.has_deletion_vectors:
+    if table.has_deletion_vectors or table.maps_columns:
         return None
     files = table.files
     rows = row_count(files)
