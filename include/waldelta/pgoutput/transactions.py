@@ -17,6 +17,8 @@ from functools import cached_property
 import numpy as np
 
 from waldelta.arrow import Ints
+from waldelta.errors import DecodeError
+from waldelta.pgoutput.message_kinds import name_of
 from waldelta.pgoutput.messages import Control
 
 # A message's position in the whole stream: its batch, then its number within the batch.
@@ -266,8 +268,14 @@ class _Resolver:
             self._prepared[control.gid, landmark.xid8] = self._chunks.pop(landmark.xid8, [])
         elif kind == "r":
             self._prepared.pop((control.gid, landmark.xid8), None)
-        else:
+        elif kind in ("c", "K"):
             self._commit(landmark)
+        else:
+            detail = (
+                f"{kind!r} of batch {landmark.batch}, message {seq}, isn't known to begin or end a"
+                " transaction: update waldelta to the version that landed it"
+            )
+            raise DecodeError(name_of(kind) or "control", "kind", 0, detail)
 
     def _commit(self, landmark: Landmark) -> None:
         """Handle a Stream Commit or Commit Prepared: earlier plain messages come first, then the

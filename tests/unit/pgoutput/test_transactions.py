@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tests.support.seeds import chosen_random, rounds
-from waldelta.pgoutput.message_kinds import BY_LETTER
+from waldelta.errors import DecodeError
+from waldelta.pgoutput.message_kinds import BY_LETTER, KINDS
 from waldelta.pgoutput.messages import Control
 from waldelta.pgoutput.transactions import Landmark, prepared_transactions, resolve
 
@@ -103,6 +104,14 @@ def test_a_transaction_whose_prepare_is_gone_is_named():
     """Its changes aren't in the log: somebody must decide whether that matters."""
     segments = resolve(stream({2: "r K7 r"})[0], 1, 2)
     assert [(p.gid, p.xid8, p.decided_in) for p in segments.missing] == [("7", 7, 2)]
+
+
+@pytest.mark.parametrize("kind", [kind.letter for kind in KINDS if kind.version == 1] + ["Z"])
+def test_a_kind_that_decides_nothing_stops_by_name(kind):
+    """A message that doesn't begin or end a streamed or prepared transaction isn't a commit."""
+    landmark = Landmark(2, 5, 7, Control(kind, 7, gid="7"))
+    with pytest.raises(DecodeError, match=f"kind at byte 0: {kind!r} of batch 2, message 5"):
+        resolve([landmark], 1, 2)
 
 
 def test_prepared_transactions_with_their_decisions():
