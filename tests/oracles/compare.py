@@ -176,9 +176,7 @@ def _exact(frame: DataFrame, names: Sequence[str], columns: Sequence[str]) -> Da
     return frame.select(
         *(
             F.expr(
-                raw_entries(RAW)
-                if name == RAW
-                else stored_type("", types[name]).exact_sql(quote(name))
+                raw_entries(RAW) if name == RAW else stored_type(types[name]).exact_sql(quote(name))
             ).alias(alias)
             for name, alias in zip(names, columns, strict=True)
         )

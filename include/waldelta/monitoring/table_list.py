@@ -527,7 +527,7 @@ def read_table_details(
     quarantined, discarded = (rows.get(state.table_name, 0) for rows in counts)
     details = TableDetails(
         target.uri,
-        tuple(_line(column.name, column.spark_type, column, state) for column in state.columns),
+        tuple(_line(column.name, column.stored_type, column, state) for column in state.columns),
         read_content(state, quarantined, discarded),
         tuple(name for name in state.publishes if name not in _missing(state)),
         " and ".join(filter(None, (state.row_filter, state.target_filter))),

@@ -57,7 +57,7 @@ def source_sql(text: str, types: Mapping[str, PgType]) -> str:
     enum_names = frozenset(enum.name for enum in enums.values())
     node = parse_analysed(text, enum_names)
     stored = column_types(types, (), DEFAULT_TYPES)
-    columns = {name: column_type(kind.name, stored[name].spark) for name, kind in types.items()}
+    columns = {name: column_type(kind.name, stored[name]) for name, kind in types.items()}
     # Collations decide what Spark can reproduce. PostgreSQL itself evaluates this text.
     collations = dict.fromkeys(columns, Collation.CODE_POINT)
     names = column_names(node)

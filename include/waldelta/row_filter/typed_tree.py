@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from waldelta.row_filter.analyzed_filter import Collation
-from waldelta.types import stored_type
+from waldelta.types import TargetType
 from waldelta.types.numeric import Decimal
 from waldelta.types.type_map import BUILT_INS
 
@@ -109,26 +109,28 @@ class Typed:
         return self.key == "constant" and self.value is None
 
 
-def column_type(printed: str, spark_type: str) -> Type:
-    """Returns the type of a column, from its names in PostgreSQL and Spark.
+def column_type(printed: str, stored: TargetType) -> Type:
+    """Returns the type of a column, from its name in PostgreSQL and its type in the lake.
 
-    >>> column_type("numeric(12,2)", "decimal(12,2)").digits
+    >>> from waldelta.types import stored_type
+    >>> column_type("numeric(12,2)", stored_type("decimal(12,2)")).digits
     (10, 2)
     """
     name, is_array = re.sub(r"\(.*?\)", "", printed).strip(), printed.endswith("[]")
-    short, spark_type = SHORT_NAMES.get(name.removesuffix("[]").strip()), spark_type.lower()
+    short = SHORT_NAMES.get(name.removesuffix("[]").strip())
     opaque = Type("opaque", printed=printed)
+    if not stored.keeps_value:
+        return opaque
     if is_array:
-        is_comparable = short in _ELEMENTS and spark_type == f"array<{SPARK_TYPE_NAMES[short]}>"
+        is_comparable = short in _ELEMENTS and stored.spark == f"array<{SPARK_TYPE_NAMES[short]}>"
         return Type("array", element=short, printed=printed) if is_comparable else opaque
     if short == "numeric":
-        kind = stored_type(printed, spark_type)
         # For a numeric without precision any number may be raw, so its order isn't known.
-        if not isinstance(kind, Decimal) or "(" not in printed:
+        if not isinstance(stored, Decimal) or "(" not in printed:
             return opaque
-        precision, scale = kind.arrow.precision, kind.arrow.scale
+        precision, scale = stored.arrow.precision, stored.arrow.scale
         return Type("numeric", (precision - scale, scale), printed=printed)
-    if short is None or short == "interval" or spark_type != SPARK_TYPE_NAMES.get(short):
+    if short is None or short == "interval" or stored.spark != SPARK_TYPE_NAMES.get(short):
         return opaque
     return Type(short, printed=printed)
 

@@ -43,6 +43,11 @@ class Array(TargetType):
     delimiter: str = ","
     brackets: str = "{}"
 
+    @property
+    def ledger_name(self) -> str:
+        """The name with that of its element."""
+        return f"array<{self.element.ledger_name}>"
+
     def read(self, text: ArrowArray) -> Representable:
         """Find the elements of all values at once, then let the element's type read them."""
         text = utf8(text)

@@ -199,7 +199,7 @@ class TargetType(ABC):
     value out of line (TOAST), so it is always sent. ``is_number``: a mean and a deviation have a
     meaning. ``is_text``: PostgreSQL's text is stored, whatever it is. ``has_one_form``: equal
     values are equal as stored, in Spark's joins too. ``prints_alike``: equal values have equal
-    texts.
+    texts. ``keeps_value``: what is stored is the value, so filters can judge it; not with a mask.
     """
 
     may_be_raw: ClassVar[bool] = True
@@ -209,9 +209,15 @@ class TargetType(ABC):
     is_text: ClassVar[bool] = False
     has_one_form: ClassVar[bool] = False
     prints_alike: ClassVar[bool] = False
+    keeps_value: ClassVar[bool] = True
 
     spark: str
     arrow: Any
+
+    @property
+    def ledger_name(self) -> str:
+        """The name that identifies it in the ledger: Spark's, where no other type has that one."""
+        return self.spark
 
     def from_text(self, values: ArrowArray) -> Representable:
         """Read what PostgreSQL's output function printed (binary or string).

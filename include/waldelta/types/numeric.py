@@ -222,6 +222,11 @@ class NumericAsDouble(Fraction):
     spark: str = "double"
     arrow: Any = field(default_factory=pa.float64)
 
+    @property
+    def ledger_name(self) -> str:
+        """A name that PostgreSQL's own doubles don't have."""
+        return "numeric as double"
+
     def read(self, text: ArrowArray) -> Representable:
         """Read values that a double doesn't round.
 

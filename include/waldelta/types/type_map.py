@@ -75,8 +75,11 @@ BUILT_INS = (
 )
 _SCALARS = {built_in.oid: built_in.stored for built_in in BUILT_INS}
 _TEXT = Text()
-# All types with one name in Spark's DDL, by this name; stored_type() has the others.
-_STORED = {kind.spark: kind for kind in (*_SCALARS.values(), _TEXT, Hstore(), Variant())}
+# The types that stored_type() returns, by their names in the ledger; it makes arrays and decimals.
+_STORED = {
+    kind.ledger_name: kind
+    for kind in (*_SCALARS.values(), _TEXT, Hstore(), Variant(), NumericAsDouble())
+}
 # Arrays of arrays are stored as text.
 _ARRAY = re.compile(r"array<((?!array)[^<>]+)>")
 _DECIMAL = re.compile(r"decimal\(([1-9]|[12]\d|3[0-8]),\s*(\d|[12]\d|3[0-8])\)", re.ASCII)
@@ -177,45 +180,41 @@ def _array(element: PgType, options: TypeOptions) -> TargetType:
 
 
 @cache
-def stored_type(type_name: str, spark_type: str) -> TargetType:
-    """Returns a column's type by its names in PostgreSQL and Spark, which the ledger has.
+def stored_type(name: str) -> TargetType:
+    """Returns a column's type by its ``ledger_name``, or by its name in Spark.
 
     It is for stored values. Reading texts, and PostgreSQL's equality, need what target_type()
     returns, since a domain's name doesn't say what it is based on. Raises LakeError for a type that
     waldelta doesn't store.
 
-    >>> [stored_type(name, "double").may_be_raw for name in ("numeric", "double precision")]
+    >>> [stored_type(name).may_be_raw for name in ("numeric as double", "double")]
     [True, False]
     """
-    if (array := _ARRAY.fullmatch(spark_type)) is not None:
-        element = stored_type(type_name.removesuffix("[]"), array[1])
-        return Array(spark_type, pa.list_(element.arrow), element)
-    if limits := _DECIMAL.fullmatch(spark_type):
+    if (array := _ARRAY.fullmatch(name)) is not None:
+        element = stored_type(array[1])
+        return Array(f"array<{element.spark}>", pa.list_(element.arrow), element)
+    if limits := _DECIMAL.fullmatch(name):
         precision, scale = (int(limit) for limit in limits.groups())
-        return Decimal(spark_type, pa.decimal128(precision, scale))
-    if spark_type == "double" and type_name != "double precision":
-        return NumericAsDouble()  # A numeric, or a domain.
-    if (kind := _STORED.get(spark_type)) is None:
+        return Decimal(name, pa.decimal128(precision, scale))
+    if (kind := _STORED.get(name)) is None:
         raise LakeError(
-            f"the ledger has a column of type {spark_type!r}, which waldelta doesn't store: find"
+            f"the ledger has a column of type {name!r}, which waldelta doesn't store: find"
             " out which program wrote it, and copy the table again (sync --tables)"
         )
     return kind
 
 
-@cache
-def key_type(base_oid: int, spark_type: str) -> TargetType:
+def key_type(base_oid: int, stored: TargetType) -> TargetType:
     """Returns the type of a foreign key's column by the oid of its type, of a domain its base type,
-    and by its name in Spark.
+    and by its type in the lake.
 
-    >>> key_type(23, "int").compared_with(key_type(20, "bigint"))
+    >>> number, text, padded = (key_type(oid, _SCALARS[oid]) for oid in (23, 25, 1042))
+    >>> number.compared_with(key_type(20, stored_type("bigint")))
     'integer'
-    >>> text, padded = key_type(25, "string"), key_type(1042, "string")
     >>> text.compared_with(padded), padded.compared_with(text)
     ('padded', 'own padded')
-    >>> numeric = key_type(1700, "string")
+    >>> numeric = key_type(1700, stored_type("string"))
     >>> numeric.compared_with(numeric) is None  # 1.0 and 1.00
     True
     """
-    kind = stored_type("", spark_type)
-    return _as_text(base_oid) if kind.is_text else kind
+    return _as_text(base_oid) if stored.is_text else stored

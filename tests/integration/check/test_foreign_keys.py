@@ -27,7 +27,7 @@ from waldelta.stages.check.measure.references import (
     rows_without_parent,
 )
 from waldelta.stages.sync.sync import sync
-from waldelta.types.type_map import key_type
+from waldelta.types.type_map import key_type, stored_type
 
 pytestmark = pytest.mark.spark
 
@@ -225,7 +225,7 @@ def ask_postgresql(database):
         (oid,) = database.execute("select 'c'::regclass::oid::bigint")[0]
         (key,) = read_foreign_keys(database.connection, [oid], read_oldest_xid(database.connection))
         sides = key.referring[0], key.referenced[0]
-        left, right = (key_type(side.base_oid, "string") for side in sides)
+        left, right = (key_type(side.base_oid, stored_type("string")) for side in sides)
         comparison = left.compared_with(right)
         for held, sent in product(SPELT, SPELT):
             database.execute(f"truncate p, c; insert into p values ('{held}')")

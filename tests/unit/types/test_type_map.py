@@ -159,7 +159,7 @@ NEVER_RAW = [BOOL, BYTEA, INT4, FLOAT8, TEXT, ENUM, HSTORE, ANY_NUMERIC]
 def test_which_types_may_need_raw_text(pg_type, options, expected):
     """The source's type and the ledger's names give one answer; integration/types asks servers."""
     kind = target_type(pg_type, options)
-    stored = stored_type(pg_type.name, kind.spark)
+    stored = stored_type(kind.ledger_name)
     assert (kind.may_be_raw, stored.may_be_raw) == (expected, expected)
     assert (stored.spark, stored.arrow) == (kind.spark, kind.arrow)
 
@@ -197,7 +197,7 @@ def test_forms_that_spark_compares(pg_type, options, exact, equal):
     """What equality would confuse, or can't compare, is brought into another form."""
     kind = target_type(pg_type, options)
     assert (kind.exact_sql("v"), kind.equal_sql("v")) == (exact, equal)
-    assert stored_type(pg_type.name, kind.spark).exact_sql("v") == exact
+    assert stored_type(kind.ledger_name).exact_sql("v") == exact
 
 
 def test_a_numeric_that_is_named_as_text_is_compared_as_a_number():
@@ -577,4 +577,4 @@ FORGED = (
 def test_a_forged_type_of_the_ledger_is_named(spark_type):
     """Any writer of the lake can change that text."""
     with pytest.raises(LakeError, match="which waldelta doesn't store: find out which program"):
-        stored_type("text", spark_type)
+        stored_type(spark_type)

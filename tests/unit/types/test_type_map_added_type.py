@@ -14,7 +14,9 @@ from waldelta.lake.data_file import FileStatistics, order_of
 from waldelta.lake.ledger import ColumnState, TableState
 from waldelta.postgres import PgType
 from waldelta.row_filter.typed_tree import column_type
+from waldelta.stages.check.constraints.constraints import DeclaredType
 from waldelta.stages.check.measure.profile import profiled_columns
+from waldelta.stages.check.suite.row_kinds import limit_of
 from waldelta.stages.repair.reconcile._checksum import lake_rows, source_text
 from waldelta.types import TargetType, stored_type
 from waldelta.types import type_map as module
@@ -43,10 +45,29 @@ class Time(TargetType):
         return moments.cast(self.arrow), raw
 
 
+@dataclass(frozen=True)
+class Reversed(TargetType):
+    """A mask: the ledger's name is its own, Spark's isn't."""
+
+    may_be_raw = False
+    keeps_value = False
+
+    spark: str = "string"
+    arrow: Any = field(default_factory=pa.string)
+
+    @property
+    def ledger_name(self):
+        return "reversed"
+
+    def read(self, text):
+        return pc.utf8_reverse(text), None
+
+
 @pytest.fixture(autouse=True)
 def added(monkeypatch):
-    """The entry of the type map, from which these two tables are made."""
-    cached = (target_type, stored_type, key_type)
+    """The entries of the type map, from which these two tables are made."""
+    monkeypatch.setitem(module._STORED, "reversed", Reversed())
+    cached = (target_type, stored_type)
     monkeypatch.setitem(module._SCALARS, OID, Time())
     monkeypatch.setitem(module._STORED, SPARK, Time())
     for function in cached:
@@ -57,9 +78,9 @@ def added(monkeypatch):
 
 
 def test_it_is_found_from_the_source_and_from_the_ledger():
-    assert target_type(PG) == target_type(domain_over(PG)) == stored_type(PRINTED, SPARK) == Time()
+    assert target_type(PG) == target_type(domain_over(PG)) == stored_type(SPARK) == Time()
     assert target_type(array_of(PG)).spark == f"array<{SPARK}>"
-    assert stored_type(f"{PRINTED}[]", f"array<{SPARK}>").element == Time()
+    assert stored_type(f"array<{SPARK}>").element == Time()
 
 
 def test_values_are_read_and_what_it_cannot_hold_is_raw():
@@ -73,14 +94,14 @@ def test_both_sides_of_reconcile_know_it():
     text = source_text([(sql.SQL("v"), target_type(PG))], MARKS, raw=True).as_string(None)
     assert "concat(v)" in text
     values = pa.array([time(12, 30)], pa.time64("us"))
-    rows = lake_rows([(values, stored_type(PRINTED, SPARK))], [None], MARKS)
+    rows = lake_rows([(values, stored_type(SPARK))], [None], MARKS)
     assert rows.to_pylist() == ["12:30:00.000000"]
 
 
 def test_its_foreign_keys_are_judged():
-    kind = key_type(OID, SPARK)
+    kind = key_type(OID, Time())
     assert kind.compared_with(kind) == "same"
-    assert kind.compared_with(key_type(1082, "date")) is None
+    assert kind.compared_with(key_type(1082, stored_type("date"))) is None
 
 
 def test_its_columns_are_profiled():
@@ -97,4 +118,14 @@ def test_it_has_no_bounds_until_it_has_an_order():
 
 
 def test_filters_only_ask_whether_it_is_null():
-    assert column_type(PRINTED, SPARK).name == "opaque"
+    assert column_type(PRINTED, Time()).name == "opaque"
+
+
+def test_nothing_judges_the_values_of_a_mask():
+    """No filter, limit of the type, list of labels or foreign key of the source."""
+    column = ColumnState("v", 1043, 9, "character varying(5)", "reversed", not_null=True)
+    kind = column.stored_as
+    assert (kind, column.spark_type) == (Reversed(), "string")
+    assert column_type("text", kind).name == "opaque"
+    assert limit_of(DeclaredType("v", column.type_name, 1043, 9), kind) is None
+    assert key_type(1043, kind).compared_with(kind) is None

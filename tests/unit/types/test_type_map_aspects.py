@@ -17,7 +17,7 @@ from tests.support.data.pg_types import (
 )
 from waldelta.config.type_options import DEFAULT_TYPES
 from waldelta.postgres import PgType
-from waldelta.types.type_map import _STORED, BUILT_INS, key_type, target_type
+from waldelta.types.type_map import _STORED, BUILT_INS, key_type, stored_type, target_type
 
 # What may be true of a type, and what is.
 ASPECTS = ("is_fixed_size", "is_number", "is_text", "has_one_form", "prints_alike")
@@ -49,7 +49,7 @@ CASES = [(PgType(oid, -1, str(oid)), DEFAULT_TYPES, told) for oid, told in BUILT
 
 def test_every_type_is_asked():
     assert list(BUILT_IN) == [built_in.oid for built_in in BUILT_INS]
-    asked = [target_type(pg_type, options).spark for pg_type, options, _ in [*CASES, *OTHERS]]
+    asked = [target_type(pg_type, options).ledger_name for pg_type, options, _ in [*CASES, *OTHERS]]
     assert _STORED.keys() <= set(asked)
 
 
@@ -59,7 +59,7 @@ def test_what_a_type_says_of_itself(pg_type, options, expected):
     assert [aspect for aspect in ASPECTS if getattr(kind, aspect)] == expected.split()
 
 
-# The oid and Spark's name of a foreign key's column and of the one that it refers to.
+# The oid and the type in the ledger of a foreign key's column and of the one that it refers to.
 REFERENCES = [
     ((23, "int"), (23, "int"), "same"),
     ((21, "smallint"), (20, "bigint"), "integer"),
@@ -67,7 +67,8 @@ REFERENCES = [
     ((1700, "decimal(9,2)"), (1700, "decimal(12,4)"), "number"),
     ((1700, "decimal(9,2)"), (1700, "decimal(9,2)"), "same"),
     ((1700, "string"), (1700, "string"), None),
-    ((1700, "double"), (1700, "double"), "same"),
+    ((1700, "numeric as double"), (1700, "numeric as double"), "same"),
+    ((1700, "numeric as double"), (701, "double"), "same"),
     ((23, "int"), (701, "double"), None),
     ((700, "float"), (701, "double"), None),
     ((701, "double"), (701, "double"), "same"),
@@ -97,4 +98,5 @@ REFERENCES = [
 
 @pytest.mark.parametrize(("own", "there", "expected"), REFERENCES, ids=str)
 def test_how_a_foreign_key_is_compared(own, there, expected):
-    assert key_type(*own).compared_with(key_type(*there)) == expected
+    left, right = (key_type(oid, stored_type(name)) for oid, name in (own, there))
+    assert left.compared_with(right) == expected

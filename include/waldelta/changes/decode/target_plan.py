@@ -295,8 +295,8 @@ def _check_chosen_types(
 ) -> None:
     """Check that columns kept by the plan still have the types that the pipeline file chooses."""
     for column in evolution.columns:
-        if column.state.spark_type != (now := targets[column.state.name].spark):
-            reason = other_type(column.state.name, column.state.spark_type, now)
+        if column.state.stored_type != (now := targets[column.state.name].ledger_name):
+            reason = other_type(column.state.name, column.state.stored_type, now)
             if policy in ("evolve", "ask"):
                 raise NeedsSync(f"{state.table_name}: {reason}")
             raise refusal(state, reason)

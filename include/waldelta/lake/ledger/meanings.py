@@ -33,7 +33,7 @@ MEANINGS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
             "root_id": "oid of the table whose partitions are merged",
             "key_columns, columns": (
                 "each change of columns adds a row; a column has `name`, `type_oid`, "
-                "`typmod`, `type_name`, `spark_type`, `not_null`, `attnum`, `stopped`: it "
+                "`typmod`, `type_name`, `stored_type`, `not_null`, `attnum`, `stopped`: it "
                 "stays with its last values, and `source_name`: its name on the source, if it"
                 " has another one in the lake"
             ),

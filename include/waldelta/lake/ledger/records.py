@@ -54,7 +54,7 @@ class LedgerRow:
 
 # The lake's tables and the meaning of their columns. A change of which an earlier lake would be
 # read wrongly counts it up.
-FORMAT = 3
+FORMAT = 4
 
 R = TypeVar("R", bound=LedgerRow)
 T = TypeVar("T")
@@ -218,7 +218,8 @@ class ColumnState:
     type_oid: int
     typmod: int
     type_name: str
-    spark_type: str
+    # What the lake stores, as its TargetType.ledger_name.
+    stored_type: str
     not_null: bool
     # Names change, but attribute numbers don't.
     attnum: int = 0
@@ -235,7 +236,12 @@ class ColumnState:
     @property
     def stored_as(self) -> TargetType:
         """The type of its stored values; what the source sends is read by column_types()."""
-        return stored_type(self.type_name, self.spark_type)
+        return stored_type(self.stored_type)
+
+    @property
+    def spark_type(self) -> str:
+        """The type of its stored values as Spark's DDL names it."""
+        return self.stored_as.spark
 
 
 @dataclass(frozen=True, slots=True)

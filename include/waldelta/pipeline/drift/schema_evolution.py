@@ -342,11 +342,11 @@ def _new_column(
             )
         return NewColumn(new, None, now.missing)
     new = replace(new, not_null=existing.not_null)
-    if existing.spark_type != new.spark_type and not _widens(existing, new):
-        raise NeedsSync(
-            f"{state.table_name}: {other_type(existing.name, existing.spark_type, new.spark_type)}"
-        )
-    return NewColumn(new, existing.name, same_type=existing.spark_type == new.spark_type)
+    same_type = existing.stored_type == new.stored_type
+    if not same_type and not _widens(existing, new):
+        reason = other_type(existing.name, existing.stored_type, new.stored_type)
+        raise NeedsSync(f"{state.table_name}: {reason}")
+    return NewColumn(new, existing.name, same_type=same_type)
 
 
 def _widens(existing: ColumnState, new: ColumnState) -> bool:
@@ -360,8 +360,8 @@ def _widens(existing: ColumnState, new: ColumnState) -> bool:
     old_type, new_type = decimal(existing.typmod), decimal(new.typmod)
     return (
         old_type is not None
-        and old_type.spark == existing.spark_type
-        and new.spark_type == (new_type.spark if new_type is not None else "string")
+        and old_type.spark == existing.stored_type
+        and new.stored_type == (new_type.spark if new_type is not None else "string")
     )
 
 

@@ -472,7 +472,7 @@ def column_states(
             c.type.oid,
             c.type.typmod,
             c.type.name,
-            types[c.name].spark,
+            types[c.name].ledger_name,
             c.not_null,
             c.attnum,
             source_name=c.source_name,

@@ -60,7 +60,7 @@ def spark_condition(
     ``spark.sql.ansi.enabled``. So does a row with a raw value that is needed for more than a
     comparison. Raises FilterNotTranslatable.
     """
-    types = {c.name_on_source: column_type(c.type_name, c.spark_type) for c in columns}
+    types = {c.name_on_source: column_type(c.type_name, c.stored_as) for c in columns}
     typed = resolve(row_filter, types)
     may_be_raw = {c.name for c in columns if c.stored_as.may_be_raw}
     raw = quote(RAW) if names is None else names.get(RAW)

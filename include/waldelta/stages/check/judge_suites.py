@@ -139,7 +139,7 @@ class SuiteJudge:
 def _uncertain(planned: Numbered, types: Mapping[str, str]) -> Numbered:
     """Returns the expectations that Arrow doesn't certainly evaluate on columns of these types."""
     # Arrow has variants as texts, and Spark compares them with none.
-    kinds = {name: stored_type("", kind).arrow for name, kind in types.items() if kind != "variant"}
+    kinds = {name: stored_type(kind).arrow for name, kind in types.items() if kind != "variant"}
     row = pa.table({name: pa.nulls(1, kind) for name, kind in kinds.items()})
     certain = count_by_arrow([row], arrow_conditions(row_conditions(planned), kinds))
     return {n: each for n, each in planned.items() if n not in certain}

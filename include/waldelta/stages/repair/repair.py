@@ -471,7 +471,7 @@ def _as_seen(
     present = column_states(
         table.columns, table.key_columns, job.pipeline.target.types_of(state.table_name)
     )
-    if {c.name: c.spark_type for c in present} != {c.name: c.spark_type for c in state.columns}:
+    if {c.name: c.stored_type for c in present} != {c.name: c.stored_type for c in state.columns}:
         raise NeedsSync("its columns have other types in the lake now")
     return replace(seen, storage=storage)
 

@@ -37,7 +37,7 @@ def test_truncated_leaves():
         "\nwhen not matched by source and t._wd_relid in (7, 9) then delete"
         "\nwhen not matched by source and t.v then delete"
     )
-    columns = [("_wd_relid", stored_type("bigint", "bigint"))]
+    columns = [("_wd_relid", stored_type("bigint"))]
     leaves = KeylessTarget(columns, metadata_columns=False, truncated=(7, 9))
     rewritten = rewrite_statement("delta.`u`", "src", leaves)
     assert (

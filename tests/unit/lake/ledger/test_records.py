@@ -47,7 +47,7 @@ TABLES = {
     TableState: """tables
         table_name: string, generation: int64, status: string, snapshot: string, snapshot_lsn:
         int64, relation_ids: list<item: int64>, key_columns: list<item: string>, columns: list<item:
-        struct<name: string, type_oid: int64, typmod: int64, type_name: string, spark_type: string,
+        struct<name: string, type_oid: int64, typmod: int64, type_name: string, stored_type: string,
         not_null: bool, attnum: int64, stopped: bool, source_name: string>>, row_filter:
         string, rows: int64, bytes: int64, seconds: double, reason: string, incarnation:
         string, storage: struct<files: list<item: struct<oid: int64, relfilenode: int64,

@@ -36,7 +36,7 @@ COLUMNS = [
     column("doc", "jsonb", "string"),
     column("tags", "text[]", "array<string>"),
     column("Odd.Name", "integer", "int"),
-    column("rounded", "numeric", "double"),
+    column("rounded", "numeric", "numeric as double"),
     column("document", "json", "variant"),
     column("state", "public.state", "string"),
     column("Odd.State", '"My Schema"."Order.State ""x"""', "string"),

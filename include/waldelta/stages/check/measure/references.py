@@ -359,8 +359,8 @@ def _comparisons(
         if left is None or right is None:
             yield None
         else:
-            yield key_type(own.base_oid, left.spark_type).compared_with(
-                key_type(there.base_oid, right.spark_type)
+            yield key_type(own.base_oid, left.stored_as).compared_with(
+                key_type(there.base_oid, right.stored_as)
             )
 
 

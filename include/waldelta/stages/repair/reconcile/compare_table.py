@@ -264,12 +264,12 @@ def _uncompared_columns(state: TableState, copy: TableCopy) -> list[str]:
     text.
     """
     stored_types = {
-        column.name: column.spark_type for column in state.columns if not column.stopped
+        column.name: column.stored_type for column in state.columns if not column.stopped
     }
     compared = {
         name
         for name, kind in copy.columns
-        if stored_types.get(name) == kind.spark and kind.has_checksum
+        if stored_types.get(name) == kind.ledger_name and kind.has_checksum
     }
     return sorted((stored_types.keys() | dict(copy.columns).keys()) - compared)
 

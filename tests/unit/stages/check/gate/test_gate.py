@@ -92,7 +92,7 @@ def test_rows_of_several_files_are_judged_by_their_numbers(tmp_path, kind, kwarg
     item = OwnExpectation(type=kind, kwargs=kwargs, gate="stop")
     planned = PlannedExpectation(kind, kwargs, "critical", "own", kind)
     verdict = Verdict(item, planned)
-    columns = JudgedColumns({"v": stored_type("integer", "int")}, [], has_metadata=False)
+    columns = JudgedColumns({"v": stored_type("int")}, [], has_metadata=False)
     files, runner = NetFiles.of(folder, Lake(tmp_path.as_uri())), InProcess(pytest.fail)
     rows = StagedRows(runner, files, columns, "public.t", "action in ('I', 'U')")
     rows.judge([verdict])

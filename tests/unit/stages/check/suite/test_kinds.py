@@ -189,7 +189,7 @@ CASES = [
             ],
             [],
         )
-        for of, kind in (("numeric", "double"), ("jsonb", "variant"))
+        for of, kind in (("numeric", "numeric as double"), ("jsonb", "variant"))
     ],
     ("filter", state([ID, NAME], row_filter="(name = 'x'::text)"),
      [("expect_target_rows_to_satisfy",

@@ -45,7 +45,7 @@ CASES = [
 )
 def test_limits(declared, spark_type, expected):
     """Only what the target's type doesn't force."""
-    kind = stored_type(declared.base_type, spark_type)
+    kind = stored_type(spark_type)
     found = [limit for limit in [limit_of(declared, kind)] if limit is not None]
     assert [(of, arguments or condition) for of, arguments, condition in found] == expected
 
