@@ -11,8 +11,8 @@ _RESTORED = "integration/slot/test_restored.py"
 _DRAIN = "integration/land/test_drain.py"
 
 MUTATIONS = (
-    Mutation("slot/recovery.py", "if 0 < change_log.landed_end(first) <= confirmed.value:",
-             "if change_log.landed_end(first) <= confirmed.value:",
+    Mutation("slot/recovery.py", "if 0 < change_log.end_lsn(first) <= confirmed.value:",
+             "if change_log.end_lsn(first) <= confirmed.value:",
              "An empty batch hides the batches before it from the comparison.", (_RECOVERY,)),
     Mutation("slot/recovery.py", "    messages = one.messages + behind.messages",
              "    messages = one.messages", "One comparison after a restart exceeds a read window.",
@@ -25,8 +25,8 @@ MUTATIONS = (
     Mutation("slot/recovery.py", "    if confirmed > furthest:", "    if confirmed < furthest:",
              "Changes that another program consumed aren't missed.",
              (f"{_DRAIN}::test_a_slot_moved_by_somebody_else_is_a_named_gap",)),
-    Mutation("slot/recovery.py", "if landed_end <= server.flush_lsn:",
-             "if landed_end <= server.flush_lsn + (1 << 62):",
+    Mutation("slot/recovery.py", "if log_end <= server.flush_lsn:",
+             "if log_end <= server.flush_lsn + (1 << 62):",
              "A server restored to an earlier state isn't noticed.", (_RESTORED,)),
     Mutation("slot/recovery.py", "if (last := change_log.last_batch() or 0) < intended:",
              "if (last := change_log.last_batch() or 0) < 0:",
@@ -39,7 +39,7 @@ MUTATIONS = (
     Mutation("slot/recovery.py", "any(lsn <= furthest for lsn in since)",
              "any(lsn < furthest for lsn in since)",
              "A slot that went back to its last position counts as durable there.", (_DURABLE,)),
-    Mutation("slot/standby.py", "if landed_end > switchpoint:", "if landed_end < switchpoint:",
+    Mutation("slot/standby.py", "if log_end > switchpoint:", "if log_end < switchpoint:",
              "A lake that is ahead of a promoted standby is accepted.", (_FAILOVER,)),
     Mutation("slot/standby.py", "state.snapshot_lsn > switchpoint.value",
              "state.snapshot_lsn < switchpoint.value",

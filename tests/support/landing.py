@@ -20,8 +20,8 @@ def land_only(runner, job, batch):
     return change_log
 
 
-def landed_end(job, batch):
-    return job.change_log(job.read_identity()).landed_end(batch)
+def batch_end(job, batch):
+    return job.change_log(job.read_identity()).end_lsn(batch)
 
 
 def wrongly_counted(monkeypatch, only: int | None = None):

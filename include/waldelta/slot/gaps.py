@@ -196,7 +196,7 @@ def _gap_bounds(job: Job, identity: SlotIdentity, err: SlotError) -> tuple[int, 
     # it. After a log was removed or restored to an earlier state, batches that the slot was moved
     # past aren't landed any more.
     return max(
-        change_log.landed_end(last) if last is not None else 0,
+        change_log.end_lsn(last) if last is not None else 0,
         job.ledger.furthest_lsn(identity.slot, identity.incarnation, last or 0),
     ), _position(job, identity, err)
 

@@ -98,30 +98,30 @@ def recover(
         identity, furthest = promotion.identity, min(furthest, promotion.switchpoint)
     _no_gap(identity, furthest, confirmed)
     last = change_log.last_batch() or 0
-    landed_end = max(Lsn(change_log.landed_end(last)), furthest) if last else Lsn(0)
-    _check_has_landed_wal(server, landed_end)
-    if landed_end > confirmed:
+    log_end = max(Lsn(change_log.end_lsn(last)), furthest) if last else Lsn(0)
+    _check_has_landed_wal(server, log_end)
+    if log_end > confirmed:
         slot = _SlotBehind(connection, job, identity, promotion, confirmed)
-        slot.catch_up(change_log, last, landed_end, one_window=one_window)
+        slot.catch_up(change_log, last, log_end, one_window=one_window)
     elif promotion is not None:
         record_promotion(job, promotion)
     # A batch without rows leaves no partition, only its transaction id; Delta would skip that
     # number.
     newest = max(change_log.highest_batch(), last, identity.floor)
-    return Recovered(max(confirmed, landed_end), newest + 1, identity)
+    return Recovered(max(confirmed, log_end), newest + 1, identity)
 
 
-def _check_has_landed_wal(server: ServerPosition, landed_end: Lsn) -> None:
+def _check_has_landed_wal(server: ServerPosition, log_end: Lsn) -> None:
     """Raise StandbyAway or SourceChanged when the server's WAL ends before what has landed."""
-    if landed_end <= server.flush_lsn:
+    if log_end <= server.flush_lsn:
         return
-    if server.primary_lsn is not None and landed_end <= server.primary_lsn:
+    if server.primary_lsn is not None and log_end <= server.primary_lsn:
         raise StandbyAway(
-            f"the lake holds changes up to {landed_end} but the standby has replayed WAL only up"
+            f"the lake holds changes up to {log_end} but the standby has replayed WAL only up"
             f" to {server.flush_lsn}, as after a restart: run again"
         )
     raise SourceChanged(
-        f"the lake holds changes up to {landed_end} but the server's WAL ends at"
+        f"the lake holds changes up to {log_end} but the server's WAL ends at"
         f" {server.flush_lsn}: it was restored to an earlier state; run resync"
     )
 
@@ -141,10 +141,8 @@ class _SlotBehind:
     promotion: Promotion | None
     position: Lsn
 
-    def catch_up(
-        self, change_log: ChangeLog, last: int, landed_end: Lsn, *, one_window: bool
-    ) -> None:
-        """Advance the slot to ``landed_end``, where batch ``last`` ends.
+    def catch_up(self, change_log: ChangeLog, last: int, log_end: Lsn, *, one_window: bool) -> None:
+        """Advance the slot to ``log_end``, where batch ``last`` ends.
 
         Raises ConsumeMismatch when the slot holds other changes than have landed, and PeekTimeout
         when ``one_window`` wasn't enough.
@@ -152,7 +150,7 @@ class _SlotBehind:
         log.info(
             "slot %s is behind the landed end: advancing %s",
             self.identity.slot,
-            f"{self.position}..{landed_end}",
+            f"{self.position}..{log_end}",
         )
         windows = ReadWindows(self.job)
         behind = landed_behind(
@@ -163,7 +161,7 @@ class _SlotBehind:
             max_bytes=windows.next.window_bytes,
         )
         messages = change_log.sizes(last - 1, last).get(last, 0)
-        whole = slot_move(self.identity, self.job.run_id, landed_end.value, last, messages)
+        whole = slot_move(self.identity, self.job.run_id, log_end.value, last, messages)
         try:
             self._pass_each(behind, whole, one_window=one_window)
         except (PeekTooLarge, SourceDiskFull) as err:
@@ -280,7 +278,7 @@ def landed_behind(
     behind, first = set[int](), batches.upto
     for first in sorted(change_log.sizes(*batches), reverse=True):
         # A batch without a transaction's end doesn't show the slot's position.
-        if 0 < change_log.landed_end(first) <= confirmed.value:
+        if 0 < change_log.end_lsn(first) <= confirmed.value:
             break
         behind.add(first)
     infos = change_log.commit_infos(range(first, batches.upto + 1))

@@ -360,13 +360,13 @@ def judge_history(
     server: ServerPosition,
     ends: dict[int, Lsn],
     recorded_ends: dict[int, Lsn],
-    landed_end: Lsn,
+    log_end: Lsn,
 ) -> Lsn:
     """Returns where the server's history left the lake's timeline.
 
     ``ends`` is the server's history (waldelta.postgres.walsender), ``recorded_ends`` what earlier
-    promotions recorded of it. Raises SourceChanged when the lake has changes that the history
-    lacks.
+    promotions recorded of it. ``log_end`` is where the changes end that have landed. Raises
+    SourceChanged when the lake has changes that the history lacks.
     """
     switchpoint = ends.get(identity.timeline)
     contradictions = {
@@ -378,10 +378,10 @@ def judge_history(
             f" history: {_print(ends)}; the lake's: {_print(recorded_ends) or 'none'}): point the"
             f" connection back, or copy the tables again ({RUNBOOK})"
         )
-    if landed_end > switchpoint:
+    if log_end > switchpoint:
         raise SourceChanged(
             f"{_moved(identity, server)}, which branched off at {switchpoint}, but the lake holds"
-            f" changes up to {landed_end}: the server lost {landed_end - switchpoint} bytes of WAL"
+            f" changes up to {log_end}: the server lost {log_end - switchpoint} bytes of WAL"
             " at the failover that have landed, so the lake is ahead of it; run resync, and see"
             f" synchronized_standby_slots for the next time ({RUNBOOK})"
         )

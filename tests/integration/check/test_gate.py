@@ -221,9 +221,9 @@ def test_what_waits_is_released_behind_wal_without_changes(gated, database):
     made.fails("second")
     identity = made.job.read_identity()
     change_log = made.job.change_log(identity)
-    assert change_log.landed_end(change_log.last_batch()) == 0
+    assert change_log.end_lsn(change_log.last_batch()) == 0
     (told,) = release_tables(made.job, ["public.t"], by="ann")
-    assert told.upto_lsn == change_log.landed_end(1)
+    assert told.upto_lsn == change_log.end_lsn(1)
     made.run("third")
     assert made.rows() == [(1, -1)]
 

@@ -72,9 +72,9 @@ def failure(runner, job, *stages):
 def test_a_batch_whose_commit_was_overwritten(runner, database, job):
     """Later batches landed on top: every run fails, one gap is recorded, a resync ends it."""
     log = job.change_log(job.read_identity())
-    begin = log.landed_end(land(runner, database, job, 1))
+    begin = log.end_lsn(land(runner, database, job, 1))
     lacking = land(runner, database, job, 2)
-    lost = log.landed_end(lacking)
+    lost = log.end_lsn(lacking)
     land(runner, database, job, 3)
     before = versions(job)
     overwrite_commit(log, lacking)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from tests.support.landing import land_only, landed_end, wrongly_counted
+from tests.support.landing import batch_end, land_only, wrongly_counted
 from tests.support.pipelines import bare_job, bare_slot, pipeline_file
 from tests.support.servers.foreign_language import in_a_foreign_language
 from tests.support.servers.slot_reader import reading_slot
@@ -205,7 +205,7 @@ def test_what_has_landed_is_compared_in_smaller_bites_where_room_lacks(runner, d
     assert job.ledger.table(ReadWindowSetting).newest().window_bytes == 8 << 20
     database.execute(f"alter database {database.name} reset temp_file_limit")
     assert drain(runner, job).changes == 0
-    assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed_end(job, 1)
+    assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= batch_end(job, 1)
 
 
 def test_a_timeout_of_a_slot_that_waits_for_a_standby_is_the_standbys(database):
@@ -339,7 +339,7 @@ def test_options_that_were_changed_after_a_run_died_are_no_mismatch(runner, data
     land_only(runner, job, 1)
     changed = replace(job, pipeline=files[not then])
     drain(runner, changed)
-    assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= landed_end(job, 1)
+    assert confirmed_lsn(database.connection, job.pipeline.source.slot).value >= batch_end(job, 1)
 
 
 # What each run asks for, into which tables rows went before it, and the rows of the batches that

@@ -100,7 +100,7 @@ def test_a_dropped_slot(runner, database, lake, monkeypatch):
     sync(runner, job)
     database.execute("update kept set v = 'streamed' where id = 1")
     consume(runner, job)
-    landed_end, former = (
+    former_end, former = (
         database.execute("select confirmed_flush_lsn::text from pg_replication_slots")[0][0],
         job.read_identity(),
     )
@@ -114,7 +114,7 @@ def test_a_dropped_slot(runner, database, lake, monkeypatch):
         with pytest.raises((RunFailed, SlotMissing)):
             run()
     (gap,) = read_status(job)["gaps"]
-    assert (gap["run_id"], gap["from_lsn"], gap["cause"]) == ("a", landed_end, "SlotMissing")
+    assert (gap["run_id"], gap["from_lsn"], gap["cause"]) == ("a", former_end, "SlotMissing")
     assert "resync" in gap["remedy"]
 
     writer = database.connect()
@@ -185,7 +185,7 @@ def test_a_dropped_slot(runner, database, lake, monkeypatch):
         .load(job.lake.target("public.kept").uri)
         .collect()
     }
-    assert rows[2] < rows[1] <= Lsn.parse(landed_end).value < rows[10] == rows[3001] < rows[71]
+    assert rows[2] < rows[1] <= Lsn.parse(former_end).value < rows[10] == rows[3001] < rows[71]
     life = job.read_identity()
     assert life.incarnation != former.incarnation
     opened, closed = job.ledger.gaps(slot)

@@ -62,7 +62,7 @@ def test_batches_without_a_transactions_end_are_passed_over(log, stands, expecte
     """A transaction that is still open may have sent chunks, and nothing else came."""
     for batch, messages in enumerate([transaction(100), OPEN, transaction(200), OPEN], 1):
         land(log, batch, messages)
-    assert (log.sizes(3, 4), log.landed_end(4)) == ({4: 3}, 0)
+    assert (log.sizes(3, 4), log.end_lsn(4)) == ({4: 3}, 0)
     (behind,) = landed_behind(log, BatchNumbers(0, 4), Lsn(stands), **LARGE)
     assert (behind.request, behind.transactions.inserts) == (None, expected)
 

@@ -183,7 +183,7 @@ def test_a_standby_that_restarted_is_waited_for(monkeypatch):
     """It replays again what had landed; WAL that the primary lacks too is lost."""
     identity = SlotIdentity("s", "1", 1, "0/1")
     log = SimpleNamespace(
-        last_batch=lambda: 1, landed_end=lambda _: 1200, whole_sizes=lambda *_: {1: 1}
+        last_batch=lambda: 1, end_lsn=lambda _: 1200, whole_sizes=lambda *_: {1: 1}
     )
     ledger = SimpleNamespace(
         furthest_lsn=lambda *_: 1200, consumed_batches=lambda *_: {1: ConsumedBatch(1200, 1)}

@@ -241,9 +241,10 @@ class ChangeLog(RowMessages, BatchFiles):
                 visible = row["batch"]
         return visible
 
-    def landed_end(self, batch: int) -> int:
-        """Returns where the last transaction of a batch ends, 0 where none ends in it; file
-        statistics have that, or else the batch is read.
+    def end_lsn(self, batch: int) -> int:
+        """Returns the position where the last transaction of a batch ends; 0 where none ends in it.
+
+        File statistics have it, or else the batch is read.
         """
         rows = _by_batch(self.place.open(), ("max.end_lsn", "max"))
         ends = {row["batch"]: row["max.end_lsn_max"] for row in rows}

@@ -192,7 +192,7 @@ def _is_behind_copies(
     """
     if not ends or not applied.is_complete:
         return False
-    end = change_log.landed_end(ends[-1])
+    end = change_log.end_lsn(ends[-1])
     return all(state.snapshot_lsn <= end for state in states)
 
 
