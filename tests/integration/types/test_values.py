@@ -14,7 +14,7 @@ from waldelta.postgres import connect
 from waldelta.postgres.connection import connect_arrow
 from waldelta.postgres.published_tables import read_published_tables
 from waldelta.postgres.type_catalog import read_types
-from waldelta.stages.repair.reconcile._checksum import hash_texts, lake_rows, source_text
+from waldelta.stages.repair.reconcile._checksum import hash_texts, source_text, target_texts
 from waldelta.types.base import Marks
 from waldelta.types.type_map import target_type
 
@@ -356,7 +356,7 @@ def source_texts(conninfo, columns, *, raw=True):
 def lake_texts(columns, copied, *, raw=True):
     """What stands for them in the lake's, of what a copy holds."""
     return [
-        tuple(lake_rows([(value, target)], [verbatim if raw else None], MARKS).to_pylist())
+        tuple(target_texts([(value, target)], [verbatim if raw else None], MARKS).to_pylist())
         for (_, target), (value, verbatim) in zip(columns, copied, strict=True)
     ]
 
@@ -378,7 +378,7 @@ def test_both_sides_make_the_same_text_of_every_type(values):
             [("id", None), *values.cases], ours, theirs, strict=True
         ):
             assert (name, raw, mine) == (name, raw, other)
-    whole = lake_rows(
+    whole = target_texts(
         [(v, t) for (_, t), (v, _) in zip(columns, copied, strict=True)],
         [r for _, r in copied],
         MARKS,

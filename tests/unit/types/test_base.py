@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 from psycopg import sql
 
-from waldelta.stages.repair.reconcile._checksum import lake_rows, source_text
+from waldelta.stages.repair.reconcile._checksum import source_text, target_texts
 from waldelta.types import TargetType
 from waldelta.types.array import Array
 from waldelta.types.base import Marks, cast_or_raw
@@ -40,6 +40,6 @@ def test_a_new_type_has_checksums_alone_and_in_arrays():
     columns = [(pa.array([7, None], kind.arrow), kind), (pa.array([[7], None], array.arrow), array)]
     raws = [pa.array([None, "x"]), None]
     expected = [f"7{MARKS.between}[7{MARKS.element}]", f"x{MARKS.between}{MARKS.null}"]
-    assert lake_rows(columns, raws, MARKS).to_pylist() == expected
+    assert target_texts(columns, raws, MARKS).to_pylist() == expected
     text = source_text([(sql.SQL("v"), kind)], MARKS, raw=True).as_string(None)
     assert "concat(v)" in text

@@ -17,7 +17,7 @@ from waldelta.row_filter.typed_tree import column_type
 from waldelta.stages.check.constraints.constraints import DeclaredType
 from waldelta.stages.check.measure.profile import profiled_columns
 from waldelta.stages.check.suite.row_kinds import limit_of
-from waldelta.stages.repair.reconcile._checksum import lake_rows, source_text
+from waldelta.stages.repair.reconcile._checksum import source_text, target_texts
 from waldelta.types import TargetType, stored_type
 from waldelta.types import type_map as module
 from waldelta.types.base import Marks, split_representable
@@ -94,7 +94,7 @@ def test_both_sides_of_reconcile_know_it():
     text = source_text([(sql.SQL("v"), target_type(PG))], MARKS, raw=True).as_string(None)
     assert "concat(v)" in text
     values = pa.array([time(12, 30)], pa.time64("us"))
-    rows = lake_rows([(values, stored_type(SPARK))], [None], MARKS)
+    rows = target_texts([(values, stored_type(SPARK))], [None], MARKS)
     assert rows.to_pylist() == ["12:30:00.000000"]
 
 

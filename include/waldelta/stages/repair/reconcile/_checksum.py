@@ -198,14 +198,14 @@ def hash_as(texts: ArrowArray, plan: Fingerprint, seed: int) -> Hashes:
 def hash_keys(columns: list[ArrowArray], plan: Fingerprint) -> Hashes:
     """Returns the hash of each key, given as the target's columns."""
     typed = [(column, kind) for column, (_, kind) in zip(columns, plan.key_columns, strict=True)]
-    return hash_as(lake_rows(typed, [None] * len(typed), plan.marks), plan, plan.key_seed)
+    return hash_as(target_texts(typed, [None] * len(typed), plan.marks), plan, plan.key_seed)
 
 
 def hash_rows(batch: pa.RecordBatch, plan: Fingerprint) -> tuple[Hashes, Hashes]:
     """Returns the hashes of each row's key and of the row, of a batch of columns and raw texts."""
     names = [name for name, _ in plan.columns]
     columns = [(batch.column(n), kind) for n, (_, kind) in enumerate(plan.columns)]
-    rows = hash_as(lake_rows(columns, plan.raws_of(batch), plan.marks), plan, plan.seed)
+    rows = hash_as(target_texts(columns, plan.raws_of(batch), plan.marks), plan, plan.seed)
     if not plan.key:
         return rows, rows
     return hash_keys([batch.column(names.index(name)) for name in plan.key], plan), rows
@@ -294,7 +294,7 @@ def _joined(values: Sequence[sql.Composable], marks: Marks) -> sql.Composable:
     )
 
 
-def lake_rows(
+def target_texts(
     columns: Sequence[tuple[ArrowArray, TargetType]],
     raws: Sequence[ArrowArray | None],
     marks: Marks,

@@ -31,7 +31,7 @@ from waldelta.stages.repair.reconcile._checksum import (
     hash_keys,
     hash_rows,
     in_parts,
-    lake_rows,
+    target_texts,
 )
 from waldelta.stages.repair.reconcile._row_differences import TEXT_SHOWN, HashedRows, Valued
 from waldelta.types import TargetType
@@ -123,7 +123,7 @@ class TargetSide:
                     for n, (_, kind) in enumerate(plan.columns)
                 ]
                 exact = [
-                    lake_rows([(selection.column(n), kind)], [raws[n]], plan.marks)
+                    target_texts([(selection.column(n), kind)], [raws[n]], plan.marks)
                     for n, (_, kind) in enumerate(plan.columns)
                 ]
                 yield pa.RecordBatch.from_arrays(

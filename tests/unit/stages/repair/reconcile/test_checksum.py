@@ -14,7 +14,7 @@ from waldelta.stages.repair.reconcile._checksum import (
     hash_rows,
     hash_texts,
     in_parts,
-    lake_rows,
+    target_texts,
 )
 from waldelta.types import TargetType
 from waldelta.types.base import Marks
@@ -59,7 +59,7 @@ def texts(rows, raws=None):
         (pa.array(values, kind.arrow), kind)
         for values, (_, kind) in zip(columns, COLUMNS, strict=True)
     ]
-    return lake_rows(
+    return target_texts(
         arrays, [None if raw is None else pa.array(raw) for raw in raws or [None] * 3], MARKS
     ).to_pylist()
 
