@@ -40,7 +40,11 @@ from waldelta.stages.setup.facts.publications import (
     try_publications,
 )
 from waldelta.stages.setup.facts.source_facts import Facts, read_table_facts
-from waldelta.stages.setup.preflight.source import judge_filters, judge_members, privileges_needed
+from waldelta.stages.setup.preflight.source import (
+    judge_filters,
+    judge_members,
+    judge_publication_privileges,
+)
 from waldelta.stages.setup.preflight.targets import judge_wheres, plan_targets
 
 log = logging.getLogger(__name__)
@@ -141,7 +145,7 @@ class _Adoption:
 
     def _judge(self) -> Iterator[Finding]:
         trial = self._trial_publication()
-        yield from privileges_needed(trial, self.publication, self.facts)
+        yield from judge_publication_privileges(trial, self.publication, self.facts)
         unreadable = judge_filters(self.table.publication)
         yield from unreadable
         if not unreadable:  # Only filters that were parsed are sent to the server.

@@ -70,8 +70,8 @@ from waldelta.stages.setup.preflight.source import (
     MIN_VERSION,
     judge,
     judge_filters,
+    judge_publication_privileges,
     judge_standby,
-    privileges_needed,
 )
 from waldelta.stages.setup.preflight.targets import (
     JudgeSuite,
@@ -290,7 +290,8 @@ def _plan_setup(
         *judge(job.pipeline, facts, in_force),
         *objections,
         *chain.from_iterable(
-            privileges_needed(state, facts.actual.get(state.name), facts) for state in managed
+            judge_publication_privileges(state, facts.actual.get(state.name), facts)
+            for state in managed
         ),
         *judge_newer(conn, slot_conn, job, managed, facts),
         *judge_standby(conn, slot_conn, job, facts),

@@ -136,7 +136,7 @@ def judge_filters(entry: Publication) -> list[Finding]:
     return findings
 
 
-def privileges_needed(
+def judge_publication_privileges(
     state: PublicationState, current: PublicationState | None, facts: Facts
 ) -> Iterator[Finding]:
     """Yields what the role lacks to create or alter a publication: grants, ownership, superuser."""
