@@ -93,9 +93,10 @@ class LiveRows:
     text: str
 
 
-# Rows that a query reads: Spark's, or those of a version that this process reads.
-LocalRows = TargetVersion | LiveRows
-Relation = DataFrame | LocalRows
+# The rows of a version that this process reads without Spark, all or the live ones; and those that
+# either of them reads.
+VersionRows = TargetVersion | LiveRows
+Relation = DataFrame | VersionRows
 
 
 def rows_of(text: str, **relations: Relation) -> list[dict[str, Any]]:

@@ -28,8 +28,8 @@ from waldelta.stages.check.measure.failing_rows import (
     MOST_EXAMPLES,
     FailingRows,
     LiveRows,
-    LocalRows,
     Relation,
+    VersionRows,
     has_few_keys,
     leave_to_spark,
     rows_of,
@@ -56,9 +56,9 @@ class CheckedTarget:
         """Returns the target's live rows: without rows deleted on the source, and without former
         row versions.
         """
-        return self.state.kept_as.live_rows(self.kept(runner), self.state.key_columns)
+        return self.state.kept_as.live_rows(self.all_rows(runner), self.state.key_columns)
 
-    def kept(self, runner: Runner) -> DataFrame:
+    def all_rows(self, runner: Runner) -> DataFrame:
         """Returns all rows of the target, also those that the source no longer has."""
         return self.table.frame(runner.spark(), self.version)
 
@@ -76,8 +76,8 @@ class CheckedTarget:
         text = self.state.kept_as.live_query(columns, self.state.key_columns)
         return (pa.Table.from_batches([batch]) for batch in read_query(version, text))
 
-    def local_rows(self, version: TargetVersion) -> LocalRows:
-        """Returns what a query without Spark reads the live rows from."""
+    def live_rows(self, version: TargetVersion) -> VersionRows:
+        """Returns the version's live rows, as rows_of() reads them without Spark."""
         mode, key = self.state.kept_as, self.state.key_columns
         if not mode.keeps_rows:
             return version
@@ -388,7 +388,7 @@ def count_rows_without_parent(runner: Runner, reference: Reference) -> FailingRo
     return rows_without_parent(reference, own, parents)
 
 
-def rows_to_compare(reference: Reference) -> tuple[LocalRows, LocalRows] | None:
+def rows_to_compare(reference: Reference) -> tuple[VersionRows, VersionRows] | None:
     """Returns both targets' rows; None when only Spark reads or compares the keys.
 
     Raises what delta-rs and Arrow raise.
@@ -399,7 +399,7 @@ def rows_to_compare(reference: Reference) -> tuple[LocalRows, LocalRows] | None:
     versions = own.open(), parent.open()
     sides = zip(reference.sides, versions, strict=True)
     are_few = all(has_few_keys(version, side.columns) for side, version in sides)
-    return (own.local_rows(versions[0]), parent.local_rows(versions[1])) if are_few else None
+    return (own.live_rows(versions[0]), parent.live_rows(versions[1])) if are_few else None
 
 
 def rows_without_parent(reference: Reference, own: Relation, parents: Relation) -> FailingRows:

@@ -99,7 +99,7 @@ class TargetRows:
             if table is not None and self.met is not None:
                 return profile_by_statistics(table, columns)
             if table is not None and not table.place.lake.on_spark:
-                return profile_by_values(self.target.local_rows(table), columns)
+                return profile_by_values(self.target.live_rows(table), columns)
         return None if self.met is not None else profile_by_values(self.frame(), columns)
 
     def broken_rows(self) -> dict[str, FailingRows]:
@@ -109,7 +109,7 @@ class TargetRows:
             table = self.target.open()
             if not table.place.lake.on_spark and has_few_keys(table, key):
                 return find_broken_rows(table, table.schema.names, mode, key)
-        frame = self.target.kept(self.runner)
+        frame = self.target.all_rows(self.runner)
         return find_broken_rows(frame, frame.columns, mode, key)
 
     def duplicate_keys(self, columns: Sequence[str], *, are_met: bool) -> FailingRows:
@@ -132,7 +132,7 @@ class TargetRows:
             if is_single and key is not None and key.is_unique():
                 return FailingRows()
             if has_few_keys(table, columns):
-                return duplicate_keys(self.target.local_rows(table), columns)
+                return duplicate_keys(self.target.live_rows(table), columns)
         rows = self.frame() if key is None else key.rows_in_question(self.frame())
         return duplicate_keys(rows, columns)
 
