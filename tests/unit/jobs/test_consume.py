@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.bookkeeping import read_expectation_results
 from tests.support.pipelines import job_of, whole_database
-from waldelta.changes.merge.target_table import CommitResult
+from waldelta.changes.merge.target_table import CopyCommit
 from waldelta.errors import ApplyError, LateWriter, LockHeld, StateError, SyncFailed
 from waldelta.jobs._stages import check_stage, continued, run_stages
 from waldelta.jobs.consume import consume
@@ -180,7 +180,7 @@ def test_tables_copied_beside_a_failing_one_are_kept_and_checked(job, monkeypatc
 
     def sync(*_, results, **__):
         state = TableState(now(), "r", next(copied), 1, SYNCED, rows=1)
-        results.append(SyncResult(state, WrittenCopy(CommitResult(3, 1, 0)), attempts=1))
+        results.append(SyncResult(state, WrittenCopy(CopyCommit(3, 1, 0)), attempts=1))
         raise SyncFailed({"public.x": ApplyError("x went wrong")}, len(results))
 
     monkeypatch.setattr("waldelta.jobs.sync.sync", sync)

@@ -88,7 +88,7 @@ class TargetColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitResult:
+class CopyCommit:
     """A copy's commit: its version, the rows of the copy, and the bytes it wrote (0: only what
     differed).
     """
@@ -208,7 +208,7 @@ def replace_target(
     frame: DataFrame,
     tag: Tag,
     partition_by: Sequence[str] | None = None,
-) -> CommitResult:
+) -> CopyCommit:
     """Replace the target's content, and its schema when that differs, in one durable commit.
 
     ``partition_by`` divides it, by default the columns that divide it already. Raises the named
@@ -235,7 +235,7 @@ def replace_target(
         )
     version, metrics = commit
     target.sync_commit(version)
-    return CommitResult(
+    return CopyCommit(
         version, int(metrics.get("numOutputRows", 0)), int(metrics.get("numOutputBytes", 0))
     )
 

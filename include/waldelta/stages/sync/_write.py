@@ -25,7 +25,7 @@ from waldelta.changes.merge.statements import (
     CommitTag,
 )
 from waldelta.changes.merge.target_table import (
-    CommitResult,
+    CopyCommit,
     TargetColumn,
     only_row,
     prepare_target,
@@ -153,7 +153,7 @@ def write_copy(
             diff = mend_target(runner, job, state, former, rows)
         rows = _unstaged(rows, diff if isinstance(diff, str) else None)
         if isinstance(diff, RowDiff):
-            return WrittenCopy(CommitResult(diff.cut.version, diff.compared, 0), diff=diff)
+            return WrittenCopy(CopyCommit(diff.cut.version, diff.compared, 0), diff=diff)
         whole = diff
     table = None if marks else _open(runner, job, rows, options)
     if table is not None:
@@ -164,11 +164,11 @@ def write_copy(
     marked = place.open().writes_deletion_vectors
     if marks and not marked:
         set_deletion_vectors(runner.spark(), place, wanted=True)
-    written = replace_target(runner, place, _stored(runner, rows), rows.tag)
+    commit = replace_target(runner, place, _stored(runner, rows), rows.tag)
     # Deletion vectors can be switched off only now, when no file has one any more.
     if marked and not marks:
         set_deletion_vectors(runner.spark(), place, wanted=False)
-    return WrittenCopy(written, whole=whole)
+    return WrittenCopy(commit, whole=whole)
 
 
 def _copy_files(runner: Runner, target: TargetVersion, rows: CopyRows) -> WrittenCopy:
@@ -336,7 +336,7 @@ def keep_target(runner: Runner, job: Job, state: TableState) -> WrittenCopy:
     commit to.
     """
     take_over_for_copy(runner, job, state.table_name, state.generation)
-    return WrittenCopy(CommitResult(job.lake.target(state.table_name).version, 0, 0))
+    return WrittenCopy(CopyCommit(job.lake.target(state.table_name).version, 0, 0))
 
 
 def _in_frames(
@@ -397,7 +397,7 @@ def _with_mode_columns(mode: TargetMode, rows: CopyRows) -> CopyRows:
     return replace(rows, columns=columns, reader=reader)
 
 
-def _add(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CommitResult:
+def _add(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CopyCommit:
     mode = job.pipeline.target.mode_of(state.table_name)
     copy, name, target = rows.copy, state.table_name, job.lake.target(state.table_name)
     table = target.open()
@@ -421,7 +421,7 @@ def _add(runner: Runner, job: Job, state: TableState, rows: CopyRows) -> CommitR
             f"the target of {name} can't be compared ({err}), and its mode keeps rows: move"
             " its folder away and sync it again"
         ) from None
-    return CommitResult(diff.cut.version, diff.compared, 0)
+    return CopyCommit(diff.cut.version, diff.compared, 0)
 
 
 def _merge_as_changes(

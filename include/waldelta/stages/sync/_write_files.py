@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyarrow.fs import FileSelector
 
 from waldelta.changes.merge.target_table import (
-    CommitResult,
+    CopyCommit,
     TargetColumn,
     target_write_error,
 )
@@ -91,7 +91,7 @@ class WrittenCopy:
     although only differences were requested.
     """
 
-    written: CommitResult
+    commit: CopyCommit
     raw_rows: int | None = None
     diff: RowDiff | None = None
     whole: str | None = None
@@ -199,7 +199,7 @@ def copy_files(  # noqa: PLR0913, PLR0917 - a target, what is written to it, and
     if staged is not None:
         staged.records.remove()
     rows, size, raw = (sum(row[n] or 0 for row in answers) for n in ("rows", "size", "raw_rows"))
-    return WrittenCopy(CommitResult(version, rows, size), raw)
+    return WrittenCopy(CopyCommit(version, rows, size), raw)
 
 
 def _writer(place: DeltaTarget, layout: Layout, prefix: str) -> WriteRows:

@@ -94,7 +94,7 @@ class SyncResult:
     @property
     def version(self) -> int:
         """Returns the target's version that has the copy."""
-        return self.copy.written.version
+        return self.copy.commit.version
 
     @property
     def rows(self) -> int:
@@ -120,9 +120,9 @@ def synced_state(
         status=SYNCED,
         snapshot=begins.snapshot,
         snapshot_lsn=begins.lsn.value,
-        rows=copy.written.rows,
-        bytes=copy.written.bytes,
-        version=copy.written.version,
+        rows=copy.commit.rows,
+        bytes=copy.commit.bytes,
+        version=copy.commit.version,
         mode=mode.name if mode.keeps_rows else None,
     )
     if not isinstance(begins, SkippedCopy):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from waldelta.changes.merge.target_table import CommitResult
+from waldelta.changes.merge.target_table import CopyCommit
 from waldelta.config import PipelineFile
 from waldelta.lake.ledger import COPYING, SYNCED, ColumnState, StorageState, TableState
 from waldelta.lake.ledger.records import AttributeState
@@ -28,7 +28,7 @@ TABLE = PublishedTable(
      TableColumn("n", 3, PgType(1700, -1, "numeric"), False)), ("id",), ("id",), ("id",), "(n > 1)",
     (Leaf(ID, 7, 7, 0, 0),), (7,), frozenset({"update", "insert"}),
 )  # fmt: skip
-COPIED = WrittenCopy(CommitResult(3001, 12, 345))
+COPIED = WrittenCopy(CopyCommit(3001, 12, 345))
 SNAPSHOT = SimpleNamespace(snapshot="700:700:", lsn=Lsn(0x16B374D848))
 BEGINS = SkippedCopy("3:3:", Lsn(0x10))
 FORMER = replace(

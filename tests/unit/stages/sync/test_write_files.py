@@ -63,14 +63,14 @@ def test_a_copy_takes_the_place_of_all_that_was_there(uri):
     """In one commit that says whose it is; tasks without rows make no file."""
     copied(uri, [part(1, 2)])
     done = copied(uri, [part(3, 4), part(5)], [], [part(6, raw=[("v", "x")])], attempt=2)
-    assert (ids(uri), done.written.rows, done.raw_rows) == ([3, 4, 5, 6], 4, 1)
+    assert (ids(uri), done.commit.rows, done.raw_rows) == ([3, 4, 5, 6], 4, 1)
     table = DeltaTable(uri)
     (newest,) = table.history(1)
-    assert (table.version(), table.transaction_version("app")) == (done.written.version, 2)
+    assert (table.version(), table.transaction_version("app")) == (done.commit.version, 2)
     assert json.loads(newest["userMetadata"]) == {"waldelta": {"verb": "sync", "n": 2}}
     added = pa.table(table.get_add_actions(flatten=True))
     assert (sum(added["size_bytes"].to_pylist()), sorted(added["num_records"].to_pylist())) == (
-        done.written.bytes,
+        done.commit.bytes,
         [1, 3],
     )
 
@@ -115,7 +115,7 @@ def test_a_new_target_has_the_columns_that_spark_would_give_it(uri):
 def test_an_empty_copy_empties_the_target(uri):
     copied(uri, [part(1)])
     done = copied(uri, [], attempt=2)
-    assert (ids(uri), done.written.rows, done.written.bytes) == ([], 0, 0)
+    assert (ids(uri), done.commit.rows, done.commit.bytes) == ([], 0, 0)
 
 
 def test_files_and_row_groups_have_bounds(uri, monkeypatch):
@@ -189,7 +189,7 @@ def test_a_commit_whose_answer_was_lost_counts(uri, monkeypatch):
 
     monkeypatch.setattr(delta_target, "commit_files", lose)
     done = copied(uri, [part(1)], target=target)
-    assert (ids(uri), done.written.version) == ([1], DeltaTable(uri).version())
+    assert (ids(uri), done.commit.version) == ([1], DeltaTable(uri).version())
 
 
 def test_the_error_that_a_task_names_is_raised(uri):
@@ -288,7 +288,7 @@ def test_a_target_gets_other_columns_with_its_rows(uri, case):
     )
     table = DeltaTable(uri)
     assert (table.version(), [(f.name, f.nullable) for f in table.schema().fields]) == (
-        done.written.version,
+        done.commit.version,
         fields,
     )
     assert table.to_pyarrow_table().select(schema.names).to_pylist() == batch.to_pylist()
