@@ -4,13 +4,16 @@ warning.
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self, TypeAlias, get_args
 
 from pydantic import Field, field_validator, model_validator
 
+from waldelta.config.expectation_files import Severity
 from waldelta.config.parse_text import StrictModel, refuse_if
 from waldelta.config.schedule import Schedule
 from waldelta.config.stores import check_folder_uri
+
+LagUnit: TypeAlias = Literal["seconds", "mb"]
 
 
 class Reconcile(StrictModel):
@@ -39,13 +42,21 @@ class Freshness(StrictModel):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        for unit in ("seconds", "mb"):
-            warn, critical = getattr(self, f"warn_{unit}"), getattr(self, f"critical_{unit}")
+        for unit in get_args(LagUnit):
+            limits = [*self.limits(unit).values()]
             refuse_if(
-                "warn_" + unit in self.model_fields_set and warn and critical and warn > critical,
+                "warn_" + unit in self.model_fields_set and limits != sorted(limits),
                 f"warn_{unit} is more than critical_{unit}: swap them",
             )
         return self
+
+    def limits(self, unit: LagUnit) -> dict[Severity, int]:
+        """Returns the limits of a lag in a unit, as far as there are some, the warning first."""
+        limits: dict[Severity, int | None] = {
+            "warning": getattr(self, f"warn_{unit}"),
+            "critical": getattr(self, f"critical_{unit}"),
+        }
+        return {severity: limit for severity, limit in limits.items() if limit is not None}
 
 
 class Drift(StrictModel):

@@ -113,14 +113,13 @@ def _tests(state: TableState, expectations: Iterable[OwnExpectation]) -> dict[st
     }
 
 
-def _freshness(limits: Freshness, has_commit_time: bool) -> dict[str, Any]:
+def _freshness(freshness: Freshness, has_commit_time: bool) -> dict[str, Any]:
     """Returns when dbt calls a table stale: by its newest change, where rows have its time."""
-    if not has_commit_time or not (limits.warn_seconds or limits.critical_seconds):
-        return {}
-    after = {"warn_after": limits.warn_seconds, "error_after": limits.critical_seconds}
+    names = {"warning": "warn_after", "critical": "error_after"}
     periods = {
-        name: {"count": -(-seconds // 60), "period": "minute"}
-        for name, seconds in after.items()
-        if seconds
+        names[severity]: {"count": -(-seconds // 60), "period": "minute"}
+        for severity, seconds in freshness.limits("seconds").items()
     }
+    if not has_commit_time or not periods:
+        return {}
     return {"config": {"loaded_at_field": COMMIT_TS, "freshness": periods}}

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
 
-from waldelta.config.quality import Freshness
+from waldelta.config.expectation_files import Severity
+from waldelta.config.quality import Freshness, LagUnit
 
 # Airflow's scheduler runs every few seconds.
 _OVERDUE_AFTER = timedelta(minutes=10)
 # Most stages take minutes.
 _SILENT_AFTER = timedelta(hours=1)
 _MB = 1 << 20
+_WORDS: dict[LagUnit, str] = {"seconds": "s", "mb": "MB of WAL"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +49,22 @@ class Lag:
         return self.seconds is not None and self.seconds >= _SILENT_AFTER.total_seconds()
 
     def limits(self, freshness: Freshness) -> Iterator[FreshnessLimit]:
-        """Yields the limits that can be judged, warnings first."""
-        limits: list[tuple[Literal["warning", "critical"], int | None, int | None]] = [
-            ("warning", freshness.warn_seconds, freshness.warn_mb),
-            ("critical", freshness.critical_seconds, freshness.critical_mb),
-        ]
-        for severity, seconds, size in limits:
-            if self.seconds is not None and seconds is not None:
-                yield FreshnessLimit(severity, self.seconds, seconds, "s")
-            if self.bytes is not None and size is not None:
-                yield FreshnessLimit(severity, self.bytes / _MB, size, "MB of WAL")
+        """Yields the limits of what is known."""
+        size = None if self.bytes is None else self.bytes / _MB
+        values: dict[LagUnit, float | None] = {"seconds": self.seconds, "mb": size}
+        for unit, value in values.items():
+            for severity, limit in freshness.limits(unit).items() if value is not None else ():
+                yield FreshnessLimit(severity, value, limit, unit)
 
 
 @dataclass(frozen=True, slots=True)
 class FreshnessLimit:
     """A limit and the measured lag, in the same unit."""
 
-    severity: Literal["warning", "critical"]
+    severity: Severity
     behind: float
     limit: int
-    unit: Literal["s", "MB of WAL"]
+    unit: LagUnit
 
     @property
     def is_met(self) -> bool:
@@ -77,9 +74,9 @@ class FreshnessLimit:
     @property
     def meaning(self) -> str:
         """Returns the expectation in words."""
-        return f"at most {self.limit:,} {self.unit} behind the source"
+        return f"at most {self.limit:,} {_WORDS[self.unit]} behind the source"
 
     @property
     def observed(self) -> str:
         """Returns the measured lag in words."""
-        return f"{self.behind:,.0f} {self.unit} behind"
+        return f"{self.behind:,.0f} {_WORDS[self.unit]} behind"

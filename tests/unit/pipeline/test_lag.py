@@ -24,8 +24,8 @@ CASES = [
     ("both, of both", Lag(90.0, 7 << 20),
      {"warn_seconds": 60, "critical_seconds": 120, "warn_mb": 5, "critical_mb": 6},
      [("warning", "at most 60 s behind the source", False, "90 s behind"),
-      ("warning", "at most 5 MB of WAL behind the source", False, "7 MB of WAL behind"),
       ("critical", "at most 120 s behind the source", True, "90 s behind"),
+      ("warning", "at most 5 MB of WAL behind the source", False, "7 MB of WAL behind"),
       ("critical", "at most 6 MB of WAL behind the source", False, "7 MB of WAL behind")]),
 ]  # fmt: skip
 

@@ -111,13 +111,12 @@ def _lag(
     A run that lands uses the time of its read, which only it knows. A check that runs concurrently
     uses the oldest commit that the targets lack.
     """
-    wanted = job.pipeline.quality.freshness
+    freshness = job.pipeline.quality.freshness
     looks = result.verb in _CONCURRENT_JOBS
     if result.verb != "consume" and not looks:
         return None
     at = now()
-    by_time = wanted.warn_seconds is not None or wanted.critical_seconds is not None
-    by_size = wanted.warn_mb is not None or wanted.critical_mb is not None
+    by_time, by_size = freshness.limits("seconds"), freshness.limits("mb")
     as_of = result.landed.as_of
     lag = Lag.since(None if as_of is None else datetime.fromisoformat(as_of), at)
     lacking, unknown = {}, None
@@ -154,7 +153,7 @@ def _with_freshness(
     limits = tuple(found.limits(job.pipeline.quality.freshness))
     # The target may lag by more than the commits it is known to lack.
     if lag.common.seconds is None:
-        limits = tuple(limit for limit in limits if limit.unit != "s" or not limit.is_met)
+        limits = tuple(limit for limit in limits if limit.unit != "seconds" or not limit.is_met)
     if limits and name in result.targets.not_applied:
         limits, told = (
             (),
