@@ -90,7 +90,9 @@ def waiting_page(
         "waiting.html",
         rows=shown,
         values={row.id: list(_values(row, _IN_LIST)) for row in shown},
-        messages=[(message, *_dump(message.sent)) for message in waiting.of("message", "skipped")],
+        messages=[
+            (message, *_dump(message.original)) for message in waiting.of("message", "skipped")
+        ],
         turn=turn,
         chosen=chosen,
         count=keys.num_rows,
@@ -165,10 +167,10 @@ def row_page(request: PipelineDep, row_id: str) -> str:
 def _values(row: Decision, most: int) -> Iterator[tuple[str, str | None, int]]:
     """Yields each column, its text as PostgreSQL sent it, and how many characters are left out."""
     try:
-        sent = parse_json(row.sent or "{}")
+        values = parse_json(row.values or "{}")
     except ValueError:
-        sent = {}
-    for column, value in sent.items() if isinstance(sent, dict) else ():
+        values = {}
+    for column, value in values.items() if isinstance(values, dict) else ():
         text = value if value is None or isinstance(value, str) else json.dumps(value)
         yield str(column), text and text[:most], max(0, len(text or "") - most)
 

@@ -182,7 +182,7 @@ def test_a_row_that_the_source_no_longer_has(runner, database, job, decoded_by_t
         row for row in Decisions(job.lake).rows("public.t", 1) if json.loads(row.key)["id"] == "1"
     )
     assert (row.status, row.columns) == (WAITING, ["big"])
-    assert json.loads(row.sent) == {"id": "1", "a": "x", "m": "NaN"}
+    assert json.loads(row.values) == {"id": "1", "a": "x", "m": "NaN"}
     assert row.lsn is not None
     assert row.commit_ts is not None
     assert "no row with this key" in row.reason
@@ -284,7 +284,7 @@ def test_quarantined_rows_are_listed_and_read_again(runner, database, job):
         ("public.t", {"id": str(n), "a": "x"}, ["big"]) for n in range(1, 5)
     ]
     assert {row["reason"] for row in listed} == {"column big was dropped or changed on the source"}
-    assert [row["sent"]["m"] for row in listed] == ["1.00", "2.00", "3.00", "4.00"]
+    assert [row["values"]["m"] for row in listed] == ["1.00", "2.00", "3.00", "4.00"]
     with pytest.raises(ConfigError, match=r"the pipeline has no table public\.other"):
         list_quarantined(job, ["public.other"])
     checked = job.pipeline.model_copy(

@@ -314,7 +314,7 @@ def accept(made, run_id, *keys, **given):
 
 def listed(made):
     return {
-        row["key"]["id"]: (row["sent"]["v"], row["reason"]) for row in list_quarantined(made.job)
+        row["key"]["id"]: (row["values"]["v"], row["reason"]) for row in list_quarantined(made.job)
     }
 
 
@@ -508,7 +508,7 @@ def test_rows_are_set_aside(gated, database, decoded_by_tasks):
         (WAITING, key, key == "1") for key in ("1", "30", "5", "6", "70", "9")
     )
     listed = {row["key"]["id"]: row for row in list_quarantined(made.job)}
-    assert listed["9"]["sent"] == {"id": "9", "v": "-9", "big": None}
+    assert listed["9"]["values"] == {"id": "9", "v": "-9", "big": None}
     assert "expect_column_values_to_be_between on v" in listed["9"]["reason"]
     assert [chr(bytes.fromhex(message["raw"])[0]) for message in listed["9"]["messages"]] == ["I"]
 

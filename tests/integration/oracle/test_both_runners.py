@@ -98,7 +98,7 @@ def rows_of(job: Job, name: str) -> tuple[pa.Schema, list[dict]]:
 def set_aside(job: Job) -> list[tuple]:
     """What a gate has quarantined, in one order."""
     rows = Decisions(job.lake).rows("public.gated", 1)
-    return sorted((row.status, row.key, row.sent, row.reason, row.outdated) for row in rows)
+    return sorted((row.status, row.key, row.values, row.reason, row.outdated) for row in rows)
 
 
 @dataclass

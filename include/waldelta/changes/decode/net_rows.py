@@ -134,7 +134,7 @@ def unsent(rows: pa.Table, plan: TargetPlan) -> list[list[str]]:
     return [[name for name, of_rows in flags.items() if of_rows[n]] for n in range(len(rows))]
 
 
-def sent(rows: pa.Table, plan: TargetPlan, absent: Sequence[Sequence[str]]) -> list[str]:
+def arrived_values(rows: pa.Table, plan: TargetPlan, absent: Sequence[Sequence[str]]) -> list[str]:
     """Returns the values of each row that did arrive, as JSON."""
     return values_as_json(rows, plan.decode.columns, absent)
 

@@ -78,9 +78,9 @@ class Decision(LedgerRow):
 
     A row (``kind``) arrived without the values of ``columns``, or its values fail an expectation
     that has ``gate: quarantine`` and is named in ``reason``. ``outdated``: the target has the row
-    as it was before the change. ``key`` and ``sent`` are JSON objects of PostgreSQL's texts.
-    ``sent`` has the values that arrived, and is None unless the row waits. For a row that was read
-    from the source again and still waits, ``sent`` has the source's values at ``lsn``. ``batch`` is
+    as it was before the change. ``key`` and ``values`` are JSON objects of PostgreSQL's texts.
+    ``values`` has the values that arrived, and is None unless the row waits. For a row that was
+    read from the source again and still waits, it has the source's values at ``lsn``. ``batch`` is
     the last of the batches that were applied with the row. ``messages`` are the messages of a
     waiting row, in commit order. ``lsn`` of an accepted row is its position in the target.
     ``row_id`` is the id that it had before a repair began another generation with it.
@@ -101,7 +101,7 @@ class Decision(LedgerRow):
     batch: int
     key: str
     columns: list[str] = field(default_factory=list)
-    sent: str | None = None
+    values: str | None = None
     lsn: int | None = None
     commit_ts: datetime | None = None
     reason: str | None = None
@@ -145,8 +145,8 @@ class Decision(LedgerRow):
     def as_listed(self) -> dict[str, Any]:
         """Returns what waits, since when, why and what an operator may do, ready for JSON.
 
-        ``key`` and ``sent`` are PostgreSQL's texts by column. ``messages`` are the changes that it
-        came from, with their bytes in hexadecimal, or null where they weren't stored.
+        ``key`` and ``values`` are PostgreSQL's texts by column. ``messages`` are the changes that
+        it came from, with their bytes in hexadecimal, or null where they weren't stored.
         """
         return {
             "id": self.id,
@@ -163,7 +163,7 @@ class Decision(LedgerRow):
             "lsn": _lsn(self.lsn),
             "commit_ts": self.commit_ts.isoformat() if self.commit_ts is not None else None,
             "lacking": self.columns,
-            "sent": json.loads(self.sent) if self.sent else None,
+            "values": json.loads(self.values) if self.values else None,
             "messages": [
                 {
                     "batch": message.batch,

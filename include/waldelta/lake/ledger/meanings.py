@@ -110,7 +110,7 @@ MEANINGS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
                 "`retyped_column`, `copy`: a change of the source that asks first; "
                 "`external_commit`: one to which an operator agreed"
             ),
-            "key, sent": (
+            "key, values": (
                 "key and received values of a row, JSON of PostgreSQL's texts; or a message's id"
             ),
             "columns": "missing columns of a row; the column that changed",

@@ -66,7 +66,7 @@ class OpenMessage:
     @property
     def kind(self) -> str:
         """Its kind, by its first byte."""
-        raw = self.sent.raw or b""
+        raw = self.original.raw or b""
         return name_of(raw[:1].decode("latin-1")) or f"unknown ({raw[:1].hex()})"
 
     @property
@@ -75,7 +75,7 @@ class OpenMessage:
         return self.row.reason or ""
 
     @property
-    def sent(self) -> SentMessage:
+    def original(self) -> SentMessage:
         """Its bytes and its position."""
         return (self.row.messages or [])[0]
 
@@ -88,7 +88,7 @@ class OpenMessage:
         """Returns a run's warning: the message, what it blocks or who skipped it, the remedy."""
         place = (
             f"{self.kind} message {self.row.id} at {Lsn(self.row.lsn or 0)} (transaction"
-            f" {self.sent.xid})"
+            f" {self.original.xid})"
         )
         if not self.is_skipped:
             return (
@@ -99,7 +99,7 @@ class OpenMessage:
         return f"{place} was skipped by {self.row.by}{why}; {self._remedy()}"
 
     def _what_waits(self) -> str:
-        if self.sent.batch is None:
+        if self.original.batch is None:
             return "no later change lands"
         return (
             "no table gets changes"
@@ -242,7 +242,7 @@ def with_applied(job: Job, messages: Iterable[OpenMessage]) -> list[OpenMessage]
     ends = watermarks.change_log.reach(watermarks.identity.floor).ends
 
     def is_applied(message: OpenMessage) -> bool:
-        lsn, batch = message.row.lsn or 0, message.sent.batch
+        lsn, batch = message.row.lsn or 0, message.original.batch
         if batch is None:  # The message hadn't landed when a run found it.
             batch = next((number for number, end in ends.items() if end > lsn), None)
         if batch is None:

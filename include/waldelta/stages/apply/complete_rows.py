@@ -43,6 +43,7 @@ from waldelta.changes.decode.collapse import (
 from waldelta.changes.decode.decode import CHANGE_COLUMNS, DecodePlan, decode, with_typed_keys
 from waldelta.changes.decode.net_rows import (
     FRESH,
+    arrived_values,
     as_net,
     first_values,
     keys_of,
@@ -50,7 +51,6 @@ from waldelta.changes.decode.net_rows import (
     own_keys,
     purges,
     row_keys,
-    sent,
     unsent,
     with_action,
     without_base,
@@ -279,7 +279,7 @@ class _Work:
                     DISCARDED,
                     moved[key],
                     columns=row.columns,
-                    sent=row.sent,
+                    values=row.values,
                     lsn=row.lsn,
                     commit_ts=row.commit_ts,
                     reason=row.reason,
@@ -308,7 +308,10 @@ class _Work:
     def _record(
         self, rows: pa.Table, keys: Sequence[str], values: SourceValues, lacks: Bools
     ) -> None:
-        absent, texts = unsent(rows, self.plan), sent(rows, self.plan, unsent(rows, self.plan))
+        absent, texts = (
+            unsent(rows, self.plan),
+            arrived_values(rows, self.plan, unsent(rows, self.plan)),
+        )
         stay = ~move_keys(rows, self.plan)
         for n, row in enumerate(rows.select(["action", "lsn", "commit_ts"]).to_pylist()):
             if not lacks[n]:
@@ -320,7 +323,7 @@ class _Work:
                     WAITING if is_lost else COMPLETED,
                     keys[n],
                     columns=absent[n],
-                    sent=texts[n] if is_lost else None,
+                    values=texts[n] if is_lost else None,
                     lsn=row["lsn"],
                     commit_ts=row["commit_ts"],
                     reason=values.reasons[n],
@@ -359,7 +362,7 @@ def _truncated_keys(quarantine: Decisions, plan: TargetPlan, watched: Collection
         return set(watched) if plan.truncated else set()
     leaves = {str(oid) for oid in plan.truncated_leaves}
     rows = quarantine.rows(plan.state.table_name, plan.state.generation, watched)
-    return {row.key for row in rows if row.sent and json.loads(row.sent).get(RELID) in leaves}
+    return {row.key for row in rows if row.values and json.loads(row.values).get(RELID) in leaves}
 
 
 def _chunks(staged: Staged, plan: TargetPlan) -> Iterator[pa.Table]:

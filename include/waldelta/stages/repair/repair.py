@@ -413,10 +413,10 @@ def _decided(
         if row.status == WAITING:
             row = replace(
                 row,
-                row_id=row.id if _values(failure.sent) == _values(row.sent) else None,
+                row_id=row.id if _values(failure.values) == _values(row.values) else None,
                 run_id=job.run_id,
                 columns=[],
-                sent=failure.sent,
+                values=failure.values,
                 lsn=as_of.value,
                 commit_ts=None,
                 reason=failure.reason,

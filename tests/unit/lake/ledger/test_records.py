@@ -75,7 +75,7 @@ TABLES = {
         window_bytes: int64, timeout_s: int64""",
     Decision: """decisions
         status: string, table_name: string, generation: int64, batch: int64, key: string, columns:
-        list<item: string>, sent: string, lsn: int64, commit_ts: TIME, reason: string, messages:
+        list<item: string>, values: string, lsn: int64, commit_ts: TIME, reason: string, messages:
         list<item: struct<batch: int64, seq: int64, lsn: int64, xid: int64, raw: binary>>, by:
         string, outdated: bool, row_id: string, kind: string, why: string, decided_at: TIME,
         incarnation: string, timeline: int64, after_lsn: int64, upto_lsn: int64""",

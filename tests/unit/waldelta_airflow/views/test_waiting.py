@@ -181,7 +181,7 @@ def test_what_came_of_a_row_is_shown_to_those_who_read_its_pipeline(shop, open_p
     """Values and messages as sent, cut in the list; also once it is decided on."""
     raw = b"U\x00\xff<b>" + b"x" * 5000
     row = quarantined(8, outdated=True, messages=[SentMessage(1, 2, 1 << 20, 77, raw)])
-    row = replace(row, sent=json.dumps({"amount": "-1", "note": None, "long": "y" * 300}))
+    row = replace(row, values=json.dumps({"amount": "-1", "note": None, "long": "y" * 300}))
     Decisions(Lake(shop.target.root)).add([row])
     client, page = open_pages("viewer"), f"/p/shop/waiting/row/{row.id}"
     text = client.get("/p/shop/waiting").text

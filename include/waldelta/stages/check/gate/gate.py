@@ -40,11 +40,11 @@ from waldelta.changes.decode.collapse import (
 )
 from waldelta.changes.decode.net_rows import (
     WRITTEN,
+    arrived_values,
     as_net,
     keys_of,
     move_keys,
     purges,
-    sent,
     unsent,
     values_as_json,
 )
@@ -174,7 +174,7 @@ class StillFails:
     """
 
     key: tuple[str, ...]
-    sent: str
+    values: str
     reason: str
 
 
@@ -264,7 +264,7 @@ def _set_aside(
     values = zip(
         keys_of(rows, plan, "c"),
         absent,
-        sent(rows, plan, absent),
+        arrived_values(rows, plan, absent),
         rows["lsn"].to_pylist(),
         rows["commit_ts"].to_pylist(),
         _reasons(asides),
