@@ -62,7 +62,7 @@ def outcomes_of(counts, planned):
 
 def shown_conditions(planned):
     """The conditions, with the columns that they read as examples."""
-    return {n: replace(c, shown=c.columns) for n, c in row_conditions(planned).items()}
+    return {n: replace(c, example_columns=c.columns) for n, c in row_conditions(planned).items()}
 
 
 COMPARED = (
@@ -245,7 +245,7 @@ def test_values_of_a_few_failing_expectations_are_looked_up(runner, monkeypatch)
     monkeypatch.setattr("waldelta.stages.check.suite.row_kinds._MOST_SHOWN", 2)
     frame = runner.spark().range(2)
     conditions = {
-        number: RowCondition(f"id >= {least}", ("id",), shown=("id",))
+        number: RowCondition(f"id >= {least}", ("id",), example_columns=("id",))
         for number, least in enumerate((5, 0, 5, 5))
     }
     counts = count_rows(frame, conditions)

@@ -391,7 +391,6 @@ REPLACED = set(
 )
 KEPT = {
     # Left and right operands.
-    "_greater(left)",
     "_outside_years(left)",
     "compare(left)",
     "lambda(left)",

@@ -46,10 +46,10 @@ from waldelta.pipeline.targets.external_commits import check_readable
 from waldelta.pipeline.targets.quarantined_rows import read_decided, record_unknown
 from waldelta.spark import Runner, RunnerPool
 from waldelta.spark.runner import MOST_AT_ONCE
-from waldelta.stages.check.check_run import CheckRun, Known, RunOutcome, failed
+from waldelta.stages.check.check_run import CheckHistory, CheckRun, RunOutcome, failed
 from waldelta.stages.check.evaluate import judge_target
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
-from waldelta.stages.check.measure.profile import Before, bounds_of
+from waldelta.stages.check.measure.profile import ProfileBounds, bounds_of
 from waldelta.stages.check.measure.references import CheckedTarget
 from waldelta.stages.check.reports.data_docs import (
     Trend,
@@ -73,22 +73,22 @@ log = logging.getLogger(__name__)
 def keep_report(
     ledger: Ledger,
     report: QualityReport,
-    known: Known,
+    history: CheckHistory,
     states: Mapping[str, TableState],
     since: datetime | None = None,
-    own: OwnSuites = NO_SUITES,
+    own_suites: OwnSuites = NO_SUITES,
 ) -> None:
     """Record a check's results in the ledger: verdicts, profiles and passed suites.
 
-    ``known`` is what earlier checks recorded, ``states`` are the targets' states, ``own`` their own
-    expectations. Another run may have checked a later version of a table after ``since``: this
-    check's results for that table are then not recorded.
+    ``history`` is what earlier checks recorded, ``states`` are the targets' states, ``own_suites``
+    their own expectations. Another run may have checked a later version of a table after ``since``:
+    this check's results for that table are then not recorded.
     """
     at = now()
     # How many rows lack values was counted when the check began, and may have changed.
     counts = {
         verdict.table: outcome.planned.kwargs["observed"]
-        for verdict in _record(ledger, report, at, own, since)
+        for verdict in _record(ledger, report, at, own_suites, since)
         for outcome in verdict.outcomes
         if outcome.planned.type == ALL_VALUES_KNOWN
     }
@@ -101,7 +101,7 @@ def keep_report(
     ledger.append_all([
         PassedSuite(
             at, report.run_id, v.table, states[v.table].generation, v.version, v.suite, v.whole,
-            known.end_of(states[v.table], v.version),
+            history.end_of(states[v.table], v.version),
         )
         for v in report.tables
         if v.suite is not None and v.version is not None
@@ -111,7 +111,11 @@ def keep_report(
 
 @again_when_late
 def _record(
-    ledger: Ledger, report: QualityReport, at: datetime, own: OwnSuites, since: datetime | None
+    ledger: Ledger,
+    report: QualityReport,
+    at: datetime,
+    own_suites: OwnSuites,
+    since: datetime | None,
 ) -> list[TableVerdict]:
     """Record the results, and return the verdicts without those on tables of which other runs have
     checked a later version since ``since``.
@@ -140,7 +144,7 @@ def _record(
             list(outcome.examples) or None,
         )
         for verdict in verdicts
-        for digest in [own.digest_of(verdict.table)]
+        for digest in [own_suites.digest_of(verdict.table)]
         for outcome in verdict.outcomes
     ]
     ledger.append_all(rows, after)
@@ -180,30 +184,29 @@ def check(
     states = {
         name: state for name, state in ledger.table_states().items() if state.status == SYNCED
     }
-    own = read_own_suites(
+    own_suites = read_own_suites(
         Path(pipeline.quality.suites) if pipeline.quality.suites else None, states
     )
-    wanted = [
-        states[name] for name in sorted(states.keys() & (states if tables is None else {*tables}))
-    ]
-    if not wanted:
-        return QualityReport(run_id, (), notes=tuple(own.unused))
-    names = [state.table_name for state in wanted]
-    known = Known(latest_suites(ledger, names), ledger.last_cut())
-    rules, before = _rules(ledger, outcome, wanted), _before(pipeline, ledger, names, run_id)
+    names = sorted(states.keys() & (states if tables is None else {*tables}))
+    if not names:
+        return QualityReport(run_id, (), notes=tuple(own_suites.unused))
+    targets = [states[name] for name in names]
+    history = CheckHistory(latest_suites(ledger, names), ledger.last_cut())
+    bounds = _read_bounds(pipeline, ledger, names, run_id)
+    rules = _rules(ledger, outcome, targets)
     with (
         _in_background() as background,
-        RunnerPool.open(runner, len(wanted), reads=True) as pool,
+        RunnerPool.open(runner, len(targets), reads=True) as pool,
         private_files(OWNER_ONLY),
     ):
-        given = (pipeline, run_id, began, pool, background, own, outcome)
-        run = CheckRun(*given, known, rules, before, read_decided(ledger, wanted))
-        report = _judge(run, ledger, wanted)
+        context = (pipeline, run_id, began, pool, background, own_suites, outcome)
+        run = CheckRun(*context, history, rules, bounds, read_decided(ledger, targets))
+        report = _judge(run, ledger, targets)
     fault_point("check.reported")
     # A run checks its own versions while no other run is active. A separate check of all targets
     # takes long, and runs may record newer results during it.
     since = None if outcome.versions and not outcome.is_concurrent else began
-    keep_report(ledger, report, known, states, since, own)
+    keep_report(ledger, report, history, states, since, own_suites)
     return report
 
 
@@ -212,7 +215,9 @@ def _judge(run: CheckRun, ledger: Ledger, states: Sequence[TableState]) -> Quali
     if run.outcome.paged or not {state.table_name for state in states} <= run.outcome.written:
         # While the targets are judged: most of them will have a page.
         kinds = {
-            each.type for file in run.own.by_table.values() for each in file.suite.expectations
+            each.type
+            for file in run.own_suites.by_table.values()
+            for each in file.suite.expectations
         }
         run.background.submit(import_great_expectations, kinds)
     targets, verdicts = _open_targets(run, ledger, states)
@@ -237,7 +242,7 @@ def _judge(run: CheckRun, ledger: Ledger, states: Sequence[TableState]) -> Quali
     verdicts.sort(key=lambda verdict: verdict.table)
     listed = [each for each in verdicts if each.version is None or run.outcome.has_page(each)]
     index = list_reports(place, run.run_id, run.began, listed) if listed else docs.index
-    return QualityReport(run.run_id, tuple(verdicts), index, tuple(run.own.unused))
+    return QualityReport(run.run_id, tuple(verdicts), index, tuple(run.own_suites.unused))
 
 
 def _write_page(
@@ -317,38 +322,40 @@ def _open_targets(
                         " sync again"
                     )
                 version = newest.version
-            check_readable(target.log, state, run.known.cut, version)
+            check_readable(target.log, state, run.history.cut, version)
             return CheckedTarget(state, version, target)
         except Exception as err:
             return failed(state.table_name, None, err)
 
-    found = list(run.background.map(open_one, states))
-    return [t for t in found if isinstance(t, CheckedTarget)], [
-        v for v in found if isinstance(v, TableVerdict)
+    results = list(run.background.map(open_one, states))
+    return [t for t in results if isinstance(t, CheckedTarget)], [
+        v for v in results if isinstance(v, TableVerdict)
     ]
 
 
 def _without_references(
-    rules: Mapping[str, SourceRules], lost: AbstractSet[str]
+    rules: Mapping[str, SourceRules], unreadable: AbstractSet[str]
 ) -> dict[str, SourceRules]:
     """Returns the rules without foreign keys to or from targets that can't be read."""
     return {
         name: replace(
             of,
             references=[
-                each for each in of.references if lost.isdisjoint(side.table for side in each.sides)
+                each
+                for each in of.references
+                if unreadable.isdisjoint(side.table for side in each.sides)
             ],
         )
         for name, of in rules.items()
     }
 
 
-def _before(
+def _read_bounds(
     pipeline: PipelineFile, ledger: Ledger, tables: Sequence[str], run_id: str
-) -> dict[str, Before]:
+) -> dict[str, ProfileBounds]:
     """Returns what earlier runs measured of these targets; empty when profile anomalies are off."""
-    wanted = pipeline.quality.drift
-    if not wanted.enabled:
+    drift = pipeline.quality.drift
+    if not drift.enabled:
         return {}
-    found = latest_profiles(ledger, tables, KEPT_PER_TABLE, but=run_id)
-    return {name: bounds_of(found.get(name, []), wanted) for name in tables}
+    profiles = latest_profiles(ledger, tables, KEPT_PER_TABLE, but=run_id)
+    return {name: bounds_of(profiles.get(name, []), drift) for name in tables}

@@ -26,7 +26,7 @@ from waldelta.pipeline import Job, RunResult, unexpected_error
 from waldelta.pipeline.targets.quarantined_rows import PositionRange
 from waldelta.spark import RunnerPool
 from waldelta.stages.check.great_expectations.own_expectations import why_refused
-from waldelta.stages.check.measure.profile import Before
+from waldelta.stages.check.measure.profile import ProfileBounds
 from waldelta.stages.check.measure.references import CheckedTarget
 from waldelta.stages.check.suite.expectation import (
     Outcome,
@@ -45,7 +45,7 @@ MOST_COMMITS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class CheckHistory:
     """What earlier checks recorded: of each target the versions that passed their suite, and the
     newest consistent cut.
     """
@@ -92,50 +92,52 @@ def rest_of(plan: SuitePlan) -> SuitePlan:
 
     A target that is unchanged since a full check needs no other expectation.
     """
-    rest = (p for p in plan.expectations if depends_on(p) == "other data")
-    return replace(plan, expectations=tuple(rest))
+    expectations = (p for p in plan.expectations if depends_on(p) == "other data")
+    return replace(plan, expectations=tuple(expectations))
 
 
-def is_unchanged_since_full_check(known: Known, target: CheckedTarget, plan: SuitePlan) -> bool:
+def is_unchanged_since_full_check(
+    history: CheckHistory, target: CheckedTarget, plan: SuitePlan
+) -> bool:
     """Returns whether a full check found a version's rows to meet the whole suite."""
-    found = known.last_met(target, plan, whole=True)
+    last_pass = history.last_met(target, plan, whole=True)
     # Own expectations may also depend on the current date or on other tables.
     may_change = any(depends_on(planned) == "anything" for planned in plan.expectations)
-    if found is None or plan.refused or may_change:
+    if last_pass is None or plan.refused or may_change:
         return False
-    first, last = sorted((found.version, target.version))
+    first, last = sorted((last_pass.version, target.version))
     return first == last or target.table.log.newest_with_rows_of(first) >= last
 
 
-def changed_since(known: Known, target: CheckedTarget, plan: SuitePlan) -> int | None:
+def changed_since(history: CheckHistory, target: CheckedTarget, plan: SuitePlan) -> int | None:
     """Returns the position from which rows have changed since all of them met the suite.
 
     Returns None where that is unknown. Only applied changes may lie between the two versions,
     because their rows carry their position. Rows that were copied, repaired or written by an
     external writer carry an older position, or none.
     """
-    found = known.last_met(target, plan)
-    if found is None or found.end_lsn is None:
+    last_pass = history.last_met(target, plan)
+    if last_pass is None or last_pass.end_lsn is None:
         return None
-    if target.state.kept_as.keeps_rows or target.version - found.version > MOST_COMMITS:
+    if target.state.kept_as.keeps_rows or target.version - last_pass.version > MOST_COMMITS:
         return None
-    seen = found.version
-    for commit in target.table.log.behind(found.version):
+    seen = last_pass.version
+    for commit in target.table.log.behind(last_pass.version):
         if commit.version > target.version:
             break
         # The verb comes first because a large commit has a line for each file.
         if commit.metadata.get("verb") != "apply" and commit.changes_data:
             return None
         seen = commit.version
-    return found.end_lsn if seen == target.version else None
+    return last_pass.end_lsn if seen == target.version else None
 
 
-def met_at(known: Known, target: CheckedTarget, plan: SuitePlan) -> int | None:
+def met_at(history: CheckHistory, target: CheckedTarget, plan: SuitePlan) -> int | None:
     """Returns the target's latest checked version if all its rows met this suite, else None.
 
     A version after the target's current one doesn't count.
     """
-    last = known.last_met(target, plan)
+    last = history.last_met(target, plan)
     return last.version if last is not None and last.version <= target.version else None
 
 
@@ -181,8 +183,8 @@ class RunOutcome:
 class CheckRun:
     """One check of some targets.
 
-    ``rules`` are the constraints of the source's tables, and ``before`` the profiles that earlier
-    runs measured, both by target. ``known`` is what earlier checks recorded.
+    ``rules`` are the constraints of the source's tables, and ``bounds`` the profiles that earlier
+    runs measured, both by target. ``history`` is what earlier checks recorded.
     """
 
     pipeline: PipelineFile
@@ -190,11 +192,11 @@ class CheckRun:
     began: datetime
     pool: RunnerPool
     background: ThreadPoolExecutor
-    own: OwnSuites
+    own_suites: OwnSuites
     outcome: RunOutcome
-    known: Known
+    history: CheckHistory
     rules: Mapping[str, SourceRules]
-    before: Mapping[str, Before]
+    bounds: Mapping[str, ProfileBounds]
     # By target: position ranges of rows that operators accepted or released although the rows fail
     # its gates.
     decided: Mapping[str, Sequence[PositionRange]] = field(default_factory=dict)
@@ -205,13 +207,13 @@ class CheckRun:
         plan = plan_suite(
             target.state,
             [*types],
-            self.own.by_table.get(name),
+            self.own_suites.by_table.get(name),
             self.rules[name],
-            self.before.get(name),
+            self.bounds.get(name),
         )
         if name in self.decided and LSN not in types:
             plan = _without_positions(plan)
-        if (refused := self.own.refused.get(name)) is not None:
+        if (refused := self.own_suites.refused.get(name)) is not None:
             return replace(plan, refused=(str(refused),))
         return _without_refused(plan, self, TargetColumns(types, bool(target.state.key_columns)))
 
@@ -221,16 +223,16 @@ def _without_positions(plan: SuitePlan) -> SuitePlan:
     would show which rows operators decided on.
     """
     changed = tuple(replace(p, severity="warning") if p.is_gate else p for p in plan.expectations)
-    told = (
+    note = (
         "gates: only warnings here, since without metadata columns rows that an operator accepted"
         " or released can't be distinguished"
     )
-    return replace(plan, expectations=changed, omitted=(*plan.omitted, told))
+    return replace(plan, expectations=changed, omitted=(*plan.omitted, note))
 
 
 def _without_refused(plan: SuitePlan, run: CheckRun, columns: TargetColumns) -> SuitePlan:
     """Returns a plan without the own expectations that can't be evaluated, with their errors."""
-    file = run.own.by_table.get(plan.table)
+    file = run.own_suites.by_table.get(plan.table)
     if file is None:
         return plan
     whys = {
@@ -240,23 +242,25 @@ def _without_refused(plan: SuitePlan, run: CheckRun, columns: TargetColumns) -> 
     listed = "\n".join(f"  - {place}: {why}" for place, of in whys.items() for why in of)
     if not listed:
         return plan
-    kept = tuple(p for p in plan.expectations if not whys.get(p.place or ""))
-    return replace(plan, expectations=kept, refused=(f"expectations are refused:\n{listed}",))
+    expectations = tuple(p for p in plan.expectations if not whys.get(p.place or ""))
+    return replace(
+        plan, expectations=expectations, refused=(f"expectations are refused:\n{listed}",)
+    )
 
 
 def needs_full_check(run: CheckRun, target: CheckedTarget) -> bool:
     """Returns whether ``quality.full_check`` had a time since all rows met the target's suite."""
     if (schedule := run.pipeline.quality.full_check) is None:
         return False
-    checks = [row.at for row in run.known.judged.get(target.state.table_name, ()) if row.whole]
+    checks = [row.at for row in run.history.judged.get(target.state.table_name, ()) if row.whole]
     return not checks or max(checks) < latest_time(schedule, run.began)
 
 
 def failed(table: str, version: int | None, err: Exception) -> TableVerdict:
     """Returns the verdict on a target that couldn't be judged at all."""
-    named = unexpected_error(table, err)
-    log.error("table=%s couldn't be checked: %s", table, named)
-    return TableVerdict(table, version, (unchecked(named),), ())
+    error = unexpected_error(table, err)
+    log.error("table=%s couldn't be checked: %s", table, error)
+    return TableVerdict(table, version, (unchecked(error),), ())
 
 
 # Up to this many changes, or this share of the target's rows, count as few.

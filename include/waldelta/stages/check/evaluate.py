@@ -102,7 +102,7 @@ class SuiteEvaluation:
     run: CheckRun
     rows: TargetRows
     plan: SuitePlan
-    found: dict[int, Outcome] = field(default_factory=dict)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
     omitted: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     exemplified: int = 0
@@ -112,7 +112,7 @@ class SuiteEvaluation:
         """The conditions of expectations on single rows; examples have the rows' keys."""
         key, planned = self.rows.target.state.key_columns, dict(enumerate(self.plan.expectations))
         return {
-            number: replace(of, shown=[*dict.fromkeys((*key, *(of.columns or ())))])
+            number: replace(of, example_columns=[*dict.fromkeys((*key, *(of.columns or ())))])
             for number, of in row_conditions(planned).items()
         }
 
@@ -128,28 +128,28 @@ class SuiteEvaluation:
             for number, planned in enumerate(self.plan.expectations)
             if kind_of(planned.type).is_judged(planned.kwargs)
         }
-        others = sorted(judged.keys() - self.conditions.keys())
+        other_numbers = sorted(judged.keys() - self.conditions.keys())
         waiting = [
             self.run.background.submit(self._of_kind, kind, {n: judged[n] for n in numbers})
-            for kind, numbers in groupby(others, lambda number: kind_of(judged[number].type))
+            for kind, numbers in groupby(other_numbers, lambda number: kind_of(judged[number].type))
             if isinstance(kind, TargetKind)
         ]
         self._count_rows({n: c for n, c in self.conditions.items() if n in judged})
         for future in waiting:
             future.result()
-        if left := {n: p for n, p in judged.items() if n not in self.found}:
-            self._by_great_expectations(left)
+        if remaining := {n: p for n, p in judged.items() if n not in self.outcomes}:
+            self._by_great_expectations(remaining)
         # Operators may have accepted or released rows that fail a gate.
         if LSN in self.rows.types and (of := self.run.decided.get(self.plan.table)):
             self._judge_gates_again(of)
-        outcomes = [self.found[number] for number in sorted(self.found)]
+        outcomes = [self.outcomes[number] for number in sorted(self.outcomes)]
         if texts := dict.fromkeys((*self.plan.refused, *self.refused)):
             outcomes.append(unchecked(ConfigError("\n".join(texts))))
         return tuple(outcomes)
 
     def _of_kind(self, kind: TargetKind, planned: Numbered) -> None:
-        found, errors = judge_each(lambda of: kind.outcomes(of, self.rows), planned)
-        self.found |= found | {n: unevaluable(planned[n], err) for n, err in errors.items()}
+        outcomes, errors = judge_each(lambda of: kind.outcomes(of, self.rows), planned)
+        self.outcomes |= outcomes | {n: unevaluable(planned[n], err) for n, err in errors.items()}
 
     def _count_rows(self, conditions: Conditions) -> None:
         """Count the rows that fail expectations of single rows.
@@ -167,13 +167,15 @@ class SuiteEvaluation:
         met = self.rows.met
         if met is not None and changes:
             counts = self._by_arrow(changes, met)
-            if (left := _without(changes, counts)) and LSN in self.rows.types:
+            if (remaining := _without(changes, counts)) and LSN in self.rows.types:
                 # changed_since() reads the log entry of each commit after that version.
-                since = changed_since(self.run.known, self.rows.target, self.plan)
+                since = changed_since(self.run.history, self.rows.target, self.plan)
                 if since is not None:
-                    counts |= self._by_spark(left, lambda frame: frame.where(F.col(LSN) >= since))
+                    counts |= self._by_spark(
+                        remaining, lambda frame: frame.where(F.col(LSN) >= since)
+                    )
             self._keep({n: count for n, count in counts.items() if not count.rows})
-            conditions = _without(conditions, self.found)
+            conditions = _without(conditions, self.outcomes)
         self._keep(self._count_where(conditions))
 
     def _count_where(self, conditions: Conditions, where: str | None = None) -> Counts:
@@ -207,7 +209,9 @@ class SuiteEvaluation:
         if not conditions:
             return {}
         counts, errors = count_by_spark(among(self.rows.frame()), conditions)
-        self.found |= {n: unevaluable(self.plan.expectations[n], err) for n, err in errors.items()}
+        self.outcomes |= {
+            n: unevaluable(self.plan.expectations[n], err) for n, err in errors.items()
+        }
         return counts
 
     def _keep(self, counts: Counts) -> None:
@@ -219,7 +223,7 @@ class SuiteEvaluation:
             if not outcome.success and self.exemplified < _MOST_EXEMPLIFIED:
                 self.exemplified += 1
                 outcome = replace(outcome, examples=tuple(examples_of(failing.examples, key)))
-            self.found[number] = outcome
+            self.outcomes[number] = outcome
 
     def _by_great_expectations(self, planned: Numbered) -> None:
         whys = {n: why_not_built(each.type, each.kwargs) for n, each in planned.items()}
@@ -228,16 +232,16 @@ class SuiteEvaluation:
         ]:
             self.refused.append("expectations are refused:\n" + "\n".join(listed))
         for group in groups_of([number for number in planned if not whys[number]]):
-            known = [planned[number] for number in group]
-            outcomes = judge_rows(self.plan.table, known, self.rows.frame())
-            self.found |= dict(zip(group, outcomes, strict=True))
+            expectations = [planned[number] for number in group]
+            outcomes = judge_rows(self.plan.table, expectations, self.rows.frame())
+            self.outcomes |= dict(zip(group, outcomes, strict=True))
 
     def _judge_gates_again(self, positions: Collection[PositionRange]) -> None:
         """Judge the failed gates again, without the rows that operators accepted or released."""
         where, decision = undecided(positions), decision_on(positions)
         missed = {
             number: outcome.planned
-            for number, outcome in self.found.items()
+            for number, outcome in self.outcomes.items()
             if outcome.planned.is_gate and outcome.success is False
         }
         conditions = {n: c for n, c in self.conditions.items() if n in missed}
@@ -245,23 +249,27 @@ class SuiteEvaluation:
         met = {
             n for n, of in counts.items() if kind_of(missed[n].type).outcome(missed[n], of).success
         }
-        if others := _without(missed, conditions):
-            rest = self.rows.frame().where(where)
-            if rest.isEmpty():  # No aggregate can be computed of no rows.
-                met |= others.keys()
+        if other_gates := _without(missed, conditions):
+            rows = self.rows.frame().where(where)
+            if rows.isEmpty():  # No aggregate can be computed of no rows.
+                met |= other_gates.keys()
             else:
-                again = judge_rows(self.plan.table, [*others.values()], rest)
-                met |= {n for n, outcome in zip(others, again, strict=True) if outcome.success}
+                new_outcomes = judge_rows(self.plan.table, [*other_gates.values()], rows)
+                met |= {
+                    n
+                    for n, outcome in zip(other_gates, new_outcomes, strict=True)
+                    if outcome.success
+                }
         for number in sorted(met):
-            planned, text = missed[number], let_in(decision, self.found[number].unexpected_count)
+            planned, text = missed[number], let_in(decision, self.outcomes[number].unexpected_count)
             self.omitted.append(
                 f"{planned.meaning}: not judged on rows that an operator {decision}"
             )
-            self.found[number] = observed(planned, True, text)
+            self.outcomes[number] = observed(planned, True, text)
 
 
-def _without(numbered: Mapping[int, Any], done: Mapping[int, Any]) -> dict[int, Any]:
-    return {number: each for number, each in numbered.items() if number not in done}
+def _without(numbered: Mapping[int, Any], omitted: Mapping[int, Any]) -> dict[int, Any]:
+    return {number: each for number, each in numbered.items() if number not in omitted}
 
 
 def written_since(table: TargetVersion, met: int | None) -> ds.Dataset | None:
@@ -309,7 +317,9 @@ def count_rows(
     if not (certain := arrow_conditions(conditions, names)):
         return {}
     columns = {LSN} if where else set()
-    columns |= {name for c in certain.values() for name in (*(c.read_by_arrow or ()), *c.shown)}
+    columns |= {
+        name for c in certain.values() for name in (*(c.read_by_arrow or ()), *c.example_columns)
+    }
     columns &= {*names}
     tables = read(sorted(columns) or names[:1])
     if where is not None:
@@ -351,10 +361,10 @@ def _judge(run: CheckRun, runner: Runner, target: CheckedTarget) -> TableVerdict
         types = {name: table.spark_types[name] for name in target.live_columns(table)}
     plan = _bounded(run.suite_of(target, types), table)
     suite = suite_of(plan)
-    named = {listed(name): kind for name, kind in types.items()}
+    columns = {listed(name): kind for name, kind in types.items()}
     references = run.rules[plan.table].references
-    rows = TargetRows(target, runner, named, references, table)
-    if run.outcome.is_upkeep and is_unchanged_since_full_check(run.known, target, plan):
+    rows = TargetRows(target, runner, columns, references, table)
+    if run.outcome.is_upkeep and is_unchanged_since_full_check(run.history, target, plan):
         unchanged = SuiteEvaluation(run, rows, rest_of(plan))
         return TableVerdict(plan.table, target.version, unchanged.evaluate(), plan.omitted)
     rows = replace(rows, met=met_before(run, target, plan, table))
@@ -400,23 +410,27 @@ def met_before(
         is_full = state.table_name not in outcome.written
     if is_full or state.kept_as.keeps_rows or (table is not None and table.is_small):
         return None
-    return met_at(run.known, target, plan)
+    return met_at(run.history, target, plan)
 
 
 def _bounded(plan: SuitePlan, table: TargetVersion | None) -> SuitePlan:
     """Returns the plan without own expectations, and with an error, where they'd take hours."""
-    own = [p for p in plan.expectations if p.origin == "own"]
+    own_expectations = [p for p in plan.expectations if p.origin == "own"]
     rows = None if table is None else row_count(table.files)
-    if len(own) <= _MANY_EXPECTATIONS or rows is None or len(own) * rows <= _MOST_JUDGED:
+    if (
+        len(own_expectations) <= _MANY_EXPECTATIONS
+        or rows is None
+        or len(own_expectations) * rows <= _MOST_JUDGED
+    ):
         return plan
     most = max(_MANY_EXPECTATIONS, _MOST_JUDGED // rows)
     error = (
-        f"{plan.table}: its {len(own):,} own expectations aren't judged on {counted(rows, 'row')},"
-        f" since that would take hours: write at most {most:,}, such as one condition for several"
-        " columns"
+        f"{plan.table}: its {len(own_expectations):,} own expectations aren't judged on"
+        f" {counted(rows, 'row')}, since that would take hours: write at most"
+        f" {most:,}, such as one condition for several columns"
     )
-    others = tuple(p for p in plan.expectations if p.origin != "own")
-    return replace(plan, expectations=others, refused=(*plan.refused, error))
+    expectations = tuple(p for p in plan.expectations if p.origin != "own")
+    return replace(plan, expectations=expectations, refused=(*plan.refused, error))
 
 
 def _affordable(plan: SuitePlan, references: Sequence[Reference]) -> SuitePlan:
@@ -432,12 +446,12 @@ def _affordable(plan: SuitePlan, references: Sequence[Reference]) -> SuitePlan:
         for reference in references
         if (rows := _rows_of(reference)) is None or rows > _MOST_ROWS_REFERRED
     }
-    kept = [
+    expectations = [
         p
         for p in plan.expectations
         if p.type != REFERENCES_HOLD or tuple(p.kwargs["columns"]) not in large
     ]
-    return replace(plan, expectations=tuple(kept), omitted=(*plan.omitted, *large.values()))
+    return replace(plan, expectations=tuple(expectations), omitted=(*plan.omitted, *large.values()))
 
 
 def _rows_of(reference: Reference) -> int | None:
@@ -458,5 +472,5 @@ def _with_profile(rows: TargetRows, plan: SuitePlan) -> tuple[TargetRows, SuiteP
     if measured is not None or not about:
         return replace(rows, measured=measured), plan
     omitted = [_NOT_MEASURED] if any(kind_of(p.type).is_judged(p.kwargs) for p in about) else []
-    kept = tuple(p for p in plan.expectations if p not in about)
-    return rows, replace(plan, expectations=kept, omitted=(*plan.omitted, *omitted))
+    expectations = tuple(p for p in plan.expectations if p not in about)
+    return rows, replace(plan, expectations=expectations, omitted=(*plan.omitted, *omitted))

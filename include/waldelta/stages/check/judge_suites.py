@@ -90,7 +90,7 @@ class SuiteJudge:
         yield from refused
         if refused:  # Spark would report some of these errors again.
             return
-        planned = {n: own for n, (_, own) in enumerate(plan_own(file))}
+        planned = {n: expectation for n, (_, expectation) in enumerate(plan_own(file))}
         uncertain = _uncertain(planned, columns.types)
         if not uncertain:
             return
@@ -125,9 +125,9 @@ class SuiteJudge:
         try:
             state = self.job.read_state(table)
             target = self.job.lake.target(table)
-            if state is None or state.status != SYNCED or (found := target.find()) is None:
+            if state is None or state.status != SYNCED or (version := target.find()) is None:
                 return None
-            rows = state.kept_as.live_rows(target.frame(spark, found.version), state.key_columns)
+            rows = state.kept_as.live_rows(target.frame(spark, version.version), state.key_columns)
             return rows.limit(MOST_ROWS)
         except SlotMissing:  # Before the first setup there are no rows.
             return None
@@ -157,26 +157,30 @@ def _unevaluable(
     if rows is not None and rows.isEmpty():
         rows = None
     conditions = row_conditions(planned)
-    others = {n: p for n, p in planned.items() if n not in conditions}
+    other_expectations = {n: p for n, p in planned.items() if n not in conditions}
     filters = {
         n: RowCondition(condition, ())
-        for n, p in others.items()
+        for n, p in other_expectations.items()
         if isinstance(condition := p.kwargs.get("row_condition"), str)
         and is_sql("row_condition", p.kwargs)
     }
     # Whether other conditions can be evaluated depends on the row's values.
     any_row = {n: c for n, c in conditions.items() if is_of_column(kind_of(planned[n].type))}
     errors: dict[int, Exception] = {}
-    for frame, asked in (
+    for frame, frame_conditions in (
         (sample, any_row),
         (sample.limit(0), {n: c for n, c in conditions.items() if n not in any_row} | filters),
         (rows, conditions),
     ):
         if frame is not None:
-            errors |= count_by_spark(frame, {n: asked[n] for n in asked.keys() - errors.keys()})[1]
+            errors |= count_by_spark(
+                frame, {n: frame_conditions[n] for n in frame_conditions.keys() - errors.keys()}
+            )[1]
     whys = {n: why_unevaluable(err) for n, err in errors.items()}
     if rows is not None:
-        whys |= _whys_on_rows(table, {n: p for n, p in others.items() if n not in whys}, rows)
+        whys |= _whys_on_rows(
+            table, {n: p for n, p in other_expectations.items() if n not in whys}, rows
+        )
     yield from sorted(whys.items())
 
 

@@ -43,7 +43,7 @@ from waldelta.stages.setup.facts.source_facts import Facts, read_table_facts
 from waldelta.stages.setup.preflight.source import (
     judge_filters,
     judge_members,
-    judge_publication_privileges,
+    judge_privileges,
 )
 from waldelta.stages.setup.preflight.targets import judge_wheres, plan_targets
 
@@ -145,7 +145,7 @@ class _Adoption:
 
     def _judge(self) -> Iterator[Finding]:
         trial = self._trial_publication()
-        yield from judge_publication_privileges(trial, self.publication, self.facts)
+        yield from judge_privileges(trial, self.publication, self.facts)
         unreadable = judge_filters(self.table.publication)
         yield from unreadable
         if not unreadable:  # Only filters that were parsed are sent to the server.

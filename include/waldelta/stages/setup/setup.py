@@ -70,7 +70,7 @@ from waldelta.stages.setup.preflight.source import (
     MIN_VERSION,
     judge,
     judge_filters,
-    judge_publication_privileges,
+    judge_privileges,
     judge_standby,
 )
 from waldelta.stages.setup.preflight.targets import (
@@ -290,8 +290,7 @@ def _plan_setup(
         *judge(job.pipeline, facts, in_force),
         *objections,
         *chain.from_iterable(
-            judge_publication_privileges(state, facts.actual.get(state.name), facts)
-            for state in managed
+            judge_privileges(state, facts.actual.get(state.name), facts) for state in managed
         ),
         *judge_newer(conn, slot_conn, job, managed, facts),
         *judge_standby(conn, slot_conn, job, facts),

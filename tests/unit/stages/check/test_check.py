@@ -21,7 +21,7 @@ from waldelta.lake.ledger.check_records import newest_versions, recorded_unknown
 from waldelta.pipeline.targets import quarantined_rows as quarantined
 from waldelta.stages.check import check as reports
 from waldelta.stages.check.check import keep_report
-from waldelta.stages.check.check_run import Known
+from waldelta.stages.check.check_run import CheckHistory
 from waldelta.stages.check.suite.expectation import (
     Outcome,
     PlannedExpectation,
@@ -56,21 +56,21 @@ def test_a_verdict_on_an_older_version_is_not_the_last_word(
     ledger, began = Ledger(Lake(lake)), now() - timedelta(seconds=9)
     runs = [report("run", 4, success=False)]
     if not late:
-        keep_report(ledger, runs.pop(), Known(), {})
+        keep_report(ledger, runs.pop(), CheckHistory(), {})
 
     def look(*asked):
         found = newest_versions(*asked)
         if runs:
-            keep_report(ledger, runs.pop(), Known(), {})
+            keep_report(ledger, runs.pop(), CheckHistory(), {})
         return found
 
     monkeypatch.setattr(reports, "newest_versions", look)
-    keep_report(ledger, report("night", version, success=True), Known(), {}, began)
+    keep_report(ledger, report("night", version, success=True), CheckHistory(), {}, began)
     assert list(dict.fromkeys(row.run_id for row in read_expectation_results(lake))) == expected
 
 
 def test_what_was_not_checked_is_said_once(lake):
-    keep_report(Ledger(Lake(lake)), report("run", 4, success=True), Known(), {})
+    keep_report(Ledger(Lake(lake)), report("run", 4, success=True), CheckHistory(), {})
     assert [row.not_checked for row in read_expectation_results(lake)] == [["c: not checked"], None]
 
 
@@ -115,7 +115,7 @@ def test_rows_discarded_while_a_check_looks_are_counted_as_they_are_since(
     (planned,) = (p for p in suite.expectations if p.type == ALL_VALUES_KNOWN)
     found = Outcome(planned, planned.kwargs["is_met"], planned.kwargs["observed"], None)
     verdict = TableVerdict("public.t", 4, (found,), (), None, 0.0)
-    keep_report(ledger, QualityReport("check", (verdict,)), Known(), {"public.t": state})
+    keep_report(ledger, QualityReport("check", (verdict,)), CheckHistory(), {"public.t": state})
     assert told(lake) == expected
 
 

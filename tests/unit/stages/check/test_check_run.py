@@ -16,7 +16,7 @@ from waldelta.lake import Lake
 from waldelta.lake.ledger import BatchCut, Ledger, TargetCut, now
 from waldelta.lake.ledger.check_records import PassedSuite, keep_suites, latest_suites
 from waldelta.stages.check.check_run import (
-    Known,
+    CheckHistory,
     RunOutcome,
     changed_since,
     is_unchanged_since_full_check,
@@ -51,7 +51,7 @@ def known(target, version=0, plan=PLAN, end_lsn=7, whole=False, generation=1):
     row = PassedSuite(
         now(), "r", target.table_name, generation, version, suite_of(plan), whole, end_lsn
     )
-    return Known({target.table_name: [row]})
+    return CheckHistory({target.table_name: [row]})
 
 
 CASES = [
@@ -78,7 +78,7 @@ def test_changed_since(tmp_path, verbs, row, expected):
     for verb in ["sync", *verbs]:
         commit(uri, verb)
     at = CheckedTarget(target, len(verbs), table_at(uri))
-    before = Known() if row is None else known(target, **row)
+    before = CheckHistory() if row is None else known(target, **row)
     assert changed_since(before, at, PLAN) == expected
     history = replace(at, state=replace(target, mode="history"))
     assert changed_since(before, history, PLAN) is None
@@ -99,7 +99,7 @@ def test_met_at(row, expected):
     """The version behind which keys may be in two rows."""
     target = state([("id", "bigint", "bigint", True)])
     assert met_at(known(target, **row), CheckedTarget(target, 2, table_at("")), PLAN) == expected
-    assert met_at(Known(), CheckedTarget(target, 2, table_at("")), PLAN) is None
+    assert met_at(CheckHistory(), CheckedTarget(target, 2, table_at("")), PLAN) is None
 
 
 NOON = datetime(2026, 1, 5, 12, tzinfo=UTC)  # a Monday
@@ -127,7 +127,10 @@ def test_what_forces_a_full_check(outcome, schedule, last, is_full):
     row = replace(row, at=last or NOON, whole=last is not None)
     pipeline = SimpleNamespace(quality=Quality(full_check=schedule))
     run = SimpleNamespace(
-        outcome=outcome, pipeline=pipeline, began=NOON, known=Known({target.table_name: [row]})
+        outcome=outcome,
+        pipeline=pipeline,
+        began=NOON,
+        history=CheckHistory({target.table_name: [row]}),
     )
     at = CheckedTarget(target, 2, table_at(""))
     assert (met_before(run, at, PLAN, None) is None) == is_full
@@ -213,8 +216,8 @@ def test_the_position_is_of_the_newest_cut_alone():
     """Of a target that stands elsewhere nobody knows which changes it holds."""
     target = state([("id", "bigint", "bigint", True)])
     cut = BatchCut(now(), "r", 1, 99, None, [TargetCut(target.table_name, target.generation, 4)])
-    found = Known(cut=cut)
-    assert (found.end_of(target, 4), found.end_of(target, 5), Known().end_of(target, 4)) == (
+    found = CheckHistory(cut=cut)
+    assert (found.end_of(target, 4), found.end_of(target, 5), CheckHistory().end_of(target, 4)) == (
         99,
         None,
         None,

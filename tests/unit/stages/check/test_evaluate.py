@@ -18,7 +18,7 @@ from waldelta.config.expectation_files import OwnExpectation, OwnSuite, OwnSuite
 from waldelta.errors import SparkUnreachable
 from waldelta.lake import Lake, by_row_group
 from waldelta.row_filter import EnumType
-from waldelta.stages.check.check_run import Known, has_page
+from waldelta.stages.check.check_run import CheckHistory, has_page
 from waldelta.stages.check.constraints.constraints import CheckConstraint, DeclaredType
 from waldelta.stages.check.evaluate import (
     SuiteEvaluation,
@@ -26,7 +26,7 @@ from waldelta.stages.check.evaluate import (
     _with_profile,
     written_since,
 )
-from waldelta.stages.check.measure.profile import Before
+from waldelta.stages.check.measure.profile import ProfileBounds
 from waldelta.stages.check.measure.references import CheckedTarget
 from waldelta.stages.check.suite.expectation import SourceRules, TargetRows
 from waldelta.stages.check.suite.kinds import KINDS, plan_suite
@@ -100,7 +100,9 @@ def outcomes_of(place, plan, *, met=None, decided=()):
     target, table = CheckedTarget(state(COLUMNS), place.open().version, place), place.open()
     types = {listed(name): kind for name, kind in table.spark_types.items()}
     with ThreadPoolExecutor() as background:
-        run = SimpleNamespace(background=background, decided={plan.table: decided}, known=Known())
+        run = SimpleNamespace(
+            background=background, decided={plan.table: decided}, history=CheckHistory()
+        )
         rows = TargetRows(target, NoSpark(), types, table=table, met=met)
         evaluation = SuiteEvaluation(run, rows, plan)
         outcomes = evaluation.evaluate()
@@ -236,7 +238,7 @@ def test_drift_that_nothing_was_measured_of_is_not_judged(tmp_path, rows):
     """It is neither as before nor otherwise, which is told; measured, it is one of both."""
     write_deltalake(uri := str(tmp_path), pa.table({"id": range(rows or 2), "n": range(rows or 2)}))
     columns = [("id", "bigint", "bigint", True), ("n", "bigint", "bigint", False)]
-    plan = plan_suite(state(columns), ["id", "n"], None, None, Before({"rows": (2, 4)}, {}))
+    plan = plan_suite(state(columns), ["id", "n"], None, None, ProfileBounds({"rows": (2, 4)}, {}))
     place = table_at(uri)
     target = CheckedTarget(state(columns), 0, place)
     # A target that lacks a column isn't measured.

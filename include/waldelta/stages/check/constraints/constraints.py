@@ -58,8 +58,8 @@ def read_check_constraints(
     }
     schemas, names = ([table[part] for table in fed_by.values()] for part in (0, 1))
     checks: dict[tuple[str, str], list[CheckConstraint]] = {}
-    asked = {"schemas": schemas, "names": names, "locked": list(locked)}
-    for schema, table, name, expression, xmin in connection.execute(_CHECKS, asked):
+    parameters = {"schemas": schemas, "names": names, "locked": list(locked)}
+    for schema, table, name, expression, xmin in connection.execute(_CHECKS, parameters):
         check = CheckConstraint(name, expression, is_before(xmin, landed_as_of))
         checks.setdefault((schema, table), []).append(check)
     return {target: checks[table] for target, table in fed_by.items() if table in checks}
@@ -271,10 +271,10 @@ def read_enums(
     rows = connection.execute(_LABELS, (sorted(types),))
     enums = {oid: EnumType(name, tuple(labels)) for oid, name, labels in rows}
     return {
-        state.table_name: held
+        state.table_name: enums_of_columns
         for state in states
         if (
-            held := {
+            enums_of_columns := {
                 c.name_on_source: enums[c.type_oid] for c in state.columns if c.type_oid in enums
             }
         )

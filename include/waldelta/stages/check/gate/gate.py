@@ -156,12 +156,12 @@ def judge(
         judged = _set_aside(job, plan, rows, asides, staged) if count else JudgedChanges(staged)
         if stops:
             # Released commits end at ``released``, and the next commit may begin exactly there.
-            rest = replace(
+            other_rows = replace(
                 rows,
                 files=NetFiles.of(judged.staged.folder, job.lake),
                 where=f"{is_written} and lsn >= {gate.released}",
             )
-            if failed := _unmet(rest, stops):
+            if failed := _unmet(other_rows, stops):
                 raise stopped(gate, failed)
     return judged
 
@@ -203,8 +203,8 @@ def judge_complete_rows(
         still = _still_failing(rows.files, copy, asides)
         open_rows = [sum(still[row].key in opened for row in v.failing.tolist()) for v in asides]
         if still:
-            rest = rows.files.without(runner, _any_of(asides), f"{folder}-rest")
-            rows = replace(rows, files=rest)
+            other_rows = rows.files.without(runner, _any_of(asides), f"{folder}-rest")
+            rows = replace(rows, files=other_rows)
         if failed := _unmet(rows, [*asides, *stops]):
             raise QualityFailed(
                 f"{gate.table}: its rows weren't read again, since rows that would enter the target"
@@ -232,9 +232,9 @@ def _still_failing(
     there, with key, values and reasons.
     """
     failing = _any_of(asides)
-    found = files.at(failing)
-    values = values_as_json(found, copy.columns, [()] * len(found))
-    texts = [found[f"t{k}"].to_pylist() for k in range(len(copy.key_columns))]
+    rows_of_verdicts = files.at(failing)
+    values = values_as_json(rows_of_verdicts, copy.columns, [()] * len(rows_of_verdicts))
+    texts = [rows_of_verdicts[f"t{k}"].to_pylist() for k in range(len(copy.key_columns))]
     rows = zip(zip(*texts, strict=True), values, _reasons(asides), strict=True)
     return dict(zip(failing.tolist(), starmap(StillFails, rows), strict=True))
 
@@ -244,8 +244,8 @@ def _reasons(verdicts: Sequence[Verdict]) -> list[str]:
     failed: dict[int, list[str]] = {}
     for verdict in verdicts:
         for row in verdict.failing.tolist():
-            named = f"{verdict.planned.meaning} ({verdict.planned.place})"
-            failed.setdefault(row, []).append(named)
+            reason = f"{verdict.planned.meaning} ({verdict.planned.place})"
+            failed.setdefault(row, []).append(reason)
     return [FAILS + "; ".join(failed[row]) for row in sorted(failed)]
 
 
@@ -259,8 +259,10 @@ def _set_aside(
     of_action = np.array(rows["action"].to_pylist(), dtype=object)
     gone = purges(rows.filter(pa.array((of_action == ACTION_UPSERT) | moved)), plan)
     raw = int(one_array(rows["raw"]).is_valid().sum().as_py() or 0)
-    more = Counter({ACTION_PURGE: len(gone), QUARANTINED_ROWS: len(rows)})
-    counts = Counter(staged.counts) + more - Counter(of_action.tolist()) - Counter({RAW_ROWS: raw})
+    additions = Counter({ACTION_PURGE: len(gone), QUARANTINED_ROWS: len(rows)})
+    counts = (
+        Counter(staged.counts) + additions - Counter(of_action.tolist()) - Counter({RAW_ROWS: raw})
+    )
     values = zip(
         keys_of(rows, plan, "c"),
         absent,

@@ -112,10 +112,10 @@ class Verdict:
         raised = self.outcome.raised
         return f"can't be evaluated: {raised}" if raised else "can't be evaluated"
 
-    def keep(self, found: FailingRows, numbers: Sequence[int]) -> None:
+    def keep(self, failing_rows: FailingRows, numbers: Sequence[int]) -> None:
         """Store the outcome by the failing rows' count, and the numbers of failing rows."""
-        success = found.are_few(float(self.planned.kwargs.get("mostly", 1)))
-        self.outcome = Outcome(self.planned, success, None, found.rows)
+        success = failing_rows.are_few(float(self.planned.kwargs.get("mostly", 1)))
+        self.outcome = Outcome(self.planned, success, None, failing_rows.rows)
         self.failing = np.array(numbers, np.int64)
 
 
@@ -137,8 +137,8 @@ def listed(verdicts: Sequence[Verdict]) -> str:
     lines = []
     for verdict in verdicts:
         rows = verdict.outcome.unexpected_count if verdict.outcome is not None else None
-        found = verdict.why or (counted(rows, "row") if rows is not None else "not met")
-        lines.append(f"  - {verdict.planned.meaning} ({found}) at {verdict.planned.place}")
+        result = verdict.why or (counted(rows, "row") if rows is not None else "not met")
+        lines.append(f"  - {verdict.planned.meaning} ({result}) at {verdict.planned.place}")
     return "\n".join(lines)
 
 
@@ -234,11 +234,11 @@ class JudgedColumns:
         """
         flags = {name: rows[flag].to_pylist() for name, flag in self.toastable.items()}
         absent = [[name for name, of in flags.items() if of[n]] for n in range(len(rows))]
-        wanted = {name.lower() for name in (self.types if read is None else read)}
+        names = {name.lower() for name in (self.types if read is None else read)}
         examples = []
         for values in map(json.loads, values_as_json(rows, [*self.types.items()], absent)):
             key = {name: values[name] for name in self.key if name in values}
-            seen = {name: value for name, value in values.items() if name.lower() in wanted}
+            seen = {name: value for name, value in values.items() if name.lower() in names}
             examples.append(json.dumps({"key": key, "values": seen}))
         return examples
 
@@ -264,15 +264,15 @@ class StagedRows:
         that Spark can't evaluate.
         """
         conditions = self._conditions(verdicts)
-        done = self._by_arrow(verdicts, conditions, most)
-        if left := {n: v for n, v in enumerate(verdicts) if n not in done}:
-            self._by_spark(left, {n: c for n, c in conditions.items() if n in left}, most)
+        counted_numbers = self._by_arrow(verdicts, conditions, most)
+        if remaining := {n: v for n, v in enumerate(verdicts) if n not in counted_numbers}:
+            self._by_spark(remaining, {n: c for n, c in conditions.items() if n in remaining}, most)
 
     def _conditions(self, verdicts: Sequence[Verdict]) -> dict[int, RowCondition]:
         """Returns the conditions of expectations on single rows, which show a row's place."""
         planned = {n: verdict.planned for n, verdict in enumerate(verdicts)}
         return {
-            n: replace(of, unsent=self.columns.flags_of(of.columns), shown=_PLACE)
+            n: replace(of, unsent=self.columns.flags_of(of.columns), example_columns=_PLACE)
             for n, of in row_conditions(planned).items()
         }
 
@@ -285,8 +285,8 @@ class StagedRows:
         for n, verdict in enumerate(verdicts):
             if verdict.outcome is not None and not verdict.is_met and len(verdict.failing):
                 try:
-                    some = self.files.at(verdict.failing[:EXAMPLE_ROWS])
-                    examples = self.columns.examples_of(some, conditions[n].columns)
+                    rows = self.files.at(verdict.failing[:EXAMPLE_ROWS])
+                    examples = self.columns.examples_of(rows, conditions[n].columns)
                     verdict.outcome = replace(verdict.outcome, examples=tuple(examples))
                 except Exception as err:
                     log.warning("rows that fail a gate can't be shown: %s", class_and_text(err))
@@ -315,21 +315,21 @@ class StagedRows:
         _ = spark.version  # Conditions can be made only once the session has started.
         flags = self.columns.flags_of(None)
         place = [F.col("_metadata.file_name"), F.col("_metadata.row_index")]
-        own = [column.alias(name) for column, name in zip(place, _PLACE, strict=True)]
-        own += [F.col(flag.removeprefix(_OWN)).alias(flag) for flag in flags]
+        staged_columns = [column.alias(name) for column, name in zip(place, _PLACE, strict=True)]
+        staged_columns += [F.col(flag.removeprefix(_OWN)).alias(flag) for flag in flags]
         rows = spark.read.parquet(self.files.folder).where(self.where)
         values = [F.expr(value).alias(name) for name, value in self.columns.staged.items()]
-        rows = rows.select(*own, *values)
+        rows = rows.select(*staged_columns, *values)
         counts, errors = count_by_spark(rows, conditions, most)
-        others = [verdict for n, verdict in verdicts.items() if n not in conditions]
-        self._check_judged(verdicts, errors, others)
+        whole_verdicts = [verdict for n, verdict in verdicts.items() if n not in conditions]
+        self._check_judged(verdicts, errors, whole_verdicts)
         first = np.cumsum([0, *self.files.rows]).tolist()
         begin = {
             path.rpartition("/")[2]: n for path, n in zip(self.files.paths, first, strict=False)
         }
-        for n, found in counts.items():
-            places = ([row[name] for name in _PLACE] for row in found.examples)
-            verdicts[n].keep(found, sorted(begin[file] + row for file, row in places))
+        for n, failing_rows in counts.items():
+            places = ([row[name] for name in _PLACE] for row in failing_rows.examples)
+            verdicts[n].keep(failing_rows, sorted(begin[file] + row for file, row in places))
         for n, err in errors.items():
             verdicts[n].outcome = unevaluable(verdicts[n].planned, err)
         if errors:
@@ -338,17 +338,17 @@ class StagedRows:
                 f" evaluated:\n{listed([verdicts[n] for n in errors])}\nCorrect the"
                 " expectation: the next run uses it"
             ) from next(iter(errors.values()))
-        for verdict in others:
+        for verdict in whole_verdicts:
             used = self.columns.flags_of(_used_columns([*self.columns.types], verdict.item.kwargs))
-            sent = rows.where(reduce(and_, (~F.col(flag) for flag in used), F.lit(True)))
-            sent = sent.drop(*flags, *_PLACE)
-            verdict.outcome = _outcome_as_a_whole(self.table, sent, verdict.planned)
+            complete_rows = rows.where(reduce(and_, (~F.col(flag) for flag in used), F.lit(True)))
+            complete_rows = complete_rows.drop(*flags, *_PLACE)
+            verdict.outcome = _outcome_as_a_whole(self.table, complete_rows, verdict.planned)
 
     def _check_judged(
         self,
         verdicts: Mapping[int, Verdict],
         errors: Mapping[int, Exception],
-        others: Sequence[Verdict],
+        whole_verdicts: Sequence[Verdict],
     ) -> None:
         """Raise ConfigError for what is no condition, and for what can't be judged as a whole."""
         whys = {
@@ -356,7 +356,7 @@ class StagedRows:
             for n, err in errors.items()
             if isinstance(err, ParseException)
         }
-        for verdict in others:
+        for verdict in whole_verdicts:
             why = why_refused(verdict.item, self.columns.of_target)
             unnamed = [] if verdict.item.gate == "stop" else [_UNNAMED]
             whys[str(verdict.planned.place)] = why or unnamed
@@ -443,23 +443,23 @@ def _used_columns(names: Sequence[str], kwargs: Mapping[str, Any]) -> list[str] 
     conditions are parsed: nearly any text parses as a condition, and a text that doesn't parse
     counts as all columns, which skips the row.
     """
-    asked: set[str] = set()
+    texts: set[str] = set()
     for argument, text in _texts(kwargs):
-        asked.add(text.lower())
+        texts.add(text.lower())
         if not is_condition(argument):
             continue
-        named = columns_of(text) if is_sql(argument, kwargs) else None
-        if named is None:
+        columns = columns_of(text) if is_sql(argument, kwargs) else None
+        if columns is None:
             return None
-        asked.update(name.lower() for name in named)
-    return [name for name in names if {name.lower(), f"`{name.lower()}`"} & asked] or None
+        texts.update(name.lower() for name in columns)
+    return [name for name in names if {name.lower(), f"`{name.lower()}`"} & texts] or None
 
 
-def _texts(given: Any, argument: str = "") -> Iterator[tuple[str, str]]:
+def _texts(value: Any, argument: str = "") -> Iterator[tuple[str, str]]:
     """Yields every text in an expectation's arguments, at any depth, with its argument's name."""
-    if isinstance(given, str):
-        yield argument, given
-    of_argument = given if isinstance(given, (list, tuple, set)) else ()
-    parts = given.items() if isinstance(given, Mapping) else zip(repeat(argument), of_argument)
-    for name, value in parts:
-        yield from _texts(value, str(name))
+    if isinstance(value, str):
+        yield argument, value
+    of_argument = value if isinstance(value, (list, tuple, set)) else ()
+    parts = value.items() if isinstance(value, Mapping) else zip(repeat(argument), of_argument)
+    for name, part in parts:
+        yield from _texts(part, str(name))

@@ -22,9 +22,9 @@ from waldelta.pipeline import named_error
 from waldelta.stages.check.great_expectations.lazy_import import import_great_expectations
 from waldelta.stages.check.measure.failing_rows import MOST_EXAMPLES, FailingRows
 from waldelta.stages.check.suite.expectation import (
-    GivenRows,
     Outcome,
     PlannedExpectation,
+    QueryRows,
     RowCondition,
 )
 from waldelta.stages.check.suite.kinds import KINDS, SuitePlan, TargetKind, kind_of
@@ -142,16 +142,16 @@ def evaluate_each(
     halved, which costs no other group a second query, until MOST_ERRORS have failed alone. Raises
     an error of ours, and what ends the session.
     """
-    found: dict[int, T] = {}
+    results: dict[int, T] = {}
     errors: dict[int, Exception] = {}
     waiting = groups_of(numbers)[::-1]
     while waiting:
         group = waiting.pop()
         try:
-            found |= evaluate(group)
+            results |= evaluate(group)
         except Exception as err:
-            if (named := named_error(err)) is not None:
-                raise named from err
+            if (task_error := named_error(err)) is not None:
+                raise task_error from err
             if len(group) == 1:
                 errors[group[0]] = err
             elif len(errors) >= MOST_ERRORS:
@@ -159,7 +159,7 @@ def evaluate_each(
             else:
                 middle = len(group) // 2
                 waiting += [group[middle:], group[:middle]]
-    return found, errors
+    return results, errors
 
 
 def judge_each(
@@ -196,14 +196,16 @@ def count_by_arrow(
     """
     counts: Counts = dict.fromkeys(conditions, FailingRows(judged=0, total=0))
     for rows in batches:
-        for number, found in list(counts.items()):
+        for number, failing_rows in list(counts.items()):
             masks = conditions[number].failing(rows)
             if masks is None:
                 # Arrow isn't certain about some of the rows, so Spark evaluates this expectation.
                 del counts[number]
                 continue
-            shown = [name for name in conditions[number].shown if name in rows.column_names]
-            counts[number] = found.plus(*masks, rows.select(shown), most)
+            columns = [
+                name for name in conditions[number].example_columns if name in rows.column_names
+            ]
+            counts[number] = failing_rows.plus(*masks, rows.select(columns), most)
     return counts
 
 
@@ -228,14 +230,14 @@ def _of_columns(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:
     if kind_of(item.type).type == _ASKS_FOR_COLUMN:
         return
     for argument in _COLUMN_ARGUMENTS:
-        given = item.kwargs.get(argument)
-        for name in given if isinstance(given, list) else [given]:
+        names = item.kwargs.get(argument)
+        for name in names if isinstance(names, list) else [names]:
             if isinstance(name, str) and columns.type_of(column_name(name)) is None:
                 yield f"kwargs.{argument}: {_absent(column_name(name), columns)}"
 
 
 def _absent(name: str, columns: TargetColumns) -> str:
-    if name.lower() in {other.lower() for other in columns.unpublished}:
+    if name.lower() in {column.lower() for column in columns.unpublished}:
         return f"column {name} isn't published, so the target lacks it"
     near = get_close_matches(name.lower(), by_lower := {c.lower(): c for c in columns.types}, 1)
     hint = f"did you mean {by_lower[near[0]]}?" if near else f"it has {', '.join(columns.types)}"
@@ -303,10 +305,10 @@ def _of_gate(item: OwnExpectation, columns: TargetColumns) -> Iterator[str]:
     if not columns.has_key:
         yield "gate: quarantine needs a key, and the table has none: use stop"
     if not isinstance(kind, RowKind):
-        known = ", ".join(sorted(k.type for k in KINDS.values() if k.scope == "row"))
+        row_types = ", ".join(sorted(k.type for k in KINDS.values() if k.scope == "row"))
         yield (
             "gate: quarantine needs an expectation that identifies the failing rows: one of"
-            f" {known}; {item.type} can be stop or warn"
+            f" {row_types}; {item.type} can be stop or warn"
         )
     elif unknown := sorted(item.kwargs.keys() - kind.arguments.keys()):
         yield (
@@ -331,16 +333,16 @@ def judge_rows(table: str, planned: Sequence[PlannedExpectation], rows: DataFram
     Our own kinds judge theirs, Great Expectations all others. Raises ConfigError for a name or an
     argument that it refuses.
     """
-    found, left = {}, []
+    outcomes, numbers = {}, []
     for number, each in enumerate(planned):
         if isinstance(kind := kind_of(each.type), TargetKind):
-            (found[number],) = kind.outcomes([each], GivenRows(rows))
+            (outcomes[number],) = kind.outcomes([each], QueryRows(rows))
         else:
-            left.append(number)
-    if left:
-        import_great_expectations({planned[number].type for number in left})
+            numbers.append(number)
+    if numbers:
+        import_great_expectations({planned[number].type for number in numbers})
         from waldelta.stages.check.great_expectations.run_suite import judge_frame
 
-        plan = SuitePlan(table, tuple(planned[number] for number in left))
-        found |= dict(zip(left, judge_frame(f"rows of {table}", plan, rows), strict=True))
-    return [found[number] for number in range(len(planned))]
+        plan = SuitePlan(table, tuple(planned[number] for number in numbers))
+        outcomes |= dict(zip(numbers, judge_frame(f"rows of {table}", plan, rows), strict=True))
+    return [outcomes[number] for number in range(len(planned))]

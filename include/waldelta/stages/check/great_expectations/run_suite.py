@@ -119,9 +119,11 @@ META = "waldelta"  # Under this key an expectation carries its number in the pla
 
 def build_suite(name: str, plan: SuitePlan) -> gx.ExpectationSuite:
     """Returns the suite of a plan; raises ConfigError for what Great Expectations refuses."""
-    known = _known()
+    classes = _read_classes()
     try:
-        built = [_build(number, planned, known) for number, planned in enumerate(plan.expectations)]
+        built = [
+            _build(number, planned, classes) for number, planned in enumerate(plan.expectations)
+        ]
     except ValueError as err:
         raise ConfigError(f"expectations are refused: {err}") from err
     return gx.ExpectationSuite(name=name, expectations=built)
@@ -130,13 +132,15 @@ def build_suite(name: str, plan: SuitePlan) -> gx.ExpectationSuite:
 def why_not_built(type_name: str, kwargs: Mapping[str, Any]) -> str | None:
     """Returns why there is no expectation of this type with these arguments; None if there is."""
     try:
-        _build(0, PlannedExpectation(type_name, dict(kwargs), "critical", "own", ""), _known())
+        _build(
+            0, PlannedExpectation(type_name, dict(kwargs), "critical", "own", ""), _read_classes()
+        )
     except ValueError as err:
         return str(err)
     return None
 
 
-def _known() -> dict[str, type[Expectation]]:
+def _read_classes() -> dict[str, type[Expectation]]:
     return {
         key: impl
         for type_name in list_registered_expectation_implementations()
@@ -146,11 +150,11 @@ def _known() -> dict[str, type[Expectation]]:
 
 
 def _build(
-    number: int, planned: PlannedExpectation, known: Mapping[str, type[Expectation]]
+    number: int, planned: PlannedExpectation, classes: Mapping[str, type[Expectation]]
 ) -> Expectation:
-    kind = known.get(planned.type)
+    kind = classes.get(planned.type)
     if kind is None:
-        near = difflib.get_close_matches(planned.type, known, n=1)
+        near = difflib.get_close_matches(planned.type, classes, n=1)
         hint = (
             f": did you mean {near[0]}?"
             if near
@@ -186,8 +190,10 @@ def _refused_arguments(kind: type[Expectation], err: pydantic.ValidationError) -
             why = f"no such argument: {f'did you mean {near[0]}?' if near else 'remove it'}"
         whys.setdefault(f"kwargs.{name}" if name else "kwargs", []).append(why)
     # A value of a wrong type also counts as no value.
-    named = {name: of for name, of in whys.items() if name != "kwargs"} or whys
-    return "; ".join(f"{name}: {', or '.join(dict.fromkeys(of))}" for name, of in named.items())
+    by_argument = {name: of for name, of in whys.items() if name != "kwargs"} or whys
+    return "; ".join(
+        f"{name}: {', or '.join(dict.fromkeys(of))}" for name, of in by_argument.items()
+    )
 
 
 # The first validation only counts, because examples cost a query per expectation; they are fetched
@@ -211,16 +217,16 @@ def judge_frame(name: str, plan: SuitePlan, frame: DataFrame) -> tuple[Outcome, 
     source.get_execution_engine().spark = frame.sparkSession
     whole = source.add_dataframe_asset(name).add_batch_definition_whole_dataframe("version")
     batch = whole.get_batch({"dataframe": frame})
-    found = _by_number(batch.validate(suite, result_format=COUNTS_ONLY).results)
+    results = _by_number(batch.validate(suite, result_format=COUNTS_ONLY).results)
     missed = {
-        n for n, i in found.items() if not i.success and "partial_unexpected_list" in i.result
+        n for n, i in results.items() if not i.success and "partial_unexpected_list" in i.result
     }
     if missed:
         # An expectation can belong to only one suite, so the new suite gets copies.
-        chosen = [copy.copy(e) for e in suite.expectations if (e.meta or {})[META] in missed]
-        part = gx.ExpectationSuite(name=f"{name} examples", expectations=chosen)
-        found |= _by_number(batch.validate(part, result_format=WITH_EXAMPLES).results)
-    return tuple(_outcome(found[n], p) for n, p in enumerate(plan.expectations))
+        copies = [copy.copy(e) for e in suite.expectations if (e.meta or {})[META] in missed]
+        part = gx.ExpectationSuite(name=f"{name} examples", expectations=copies)
+        results |= _by_number(batch.validate(part, result_format=WITH_EXAMPLES).results)
+    return tuple(_outcome(results[n], p) for n, p in enumerate(plan.expectations))
 
 
 def _by_number(
@@ -247,9 +253,9 @@ def _outcome(item: ExpectationValidationResult, planned: PlannedExpectation) -> 
 def _examples(item: ExpectationValidationResult) -> tuple[str, ...]:
     """Returns some failing values of a column, or of several, as JSON; their rows are unknown."""
     values = item.result.get("partial_unexpected_list") or ()
-    named = _configuration(item).kwargs
-    pair = [named[name] for name in ("column_A", "column_B") if name in named]
-    columns = pair or named.get("column_list") or [named.get("column", "values")]
+    arguments = _configuration(item).kwargs
+    pair = [arguments[name] for name in ("column_A", "column_B") if name in arguments]
+    columns = pair or arguments.get("column_list") or [arguments.get("column", "values")]
     return tuple(
         json.dumps({"values": _by_column(value, columns)}, default=str)
         for value in values[: WITH_EXAMPLES["partial_unexpected_count"]]
@@ -360,35 +366,46 @@ class ResultRow:
 
 def described(item: ExpectationValidationResult) -> ResultRow:
     """Returns a result in the words of its kind, or of Great Expectations."""
-    own, words = _configuration(item), list[Any]()
-    kind, result = kind_of(own.type), {"result": item}
-    if (description := own.to_domain_obj().description) is not None:
+    configuration, words = _configuration(item), list[Any]()
+    kind, result = kind_of(configuration.type), {"result": item}
+    if (description := configuration.to_domain_obj().description) is not None:
         words = [description]
     elif kind.is_ours:
-        template, params = kind.words(own.kwargs)
+        template, params = kind.words(configuration.kwargs)
         sentence = {"template": template, "params": params}
         words = [{"content_block_type": "string_template", "string_template": sentence}]
     else:
-        given = {"configuration": own, "runtime_configuration": {"include_column_name": False}}
-        words = _rendered(LegacyRendererType.PRESCRIPTIVE, own.type, given) or [own.type]
+        context = {
+            "configuration": configuration,
+            "runtime_configuration": {"include_column_name": False},
+        }
+        words = _rendered(LegacyRendererType.PRESCRIPTIVE, configuration.type, context) or [
+            configuration.type
+        ]
     # What was observed of our kinds has the number of rows; they have no shares of values.
     if not (kind.is_ours and item.result.get("unexpected_count")):
-        words += _rendered(LegacyDiagnosticRendererType.UNEXPECTED_STATEMENT, own.type, result)
-    words += _rendered(LegacyDiagnosticRendererType.UNEXPECTED_TABLE, own.type, result)
-    observed = _rendered(LegacyDiagnosticRendererType.OBSERVED_VALUE, own.type, result) or ["--"]
-    mark = "passed" if item.success else "warning" if own.severity == "warning" else "failed"
-    mark = mark if kind.is_judged(own.kwargs) else "not judged yet"
-    return ResultRow(str(own.kwargs.get("column", "")), mark, words, observed[0])
+        words += _rendered(
+            LegacyDiagnosticRendererType.UNEXPECTED_STATEMENT, configuration.type, result
+        )
+    words += _rendered(LegacyDiagnosticRendererType.UNEXPECTED_TABLE, configuration.type, result)
+    observed = _rendered(
+        LegacyDiagnosticRendererType.OBSERVED_VALUE, configuration.type, result
+    ) or ["--"]
+    mark = (
+        "passed" if item.success else "warning" if configuration.severity == "warning" else "failed"
+    )
+    mark = mark if kind.is_judged(configuration.kwargs) else "not judged yet"
+    return ResultRow(str(configuration.kwargs.get("column", "")), mark, words, observed[0])
 
 
-def _rendered(renderer: str, kind: str, given: Mapping[str, Any]) -> list[Any]:
+def _rendered(renderer: str, kind: str, context: Mapping[str, Any]) -> list[Any]:
     """Returns what a renderer describes, as JSON; nothing where there is none, or where it fails:
     the check's results are in the ledger.
     """
-    if (found := get_renderer_impl(kind, renderer)) is None:
+    if (implementation := get_renderer_impl(kind, renderer)) is None:
         return []
     try:
-        content: Any = found.renderer(**given)
+        content: Any = implementation.renderer(**context)
         blocks = content if isinstance(content, list) else [content] if content is not None else []
         return list(RenderedContent.rendered_content_list_to_json(blocks, check_dicts=True))
     except Exception:

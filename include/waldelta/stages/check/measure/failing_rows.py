@@ -116,8 +116,8 @@ def rows_of(text: str, **relations: Relation) -> list[dict[str, Any]]:
         rows = query(text.format(**texts), versions).read_all()
     else:
         rows = next(iter(frames.values())).sparkSession.sql(text, **frames).toArrow()
-    found: list[dict[str, Any]] = rows.to_pylist()
-    return found
+    dicts: list[dict[str, Any]] = rows.to_pylist()
+    return dicts
 
 
 @contextmanager
@@ -138,13 +138,13 @@ def examples_of(rows: Iterable[Mapping[str, Any]], key: Sequence[str]) -> Iterat
     ['{"key": {"id": "7"}, "values": {"amount": "-1.5"}}']
     """
     for row in rows:
-        shown = {
+        texts = {
             name: value if value is None else _as_text(value)[:_LONGEST_VALUE]
             for name, value in row.items()
             if not name.startswith(PREFIX)
         }
-        own = {name: shown.pop(name) for name in key if name in shown}
-        yield json.dumps({"key": own, "values": shown})
+        key_texts = {name: texts.pop(name) for name in key if name in texts}
+        yield json.dumps({"key": key_texts, "values": texts})
 
 
 _BYTES_PER_KEY = 8

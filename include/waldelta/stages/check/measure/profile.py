@@ -70,15 +70,15 @@ def profile_by_values(table: Relation, columns: Sequence[Sequence[Any]]) -> Meas
     """
     # Nulls are counted from the statistics where all files have them, without reading values.
     nulls = _counted_nulls(table) if isinstance(table, TargetVersion) else {}
-    asked = ["count(*)"]
+    aggregates = ["count(*)"]
     for name, is_number in columns:
         column = quote_in_template(name)
-        asked.append(f"count(*) - {nulls[name]}" if name in nulls else f"count({column})")
+        aggregates.append(f"count(*) - {nulls[name]}" if name in nulls else f"count({column})")
         if is_number:
             double = f"cast({column} as double)"  # Both sort NaN above infinity.
             finite = f"case when abs({double}) < cast('Infinity' as double) then {double} end"
-            asked += [f"{of}({finite})" for of in ("avg", "stddev_pop", "min", "max")]
-    listed = ", ".join(f"{value} as v{k}" for k, value in enumerate(asked))
+            aggregates += [f"{of}({finite})" for of in ("avg", "stddev_pop", "min", "max")]
+    listed = ", ".join(f"{value} as v{k}" for k, value in enumerate(aggregates))
     (row,) = rows_of(f"select {listed} from {{target}}", target=table)  # noqa: S608 - quoted
     values = iter(row.values())
     rows, profiles = int(next(values)), []
@@ -128,7 +128,7 @@ Bounds: TypeAlias = dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class ProfileBounds:
     """Bounds of the row count and of each column's statistics, from earlier runs.
 
     They are empty while there are too few runs.
@@ -138,58 +138,58 @@ class Before:
     columns: Mapping[str, Bounds]
 
 
-def bounds_of(history: Sequence[Profile], wanted: Drift) -> Before:
+def bounds_of(history: Sequence[Profile], drift: Drift) -> ProfileBounds:
     """Returns the bounds of each statistic by its latest measurements.
 
     A statistic measured by fewer than ``after_runs`` runs has none. Statistics that only full
     checks measure go back farther: each uses the latest runs that measured it.
     """
-    latest = history[-wanted.of_runs :]
-    if len(latest) < wanted.after_runs:
-        return Before({}, {})
+    latest = history[-drift.of_runs :]
+    if len(latest) < drift.after_runs:
+        return ProfileBounds({}, {})
     middle = median(profile.rows for profile in latest)
-    floor = wanted.tolerance * middle + _FEW_MORE_ROWS
-    rows = {"rows": _around([float(profile.rows) for profile in latest], floor, wanted)}
+    floor = drift.tolerance * middle + _FEW_MORE_ROWS
+    rows = {"rows": _around([float(profile.rows) for profile in latest], floor, drift)}
     columns: dict[str, Bounds] = {}
     if middle >= _FEWEST_ROWS:
         by_name: dict[str, list[ColumnProfile]] = {}
         for profile in history:
             for column in profile.columns:
                 by_name.setdefault(column.name, []).append(column)
-        columns = {name: found for name, of in by_name.items() if (found := _of_column(of, wanted))}
-    return Before(rows, columns)
+        columns = {
+            name: bounds for name, of in by_name.items() if (bounds := _of_column(of, drift))
+        }
+    return ProfileBounds(rows, columns)
 
 
-def _of_column(history: Sequence[ColumnProfile], wanted: Drift) -> Bounds:
-    found: Bounds = {}
+def _of_column(history: Sequence[ColumnProfile], drift: Drift) -> Bounds:
+    bounds: Bounds = {}
     spans = [c.most - c.least for c in history if c.most is not None and c.least is not None][
-        -wanted.of_runs :
+        -drift.of_runs :
     ]
-    deviations = [c.deviation for c in history if c.deviation is not None][-wanted.of_runs :]
+    deviations = [c.deviation for c in history if c.deviation is not None][-drift.of_runs :]
     span, deviation = (median(values) if values else 0.0 for values in (spans, deviations))
     for name, floor in (
-        ("nulls", wanted.tolerance / 5),
-        ("mean", wanted.tolerance * deviation),
+        ("nulls", drift.tolerance / 5),
+        ("mean", drift.tolerance * deviation),
         ("least", span),
         ("most", span),
     ):
-        told = [
+        finite_values = [
             value for c in history if (value := getattr(c, name)) is not None and isfinite(value)
         ]
-        values = told[-wanted.of_runs :]
-        if len(values) >= wanted.after_runs:
+        values = finite_values[-drift.of_runs :]
+        if len(values) >= drift.after_runs:
             # Where all values were equal, up to half more or half less is no anomaly.
-            least = (
-                0.0 if name == "nulls" else wanted.tolerance * abs(median(values)) * (floor == 0)
-            )
-            found[name] = _around(values, max(floor, least), wanted)
-    return found
+            least = 0.0 if name == "nulls" else drift.tolerance * abs(median(values)) * (floor == 0)
+            bounds[name] = _around(values, max(floor, least), drift)
+    return bounds
 
 
-def _around(values: Sequence[float], floor: float, wanted: Drift) -> tuple[float, float]:
+def _around(values: Sequence[float], floor: float, drift: Drift) -> tuple[float, float]:
     middle = median(values)
     mad = median(abs(value - middle) for value in values)
-    width = max(wanted.factor * _NORMAL * mad, floor)
+    width = max(drift.factor * _NORMAL * mad, floor)
     return middle - width, middle + width
 
 
@@ -205,8 +205,8 @@ def find_departures(
     rows, columns = measured
     if part == "rows":
         bound = bounds.get("rows", {}).get("rows", (float("-inf"), float("inf")))
-        before = f"in earlier runs {max(0.0, bound[0]):,.0f} to {bound[1]:,.0f}"
-        return [f"{counted(rows, 'row')}, {before}"] if _departs(rows, bound) else []
+        usual = f"in earlier runs {max(0.0, bound[0]):,.0f} to {bound[1]:,.0f}"
+        return [f"{counted(rows, 'row')}, {usual}"] if _departs(rows, bound) else []
     if rows < _FEWEST_ROWS:
         return []
     return [

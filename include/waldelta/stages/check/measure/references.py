@@ -129,15 +129,18 @@ class Reference:
     @property
     def meaning(self) -> str:
         """Returns the expectation in words, for the target that it is reported for."""
-        own, other = ", ".join(self.referring.columns), ", ".join(self.referenced.columns)
+        columns, referenced_columns = (
+            ", ".join(self.referring.columns),
+            ", ".join(self.referenced.columns),
+        )
         if self.reported_for == self.referring.table:
             return (
-                f"foreign key {self.name} holds: ({own}) refers to {self.referenced.table}"
-                f" ({other})"
+                f"foreign key {self.name} holds: ({columns}) refers to {self.referenced.table}"
+                f" ({referenced_columns})"
             )
         return (
-            f"foreign key {self.name} of {self.referring.table} holds: its ({own}) refers to"
-            f" ({other})"
+            f"foreign key {self.name} of {self.referring.table} holds: its ({columns}) refers to"
+            f" ({referenced_columns})"
         )
 
 
@@ -152,7 +155,7 @@ class ChangedTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownTargets:
+class ReferenceFacts:
     """What is needed to decide which foreign keys can be judged: table states, Delta tables, and
     the newest consistent cut.
 
@@ -171,7 +174,7 @@ class KnownTargets:
 
 
 def plan_references(
-    keys: Sequence[ForeignKey], known: KnownTargets
+    keys: Sequence[ForeignKey], facts: ReferenceFacts
 ) -> Iterator[tuple[str, Reference | str]]:
     """Yields which foreign keys are judged in the checked targets, or why one isn't, with the
     target that reports it; pure.
@@ -181,39 +184,41 @@ def plan_references(
     and may have lost rows, that target reports it.
     """
     for key in keys:
-        for referring in _targets_of(known.states, key.table_id):
-            complete, partial = _referenced(known.states, key)
+        for referring in _targets_of(facts.states, key.table_id):
+            complete, partial = _referenced(facts.states, key)
             if not complete and not partial:
                 continue
-            other = (complete or partial)[0]
-            told_of = _described(known, referring.table_name, other.table_name)
-            if told_of is None:
+            referenced = (complete or partial)[0]
+            reporter = _described(facts, referring.table_name, referenced.table_name)
+            if reporter is None:
                 continue
             obstacle = key.obstacle or (
                 # A row without a parent could be correct.
-                _of_states(referring, other)
-                or _of_cut(known, (referring, other))
-                or _of_columns(key, referring, other)
+                _of_states(referring, referenced)
+                or _of_cut(facts, (referring, referenced))
+                or _of_columns(key, referring, referenced)
                 if complete
                 else _why_incomplete(key, partial)
             )
             if obstacle is not None:
-                of = "" if told_of == referring.table_name else f" of {key.table_name}"
-                yield told_of, f"foreign key {key.name}{of}: not checked, because {obstacle}"
+                of = "" if reporter == referring.table_name else f" of {key.table_name}"
+                yield reporter, f"foreign key {key.name}{of}: not checked, because {obstacle}"
                 continue
-            comparisons = tuple(c for c in _comparisons(key, referring, other) if c is not None)
-            sides = _side(known, referring, key.referring), _side(known, other, key.referenced)
+            comparisons = tuple(
+                c for c in _comparisons(key, referring, referenced) if c is not None
+            )
+            sides = _side(facts, referring, key.referring), _side(facts, referenced, key.referenced)
             # NaN or infinity may be stored raw, and be null in its column.
-            held = [_target_column(referring, column) for column in key.referring]
-            whole = key.is_full and not any(c is None or c.stored_as.may_be_raw for c in held)
-            yield told_of, Reference(key.name, *sides, comparisons, told_of, whole=whole)
+            columns = [_target_column(referring, column) for column in key.referring]
+            whole = key.is_full and not any(c is None or c.stored_as.may_be_raw for c in columns)
+            yield reporter, Reference(key.name, *sides, comparisons, reporter, whole=whole)
 
 
-def touched(reference: Reference, since: int | None, known: KnownTargets) -> Reference:
+def touched(reference: Reference, since: int | None, facts: ReferenceFacts) -> Reference:
     """Returns the reference restricted to rows changed since a position, where no others can
     fail.
     """
-    there = known.changed.get(reference.referenced.table)
+    there = facts.changed.get(reference.referenced.table)
     if (
         since is None
         or reference.referring.target.state.kept_as.keeps_rows
@@ -242,8 +247,8 @@ def _referenced(
 ) -> tuple[list[TableState], list[TableState]]:
     """Returns the targets that have all rows of the referenced table, and those that have some."""
     whole = [s for s in _targets_of(states, key.referenced_id) if _why_partial(s, key) is None]
-    some = {key.referenced_id, *key.leaves}
-    related = (s for s in states.values() if some & {*s.relation_ids, s.root_id})
+    oids = {key.referenced_id, *key.leaves}
+    related = (s for s in states.values() if oids & {*s.relation_ids, s.root_id})
     return whole, [s for s in related if s.status == SYNCED and s not in whole]
 
 
@@ -263,10 +268,10 @@ def _first(obstacles: Mapping[str, object]) -> str | None:
     return next((why for why, is_so in obstacles.items() if is_so), None)
 
 
-def _described(known: KnownTargets, referring: str, referenced: str) -> str | None:
-    if referring in known.changed:
+def _described(facts: ReferenceFacts, referring: str, referenced: str) -> str | None:
+    if referring in facts.changed:
         return referring
-    there = known.changed.get(referenced)
+    there = facts.changed.get(referenced)
     return referenced if there is not None and there.lost_rows else None
 
 
@@ -278,24 +283,30 @@ def _why_incomplete(key: ForeignKey, partial: Sequence[TableState]) -> str:
     return f"no target holds all rows of {key.referenced_name}{why}"
 
 
-def _of_columns(key: ForeignKey, referring: TableState, other: TableState) -> str | None:
-    for state, columns in ((referring, key.referring), (other, key.referenced)):
+def _of_columns(key: ForeignKey, referring: TableState, referenced: TableState) -> str | None:
+    for state, columns in ((referring, key.referring), (referenced, key.referenced)):
         if absent := [column.name for column in columns if _target_column(state, column) is None]:
             return f"{state.table_name} has no column {', '.join(absent)}"
-    pairs = zip(_comparisons(key, referring, other), key.referring, key.referenced, strict=True)
-    if unlike := [f"{own.name} and {there.name}" for found, own, there in pairs if found is None]:
+    pairs = zip(
+        _comparisons(key, referring, referenced), key.referring, key.referenced, strict=True
+    )
+    if unlike := [
+        f"{column.name} and {referenced_column.name}"
+        for comparison, column, referenced_column in pairs
+        if comparison is None
+    ]:
         return f"equal values may look different in the lake: {', '.join(unlike)}"
     return None
 
 
-def _of_states(referring: TableState, other: TableState) -> str | None:
+def _of_states(referring: TableState, referenced: TableState) -> str | None:
     obstacles = {
         f"the row filter of {referring.table_name} has changed since its copy, so the target may"
         " keep rows that no longer pass it": bool(referring.later_filters),
         f"{referring.table_name} keeps deleted rows, and has no key to find them by":
             referring.kept_as.keeps_rows and not referring.key_columns,
     }  # fmt: skip
-    for state in (referring, other):
+    for state in (referring, referenced):
         missing = ", ".join(sorted(_OPERATIONS - _published(state)))
         obstacles |= {
             f"the publications of {state.table_name} don't publish every {missing}": bool(missing),
@@ -308,31 +319,31 @@ def _of_states(referring: TableState, other: TableState) -> str | None:
 def _published(state: TableState) -> frozenset[str]:
     """Returns the operations that were published both at the copy and when last read."""
     now = from_texts(state.entries)
-    found = frozenset[str]().union(*(m.publishes for m in now)) if now else _OPERATIONS
-    return found & frozenset(state.publishes) if state.publishes else found
+    operations = frozenset[str]().union(*(m.publishes for m in now)) if now else _OPERATIONS
+    return operations & frozenset(state.publishes) if state.publishes else operations
 
 
-def _of_cut(known: KnownTargets, states: Sequence[TableState]) -> str | None:
+def _of_cut(facts: ReferenceFacts, states: Sequence[TableState]) -> str | None:
     """Returns why two targets can't be compared at their current versions."""
     apart = "the two targets are at different positions"
-    if known.cut is None:
+    if facts.cut is None:
         return f"{apart}: no batch has been applied to all targets yet"
     obstacles: dict[str, object] = {}
     for state in states:
-        name, target = state.table_name, known.cut.of(state)
+        name, target = state.table_name, facts.cut.of(state)
         # The version of the cut would be taken for the current result.
-        is_ahead = name in known.beyond_cut or (
+        is_ahead = name in facts.beyond_cut or (
             target is not None
-            and (changed := known.changed.get(name)) is not None
+            and (changed := facts.changed.get(name)) is not None
             and changed.version not in (None, target.version)
         )
         obstacles |= {
             f"{apart}: {name} was copied, or read again, since the last batch":
-                target is None or state.snapshot_lsn > known.cut.end_lsn,
+                target is None or state.snapshot_lsn > facts.cut.end_lsn,
             f"{apart}: {name} has a batch that other targets lack": is_ahead,
             f"{apart}: rows of {name} were read from the source":
-                name in known.read_again or (target is not None and target.completed),
-            f"{name} lacks rows that are, or were, in quarantine": name in known.lacking,
+                name in facts.read_again or (target is not None and target.completed),
+            f"{name} lacks rows that are, or were, in quarantine": name in facts.lacking,
         }  # fmt: skip
     return _first(obstacles)
 
@@ -352,26 +363,29 @@ def _target_column(state: TableState, column: KeyColumn) -> ColumnState | None:
 
 
 def _comparisons(
-    key: ForeignKey, referring: TableState, other: TableState
+    key: ForeignKey, referring: TableState, referenced: TableState
 ) -> Iterator[Comparison | None]:
-    for own, there in zip(key.referring, key.referenced, strict=True):
-        left, right = _target_column(referring, own), _target_column(other, there)
-        if left is None or right is None:
+    for column, referenced_column in zip(key.referring, key.referenced, strict=True):
+        stored, referenced_stored = (
+            _target_column(referring, column),
+            _target_column(referenced, referenced_column),
+        )
+        if stored is None or referenced_stored is None:
             yield None
         else:
-            yield key_type(own.base_oid, left.stored_as).compared_with(
-                key_type(there.base_oid, right.stored_as)
+            yield key_type(column.base_oid, stored.stored_as).compared_with(
+                key_type(referenced_column.base_oid, referenced_stored.stored_as)
             )
 
 
-def _side(known: KnownTargets, state: TableState, columns: Sequence[KeyColumn]) -> Side:
-    cut = known.cut
+def _side(facts: ReferenceFacts, state: TableState, columns: Sequence[KeyColumn]) -> Side:
+    cut = facts.cut
     (version,) = (
         t.version for t in (cut.targets if cut else ()) if t.table_name == state.table_name
     )
-    own = (_target_column(state, column) for column in columns)
-    names = tuple(column.name for column in own if column is not None)
-    return Side(CheckedTarget(state, version, known.targets[state.table_name]), names)
+    target_columns = (_target_column(state, column) for column in columns)
+    names = tuple(column.name for column in target_columns if column is not None)
+    return Side(CheckedTarget(state, version, facts.targets[state.table_name]), names)
 
 
 def count_rows_without_parent(runner: Runner, reference: Reference) -> FailingRows:
@@ -382,10 +396,10 @@ def count_rows_without_parent(runner: Runner, reference: Reference) -> FailingRo
     with leave_to_spark(f"judges foreign key {reference.name}"):
         if (rows := rows_to_compare(reference)) is not None:
             return rows_without_parent(reference, *rows)
-    own, parents = (side.target.frame(runner) for side in reference.sides)
+    rows, parents = (side.target.frame(runner) for side in reference.sides)
     if reference.since is not None:
-        own = own.where(F.col(LSN) >= reference.since)
-    return rows_without_parent(reference, own, parents)
+        rows = rows.where(F.col(LSN) >= reference.since)
+    return rows_without_parent(reference, rows, parents)
 
 
 def rows_to_compare(reference: Reference) -> tuple[VersionRows, VersionRows] | None:
@@ -393,23 +407,23 @@ def rows_to_compare(reference: Reference) -> tuple[VersionRows, VersionRows] | N
 
     Raises what delta-rs and Arrow raise.
     """
-    own, parent = (side.target for side in reference.sides)
+    referring, parent = (side.target for side in reference.sides)
     if "number" in reference.comparisons:
         return None
-    versions = own.open(), parent.open()
+    versions = referring.open(), parent.open()
     sides = zip(reference.sides, versions, strict=True)
     are_few = all(has_few_keys(version, side.columns) for side, version in sides)
-    return (own.live_rows(versions[0]), parent.live_rows(versions[1])) if are_few else None
+    return (referring.live_rows(versions[0]), parent.live_rows(versions[1])) if are_few else None
 
 
-def rows_without_parent(reference: Reference, own: Relation, parents: Relation) -> FailingRows:
+def rows_without_parent(reference: Reference, rows: Relation, parents: Relation) -> FailingRows:
     """Returns the rows without a parent row; those with a null in their key refer to nothing."""
     comparisons = reference.comparisons
     sides: tuple[tuple[tuple[str, ...], tuple[Comparison, ...]], ...] = (
         (reference.referring.columns, ("padded", "own padded")),
         (reference.referenced.columns, ("padded",)),
     )
-    left, right = (
+    keys_of_rows, keys_of_parents = (
         ", ".join(
             f"{_compared(quote_in_template(name), comparison, padded)} as k{n}"
             for n, (name, comparison) in enumerate(zip(names, comparisons, strict=True))
@@ -417,19 +431,19 @@ def rows_without_parent(reference: Reference, own: Relation, parents: Relation) 
         for names, padded in sides
     )
     keys = [f"k{n}" for n in range(len(comparisons))]
-    same = " and ".join(f"c.{key} = p.{key}" for key in keys)
+    equal_keys = " and ".join(f"c.{key} = p.{key}" for key in keys)
     refers = (" or " if reference.whole else " and ").join(f"c.{key} is not null" for key in keys)
     # The SQL contains only quoted columns.
     orphans = (
-        f"from (select {left} from {{own}}) as c left anti join (select {right} from {{parents}})"  # noqa: S608
-        f" as p on {same} where {refers}"
+        f"from (select {keys_of_rows} from {{rows}}) as c left anti join"  # noqa: S608
+        f" (select {keys_of_parents} from {{parents}}) as p on {equal_keys} where {refers}"
     )
-    (counts,) = rows_of(f"select count(*) as n {orphans}", own=own, parents=parents)
+    (counts,) = rows_of(f"select count(*) as n {orphans}", rows=rows, parents=parents)
     if not counts["n"]:
         return FailingRows()
     listed = ", ".join(f"c.{key} as {key}" for key in keys)
     text = f"select distinct {listed} {orphans} limit {MOST_EXAMPLES}"
-    examples = sorted(map(text_of, rows_of(text, own=own, parents=parents)))
+    examples = sorted(map(text_of, rows_of(text, rows=rows, parents=parents)))
     return FailingRows(counts["n"], tuple(examples))
 
 

@@ -108,16 +108,16 @@ def list_reports(
 
 
 def list_reconciliation(
-    pipeline: PipelineFile, lake: Lake, found: Sequence[Reconciliation]
+    pipeline: PipelineFile, lake: Lake, rows: Sequence[Reconciliation]
 ) -> Path | str:
     """Write and list the pages of a reconciliation; returns the index, or the run's folder in a
     store.
     """
-    at = found[0].at
-    place = DocsStore(pipeline, lake).begin(RECONCILIATIONS, found[0].run_id, at)
+    at = rows[0].at
+    place = DocsStore(pipeline, lake).begin(RECONCILIATIONS, rows[0].run_id, at)
     with private_files(OWNER_ONLY):
-        pages = [place.write_page(page_name(row.table_name), table_page(row)) for row in found]
-        listed = zip(found, map(place.page_of, pages), strict=True)
+        pages = [place.write_page(page_name(row.table_name), table_page(row)) for row in rows]
+        listed = zip(rows, map(place.page_of, pages), strict=True)
         return place.write_list([entry_of(row, at, pipeline.pipeline, of) for row, of in listed])
 
 
@@ -246,22 +246,22 @@ def _text(value: Any) -> Markup:
 
 def _sentence(block: Mapping[str, Any]) -> Markup:
     """Returns a renderer's template with its parameters marked as code."""
-    given = block["string_template"]
-    if not isinstance(given, dict):
-        return _text(given)
-    parameters: Mapping[str, Any] = given.get("params") or {}
-    text, pieces, end, before = str(given.get("template", "")), [], 0, None
-    for found in _PARAMETER.finditer(text):
-        name = found[1] or found[2]
+    template = block["string_template"]
+    if not isinstance(template, dict):
+        return _text(template)
+    parameters: Mapping[str, Any] = template.get("params") or {}
+    text, pieces, end, value = str(template.get("template", "")), [], 0, None
+    for match in _PARAMETER.finditer(text):
+        name = match[1] or match[2]
         if name in parameters:
-            pieces += [_words(before, text[end : found.start()]), _value(name, parameters[name])]
-            end, before = found.end(), parameters[name]
-    return Markup().join([*pieces, _words(before, text[end:])])
+            pieces += [_words(value, text[end : match.start()]), _value(name, parameters[name])]
+            end, value = match.end(), parameters[name]
+    return Markup().join([*pieces, _words(value, text[end:])])
 
 
-def _words(before: Any, text: str) -> Markup:
+def _words(value: Any, text: str) -> Markup:
     """Returns the words after a value, in the singular for a value of 1."""
-    text = _COUNTED.sub(r"\1", text) if str(before) == "1" else text
+    text = _COUNTED.sub(r"\1", text) if str(value) == "1" else text
     return Markup("<br>").join(map(_text, _LINE_BREAK.split(text)))
 
 
@@ -307,23 +307,27 @@ class Trend:
     def add(self, meaning: str, at: datetime, severity: str, *, success: bool | None) -> None:
         """Add a result; of several at one time the worst counts."""
         verdict = verdict_of(severity, success=success)
-        own = self.verdicts.setdefault(meaning, {})
-        own[at] = min(own.get(at, verdict), verdict, key=WORST_FIRST.index)
+        verdicts_of_meaning = self.verdicts.setdefault(meaning, {})
+        verdicts_of_meaning[at] = min(
+            verdicts_of_meaning.get(at, verdict), verdict, key=WORST_FIRST.index
+        )
 
     def with_outcomes(self, outcomes: Iterable[Outcome], at: datetime) -> Markup:
         """Returns the trend as a table that ends with the outcomes of this check; empty for one."""
         last = [one for one in outcomes if one.error is None]
         for one in last:
             self.add(one.planned.meaning, at, one.planned.severity, success=one.success)
-        times = sorted({at for own in self.verdicts.values() for at in own})[-_MOST_RUNS:]
+        times = sorted({at for by_time in self.verdicts.values() for at in by_time})[-_MOST_RUNS:]
         if len(times) < 2:
             return Markup()
         meanings = dict.fromkeys(one.planned.meaning for one in last)
         titles = [(time, f"{time:%Y-%m-%d %H:%M} UTC") for time in times]
         rows = []
         for name in sorted(meanings, key=lambda name: WORST_FIRST.index(self.verdicts[name][at])):
-            own = self.verdicts[name]
-            squares = [(own[time], title, "") if time in own else None for time, title in titles]
+            by_time = self.verdicts[name]
+            squares = [
+                (by_time[time], title, "") if time in by_time else None for time, title in titles
+            ]
             rows.append((name, squares))
         caption = f"the last {counted(len(times), 'check')}, the newest at the right"
         squares = parts.squares(rows, "expectation", caption)
@@ -334,8 +338,8 @@ def read_trends(ledger: Ledger, tables: Collection[str], at: datetime) -> dict[s
     """Returns the trend of each table before a check at this time."""
     trends = {name: Trend() for name in tables}
     columns = ("at", "table_name", "meaning", "severity", "success", "version")
-    chosen = of_tables(tables) & pc.is_valid(pc.field("version"))
-    rows = ledger.table(ExpectationResult).scan(columns, at - _REACH, chosen)
+    condition = of_tables(tables) & pc.is_valid(pc.field("version"))
+    rows = ledger.table(ExpectationResult).scan(columns, at - _REACH, condition)
     for row in rows.to_pylist() if trends else ():
         trend = trends[row["table_name"]]
         trend.add(row["meaning"], row["at"], row["severity"], success=row["success"])

@@ -117,8 +117,8 @@ class DocsStore:
         if unread := [run for run, entries in lists.items() if entries is None]:
             with ThreadPoolExecutor(_AT_ONCE) as pool:
                 lists |= zip(unread, pool.map(self._list_of, unread), strict=True)
-        found = [entry for entries in lists.values() for entry in entries or ()]
-        return [entry for entry in found if run_id is None or entry.run_id == run_id]
+        all_entries = [entry for entries in lists.values() for entry in entries or ()]
+        return [entry for entry in all_entries if run_id is None or entry.run_id == run_id]
 
     def read_page(self, page: str) -> bytes | None:
         """Returns the content of a page, or None for what isn't a listed page of this pipeline.
@@ -126,10 +126,10 @@ class DocsStore:
         Only the name of a page in a run's own folder is looked for, so no path leads outside.
         Raises OSError.
         """
-        named = _PAGE.fullmatch(page)
-        listed = self._list_of(named[1]) if named is not None else ()
-        own = (self.pipeline.pipeline, page)
-        if not any((entry.pipeline, entry.page) == own for entry in listed):
+        match = _PAGE.fullmatch(page)
+        listed = self._list_of(match[1]) if match is not None else ()
+        page_key = (self.pipeline.pipeline, page)
+        if not any((entry.pipeline, entry.page) == page_key for entry in listed):
             return None
         return self._read(page)
 
@@ -143,8 +143,8 @@ class DocsStore:
 
     def _runs(self, kind: str) -> list[str]:
         """Returns the folders of runs, oldest first, also those that a killed run hasn't listed."""
-        found = self._files.get_file_info(FileSelector(kind, allow_not_found=True))
-        runs = sorted(f"{kind}/{i.base_name}" for i in found if _RUN.fullmatch(i.base_name))
+        infos = self._files.get_file_info(FileSelector(kind, allow_not_found=True))
+        runs = sorted(f"{kind}/{i.base_name}" for i in infos if _RUN.fullmatch(i.base_name))
         return [*filter(self._is_inside, runs)]
 
     def _is_inside(self, path: str) -> bool:
@@ -159,8 +159,8 @@ class DocsStore:
 
     def _list_of(self, run: str) -> tuple[ReportEntry, ...]:
         uri = f"{self.uri}/{run}"
-        if (known := _remembered.get(uri)) is not None:
-            return known
+        if (remembered_entries := _remembered.get(uri)) is not None:
+            return remembered_entries
         if (content := self._read(f"{run}/{_LIST}")) is None:
             return ()
         entries = tuple(_parse(content, run))
@@ -189,9 +189,9 @@ class DocsStore:
             with suppress(FileNotFoundError):
                 shutil.rmtree(self._folder / run)
             return True
-        found = self._files.get_file_info(FileSelector(run, allow_not_found=True))
+        infos = self._files.get_file_info(FileSelector(run, allow_not_found=True))
         files = sorted(
-            (info.path for info in found if info.type == FileType.File and info.size),
+            (info.path for info in infos if info.type == FileType.File and info.size),
             key=lambda path: not path.endswith(f"/{_LIST}"),
         )
         for path in files:
@@ -240,12 +240,12 @@ def _parse(content: bytes, run: str) -> list[ReportEntry]:
         rows = parse_json(content)
     except ValueError:
         return []
-    found = [parse_entry(row) for row in (rows if isinstance(rows, list) else [])]
+    parsed_entries = [parse_entry(row) for row in (rows if isinstance(rows, list) else [])]
     return [
         entry
-        for entry in found
+        for entry in parsed_entries
         if entry is not None
-        and (not entry.page or ((named := _PAGE.fullmatch(entry.page)) and named[1] == run))
+        and (not entry.page or ((match := _PAGE.fullmatch(entry.page)) and match[1] == run))
     ]
 
 

@@ -37,8 +37,8 @@ from waldelta.stages.check.measure.failing_rows import (
     leave_to_spark,
 )
 from waldelta.stages.check.measure.profile import (
-    Before,
     Measured,
+    ProfileBounds,
     profile_by_statistics,
     profile_by_values,
 )
@@ -47,15 +47,15 @@ from waldelta.stages.check.suite.sql_conditions import listed
 
 
 @dataclass(frozen=True, slots=True)
-class GivenRows:
+class QueryRows:
     """Rows of a query, such as the changes that a gate judges."""
 
-    given: DataFrame
+    frame: DataFrame
 
     @property
     def types(self) -> Mapping[str, str]:
         """The Spark types of the columns, by the names that Great Expectations lists."""
-        return {listed(name): kind for name, kind in self.given.dtypes}
+        return {listed(name): kind for name, kind in self.frame.dtypes}
 
     def duplicate_keys(self, columns: Sequence[str], *, are_met: bool) -> FailingRows:  # noqa: ARG002
         """Returns the count of rows whose values in ``columns`` another row has too; nulls count as
@@ -63,7 +63,7 @@ class GivenRows:
 
         ``are_met`` is ignored here: all rows are compared.
         """
-        return duplicate_keys(self.given, columns)
+        return duplicate_keys(self.frame, columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class TargetRows:
 
 
 # Rows that expectations on several rows are judged on.
-JudgedRows = TargetRows | GivenRows
+JudgedRows = TargetRows | QueryRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +163,14 @@ class SourceRules:
 class TargetFacts:
     """A target's state, the columns its Delta table has now, and the source's rules.
 
-    ``before`` are the bounds from earlier measurements (None: not judged). Planning adds to
+    ``bounds`` are the bounds from earlier measurements (None: not judged). Planning adds to
     ``omitted`` the rules that can't be judged, and why.
     """
 
     state: TableState
     columns: Sequence[str]
     rules: SourceRules = field(default_factory=SourceRules)
-    before: Before | None = None
+    bounds: ProfileBounds | None = None
     omitted: list[str] = field(default_factory=list)
 
 
@@ -213,11 +213,11 @@ class Outcome:
     def __str__(self) -> str:
         if self.error is not None:
             return f"couldn't be checked: {self.error}"
-        found = "could not be evaluated" if self.success is None else ""
+        result = "could not be evaluated" if self.success is None else ""
         if self.unexpected_count:
-            found = counted(self.unexpected_count, "row")
+            result = counted(self.unexpected_count, "row")
         kind = "" if self._is_unnamed else f"{self.planned.type}: "
-        return f"{kind}{self.name}" + (f" ({found})" if found else "")
+        return f"{kind}{self.name}" + (f" ({result})" if result else "")
 
     @property
     def name(self) -> str:
@@ -384,7 +384,7 @@ class RowCondition:
 
     ``columns`` are the columns it reads, None where unknown. ``suffices``: a column; rows without
     nulls in it certainly meet the expectation. So does a row with a flag in a column of ``unsent``.
-    Examples of rows that fail have the columns in ``shown``.
+    Examples of rows that fail have the columns in ``example_columns``.
     """
 
     met: str
@@ -393,7 +393,7 @@ class RowCondition:
     null_meets: bool = True
     suffices: str | None = None
     unsent: Sequence[str] = ()
-    shown: Sequence[str] = ()
+    example_columns: Sequence[str] = ()
 
     @property
     def unexpected(self) -> Column:
@@ -464,7 +464,7 @@ class ExpectationKind:
     is_internal: bool = False
     # What one row does, and what several rows do, that don't meet the expectation.
     one: str = "row fails"
-    more: str = "rows fail"
+    several: str = "rows fail"
     arguments: Mapping[str, Argument] = field(default_factory=dict)
     words: Callable[[Mapping[str, Any]], Words] = lambda kwargs: ("$meaning", kwargs)
 
@@ -498,18 +498,18 @@ class ExpectationKind:
         """Returns the condition on single rows; None when there is none."""
         return None
 
-    def outcome(self, planned: PlannedExpectation, found: FailingRows) -> Outcome:
+    def outcome(self, planned: PlannedExpectation, failing_rows: FailingRows) -> Outcome:
         """Returns the outcome by the rows that don't meet it; the page shows examples of them."""
-        observed = counted(found.rows, self.one, self.more)
-        keys = "; ".join(f"({key})" for key in found.examples)
+        observed = counted(failing_rows.rows, self.one, self.several)
+        keys = "; ".join(f"({key})" for key in failing_rows.examples)
         details = {
             "observed_value": f"{observed}, such as {keys}" if keys else observed,
-            "unexpected_count": found.rows,
+            "unexpected_count": failing_rows.rows,
         }
-        if found.total is not None:
-            details["element_count"] = found.total
-        is_met = found.are_few(float(planned.kwargs.get("mostly", 1)))
-        return Outcome(planned, is_met, observed, found.rows, details=details)
+        if failing_rows.total is not None:
+            details["element_count"] = failing_rows.total
+        is_met = failing_rows.are_few(float(planned.kwargs.get("mostly", 1)))
+        return Outcome(planned, is_met, observed, failing_rows.rows, details=details)
 
 
 @cache

@@ -24,7 +24,7 @@ from waldelta.lake.ledger.check_records import (
 from waldelta.metadata_columns import PREFIX, RAW
 from waldelta.spark_sql import simple_type
 from waldelta.stages.check.measure.failing_rows import FailingRows
-from waldelta.stages.check.measure.profile import Before, find_departures, profiled_columns
+from waldelta.stages.check.measure.profile import ProfileBounds, find_departures, profiled_columns
 from waldelta.stages.check.measure.references import count_rows_without_parent
 from waldelta.stages.check.suite.expectation import (
     Argument,
@@ -152,12 +152,12 @@ def _known_before(planned: Sequence[PlannedExpectation], _: JudgedRows) -> list[
 
 def _profile(facts: TargetFacts) -> Iterator[Rule]:
     """Yields the expectations also without bounds, so that a full check measures."""
-    if facts.before is None:
+    if facts.bounds is None:
         return
     columns = [list(column) for column in profiled_columns(facts.state)]
     for part, meaning, bounds in (
-        ("rows", "the number of rows is as in earlier runs", {"rows": facts.before.rows}),
-        ("columns", "columns are distributed as in earlier runs", dict(facts.before.columns)),
+        ("rows", "the number of rows is as in earlier runs", {"rows": facts.bounds.rows}),
+        ("columns", "columns are distributed as in earlier runs", dict(facts.bounds.columns)),
     ):
         kwargs = {
             "part": part,
@@ -190,17 +190,21 @@ def _columns_words(kwargs: Mapping[str, Any]) -> Words:
 KEPT_ROWS = "_wd_kept_rows"
 
 
-def column_differences(recorded: Mapping[str, str], held: Mapping[str, str]) -> list[str]:
+def column_differences(recorded: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
     """Returns each column that is missing, of another type, or not recorded.
 
     Names are written as Great Expectations lists them.
     """
     expected = {listed(name): simple_type(type_name) for name, type_name in recorded.items()}
-    missing = [f"{name} is missing" for name in expected if name not in held]
+    missing = [f"{name} is missing" for name in expected if name not in actual]
     changed = [
-        f"{n} is {held[n]}, not {t}" for n, t in expected.items() if n in held and held[n] != t
+        f"{n} is {actual[n]}, not {t}"
+        for n, t in expected.items()
+        if n in actual and actual[n] != t
     ]
-    added = [f"{n} isn't recorded" for n in held if n not in expected and not n.startswith(PREFIX)]
+    added = [
+        f"{n} isn't recorded" for n in actual if n not in expected and not n.startswith(PREFIX)
+    ]
     return missing + changed + added
 
 
@@ -246,7 +250,7 @@ KINDS: dict[str, ExpectationKind] = {
             arguments={"columns": Argument(list[str], "the key's columns")},
             is_internal=False,
             one="row shares its key",
-            more="rows share their key",
+            several="rows share their key",
             words=lambda kwargs: (
                 "key ($listed) is unique",
                 {"listed": ", ".join(kwargs["columns"])},
@@ -269,7 +273,7 @@ KINDS: dict[str, ExpectationKind] = {
             arguments=_COUNTED,
             scope="other data",
             one="row has no parent row",
-            more="rows have no parent row",
+            several="rows have no parent row",
         ),
         TargetKind(
             ALL_VALUES_KNOWN,
@@ -353,8 +357,8 @@ def with_raw(
     kind, column = kind_of(type_name), asks_for_nulls(type_name, kwargs, raw)
     if kind.of_nulls is None or column is None or kind.misfits(kwargs):
         return type_name, dict(kwargs)
-    rest = {name: value for name, value in kwargs.items() if name != "column"}
-    return ROWS_SATISFY, {"condition": kind.of_nulls(column), "meaning": meaning, **rest}
+    other_arguments = {name: value for name, value in kwargs.items() if name != "column"}
+    return ROWS_SATISFY, {"condition": kind.of_nulls(column), "meaning": meaning, **other_arguments}
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,35 +374,35 @@ class SuitePlan:
 def plan_suite(
     state: TableState,
     held_columns: Sequence[str],
-    own: OwnSuiteFile | None = None,
+    own_suite: OwnSuiteFile | None = None,
     sure: SourceRules | None = None,
-    before: Before | None = None,
+    bounds: ProfileBounds | None = None,
 ) -> SuitePlan:
     """Plan the suite of one target.
 
     ``held_columns`` are the columns its Delta table has now, which show whether ``_wd_raw`` exists.
-    ``sure`` are the source's guarantees, ``before`` earlier measurements (None: not judged).
+    ``sure`` are the source's guarantees, ``bounds`` earlier measurements (None: not judged).
     """
     sure = sure or SourceRules()
-    facts = TargetFacts(state, held_columns, sure, before, list(sure.omitted))
+    facts = TargetFacts(state, held_columns, sure, bounds, list(sure.omitted))
     planned = [one for kind in KINDS.values() for one in kind.plan(facts)]
-    planned += _own(facts, own)
+    planned += _plan_own(facts, own_suite)
     return SuitePlan(state.table_name, tuple(planned), tuple(facts.omitted))
 
 
-def _own(facts: TargetFacts, own: OwnSuiteFile | None) -> Iterator[PlannedExpectation]:
-    if own is None:
+def _plan_own(facts: TargetFacts, own_suite: OwnSuiteFile | None) -> Iterator[PlannedExpectation]:
+    if own_suite is None:
         return
     types = {c.name: c.stored_as for c in facts.state.columns}
     raw = [name for name, kind in types.items() if kind.may_be_raw and RAW in facts.columns]
     # Expectations with a gate are included, because the gate never judged rows of a copy or
     # released rows.
-    for item, planned in plan_own(own, raw):
+    for item, planned in plan_own(own_suite, raw):
         if planned.type == item.type and (column := asks_for_nulls(item.type, item.kwargs, raw)):
-            told = (
+            note = (
                 f"values of {column} that only {RAW} has count as null: use no argument but mostly"
             )
-            facts.omitted.append(f"{planned.meaning}: {told}")
+            facts.omitted.append(f"{planned.meaning}: {note}")
         yield planned
 
 

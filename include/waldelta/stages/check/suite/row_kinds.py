@@ -131,18 +131,22 @@ class RowKind(ExpectationKind):
         met = f"not ({met})" if self.is_negated else met
         return RowCondition(met, names, judged, self.null_meets, planned.suffices)
 
-    def outcome(self, planned: PlannedExpectation, found: FailingRows) -> Outcome:
+    def outcome(self, planned: PlannedExpectation, failing_rows: FailingRows) -> Outcome:
         """Returns the outcome by the rows that fail, with details as Great Expectations' own."""
         names = self._names(planned.kwargs)
-        values = [tuple(_without_zone(row[name]) for name in names) for row in found.examples]
+        values = [
+            tuple(_without_zone(row[name]) for name in names) for row in failing_rows.examples
+        ]
         details = {
-            "element_count": found.total,
-            "nonnull_count": None if self.judges == "all" else found.judged,
-            "unexpected_count": found.rows,
+            "element_count": failing_rows.total,
+            "nonnull_count": None if self.judges == "all" else failing_rows.judged,
+            "unexpected_count": failing_rows.rows,
             "partial_unexpected_list": [*(v[0] if len(names) == 1 else v for v in values)],
         }
         mostly = float(planned.kwargs.get("mostly", 1))
-        return Outcome(planned, found.are_few(mostly), None, found.rows, details=details)
+        return Outcome(
+            planned, failing_rows.are_few(mostly), None, failing_rows.rows, details=details
+        )
 
 
 _JOINED = {"complete": " and ", "any": " or "}
@@ -164,10 +168,10 @@ class RowsSatisfy(RowKind):
         condition = super().row_condition(planned)
         return condition and replace(condition, columns=columns_of(condition.met))
 
-    def outcome(self, planned: PlannedExpectation, found: FailingRows) -> Outcome:
+    def outcome(self, planned: PlannedExpectation, failing_rows: FailingRows) -> Outcome:
         """Returns the outcome by the rows that don't make the condition true."""
         # The report shows no values of the columns that a condition reads.
-        return ExpectationKind.outcome(self, planned, replace(found, examples=()))
+        return ExpectationKind.outcome(self, planned, replace(failing_rows, examples=()))
 
     def own_scope(self, kwargs: Mapping[str, Any]) -> DependsOn:
         """Returns "row" if the condition is known to depend only on the row."""
@@ -198,10 +202,12 @@ def count_rows(
     counts_of, total = row.asDict(), row["total"]
     # A condition may name a struct's fields too, which are no columns.
     names = {name.lower() for name in frame.columns}
-    columns = {n: [c for c in of.shown if c.lower() in names] for n, of in conditions.items()}
-    shown = [n for n in conditions if counts_of[f"f{n}"] and columns[n]]
+    columns = {
+        n: [c for c in of.example_columns if c.lower() in names] for n, of in conditions.items()
+    }
+    failing_numbers = [n for n in conditions if counts_of[f"f{n}"] and columns[n]]
     examples = {}
-    for n in shown if most is None else shown[:_MOST_SHOWN]:
+    for n in failing_numbers if most is None else failing_numbers[:_MOST_SHOWN]:
         failing = frame.where(conditions[n].unexpected).select(*map(quote, columns[n]))
         failing = failing if most is None else failing.limit(most)
         examples[n] = tuple(failing.toArrow().to_pylist())
@@ -255,9 +261,9 @@ def _equals(value: str, kwargs: Mapping[str, Any]) -> str | None:
     return f"{value} = {literal(kwargs['value'])}" if isinstance(kwargs["value"], int) else None
 
 
-def _greater(left: str, right: str, kwargs: Mapping[str, Any]) -> str:
-    or_equal = f" or {left} = {right} or {left} <=> {right}" if kwargs.get("or_equal") else ""
-    return f"{left} > {right}{or_equal}"
+def _greater(first: str, second: str, kwargs: Mapping[str, Any]) -> str:
+    or_equal = f" or {first} = {second} or {first} <=> {second}" if kwargs.get("or_equal") else ""
+    return f"{first} > {second}{or_equal}"
 
 
 def _condition_words(kwargs: Mapping[str, Any]) -> Words:
@@ -405,9 +411,9 @@ def filters_hold(facts: TargetFacts) -> Iterator[PlannedExpectation]:
         for condition in _translated(facts, "row filter", partial(published_filter, text)):
             meaning = f"publication's row filter holds: {text}"
             yield _satisfies(condition, meaning, origin="publication")
-    if (own := filter_of(facts.state)) is not None:
-        for condition in _translated(facts, "target's filter", lambda: own):
-            meaning = f"target's filter holds: {own.text}"
+    if (target_filter := filter_of(facts.state)) is not None:
+        for condition in _translated(facts, "target's filter", lambda: target_filter):
+            meaning = f"target's filter holds: {target_filter.text}"
             yield _satisfies(condition, meaning, origin="pipeline")
 
 
@@ -460,8 +466,10 @@ def _of_column(
     """
     if kind == ROWS_SATISFY or "`" in column:
         name = quote(column)
-        either = f"({name} is null or {condition.replace('{}', name)})"
-        return _satisfies(either if "{}" in condition else condition, meaning, suffices=suffices)
+        null_or_met = f"({name} is null or {condition.replace('{}', name)})"
+        return _satisfies(
+            null_or_met if "{}" in condition else condition, meaning, suffices=suffices
+        )
     kwargs = {"column": listed(column), **arguments}
     return PlannedExpectation(kind, kwargs, "critical", "catalog", meaning, suffices=suffices)
 

@@ -29,7 +29,7 @@ from waldelta.stages.check.constraints.constraints import (
 )
 from waldelta.stages.check.measure.references import (
     ChangedTarget,
-    KnownTargets,
+    ReferenceFacts,
     plan_references,
     touched,
 )
@@ -59,16 +59,16 @@ def read_rules(
         return {}
     try:
         states = {name: s for name, s in job.read_states().items() if s.status == SYNCED}
-        wanted = [states[name] for name in tables if name in states]
+        synced_states = [states[name] for name in tables if name in states]
         landed_as_of = result.landed.landed_as_of or _landed_as_of(job)
         with job.source.connect("check") as connection:
-            read = partial(read_check_constraints, connection, wanted, landed_as_of)
+            read = partial(read_check_constraints, connection, synced_states, landed_as_of)
             checks, locked = read_around(connection, LOCK_TIMEOUT_S, read)
-            enums = read_enums(connection, wanted)
-            declared = read_declared_types(connection, wanted, landed_as_of)
-            related = {oid for s in wanted for oid in (*s.relation_ids, s.root_id) if oid}
+            enums = read_enums(connection, synced_states)
+            declared = read_declared_types(connection, synced_states, landed_as_of)
+            related = {oid for s in synced_states for oid in (*s.relation_ids, s.root_id) if oid}
             keys = read_foreign_keys(connection, related, landed_as_of)
-            lag = _lag(job, result, connection, wanted)
+            lag = _lag(job, result, connection, synced_states)
     except (SourceError, psycopg.Error) as err:
         result.warnings.append(
             "constraints, enum labels, declared types and foreign keys weren't checked, since the"
@@ -83,7 +83,7 @@ def read_rules(
             f" them. Sessions that hold the locks:\n{locked.holders}"
         )
     rules = {}
-    for name in (state.table_name for state in wanted):
+    for name in (state.table_name for state in synced_states):
         constraints = checks.get(name, [])
         omitted = [_NOT_LANDED.format(name=c.name) for c in constraints if not c.has_landed]
         constraints = [check for check in constraints if check.has_landed and check.expression]
@@ -142,24 +142,24 @@ def _with_freshness(
 ) -> SourceRules:
     if lag is None:
         return rules
-    told = (
+    notes = (
         [f"freshness: not judged as a whole, since {lag.unknown}"]
         if lag.unknown is not None
         else []
     )
-    found = lag.common
+    target_lag = lag.common
     if name in lag.seconds:
-        found = replace(found, seconds=max(found.seconds or 0.0, lag.seconds[name]))
-    limits = tuple(found.limits(job.pipeline.quality.freshness))
+        target_lag = replace(target_lag, seconds=max(target_lag.seconds or 0.0, lag.seconds[name]))
+    limits = tuple(target_lag.limits(job.pipeline.quality.freshness))
     # The target may lag by more than the commits it is known to lack.
     if lag.common.seconds is None:
         limits = tuple(limit for limit in limits if limit.unit != "seconds" or not limit.is_met)
     if limits and name in result.targets.not_applied:
-        limits, told = (
+        limits, notes = (
             (),
             ["freshness: not judged, since this run didn't apply all changes of the target"],
         )
-    return replace(rules, freshness=limits, omitted=(*rules.omitted, *told))
+    return replace(rules, freshness=limits, omitted=(*rules.omitted, *notes))
 
 
 def _landed_as_of(job: Job) -> int:
@@ -207,20 +207,20 @@ def _with_references(
     cut = job.ledger.last_cut()
     # A run that applies changes knows its own targets' versions.
     ahead = _beyond_cut(job, related, cut) if result.verb in _CONCURRENT_JOBS else ()
-    known = KnownTargets(states, targets, cut, _changed(result, rules), lacking, completed, ahead)
+    facts = ReferenceFacts(states, targets, cut, _changed(result, rules), lacking, completed, ahead)
     if job.pipeline.source.options.origin == "none":
         hidden = "changes that reached the source by replication aren't read (options.origin)"
         keys = [replace(key, obstacle=key.obstacle or hidden) for key in keys]
-    planned = [*plan_references(keys, known)]
+    planned = [*plan_references(keys, facts)]
     since = _since(job) if merged and job.pipeline.target.metadata_columns else None
-    told = {}
+    complete_rules = {}
     for name, of in rules.items():
         of_table = [each for table, each in planned if table == name]
         omitted = [each for each in of_table if isinstance(each, str)]
         begin = since if name in merged else None
-        references = [touched(r, begin, known) for r in of_table if not isinstance(r, str)]
-        told[name] = replace(of, references=references, omitted=(*of.omitted, *omitted))
-    return told
+        references = [touched(r, begin, facts) for r in of_table if not isinstance(r, str)]
+        complete_rules[name] = replace(of, references=references, omitted=(*of.omitted, *omitted))
+    return complete_rules
 
 
 def _beyond_cut(job: Job, states: Sequence[TableState], cut: BatchCut | None) -> list[str]:
@@ -228,12 +228,12 @@ def _beyond_cut(job: Job, states: Sequence[TableState], cut: BatchCut | None) ->
 
     A target that can't be read is reported by its own check.
     """
-    watermarks, found = Watermarks(job, job.read_identity()), []
+    watermarks, names = Watermarks(job, job.read_identity()), []
     for state in states if cut is not None else ():
         with suppress(StateError):
             if cut is not None and watermarks.of(state) > cut.batch:
-                found.append(state.table_name)
-    return found
+                names.append(state.table_name)
+    return names
 
 
 def _changed(result: RunResult, rules: Collection[str]) -> dict[str, ChangedTarget]:

@@ -136,7 +136,7 @@ def judge_filters(entry: Publication) -> list[Finding]:
     return findings
 
 
-def judge_publication_privileges(
+def judge_privileges(
     state: PublicationState, current: PublicationState | None, facts: Facts
 ) -> Iterator[Finding]:
     """Yields what the role lacks to create or alter a publication: grants, ownership, superuser."""

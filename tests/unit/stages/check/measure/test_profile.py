@@ -167,7 +167,7 @@ def test_it_is_planned_before_it_says_anything():
     """So that a full check measures; what isn't judged is no result."""
     table = state([ID, ("v", "integer", "int", False), ("w", "text", "string", False)])
     assert not [p for p in plan_suite(table, HELD).expectations if "earlier runs" in p.meaning]
-    plan = plan_suite(table, HELD, before=bounds_of([], WANTED))
+    plan = plan_suite(table, HELD, bounds=bounds_of([], WANTED))
     asked = [p for p in plan.expectations if "earlier runs" in p.meaning]
     assert [
         (p.severity, p.kwargs["columns"], kind_of(p.type).is_judged(p.kwargs)) for p in asked

@@ -14,8 +14,8 @@ from waldelta.stages.check.measure.references import (
     FOREIGN_KEY,
     ChangedTarget,
     CheckedTarget,
-    KnownTargets,
     Reference,
+    ReferenceFacts,
     Side,
     plan_references,
     rows_to_compare,
@@ -57,7 +57,7 @@ def lake(child=None, parent=None, cut=None, changed=None, **known):
         else replace(BatchCut(AT, "r", 3, 100, None, cuts), **cut)
     )
     targets = {CHILD: table_at("c"), PARENT: table_at("p")}
-    return KnownTargets(
+    return ReferenceFacts(
         {CHILD: c, PARENT: p},
         targets,
         newest,
